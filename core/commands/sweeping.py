@@ -301,14 +301,14 @@ def outcome_of(store: Store, cell: Cell, say: Tell = lambda *_: None) -> CellOut
             return CellOutcome(cell, FAILED, says="its prompts changed after the plan was read.")
         from ..inference.capture.capture import environment_of
 
-        environment = environment_of(cell.request, plan_of(cell.request, weights=False))
+        environment = environment_of(plan_of(cell.request, weights=False))
         run_id = run_id_of(cell.digest, environment)
         is_there = store.has(run_id)
         if not is_there and cell.digest in ledger.running():
             return CellOutcome(cell, RUNNING, says="another process computes it.")
         if not is_there:
             plan = plan_of(cell.request, loaded=_model_of(cell, say))
-            run_plan(cell.request, plan, store, say, run_id)
+            run_plan(plan, store, say, run_id)
         if is_there:
             return CellOutcome(cell, DONE, run_id, was_there=True)
         # here, so that the run is not fetched for it

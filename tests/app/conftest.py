@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from app.routes import ROUTES
 from app.shell import store_changes
 from app.shell.jobs import Job, Jobs, _Task
+from core.capture_request import CaptureRequest
 from core.errors import UlpscopeError
 from core.judging.ingest import ingest
 from core.runs.importing import import_run, is_run_file
@@ -120,7 +121,8 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Requested jobs, as `job` and their options; none of them is started."""
     jobs: list[dict[str, Any]] = []
 
-    def submit(self: Jobs, arguments: Any, **about: Any) -> Job:
+    def submit(self: Jobs, work: Any, **about: Any) -> Job:
+        arguments = work.arguments() if isinstance(work, CaptureRequest) else work
         job = Job(
             len(jobs) + 1,
             about["title"],

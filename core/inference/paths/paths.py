@@ -229,30 +229,30 @@ class NamedPath:
     path: Path
 
 
-def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[NamedPath, ...]:
-    """Return the sides, the reference first. repeat: calls of each path in sequence, as requests to
+def sides_of(request: CaptureRequest) -> tuple[NamedPath, ...]:
+    """Return the sides of a request, the reference first; each path once per repeat, as requests to
     a server.
 
     With block or prefix reuse call 1 of `blocks:16` finds no cache and is a prefill; the later ones
-    are `blocks:16`.
+    are `blocks:16`. Refuses engines that are not installed.
     """
+    repeat = request.repeat
     if repeat < 1:
         raise UsageError(f"--repeat {repeat}: expected at least 1.")
-    if not variants and repeat == 1:
-        raise UsageError("a capture needs at least one variant; give a path such as decode.")
-    paths = [parse_path(text) for text in (reference, *variants)]
+    paths = [parse_path(text) for text in (request.reference, *_variants_of(request))]
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise UsageError(
                 f"path '{path}' is given twice; the sides of a run need different paths.",
             )
+        if path.engine is not None and not path.engine.is_here:
+            raise CaptureError(f"path '{path}': {engine_side.not_here(path.engine)}.")
     if repeat == 1:
         return tuple(NamedPath(str(path), path) for path in paths)
     sides = []
     for path in paths:  # the first call fills the cache that the later ones read
-        filling = (
-            replace(path, base=Step("prefill")) if path.base.name in ("blocks", "reuse") else path
-        )
+        is_filling = path.base.name in ("blocks", "reuse")
+        filling = replace(path, base=Step("prefill")) if is_filling else path
         sides += [
             NamedPath(f"{path} call {call}", filling if call == 1 else path)
             for call in range(1, repeat + 1)
@@ -260,24 +260,15 @@ def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[
     return tuple(sides)
 
 
-def check_sides(request: CaptureRequest) -> None:
-    """Refuse unusable sides before weights are read: invalid paths, engines that are not
-    installed.
-    """
-    for side in sides_of(request.reference, variants_of(request), request.repeat):
-        if side.path.engine is not None and not side.path.engine.is_here:
-            raise CaptureError(f"path '{side.path}': {engine_side.not_here(side.path.engine)}.")
-
-
-def variants_of(request: CaptureRequest, default: str = "decode") -> list[str]:
-    """Return the variants of a request, with those of sweeps; `default` if there are none and no
-    repeats.
+def _variants_of(request: CaptureRequest) -> list[str]:
+    """Return the variants of a request, with those of sweeps; decode, or prefill, if there are none
+    and no repeats.
     """
     own = str(parse_path(request.reference))
     swept = [path for text in request.sweeps for path in sweep(request.reference, text)]
     variants = [*request.variants, *(path for path in swept if path != own)]
     if not variants and request.repeat == 1:
-        variants = ["prefill" if own == default else default]
+        variants = ["prefill" if own == "decode" else "decode"]
     return variants
 
 

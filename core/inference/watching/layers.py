@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
 from ...runs.tables.layers import FLOOR, PLAIN_PREFILL, LayerModule, LayerPart, LayerRows
 from ..controls.reordering import reorder, reordering_refusal
@@ -26,8 +27,6 @@ from ..paths.hooks import ModuleTrace, module_of_call
 from ..paths.paths import Path
 from .modules import LOGITS, watched_modules
 
-# a module's floor is a mean over many elements and positions: two seeds agree to a few percent
-FLOOR_SEEDS = 2
 SPOOL_BYTES = 2 << 30  # of the reference's outputs that wait on disk
 # modules x positions: rows of layer_position per pair, 72 bytes of memory each when written
 MOST_CELLS = 1 << 20
@@ -60,12 +59,13 @@ def plan_layers(
     loaded: LoadedModel,
     lengths: Sequence[int],
     reference: Path,
-    seeds: int,
-    picks: Sequence[int] = (),
+    request: CaptureRequest,
 ) -> LayerPlan:
     """Choose the positions to record: all within SPOOL_BYTES and MOST_CELLS, else each prompt's
-    last one, `picks` and others evenly spread. CaptureError if modules cannot be recorded.
+    last one, those of the request and others evenly spread. CaptureError if modules cannot be
+    recorded.
     """
+    seeds = request.layer_floor
     if seeds < 0:
         raise UsageError(f"--layer-floor {seeds}: expected a number of reorderings, 0 for none.")
     modules = watched_modules(loaded.model)
@@ -89,7 +89,7 @@ def plan_layers(
     extra = [
         begin + place
         for begin, length in zip(begins[:-1], lengths, strict=True)
-        for place in picks
+        for place in request.layer_positions
         if place < length
     ]
     first = list(dict.fromkeys([*extra, *(begins[1:] - 1)]))[:room]

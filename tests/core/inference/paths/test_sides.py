@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from core.capture_request import CaptureRequest
 from core.errors import UsageError
-from core.inference.paths.paths import sides_of, sweep
+from core.inference.paths.paths import NamedPath, sides_of, sweep
 
 
-def names_and_paths(*arguments, **options):
-    return [(side.name, str(side.path)) for side in sides_of(*arguments, **options)]
+def sides(reference: str, *variants: str, **settings) -> tuple[NamedPath, ...]:
+    request = CaptureRequest(model="m", reference=reference, variants=variants, **settings)
+    return sides_of(request)
 
 
 def test_the_first_call_with_reuse_is_fresh_and_the_later_ones_read_the_cache():
-    assert names_and_paths("blocks:16+batch:2", [], repeat=3) == [
+    repeated = sides("blocks:16+batch:2", repeat=3)
+    assert [(side.name, str(side.path)) for side in repeated] == [
         ("blocks:16+batch:2 call 1", "prefill+batch:2"),
         ("blocks:16+batch:2 call 2", "blocks:16+batch:2"),
         ("blocks:16+batch:2 call 3", "blocks:16+batch:2"),
@@ -29,12 +32,11 @@ def test_a_sweep_replaces_the_value_of_its_modifier_or_the_base():
 @pytest.mark.parametrize(
     ("arguments", "options", "sentence"),
     [
-        (("prefill", []), {}, "at least one variant"),
-        (("prefill", ["prefill"]), {}, "given twice"),
-        (("prefill", ["decode"]), {"repeat": 0}, "at least 1"),
-        (("prefill", ["nonsense"]), {}, "bases are"),
+        (("prefill", "prefill"), {}, "given twice"),
+        (("prefill", "decode"), {"repeat": 0}, "at least 1"),
+        (("prefill", "nonsense"), {}, "bases are"),
     ],
 )
 def test_impossible_sides_are_refused_in_a_sentence(arguments, options, sentence):
     with pytest.raises(UsageError, match=sentence):
-        sides_of(*arguments, **options)
+        sides(*arguments, **options)

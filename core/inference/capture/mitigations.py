@@ -18,7 +18,7 @@ from ...errors import CaptureError, UlpscopeError
 from ...numerics.divergence import compare
 from ...numerics.formats import format_named
 from ...numerics.totals import PairTotal
-from ...path_grammar import Step
+from ...path_grammar import Value
 from ...runs.tables.remedies import RemedyRow
 from ..controls.judge_model import JudgingSession
 from ..models.devices import own_bits
@@ -27,7 +27,7 @@ from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import ignore
 from ..paths.engines import Prompts, whole_side
-from ..paths.paths import Path, check_path, open_path, parse_path
+from ..paths.paths import Path, check_path, open_path
 from ..paths.sliced_head import attribute_replaced
 
 ROUNDS = 6  # the smallest and the largest of six ratios hold their median with 97 % (sign test)
@@ -35,88 +35,53 @@ TIMED_FORWARDS, TIMED_TOKENS = 16, 64  # of a path, at most
 
 
 @dataclass(frozen=True)
-class Remedy:
-    """A change to try: a modifier for both paths, or a changed model, whose logits have `dtype`."""
+class Mitigation:
+    """A change to try, of both paths or of the model, whose logits then have `dtype`."""
 
     name: str
     what: str
-    modifier: Step | None = None
+    change: Callable[[Path], Path] = lambda path: path
     model: Callable[[LoadedModel], AbstractContextManager[LoadedModel]] = nullcontext
     dtype: str | None = None
 
-    def apply(self, path: Path) -> Path:
-        """Return the path with the modifier set. CaptureError if there is nothing to change."""
-        if self.name == "TF32 off":
-            if path.values_of("tf32") is None:
-                raise CaptureError(f"path '{path}': TF32 is already off.")
-            return replace(
-                path,
-                modifiers=tuple(step for step in path.modifiers if step.name != "tf32"),
-            )
-        return (
-            path
-            if self.modifier is None
-            else path.with_modifier(self.modifier.name, *self.modifier.values)
-        )
 
-
-def remedies_of(
+def mitigations_of(
     loaded: LoadedModel,
     prompts: Prompts,
-    reference: str,
-    variant: str,
+    paths: Sequence[Path],
     *,
     floor_rms: float,
     rounds: int = ROUNDS,
     on_progress: Callable[[str], None] = lambda _: None,
 ) -> list[RemedyRow]:
-    """Try every mitigation on a pair of paths; the first row is the unchanged pair.
+    """Try every mitigation on a reference and a variant; the first row is the unchanged pair.
 
     Figures cover all prompts, throughput the beginning of the first, timed in rounds over all
     mitigations. One that cannot be used, or fails, is a row with the reason. CaptureError if the
     pair itself cannot run.
     """
-    paths = parse_path(reference), parse_path(variant)
     rows: list[RemedyRow] = []
-    timed: dict[int, tuple[Remedy, list[Path]]] = {}
-    for remedy in REMEDIES:
-        on_progress(remedy.name)
-        row = RemedyRow(remedy.name, remedy.what, remedy.dtype or loaded.dtype)
+    timed: dict[int, tuple[Mitigation, list[Path]]] = {}
+    for mitigation in MITIGATIONS:
+        on_progress(mitigation.name)
+        row = RemedyRow(mitigation.name, mitigation.what, mitigation.dtype or loaded.dtype)
         try:
-            sides = [remedy.apply(path) for path in paths]
+            sides = [mitigation.change(path) for path in paths]
             for path in sides:
                 check_path(path, loaded, max(map(len, prompts)))
             with (
                 quiet(),
-                foreign_errors_stop(f"'{remedy.name}'", "choose shorter prompts"),
+                foreign_errors_stop(f"'{mitigation.name}'", "choose shorter prompts"),
                 torch.inference_mode(),
             ):
-                total, dtype = _compare(remedy, loaded, prompts, sides)
+                figures = _compare(mitigation, loaded, prompts, sides, floor_rms)
         except UlpscopeError as error:
             if not rows:
                 raise
             rows.append(replace(row, refusal=str(error)))
             continue
-        summary = total.summary()
-        timed[len(rows)] = remedy, sides
-        elements = sum(map(len, prompts)) * loaded.vocab_size
-        row = replace(
-            row,
-            compute_dtype=dtype,
-            elements=elements,
-            neq=summary.neq,
-            flips=summary.flips,
-        )
-        if not summary.nonfinite_mismatch:  # the finite elements alone would look small
-            ratio = summary.rms / floor_rms if floor_rms > 0 else None
-            row = replace(
-                row,
-                max_abs=summary.max_abs,
-                rms=summary.rms,
-                max_ulps=summary.max_ulps,
-                noise_ratio=ratio,
-            )
-        rows.append(row)
+        timed[len(rows)] = mitigation, sides
+        rows.append(replace(row, **figures))
     on_progress("throughput")
     with suppress(UlpscopeError):  # the figures do not need it
         for index, figures in _throughput(loaded, prompts[0], timed, rounds).items():
@@ -133,15 +98,16 @@ def floor_of(session: JudgingSession) -> float:
 
 
 def _compare(
-    remedy: Remedy,
+    mitigation: Mitigation,
     loaded: LoadedModel,
     prompts: Prompts,
     paths: Sequence[Path],
-) -> tuple[PairTotal, str]:
-    """Compare the sides prompt by prompt. Return (total, dtype of the logits)."""
+    floor_rms: float,
+) -> dict[str, Any]:
+    """Compare the sides prompt by prompt. Return figures of a row."""
     total, dtype = PairTotal(), ""
     for ids in prompts:
-        with remedy.model(loaded) as model, open_path(paths[0], model) as run:
+        with mitigation.model(loaded) as model, open_path(paths[0], model) as run:
             plain = whole_side(run, ids)
 
         def add(position: int, logits: torch.Tensor, plain: torch.Tensor = plain) -> None:
@@ -150,15 +116,29 @@ def _compare(
             rows = plain[position : position + len(logits)].to(logits.dtype)
             total.add(compare(own_bits(rows), own_bits(logits), format_named(dtype)))
 
-        with remedy.model(loaded) as model, open_path(paths[1], model) as run:
+        with mitigation.model(loaded) as model, open_path(paths[1], model) as run:
             run(ids, add)
-    return total, dtype
+    summary = total.summary()
+    figures: dict[str, Any] = {
+        "compute_dtype": dtype,
+        "elements": sum(map(len, prompts)) * loaded.vocab_size,
+        "neq": summary.neq,
+        "flips": summary.flips,
+    }
+    if not summary.nonfinite_mismatch:  # the finite elements alone would look small
+        figures |= {
+            "max_abs": summary.max_abs,
+            "rms": summary.rms,
+            "max_ulps": summary.max_ulps,
+            "noise_ratio": summary.rms / floor_rms if floor_rms > 0 else None,
+        }
+    return figures
 
 
 def _throughput(
     loaded: LoadedModel,
     ids: Sequence[int],
-    timed: dict[int, tuple[Remedy, list[Path]]],
+    timed: dict[int, tuple[Mitigation, list[Path]]],
     rounds: int,
 ) -> dict[int, dict[str, Any]]:
     """Return tokens per second of both sides by row, and the ratio to row 0 with its range over the
@@ -172,8 +152,8 @@ def _throughput(
     tokens = [max(1, min(most, most * TIMED_FORWARDS // count)) for count in counts]
     for number in range(rounds + 1):
         for row, side in seconds:
-            remedy, paths = timed[row]
-            with quiet(), remedy.model(loaded) as model:
+            mitigation, paths = timed[row]
+            with quiet(), mitigation.model(loaded) as model:
                 took = _seconds(model, paths[side], ids[: tokens[side]])
             if number:  # the first round warms up
                 seconds[row, side].append(took)
@@ -253,32 +233,49 @@ def _deterministic(loaded: LoadedModel) -> Iterator[LoadedModel]:
         torch.use_deterministic_algorithms(state[0], warn_only=state[1])
 
 
-_HEAD = "The LM head, hidden states to logits, in float32; everything before it unchanged."
-_INVARIANT = "One reduction order for any batch, row, chunk and cache length (+invariant)."
-REMEDIES = (
-    Remedy("baseline", "The two paths, unchanged."),
-    Remedy(
+def _with_modifier(name: str, *values: Value) -> Callable[[Path], Path]:
+    return lambda path: path.with_modifier(name, *values)
+
+
+def _without_tf32(path: Path) -> Path:
+    if path.values_of("tf32") is None:
+        raise CaptureError(f"path '{path}': TF32 is already off.")
+    return replace(path, modifiers=tuple(each for each in path.modifiers if each.name != "tf32"))
+
+
+MITIGATIONS = (
+    Mitigation("baseline", "The two paths, unchanged."),
+    Mitigation(
         "float32",
         "Weights and every step in float32.",
         model=_model_in_float32,
         dtype="float32",
     ),
-    Remedy("float32 head", _HEAD, model=_head_in_float32, dtype="float32"),
-    Remedy("TF32 off", "float32 matmuls without TF32."),
-    Remedy(
+    Mitigation(
+        "float32 head",
+        "The LM head, hidden states to logits, in float32; everything before it unchanged.",
+        model=_head_in_float32,
+        dtype="float32",
+    ),
+    Mitigation("TF32 off", "float32 matmuls without TF32.", _without_tf32),
+    Mitigation(
         "reduced reductions off",
         "16-bit matmuls accumulate in float32.",
-        Step("reduced", ("off",)),
+        _with_modifier("reduced", "off"),
     ),
-    Remedy(
+    Mitigation(
         "SDPA math backend",
         "Attention as matmuls and a softmax, no fused kernel.",
-        Step("sdpa", ("math",)),
+        _with_modifier("sdpa", "math"),
     ),
-    Remedy(
+    Mitigation(
         "deterministic algorithms",
         "torch.use_deterministic_algorithms(True).",
         model=_deterministic,
     ),
-    Remedy("batch-invariant kernels", _INVARIANT, Step("invariant")),
+    Mitigation(
+        "batch-invariant kernels",
+        "One reduction order for any batch, row, chunk and cache length (+invariant).",
+        _with_modifier("invariant"),
+    ),
 )

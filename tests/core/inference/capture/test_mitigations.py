@@ -1,4 +1,4 @@
-"""Remedies of a pair: each row is what the pair is under that change alone, and nothing of it is
+"""Mitigations of a pair: each row is what the pair is under that change alone, and nothing of it is
 left behind.
 """
 
@@ -9,13 +9,15 @@ import torch
 
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
-from core.inference.capture import remedies
-from core.inference.capture.remedies import REMEDIES, TIMED_FORWARDS, remedies_of
+from core.inference.capture import mitigations
+from core.inference.capture.mitigations import MITIGATIONS, TIMED_FORWARDS, mitigations_of
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of, whole_side
+from core.inference.paths.paths import parse_path
 from core.runs.tables.remedies import RemedyRow, advice
 
 pytestmark = pytest.mark.model
+PAIR = [parse_path("prefill"), parse_path("decode")]
 
 
 def whole(loaded: LoadedModel, path: str, ids: list[int]) -> torch.Tensor:
@@ -23,8 +25,8 @@ def whole(loaded: LoadedModel, path: str, ids: list[int]) -> torch.Tensor:
 
 
 def tried(loaded: LoadedModel, prompts) -> dict[str, RemedyRow]:
-    rows = remedies_of(loaded, prompts, "prefill", "decode", floor_rms=0.5, rounds=1)
-    assert [row.name for row in rows] == [remedy.name for remedy in REMEDIES]
+    rows = mitigations_of(loaded, prompts, PAIR, floor_rms=0.5, rounds=1)
+    assert [row.name for row in rows] == [each.name for each in MITIGATIONS]
     return {row.name: row for row in rows}
 
 
@@ -65,16 +67,17 @@ def test_a_head_in_float32_leaves_the_difference_of_the_hidden_states(bfloat16):
     assert 0.3 < row.rms / rows["baseline"].rms < 1.2
 
 
-def test_a_remedy_that_a_cpu_cannot_use_is_a_row_with_the_reason(bfloat16):
+def test_a_mitigation_that_a_cpu_cannot_use_is_a_row_with_the_reason(bfloat16):
     _, _, rows = bfloat16
     assert "TF32 is already off" in rows["TF32 off"].refusal
     assert "need CUDA" in rows["reduced reductions off"].refusal
     assert (rows["TF32 off"].neq, rows["TF32 off"].share) == (None, None)
+    tf32 = [parse_path("prefill"), parse_path("prefill+tf32")]
     with pytest.raises(CaptureError, match="tf32 needs CUDA"):  # the pair itself cannot run
-        remedies_of(tiny_model("llama"), [[1, 2, 3]], "prefill", "prefill+tf32", floor_rms=1.0)
+        mitigations_of(tiny_model("llama"), [[1, 2, 3]], tf32, floor_rms=1.0)
 
 
-def test_a_remedy_leaves_the_model_as_it_was(bfloat16):
+def test_a_mitigation_leaves_the_model_as_it_was(bfloat16):
     loaded, prompts, _ = bfloat16
     fresh = tiny_model("llama", "bfloat16")
     assert torch.equal(whole(loaded, "decode", prompts[0]), whole(fresh, "decode", prompts[0]))
@@ -112,10 +115,10 @@ def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch: pyt
         walked.append((str(path), len(ids)))
         return len(ids) * (2.0 if "invariant" in str(path) else 1.0) * 1.001 ** len(walked)
 
-    monkeypatch.setattr(remedies, "_seconds", seconds)
+    monkeypatch.setattr(mitigations, "_seconds", seconds)
     loaded = tiny_model("llama", "bfloat16")
     ids = list(tiny_prompts(loaded)[0][: TIMED_FORWARDS + 1])
-    rows = {row.name: row for row in remedies_of(loaded, [ids], "prefill", "decode", floor_rms=1.0)}
+    rows = {row.name: row for row in mitigations_of(loaded, [ids], PAIR, floor_rms=1.0)}
     assert {count for path, count in walked if path.startswith("decode")} == {TIMED_FORWARDS}
     for name, share in (
         ("baseline", 1.0),
@@ -130,11 +133,11 @@ def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch: pyt
     assert rows["baseline"].turns == 6
 
 
-def test_a_remedy_that_cannot_be_timed_has_its_figures(monkeypatch: pytest.MonkeyPatch):
+def test_a_mitigation_that_cannot_be_timed_has_its_figures(monkeypatch: pytest.MonkeyPatch):
     def seconds(*_) -> float:
         raise CaptureError("out of memory.")
 
-    monkeypatch.setattr(remedies, "_seconds", seconds)
+    monkeypatch.setattr(mitigations, "_seconds", seconds)
     loaded = tiny_model("llama")
     rows = tried(loaded, [list(tiny_prompts(loaded)[0][:9])])
     assert rows["baseline"].neq > 0
