@@ -29,6 +29,7 @@ from .errors import CaptureError
 from .numerics.differences import differences
 from .numerics.formats import FLOAT32, FORMATS, FloatFormat, bits_of, widen
 from .packaged_models import packaged_folder, require_gguf
+from .progress import Progress
 from .runs.dumps.arrays import StoredArray, foreign_errors, forget, map_file
 from .runs.dumps.containers import read_safetensors
 from .runs.dumps.llamacpp_files import gguf_header
@@ -217,7 +218,7 @@ def compare_checkpoints(
     a: str,
     b: str,
     fmt: FloatFormat,
-    tell: Callable[[str, int, int, str], None],
+    tell: Progress,
 ) -> Comparison:
     """Compare two checkpoints by path, also rounded to `fmt`."""
     result = Comparison(open_checkpoint(a), open_checkpoint(b), fmt.name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from ..command_name import COMMAND, shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
 from ..packaged_models import packaged_folder
+from ..progress import Progress, no_progress
 from ..prompt_files import prompts_of
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
@@ -24,7 +24,6 @@ from . import options
 from .options import takes_request
 from .tables import pair_table, print_answer
 from .terminal.console import (
-    Tell,
     announce,
     err,
     print_facts,
@@ -111,7 +110,7 @@ def plan_of(
     *,
     weights: bool = True,
     loaded: LoadedModel | None = None,
-    say: Tell = lambda *_: None,
+    say: Progress = no_progress,
 ) -> CapturePlan:
     """Check a request and plan its capture, of its prompts or of continuations; without `weights`
     only the model's shapes are loaded, and nothing is generated.
@@ -133,7 +132,7 @@ def plan_of(
         inputs,
         request,
         is_dry=not weights,
-        on_progress=lambda side, done, total: say(f"{side} writes", done, total, "prompts"),
+        on_progress=say,
     )
 
 
@@ -166,7 +165,7 @@ def capture_to_store(
 def run_plan(
     plan: CapturePlan,
     store: Store,
-    say: Tell,
+    say: Progress,
     run_id: str | None = None,
 ) -> tuple[str, list[str]]:
     """Capture a plan into a run, with the extras of its request.
@@ -188,7 +187,7 @@ def run_plan(
         return writer.finish(note=" ".join(failures)), failures
 
 
-def run_extras(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
+def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]:
     """Run the kernels, mitigations and checks of a plan's request into the run.
 
     Return a sentence per failure.
@@ -206,7 +205,7 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
     return failures
 
 
-def _run_kernels(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
+def _run_kernels(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]:
     from ..inference.paths.engines import side_of
     from ..inference.watching.kernels import kernels_of
 
@@ -225,7 +224,7 @@ def _run_kernels(plan: CapturePlan, writer: RunWriter, say: Tell) -> list[str]:
 def _run_mitigations(
     plan: CapturePlan,
     writer: RunWriter,
-    say: Tell,
+    say: Progress,
     session: JudgingSession,
 ) -> list[str]:
     from ..inference.capture.mitigations import floor_of, mitigations_of
@@ -255,7 +254,7 @@ def _run_mitigations(
 def _run_checks(
     plan: CapturePlan,
     writer: RunWriter,
-    say: Tell,
+    say: Progress,
     session: JudgingSession,
 ) -> list[str]:
     from ..inference.controls.judge_model import judge
@@ -286,8 +285,11 @@ def _run_checks(
     return failures
 
 
-def _with_prefix(say: Tell, what: str) -> Callable[[str], None]:
-    return lambda stage: say(f"{what}: {stage}")
+def _with_prefix(say: Progress, what: str) -> Progress:
+    def tell(stage: str, done: int = 0, total: int = 0, unit: str = "positions") -> None:
+        say(f"{what}: {stage}", done, total, unit)
+
+    return tell
 
 
 def print_costs(plan: CapturePlan, as_json_: bool) -> None:

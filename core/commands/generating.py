@@ -125,12 +125,7 @@ def search(
             minutes=max_minutes,
             tokens=tokens,
             seed=request.seed,
-            on_progress=lambda hits, done, total: say(
-                f"{hits} with a flip",
-                done,
-                total,
-                "prompts",
-            ),
+            on_progress=say,
         )
         chosen_tokens = dict.fromkeys(
             t for flip in result.flips for t in (flip.reference_token, flip.variant_token)

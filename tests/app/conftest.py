@@ -91,7 +91,7 @@ def imports_here(own_jobs: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
             if is_run
             else partial(ingest, self.store, paths)
         )
-        steps: list[tuple[int, int]] = []
+        steps: list[tuple[str, int, int]] = []
         try:
             run_id = make(**options, on_progress=lambda *rows: steps.append(rows))
         except UlpscopeError as error:
@@ -100,8 +100,8 @@ def imports_here(own_jobs: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
             self._change(
                 task,
                 state="done",
-                rows_done=steps[-1][0],
-                rows_total=steps[-1][1],
+                rows_done=steps[-1][1],
+                rows_total=steps[-1][2],
                 run_id=run_id,
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -19,6 +19,7 @@ import transformers
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
+from ...progress import Progress, no_progress
 from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 from ...runs.store.partial import is_passing
 from ...runs.writer import RunWriter
@@ -28,7 +29,7 @@ from ..models.model import LoadedModel, revision_of
 from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
 from ..paths import engine_side
 from ..paths.bases import without_cache
-from ..paths.batch import CacheWatch, Emit, ignore, kv_parts, neighbour_rows, rows_of_a_chunk
+from ..paths.batch import CacheWatch, Emit, kv_parts, neighbour_rows, rows_of_a_chunk
 from ..paths.paths import NamedPath, OpenPath, Path, check_path, open_path, sides_of
 from ..watching.layers import LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
 
@@ -174,13 +175,12 @@ def _layers(
 def run_capture(
     plan: CapturePlan,
     sink: RunWriter,
-    on_progress: Callable[[str, int, int], Any] = ignore,
+    on_progress: Progress = no_progress,
 ) -> list[str]:
     """Run every side into the sink: side 0 first, prompts in order, logits in chunks of about 8 MB.
 
-    Nothing is forced to be deterministic; the seed is set before each side. on_progress: called
-    with (side, rows done, rows), rows of all sides. Return a sentence for each part that failed
-    besides the sides.
+    Nothing is forced to be deterministic; the seed is set before each side. Return a
+    sentence for each part that failed besides the sides.
     """
     rows_total = plan.header.rows * len(plan.paths)
     rows_done = 0

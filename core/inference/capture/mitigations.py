@@ -19,6 +19,7 @@ from ...numerics.divergence import compare
 from ...numerics.formats import format_named
 from ...numerics.totals import PairTotal
 from ...path_grammar import Value
+from ...progress import Progress, no_progress
 from ...runs.tables.remedies import RemedyRow
 from ..controls.judge_model import JudgingSession
 from ..models.devices import own_bits
@@ -52,7 +53,7 @@ def mitigations_of(
     *,
     floor_rms: float,
     rounds: int = ROUNDS,
-    on_progress: Callable[[str], None] = lambda _: None,
+    on_progress: Progress = no_progress,
 ) -> list[RemedyRow]:
     """Try every mitigation on a reference and a variant; the first row is the unchanged pair.
 

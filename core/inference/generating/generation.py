@@ -9,13 +9,14 @@ divergence. That second pass is an ordinary capture: this module finds the token
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
+from ...progress import Progress, no_progress
 from ...runs.file.records import Generation
 from ..capture.capture import CapturePlan, check_paths, plan_capture, torch_errors_stop
 from ..models.model import LoadedModel
@@ -31,15 +32,14 @@ def plan_generation(
     *,
     command: str = "",
     is_dry: bool = False,
-    on_progress: Callable[[str, int, int], Any] = ignore,
+    on_progress: Progress = no_progress,
 ) -> CapturePlan:
     """Continue every prompt on every side by up to `request.tokens` tokens, and plan the capture up
     to the last divergence.
 
     A side ends with an end-of-text token. The captured positions are those of the prompt and of the
     reference's tokens up to the last divergence of a variant, or all if there is none. is_dry:
-    generate nothing and plan as if no side diverged, the maximal cost; on_progress: called with
-    (side, prompts done, prompts), prompts of all sides; command: see `plan_capture`.
+    generate nothing and plan as if no side diverged, the maximal cost; command: see `plan_capture`.
     """
     tokens = request.tokens
     ids, paths = _check(loaded, prompts, request)
@@ -49,7 +49,8 @@ def plan_generation(
         for path, own in zip(paths, continuations, strict=True):
             for one, _ in continue_all(path, loaded, ids, tokens, seed=request.seed):
                 own.append(one)
-                on_progress(str(path), sum(map(len, continuations)), len(ids) * len(paths))
+                done = sum(map(len, continuations))
+                on_progress(f"{path} writes", done, len(ids) * len(paths), "prompts")
     generations, whole = [], []
     for number, prompt in enumerate(ids):
         sides = tuple(() if is_dry else own[number] for own in continuations)

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from core.inference.capture import remedies
+from core.inference.capture import mitigations
 from core.runs.reader import RunReader
 from core.runs.store.store import Store, open_store
 from core.runs.tables.remedies import advice
@@ -108,7 +108,7 @@ def test_what_is_not_there_is_one_sentence_and_exit_code_2(options, sentence, cl
 @pytest.mark.thorough
 @pytest.mark.model
 def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
-    monkeypatch.setattr(remedies, "ROUNDS", 1)
+    monkeypatch.setattr(mitigations, "ROUNDS", 1)
     asked = (
         "--model",
         "sample_runs/model",
