@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
@@ -92,7 +92,7 @@ def plan_capture(
         _header(loaded, sides, token_ids, request, command),
         _compares_kv(loaded, paths, request),
         tuple(generations),
-        _layers(loaded, paths, lengths, request),
+        plan_layers(loaded, paths, lengths, request) if request.layers else None,
     )
 
 
@@ -156,22 +156,6 @@ def _compares_kv(loaded: LoadedModel, paths: Sequence[Path], request: CaptureReq
     return False
 
 
-def _layers(
-    loaded: LoadedModel,
-    paths: Sequence[Path],
-    lengths: Sequence[int],
-    request: CaptureRequest,
-) -> LayerPlan | None:
-    if not request.layers:
-        return None
-    if request.tokens:
-        raise UsageError("module outputs cannot be compared in generated text; leave --layers out.")
-    for path in paths:
-        if path.engine is not None and not path.engine.shows_modules:
-            raise UsageError(f"'{path}' does not send module outputs; leave --layers out.")
-    return plan_layers(loaded, lengths, paths[0], request)
-
-
 def run_capture(
     plan: CapturePlan,
     sink: RunWriter,
@@ -182,13 +166,7 @@ def run_capture(
     Nothing is forced to be deterministic; the seed is set before each side. Return a
     sentence for each part that failed besides the sides.
     """
-    rows_total = plan.header.rows * len(plan.paths)
-    rows_done = 0
     missing: list[str] = []
-
-    def tell(stage: str) -> None:
-        on_progress(stage, rows_done, rows_total)
-
     for generation in plan.generations:
         sink.write_generation(generation)
     layers = None
@@ -199,26 +177,15 @@ def run_capture(
             plan.token_ids,
             sink.layers(plan.layers.positions, is_async=has_a_core_to_spare(plan.loaded)),
         )
+
+    def tell(stage: str, rows_done: int = plan.header.rows) -> None:
+        on_progress(stage, rows_done, plan.header.rows * len(plan.paths))
+
     with quiet(), torch.inference_mode():
         for side, path in enumerate(plan.paths):
             torch.manual_seed(plan.request.seed)
-            gather = _Gather(plan, side, sink)
-
-            def emit(
-                _: int,
-                logits: torch.Tensor,
-                side: int = side,
-                gather: _Gather = gather,
-            ) -> None:
-                nonlocal rows_done
-                with no_foreign_errors():
-                    gather.add(logits)
-                    rows_done += len(logits)
-                    tell(plan.header.sides[side].name)
-
             with torch_errors_stop(path):
-                _run_side(plan, side, layers, emit, sink)
-            gather.finish()
+                _run_side(plan, side, layers, sink, tell)
             if layers is not None and side == 0:
                 try:
                     with torch_errors_stop(path):
@@ -232,17 +199,20 @@ def _run_side(
     plan: CapturePlan,
     side: int,
     layers: LayerCapture | None,
-    emit: Emit,
     sink: RunWriter,
+    tell: Callable[[str, int], None],
 ) -> None:
-    """Emit the rows of one side, prompt by prompt, each followed by its caches."""
+    """Write the rows of one side, prompt by prompt, each followed by its caches."""
     watch = CacheWatch() if plan.has_kv else None
     trace = layers.trace(side, plan.paths[side]) if layers is not None else None
+    chunks = _Chunks(plan, side, sink)
 
-    def see(position: int, logits: torch.Tensor) -> None:
+    def emit(position: int, logits: torch.Tensor) -> None:
         if trace is not None:
             trace.see_logits(position, logits)
-        emit(position, logits)
+        with no_foreign_errors():
+            chunks.add(logits)
+            tell(plan.header.sides[side].name, side * plan.header.rows + chunks.rows)
 
     with (
         open_path(plan.paths[side], plan.loaded, watch, trace) as run,
@@ -250,12 +220,14 @@ def _run_side(
     ):
         for prompt, ids in enumerate(plan.token_ids):
             with nullcontext() if trace is None else trace.of_prompt(prompt):
-                _run_prompt(run, ids, plan.generations[prompt] if plan.generations else None, see)
+                _run_prompt(run, ids, plan.generations[prompt] if plan.generations else None, emit)
             if watch is not None:
                 for part in kv_parts(watch, prompt, plan.loaded.torch_dtype):
                     with no_foreign_errors():
                         sink.write_kv(side, part)
                 watch.cache = watch.batch = None
+    with no_foreign_errors():
+        chunks.finish()
 
 
 def _run_prompt(
@@ -278,18 +250,20 @@ def _run_prompt(
     )
 
 
-class _Gather:
-    """Rows of one side on the device, written to the sink in chunks: one copy to the host for
-    each.
+class _Chunks:
+    """Rows of one side on the device, written to the sink in chunks: one copy to the host for each.
+
+    rows: those that came.
     """
 
     def __init__(self, plan: CapturePlan, side: int, sink: RunWriter) -> None:
-        self._plan, self._side, self._sink = plan, side, sink
+        self._path, self._side, self._sink = plan.paths[side], side, sink
         self._capacity = min(rows_of_a_chunk(plan.loaded), plan.header.rows)
         self._waiting: list[torch.Tensor] = []
-        self._row = 0
+        self.rows = self._written = 0
 
     def add(self, logits: torch.Tensor) -> None:
+        self.rows += len(logits)
         for piece in logits.split(self._capacity):
             is_whole = not self._waiting and len(piece) == self._capacity
             # a view would keep its base alive
@@ -301,13 +275,12 @@ class _Gather:
         """Write the waiting rows."""
         if not self._waiting:
             return
-        with torch_errors_stop(self._plan.paths[self._side]):
-            bits = own_bits(
-                torch.cat(self._waiting) if len(self._waiting) > 1 else self._waiting[0],
-            )
+        with torch_errors_stop(self._path):
+            is_one = len(self._waiting) == 1
+            bits = own_bits(self._waiting[0] if is_one else torch.cat(self._waiting))
         self._waiting.clear()
-        self._sink.write(self._side, self._row, bits)
-        self._row += len(bits)
+        self._sink.write(self._side, self._written, bits)
+        self._written += len(bits)
 
 
 def torch_errors_stop(path: Path) -> AbstractContextManager[None]:

@@ -86,11 +86,9 @@ def end_tokens(loaded: LoadedModel) -> frozenset[int]:
     """Return the end-of-text token ids: of the generation config, else the tokenizer's."""
     config: Any = getattr(loaded.model, "generation_config", None)
     value = getattr(config, "eos_token_id", None)
-    tokens = (
-        value
-        if isinstance(value, list)
-        else [value if value is not None else loaded.tokenizer.eos_token_id]
-    )
+    if value is None:
+        value = loaded.tokenizer.eos_token_id
+    tokens = value if isinstance(value, list) else [value]
     return frozenset(token for token in tokens if isinstance(token, int))
 
 
@@ -128,13 +126,9 @@ def _common(generation: Generation) -> tuple[int, ...]:
     """Return the reference's tokens to feed: up to the last divergence, or all but its last one."""
     partings = [generation.parting(side) for side in range(1, len(generation.tokens))]
     own = generation.tokens[0]
-    if any(parting is None for parting in partings):
-        return own[: len(own) - 1]
-    return own[
-        : max(parting for parting in partings if parting is not None)
-        - generation.given_positions
-        + 1
-    ]
+    last = max((parting for parting in partings if parting is not None), default=0)
+    count = len(own) - 1 if None in partings else last - generation.given_positions + 1
+    return own[:count]
 
 
 def _check(

@@ -6,7 +6,7 @@ import pytest
 
 from core.capture_request import CaptureRequest
 from core.errors import UsageError
-from core.inference.paths.paths import NamedPath, sides_of, sweep
+from core.inference.paths.paths import NamedPath, sides_of
 
 
 def sides(reference: str, *variants: str, **settings) -> tuple[NamedPath, ...]:
@@ -23,10 +23,17 @@ def test_the_first_call_with_reuse_is_fresh_and_the_later_ones_read_the_cache():
     ]
 
 
-def test_a_sweep_replaces_the_value_of_its_modifier_or_the_base():
-    assert sweep("decode", "batch=1,2, 4") == ["decode+batch:1", "decode+batch:2", "decode+batch:4"]
-    assert sweep("decode+batch:9+threads:1", "batch=2") == ["decode+batch:2+threads:1"]
-    assert sweep("prefill+batch:2", "chunked=8,16") == ["chunked:8+batch:2", "chunked:16+batch:2"]
+@pytest.mark.parametrize(
+    ("reference", "text", "paths"),
+    [
+        ("decode", "batch=1,2, 4", ["decode+batch:1", "decode+batch:2", "decode+batch:4"]),
+        ("decode+batch:9+threads:1", "batch=2", ["decode+batch:2+threads:1"]),
+        ("prefill+batch:2", "chunked=8,16", ["chunked:8+batch:2", "chunked:16+batch:2"]),
+        ("chunked:8", "chunked=8,16", ["chunked:16"]),  # the reference is no variant
+    ],
+)
+def test_a_sweep_replaces_the_value_of_its_modifier_or_the_base(reference, text, paths):
+    assert [side.name for side in sides(reference, sweeps=(text,))] == [reference, *paths]
 
 
 @pytest.mark.parametrize(
