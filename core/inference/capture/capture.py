@@ -76,10 +76,7 @@ def plan_capture(
     check_paths(loaded, paths, None)
     if not prompts:
         raise CaptureError("a capture needs at least one prompt.")
-    token_ids = tuple(
-        loaded.tokens_of(prompt, f"prompt {n} of {len(prompts)}")
-        for n, prompt in enumerate(prompts, start=1)
-    )
+    token_ids = tuple(loaded.tokens_of_all(prompts))
     lengths = [len(ids) for ids in token_ids]
     for positions in sorted(set(lengths)):
         check_paths(loaded, paths, positions)

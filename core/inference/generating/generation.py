@@ -152,10 +152,7 @@ def _check(
                 raise CaptureError(f"path '{path}': {reason}.")
 
     refuse(None)
-    ids = [
-        loaded.tokens_of(prompt, f"prompt {n} of {len(prompts)}")
-        for n, prompt in enumerate(prompts, start=1)
-    ]
+    ids = loaded.tokens_of_all(prompts)
     for number, prompt in enumerate(ids, start=1):
         if loaded.context is not None and len(prompt) + tokens > loaded.context:
             raise CaptureError(

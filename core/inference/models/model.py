@@ -133,6 +133,11 @@ class LoadedModel:
                 )
         return ids
 
+    def tokens_of_all(self, prompts: Sequence[str | Sequence[int]]) -> list[tuple[int, ...]]:
+        """Return the tokens of every prompt. CaptureError names one that the model cannot take."""
+        count = len(prompts)
+        return [self.tokens_of(each, f"prompt {n} of {count}") for n, each in enumerate(prompts, 1)]
+
     def vocabulary(self) -> dict[int, str]:
         """Return token id -> readable text, for every id that has a logit."""
         with quiet():
