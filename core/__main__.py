@@ -90,7 +90,7 @@ for each in (
 ):
     app.command()(each)
 app.command("list")(stored.list_)
-for internal in (comparing.spare, comparing.comment):
+for internal in (capturing.perform, comparing.spare, comparing.comment):
     app.command(hidden=True)(internal)
 
 

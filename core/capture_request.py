@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self
 
 import msgspec
@@ -95,14 +95,15 @@ class Request:
         """Return the command as a person types it, on one line."""
         return f"{COMMAND} {shell_command(self.arguments())}"
 
+    def settings(self) -> dict[str, Any]:
+        """Return the values that are not at their default, by name."""
+        values = {each: getattr(self, each.name) for each in fields(self)}
+        return {each.name: value for each, value in values.items() if value != each.default}
+
     def to_json(self) -> str:
-        values = asdict(self)
-        settings = {
-            _key_of(each): values[each.name]
-            for each in fields(self)
-            if values[each.name] != each.default
-        }
-        return json.dumps(settings, ensure_ascii=False)
+        keys = {each.name: _key_of(each) for each in fields(self)}
+        stored = {keys[name]: value for name, value in self.settings().items()}
+        return json.dumps(stored, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | None) -> Self | None:

@@ -110,18 +110,12 @@ class CaptureForm:
             f", {request.tokens} tokens generated" if request.tokens else ""
         )
 
-    def arguments(self) -> list[str]:
-        """Arguments of `ulpscope`; the caller adds the place of a carried file."""
-        return self._request(None).arguments()
-
     @property
     def typed(self) -> str:
         """The command a person would type, with a file of their own."""
-        return self._request(self.prompt_file.name if self.prompt_file else None).typed()
-
-    def _request(self, file: str | None) -> CaptureRequest:
-        texts = () if self.prompt_file else self.request.prompts
-        return replace(self.request, prompts=texts, prompt_lists=(file,) if file else ())
+        if (file := self.prompt_file) is None:
+            return self.request.typed()
+        return replace(self.request, prompts=(), prompt_lists=(file.name,)).typed()
 
 
 def split_prompts(text: str) -> tuple[str, ...]:
@@ -152,7 +146,7 @@ def draw(_: selection.View | None) -> None:
     ):
         device = queue_of(form.request.device)
         store_changes.submit(
-            form.arguments(),
+            form.request,
             title=form.title,
             device=device,
             prompts=form.prompt_file,
@@ -189,17 +183,15 @@ def _choose() -> CaptureForm:
             **_FIELD,
         )
         system = st.text_input("System message", key="capture_system", **_FIELD) if is_chat else ""
-    with right:
-        options = _choose_paths()
-    options |= _choose_more(options["tokens"])
     request = CaptureRequest(
         model=model,
         prompts=prompts,
         is_chat=is_chat,
         system=system.strip() or None,
-        **options,
     )
-    return CaptureForm(request, file)
+    with right:
+        request = _choose_paths(request)
+    return CaptureForm(_choose_more(request), file)
 
 
 def _offer(model: PackagedModel) -> None:
@@ -247,8 +239,8 @@ def _choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
     return (), None if file is None else PromptFile(file_name(file.name), file.getvalue())
 
 
-def _choose_paths() -> dict[str, Any]:
-    """Draw which paths run, how often and where."""
+def _choose_paths(request: CaptureRequest) -> CaptureRequest:
+    """Draw which paths run, how often and where. Return the request with them."""
     reference = st.selectbox(
         "Reference path",
         BASES,
@@ -298,21 +290,22 @@ def _choose_paths() -> dict[str, Any]:
     )
     about = "auto: if a path reads one"
     kv = third.selectbox("Compare KV caches", list(KV), key="capture_kv", help=about, **_FIELD)
-    return {
-        "reference": reference or "",
-        "variants": tuple(variants),
-        "sweeps": (sweep,) if sweep else (),
-        "tokens": tokens,
-        "repeat": repeat,
-        "dtype": dtype,
-        "device": None if device == ANY_DEVICE else device,
-        "kv": KV[kv],
-    }
+    return replace(
+        request,
+        reference=reference or "",
+        variants=tuple(variants),
+        sweeps=(sweep,) if sweep else (),
+        tokens=tokens,
+        repeat=repeat,
+        dtype=dtype,
+        device=None if device == ANY_DEVICE else device,
+        kv=KV[kv],
+    )
 
 
-def _choose_more(tokens: int) -> dict[str, Any]:
-    """Draw name, stored logits and measurements of the run: only a verdict if it generates
-    `tokens`.
+def _choose_more(request: CaptureRequest) -> CaptureRequest:
+    """Draw name, stored logits and measurements of the run: only a verdict if it generates tokens.
+    Return the request with them.
     """
     left, right = st.columns(2, gap="medium", vertical_alignment="bottom")
     look: dict[str, Any] = {"placeholder": "model: reference vs variants", **_FIELD}
@@ -323,9 +316,9 @@ def _choose_more(tokens: int) -> dict[str, Any]:
     )
     look = {"format_func": KEPT.__getitem__, "help": about, **_FIELD}
     keep = left.selectbox("Logits to store", list[Any](KEPT), key="capture_kept_logits", **look)
-    more = {}
+    more: dict[str, bool] = {}
     for key, (label, about) in MORE.items():
-        is_off = bool(tokens) and key != "judge"
+        is_off = bool(request.tokens) and key != "judge"
         is_on = right.checkbox(
             label,
             key == "judge",
@@ -335,4 +328,12 @@ def _choose_more(tokens: int) -> dict[str, Any]:
             **_FIELD,
         )
         more[key] = is_on and not is_off
-    return {"name": name.strip() or None, "keep": keep, **more}
+    return replace(
+        request,
+        name=name.strip() or None,
+        keep=keep,
+        judge=more["judge"],
+        layers=more["layers"],
+        kernels=more["kernels"],
+        mitigations=more["mitigations"],
+    )

@@ -173,7 +173,7 @@ def _judge_here(view: selection.View, title: str, request: CaptureRequest, token
         prompts, device = PromptFile("tokens.jsonl", tokens), queue_of(request.device)
         with widgets.report_errors():
             store_changes.submit(
-                request.arguments(),
+                request,
                 title=title,
                 device=device,
                 prompts=prompts,

@@ -11,7 +11,6 @@ import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -128,7 +127,7 @@ def compare(
         return
     if are_logs(files) and is_plain:
         with steps() as say:
-            statistics = corpus_of_logs(files, partial(say, "comparing"))
+            statistics = corpus_of_logs(files, say)
         (print_json if as_json_ else print_corpus)(statistics)
         return
     with ExitStack() as stack:
@@ -142,7 +141,7 @@ def compare(
         else:
             with steps() as say:
                 run = stack.enter_context(
-                    temporary_run(files, on_progress=partial(say, "comparing"), **taken_as),
+                    temporary_run(files, on_progress=say, **taken_as),
                 )
             if note := run.header.provenance.note:
                 print_text(f"note: {clean(note, _LONGEST_NOTE)}", err)
@@ -270,17 +269,16 @@ def ingest(
                 files[0],
                 name=name,
                 run_id=run_id,
-                on_progress=partial(say, "checking"),
+                on_progress=say,
             )
         else:
-            tell = partial(say, "storing and comparing")
             new_id = ingest_dump(
                 target,
                 files,
                 name=name,
                 model=model,
                 run_id=run_id,
-                on_progress=tell,
+                on_progress=say,
                 **taken_as,
             )
     announce(new_id, store, progress, as_json_)
@@ -335,7 +333,7 @@ def inspect(
         taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
         summary = describe(
             files_in(names),
-            on_progress=partial(say, "reading", unit="bytes"),
+            on_progress=say,
             **taken_as,
         )
     if as_json_:

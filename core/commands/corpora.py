@@ -5,7 +5,7 @@ changed, at which margin, and how many are near ties.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import DumpError
 from ..numerics.corpus import ScoredTokens, statistics
+from ..progress import Progress
 from ..responses.bounded_json import begins, documents
 from ..responses.files import side_names
 from ..rl.figures import Figure, Sequences, intervals
@@ -37,7 +38,7 @@ _Key = tuple[str, str]  # filter, doc_id
 
 def corpus_of_logs(
     files: Sequence[Path],
-    on_progress: Callable[[int, int], None],
+    on_progress: Progress,
 ) -> dict[str, Any]:
     """Return the statistics of two files, the first one the base."""
     tokens = score_logs(files, on_progress)

@@ -15,12 +15,13 @@ from ..judging.explain.rescoring import explain_rescored, floor_evidence
 from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
 from ..judging.explain.scoring import Cause
 from ..judging.limits import FOREIGN
+from ..progress import Progress
 from ..responses.pairing import compare_sides
 from ..runs.file.evidence import Evidence, ListFloorFigures
 from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from . import options
-from .terminal.console import Tell, out, print_json, print_records, print_text, steps
+from .terminal.console import out, print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable
 from .verdicts import Load, load_for
 
@@ -113,7 +114,7 @@ def _explain(
     variant: str | None,
     dtype: str | None,
     loads: Mapping[str, Load],
-    say: Tell,
+    say: Progress,
 ) -> Explanations:
     tokens = [prompt.token_ids for prompt in run.header.prompts]
     is_rollout = run.has_rollouts()
@@ -167,7 +168,7 @@ def _explain_rollout(
     run: RunReader,
     dtypes: Sequence[str],
     loads: Mapping[str, Load],
-    say: Tell,
+    say: Progress,
 ) -> Explanation:
     """Compare a rollout and a trainer with every checkpoint in these dtypes, one in memory at a
     time.

@@ -17,6 +17,7 @@ import typer
 from ..errors import DumpError, UlpscopeError, UsageError
 from ..judging.lists import judge_probe
 from ..probing.plan import KEY_VARIABLE, WATCH_PROMPTS, ProbeRequest
+from ..progress import Progress
 from ..prompt_files import collect_prompts
 from ..responses.alignment import align
 from ..responses.pairing import pairs_of
@@ -29,7 +30,7 @@ from ..text import number
 from . import options
 from .options import takes_request
 from .tables import print_pairs
-from .terminal.console import Tell, announce, err, print_json, print_line, print_text, steps
+from .terminal.console import announce, err, print_json, print_line, print_text, steps
 from .terminal.stopping import EXIT_CODE, SENTENCE, stoppable, stopping
 
 if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
@@ -200,7 +201,7 @@ def _run_probe(
     addresses: list[tuple[str, str]],
     key: str,
     budget: Budget,
-    say: Tell,
+    say: Progress,
 ) -> tuple[list[Server], ProbeResult]:
     """Run the probe. Return the servers and the result; after Ctrl-C, the answers so far."""
     from ..probing.client import Client
@@ -222,7 +223,7 @@ def _run_probe(
                 f" {f'cold by {way}' if way else 'no cold cache'}",
                 err,
             )
-        work = Probe(plan, servers, lambda stage, done, total: say(stage, done, total, "requests"))
+        work = Probe(plan, servers, say)
         return servers, _cancellable(work, budget)
 
 

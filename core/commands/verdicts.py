@@ -139,7 +139,7 @@ def verdict(
                 **{what: paths or () for what, paths in dumps.items()},
                 has_experts=mixture_of_experts,
                 with_model=bool(model),
-                on_progress=partial(say, "reading controls"),
+                on_progress=say,
             )
             names = [
                 f"{what} {' and '.join(path.name for path in paths)}"

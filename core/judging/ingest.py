@@ -5,7 +5,7 @@ chunks; or describe a file before it is stored.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ..command_name import UNSTORED
 from ..errors import DumpError, StoreError, UsageError
 from ..numerics.formats import format_named
+from ..progress import STORING, Progress, no_progress
 from ..responses.alignment import align
 from ..responses.bounded_json import is_payload
 from ..responses.files import are_payloads, read_sides
@@ -43,7 +44,6 @@ _MAX_BYTES = 64 * GIB  # as a dump may have
 # characters of what a run file says of itself: a text there may be as long as it likes
 _LONGEST_NAME = 200
 _ORIGINS = {"array dtype": "the arrays' own", "declared": "declared", "override": "chosen"}
-_Tell = Callable[[int, int], None]  # rows done, rows in all
 
 
 def ingest(
@@ -53,7 +53,7 @@ def ingest(
     name: str | None = None,
     model: str = "",
     run_id: str | None = None,
-    on_progress: _Tell = lambda *_: None,
+    on_progress: Progress = no_progress,
     **taken_as: Any,
 ) -> str:
     """Check dump files, or responses of engines, and store them as one run; return its id.
@@ -90,7 +90,7 @@ def ingest(
         Provenance("upload", models.pop() if len(models) == 1 else ""),
         sum(len(each.rows) for each in sides),
     )
-    on_progress(rows, rows)
+    on_progress(STORING, rows, rows)
     return write_responses(
         store,
         title,
@@ -108,7 +108,7 @@ def store_dump(
     name: str,
     model: str,
     run_id: str | None,
-    on_progress: _Tell,
+    on_progress: Progress,
 ) -> str:
     """Store an opened dump as a run, with its verdict without controls; return its id."""
     meta = f"meta {dump.meta}" if dump.meta else ""
@@ -123,7 +123,7 @@ def store_dump(
             for index, bits in enumerate(sides):
                 writer.write(index, row, bits)
                 fillings[index].see(bits)
-            on_progress(row + len(sides[0]), dump.rows)
+            on_progress(STORING, row + len(sides[0]), dump.rows)
         for generation in dump.generations:
             writer.write_generation(generation)
         figures = writer.figures()
@@ -168,7 +168,7 @@ def headers_of(path: Path) -> tuple[Literal["run", "dump", "array", "responses"]
 def describe(
     paths: Sequence[Path],
     *,
-    on_progress: Callable[[int, int], None] = lambda *_: None,
+    on_progress: Progress = no_progress,
     **taken_as: Any,
 ) -> dict[str, Any]:
     """Describe the run that `paths` would make, as JSON has it: one file, or two of one array each.

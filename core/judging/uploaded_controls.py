@@ -4,7 +4,7 @@ a noise floor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..errors import DumpError, UsageError
 from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, bits_of, values_of
+from ..progress import Progress, no_progress
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.figures import Figures
 from ..runs.file.records import RunHeader
@@ -26,7 +27,6 @@ from .divergence import Divergence, SystematicError, concatenate, systematic_err
 from .places import place_in_words
 from .validity import first_mismatch
 
-Tick = Callable[[int, int], None]  # rows of a control that were read, and all
 _Bits = NDArray[np.unsignedinteger]
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
 _Couples = dict[Any, tuple[_Side, _Side]]
@@ -71,7 +71,7 @@ def measure_controls(
     *,
     has_experts: bool = False,
     with_model: bool = False,
-    on_progress: Tick = lambda *_: None,
+    on_progress: Progress = no_progress,
     **files: Sequence[Path],
 ) -> UploadedControls:
     """Compare the control dumps with the run. files: of `rerun`, `neighbours`, `float32` and
@@ -184,7 +184,7 @@ def _compare(
     figures: Figures,
     couples: _Couples,
     fmt: FloatFormat,
-    tick: Tick,
+    tick: Progress,
 ) -> dict[Any, Divergence]:
     """Compare both sides of each couple in `fmt`, by key."""
     sides = {side for couple in couples.values() for side in couple}
@@ -207,11 +207,11 @@ def _compare(
             parts[key].append(
                 _divergence(bits[reference], bits[variant], fmt, with_errors=with_errors),
             )
-        tick(stop, figures.header.rows)
+        tick("reading controls", stop, figures.header.rows)
     return {key: concatenate(each) for key, each in parts.items()}
 
 
-def _pairs(figures: Figures, dump: Dump, tick: Tick) -> dict[str, dict[str, Divergence]]:
+def _pairs(figures: Figures, dump: Dump, tick: Progress) -> dict[str, dict[str, Divergence]]:
     """Compare each variant in float32 with its reference, and each side of the run with itself in
     float32.
 
@@ -252,7 +252,7 @@ def _floor(
     dump: Dump,
     pair: Dump | None,
     narrowing: Mapping[str, Divergence],
-    tick: Tick,
+    tick: Progress,
 ) -> NoiseFloor | str:
     """Return the noise floor of paths that compute the pair's reference in float32, or why they
     measure none.

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import DumpError
 from ..numerics.top_tokens import concatenate
+from ..progress import Progress, no_progress
 from ..responses.records import UNKNOWN_TOKEN, Response, ResponseSide
 from ..text import plural, series
 from .client import ProbeError, StoppedError
@@ -25,7 +26,6 @@ from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, WALK, Plan, Prompt
 from .plan import WARM as WARM_TEST
 from .servers import COLD, WARM, Ask, Server
 
-Tell = Callable[[str, int, int], None]
 T = TypeVar("T")
 _FILLER = (
     "The quick brown fox jumps over the lazy dog while rain falls on the old harbour, and nobody"
@@ -50,7 +50,7 @@ class ProbeResult:
 class Probe:
     """One probe of a server, or of two on the same prompts."""
 
-    def __init__(self, plan: Plan, servers: Sequence[Server], tell: Tell | None = None) -> None:
+    def __init__(self, plan: Plan, servers: Sequence[Server], tell: Progress = no_progress) -> None:
         self._plan, self._servers, self._tell = plan, servers, tell
         self._answers: dict[str, list[Response]] = {}
         self._walks: dict[str, list[Response]] = {}
@@ -126,8 +126,8 @@ class Probe:
 
     def _ask(self, server: Server, stage: str, request: Ask) -> Response:
         budget = server.client.budget
-        if self._tell is not None:
-            self._tell(stage, budget.requests_sent, max(self._plan.requests, budget.requests_sent))
+        requests = max(self._plan.requests, budget.requests_sent)
+        self._tell(stage, budget.requests_sent, requests, "requests")
         return server.ask(request)
 
     def _ask_cold(self, server: Server, stage: str, request: Ask) -> Response:

@@ -32,6 +32,7 @@ from ..packaged_models import packaged_folder, require_gguf
 from ..runs.dumps.arrays import StoredArray, foreign_errors, forget, map_file
 from ..runs.dumps.containers import read_safetensors
 from ..runs.dumps.llamacpp_files import gguf_header
+from .progress import Progress
 
 CHUNK = 1 << 22  # elements of a tensor in memory at a time, 16 MiB in float32; at least one row
 _FORMS = (
@@ -217,7 +218,7 @@ def compare_checkpoints(
     a: str,
     b: str,
     fmt: FloatFormat,
-    tell: Callable[[str, int, int, str], None],
+    tell: Progress,
 ) -> Comparison:
     """Compare two checkpoints by path, also rounded to `fmt`."""
     result = Comparison(open_checkpoint(a), open_checkpoint(b), fmt.name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...progress import STORING, Progress, no_progress
 from ..errors import UsageError
 from ..numerics.metrics import Summary
 from ..numerics.top_tokens import summary_of_counts
@@ -60,13 +61,13 @@ def write_tokens(
     judge: Callable[[TokenPair], Verdict],
     *,
     run_id: str | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress = no_progress,
 ) -> str:
     """Store the files as a run; it appears when it is whole. -> its id.
 
     DumpError for what cannot be compared.
     """
-    size, tell = sum(path.stat().st_size for path in paths), on_progress or (lambda *_: None)
+    size = sum(path.stat().st_size for path in paths)
     with new_run(store, name, run_id, size, row_group=_ROW_GROUP) as (database, partial, created):
         # Links, for DuckDB takes `*` and `?` in a name for any other file's.
         links = [partial.directory / f"sequences-{number}" for number in range(len(paths))]
@@ -96,12 +97,12 @@ def write_tokens(
             holds="logprob",
         )
         insert_header(database, created, header, positions)
-        tell(positions // 6, positions)
+        on_progress(STORING, positions // 6, positions)
         database.execute(_INSERT_TOKENS)
-        tell(2 * positions // 6, positions)
+        on_progress(STORING, 2 * positions // 6, positions)
         for side, values in enumerate(SIDES):
             database.execute(_INSERT_SIDE.format(side=side, values=values))
-            tell((side + 3) * positions // 6, positions)
+            on_progress(STORING, (side + 3) * positions // 6, positions)
         database.execute(_INSERT_POSITIONS)
         database.execute(_LESS_MEMORY)
         digests = [digest_of(responses_of(database, side, "token_id", {})) for side in (0, 1)]
@@ -138,7 +139,7 @@ def write_tokens(
             name=list(contents),
             content=[json.dumps(each) for each in contents.values()],
         )
-        tell(positions, positions)
+        on_progress(STORING, positions, positions)
     return partial.path.stem
 
 

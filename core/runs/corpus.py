@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..errors import DumpError, UsageError
 from ..numerics.arrays import Flags, Record
 from ..numerics.corpus import ScoredTokens, score_rows
 from ..numerics.formats import values_of
+from ..progress import Progress, no_progress
 from ..responses.bounded_json import begins
 from ..text import clean
 from .dumps.arrays import map_file
@@ -32,7 +33,7 @@ def are_logs(paths: Sequence[Path]) -> bool:
 
 def score_logs(
     paths: Sequence[Path],
-    on_progress: Callable[[int, int], None] = lambda *_: None,
+    on_progress: Progress = no_progress,
 ) -> ScoredTokens:
     """Score the right token at every row of both files, the first one the base.
 
@@ -64,7 +65,7 @@ def score_logs(
         parts.append(score_rows(*rows, targets[start:stop]))
         is_cut = _is_cut(rows[0], targets[start:stop]) | _is_cut(rows[1], targets[start:stop])
         cut += int(is_cut.sum())
-        on_progress(stop, len(targets))
+        on_progress("comparing", stop, len(targets))
     kl, of_base, of_other, is_same = (np.concatenate(column) for column in zip(*parts, strict=True))
     document, row = np.divmod(np.arange(len(targets)), tokens.shape[1] - 1 - first)
     return ScoredTokens(document, first + row, kl, of_base, of_other, is_same, cut)

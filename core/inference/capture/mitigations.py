@@ -18,7 +18,8 @@ from ...errors import CaptureError, UlpscopeError
 from ...numerics.divergence import compare
 from ...numerics.formats import format_named
 from ...numerics.totals import PairTotal
-from ...path_grammar import Step
+from ...path_grammar import Value
+from ...progress import Progress, no_progress
 from ...runs.tables.mitigations import MitigationRow
 from ..controls.judge_model import JudgingSession
 from ..models.devices import own_bits
@@ -27,7 +28,7 @@ from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop, quiet
 from ..paths.batch import ignore
 from ..paths.engines import Prompts, whole_side
-from ..paths.paths import Path, check_path, open_path, parse_path
+from ..paths.paths import Path, check_path, open_path
 from ..paths.sliced_head import attribute_replaced
 
 ROUNDS = 6  # the smallest and the largest of six ratios hold their median with 97 % (sign test)
@@ -36,54 +37,37 @@ TIMED_FORWARDS, TIMED_TOKENS = 16, 64  # of a path, at most
 
 @dataclass(frozen=True)
 class Mitigation:
-    """A change to try: a modifier for both paths, or a changed model, whose logits have `dtype`."""
+    """A change to try, of both paths or of the model, whose logits then have `dtype`."""
 
     name: str
     what: str
-    modifier: Step | None = None
+    change: Callable[[Path], Path] = lambda path: path
     model: Callable[[LoadedModel], AbstractContextManager[LoadedModel]] = nullcontext
     dtype: str | None = None
-
-    def apply(self, path: Path) -> Path:
-        """Return the path with the modifier set. CaptureError if there is nothing to change."""
-        if self.name == "TF32 off":
-            if path.values_of("tf32") is None:
-                raise CaptureError(f"path '{path}': TF32 is already off.")
-            return replace(
-                path,
-                modifiers=tuple(step for step in path.modifiers if step.name != "tf32"),
-            )
-        return (
-            path
-            if self.modifier is None
-            else path.with_modifier(self.modifier.name, *self.modifier.values)
-        )
 
 
 def mitigations_of(
     loaded: LoadedModel,
     prompts: Prompts,
-    reference: str,
-    variant: str,
+    paths: Sequence[Path],
     *,
     floor_rms: float,
     rounds: int = ROUNDS,
-    on_progress: Callable[[str], None] = lambda _: None,
+    on_progress: Progress = no_progress,
 ) -> list[MitigationRow]:
-    """Try every mitigation on a pair of paths; the first row is the unchanged pair.
+    """Try every mitigation on a reference and a variant; the first row is the unchanged pair.
 
     Figures cover all prompts, throughput the beginning of the first, timed in rounds over all
     mitigations. One that cannot be used, or fails, is a row with the reason. CaptureError if the
     pair itself cannot run.
     """
-    paths = parse_path(reference), parse_path(variant)
     rows: list[MitigationRow] = []
     timed: dict[int, tuple[Mitigation, list[Path]]] = {}
     for mitigation in MITIGATIONS:
         on_progress(mitigation.name)
         row = MitigationRow(mitigation.name, mitigation.what, mitigation.dtype or loaded.dtype)
         try:
-            sides = [mitigation.apply(path) for path in paths]
+            sides = [mitigation.change(path) for path in paths]
             for path in sides:
                 check_path(path, loaded, max(map(len, prompts)))
             with (
@@ -91,32 +75,14 @@ def mitigations_of(
                 foreign_errors_stop(f"'{mitigation.name}'", "choose shorter prompts"),
                 torch.inference_mode(),
             ):
-                total, dtype = _compare(mitigation, loaded, prompts, sides)
+                figures = _compare(mitigation, loaded, prompts, sides, floor_rms)
         except UlpscopeError as error:
             if not rows:
                 raise
             rows.append(replace(row, refusal=str(error)))
             continue
-        summary = total.summary()
         timed[len(rows)] = mitigation, sides
-        elements = sum(map(len, prompts)) * loaded.vocab_size
-        row = replace(
-            row,
-            compute_dtype=dtype,
-            elements=elements,
-            neq=summary.neq,
-            flips=summary.flips,
-        )
-        if not summary.nonfinite_mismatch:  # the finite elements alone would look small
-            ratio = summary.rms / floor_rms if floor_rms > 0 else None
-            row = replace(
-                row,
-                max_abs=summary.max_abs,
-                rms=summary.rms,
-                max_ulps=summary.max_ulps,
-                noise_ratio=ratio,
-            )
-        rows.append(row)
+        rows.append(replace(row, **figures))
     on_progress("throughput")
     with suppress(UlpscopeError):  # the figures do not need it
         for index, figures in _throughput(loaded, prompts[0], timed, rounds).items():
@@ -137,8 +103,9 @@ def _compare(
     loaded: LoadedModel,
     prompts: Prompts,
     paths: Sequence[Path],
-) -> tuple[PairTotal, str]:
-    """Compare the sides prompt by prompt. Return (total, dtype of the logits)."""
+    floor_rms: float,
+) -> dict[str, Any]:
+    """Compare the sides prompt by prompt. Return figures of a row."""
     total, dtype = PairTotal(), ""
     for ids in prompts:
         with mitigation.model(loaded) as model, open_path(paths[0], model) as run:
@@ -152,7 +119,21 @@ def _compare(
 
         with mitigation.model(loaded) as model, open_path(paths[1], model) as run:
             run(ids, add)
-    return total, dtype
+    summary = total.summary()
+    figures: dict[str, Any] = {
+        "compute_dtype": dtype,
+        "elements": sum(map(len, prompts)) * loaded.vocab_size,
+        "neq": summary.neq,
+        "flips": summary.flips,
+    }
+    if not summary.nonfinite_mismatch:  # the finite elements alone would look small
+        figures |= {
+            "max_abs": summary.max_abs,
+            "rms": summary.rms,
+            "max_ulps": summary.max_ulps,
+            "noise_ratio": summary.rms / floor_rms if floor_rms > 0 else None,
+        }
+    return figures
 
 
 def _throughput(
@@ -253,8 +234,16 @@ def _deterministic(loaded: LoadedModel) -> Iterator[LoadedModel]:
         torch.use_deterministic_algorithms(state[0], warn_only=state[1])
 
 
-_HEAD = "The LM head, hidden states to logits, in float32; everything before it unchanged."
-_INVARIANT = "One reduction order for any batch, row, chunk and cache length (+invariant)."
+def _with_modifier(name: str, *values: Value) -> Callable[[Path], Path]:
+    return lambda path: path.with_modifier(name, *values)
+
+
+def _without_tf32(path: Path) -> Path:
+    if path.values_of("tf32") is None:
+        raise CaptureError(f"path '{path}': TF32 is already off.")
+    return replace(path, modifiers=tuple(each for each in path.modifiers if each.name != "tf32"))
+
+
 MITIGATIONS = (
     Mitigation("baseline", "The two paths, unchanged."),
     Mitigation(
@@ -263,22 +252,31 @@ MITIGATIONS = (
         model=_model_in_float32,
         dtype="float32",
     ),
-    Mitigation("float32 head", _HEAD, model=_head_in_float32, dtype="float32"),
-    Mitigation("TF32 off", "float32 matmuls without TF32."),
+    Mitigation(
+        "float32 head",
+        "The LM head, hidden states to logits, in float32; everything before it unchanged.",
+        model=_head_in_float32,
+        dtype="float32",
+    ),
+    Mitigation("TF32 off", "float32 matmuls without TF32.", _without_tf32),
     Mitigation(
         "reduced reductions off",
         "16-bit matmuls accumulate in float32.",
-        Step("reduced", ("off",)),
+        _with_modifier("reduced", "off"),
     ),
     Mitigation(
         "SDPA math backend",
         "Attention as matmuls and a softmax, no fused kernel.",
-        Step("sdpa", ("math",)),
+        _with_modifier("sdpa", "math"),
     ),
     Mitigation(
         "deterministic algorithms",
         "torch.use_deterministic_algorithms(True).",
         model=_deterministic,
     ),
-    Mitigation("batch-invariant kernels", _INVARIANT, Step("invariant")),
+    Mitigation(
+        "batch-invariant kernels",
+        "One reduction order for any batch, row, chunk and cache length (+invariant).",
+        _with_modifier("invariant"),
+    ),
 )

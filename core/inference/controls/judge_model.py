@@ -30,6 +30,7 @@ from ...judging.divergence import Divergence
 from ...judging.places import NotFinite, place_of
 from ...judging.statistic import BLOCKS, FloorTest
 from ...numerics.formats import LOGIT_FORMATS
+from ...progress import Progress, no_progress
 from ...runs.file.evidence import Evidence, OtherPromptsFigures, OtherRowFigures, Verdict
 from ..models.dtypes import WIDENING
 from ..models.model import LoadedModel, has_experts, loaded_from
@@ -74,7 +75,7 @@ def judge(
     variant: str | Engine,
     precisions: Sequence[Precision] = (),
     tokenizer: Any = None,
-    on_progress: Callable[[str], None] | None = None,
+    on_progress: Progress = no_progress,
     session: JudgingSession | None = None,
     digests: tuple[str, str] | None = None,
 ) -> Verdict:
@@ -207,10 +208,10 @@ class ModelControls(Controls):
         session: JudgingSession,
         sides: tuple[RunnableSide, RunnableSide],
         precisions: Sequence[Precision] = (),
-        say: Callable[[str], None] | None = None,
+        say: Progress = no_progress,
         digests: tuple[str, str] | None = None,
     ) -> None:
-        self.session, self.sides, self.say = session, sides, say or (lambda _: None)
+        self.session, self.sides, self.say = session, sides, say
         self.loaded, self.prompts, self.precisions = session.loaded, session.prompts, precisions
         self.names, self.lengths = (
             (sides[0].name, sides[1].name),

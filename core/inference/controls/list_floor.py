@@ -4,7 +4,7 @@ sides sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from ...errors import UsageError
 from ...judging.explain.rescoring import Floats, Rescoring, floor_evidence
 from ...judging.explain.rows import PairRows, RowPair
+from ...progress import Progress
 from ...runs.file.evidence import Evidence
 from ..models.model import LoadedModel
 from ..models.module_state import restore_state
@@ -24,18 +25,17 @@ from .rounding_floor import check_prompts
 _SEEDS = range(4)
 _MOST_TOKENS = 1 << 12  # of a batch with its padding, about all that `rows_of_rollouts` takes
 Ids = tuple[int, ...]
-Say = Callable[..., None]
 Prompts = Sequence[Ids] | Mapping[int, Ids]  # by number
 
 
-def floor_of_rows(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Say) -> Evidence:
+def floor_of_rows(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress) -> Evidence:
     """Compare rows of a pair with a model's noise floor. prompts: all tokens that were read, or
     more.
     """
     return floor_evidence(rescore(loaded, prompts, pair, say))
 
 
-def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Say) -> Rescoring:
+def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress) -> Rescoring:
     """Score the tokens of a pair's rows by a model, and by its reorderings. prompts: all tokens
     that were read.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -19,6 +19,7 @@ from ...judging.dump import DumpControls, MakeControls
 from ...judging.statistic import FloorTest
 from ...judging.uploaded_controls import side_in_float32
 from ...numerics.formats import values_of
+from ...progress import Progress, no_progress
 from ...runs.figures import Figures
 from ...runs.file.evidence import Evidence
 from ..models.model import LoadedModel
@@ -36,7 +37,7 @@ def model_of_dump(
     *,
     float32: Sequence[Path] = (),
     precisions: Sequence[Precision] = (),
-    on_progress: Callable[[str], None] | None = None,
+    on_progress: Progress = no_progress,
 ) -> MakeControls:
     """Return how the controls of a dump are made with a model. float32: dumps of the pair in float32.
 

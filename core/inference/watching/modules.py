@@ -59,12 +59,9 @@ def watched_modules(model: Any) -> list[WatchedModule]:
         is_rotary = "rotary" in type(module).__name__.lower()
         if name == owner_name or is_of_experts or is_rotary or isinstance(module, _LEFT_OUT):
             continue
+        place = "" if inside is None else inside.partition(".")[2]
         is_block = block is not None and module is blocks[block]
-        kind = (
-            "residual"
-            if is_block
-            else _kind(inside.partition(".")[2] if inside is not None else "", name, module)
-        )
+        kind = "residual" if is_block else _kind(place, name, module)
         # an activation in a mixer, whose axes have another order
         if kind == "other" and not _has_weights(module):
             continue

@@ -8,7 +8,7 @@ Memory stays below about 300 MB for any size of the dump.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -18,6 +18,7 @@ import numpy as np
 from ...errors import DumpError, UsageError
 from ...numerics.arrays import Bits
 from ...numerics.formats import FloatFormat, format_named
+from ...progress import Progress, no_progress
 from ...text import clean, plural, printable
 from ..file.records import MAX_SIDES, Generation, Prompt, Provenance, RunHeader
 from .arrays import StoredArray
@@ -142,7 +143,7 @@ def open_dump(
     holds: str | None = None,
     max_bytes: int = 64 * GIB,
     fewest_sides: int = 2,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress = no_progress,
 ) -> Dump:
     """Open one npz, safetensors or torch.save file of two or more sides, or two files of one array
     each. DumpError if it cannot be read as logits.
@@ -153,8 +154,8 @@ def open_dump(
     detected. `max_bytes` limits each file, packed and unpacked. `holds`: 'logits' takes arrays for
     [positions, vocab] that look like log-probabilities of chosen tokens; 'padded' cuts sides to the
     first tokens, those that all of them have.
-    `fewest_sides`: 1 if a single side is of use, which makes no run. `on_progress(bytes read, bytes
-    in all)` reports what is read to detect the compute dtype, which may be all of it.
+    `fewest_sides`: 1 if a single side is of use, which makes no run.
+    `on_progress` gets what is read to detect the compute dtype, which may be all of it.
     """
     if len(paths) not in (1, 2):
         raise UsageError(
@@ -200,13 +201,13 @@ def open_dump(
         is_sorted = containers[0].kind == "safetensors"  # which say nothing by their order
         # stable: others stay in file order
         sides.sort(key=lambda side: _rank(side.name, reference, is_sorted))
-    target, tell = override or dtype, on_progress or (lambda _done, _total: None)
+    target = override or dtype
     reason = "declared: the dump's own compute_dtype key"
     if override:
         reason = "override: chosen when opening"
-    check_all(sides, target, tell)
+    check_all(sides, target, on_progress)
     if target is None:
-        target, reason = detect(sides, tell)
+        target, reason = detect(sides, on_progress)
     prompts = prompts_of(reserved[0], reserved[-1])
     generations = _generations(dump_name, [side.name for side in sides], arrays, reserved, prompts)
     meta = next((r.meta for r in reserved if r.meta), "")

@@ -8,7 +8,7 @@ that would be rounded is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from ...errors import DumpError
 from ...numerics.arrays import Array, Bits
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, narrow, values_of, widen
+from ...progress import Progress
 from ...text import clean
 from ..file.records import SideHeader
 from .arrays import StoredArray
 
 NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is 0.02
-Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def side_of(name: str, array: StoredArray, bits_format: FloatFormat | None) -> D
     raise array.refusal(f"has the dtype {clean(array.dtype)}", need)
 
 
-def check_all(sides: list[DumpSide], target: FloatFormat | None, tell: Tell) -> None:
+def check_all(sides: list[DumpSide], target: FloatFormat | None, tell: Progress) -> None:
     """Refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given compute
     dtype.
     """
@@ -137,7 +137,7 @@ def check_all(sides: list[DumpSide], target: FloatFormat | None, tell: Tell) -> 
             raise side.array.refusal("holds nothing but NaN", "logits")
 
 
-def detect(sides: list[DumpSide], tell: Tell) -> tuple[FloatFormat, str]:
+def detect(sides: list[DumpSide], tell: Progress) -> tuple[FloatFormat, str]:
     """Return the narrowest dtype that holds every value of every side bit for bit, and why."""
     formats = sorted({side.fmt.name for side in sides}, reverse=True)
     arrays = f"{' and '.join(formats)} arrays"
@@ -158,7 +158,7 @@ def detect(sides: list[DumpSide], tell: Tell) -> tuple[FloatFormat, str]:
 
 def _read_blocks(
     sides: list[DumpSide],
-    tell: Tell,
+    tell: Progress,
 ) -> Iterator[tuple[DumpSide, Iterator[Bits]]]:
     """Each side with the bits of all its rows, some at a time."""
     done, total = 0, sum(side.array.nbytes for side in sides)
@@ -167,7 +167,7 @@ def _read_blocks(
         nonlocal done
         for raw in side.array.blocks():
             done += raw.nbytes
-            tell(done, total)
+            tell("reading", done, total, "bytes")
             yield side.bits(raw)
 
     for side in sides:

@@ -68,7 +68,7 @@ def test_it_has_the_id_asked_for_and_progress_is_reported(store: Store, foreign_
         on_progress=lambda *rows: steps.append(rows),
     )
     assert run_id == "a-run"
-    assert steps[-1][0] == steps[-1][1] > 0
+    assert steps[-1][1] == steps[-1][2] > 0
     assert [each.name for each in store.directory.iterdir()] == ["a-run.duckdb"]
     assert foreign_file.read_bytes() == before
 

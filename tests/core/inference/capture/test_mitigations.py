@@ -13,9 +13,11 @@ from core.inference.capture import mitigations
 from core.inference.capture.mitigations import MITIGATIONS, TIMED_FORWARDS, mitigations_of
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of, whole_side
+from core.inference.paths.paths import parse_path
 from core.runs.tables.mitigations import MitigationRow, advice
 
 pytestmark = pytest.mark.model
+PAIR = [parse_path("prefill"), parse_path("decode")]
 
 
 def whole(loaded: LoadedModel, path: str, ids: list[int]) -> torch.Tensor:
@@ -23,8 +25,8 @@ def whole(loaded: LoadedModel, path: str, ids: list[int]) -> torch.Tensor:
 
 
 def tried(loaded: LoadedModel, prompts) -> dict[str, MitigationRow]:
-    rows = mitigations_of(loaded, prompts, "prefill", "decode", floor_rms=0.5, rounds=1)
-    assert [row.name for row in rows] == [mitigation.name for mitigation in MITIGATIONS]
+    rows = mitigations_of(loaded, prompts, PAIR, floor_rms=0.5, rounds=1)
+    assert [row.name for row in rows] == [each.name for each in MITIGATIONS]
     return {row.name: row for row in rows}
 
 
@@ -70,8 +72,9 @@ def test_a_mitigation_that_a_cpu_cannot_use_is_a_row_with_the_reason(bfloat16):
     assert "TF32 is already off" in rows["TF32 off"].refusal
     assert "need CUDA" in rows["reduced reductions off"].refusal
     assert (rows["TF32 off"].neq, rows["TF32 off"].share) == (None, None)
+    tf32 = [parse_path("prefill"), parse_path("prefill+tf32")]
     with pytest.raises(CaptureError, match="tf32 needs CUDA"):  # the pair itself cannot run
-        mitigations_of(tiny_model("llama"), [[1, 2, 3]], "prefill", "prefill+tf32", floor_rms=1.0)
+        mitigations_of(tiny_model("llama"), [[1, 2, 3]], tf32, floor_rms=1.0)
 
 
 def test_a_mitigation_leaves_the_model_as_it_was(bfloat16):
@@ -115,9 +118,7 @@ def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch: pyt
     monkeypatch.setattr(mitigations, "_seconds", seconds)
     loaded = tiny_model("llama", "bfloat16")
     ids = list(tiny_prompts(loaded)[0][: TIMED_FORWARDS + 1])
-    rows = {
-        row.name: row for row in mitigations_of(loaded, [ids], "prefill", "decode", floor_rms=1.0)
-    }
+    rows = {row.name: row for row in mitigations_of(loaded, [ids], PAIR, floor_rms=1.0)}
     assert {count for path, count in walked if path.startswith("decode")} == {TIMED_FORWARDS}
     for name, share in (
         ("baseline", 1.0),
