@@ -34,8 +34,8 @@ from .errors import UlpscopeError
 # Names of the commands, as the help lists them, and the modules of core/commands/ that have them.
 MODULES = {
     "compare": "comparing",
-    "ingest": "comparing",
-    "inspect": "comparing",
+    "ingest": "ingesting",
+    "inspect": "ingesting",
     "probe": "probing",
     "capture": "capturing",
     "judge": "capturing",
@@ -57,8 +57,8 @@ MODULES = {
     "skill": "serve",
     "mcp": "serve",
     "list": "stored",
-    "spare": "comparing",
-    "comment": "comparing",
+    "spare": "ingesting",
+    "comment": "gates",
 }
 _HIDDEN = ("spare", "comment")
 _FUNCTIONS = {"list": "list_"}  # where a command's name is taken in Python
