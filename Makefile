@@ -110,10 +110,8 @@ browser:
 	@.ci/browser
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-# The clone itself, so that $(BIN)/ulpscope and `import ulpscope` are this code. `core` has to be found from
-# every folder as well: `import ulpscope` gives its modules.
-EDITABLE = $(PIP) --no-deps --editable . && \
-	$(BIN)/python -c "import pathlib, site; pathlib.Path(site.getsitepackages()[0], 'ulpscope-clone.pth').write_text('$(CURDIR)\n')"
+# The clone itself, so that $(BIN)/ulpscope and `import ulpscope` are this code.
+EDITABLE = $(PIP) --no-deps --editable .
 
 $(VENV)/.runtime: requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

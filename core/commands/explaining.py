@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
 
@@ -87,15 +88,11 @@ def explain(
         name: partial(load_for, name, device, revision, trust_remote_code) for name in checkpoints
     }
     with stoppable(), steps() as say, RunReader(path) as run:
-        explanations = _explain(run, variant, dtype, loads, say)
+        explanations = explanations_of(run, say, variant, dtype, loads)
     if variant is not None and not explanations:
         raise UsageError(f"no variant '{variant}' in run '{path.stem}'.")
     if as_json_:
-        pairs = [
-            {"reference": reference, "variant": name, **explanation.to_json()}
-            for (reference, name), explanation in explanations.items()
-        ]
-        print_json({"run_id": path.stem, "pairs": pairs})
+        print_json(explanations_json(path.stem, explanations))
         return
     for (reference, name), explanation in explanations.items():
         out.print(f"{name} vs {reference}:", markup=False)
@@ -109,13 +106,22 @@ def explain(
             print_text(f"  {NONE_FOUND} {explanation.says}".rstrip())
 
 
-def _explain(
+def explanations_json(run_id: str, explanations: Explanations) -> dict[str, Any]:
+    pairs = [
+        {"reference": reference, "variant": name, **explanation.to_json()}
+        for (reference, name), explanation in explanations.items()
+    ]
+    return {"run_id": run_id, "pairs": pairs}
+
+
+def explanations_of(
     run: RunReader,
-    variant: str | None,
-    dtype: str | None,
-    loads: Mapping[str, Load],
     say: Progress,
+    variant: str | None = None,
+    dtype: str | None = None,
+    loads: Mapping[str, Load] = MappingProxyType({}),
 ) -> Explanations:
+    """Return the causes of every pair, or of one. loads: of the checkpoints that score tokens."""
     tokens = [prompt.token_ids for prompt in run.header.prompts]
     is_rollout = run.has_rollouts()
     lists = () if run.header.k is None or is_rollout else run.responses()

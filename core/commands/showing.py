@@ -122,18 +122,16 @@ def show(
             )
         elif link:
             print_text(_address_of(run, pairs[0]))
+        elif layers and as_json_:
+            print_json(layers_report(run, pairs))
         elif layers:
-            _show_layers(run, pairs, blocks, as_json_)
+            _print_layers(run, pairs, blocks)
         elif kernels:
             _show_kernels(run, pairs, differing, as_json_)
         elif mitigations:
             _show_mitigations(run, pairs, as_json_)
         elif as_json_:
-            mismatch = mismatch_of(run, framework)
-            print_json(
-                run_json(run, with_positions=positions)
-                | ({"mismatch": mismatch} if mismatch else {}),
-            )
+            print_json(report_of(run, framework, with_positions=positions))
         else:
             mismatch = mismatch_of(run, framework)
             print_pairs(run)
@@ -148,6 +146,17 @@ def show(
             )
             _print_caches(run)
             print_continuations(run)
+
+
+def report_of(
+    run: RunReader,
+    framework: str | None = None,
+    *,
+    with_positions: bool = False,
+) -> dict[str, Any]:
+    """Return a run as JSON, with the figures of trainer vs. rollout if it has any."""
+    report, mismatch = run_json(run, with_positions=with_positions), mismatch_of(run, framework)
+    return report | {"mismatch": mismatch} if mismatch else report
 
 
 def _address_of(run: RunReader, pair: StoredPair) -> str:
@@ -197,8 +206,13 @@ _LAYER_KEYS = (
 )
 
 
-def _show_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool, as_json_: bool) -> None:
-    """Print which module's output differs first, and each module's difference and noise floor."""
+def layers_of(
+    run: RunReader,
+    pairs: Sequence[StoredPair],
+) -> list[tuple[StoredPair, dict[str, Any] | None]]:
+    """Return the modules of each pair, None if its model was compiled; UsageError if no pair has
+    any.
+    """
     layers = [(pair, layers_json(run, pair.index)) for pair in pairs]
     if all(figures is None for _, figures in layers):
         is_compiled = asks_for(run.header.provenance, "layers")
@@ -208,15 +222,17 @@ def _show_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool, as_j
             else how_to_have("layers", run.header.provenance)
         )
         raise UsageError(f"run '{run.run_id}' holds no module outputs; {reason}.")
-    if as_json_:
-        print_json(
-            {
-                "run_id": run.run_id,
-                "pairs": [figures for _, figures in layers if figures is not None],
-            },
-        )
-        return
-    for pair, figures in layers:
+    return layers
+
+
+def layers_report(run: RunReader, pairs: Sequence[StoredPair]) -> dict[str, Any]:
+    modules = [figures for _, figures in layers_of(run, pairs) if figures is not None]
+    return {"run_id": run.run_id, "pairs": modules}
+
+
+def _print_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool) -> None:
+    """Print which module's output differs first, and each module's difference and noise floor."""
+    for pair, figures in layers_of(run, pairs):
         if figures is None:
             print_text(f"{pair.variant}: no module outputs; its model was compiled.")
             continue

@@ -37,7 +37,7 @@ from ..sweeps.workers import compute_here
 from ..text import clean, plural
 from . import options
 from .capturing import load, plan_of, run_plan
-from .comparing import write_gate
+from .gates import write_gate
 from .terminal.console import err, print_facts, print_json, print_records, print_text, steps
 from .terminal.stopping import EXIT_CODE, stoppable, stopping
 

@@ -46,8 +46,12 @@ _LABELS = {
 }
 
 
+def json_text(value: Any) -> str:
+    return json.dumps(value, indent=1, default=str, allow_nan=False)
+
+
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, default=str, allow_nan=False) + "\n")
+    sys.stdout.write(json_text(value) + "\n")
 
 
 def print_line(**value: Any) -> None:
