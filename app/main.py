@@ -21,7 +21,7 @@ from app.hosting import gate, members  # noqa: E402
 from app.navigation import FIRST, MOVED, PAGE_OF, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
 from app.shell import address, job_list, selection, sidebar, widgets  # noqa: E402
-from app.uploads.importing import lifespan  # noqa: E402
+from app.upload.importing import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
 

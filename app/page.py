@@ -1,7 +1,5 @@
-"""A page or tab as it declares itself in the `__init__` of its room, and a control of it that is
-part of its link.
-
-Every declaration is read at the start, so it imports nothing that draws or computes.
+"""What a row of `app/navigation.py` says of a page or tab, and of a control that is part of its
+link.
 """
 
 from __future__ import annotations
@@ -82,7 +80,6 @@ class Page:
     """A page, or a tab of one. name: in its address, of a page also its script's.
 
     absent: the word next to its name if a pair has nothing of it, else ''; a tab is not shown then.
-    line: its line on the overview of a pair.
     """
 
     name: str
@@ -90,7 +87,6 @@ class Page:
     shows: Literal["store", "run"]
     settings: tuple[PageSetting, ...] = ()
     absent: Callable[[RunReader, StoredPair], str] | None = None
-    line: Callable[[RunReader, StoredPair], str | None] | None = None
     tabs: tuple[Page, ...] = ()
 
     @property

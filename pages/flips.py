@@ -4,13 +4,14 @@ import pandas as pd
 import streamlit as st
 
 from app.components import best_tokens, plots
-from app.flips import PAGE, parts
+from app.flips import parts
+from app.navigation import FLIPS
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.queries.flips import MOST_READ, STORED_RANKS, candidates, flip_table, flips_sentence
 from core.runs.queries.verdicts import answer_of
 from core.text import number, opening, out_of, plural, visible
 
-view = widgets.head(PAGE, selection.current_view())
+view = widgets.head(FLIPS, selection.current_view())
 run, pair = view.run, view.pair
 st.markdown(flips_sentence(view.table))
 if run.generations:

@@ -6,12 +6,13 @@ import streamlit as st
 
 from app.components import plots
 from app.hosting import members
-from app.machine import PAGE, parts
+from app.machine import parts
+from app.navigation import MACHINE
 from app.shell import exports, store_cache, store_changes, widgets
 from app.shell.job_list import job_list
 from core.text import legible, plural
 
-widgets.title(PAGE)
+widgets.title(MACHINE)
 st.markdown(
     "Which torch operations keep their bits here: from call to call, in a larger batch, in another"
     " row.",

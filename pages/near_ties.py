@@ -7,20 +7,19 @@ import streamlit as st
 
 from app.components import best_tokens, plots
 from app.flips import parts
-from app.near_ties import LOGIT_STEPS, PAGE
+from app.navigation import LOGIT_STEPS, NEAR_TIES, PROMPTS
 from app.shell import exports, selection, widgets
 from core.plots import near_ties as charts
 from core.runs.queries.elements import with_argmax_texts
 from core.runs.queries.flips import SIDES, near_ties_sentence
 from core.text import out_of, plural
 
-view = widgets.head(PAGE, selection.current_view())
+view = widgets.head(NEAR_TIES, selection.current_view())
 lead = st.container()
-scope = "this prompt"
+scope = PROMPTS[0]
 if len(view.run.header.prompts) > 1:
-    scopes = ["this prompt", "all prompts"]
-    scope = st.segmented_control("Positions of", scopes, required=True, key="near_ties_of") or scope
-table = view.table if scope == "all prompts" else view.prompt_table
+    scope = st.segmented_control("Positions of", PROMPTS, required=True, key="near_ties_of")
+table = view.table if scope == PROMPTS[1] else view.prompt_table
 lead.markdown(near_ties_sentence(table))
 
 

@@ -8,7 +8,8 @@ import streamlit as st
 from app import navigation
 from app.components import best_tokens, plots
 from app.mismatch import section
-from app.overview import PAGE, token_strip
+from app.navigation import OVERVIEW
+from app.overview import lines, token_strip
 from app.shell import address, exports, selection, store_cache, widgets
 from app.verdict import panel
 from core.plots import pairs as charts
@@ -18,7 +19,7 @@ from core.runs.reports.report_json import over_logits, over_margins, over_positi
 from core.runs.requests import repeat_command
 from core.text import known, legible, number, out_of, percent, plural
 
-view = widgets.head(PAGE, selection.current_view())
+view = widgets.head(OVERVIEW, selection.current_view())
 summary, header = view.pair.summary, view.run.header
 answer = panel.verdict(view)
 if summary.nonfinite_mismatch:
@@ -95,11 +96,12 @@ panel.checks(view, answer)
 section.draw(view)
 
 # what other pages show of the pair
-for part, line in store_cache.cached(view.run, navigation.lines, view.pair.index):
+for part, line in store_cache.cached(view.run, lines.lines, view.pair.index).items():
     left, right = st.columns([5, 1], vertical_alignment="center")
     left.markdown(line)
-    script = widgets.PAGES / f"{navigation.PAGE_OF[part.name].name}.py"
-    right.page_link(script, label=f"{part.title} →", query_params=address.of(view, part.name))
+    script = widgets.PAGES / f"{navigation.PAGE_OF[part].name}.py"
+    label = f"{navigation.PARTS[part].title} →"
+    right.page_link(script, label=label, query_params=address.of(view, part))
 if len(view.run.sides) > 2:
     groups = "  ".join(
         "{ " + ", ".join(f"`{widgets.code(side)}`" for side in group) + " }"

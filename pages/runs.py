@@ -5,13 +5,14 @@ from itertools import count
 
 import streamlit as st
 
-from app.gallery import PAGE, actions, filters, table
+from app.gallery import actions, filters, table
+from app.navigation import RUNS
 from app.shell import store_cache, widgets
 from app.shell.widgets import PAGES
 from core.errors import StoreError
 from core.runs.store.cards import count_verdicts
 
-widgets.title(PAGE)
+widgets.title(RUNS)
 is_whole = bool(st.session_state.get("gallery_hidden"))
 cards, unreadable = store_cache.cards(is_whole=is_whole)
 hidden = store_cache.hidden()

@@ -13,8 +13,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from app.compare import PAGE, SIDE_BY_SIDE
 from app.components import plots
+from app.navigation import COMPARE, SIDE_BY_SIDE
 from app.shell import exports, selection, store_cache, widgets
 from app.shell.widgets import PAGES
 from core.plots import style
@@ -253,7 +253,7 @@ def open_run(run_id: str, other: str = "") -> None:
     """Select a run and leave for its Overview, or for the tab that compares it with another one."""
     selection.new_run(run_id)
     if other:
-        st.session_state.update({"compare_with": other, PAGE.tab.key: SIDE_BY_SIDE.title})
+        st.session_state.update({"compare_with": other, COMPARE.tab.key: SIDE_BY_SIDE.title})
     else:
         st.session_state["opened"] = True
 

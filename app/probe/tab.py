@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from app.capture.page import split_prompts
+from app.capture.tab import split_prompts
 from app.shell import selection, store_changes, widgets
 from app.shell.job_list import job_list
 from app.shell.jobs import PROBING, PromptFile

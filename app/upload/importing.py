@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from app.shell import store_changes
 from app.shell.jobs import TAKING_IN, Job, Jobs
-from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, Upload, purge
+from app.upload.spool import DONE, FAILED, IMPORTING, RECEIVED, Upload, purge
 from core.errors import UlpscopeError, UsageError
 from core.numerics.formats import format_named
 from core.runs.dumps.dump import check_holds

@@ -15,8 +15,8 @@ from app.components import component
 from app.hosting import members
 from app.shell import selection, store_cache, store_changes, widgets
 from app.shell.job_list import job_list
-from app.uploads.importing import start_import
-from app.uploads.spool import FAILED, RECEIVED, Upload
+from app.upload.importing import start_import
+from app.upload.spool import FAILED, RECEIVED, Upload
 from core.errors import UlpscopeError
 from core.judging.ingest import headers_of
 from core.runs.dumps.shapes import LOGITS, PADDED

@@ -25,8 +25,8 @@ from app.api.responses import RefusedError, answer, refuse_unknown, route
 from app.hosting.members import member_of
 from app.shell import store_changes
 from app.shell.jobs import Job
-from app.uploads.importing import OPTIONS, check_options, start_import
-from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, RECEIVING, Record, Upload, purge
+from app.upload.importing import OPTIONS, check_options, start_import
+from app.upload.spool import DONE, FAILED, IMPORTING, RECEIVED, RECEIVING, Record, Upload, purge
 from core.configuration import configuration
 from core.errors import LimitError
 from core.runs.store.store import open_store
