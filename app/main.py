@@ -45,9 +45,9 @@ def draw() -> None:
         part = MOVED[name]
         tab = {} if part in pages else {"tab": part}
         st.switch_page(pages[PAGE_OF[part].name], query_params=st.query_params.to_dict() | tab)
-    # the run that was opened is shown here; until then a rerun does not lose it
-    if name == "overview":
-        st.session_state.pop("opened", None)
+    # What was opened is shown here; until then a rerun does not lose it.
+    if st.session_state.get("opened") == name:
+        del st.session_state["opened"]
     widgets.forget_clicks(name)
     st.sidebar.markdown("**ULPscope** :small[rounding, or a bug?]")
     links = st.sidebar.container()
@@ -62,6 +62,8 @@ def draw() -> None:
         st.switch_page(pages[FIRST])
     address.settle_settings(name, view)
     address.write(address.of(view))
+    if opened := st.session_state.get("opened"):
+        st.switch_page(pages[opened])
     with links:
         sidebar.page_links(view)
         job_list.running()

@@ -17,8 +17,6 @@ st.markdown(
     "Which torch operations keep their bits here: from call to call, in a larger batch, in another"
     " row.",
 )
-if st.session_state.pop("opened", False):
-    st.session_state["ops_run"] = st.session_state.pop("open_next", "")
 cards = [card for card in store_cache.cards()[0] if card.kind == "ops"]
 with st.expander("Probe this machine", expanded=not cards):
     if members.may_change():

@@ -7,11 +7,8 @@ from app.hosting import members
 from app.navigation import NEW_RUN
 from app.probe import tab as probe
 from app.shell import selection, widgets
-from app.shell.widgets import PAGES
 from app.upload import tab as upload
 
-if st.session_state.get("opened"):
-    st.switch_page(PAGES / "overview.py")
 if not members.may_change():
     widgets.title(NEW_RUN)
     st.info(members.READ_ONLY)

@@ -8,7 +8,6 @@ import streamlit as st
 from app.gallery import actions, filters, table
 from app.navigation import RUNS
 from app.shell import store_cache, widgets
-from app.shell.widgets import PAGES
 from core.errors import StoreError
 from core.runs.store.cards import count_verdicts
 
@@ -30,8 +29,6 @@ if not cards:
     widgets.empty()
 table.table(matches, labels)
 table.count_line(cards, matches, labels)
-if st.session_state.get("opened"):
-    st.switch_page(PAGES / "overview.py")
 actions.panel(cards, matches, labels)
 if all(card.is_read_only for card in cards) and not hidden:
     table.first_visit(cards)

@@ -16,7 +16,6 @@ import streamlit as st
 from app.components import plots
 from app.navigation import COMPARE, SIDE_BY_SIDE
 from app.shell import exports, selection, store_cache, widgets
-from app.shell.widgets import PAGES
 from core.plots import style
 from core.runs.file.records import FAILING
 from core.sweeps.history import CellChange, change_of
@@ -33,8 +32,6 @@ _PICKED = "matrix_picked"
 
 def draw(_: selection.View | None) -> None:
     """Draw the tab."""
-    if st.session_state.get("opened"):
-        st.switch_page(PAGES / "overview.py")
     ledger = store_cache.ledger()
     plan = pick(ledger.plans())
     changes = [change_of(state) for state in ledger.states(plan.cells)]
@@ -255,7 +252,7 @@ def open_run(run_id: str, other: str = "") -> None:
     if other:
         st.session_state.update({"compare_with": other, COMPARE.tab.key: SIDE_BY_SIDE.title})
     else:
-        st.session_state["opened"] = True
+        st.session_state["opened"] = "overview"
 
 
 def export_cells(changes: Sequence[CellChange]) -> pd.DataFrame:

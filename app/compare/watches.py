@@ -14,15 +14,12 @@ import streamlit as st
 from app.compare.sweeps import open_run
 from app.components import plots
 from app.shell import exports, selection, store_cache, widgets
-from app.shell.widgets import PAGES
 from core.plots import style
 from core.probing.watch import Round
 
 
 def draw(_: selection.View | None) -> None:
     """Draw the tab: those that have moved first."""
-    if st.session_state.get("opened"):
-        st.switch_page(PAGES / "overview.py")
     histories = sorted(
         store_cache.watches(),
         key=lambda rounds: (rounds[-1].since is None, rounds[-1].url),

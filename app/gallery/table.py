@@ -119,15 +119,13 @@ def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
         picked = st.session_state[key]["selection"]
         card = matches[picked["cells"][0][0]] if picked["cells"] else None
         if card is not None and not card.sides:  # probes of operations
-            st.session_state.update(ops_run=card.run_id, opened_ops=True)
+            st.session_state.update(ops_run=card.run_id, opened="machine")
         elif card is not None:
             selection.new_run(card.run_id)
-            st.session_state["opened"] = True
+            st.session_state["opened"] = "overview"
         hidden = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
         st.session_state["ticked"] = hidden + [ids[row] for row in picked["rows"]]
 
-    if st.session_state.pop("opened_ops", False):
-        st.switch_page(PAGES / "machine.py")
     ticked = set(st.session_state.get("ticked", ()))
     height = widgets.table_height(len(ids), _MOST_ROWS)
     widgets.room("gallery", height).dataframe(

@@ -27,12 +27,9 @@ def draw(view: selection.View) -> None:
     together, text = caches["together"], sentence(caches, names_prompt=prompt is None)
     if not together["neq"]:
         logits = view.table if prompt is None else view.prompt_table
-        see = (
-            " The logits do differ: see Layers for where that begins."
-            if logits["neq"].any()
-            else ""
-        )
-        lead.success(text + see)
+        if logits["neq"].any():
+            text += " The logits do differ: see Layers for where that begins."
+        lead.success(text)
         return
     lead.markdown(text)
     if together["nonfinite_mismatch"]:
@@ -62,18 +59,13 @@ def draw(view: selection.View) -> None:
     st.caption(f"Layers x key/value heads: {charts.MEASURES[measure]} ({view.dtype}). Gray: equal.")
 
     title, choice = st.columns([3, 2], vertical_alignment="bottom")
-    title.subheader(
-        f"Where in {f'prompt {view.prompt}' if len(run.header.prompts) > 1 else 'the prompt'}",
-    )
-    kind = (
-        choice.segmented_control(
-            "Tensor",
-            KINDS,
-            format_func="{}s".format,
-            required=True,
-            key="kv_kind",
-        )
-        or KINDS[0]
+    title.subheader(parts.where(view))
+    kind = choice.segmented_control(
+        "Tensor",
+        KINDS,
+        format_func="{}s".format,
+        required=True,
+        key="kv_kind",
     )
     by = measure if measure in MEASURES else "neq_share"
     content = (pair, view.prompt, kind, by)

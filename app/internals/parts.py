@@ -91,12 +91,20 @@ def prompt_in_scope(view: selection.View, key: str) -> int | None:
 
 def measure(label: str, options: list[str], names: dict[str, str], key: str) -> str:
     """Draw the choice of a measure; the first if the session holds none of them."""
-    if st.session_state.get(key) not in options:
-        st.session_state[key] = options[0]
-    return (
-        st.segmented_control(label, options, format_func=names.__getitem__, required=True, key=key)
-        or options[0]
+    selection.settle(key, options)
+    return st.segmented_control(
+        label,
+        options,
+        format_func=names.__getitem__,
+        required=True,
+        key=key,
     )
+
+
+def where(view: selection.View) -> str:
+    """Title of a map of the selected prompt."""
+    several = len(view.run.header.prompts) > 1
+    return f"Where in {f'prompt {view.prompt}' if several else 'the prompt'}"
 
 
 def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:
@@ -106,18 +114,17 @@ def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:
         more = f" and {len(values) - 3} more" if len(values) > 3 else ""
         return "; ".join(value or "(the model itself)" for value in values[:3]) + more
 
-    shapes = {
-        name: (
-            table[name].map(
-                lambda details: some([shape_in_words(detail).strip("`") for detail in details]),
-            )
-        )
-        for name in ("reference_details", "variant_details")
+    def shapes(details: list[str]) -> str:
+        return some([shape_in_words(detail).strip("`") for detail in details])
+
+    texts = {
+        "name": short_name,
+        "places": some,
+        "modules": some,
+        "reference_details": shapes,
+        "variant_details": shapes,
     }
-    texts = {"name": table["name"].map(short_name)} | {
-        name: table[name].map(some) for name in ("places", "modules")
-    }
-    return table.assign(**shapes, **texts)
+    return table.assign(**{name: table[name].map(text) for name, text in texts.items()})
 
 
 def mitigations(view: selection.View) -> None:
@@ -132,11 +139,12 @@ def mitigations(view: selection.View) -> None:
         " ratios are lower"
     )
     st.caption(f"One change at a time. Throughput: relative to the baseline. {floor}.")
-    if refused := [
+    refused = [
         f"- **{widgets.escape(row.name)}**: {widgets.escape(row.refusal)}"
         for row in rows
         if row.refusal
-    ]:
+    ]
+    if refused:
         st.markdown("Not measured:\n\n" + "\n".join(refused))
     every = pd.DataFrame(rows).convert_dtypes()
     exports.download({"mitigations": every}, exports.file_stem(view, "mitigations"), "mitigations")

@@ -4,6 +4,7 @@ values of a link.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -89,6 +90,13 @@ def select(**values: str | int | None) -> None:
     drawn.
     """
     st.session_state.update(values)
+
+
+def settle(key: str, options: Iterable[str]) -> None:
+    """Select the first option unless the session, a link or the viewer, holds one of them."""
+    names = list(options)
+    if st.session_state.get(key) not in names:
+        st.session_state[key] = names[0]
 
 
 def select_row(table: pd.DataFrame, key: str) -> None:
