@@ -136,15 +136,16 @@ def _draw_map(view: selection.View, table: pd.DataFrame) -> None:
     options = ["ratio", "neq_share", "max_row_ulps", "max_ulps"]
     if table["floor_rms"].isna().all():
         options.remove("ratio")
+    names = {name: charts.MEASURES[name] for name in options}
     title, choice = st.columns([3, 5], vertical_alignment="bottom")
     title.subheader(parts.where(view))
     with choice:
-        measure = parts.measure("Color", options, charts.MEASURES, "layers_measure")
+        measure = widgets.choice("Color", names, "layers_measure")
     grid = store_cache.cached(run, cells, pair, prompt, measure)
     if grid.empty:
         return
-    names, ticks = charts.names_of(modules(run, pair, prompt))
-    figure = charts.position_map(grid, names, ticks, measure, view.position)
+    rows, ticks = charts.names_of(modules(run, pair, prompt))
+    figure = charts.position_map(grid, rows, ticks, measure, view.position)
     picture = exports.picture_of(view, f"layers-{measure}", of_prompt=True)
     plots.draw(figure, "layers_map", picture, partial(_open_module, table, "layers_map"))
     about = charts.MEASURES[measure]

@@ -89,18 +89,6 @@ def prompt_in_scope(view: selection.View, key: str) -> int | None:
     return None if scope == PROMPTS[1] else view.prompt
 
 
-def measure(label: str, options: list[str], names: dict[str, str], key: str) -> str:
-    """Draw the choice of a measure; the first if the session holds none of them."""
-    selection.settle(key, options)
-    return st.segmented_control(
-        label,
-        options,
-        format_func=names.__getitem__,
-        required=True,
-        key=key,
-    )
-
-
 def where(view: selection.View) -> str:
     """Title of a map of the selected prompt."""
     several = len(view.run.header.prompts) > 1

@@ -113,9 +113,9 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
 
 def colours(view: selection.View) -> list[str]:
     """Return what the tokens of a run can be colored by; the selected color is one of them."""
-    options = list(OF_ROLLOUTS if store_cache.cached(view.run, mismatch.has_rollouts) else COLOURS)
-    if st.session_state["strip_colour"] not in options:
-        st.session_state["strip_colour"] = options[0]
+    has_rollouts = store_cache.cached(view.run, mismatch.has_rollouts)
+    options = list(OF_ROLLOUTS if has_rollouts else COLOURS)
+    selection.settle("strip_colour", options)
     return options
 
 

@@ -147,6 +147,18 @@ def tabs(
     return visible
 
 
+def choice(label: str, names: Mapping[str, str], key: str) -> str:
+    """Draw a row of options by their words; the first if the session holds none of them."""
+    selection.settle(key, names)
+    return st.segmented_control(
+        label,
+        list(names),
+        format_func=names.__getitem__,
+        required=True,
+        key=key,
+    )
+
+
 ROW = 33  # pixels, at the theme's size of type
 _MOST_ROOM = 20  # rows
 _ROOM_CSS = (Path(__file__).parent / "room.css").read_text(encoding="utf-8")
