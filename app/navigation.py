@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from app.internals.recorded import RECORDED
 from app.overview import PARTS as ROLLOUT_PARTS
-from app.page import Page, PageSetting, words
+from app.page import Page, PageSetting
 from app.shell.wording import VERDICTS
 from core.numerics.formats import LOGIT_FORMATS
 from core.runs.queries.heat import COLOURS
@@ -41,8 +41,8 @@ LOGIT_STEPS = (
 
 
 def _no_flips(run: RunReader, pair: StoredPair) -> str:
-    words_of_flips = {None: "unknown", 0: "none"}
-    return "" if run.generations else words_of_flips.get(pair.summary.flips, "")
+    words = {None: "unknown", 0: "none"}
+    return "" if run.generations else words.get(pair.summary.flips, "")
 
 
 def _unless_recorded(tab: str) -> Callable[[RunReader, StoredPair], str]:
@@ -55,7 +55,7 @@ RUNS = Page(
     "store",
     (
         PageSetting("search", "gallery_search", ""),
-        PageSetting("verdict", "gallery_verdict", "any", words(["any", *VERDICTS])),
+        PageSetting("verdict", "gallery_verdict", "any", ["any", *VERDICTS]),
         PageSetting(
             "flips",
             "gallery_flips",
@@ -76,8 +76,8 @@ OVERVIEW = Page(
     "Overview",
     "run",
     (
-        PageSetting("colour", "strip_colour", "largest difference", words(COLOURS)),
-        PageSetting("part", "mismatch_part", ROLLOUT_PARTS[0], words(ROLLOUT_PARTS)),
+        PageSetting("colour", "strip_colour", "largest difference", tuple(COLOURS)),
+        PageSetting("part", "mismatch_part", ROLLOUT_PARTS[0], ROLLOUT_PARTS),
         PageSetting("framework", "framework", "ulpscope"),
         PageSetting("by", "mismatch_by_quantity", ""),
     ),
@@ -86,7 +86,7 @@ FLIPS = Page(
     "flips",
     "Flips",
     "run",
-    (PageSetting("list", "flips_listed", "flips", words(["flips", "flips and near ties"])),),
+    (PageSetting("list", "flips_listed", "flips", ["flips", "flips and near ties"]),),
     absent=_no_flips,
 )
 NEAR_TIES = Page(
@@ -95,9 +95,9 @@ NEAR_TIES = Page(
     "run",
     (
         PageSetting("threshold", "threshold", 4, span=(0, 64)),
-        PageSetting("logits", "threshold_logits", "0.1", words(LOGIT_STEPS)),
-        PageSetting("unit", "threshold_unit", "ULPs", words(["ULPs", "logits"])),
-        PageSetting("of", "near_ties_of", PROMPTS[0], words(PROMPTS)),
+        PageSetting("logits", "threshold_logits", "0.1", LOGIT_STEPS),
+        PageSetting("unit", "threshold_unit", "ULPs", ["ULPs", "logits"]),
+        PageSetting("of", "near_ties_of", PROMPTS[0], PROMPTS),
     ),
     absent=lambda _, pair: "" if pair.summary.near_ties else "none",
 )
@@ -106,19 +106,19 @@ HEATMAP = Page(
     "Heatmap",
     "run",
     (
-        PageSetting("by", "worst_by", "difference", words(["difference", "ULPs"])),
+        PageSetting("by", "worst_by", "difference", ["difference", "ULPs"]),
         # auto: linear in row ULPs, which are of one size, log in the others, which spread over
         # decades
-        PageSetting("colours", "heatmap_colours", "auto", words(["auto", "log", "linear"])),
+        PageSetting("colours", "heatmap_colours", "auto", ["auto", "log", "linear"]),
         PageSetting("rows", "heatmap_rows", ""),  # `12:40`, as tokens; nothing: all of them
         # columns, token ids or ranks from 0; nothing: the first look
         PageSetting("tokens", "heatmap_tokens", ""),
-        PageSetting("order", "heatmap_order", "", words(["id", "rank"])),
+        PageSetting("order", "heatmap_order", "", ["id", "rank"]),
         PageSetting(
             "cells",
             "heatmap_cells",
             "row_ulps",
-            words(["row_ulps", "ulps", "difference"]),
+            ["row_ulps", "ulps", "difference"],
         ),
         PageSetting("token", "heatmap_token", ""),  # an id or a text
     ),
@@ -129,12 +129,12 @@ LAYERS = Page(
     "Layers",
     "run",
     (
-        PageSetting("of", "layers_scope", PROMPTS[0], words(PROMPTS)),
+        PageSetting("of", "layers_scope", PROMPTS[0], PROMPTS),
         PageSetting(
             "measure",
             "layers_measure",
             "ratio",
-            words(["ratio", "neq_share", "max_row_ulps", "max_ulps"]),
+            ["ratio", "neq_share", "max_row_ulps", "max_ulps"],
         ),
         PageSetting("module", "layers_module", ""),
     ),
@@ -145,14 +145,14 @@ KV_CACHE = Page(
     "KV cache",
     "run",
     (
-        PageSetting("of", "kv_scope", PROMPTS[0], words(PROMPTS)),
+        PageSetting("of", "kv_scope", PROMPTS[0], PROMPTS),
         PageSetting(
             "measure",
             "kv_measure",
             "rms",
-            words(["neq_share", "max_row_ulps", "max_ulps", "rms"]),
+            ["neq_share", "max_row_ulps", "max_ulps", "rms"],
         ),
-        PageSetting("kind", "kv_kind", "key", words(KINDS)),
+        PageSetting("kind", "kv_kind", "key", KINDS),
     ),
     absent=_unless_recorded("kv_cache"),
 )
@@ -161,8 +161,8 @@ KERNELS = Page(
     "Kernels",
     "run",
     (
-        PageSetting("list", "kernels_shown", "all", words(["all", "differ", "products"])),
-        PageSetting("library", "kernels_library", "any", words(["any", *LIBRARIES])),
+        PageSetting("list", "kernels_shown", "all", ["all", "differ", "products"]),
+        PageSetting("library", "kernels_library", "any", ["any", *LIBRARIES]),
         PageSetting("modules", "kernels_split", False, {"apart": True, "together": False}),
     ),
     absent=_unless_recorded("kernels"),
@@ -179,7 +179,7 @@ SIDE_BY_SIDE = Page(
             "by",
             "compare_by",
             "max_abs",
-            words(["max_abs", "max_row_ulps", "max_ulps", "rms", "kl"]),
+            ["max_abs", "max_row_ulps", "max_ulps", "rms", "kl"],
         ),
     ),
 )
@@ -195,9 +195,9 @@ SWEEPS = Page(
     "store",
     (
         PageSetting("plan", "matrix_plan", ""),
-        PageSetting("down", "matrix_rows", "", words(["", *AXES])),
-        PageSetting("across", "matrix_columns", "", words(["", *AXES])),
-        PageSetting("figure", "matrix_figure", "verdict", words(FIGURES)),
+        PageSetting("down", "matrix_rows", "", ["", *AXES]),
+        PageSetting("across", "matrix_columns", "", ["", *AXES]),
+        PageSetting("figure", "matrix_figure", "verdict", tuple(FIGURES)),
         *(PageSetting(axis, f"matrix_of_{axis}", "any") for axis in AXES),
     ),
 )
@@ -210,8 +210,8 @@ MACHINE = Page(
     (
         PageSetting("probes", "ops_run", ""),
         PageSetting("op", "ops_op", ""),
-        PageSetting("dtype", "ops_dtype", "any", words(["any", *LOGIT_FORMATS])),
-        PageSetting("show", "ops_shown", "all", words(["all", "differing"])),
+        PageSetting("dtype", "ops_dtype", "any", ["any", *LOGIT_FORMATS]),
+        PageSetting("show", "ops_shown", "all", ["all", "differing"]),
     ),
 )
 
@@ -231,7 +231,5 @@ SETTING_NAMES = frozenset(
 
 def absent(run: RunReader, pair: int) -> dict[str, str]:
     """Word for each page and tab of which a pair has nothing: `none`, or what was not done."""
-    words_of_parts = {
-        name: part.absent(run, run.pairs[pair]) for name, part in PARTS.items() if part.absent
-    }
-    return {name: word for name, word in words_of_parts.items() if word}
+    words = {name: part.absent(run, run.pairs[pair]) for name, part in PARTS.items() if part.absent}
+    return {name: word for name, word in words.items() if word}

@@ -8,6 +8,7 @@ that is written once for a prompt and a colour.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from app.overview import OF_ROLLOUTS
 from app.shell import selection, store_cache
 from core.runs.file.records import Prompt
 from core.runs.queries import mismatch
+from core.runs.queries.flips import SIDES
 from core.runs.queries.heat import COLOURS, heat
 
 _strip = component("ulpscope_token_strip", Path(__file__).with_suffix(""))
@@ -41,16 +43,12 @@ def columns(
     undefined.
     """
     shade = heat(table, colour, dtype)
-    argmax = {side: _whole(table[f"{side}_token"]) for side in ("reference", "variant")}
+    argmax = {side: _whole(table[f"{side}_token"]) for side in SIDES}
+    tokens = {*argmax["reference"], *argmax["variant"]}
     return {
         "texts": list(prompt.token_texts) or None,
         "ids": list(prompt.token_ids) or None,
-        "names": {
-            token: vocabulary[token]
-            for tokens in argmax.values()
-            for token in set(tokens)
-            if token in vocabulary
-        },
+        "names": {token: vocabulary[token] for token in tokens & vocabulary.keys()},
         "vocab": vocab,
         "dtype": dtype,
         "heat": shade.levels.tolist(),
@@ -155,12 +153,10 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
 def _go(key: str, view: selection.View) -> None:
     """Select the clicked position if the drawn prompt has it; what the browser sends is checked."""
     click, current = st.session_state[key].get("go"), selection.current_view()
-    is_open = (
-        current is not None
-        and current.run.run_id == view.run.run_id
-        and current.pair.index == view.pair.index
-    )
-    if isinstance(click, dict) and is_open and click.get("stamp") == selection.stamp(view):
+    # Another run or variant may have been selected since the browser drew this strip.
+    drawn = selection.stamp(view)
+    is_open = current is not None and selection.stamp(replace(current, prompt=view.prompt)) == drawn
+    if isinstance(click, dict) and is_open and click.get("stamp") == drawn:
         position = click.get("position")
         if isinstance(position, int) and view.first_position <= position <= view.last_position:
             selection.select(prompt=view.prompt, position=position)

@@ -86,7 +86,7 @@ def _settle(settings: Iterable[PageSetting]) -> None:
         elif setting.key not in st.session_state:  # the widget was not on the last page
             st.session_state[setting.key] = values.get(setting.key, setting.default)
         values[setting.key] = st.session_state[setting.key]
-        if setting.options or setting.span is not None:  # what is being typed stays
+        if setting.words or setting.span is not None:  # what is being typed stays
             preset_widget(setting.key)
 
 

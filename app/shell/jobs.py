@@ -250,22 +250,15 @@ class Jobs:
                 if task.job.state != "waiting" or self._is_stopped:
                     continue
                 rivals = {device}
-                if device not in _NO_DEVICES:
-                    rivals = (
-                        busy.difference(_NO_DEVICES)
-                        if device == ANY_DEVICE
-                        else {device, ANY_DEVICE}
-                    )
+                if device == ANY_DEVICE:  # it may turn out to be any of them
+                    rivals = busy.difference(_NO_DEVICES)
+                elif device not in _NO_DEVICES:
+                    rivals.add(ANY_DEVICE)
                 is_free = busy.isdisjoint(rivals)
                 busy.add(device)
                 if is_free:
                     self._change(task, state="running", stage="starting")
-                    threading.Thread(
-                        target=self._work,
-                        args=(task,),
-                        name="ulpscope-job",
-                        daemon=True,
-                    ).start()
+                    threading.Thread(target=self._work, args=(task,), daemon=True).start()
 
     def _change(self, task: _Task, **values: object) -> None:
         with self._lock:
@@ -288,21 +281,16 @@ class Jobs:
             if self._is_stopped or task.job.state == "cancelling":
                 self._change(task, state="cancelled", message=_NOTHING_STORED)
                 return
-            store = () if job.device == GETTING else ("--store", str(self._store.absolute()))
-            task.child = child = self._child(
-                job,
-                [*job.arguments, "--progress", "json", *store],
-                task.secrets,
-            )
+            arguments = [*job.arguments, "--progress", "json"]
+            if job.device != GETTING:
+                arguments += ["--store", str(self._store.absolute())]
+            task.child = child = self._child(job, arguments, task.secrets)
             task.secrets = None
         began = time.monotonic()
         with child:
             for line in child.messages():
-                progress = {
-                    key: line[key]
-                    for key in ("stage", "rows_done", "rows_total", "run_id")
-                    if key in line
-                }
+                names = line.keys() & {"stage", "rows_done", "rows_total", "run_id"}
+                progress = {name: line[name] for name in names}
                 self._change(task, seconds=time.monotonic() - began, **progress)
         if child.code < 0:  # killed before it could clean up
             self._sweep()
