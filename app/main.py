@@ -20,7 +20,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 from app.hosting import gate, members  # noqa: E402
 from app.navigation import FIRST, MOVED, PAGE_OF, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
-from app.shell import address, job_list, selection, sidebar, widgets  # noqa: E402
+from app.shell import address, job_list, sidebar, widgets  # noqa: E402
 from app.upload.importing import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
@@ -70,7 +70,7 @@ def draw() -> None:
         st.divider()
         sidebar.link_to(view)
     members.sidebar()
-    for sentence in selection.complaints():
+    for sentence in st.session_state.pop("complaints", []):
         st.warning(widgets.escape(sentence))
     try:
         page.run()

@@ -56,10 +56,34 @@ def draw(view: selection.View) -> None:
     selection.settle(_MODULE, ["", *table["module"]])
     is_open = table["module"] == (st.session_state[_MODULE] or first.module)
     module = table[is_open].iloc[0]
-    _draw_growth(view, table, int(module.name))
+
+    st.subheader("Growth over depth")
+    growth = charts.module_growth(table).add_shape(selected_line(int(module.name)))
+    picture = exports.picture_of(view, "layers-growth")
+    plots.draw(growth, "layers_growth", picture, partial(_open_module, table, "layers_growth"))
+    st.caption(
+        "RMS difference of each module. Line: residual stream. Dotted: its noise floor. Vertical:"
+        " selected module.",
+    )
     _draw_map(view, table)
-    _draw_module(view, table, module, first.module)
-    _draw_table(view, table, names_prompt=prompt is None)
+    st.subheader("Module")
+    of_first = f"first module whose output differs: {visible(first.module)}"
+    st.selectbox(
+        "Module",
+        ["", *table["module"]],
+        key=_MODULE,
+        label_visibility="collapsed",
+        format_func=lambda name: visible(name) or of_first,
+    )
+    _draw_module(view, module)
+    st.subheader("Modules")
+    _draw_table(table, names_prompt=prompt is None)
+    rows = partial(run.rows, pair=pair)
+    files: dict = {
+        "by prompt and module": partial(rows, "layer"),
+        "by module and position": partial(rows, "layer_position", prompt=view.prompt),
+    }
+    exports.download(files, exports.file_stem(view, "layers"), "layers")
 
 
 def _draw_sentences(table: pd.DataFrame) -> None:
@@ -120,17 +144,6 @@ def _open_module(table: pd.DataFrame, chart: str) -> None:
         selection.select(position=position)
 
 
-def _draw_growth(view: selection.View, table: pd.DataFrame, row: int) -> None:
-    st.subheader("Growth over depth")
-    picture = exports.picture_of(view, "layers-growth")
-    growth = charts.module_growth(table).add_shape(selected_line(row))
-    plots.draw(growth, "layers_growth", picture, partial(_open_module, table, "layers_growth"))
-    st.caption(
-        "RMS difference of each module. Line: residual stream. Dotted: its noise floor. Vertical:"
-        " selected module.",
-    )
-
-
 def _draw_map(view: selection.View, table: pd.DataFrame) -> None:
     run, pair, prompt = view.run, view.pair.index, view.prompt
     options = ["ratio", "neq_share", "max_row_ulps", "max_ulps"]
@@ -154,17 +167,8 @@ def _draw_map(view: selection.View, table: pd.DataFrame) -> None:
     st.caption(f"Modules x positions: {about}. Gray: equal. ▼: selected position.")
 
 
-def _draw_module(view: selection.View, table: pd.DataFrame, module: pd.Series, first: str) -> None:
-    """Draw the choice of a module and its difference by position."""
-    st.subheader("Module")
-    of_first = f"first module whose output differs: {visible(first)}"
-    st.selectbox(
-        "Module",
-        ["", *table["module"]],
-        key=_MODULE,
-        label_visibility="collapsed",
-        format_func=lambda name: visible(name) or of_first,
-    )
+def _draw_module(view: selection.View, module: pd.Series) -> None:
+    """Draw the difference of a module by position."""
     name, share = module["module"], out_of(module["neq"], module["elements"])
     kind = widgets.escape(kind_word(module["kind"]))
     st.markdown(f"`{widgets.code(name)}`, {kind}: {share} elements differ.")
@@ -182,8 +186,7 @@ def _draw_module(view: selection.View, table: pd.DataFrame, module: pd.Series, f
     )
 
 
-def _draw_table(view: selection.View, table: pd.DataFrame, *, names_prompt: bool) -> None:
-    st.subheader("Modules")
+def _draw_table(table: pd.DataFrame, *, names_prompt: bool) -> None:
     hidden = {"ordinal", "block", "positions"}
     if not names_prompt:
         hidden.add("first_prompt")
@@ -192,11 +195,5 @@ def _draw_table(view: selection.View, table: pd.DataFrame, *, names_prompt: bool
     columns = [name for name in dict.fromkeys([*_FIRST_COLUMNS, *table]) if name not in hidden]
     texts = {"module": table["module"].map(visible), "kind": table["kind"].map(kind_word)}
     shown = table.assign(**texts)[columns]
-    # other tables have a column of that name for launches
+    # Other tables have a column of that name for launches.
     tables.draw(shown.rename(columns={"ratio": charts.MEASURES["ratio"]}), "layers_table")
-    rows = partial(view.run.rows, pair=view.pair.index)
-    files: dict = {
-        "by prompt and module": partial(rows, "layer"),
-        "by module and position": partial(rows, "layer_position", prompt=view.prompt),
-    }
-    exports.download(files, exports.file_stem(view, "layers"), "layers")

@@ -20,10 +20,9 @@ import streamlit as st
 from app.components import component, plots
 from app.overview import OF_ROLLOUTS
 from app.shell import selection, store_cache
-from core.runs.file.records import Prompt
 from core.runs.queries import mismatch
 from core.runs.queries.flips import SIDES
-from core.runs.queries.heat import COLOURS, heat
+from core.runs.queries.heat import COLOURS, Heat, heat
 
 _strip = component("ulpscope_token_strip", Path(__file__).with_suffix(""))
 
@@ -31,33 +30,26 @@ _WHOLE = ("max_ulps", "neq")
 _ROUNDED = ("max_abs", "mean_ulps", "max_row_ulps", "kl")
 
 
-def columns(
-    table: pd.DataFrame,
-    prompt: Prompt,
-    vocabulary: dict[int, str],
-    vocab: int,
-    dtype: str,
-    colour: str,
-) -> dict[str, Any]:
+def columns(view: selection.View, colour: str) -> dict[str, Any]:
     """Return the component's data: one list per figure, in the order of the positions; null if
     undefined.
     """
-    shade = heat(table, colour, dtype)
+    prompt, vocabulary = view.run.header.prompts[view.prompt], view.run.vocabulary
+    table = view.prompt_table
+    if view.is_list:  # one line per token, also if nothing was compared there
+        table = table.set_index("position").reindex(range(prompt.positions))
+        whole = {name: table[name].eq(True) for name in ("is_flip", "near_tie", "could_flip")}
+        table = table.assign(nonfinite_mismatch=0, **whole)
+    shade = heat(table, colour, view.dtype)
     argmax = {side: _whole(table[f"{side}_token"]) for side in SIDES}
     tokens = {*argmax["reference"], *argmax["variant"]}
     return {
         "texts": list(prompt.token_texts) or None,
         "ids": list(prompt.token_ids) or None,
         "names": {token: vocabulary[token] for token in tokens & vocabulary.keys()},
-        "vocab": vocab,
-        "dtype": dtype,
-        "heat": shade.levels.tolist(),
-        "legend": {
-            "unit": shade.unit,
-            "low": shade.low,
-            "high": shade.high,
-            "stops": list(shade.stops),
-        },
+        "vocab": view.run.header.vocab,
+        "dtype": view.dtype,
+        **_shades(shade, shade.unit),
         "flip": table["is_flip"].astype(int).tolist(),
         "near": table["near_tie"].astype(int).tolist(),
         "odd": table["nonfinite_mismatch"].tolist(),
@@ -66,6 +58,11 @@ def columns(
         **{name: _whole(table[name]) for name in _WHOLE},
         **{name: _four_digits(table[name]) for name in _ROUNDED},
     }
+
+
+def _shades(shade: Heat, unit: str) -> dict[str, Any]:
+    ends = {"low": shade.low, "high": shade.high, "stops": shade.stops}
+    return {"heat": shade.levels.tolist(), "legend": {"unit": unit, **ends}}
 
 
 def _whole(column: pd.Series) -> list[int | None]:
@@ -97,13 +94,7 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
         "texts": None,
         "ids": tokens["token_id"].tolist(),
         "dtype": "",
-        "heat": shade.levels.tolist(),
-        "legend": {
-            "unit": OF_ROLLOUTS[colour],
-            "low": shade.low,
-            "high": shade.high,
-            "stops": list(shade.stops),
-        },
+        **_shades(shade, OF_ROLLOUTS[colour]),
         **dict.fromkeys(("flip", "near", "odd"), none),
         "figures": {label: _four_digits(tokens[name]) for name, label in names.items()},
     }
@@ -119,26 +110,12 @@ def colours(view: selection.View) -> list[str]:
 
 def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
     """Draw the strip of the selected prompt."""
-    header, prompt = view.run.header, view.run.header.prompts[view.prompt]
 
-    # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms
+    # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms.
     def to_json() -> str:
         if mismatch.has_rollouts(view.run):
             return json.dumps(rollout_columns(mismatch.tokens_of(view.run, view.prompt), colour))
-        table = view.prompt_table
-        if view.is_list:  # one line per token, also if nothing was compared there
-            table = table.set_index("position").reindex(range(prompt.positions))
-            whole = {name: table[name].eq(True) for name in ("is_flip", "near_tie", "could_flip")}
-            table = table.assign(nonfinite_mismatch=0, **whole)
-        figures = columns(
-            table,
-            prompt,
-            view.run.vocabulary,
-            header.vocab,
-            header.compute_dtype,
-            colour,
-        )
-        return json.dumps(figures)
+        return json.dumps(columns(view, colour))
 
     of = (view.pair.index, view.prompt, colour)
     columns_json = store_cache.remember("strip", store_cache.stamp_of(view.run), of, to_json)

@@ -158,7 +158,3 @@ def complain(sentence: str) -> None:
     It is shown as plain text, so it may quote a link.
     """
     st.session_state.setdefault("complaints", []).append(sentence)
-
-
-def complaints() -> list[str]:
-    return st.session_state.pop("complaints", [])

@@ -4,9 +4,9 @@ saved as runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import streamlit as st
 
@@ -41,28 +41,22 @@ _DTYPES = {"": AS_FOUND, **{name: name for name in ("bfloat16", "float16", "floa
 _COLUMNS = {"run": 1, "responses": 2}  # of the form; of dumps 4
 
 
-@dataclass(frozen=True)
-class Arrived:
+class Arrived(NamedTuple):
     """A file that has arrived. kind, sides: of its headers; refusal: why it cannot become a run."""
 
     upload: Upload
     path: Path
-    kind: str = ""
-    sides: Mapping[str, str] = field(default_factory=dict)
-    refusal: str = ""
+    kind: str
+    sides: dict[str, str]
+    refusal: str
 
 
 @st.cache_data(show_spinner=False, max_entries=200)
-def _headers(path: Path, mtime: int) -> tuple[str, dict[str, str]]:  # noqa: ARG001  (of another file under the same name they differ)
-    return headers_of(path)
-
-
-def read_file(upload: Upload, path: Path) -> Arrived:
-    """Read the headers of a file."""
+def _headers(path: Path, mtime: int) -> tuple[str, dict[str, str], str]:  # noqa: ARG001  (of another file under the same name they differ)
     try:
-        return Arrived(upload, path, *_headers(path, path.stat().st_mtime_ns))
+        return (*headers_of(path), "")
     except UlpscopeError as error:
-        return Arrived(upload, path, refusal=str(error))
+        return "", {}, str(error)
 
 
 def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
@@ -180,7 +174,8 @@ def draw(_: selection.View | None) -> None:
         upload = Upload(store_cache.store(), upload_id)
         record = upload.record()
         if record is not None and record.state in (RECEIVED, FAILED):
-            files.append(read_file(upload, upload.path(record)))
+            path = upload.path(record)
+            files.append(Arrived(upload, path, *_headers(path, path.stat().st_mtime_ns)))
     # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when
     # a form above it goes, is not heard.
     forms, heading, below = st.container(), st.container(), st.container()
