@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:  # `streamlit run` puts only app/ on the path
+# `streamlit run` puts only app/ on the path; tests and uvicorn run from the root and hide that.
+if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
-if "core" not in sys.modules and not (ROOT / "core").is_dir():  # of the wheel
+# In the wheel the folder core/ is the package ulpscope.
+if "core" not in sys.modules and not (ROOT / "core").is_dir():
     from ulpscope import OneCopy
 
     OneCopy("core", "ulpscope")
@@ -29,6 +31,7 @@ def draw() -> None:
     """Run one viewer's script."""
     st.set_page_config(page_icon=ROOT / "app" / "shell" / "favicon.png", layout="wide")
     st.html(ROOT / "app" / "shell" / "style.css")
+    # Streamlit finds only scripts next to the entry file by itself; pages/ is beside app/.
     pages = {
         page.name: st.Page(
             ROOT / "pages" / f"{page.name}.py",
@@ -38,6 +41,7 @@ def draw() -> None:
         )
         for page in PAGES
     }
+    # Streamlit knows only the pages it is given, so an earlier address is one that leads on.
     redirects = [st.Page(draw, url_path=old, visibility="hidden") for old in MOVED]
     page = st.navigation([*pages.values(), *redirects], position="hidden")
     name = page.url_path or FIRST
@@ -51,6 +55,7 @@ def draw() -> None:
     widgets.forget_clicks(name)
     st.sidebar.markdown("**ULPscope** :small[rounding, or a bug?]")
     links = st.sidebar.container()
+    # Before any widget is drawn: Streamlit refuses to set the value of one that is.
     address.adopt(name)
     try:
         view = sidebar.draw(PAGE_OF[name])
@@ -79,6 +84,8 @@ def draw() -> None:
         st.error(widgets.escape(str(error)))
 
 
+# The server imports this file for its routes, and runs it for each viewer. It finds the
+# application by reading the source, so the call has to stay as literal as it is.
 if get_script_run_ctx(suppress_warning=True) is not None:
     draw()
 else:

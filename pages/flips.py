@@ -32,6 +32,7 @@ with heading:
         label_visibility="collapsed",
     )
 with_near_ties = listing == "flips and near ties"
+# Reads whole rows of logits, some ms each; what is drawn above is there meanwhile.
 with st.spinner("Reading the logits at the flips"):
     table = store_cache.cached(run, flip_table, pair.index, near_ties=with_near_ties)
 count = int(table["is_flip"].sum())

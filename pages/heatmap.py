@@ -34,6 +34,7 @@ if token is None and st.session_state["heatmap_token"]:
         "No token of this run is"
         f" '{widgets.escape(clean(st.session_state['heatmap_token'], 40))}'.",
     )
+# Zoom events of a chart of Streamlit's do not reach Python, so the map is a canvas of ours.
 canvas.draw(view, selected)
 st.caption(
     "Scroll to zoom, drag to pan, click to inspect a cell's largest difference."

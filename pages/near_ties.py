@@ -40,6 +40,7 @@ scatter = plots.cached(
     table,
     texts,
 )
+# The ring is a shape apart from the cached points: a step then draws the ring alone.
 scatter = scatter._replace(shapes=(*scatter.shapes, *charts.selection_ring(table, *place)))
 plots.draw(scatter, key="near_ties", on_pick=follow, picture=exports.picture_of(view, "near-ties"))
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())

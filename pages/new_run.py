@@ -9,6 +9,7 @@ from app.probe import tab as probe
 from app.shell import selection, widgets
 from app.upload import tab as upload
 
+# What these forms start is refused on a read-only server, so they are not drawn.
 if not members.may_change():
     widgets.title(NEW_RUN)
     st.info(members.READ_ONLY)

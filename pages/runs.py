@@ -34,6 +34,7 @@ if all(card.is_read_only for card in cards) and not hidden:
     table.first_visit(cards)
 actions.trash_list(deleted)
 
+# The first round is drawn with the page, which has just read all of it.
 rounds = count()
 
 

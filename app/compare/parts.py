@@ -56,6 +56,7 @@ def pick(view: selection.View) -> list[RunPair]:
         names = ", ".join(widgets.escape(run_id[:60]) for run_id in indices if run_id in gone)
         st.warning(f"There is no run {names} here (any more).")
     indices = {run_id: index for run_id, index in indices.items() if run_id in labels}
+    # The setting of the link leads; the widget follows it, and its callback writes the setting.
     st.session_state["compare_runs"] = list(indices)
     st.multiselect(
         "Compare with",

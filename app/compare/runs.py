@@ -107,6 +107,7 @@ def draw_classes(view: selection.View) -> None:
     """Draw the tab of classes, and a sweep over its value."""
     run, stem = view.run, file_name(view.run.run_id)
     groups = classes.classes(run)
+    # Equal bits on every side are good news.
     (st.success if len(groups) == 1 else st.markdown)(classes.sentence(groups))
 
     def choose() -> None:

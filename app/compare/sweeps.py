@@ -59,6 +59,7 @@ def draw(_: selection.View | None) -> None:
     @st.fragment(run_every=2.0 if is_live else None)
     def watch() -> None:
         """Draw the page anew while cells are being computed."""
+        # A fragment runs with its page too, and would draw it anew without an end.
         if is_live and time.monotonic() - began > 1.0:
             st.rerun()
 
@@ -133,6 +134,7 @@ def table(matrix: Matrix) -> CellChange | None:
     cell = st.session_state.get(_PICKED)
     if cell is not None:
         return next((change for change in _shown(matrix) if change.state.cell == cell), None)
+    # A selection outlives the filters, so its cell may be gone.
     for row, column in picked["selection"]["cells"]:
         if column in names and row < len(matrix.entries):
             return matrix.entries[row][names.index(column)].change

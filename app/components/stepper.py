@@ -82,6 +82,7 @@ def _step(positions: Sequence[int], way: int) -> None:
     """Select the next of some positions: from where the session is by now, so that no press of a
     key is lost.
     """
+    # A held key comes faster than pages are drawn: several callbacks run before one script run.
     current = st.session_state.get("position", 0)
     place = bisect_right(positions, current) if way > 0 else bisect_left(positions, current) - 1
     if 0 <= place < len(positions):

@@ -51,7 +51,7 @@ def draw_positions(
 
     def with_texts() -> pd.DataFrame:
         single = {"prompt": len(run.header.prompts) == 1, "variant": len(run.pairs) == 1}
-        # the page lists flips only
+        # A column that is true in every row of a list of flips says nothing.
         single["is_flip"] = bool(table.get("is_flip", pd.Series(dtype=bool)).all())
         columns = [name for name in _COLUMNS if name in table and not single.get(name)]
         texts = {

@@ -82,6 +82,7 @@ def _label_form(card: RunCard, labels: Labels, choices: set[str]) -> None:
     """Draw the form of labels, as stored when it was opened; the store merges what others save
     meanwhile.
     """
+    # What another member saves while the form is open must not count as this one's change.
     original = st.session_state.setdefault("labels_seen", {}).setdefault(card.run_id, labels)
     with st.form(f"labels_{card.run_id}", border=False):
         tags = st.multiselect(

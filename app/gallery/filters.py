@@ -45,6 +45,7 @@ def matching(
         attached = labels.get(card.run_id, Labels())
         about = (card.name, card.model, card.run_id, card.compute_dtype, card.device, *card.sides)
         text = "\n".join((*about, *attached.tags, attached.note)).casefold()
+        # None: the run does not say, so it is neither with nor without flips.
         known_flips = {None: "", 0: "without flips"}.get(card.flips, "with flips")
         return (
             (filters.verdict == "any" or filters.verdict in card.pair_verdicts)

@@ -24,6 +24,7 @@ from core.text import plural, size
 _FIGURE = "%.3g"
 COLUMNS = {  # the first seven fit into a window of 1280 pixels
     "name": st.column_config.TextColumn(width=270),
+    # Its chips have colors, which texts in a table have not.
     "verdict": st.column_config.MultiselectColumn(
         options=list(wording.VERDICTS),
         color=list(wording.VERDICTS.values()),
@@ -133,6 +134,7 @@ def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
         hide_index=True,
         on_select=choose,
         selection_mode=["multi-row", "single-cell"],
+        # Ticks come from the session: a table with a new key would begin without them.
         selection_default={
             "selection": {"rows": [row for row, run_id in enumerate(ids) if run_id in ticked]},
         },

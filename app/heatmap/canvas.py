@@ -145,6 +145,7 @@ def show_token(view: selection.View) -> None:
 
 def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     """Draw the pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
+    # The page is on its way to the browser for longer than the loops take to load.
     routes.prepare(view.dtype)
     run, header, pair = view.run, view.run.header, view.pair
     starts = list(accumulate((prompt.positions for prompt in header.prompts[:-1]), initial=0))

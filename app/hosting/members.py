@@ -54,9 +54,11 @@ class Access:
             headers.get(PROXY_SECRET, ""),
             self.config.hosting.proxy_secret,
         ):
+            # Of two headers a proxy may have checked the other one.
             names = headers.getlist(sign_in.header)
             if len(names) == 1 and credentials.is_member(names[0], sign_in.members):
                 return names[0].strip()
+        # Signed, not encrypted: it holds nothing secret.
         session = connection.session
         if not {"member", "way", "proof"} <= set(session):
             return None

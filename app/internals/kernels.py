@@ -86,12 +86,14 @@ def draw(view: selection.View) -> None:
     )
     order = "Order: launch counts that differ, reductions, time"
     st.caption(f"{len(table):,} of {len(every):,}. {order}. Click a row for its call sites.")
+    # Lists as they were recorded; the table above has them by name.
     lists = "SELECT * EXCLUDE (side, ordinal) FROM kernel WHERE side = ? ORDER BY ordinal"
     files |= {
         "side by side": every,
         "reference": run.query(lists, 0),
         "variant": run.query(lists, pair + 1),
     }
+    # A selection outlives the filters, so its row may be gone.
     if (rows := picked["selection"]["rows"]) and rows[0] < len(table):
         kernel = table.iloc[rows[0]]
         st.subheader(widgets.escape(kernel["name"]))

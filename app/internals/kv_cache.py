@@ -59,6 +59,7 @@ def draw(view: selection.View) -> None:
     title.subheader(parts.where(view))
     with choice:
         kind = widgets.choice("Tensor", {kind: f"{kind}s" for kind in KINDS}, "kv_kind")
+    # The run has no RMS by position.
     by = measure if measure in MEASURES else "neq_share"
     content = (pair, view.prompt, kind, by)
     grid = store_cache.cached(run, cells, *content)

@@ -71,6 +71,7 @@ def pick(cards: Sequence[RunCard]) -> str:
         card.run_id: f"{card.name} · {card.device} · {card.created:%Y-%m-%d %H:%M}"
         for card in cards
     }
+    # The session holds what a link names, which may be of another store.
     selection = st.session_state.get("ops_run")
     if selection not in names:
         if selection:
@@ -139,6 +140,7 @@ def batch_chart(rows: Sequence[OpRow]) -> go.Figure | None:
         go.Heatmap(
             x=[str(size) for size in frame.columns],
             y=list(frame.index),
+            # In log2: ULPs go over decades, and 0 is a color too.
             z=(frame + 1).map(lambda ulps: len(f"{int(ulps):b}") - 1, na_action="ignore"),
             customdata=frame,
             colorscale="Viridis",

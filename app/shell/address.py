@@ -46,6 +46,7 @@ def _query() -> dict[str, str]:
 
 def is_back() -> bool:
     """Return whether Back or Forward caused this script run."""
+    # Streamlit has no public way to ask.
     context = get_script_run_ctx(suppress_warning=True)
     return context is not None and context.is_history_navigation
 
@@ -55,6 +56,7 @@ def settle_settings(page: str, view: View | None) -> None:
     they had before.
     """
     of = navigation.PAGE_OF[page]
+    # The open tab first: it says which settings follow.
     if of.tabs:
         _settle([of.tab])
         titles = [tab.title for tab in shown_tabs(of, view)]
@@ -124,5 +126,6 @@ def write(query: dict[str, str]) -> None:
     history.
     """
     if _query() != query:
+        # In one step; key by key would be an entry each.
         st.query_params.from_dict(query)
     st.session_state["written"] = query

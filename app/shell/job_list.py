@@ -36,6 +36,7 @@ def running() -> None:
                 f"{widgets.escape(job.title)}: {widgets.escape(how_it_stands(job))}",
             )
 
+    # run_every only while something runs: a timer of every viewer costs the server a rerun each.
     jobs = store_changes.jobs()
     st.fragment(lines, run_every=2.0 if jobs.running() else None)()
 
@@ -48,6 +49,7 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
     past: the jobs that the page is drawn with; it is drawn anew when one of them ends or another
     comes.
     """
+    # A fragment cannot change what is drawn outside of it, so an end draws the page anew.
     items = jobs.all(kind)
     now, then = (
         [(job.number, job.is_over) for job in each]

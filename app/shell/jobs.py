@@ -127,7 +127,8 @@ class Jobs:
         self._newest = 0
         self._spare: Child | None = None
         self._is_stopped = False
-        self._sweep()  # a server that is ended by a signal tidies nothing up
+        # A server that is ended by a signal tidies nothing up.
+        self._sweep()
         atexit.register(self.stop)
 
     @property
@@ -292,10 +293,12 @@ class Jobs:
                 names = line.keys() & {"stage", "rows_done", "rows_total", "run_id"}
                 progress = {name: line[name] for name in names}
                 self._change(task, seconds=time.monotonic() - began, **progress)
-        if child.code < 0:  # killed before it could clean up
+        # Killed before it could clean up.
+        if child.code < 0:
             self._sweep()
         job, message = task.job, child.sentence if child.code else ""
-        if job.run_id:  # also if a cancel came too late; with a sentence if it was stored in part
+        # Also if a cancel came too late; with a sentence if it was stored in part.
+        if job.run_id:
             self._change(task, state="done", rows_done=job.rows_total, message=message)
         elif child.code == 0 and job.device == GETTING:
             self._change(task, state="done")

@@ -103,6 +103,7 @@ def select_row(table: pd.DataFrame, key: str) -> None:
     """Select the position of the clicked row of `listed`, the table `key`, by its columns prompt
     and position.
     """
+    # In a callback: what the element returns would select only after the sidebar was drawn.
     clicked = st.session_state[key]["selection"]
     rows = [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))]
     if rows:
@@ -126,6 +127,7 @@ def preset_widget(key: str) -> None:
     browser has the widget's code, the widget would begin at its default, and say that with the next
     click.
     """
+    # To set a value marks it as the script's, so it is sent again.
     st.session_state[key] = st.session_state[key]
 
 

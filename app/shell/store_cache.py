@@ -65,11 +65,15 @@ def _stamps(paths: Iterable[Path]) -> tuple[Stamp, ...]:
     return tuple(stamps)
 
 
+# Each keeps its file open.
 @st.cache_resource(max_entries=8, show_spinner=False)
 def _reader(path: str, mtime: int, size: int) -> RunReader:
     return RunReader(Path(path))
 
 
+# Keys are texts: Streamlit samples arrays of 500,000 elements and more, and two that differed in
+# one element got the same value. cache_resource hands out the value itself; cache_data copies it,
+# 262 MB in 0.1 s.
 @st.cache_resource(max_entries=256, show_spinner=False)
 def _cached(kind: str, stamp: Stamp, of: str, _make: Callable[[], Any]) -> Any:
     return _make()
@@ -188,7 +192,8 @@ def ledger() -> Ledger:
 
 def watches() -> list[list[Round]]:
     """Return the rounds of each watched endpoint."""
-    from core.probing.watch import read_rounds  # not before it is needed
+    # Not before it is needed: it loads an HTTP client.
+    from core.probing.watch import read_rounds
 
     return read_rounds(store())
 

@@ -133,6 +133,7 @@ def tabs(
         title(page)
     visible = address.shown_tabs(page, view)
     if visible:
+        # on_change: closed tabs are not computed. Without it Streamlit runs the code of all of them.
         places = st.tabs([tab.title for tab in visible], key=page.tab.key, on_change="rerun")
         for tab, place in zip(visible, places, strict=True):
             if place.open:
@@ -207,6 +208,7 @@ def button(
 
     What `st.button` returns is lost if a key or another control cuts the first run short.
     """
+    # The callback runs even if the script run that the click began is cut short.
     clicks = st.session_state.setdefault("clicks", set())
     draw(label, key=key, disabled=disabled, on_click=clicks.add, args=(key,), **look)
     is_pressed = key in clicks

@@ -29,6 +29,7 @@ KEYS = """
   `prompt_lengths` (prompts one after another) and `emitted:SIDE` (the token each side chose, -1 if it was given).
 - A clone has two to try: `fresh_and_cached_upcast.npz` and `six_calls.npz` in `sample_runs/dumps`.
 """
+# Not st.file_uploader: it holds a file in memory (2.1 GB for 1 GiB) and cannot resume.
 _panel = component("ulpscope_uploads", Path(__file__).with_name("upload"))
 
 AS_FOUND = "as found"
@@ -179,6 +180,7 @@ def draw(_: selection.View | None) -> None:
     # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when
     # a form above it goes, is not heard.
     forms, heading, below = st.container(), st.container(), st.container()
+    # To load the libraries takes longer than most imports.
     if files:
         jobs.warm()
     with forms:

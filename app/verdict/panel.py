@@ -127,6 +127,7 @@ def _how_to_judge(view: selection.View) -> None:
     title = f"Judge {view.run.header.name} ({view.run.run_id})"
     judged_id = store_cache.judged_run(view.run.run_id)
     if judged_id:
+        # It ended while the viewer was on another page or run.
         if st.session_state.pop("judge_awaits", None) == title:
             _open(judged_id)
         (card,) = store_cache.cards_of([judged_id])
@@ -154,6 +155,7 @@ def _judge_here(view: selection.View, title: str, request: CaptureRequest, token
     job.
     """
     job = _job(title)
+    # The button's callback has returned long before the job ends; the session keeps what to open.
     if job is not None and not job.is_over:
         st.session_state["judge_awaits"] = title
         st.fragment(_progress, run_every=1.0)(title)
