@@ -18,7 +18,7 @@ view = widgets.head(NEAR_TIES, selection.current_view())
 lead = st.container()
 scope = PROMPTS[0]
 if len(view.run.header.prompts) > 1:
-    scope = st.segmented_control("Positions of", PROMPTS, required=True, key="near_ties_of")
+    scope = str(st.segmented_control("Positions of", PROMPTS, required=True, key="near_ties_of"))
 table = view.table if scope == PROMPTS[1] else view.prompt_table
 lead.markdown(near_ties_sentence(table))
 

@@ -67,8 +67,8 @@ def draw(view: selection.View) -> None:
         ticks = {layer: str(layer) for layer in grid["row"]}
         rows = {layer: f"layer {layer}" for layer in grid["row"]}
         arguments = (grid, rows, ticks, by, view.position)
-        of = (*content, view.position)
-        figure = plots.cached(run, of, charts.position_map, *arguments)
+        at = (*content, view.position)
+        figure = plots.cached(run, at, charts.position_map, *arguments)
         picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
         plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
         st.caption(

@@ -71,8 +71,8 @@ def not_recorded(view: selection.View, missing: Sequence[Recorded]) -> None:
         st.info(f"One side ran in another engine than transformers: {what} cannot be recorded.")
     if new:
         # the command line calls remedies by the title of their tab
-        names = ["mitigations" if one.option == "remedies" else one.option for one in new]
-        options = " ".join(f"`--{name}`" for name in names)
+        flags = ["mitigations" if one.option == "remedies" else one.option for one in new]
+        options = " ".join(f"`--{flag}`" for flag in flags)
         st.info(f"Not recorded: {_listed(new, ', ')}. Capture again with {options}.")
         widgets.same_capture_with(about, *(one.option for one in new))
 

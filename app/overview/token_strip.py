@@ -46,7 +46,7 @@ def columns(view: selection.View, colour: str) -> dict[str, Any]:
     return {
         "texts": list(prompt.token_texts) or None,
         "ids": list(prompt.token_ids) or None,
-        "names": {token: vocabulary[token] for token in tokens & vocabulary.keys()},
+        "names": {token: vocabulary[token] for token in vocabulary.keys() & tokens},
         "vocab": view.run.header.vocab,
         "dtype": view.dtype,
         **_shades(shade, shade.unit),

@@ -147,13 +147,14 @@ def tabs(
 def choice(label: str, names: Mapping[str, str], key: str) -> str:
     """Draw a row of options by their words; the first if the session holds none of them."""
     selection.settle(key, names)
-    return st.segmented_control(
+    chosen = st.segmented_control(
         label,
         list(names),
         format_func=names.__getitem__,
         required=True,
         key=key,
     )
+    return str(chosen)
 
 
 ROW = 33  # pixels, at the theme's size of type
