@@ -37,15 +37,11 @@ with st.spinner("Reading the logits at the flips"):
     table = store_cache.cached(run, flip_table, pair.index, near_ties=with_near_ties)
 count = int(table["is_flip"].sum())
 if not count:
-    closest = view.prompt_table["reference_margin"].min()
-    st.info(
-        f"Smallest margin of the reference in this prompt: {number(closest, 9)} {run.header.unit}."
-        + (
-            ""
-            if view.is_list
-            else f" Near ties: {out_of(pair.summary.near_ties, len(view.table))} positions."
-        ),
-    )
+    closest = number(view.prompt_table["reference_margin"].min(), 9)
+    about = f"Smallest margin of the reference in this prompt: {closest} {run.header.unit}."
+    if not view.is_list:
+        about += f" Near ties: {out_of(pair.summary.near_ties, len(view.table))} positions."
+    st.info(about)
 if table.empty:
     st.stop()
 with heading:

@@ -46,7 +46,5 @@ with st.expander("Versions, settings and command"):
     about = run.header
     facts = {"device": about.device, "chip": about.device_name, **about.versions}
     facts["recorded command (unverified)"] = about.command
-    content = {
-        widgets.escape(name): widgets.escape(legible(value)) for name, value in facts.items()
-    }
-    st.table(content, border="horizontal")
+    texts = {widgets.escape(name): widgets.escape(legible(value)) for name, value in facts.items()}
+    st.table(texts, border="horizontal")
