@@ -72,7 +72,7 @@ def pick(cards: Sequence[RunCard]) -> str:
         for card in cards
     }
     # The session holds what a link names, which may be of another store.
-    selection = st.session_state.get("ops_run")
+    selection = st.session_state["ops_run"]
     if selection not in names:
         if selection:
             st.warning("The probes of this link are not in this store (any more).")
@@ -83,12 +83,11 @@ def pick(cards: Sequence[RunCard]) -> str:
 def filter_rows(rows: Sequence[OpRow]) -> list[OpRow]:
     """Draw the filters and return the rows they leave."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        names = list(
-            dict.fromkeys(["", *(row["op"] for row in rows), st.session_state.get("ops_op", "")]),
-        )
+        # What a link names stays, although this run may have no such operation.
+        names = dict.fromkeys(["", *(row["op"] for row in rows), st.session_state["ops_op"]])
         op = st.selectbox(
             "Operation",
-            names,
+            list(names),
             format_func=lambda name: name or "any",
             key="ops_op",
             width=190,
