@@ -6,7 +6,7 @@ BIN     = $(VENV)/bin
 .PHONY: run test thorough processors quick check bench format clean
 
 run: $(VENV)/.runtime
-	$(BIN)/python -m app $(if $(PORT),--server.port $(PORT))
+	$(BIN)/streamlit run app/main.py $(if $(PORT),--server.port $(PORT))
 
 # Several workers share the cores: one thread of torch each, unless a test asks for more, and one that waits for another gives its core away instead
 # of spinning on it. Neither changes a bit. What Python compiled is kept, also where the environment says otherwise: tests start many processes.

@@ -86,10 +86,7 @@ def _tile(request: Request) -> Response:
     """
     run, pair = _pair(request)
     order, measure = _view(request)
-    (row_level, column_level), (row, column) = (
-        _two(request, name, ",") for name in ("level", "tile")
-    )
-    tile = Tile(row_level, column_level, row, column)
+    tile = Tile(*_two(request, "level", ","), *_two(request, "tile", ","))
     version = store_cache.version_of(run.path)
     about = (run.run_id, version, pair)
 
@@ -101,11 +98,8 @@ def _tile(request: Request) -> Response:
         return np.ascontiguousarray(cells) if cells.any() else cells[:0].copy()
 
     cells = _cells(repr((about, order, measure, tile)), make)
-    return Response(
-        cells.tobytes(),
-        media_type="application/octet-stream",
-        headers=_headers(request, version),
-    )
+    headers = _headers(request, version)
+    return Response(cells.tobytes(), media_type="application/octet-stream", headers=headers)
 
 
 def _headers(request: Request, version: str) -> dict[str, str]:
@@ -131,34 +125,28 @@ def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
     """
     prompt, position = place_of(run, element.row)
     texts = run.header.prompts[prompt].token_texts
-    place = (
-        f"position {position:,}"
-        if len(run.header.prompts) == 1
-        else f"prompt {prompt}, position {position:,}"
-    )
-    is_mismatch = element.ulps is None
-    text = run.vocabulary.get(element.token)
-    row_ulps, ulps = number(element.row_ulps or 0.0), plural(element.ulps or 0, "ULP")
+    where = f"position {position:,}"
+    if len(run.header.prompts) > 1:
+        where = f"prompt {prompt}, {where}"
+    if texts:
+        where += f", after {visible(texts[position])}"
+    # Of a token without a text the word is there already.
+    text = wording.token(element.token, run.vocabulary.get(element.token))
+    apart, difference = "NaN or infinity on one side", ""
+    if element.ulps is not None:
+        row_ulps = number(element.row_ulps or 0.0)
+        apart = f"{row_ulps} row ULP{'s' if row_ulps != '1' else ''}"
+        apart += f", {plural(element.ulps, 'ULP')} of {run.header.compute_dtype}"
+        difference = f"difference {exact(element.difference)}"
     return {
         "row": element.row,
         "token": element.token,
-        "where": place + (f", after {visible(texts[position])}" if texts else ""),
-        "text": (
-            wording.token(element.token, text)
-            if text is None
-            else f"token {wording.token(element.token, text)}"
-        ),
+        "where": where,
+        "text": text if element.token not in run.vocabulary else f"token {text}",
         "reference": exact(element.reference),
         "variant": exact(element.variant),
-        "apart": (
-            "NaN or infinity on one side"
-            if is_mismatch
-            else (
-                f"{row_ulps} row ULP{'s' if row_ulps != '1' else ''}, {ulps} of"
-                f" {run.header.compute_dtype}"
-            )
-        ),
-        "difference": "" if is_mismatch else f"difference {exact(element.difference)}",
+        "apart": apart,
+        "difference": difference,
         "ranks": f"{element.reference_rank:,} / {element.variant_rank:,}",
     }
 

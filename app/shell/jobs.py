@@ -130,7 +130,8 @@ class Jobs:
         self._newest = 0
         self._spare: Child | None = None
         self._is_stopped = False
-        self._sweep()  # a server that is ended by a signal tidies nothing up
+        # A server that is ended by a signal tidies nothing up.
+        self._sweep()
         atexit.register(self.stop)
 
     @property
@@ -259,22 +260,15 @@ class Jobs:
                 if task.job.state != "waiting" or self._is_stopped:
                     continue
                 rivals = {device}
-                if device not in _NO_DEVICES:
-                    rivals = (
-                        busy.difference(_NO_DEVICES)
-                        if device == ANY_DEVICE
-                        else {device, ANY_DEVICE}
-                    )
+                if device == ANY_DEVICE:  # it may turn out to be any of them
+                    rivals = busy.difference(_NO_DEVICES)
+                elif device not in _NO_DEVICES:
+                    rivals.add(ANY_DEVICE)
                 is_free = busy.isdisjoint(rivals)
                 busy.add(device)
                 if is_free:
                     self._change(task, state="running", stage="starting")
-                    threading.Thread(
-                        target=self._work,
-                        args=(task,),
-                        name="ulpscope-job",
-                        daemon=True,
-                    ).start()
+                    threading.Thread(target=self._work, args=(task,), daemon=True).start()
 
     def _change(self, task: _Task, **values: object) -> None:
         with self._lock:
@@ -297,10 +291,11 @@ class Jobs:
             if self._is_stopped or task.job.state == "cancelling":
                 self._change(task, state="cancelled", message=_NOTHING_STORED)
                 return
-            store = () if job.device == GETTING else ("--store", str(self._store.absolute()))
             # a request goes to stdin: a command line holds 128 kB in an argument
             command = job.arguments if task.request is None else ["perform"]
-            arguments = [*command, "--progress", "json", *store]
+            arguments = [*command, "--progress", "json"]
+            if job.device != GETTING:
+                arguments += ["--store", str(self._store.absolute())]
             task.child = child = self._child(task, arguments)
             task.secrets = None
         began = time.monotonic()
@@ -308,16 +303,15 @@ class Jobs:
             if task.request is not None:
                 child.ask(task.request.settings())
             for line in child.messages():
-                progress = {
-                    key: line[key]
-                    for key in ("stage", "rows_done", "rows_total", "run_id")
-                    if key in line
-                }
+                names = line.keys() & {"stage", "rows_done", "rows_total", "run_id"}
+                progress = {name: line[name] for name in names}
                 self._change(task, seconds=time.monotonic() - began, **progress)
-        if child.code < 0:  # killed before it could clean up
+        # Killed before it could clean up.
+        if child.code < 0:
             self._sweep()
         job, message = task.job, child.sentence if child.code else ""
-        if job.run_id:  # also if a cancel came too late; with a sentence if it was stored in part
+        # Also if a cancel came too late; with a sentence if it was stored in part.
+        if job.run_id:
             self._change(task, state="done", rows_done=job.rows_total, message=message)
         elif child.code == 0 and job.device == GETTING:
             self._change(task, state="done")

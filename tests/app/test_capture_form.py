@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.capture.page import PROMPT_BYTES, CaptureForm, split_prompts
+from app.capture.tab import PROMPT_BYTES, CaptureForm, split_prompts
 from app.shell.jobs import PromptFile
 from core.capture_request import CaptureRequest
 from core.prompt_files import read_prompts

@@ -212,7 +212,7 @@ def test_a_link_without_a_store_gets_a_sentence_and_the_empty_state(monkeypatch)
 def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
     app = followed("capture", run=RUN)
     app.session_state["open_next"] = "captured-and-deleted"  # what the button leaves behind
-    app.session_state["opened"] = True
+    app.session_state["opened"] = "overview"
     app.run()
     assert not app.exception
     assert title(app) == "Runs"

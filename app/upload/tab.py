@@ -4,10 +4,9 @@ saved as runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import streamlit as st
 
@@ -15,8 +14,8 @@ from app.components import component
 from app.hosting import members
 from app.shell import selection, store_cache, store_changes, widgets
 from app.shell.job_list import job_list
-from app.uploads.importing import start_import
-from app.uploads.spool import FAILED, RECEIVED, Upload
+from app.upload.importing import start_import
+from app.upload.spool import FAILED, RECEIVED, Upload
 from core.errors import UlpscopeError
 from core.judging.ingest import headers_of
 from core.runs.dumps.shapes import LOGITS, PADDED
@@ -30,6 +29,7 @@ KEYS = """
   `prompt_lengths` (prompts one after another) and `emitted:SIDE` (the token each side chose, -1 if it was given).
 - A clone has two to try: `fresh_and_cached_upcast.npz` and `six_calls.npz` in `sample_runs/dumps`.
 """
+# Not st.file_uploader: it holds a file in memory (2.1 GB for 1 GiB) and cannot resume.
 _panel = component("ulpscope_uploads", Path(__file__).with_name("upload"))
 
 AS_FOUND = "as found"
@@ -42,28 +42,22 @@ _DTYPES = {"": AS_FOUND, **{name: name for name in ("bfloat16", "float16", "floa
 _COLUMNS = {"run": 1, "responses": 2}  # of the form; of dumps 4
 
 
-@dataclass(frozen=True)
-class Arrived:
+class Arrived(NamedTuple):
     """A file that has arrived. kind, sides: of its headers; refusal: why it cannot become a run."""
 
     upload: Upload
     path: Path
-    kind: str = ""
-    sides: Mapping[str, str] = field(default_factory=dict)
-    refusal: str = ""
+    kind: str
+    sides: dict[str, str]
+    refusal: str
 
 
 @st.cache_data(show_spinner=False, max_entries=200)
-def _headers(path: Path, mtime: int) -> tuple[str, dict[str, str]]:  # noqa: ARG001  (of another file under the same name they differ)
-    return headers_of(path)
-
-
-def read_file(upload: Upload, path: Path) -> Arrived:
-    """Read the headers of a file."""
+def _headers(path: Path, mtime: int) -> tuple[str, dict[str, str], str]:  # noqa: ARG001  (of another file under the same name they differ)
     try:
-        return Arrived(upload, path, *_headers(path, path.stat().st_mtime_ns))
+        return (*headers_of(path), "")
     except UlpscopeError as error:
-        return Arrived(upload, path, refusal=str(error))
+        return "", {}, str(error)
 
 
 def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
@@ -73,19 +67,14 @@ def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
     arrays = [file for file in files if file.kind == "array"]
     if len(arrays) > 2:
         by_id = {file.upload.upload_id: file for file in arrays}
-        about = "files of one array each; the first is the reference"
-        look: dict[str, Any] = {
-            "format_func": lambda upload_id: by_id[upload_id].path.name,
-            "help": about,
-        }
-        default = list(by_id)[:2]
         chosen = st.multiselect(
             "Which two make a pair",
             by_id,
-            default,
+            list(by_id)[:2],
+            format_func=lambda upload_id: by_id[upload_id].path.name,
             max_selections=2,
             key="upload_pair",
-            **look,
+            help="files of one array each; the first is the reference",
         )
         arrays = [by_id[upload_id] for upload_id in chosen]
     responses = [file for file in files if file.kind == "responses"]
@@ -109,15 +98,12 @@ def draw_form(files: tuple[Arrived, ...]) -> dict[str, str] | None:
             return None
         columns = st.columns(_COLUMNS.get(kind, 4))
         name = "" if kind == "run" else " + ".join(file.path.stem for file in files)[:120]
-        label = "Name of the run"
         options = {
-            "name": (
-                columns[0].text_input(
-                    label,
-                    name,
-                    placeholder="from the file",
-                    key=f"upload_name_{key}",
-                )
+            "name": columns[0].text_input(
+                "Name of the run",
+                name,
+                placeholder="from the file",
+                key=f"upload_name_{key}",
             ),
         }
         if kind != "run":
@@ -127,63 +113,52 @@ def draw_form(files: tuple[Arrived, ...]) -> dict[str, str] | None:
                 key=f"upload_model_{key}",
             )
         if kind in ("dump", "array"):
-            about = (
-                "ULPs are counted in the dtype the logits were computed in, even if they were saved"
-                " as float32."
-            )
             options["compute_dtype"] = columns[2].selectbox(
                 "Compute dtype",
                 list(_DTYPES),
                 format_func=_DTYPES.__getitem__,
                 key=f"upload_dtype_{key}",
-                help=about,
-            )
-            about = (
-                "For logits that look like log-probabilities of chosen tokens, and for padded"
-                " vocabularies."
+                help="ULPs are counted in the dtype the logits were computed in, even if they were"
+                " saved as float32.",
             )
             options["holds"] = columns[3].selectbox(
                 "Holds",
                 list(HOLDS),
                 format_func=HOLDS.__getitem__,
                 key=f"upload_holds_{key}",
-                help=about,
+                help="For logits that look like log-probabilities of chosen tokens, and for padded"
+                " vocabularies.",
             )
-            sides = {
-                name if len(files) == 1 else file.path.stem: array
-                for file in files
-                for name, array in file.sides.items()
-            }
-            table = [{"side": name, "array": array} for name, array in sides.items()]
-            st.dataframe(table, hide_index=True, key=f"sides_{key}")
-            names = {
-                "": "the side called reference, else the first",
-                **{name: name for name in sides},
-            }
+            sides = files[0].sides
+            if len(files) > 1:  # an array each, which has no name of its own
+                sides = {file.path.stem: array for file in files for array in file.sides.values()}
+            st.dataframe(
+                {"side": list(sides), "array": list(sides.values())},
+                hide_index=True,
+                key=f"sides_{key}",
+            )
+            first = "the side called reference, else the first"
             options["reference"] = st.selectbox(
                 "Reference",
-                list(names),
-                format_func=names.__getitem__,
+                ["", *sides],
+                format_func=lambda name: name or first,
                 key=f"upload_reference_{key}",
             )
-        return (
-            options
-            if widgets.button(st.button, "Save as a run", f"save_{key}", type="primary")
-            else None
-        )
+        is_saved = widgets.button(st.button, "Save as a run", f"save_{key}", type="primary")
+        return options if is_saved else None
 
 
 def draw_panel(serial: str) -> list[str]:
     """Draw the files that upload.js sends; return the ids of those that arrived, anew if `serial`
     changes.
     """
-    data = {"address": "/api/uploads", "serial": serial}
     state = _panel(
         key="upload_panel",
-        data=data,
+        data={"address": "/api/uploads", "serial": serial},
         default={"arrived": []},
         on_arrived_change=lambda: None,
     )
+    # What a browser sends may be anything.
     ids = state.arrived if isinstance(state.arrived, list) else []
     return [each for each in ids if isinstance(each, str)]
 
@@ -200,10 +175,12 @@ def draw(_: selection.View | None) -> None:
         upload = Upload(store_cache.store(), upload_id)
         record = upload.record()
         if record is not None and record.state in (RECEIVED, FAILED):
-            files.append(read_file(upload, upload.path(record)))
+            path = upload.path(record)
+            files.append(Arrived(upload, path, *_headers(path, path.stat().st_mtime_ns)))
     # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when
     # a form above it goes, is not heard.
     forms, heading, below = st.container(), st.container(), st.container()
+    # To load the libraries takes longer than most imports.
     if files:
         jobs.warm()
     with forms:
@@ -218,12 +195,8 @@ def draw(_: selection.View | None) -> None:
             for group in candidates(files):
                 options = draw_form(group)
                 if options is not None:
-                    start_import(
-                        jobs,
-                        [file.upload for file in group],
-                        options,
-                        members.current_member(),
-                    )
+                    uploads = [file.upload for file in group]
+                    start_import(jobs, uploads, options, members.current_member())
                     st.rerun()
         except UlpscopeError as error:
             st.error(widgets.escape(str(error)))

@@ -17,8 +17,8 @@ from starlette.testclient import TestClient
 
 from app.shell import store_changes
 from app.shell.jobs import Jobs
-from app.uploads import routes, spool
-from app.uploads.spool import Upload
+from app.upload import routes, spool
+from app.upload.spool import Upload
 from core.runs.file.records import MAX_SIDES
 from core.runs.reader import RunReader
 from core.runs.store.store import Store

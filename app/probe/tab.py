@@ -8,7 +8,7 @@ from typing import Any
 
 import streamlit as st
 
-from app.capture.page import split_prompts
+from app.capture.tab import split_prompts
 from app.shell import selection, store_changes, widgets
 from app.shell.job_list import job_list
 from app.shell.jobs import PROBING, PromptFile
@@ -81,9 +81,13 @@ def _ask() -> tuple[ProbeRequest | None, str]:
         placeholder="http://127.0.0.1:8000",
         **_FIELD,
     ).strip()
-    about = "the same prompts: after an upgrade"
-    look: dict[str, Any] = {"placeholder": "none", "help": about, **_FIELD}
-    against = right.text_input("Compare with a second server", key="probe_against", **look).strip()
+    against = right.text_input(
+        "Compare with a second server",
+        key="probe_against",
+        placeholder="none",
+        help="the same prompts: after an upgrade",
+        **_FIELD,
+    ).strip()
     about = "a line of three dashes (---) separates prompts"
     text = st.text_area("Prompts", SAMPLE, height=140, key="probe_prompts", help=about, **_FIELD)
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -111,6 +115,7 @@ def _ask() -> tuple[ProbeRequest | None, str]:
         placeholder="the one it serves",
         **_FIELD,
     )
+    # Without _FIELD: a key does not come back, the session keeps none.
     about = "sent as Bearer, and never stored"
     key = middle.text_input("Key", type="password", key="probe_key", placeholder="none", help=about)
     name = right.text_input(
@@ -125,16 +130,15 @@ def _ask() -> tuple[ProbeRequest | None, str]:
             " one.",
         )
         return None, key
-    selection = ",".join(
-        f"{LOAD}:{load}" if test == LOAD else test for test in MEANINGS if test in tests
-    )
-    about_run = {"model": model.strip(), "against": against or None, "name": name.strip() or None}
+    chosen = [f"{LOAD}:{load}" if test == LOAD else test for test in MEANINGS if test in tests]
     request = ProbeRequest(
         url=url,
         prompts=split_prompts(text),
-        tests=selection,
+        tests=",".join(chosen),
         top=top,
         tokens=tokens,
-        **about_run,
+        model=model.strip(),
+        against=against or None,
+        name=name.strip() or None,
     )
     return request, key

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from app.shell import store_changes
 from app.shell.jobs import TAKING_IN, Job, Jobs
-from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, Upload, purge
+from app.upload.spool import DONE, FAILED, IMPORTING, RECEIVED, Upload, purge
 from core.errors import UlpscopeError, UsageError
 from core.numerics.formats import format_named
 from core.runs.dumps.dump import check_holds
@@ -58,7 +58,7 @@ def start_import(
     """
     values = check_options(options)
     with ExitStack() as stack:
-        records = []
+        records, paths = [], []
         for upload in uploads:
             stack.enter_context(upload.hold())
             record = upload.record(is_held=True)
@@ -68,9 +68,7 @@ def start_import(
                     " imported.",
                 )
             records.append(record)
-        paths = [
-            upload.path(record).absolute() for upload, record in zip(uploads, records, strict=True)
-        ]
+            paths.append(upload.path(record).absolute())
         command = _command(paths, values)
         title = values.get("name") or " + ".join(path.stem for path in paths)
         run_id = jobs.store.new_run_id(title, datetime.now(UTC))
@@ -80,17 +78,15 @@ def start_import(
 
     def end(job: Job) -> None:
         with locks:
-            is_stored = job.state == "done"
-            if is_stored:
+            state, message = FAILED, job.message
+            if job.state == "done":
                 _audit.info("%a uploaded run %a", member, job.run_id)
-            for upload, record in zip(uploads, records, strict=True):
-                now = upload.read()
-                if now is not None and now.run_id == run_id:  # not removed meanwhile
-                    state, message = (DONE, "") if is_stored else (FAILED, job.message)
-                    upload.write(
-                        replace(record, state=state, run=title, run_id=run_id, message=message),
-                    )
-                    if is_stored:
+                state, message = DONE, ""
+            for upload in uploads:
+                record = upload.read()
+                if record is not None and record.run_id == run_id:  # not removed meanwhile
+                    upload.write(replace(record, state=state, message=message))
+                    if state == DONE:
                         upload.path(record).unlink(missing_ok=True)
 
     arguments = [*command, f"--run-id={run_id}"]
@@ -99,7 +95,8 @@ def start_import(
     except BaseException:
         locks.close()
         raise
-    for old in [each for each in jobs.all("upload") if each.is_over][_MOST_LISTED:]:
+    over = [each for each in jobs.all("upload") if each.is_over]
+    for old in over[_MOST_LISTED:]:
         jobs.forget(old.number)
     return job
 

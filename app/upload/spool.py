@@ -61,12 +61,10 @@ class Upload:
             record = self.read()  # it may have ended meanwhile
             if record is not None and record.state == IMPORTING:
                 record = replace(record, state=RECEIVING, run_id="")
-        if (
-            record is not None
-            and record.state == RECEIVING
-            and self.received_bytes() == record.total
-        ):
-            record = replace(record, state=RECEIVED)
+        if record is not None and record.state == RECEIVING:
+            # No counter can disagree with the size of the file.
+            is_whole = self.received_bytes() == record.total
+            record = replace(record, state=RECEIVED if is_whole else RECEIVING)
         return record
 
     def read(self) -> Record | None:

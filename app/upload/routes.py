@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import errno
 import hashlib
 import re
 import secrets
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from anyio import to_thread
@@ -25,8 +23,8 @@ from app.api.responses import RefusedError, answer, refuse_unknown, route
 from app.hosting.members import member_of
 from app.shell import store_changes
 from app.shell.jobs import Job
-from app.uploads.importing import OPTIONS, check_options, start_import
-from app.uploads.spool import DONE, FAILED, IMPORTING, RECEIVED, RECEIVING, Record, Upload, purge
+from app.upload.importing import OPTIONS, check_options, start_import
+from app.upload.spool import DONE, FAILED, IMPORTING, RECEIVED, RECEIVING, Record, Upload, purge
 from core.configuration import configuration
 from core.errors import LimitError
 from core.runs.store.store import open_store
@@ -38,12 +36,11 @@ _LONGEST_WAIT = 600  # seconds
 _writing = Lock()
 _LOOK_SECONDS = 0.2
 _RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})")
-_DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/=]{44}):")  # RFC 9530
+_DIGEST = re.compile(r"sha-256=:([A-Za-z0-9+/]{43}=):")  # RFC 9530, of 32 bytes
 _STATUS = {IMPORTING: 202, DONE: 201, FAILED: 422}
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Bytes that a request brings: `first` to before `end`, None if it does not say. total: -1 if
     unknown.
     """
@@ -56,17 +53,12 @@ class Part:
 async def put_upload(request: Request) -> Response:
     """Receive a file or a part of it. Once all of it is there, import it, unless `?keep=1`."""
     refuse_unknown(request, "file", "keep", "wait", *OPTIONS)
-    wait, is_kept = (
-        responses.whole(request, "wait", 0, _LONGEST_WAIT),
-        responses.flag(request, "keep"),
-    )
+    wait = responses.whole(request, "wait", 0, _LONGEST_WAIT)
+    is_kept = responses.flag(request, "keep")
     name, part = request.path_params["upload"], _part(request)
-    options = check_options(
-        {
-            "name": name,
-            **{key: value for key in OPTIONS if (value := request.query_params.get(key))},
-        },
-    )
+    # The upload's id is the run's name unless `?name=` is set.
+    given = {key: request.query_params.get(key) for key in OPTIONS}
+    options = check_options(given | {"name": given["name"] or name})
     is_whole = "content-range" not in request.headers  # it cannot be resumed, so names may repeat
     upload = Upload(open_store(), secrets.token_hex(8) if is_whole else name)
     try:
@@ -79,11 +71,9 @@ async def put_upload(request: Request) -> Response:
     except BaseException as failure:
         if is_whole:
             upload.remove()
-        if (
-            isinstance(failure, RefusedError)
-            and failure.status == 409
-            and (record := upload.record()) is not None
-        ):
+        record = upload.record()
+        # A sender that is told how much has arrived goes on there.
+        if isinstance(failure, RefusedError) and failure.status == 409 and record is not None:
             return answer({"error": str(failure), **_describe(request, upload, record)}, 409)
         raise
     return await _outcome(request, upload, wait)
@@ -105,7 +95,8 @@ async def delete_upload(request: Request) -> Response:
     upload = Upload(open_store(), request.path_params["upload"])
     record = _record(upload)
     if record.state == IMPORTING:
-        if (job := _job(record)) is None:
+        job = _job(record)
+        if job is None:
             raise RefusedError("Another process of this server imports it; ask that one.", 409)
         await to_thread.run_sync(store_changes.jobs().cancel, job.number)
     await to_thread.run_sync(upload.remove)
@@ -123,7 +114,7 @@ def _part(request: Request) -> Part:
     text = request.headers.get("content-range")
     if text is None:
         length = request.headers.get("content-length", "-1")
-        return Part(0, None, int(length) if length.isdigit() and len(length) <= 18 else -1)
+        return Part(0, None, int(length) if length.isdecimal() and len(length) <= 18 else -1)
     match = _RANGE.fullmatch(text.strip())
     if match is None:
         raise RefusedError(
@@ -143,12 +134,8 @@ async def _receive(request: Request, upload: Upload, part: Part) -> None:
     with upload.hold():
         record = upload.record(is_held=True)
         if record is None:
-            record = await to_thread.run_sync(
-                _begin,
-                upload,
-                request.query_params.get("file"),
-                part.total,
-            )
+            file = request.query_params.get("file", upload.upload_id)
+            record = await to_thread.run_sync(_begin, upload, file, part.total)
         if part.total != record.total:
             raise RefusedError(
                 f"This upload has {record.total:,} bytes, not {part.total:,}; choose another id.",
@@ -165,7 +152,7 @@ async def _receive(request: Request, upload: Upload, part: Part) -> None:
             upload.write(replace(record, total=upload.received_bytes()))
 
 
-def _begin(upload: Upload, file: str | None, total: int) -> Record:
+def _begin(upload: Upload, file: str, total: int) -> Record:
     if total == 0:
         raise RefusedError("The file is empty.")
     _check_size(total)
@@ -234,12 +221,11 @@ def _check_digest(request: Request, upload: Upload, path: Path) -> None:
     text = request.headers.get("repr-digest")
     if text is None:
         return
-    try:
-        digest = base64.b64decode(_DIGEST.fullmatch(text.strip())[1], validate=True)  # type: ignore[index]
-    except (TypeError, binascii.Error):
-        raise RefusedError("Repr-Digest: expected sha-256=:BASE64: of 32 bytes.") from None
+    match = _DIGEST.fullmatch(text.strip())
+    if match is None:
+        raise RefusedError("Repr-Digest: expected sha-256=:BASE64: of 32 bytes.")
     with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").digest() != digest:
+        if hashlib.file_digest(file, "sha256").digest() != base64.b64decode(match[1]):
             upload.remove()
             raise RefusedError(
                 "The file's SHA-256 differs from Repr-Digest; nothing was stored. Send it again.",
@@ -276,10 +262,8 @@ def _record(upload: Upload) -> Record:
 
 
 def _job(record: Record) -> Job | None:
-    return next(
-        (job for job in store_changes.jobs().all("upload") if job.reserved == record.run_id),
-        None,
-    )
+    jobs = store_changes.jobs().all("upload")
+    return next((job for job in jobs if job.reserved == record.run_id), None)
 
 
 def _describe(request: Request, upload: Upload, record: Record) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from app.shell import store_changes
-from app.upload import page as upload_page
-from app.uploads.spool import Upload
+from app.upload import tab as upload_page
+from app.upload.spool import Upload
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.app.opening import open_page, page_text
