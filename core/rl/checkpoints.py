@@ -29,10 +29,10 @@ from ..errors import CaptureError
 from ..numerics.differences import differences
 from ..numerics.formats import FLOAT32, FORMATS, FloatFormat, bits_of, widen
 from ..packaged_models import packaged_folder, require_gguf
+from ..progress import Progress
 from ..runs.dumps.arrays import StoredArray, foreign_errors, forget, map_file
 from ..runs.dumps.containers import read_safetensors
 from ..runs.dumps.llamacpp_files import gguf_header
-from .progress import Progress
 
 CHUNK = 1 << 22  # elements of a tensor in memory at a time, 16 MiB in float32; at least one row
 _FORMS = (

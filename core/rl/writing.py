@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...progress import STORING, Progress, no_progress
 from ..errors import UsageError
 from ..numerics.metrics import Summary
 from ..numerics.top_tokens import summary_of_counts
+from ..progress import STORING, Progress, no_progress
 from ..runs.figures import Figures
 from ..runs.file.records import FIGURES, MAX_LISTED_ROWS, Prompt, Provenance, RunHeader, SideHeader
 from ..runs.new_run import new_run
