@@ -61,10 +61,10 @@ def ingest(
     taken_as: compute_dtype, reference and holds of open_dump. DumpError if they cannot be taken,
     LimitError if there is no room for them: nothing is left in the store then.
     """
-    more = (
-        f"{len(paths) - 1:,} more" if len(paths) > 2 else paths[-1].stem if len(paths) > 1 else ""
-    )
-    title = name or " + ".join(filter(None, (paths[0].stem, more)))
+    parts = [path.stem for path in paths]
+    if len(parts) > 2:
+        parts = [parts[0], f"{len(paths) - 1:,} more"]
+    title = name or " + ".join(filter(None, parts))
     is_tokens = are_tokens(paths)
     if not is_tokens and not are_payloads(paths):
         with open_dump(paths, **taken_as) as dump:
@@ -184,7 +184,11 @@ def describe(
     if are_tokens(paths) or are_payloads(paths):
         return facts | _responses(paths, **taken_as)
     with open_dump(paths, on_progress=on_progress, **taken_as) as dump:
-        first = dump.prompts[0]
+        first, tokens = dump.prompts[0], "none"
+        if first.token_ids:
+            tokens = "ids"
+        if first.token_texts:
+            tokens = "ids and texts"
         return facts | {
             "kind": "dump",
             "sides": [
@@ -195,11 +199,7 @@ def describe(
             "vocab": dump.vocab,
             "compute_dtype": dump.compute_dtype,
             "dtype_reason": dump.dtype_reason,
-            "tokens": "ids and texts"
-            if first.token_texts
-            else "ids"
-            if first.token_ids
-            else "none",
+            "tokens": tokens,
             "emitted": len(dump.generations),
             "meta": dump.meta,
             "warnings": list(dump.warnings),
