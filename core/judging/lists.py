@@ -234,7 +234,7 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
     """Judge two files of chosen tokens by the causes that one value per token can show."""
     figures, name = tokens.summary, UNDECIDED
     of = f"of {figures.finite:,} log-probabilities of chosen tokens"
-    constants = zip(tokens.names, tokens.constants, strict=True)
+    constants = zip(tokens.sample.names, tokens.constants, strict=True)
     if constant := next(
         (f"'{side}' is {value}" for side, value in constants if value is not None),
         "",
