@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import methodcaller
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,12 +89,13 @@ class SampledTokens:
 
     def select(self, selection: Flags) -> SampledTokens:
         """Return some of the tokens."""
-        arrays = {name: each for name, each in vars(self).items() if isinstance(each, np.ndarray)}
-        return replace(
-            self,
-            groups={name: each[selection] for name, each in self.groups.items()},
-            **{name: each[selection] for name, each in arrays.items()},
-        )
+        values: dict[str, Any] = {
+            name: each[selection]
+            for name, each in vars(self).items()
+            if isinstance(each, np.ndarray)
+        }
+        groups = {name: each[selection] for name, each in self.groups.items()}
+        return replace(self, groups=groups, **values)
 
 
 Quantity = Callable[[TokenPairs], NDArray]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError
 from ..runs.figures import Figures
 from ..runs.queries.layers import records
-from ..text import percent, plural
+from ..text import number, percent, plural
 from .figures import (
     DPPO,
     FRAMEWORKS,
@@ -89,6 +89,12 @@ def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]
     if framework not in FRAMEWORKS:
         raise UsageError(f"--as '{framework}': expected one of {', '.join(FRAMEWORKS)}.")
     return list(summary(run, f"figures of {framework}"))
+
+
+def interval_of(figure: Mapping[str, Any]) -> str:
+    """Return the interval of a figure of `figures_of` in words, '' if it has none."""
+    low, high = figure["low"], figure["high"]
+    return "" if low is None else f"{number(low)} to {number(high)}"
 
 
 def sentence(mismatch: Mapping[str, Any]) -> str:
@@ -226,8 +232,8 @@ def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, NDArray[np.int64]]]:
     table = run.query("SELECT positions FROM prompt ORDER BY prompt")
     counts = table["positions"].to_numpy(np.int64)
     group = (np.cumsum(counts) - counts) // _TOKENS_AT_ONCE
-    for number in np.unique(group):
-        first, last = np.flatnonzero(group == number)[[0, -1]].tolist()
+    for each in np.unique(group):
+        first, last = np.flatnonzero(group == each)[[0, -1]].tolist()
         rows = run.query(
             f"SELECT prompt, reference, variant FROM {_TOKENS} WHERE prompt BETWEEN ? AND ?"
             " ORDER BY prompt, position",
