@@ -514,7 +514,7 @@ def _change(a: Tensor, b: Tensor, fmt: FloatFormat, pool: ThreadPoolExecutor) ->
             rounded = differences(bits_of(x.astype(fmt.values)), bits_of(y.astype(fmt.values)), fmt)
             scale = np.vdot(x, x)
         counts = (exact.neq, rounded.neq, rounded.max_ulps, exact.nonfinite_mismatch, exact.finite)
-        figures = (*counts, exact.max_abs, exact.sum_squares, scale)
+        figures: list[Any] = [*counts, exact.max_abs, exact.sum_squares, scale]
         return Change(x.size, *(each.item() for each in figures))
 
     return sum_of(pool.map(change_of, a.spans()))
