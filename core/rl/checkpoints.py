@@ -66,6 +66,7 @@ _ORDER = (*_EMBEDDINGS, *_IN_A_LAYER.split())
 _ALIKE = 0.5  # rms change over the rms of A: above it another layout is looked for
 _MOST_ROWS = 1 << 15  # of a search for their order, which compares every two
 _SKETCH = 64  # random projections of a row in that search
+Block = NDArray[np.float32]  # rows of a tensor
 Rows = slice | NDArray[np.int64]
 _Sides = tuple[dict[str, "Tensor"], dict[str, "Tensor"]]
 _SUMS = ("squares", "scale")  # of a change, which only its rms and its likeness need
@@ -81,7 +82,7 @@ class Tensor:
     dtype: str
     rows: int
     columns: int
-    read: Callable[[Rows], NDArray[np.float32]]
+    read: Callable[[Rows], Block]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -92,7 +93,7 @@ class Tensor:
         step = max(1, CHUNK // self.columns)
         return (slice(start, min(start + step, self.rows)) for start in range(0, self.rows, step))
 
-    def blocks(self) -> Iterator[NDArray[np.float32]]:
+    def blocks(self) -> Iterator[Block]:
         return map(self.read, self.spans())
 
 
@@ -301,7 +302,7 @@ def _from_file(array: StoredArray) -> Tensor:
     fmt = FORMATS.get(dtype)
     shape = _matrix(array.shape)
 
-    def read(rows: Rows) -> NDArray[np.float32]:
+    def read(rows: Rows) -> Block:
         raw = array.rows(0, array.size).reshape(shape)[rows]
         return raw.astype(np.float32) if fmt is None else widen(bits_of(raw), fmt).view(np.float32)
 
@@ -323,7 +324,7 @@ def _read_gguf(file: str, data: mmap.mmap) -> tuple[str, dict[str, Tensor]]:
         if not size or columns % length or place + size > len(data):
             raise ValueError(f"ends within '{key}'")
 
-        def read(rows: Rows) -> NDArray[np.float32]:
+        def read(rows: Rows) -> Block:
             raw = np.ndarray((count, size // count), np.uint8, data, place)
             forget(raw)
             return gguf.quants.dequantize(np.ascontiguousarray(raw[rows]), kind)
@@ -421,7 +422,7 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
     """Return the rows of several tensors one after another."""
     ends = np.cumsum([part.rows for part in parts]).tolist()
 
-    def read(rows: Rows) -> NDArray[np.float32]:
+    def read(rows: Rows) -> Block:
         places = np.arange(ends[-1])[rows]
         values = np.empty((len(places), parts[0].columns), np.float32)
         for part, end in zip(parts, ends, strict=True):
@@ -464,7 +465,7 @@ def _layouts(a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield A in other layouts that have the shape of B, and what they are."""
     if a.shape == b.shape[::-1] and a.columns > 1:
 
-        def read(rows: Rows) -> NDArray[np.float32]:
+        def read(rows: Rows) -> Block:
             return np.concatenate([block[:, rows] for block in a.blocks()]).T
 
         yield "Transposed", replace(a, rows=b.rows, columns=b.columns, read=read)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..runs.figures import Figures
@@ -24,6 +23,8 @@ from .figures import (
     SUMS,
     TIS,
     Batch,
+    Floats,
+    Integers,
     SampledTokens,
     Sequences,
     TokenPairs,
@@ -205,7 +206,7 @@ def _bins(run: Figures, value: str) -> pd.DataFrame:
         GROUP BY round(ln(nullif(greatest(v, 0), 0)) * {_BINS}) ORDER BY low""")
 
 
-def _percentiles(run: Figures) -> NDArray[np.float64]:
+def _percentiles(run: Figures) -> Floats:
     """Return PERCENTILES of |r|, exact in bins of up to two tokens."""
     bins = _bins(run, "size")
     tokens = bins["tokens"].to_numpy(np.int64)
@@ -227,7 +228,7 @@ def _tokens_with_half(run: Figures) -> int:
     return int(tokens[:last].sum()) + max(1, int(np.ceil(rest / kl[last] * tokens[last])))
 
 
-def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, NDArray[np.int64]]]:
+def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, Integers]]:
     """Yield the tokens of whole sequences in order, with the number of each."""
     table = run.query("SELECT positions FROM prompt ORDER BY prompt")
     counts = table["positions"].to_numpy(np.int64)
@@ -247,7 +248,7 @@ def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, NDArray[np.int64]]]:
 
 def _figures(
     sequences: Sequences,
-    percentiles: NDArray[np.float64],
+    percentiles: Floats,
     masked: int,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the figures of every framework, by its name."""

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DumpError
 from ..runs.dumps.arrays import foreign_errors
 from ..text import clean, plural
+from .figures import Flags, Floats, Integers
 
 # Of a training batch, one value per token of the response; miles saves the part of a
 # context-parallel rank.
@@ -122,7 +122,7 @@ def _samples(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**sample, "sample": int(index)}
 
 
-def _numbers(values: Any) -> NDArray[np.float64]:
+def _numbers(values: Any) -> Floats:
     """Return a tensor, an array or a list as float64; None is NaN."""
     return np.asarray(
         _complete(values).double() if hasattr(values, "double") else values,
@@ -148,7 +148,7 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
     place = f"sample {key[1]} of rollout {key[0]}"
     texts = [_prompt_and_text(path, sample, place) for path, sample in of_files]
     tokens = texts[0][1]
-    mask: NDArray[np.bool_] | None = None
+    mask: Flags | None = None
     response: Response = {"sequence": str(key[1]), "step": key[0]}
     versions: list[str] = []
     for (path, sample), (prompt, text) in zip(of_files, texts, strict=True):
@@ -198,7 +198,7 @@ def _prompt_and_text(
     path: Path,
     sample: Mapping[str, Any],
     place: str,
-) -> list[NDArray[np.int64]]:
+) -> list[Integers]:
     """Return the tokens before the response, and those of the response."""
     tokens = np.asarray(_complete(sample.get("tokens", ())), np.int64)
     length = int(sample.get("response_length", sample.get("response_lengths", len(tokens))))
@@ -211,8 +211,8 @@ def _prompt_and_text(
 
 def _versions_by_turn(
     versions: Sequence[str],
-    mask: NDArray[np.bool_],
-) -> NDArray[np.float64] | None:
+    mask: Flags,
+) -> Floats | None:
     """Return the version of each token, NaN if masked, for a response with one version for each of
     its turns: tokens of the loss with masked ones between; None for another one. [tokens]
     """
@@ -225,9 +225,9 @@ def _versions_by_turn(
 def _whole(
     place: str,
     column: str,
-    slices: Sequence[tuple[Path, dict[str, Any], NDArray[np.float64]]],
+    slices: Sequence[tuple[Path, dict[str, Any], Floats]],
     length: int,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return the values of a response, put together from the parts of context-parallel ranks.
     [tokens]
     """
@@ -253,7 +253,7 @@ def _whole(
     return whole
 
 
-def _places_of_rank(one: Mapping[str, Any], length: int, rank: int, size: int) -> NDArray[np.int64]:
+def _places_of_rank(one: Mapping[str, Any], length: int, rank: int, size: int) -> Integers:
     """Return the tokens of a response that a rank holds: two chunks of the text, one from either
     end.
     """
