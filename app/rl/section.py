@@ -97,10 +97,7 @@ def _figures(view: selection.View) -> None:
         {
             "figure": [row["name"] for row in rows],
             "value": [number(row["value"]) for row in rows],
-            "95 % interval": [
-                "" if row["low"] is None else f"{number(row['low'])} to {number(row['high'])}"
-                for row in rows
-            ],
+            "95 % interval": [rl.interval_of(row) for row in rows],
             "definition": [
                 f"{row['definition']}, {row['unit']}".removesuffix(", ") for row in rows
             ],

@@ -15,8 +15,8 @@ from ..judging.ingest import describe
 from ..judging.ingest import ingest as ingest_dump
 from ..numerics.divergence import COMPILING, is_compiled, prepare
 from ..numerics.formats import BFLOAT16, FLOAT32
+from ..rl.formats import files_in
 from ..runs.importing import import_run, is_run_file
-from ..runs.rollouts.files import files_in
 from ..runs.store.store import open_store
 from . import options
 from .terminal.console import (

@@ -8,7 +8,7 @@ from typer import Option
 
 from ..errors import UsageError
 from ..rl.figures import FRAMEWORKS
-from ..rl.queries import mismatch_json, sentence
+from ..rl.queries import interval_of, mismatch_json, sentence
 from ..runs.figures import Figures
 from ..text import number, percent
 from .terminal.console import out, print_records, print_text, table_of
@@ -42,19 +42,10 @@ def mismatch_of(run: Figures, framework: str | None) -> dict[str, Any] | None:
 
 def print_mismatch(mismatch: dict[str, Any]) -> None:
     """Print the figures, and where the difference lies."""
-    rows = []
-    for figure in mismatch["figures"]:
-        low, high = figure["low"], figure["high"]
-        interval = "" if low is None else f"{number(low)} to {number(high)}"
-        rows.append(
-            (
-                figure["name"],
-                number(figure["value"]),
-                interval,
-                figure["unit"],
-                figure["definition"],
-            ),
-        )
+    rows = [
+        (row["name"], number(row["value"]), interval_of(row), row["unit"], row["definition"])
+        for row in mismatch["figures"]
+    ]
     source = f" ({mismatch['source']})" if mismatch["source"] else ""
     columns = ("figure", "value", "95 % interval", "unit", "definition")
     title = f"{mismatch['framework']}{source}: r = trainer - rollout"

@@ -208,7 +208,7 @@ def judge_with_floor(
 def judge_tokens(tokens: TokenPair) -> Verdict:
     """Judge two files of chosen tokens by the causes that one value per token can show."""
     figures, name = tokens.summary, UNDECIDED
-    constants = zip(tokens.names, tokens.constants, strict=True)
+    constants = zip(tokens.sample.names, tokens.constants, strict=True)
     constant = next((each for each in constants if each[1] is not None), None)
     causes = []
     if constant is None and figures.finite and figures.neq:

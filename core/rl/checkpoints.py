@@ -16,7 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -58,48 +58,19 @@ _FUSED = {
 }
 # parts of names in the order of a forward; a name has the place of the first that it contains
 _EMBEDDINGS = ("embed", "wte", "wpe", "embd")
-_ORDER = (
-    *(
-        *_EMBEDDINGS,
-        "input_layernorm",
-        "attn_norm",
-        "ln_1",
-        "qkv",
-        "c_attn",
-        "q_proj",
-        "attn_q",
-        "k_proj",
-        "attn_k",
-    ),
-    *(
-        "v_proj",
-        "attn_v",
-        "attn",
-        "post_attention_layernorm",
-        "pre_feedforward",
-        "ffn_norm",
-        "ln_2",
-        "router",
-    ),
-    *(
-        "mlp.gate.",
-        "gate",
-        "up_proj",
-        "ffn_up",
-        "c_fc",
-        "mlp",
-        "ffn",
-        "norm",
-        "ln_f",
-        "lm_head",
-        "output",
-    ),
-)
+_IN_A_LAYER = """
+    input_layernorm attn_norm ln_1 qkv c_attn q_proj attn_q k_proj attn_k v_proj attn_v attn
+    post_attention_layernorm pre_feedforward ffn_norm ln_2 router mlp.gate. gate up_proj ffn_up c_fc
+    mlp ffn norm ln_f lm_head output
+"""
+_ORDER = (*_EMBEDDINGS, *_IN_A_LAYER.split())
 _ALIKE = 0.5  # rms change over the rms of A: above it another layout is looked for
 _MOST_ROWS = 1 << 15  # of a search for their order, which compares every two
 _SKETCH = 64  # random projections of a row in that search
+Block = NDArray[np.float32]  # rows of a tensor
 Rows = slice | NDArray[np.int64]
 _Sides = tuple[dict[str, "Tensor"], dict[str, "Tensor"]]
+_SUMS = ("squares", "scale")  # of a change, which only its rms and its likeness need
 _Finding = tuple[str, str]  # kind, sentence without the tensors' names
 
 
@@ -112,7 +83,7 @@ class Tensor:
     dtype: str
     rows: int
     columns: int
-    read: Callable[[Rows], NDArray[np.float32]]
+    read: Callable[[Rows], Block]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -123,7 +94,7 @@ class Tensor:
         step = max(1, CHUNK // self.columns)
         return (slice(start, min(start + step, self.rows)) for start in range(0, self.rows, step))
 
-    def blocks(self) -> Iterator[NDArray[np.float32]]:
+    def blocks(self) -> Iterator[Block]:
         return map(self.read, self.spans())
 
 
@@ -161,13 +132,11 @@ class Change:
     scale: float = 0.0
 
     def __add__(self, other: Change) -> Change:
-        pairs = {name: (value, getattr(other, name)) for name, value in vars(self).items()}
-        return Change(
-            **{
-                name: max(pair) if name.startswith("max") else sum(pair)
-                for name, pair in pairs.items()
-            },
-        )
+        figures = {}
+        for name, value in vars(self).items():
+            merge = max if name.startswith("max") else sum
+            figures[name] = merge((value, getattr(other, name)))
+        return Change(**figures)
 
     @property
     def rms(self) -> float:
@@ -178,12 +147,13 @@ class Change:
         return self.squares <= _ALIKE**2 * self.scale
 
     def as_json(self) -> dict[str, Any]:
-        shares = {
-            f"{name}_share": vars(self)[name] / max(self.elements, 1)
-            for name in ("differing", "rounded_differing")
+        elements = max(self.elements, 1)
+        return {
+            **{name: value for name, value in vars(self).items() if name not in _SUMS},
+            "differing_share": self.differing / elements,
+            "rounded_differing_share": self.rounded_differing / elements,
+            "rms": self.rms,
         }
-        figures = asdict(self) | shares | {"rms": self.rms}
-        return {name: value for name, value in figures.items() if name not in ("squares", "scale")}
 
 
 @dataclass
@@ -201,13 +171,19 @@ class Comparison:
         return sum_of(self.modules.values())
 
     def as_json(self) -> dict[str, Any]:
-        sides = {"a": self.a.as_json(), "b": self.b.as_json(), "rounded_to": self.rounded_to}
-        modules = [{"module": name, **change.as_json()} for name, change in self.modules.items()]
-        findings = [
-            {"kind": kind, "says": text, "tensors": keys}
-            for (kind, text), keys in self.findings.items()
-        ]
-        return {**sides, "total": self.total.as_json(), "modules": modules, "findings": findings}
+        return {
+            "a": self.a.as_json(),
+            "b": self.b.as_json(),
+            "rounded_to": self.rounded_to,
+            "total": self.total.as_json(),
+            "modules": [
+                {"module": name, **change.as_json()} for name, change in self.modules.items()
+            ],
+            "findings": [
+                {"kind": kind, "says": text, "tensors": keys}
+                for (kind, text), keys in self.findings.items()
+            ],
+        }
 
 
 def sum_of(changes: Iterable[Change]) -> Change:
@@ -279,9 +255,8 @@ def open_checkpoint(name: str) -> Checkpoint:
             arrays, _ = read_safetensors(str(file), data, _FLOAT8)
             tensors |= {key: _from_file(array) for key, array in arrays.items()}
         else:
-            pickle = (
-                " but a pickle, which is never opened" if data[:2] in (b"PK", b"\x80\x02") else ""
-            )
+            is_pickle = data[:2] in (b"PK", b"\x80\x02")
+            pickle = " but a pickle, which is never opened" if is_pickle else ""
             raise CaptureError(
                 f"{file} is not a safetensors file or GGUF{pickle}; save the model as safetensors.",
             )
@@ -296,9 +271,8 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / single]
         if (folder / index).is_file():
             try:
-                shards = sorted(
-                    set(json.loads((folder / index).read_text())["weight_map"].values()),
-                )
+                files = json.loads((folder / index).read_text())["weight_map"].values()
+                shards = sorted(set(files))
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise CaptureError(
                     f"{folder / index} is no index of weight files; copy the model again.",
@@ -329,7 +303,7 @@ def _from_file(array: StoredArray) -> Tensor:
     fmt = FORMATS.get(dtype)
     shape = _matrix(array.shape)
 
-    def read(rows: Rows) -> NDArray[np.float32]:
+    def read(rows: Rows) -> Block:
         raw = array.rows(0, array.size).reshape(shape)[rows]
         return raw.astype(np.float32) if fmt is None else widen(bits_of(raw), fmt).view(np.float32)
 
@@ -351,7 +325,7 @@ def _read_gguf(file: str, data: mmap.mmap) -> tuple[str, dict[str, Tensor]]:
         if not size or columns % length or place + size > len(data):
             raise ValueError(f"ends within '{key}'")
 
-        def read(rows: Rows) -> NDArray[np.float32]:
+        def read(rows: Rows) -> Block:
             raw = np.ndarray((count, size // count), np.uint8, data, place)
             forget(raw)
             return gguf.quants.dequantize(np.ascontiguousarray(raw[rows]), kind)
@@ -414,20 +388,17 @@ def _tie(sides: _Sides, findings: dict[_Finding, list[str]]) -> None:
         for side, head, embedding in zip(sides, heads, embeddings, strict=True)
     ]
     for own, other, side in ((0, 1, "A"), (1, 0, "B")):
-        if heads[own] and heads[other]:
+        head, embedding = heads[own], embeddings[other]
+        if head and heads[other]:
             if is_tied[own] and not is_tied[other]:
-                findings["tied", f"Equal to the embedding in {side} only"].append(heads[own])
-        elif heads[own] and embeddings[other]:
-            how = (
-                "tied: equal to its embedding"
-                if is_tied[own]
-                else "not tied: its embedding differs"
-            )
-            findings[
-                "tied",
-                f"Only in {side} ({how}) and compared with the other embedding",
-            ].append(heads[own])
-            sides[other][heads[own]] = sides[other][embeddings[other]]
+                findings["tied", f"Equal to the embedding in {side} only"].append(head)
+        elif head and embedding:
+            how = "tied: equal to its embedding"
+            if not is_tied[own]:
+                how = "not tied: its embedding differs"
+            says = f"Only in {side} ({how}) and compared with the other embedding"
+            findings["tied", says].append(head)
+            sides[other][head] = sides[other][embedding]
 
 
 def _are_equal(one: Tensor, other: Tensor) -> bool:
@@ -440,9 +411,8 @@ def _fuse(sides: _Sides, findings: dict[_Finding, list[str]]) -> None:
         parts = defaultdict(list)
         for key in sorted(own.keys() - rest.keys(), key=_place):
             for pattern, name in _FUSED.items():
-                if (
-                    whole := re.sub(pattern, name, key)
-                ) != key and whole in rest.keys() - own.keys():
+                whole = re.sub(pattern, name, key)
+                if whole != key and whole in rest.keys() - own.keys():
                     parts[whole].append(key)
         for whole, keys in parts.items():
             own[whole] = _join([own.pop(key) for key in keys])
@@ -453,7 +423,7 @@ def _join(parts: Sequence[Tensor]) -> Tensor:
     """Return the rows of several tensors one after another."""
     ends = np.cumsum([part.rows for part in parts]).tolist()
 
-    def read(rows: Rows) -> NDArray[np.float32]:
+    def read(rows: Rows) -> Block:
         places = np.arange(ends[-1])[rows]
         values = np.empty((len(places), parts[0].columns), np.float32)
         for part, end in zip(parts, ends, strict=True):
@@ -483,12 +453,8 @@ def _compare(
                 change, findings = tried, [("layout", text)]
                 break
     if change is None:
-        return None, [
-            (
-                "shape",
-                f"Not compared: {a.rows:,} x {a.columns:,} in A, {b.rows:,} x {b.columns:,} in B",
-            ),
-        ]
+        shapes = f"{a.rows:,} x {a.columns:,} in A, {b.rows:,} x {b.columns:,} in B"
+        return None, [("shape", f"Not compared: {shapes}")]
     if change.nonfinite_mismatch:
         findings.append(("nonfinite", "NaN or infinity on one side only"))
     elif 0.999 < change.rms <= change.max_abs < 1.001:
@@ -500,7 +466,7 @@ def _layouts(a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Yield A in other layouts that have the shape of B, and what they are."""
     if a.shape == b.shape[::-1] and a.columns > 1:
 
-        def read(rows: Rows) -> NDArray[np.float32]:
+        def read(rows: Rows) -> Block:
             return np.concatenate([block[:, rows] for block in a.blocks()]).T
 
         yield "Transposed", replace(a, rows=b.rows, columns=b.columns, read=read)
@@ -550,9 +516,7 @@ def _change(a: Tensor, b: Tensor, fmt: FloatFormat, pool: ThreadPoolExecutor) ->
             rounded = differences(bits_of(x.astype(fmt.values)), bits_of(y.astype(fmt.values)), fmt)
             scale = np.vdot(x, x)
         counts = (exact.neq, rounded.neq, rounded.max_ulps, exact.nonfinite_mismatch, exact.finite)
-        figures: list[Any] = [
-            each.item() for each in (*counts, exact.max_abs, exact.sum_squares, scale)
-        ]
-        return Change(x.size, *figures)
+        figures: list[Any] = [*counts, exact.max_abs, exact.sum_squares, scale]
+        return Change(x.size, *(each.item() for each in figures))
 
     return sum_of(pool.map(change_of, a.spans()))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import methodcaller
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,12 +89,13 @@ class SampledTokens:
 
     def select(self, selection: Flags) -> SampledTokens:
         """Return some of the tokens."""
-        arrays = {name: each for name, each in vars(self).items() if isinstance(each, np.ndarray)}
-        return replace(
-            self,
-            groups={name: each[selection] for name, each in self.groups.items()},
-            **{name: each[selection] for name, each in arrays.items()},
-        )
+        values: dict[str, Any] = {
+            name: each[selection]
+            for name, each in vars(self).items()
+            if isinstance(each, np.ndarray)
+        }
+        groups = {name: each[selection] for name, each in self.groups.items()}
+        return replace(self, groups=groups, **values)
 
 
 Quantity = Callable[[TokenPairs], NDArray]
@@ -137,7 +139,7 @@ SUMS: dict[str, Quantity] = {
     "rollout*trainer": lambda t: t.rollout * t.trainer,
     "p rollout*p trainer": lambda t: t.rollout_probability * t.trainer_probability,
 }
-MAXIMA = {name: SUMS[name] for name in ("r", "-r", "|r|", "|dp|", "k3")}
+MAXIMA = ("r", "-r", "|r|", "|dp|", "k3")
 
 
 def _square(quantity: Quantity) -> Quantity:
@@ -175,15 +177,10 @@ class Sequences:
         """Sequences of `lengths` tokens, one after another."""
         lengths = lengths[lengths > 0]
         starts = np.cumsum(lengths) - lengths
-        sums = _Reduced(
-            SUMS,
-            lambda values: np.add.reduceat(values, starts, dtype=np.float64),
-            pairs,
-        )
         return cls(
             lengths,
-            sums,
-            _Reduced(MAXIMA, lambda values: np.maximum.reduceat(values, starts), pairs),
+            _Lazy(lambda name: np.add.reduceat(SUMS[name](pairs), starts, dtype=np.float64)),
+            _Lazy(lambda name: np.maximum.reduceat(SUMS[name](pairs), starts)),
         )
 
     def __len__(self) -> int:
@@ -197,26 +194,23 @@ class Sequences:
         """Return these and `count` sequences without a token of the loss: all of their sums are
         0.
         """
-        tokens = np.append(self.tokens, np.zeros(count, self.tokens.dtype))
-        sums = {name: np.append(self.sums[name], np.zeros(count)) for name in SUMS}
-        maxima = {name: np.append(self.maxima[name], np.full(count, -np.inf)) for name in MAXIMA}
-        return Sequences(tokens, sums, maxima)
+        nothing = np.zeros(count, np.int64)
+        return Sequences(
+            np.append(self.tokens, nothing),
+            {name: np.append(self.sums[name], nothing) for name in SUMS},
+            {name: np.append(self.maxima[name], nothing - np.inf) for name in MAXIMA},
+        )
 
 
-class _Reduced(dict[str, NDArray]):
-    """Quantities of tokens by sequence, each reduced when it is first asked for."""
+class _Lazy(dict[str, NDArray]):
+    """Values by name, each computed when it is first asked for."""
 
-    def __init__(
-        self,
-        quantities: Mapping[str, Quantity],
-        reduce: Callable[[NDArray], NDArray],
-        pairs: TokenPairs,
-    ):
+    def __init__(self, compute: Callable[[str], NDArray]) -> None:
         super().__init__()
-        self._quantities, self._reduce, self._pairs = quantities, reduce, pairs
+        self._compute = compute
 
     def __missing__(self, name: str) -> NDArray:
-        self[name] = self._reduce(self._quantities[name](self._pairs))
+        self[name] = self._compute(name)
         return self[name]
 
 
@@ -227,7 +221,7 @@ class Batch:
         self.sequences = sequences
         self.weights = np.ones(len(sequences)) if weights is None else weights
         # a draw may hold masked sequences alone
-        self.tokens = float(self.weights @ sequences.tokens) or float("nan")
+        self.tokens = float(self.weights @ sequences.tokens) or np.nan
 
     def sum(self, name: str) -> float:
         """Return the sum over all tokens."""
@@ -254,24 +248,18 @@ class Batch:
     def max(self, name: str) -> float:
         """Return the maximum over all tokens, NaN if there is none."""
         largest = float(self.sequences.maxima[name][self.weights > 0].max())
-        return largest if largest > -np.inf else float("nan")
+        return largest if largest > -np.inf else np.nan
 
     def deviation(self, name: str, square: str) -> float:
         """Return the standard deviation over all tokens, over their number less one."""
         squares = self.sum(square) - self.sum(name) ** 2 / self.tokens
-        return (
-            float(np.sqrt(max(squares, 0.0) / (self.tokens - 1)))
-            if self.tokens > 1
-            else float("nan")
-        )
+        return float(np.sqrt(max(squares, 0.0) / (self.tokens - 1))) if self.tokens > 1 else np.nan
 
     def pearson(self, a: str, b: str) -> float:
         """Return the correlation of two quantities over all tokens."""
         spreads = [self.mean(f"{name}^2") - self.mean(name) ** 2 for name in (a, b)]
         product = self.mean(f"{a}*{b}") - self.mean(a) * self.mean(b)
-        return (
-            float(product / np.sqrt(spreads[0] * spreads[1])) if min(spreads) > 0 else float("nan")
-        )
+        return float(product / np.sqrt(spreads[0] * spreads[1])) if min(spreads) > 0 else np.nan
 
     def sample_size(self, name: str) -> float:
         """Return the effective sample size of importance weights as a share of the tokens."""
@@ -325,11 +313,11 @@ class Framework:
 
 def _of_means(reduce: Callable[[NDArray], float], quantity: str) -> Value:
     """Return a figure of the means of the sequences, each of which counts once also in a draw."""
-    return lambda b: float(reduce(b.sequences.means(quantity)))
+    return lambda b: reduce(b.sequences.means(quantity))
 
 
 def _deviation_of_means(means: NDArray) -> float:
-    return float(np.std(means, ddof=1)) if len(means) > 1 else float("nan")
+    return np.std(means, ddof=1) if len(means) > 1 else np.nan
 
 
 # What a figure is if it is more than a method of Batch with the names of quantities.
@@ -357,8 +345,8 @@ _VALUES: dict[str, Value] = {
     "mean exp mean -r": lambda b: b.over_sequences(np.exp(b.sequences.means("-r"))),
     "largest mean -r": _of_means(np.max, "-r"),
     "least mean -r": _of_means(np.min, "-r"),
-    "largest truncated": lambda b: float(min(np.exp(b.max("r")), TIS)),
-    "least truncated": lambda b: float(min(np.exp(max(-b.max("-r"), -CLAMP)), TIS)),
+    "largest truncated": lambda b: min(np.exp(b.max("r")), TIS),
+    "least truncated": lambda b: min(np.exp(max(-b.max("-r"), -CLAMP)), TIS),
     "std truncated": lambda b: np.sqrt(
         max(b.mean("truncated^2") - b.mean("truncated") ** 2, 0),
     ),
@@ -368,9 +356,9 @@ _VALUES: dict[str, Value] = {
     "farthest mean truncated": _of_means(lambda means: np.abs(means - 1).max(), "truncated"),
     "means above TIS": lambda b: b.over_sequences(b.sequences.means("ratio") > TIS),
     "means below 1/TIS": lambda b: b.over_sequences(b.sequences.means("ratio") < 1 / TIS),
-    "least kept ratio": lambda b: float(b.kept_ratio.min()),
+    "least kept ratio": lambda b: b.kept_ratio.min(),
     "mean kept ratio": lambda b: b.over_sequences(b.kept_ratio),
-    "largest kept ratio": lambda b: float(b.kept_ratio.max()),
+    "largest kept ratio": lambda b: b.kept_ratio.max(),
     "sum of dp": lambda b: b.over_sequences(b.sequences.sums["dp"]),
 }
 

@@ -305,7 +305,8 @@ def read_tokens(
             raise DumpError(
                 "`logprobs` are of one side; expected two files, the rollout's and the trainer's.",
             )
-        names = side_names(paths)
+        first, second = side_names(paths)
+        names = first, second
         rows, note = _join(database, paths)
         order = "ORDER BY prompt"
     else:

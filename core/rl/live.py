@@ -57,7 +57,7 @@ def check(
     Raises:
         UsageError: shapes differ, or no token has both values.
     """
-    sides = [_array(side) for side in (rollout, trainer)]
+    sides = _array(rollout), _array(trainer)
     if sides[0].ndim != 2 or sides[0].shape != sides[1].shape:
         shapes = " and ".join(str(list(side.shape)) for side in sides)
         raise UsageError(
@@ -84,7 +84,21 @@ def check(
     }
     rows = max(1, _MOST_EXPLAINED // sides[0].shape[1])
     some = slice(None, None, -(-len(of_loss) // rows))
-    causes = explain_tokens(_tokens(sides[0][some], sides[1][some], of_loss[some], entropy, some))
+    of_loss = of_loss[some]
+    is_hole = np.diff(of_loss.astype(np.int8), axis=1, prepend=of_loss[:, :1]) == -1
+
+    def of_tokens(values: ArrayLike) -> NDArray[np.float64]:
+        return _array(values)[some][of_loss].astype(np.float64)
+
+    tokens = SampledTokens(
+        sequence=np.nonzero(of_loss)[0],
+        position=np.cumsum(of_loss, axis=1)[of_loss] - 1,
+        rollout=of_tokens(sides[0]),
+        trainer=of_tokens(sides[1]),
+        turn=np.cumsum(is_hole, axis=1)[of_loss],
+        entropy=None if entropy is None else of_tokens(entropy),
+    )
+    causes = explain_tokens(tokens)
     if causes:
         return Check(figures, causes[0].text, causes[0].name)
     if figures["ess"] < _LEAST_ESS or figures["k3"] > _MOST_K3:
@@ -101,24 +115,6 @@ def _array(values: ArrayLike) -> NDArray[Any]:
     if hasattr(values, "detach"):
         values = values.detach().float().cpu().numpy()
     return np.asarray(values)
-
-
-def _tokens(
-    rollout: NDArray[Any],
-    trainer: NDArray[Any],
-    of_loss: NDArray[np.bool_],
-    entropy: ArrayLike | None,
-    some: slice,
-) -> SampledTokens:
-    sequence, _ = np.nonzero(of_loss)
-    holes = np.cumsum(
-        np.diff(of_loss.astype(np.int8), axis=1, prepend=of_loss[:, :1]) == -1,
-        axis=1,
-    )
-    position = np.cumsum(of_loss, axis=1)[of_loss] - 1
-    values = [side[of_loss].astype(np.float64) for side in (rollout, trainer)]
-    entropies = None if entropy is None else _array(entropy)[some][of_loss].astype(np.float64)
-    return SampledTokens(sequence, position, values[0], values[1], holes[of_loss], entropies)
 
 
 def _check_safely(*sides: Any, **options: Any) -> Check:

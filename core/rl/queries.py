@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import UsageError
 from ..runs.figures import Figures
 from ..runs.queries.layers import records
-from ..text import percent, plural
+from ..text import number, percent, plural
 from .figures import (
     DPPO,
     FRAMEWORKS,
@@ -24,6 +23,8 @@ from .figures import (
     SUMS,
     TIS,
     Batch,
+    Floats,
+    Integers,
     SampledTokens,
     Sequences,
     TokenPairs,
@@ -89,6 +90,12 @@ def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]
     if framework not in FRAMEWORKS:
         raise UsageError(f"--as '{framework}': expected one of {', '.join(FRAMEWORKS)}.")
     return list(summary(run, f"figures of {framework}"))
+
+
+def interval_of(figure: Mapping[str, Any]) -> str:
+    """Return the interval of a figure of `figures_of` in words, '' if it has none."""
+    low, high = figure["low"], figure["high"]
+    return "" if low is None else f"{number(low)} to {number(high)}"
 
 
 def sentence(mismatch: Mapping[str, Any]) -> str:
@@ -199,7 +206,7 @@ def _bins(run: Figures, value: str) -> pd.DataFrame:
         GROUP BY round(ln(nullif(greatest(v, 0), 0)) * {_BINS}) ORDER BY low""")
 
 
-def _percentiles(run: Figures) -> NDArray[np.float64]:
+def _percentiles(run: Figures) -> Floats:
     """Return PERCENTILES of |r|, exact in bins of up to two tokens."""
     bins = _bins(run, "size")
     tokens = bins["tokens"].to_numpy(np.int64)
@@ -221,13 +228,13 @@ def _tokens_with_half(run: Figures) -> int:
     return int(tokens[:last].sum()) + max(1, int(np.ceil(rest / kl[last] * tokens[last])))
 
 
-def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, NDArray[np.int64]]]:
+def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, Integers]]:
     """Yield the tokens of whole sequences in order, with the number of each."""
     table = run.query("SELECT positions FROM prompt ORDER BY prompt")
     counts = table["positions"].to_numpy(np.int64)
     group = (np.cumsum(counts) - counts) // _TOKENS_AT_ONCE
-    for number in np.unique(group):
-        first, last = np.flatnonzero(group == number)[[0, -1]].tolist()
+    for each in np.unique(group):
+        first, last = np.flatnonzero(group == each)[[0, -1]].tolist()
         rows = run.query(
             f"SELECT prompt, reference, variant FROM {_TOKENS} WHERE prompt BETWEEN ? AND ?"
             " ORDER BY prompt, position",
@@ -241,7 +248,7 @@ def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, NDArray[np.int64]]]:
 
 def _figures(
     sequences: Sequences,
-    percentiles: NDArray[np.float64],
+    percentiles: Floats,
     masked: int,
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the figures of every framework, by its name."""

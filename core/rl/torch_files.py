@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DumpError
 from ..runs.dumps.arrays import foreign_errors
 from ..text import clean, plural
+from .figures import Flags, Floats, Integers
 
 # Of a training batch, one value per token of the response; miles saves the part of a
 # context-parallel rank.
@@ -122,7 +122,7 @@ def _samples(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**sample, "sample": int(index)}
 
 
-def _numbers(values: Any) -> NDArray[np.float64]:
+def _numbers(values: Any) -> Floats:
     """Return a tensor, an array or a list as float64; None is NaN."""
     return np.asarray(
         _complete(values).double() if hasattr(values, "double") else values,
@@ -146,38 +146,30 @@ def _has_row(column: object, row: int) -> bool:
 def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]]) -> Response:
     """Join what the files hold of one sample."""
     place = f"sample {key[1]} of rollout {key[0]}"
-    texts: list[NDArray[np.int64]] = []
-    mask: NDArray[np.bool_] | None = None
+    texts = [_prompt_and_text(path, sample, place) for path, sample in of_files]
+    tokens = texts[0][1]
+    mask: Flags | None = None
     response: Response = {"sequence": str(key[1]), "step": key[0]}
     versions: list[str] = []
-    for path, sample in of_files:
-        tokens = np.asarray(_complete(sample.get("tokens", ())), np.int64)
-        length = int(sample.get("response_length", sample.get("response_lengths", len(tokens))))
-        if not 0 <= length <= len(tokens):
-            raise DumpError(
-                f"{clean(path.name)}: {place} has a response of {length} of {len(tokens)} tokens.",
-            )
-        prompt, text = np.split(tokens, [len(tokens) - length])
-        if texts and not np.array_equal(text, texts[0]):
-            some = min(length, len(texts[0]))
-            at = int(np.argmax(np.append(text[:some] != texts[0][:some], True)))
+    for (path, sample), (prompt, text) in zip(of_files, texts, strict=True):
+        if not np.array_equal(text, tokens):
+            some = min(len(text), len(tokens))
+            at = int(np.argmax(np.append(text[:some] != tokens[:some], True)))
             other = clean(of_files[0][0].name)
             raise DumpError(
                 f"{clean(path.name)}: {place} has other tokens than in {other} from token {at} on.",
             )
-        texts.append(text)
         own = sample.get("loss_mask", sample.get("loss_masks"))
         if own is not None:
             mask = _numbers(own) != 0
         versions = list(map(str, sample.get("weight_versions") or ())) or versions
-        is_cut = sample.get("truncated")
+        status = None
+        if sample.get("truncated") is not None:
+            status = "truncated" if sample["truncated"] else "completed"
         facts = {
             "prompt_token_ids": json.dumps(prompt.tolist()) if len(prompt) else None,
             "reward": sample.get("reward", sample.get("rewards")),
-            "stop_reason": sample.get(
-                "status",
-                None if is_cut is None else "truncated" if is_cut else "completed",
-            ),
+            "stop_reason": sample.get("status", status),
             "environment": sample.get("source_names"),
             "weight_version": ",".join(versions) or None,
         }
@@ -189,23 +181,38 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
             response.setdefault("sampling", json.dumps({"rank": int(rank[1])}))
     for name, column in _VALUES.items():
         slices = [
-            (path, one, _numbers(one[column]))
-            for path, one in of_files
-            if one.get(column) is not None
+            (path, sample, _numbers(sample[column]))
+            for path, sample in of_files
+            if sample.get(column) is not None
         ]
         if slices:
-            response[name] = _whole(place, column, slices, len(texts[0]))
-    if mask is not None and len(mask) != len(texts[0]):
-        raise DumpError(f"{place}: a mask of {len(mask)} for {plural(len(texts[0]), 'token')}.")
+            response[name] = _whole(place, column, slices, len(tokens))
     if mask is not None:
+        if len(mask) != len(tokens):
+            raise DumpError(f"{place}: a mask of {len(mask)} for {plural(len(tokens), 'token')}.")
         response["token_version"] = _versions_by_turn(versions, mask)
-    return {**response, "token_ids": texts[0], "mask": mask}
+    return {**response, "token_ids": tokens, "mask": mask}
+
+
+def _prompt_and_text(
+    path: Path,
+    sample: Mapping[str, Any],
+    place: str,
+) -> list[Integers]:
+    """Return the tokens before the response, and those of the response."""
+    tokens = np.asarray(_complete(sample.get("tokens", ())), np.int64)
+    length = int(sample.get("response_length", sample.get("response_lengths", len(tokens))))
+    if not 0 <= length <= len(tokens):
+        raise DumpError(
+            f"{clean(path.name)}: {place} has a response of {length} of {len(tokens)} tokens.",
+        )
+    return np.split(tokens, [len(tokens) - length])
 
 
 def _versions_by_turn(
     versions: Sequence[str],
-    mask: NDArray[np.bool_],
-) -> NDArray[np.float64] | None:
+    mask: Flags,
+) -> Floats | None:
     """Return the version of each token, NaN if masked, for a response with one version for each of
     its turns: tokens of the loss with masked ones between; None for another one. [tokens]
     """
@@ -218,9 +225,9 @@ def _versions_by_turn(
 def _whole(
     place: str,
     column: str,
-    slices: Sequence[tuple[Path, dict[str, Any], NDArray[np.float64]]],
+    slices: Sequence[tuple[Path, dict[str, Any], Floats]],
     length: int,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return the values of a response, put together from the parts of context-parallel ranks.
     [tokens]
     """
@@ -246,7 +253,7 @@ def _whole(
     return whole
 
 
-def _places_of_rank(one: Mapping[str, Any], length: int, rank: int, size: int) -> NDArray[np.int64]:
+def _places_of_rank(one: Mapping[str, Any], length: int, rank: int, size: int) -> Integers:
     """Return the tokens of a response that a rank holds: two chunks of the text, one from either
     end.
     """

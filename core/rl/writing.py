@@ -45,7 +45,6 @@ class TokenPair:
     without any), by side its only value, None if it has several, and some of the tokens.
     """
 
-    names: tuple[str, str]
     positions: int
     summary: Summary
     k3: float | None
@@ -83,19 +82,9 @@ def write_tokens(
             raise UsageError(
                 f"The files hold {positions:,} tokens; a run holds {MAX_LISTED_ROWS:,}.",
             )
-        origin = replace(origin, note=left_out)
         sides = tuple(SideHeader(name, "", "float32") for name in names)
-        header = RunHeader(
-            name,
-            "",
-            0,
-            (Prompt(1),),
-            sides,
-            origin,
-            keep=FIGURES,
-            k=1,
-            holds="logprob",
-        )
+        about = name, "", 0, (Prompt(1),), sides, replace(origin, note=left_out)
+        header = RunHeader(*about, keep=FIGURES, k=1, holds="logprob")
         insert_header(database, created, header, positions)
         on_progress(STORING, positions // 6, positions)
         database.execute(_INSERT_TOKENS)
@@ -106,32 +95,14 @@ def write_tokens(
         database.execute(_INSERT_POSITIONS)
         database.execute(_LESS_MEMORY)
         digests = [digest_of(responses_of(database, side, "token_id", {})) for side in (0, 1)]
-        insert_sides(
-            database,
-            header,
-            digests,
-            [(each, "float64") for each in digests],
-            [1, 1],
-            "token_id",
-        )
-        extremes = (
-            "SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END FROM"
-            " top_token"
-        )
-        constants = tuple(
-            database.rows(f"{extremes} WHERE side = ?", [side])[0][0] for side in (0, 1)
-        )
+        stored = [(each, "float64") for each in digests]
+        insert_sides(database, header, digests, stored, [1, 1], "token_id")
+        constants = tuple(database.rows(_CONSTANT, [side])[0][0] for side in (0, 1))
         summary, figures = summary_of_counts(*database.rows(_FIGURES)[0]), Figures(database, header)
         contents = summaries(figures, masked)
-        k3 = next(
-            (
-                each["value"]
-                for each in contents.get("figures of ulpscope", [])
-                if each["name"] == "k3"
-            ),
-            None,
-        )
-        verdict = judge(TokenPair(names, positions, summary, k3, constants, sample_tokens(figures)))
+        own = {row["name"]: row["value"] for row in contents.get("figures of ulpscope", ())}
+        pair = TokenPair(positions, summary, own.get("k3"), constants, sample_tokens(figures))
+        verdict = judge(pair)
         insert_pair(database, 0, summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
         MISMATCH.insert(
@@ -167,6 +138,10 @@ _INSERT_POSITIONS = """
         0 AS nonfinite_mismatch
         FROM (SELECT *, variant - reference AS delta FROM chosen_token) WHERE is_trained;
     DROP TABLE arriving;
+"""
+_CONSTANT = """
+    SELECT CASE WHEN count(*) > 1 AND min(logit) = max(logit) THEN min(logit) END
+    FROM top_token WHERE side = ?
 """
 _FIGURES = """
     SELECT coalesce(sum(neq), 0)::BIGINT, count(max_abs), max(max_abs),

@@ -4,8 +4,8 @@ sides sent.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from .rounding_floor import check_prompts
 _SEEDS = range(4)
 _MOST_TOKENS = 1 << 12  # of a batch with its padding, about all that `rows_of_rollouts` takes
 Ids = tuple[int, ...]
+_Scores = dict[tuple[int, int], tuple[Floats, float]]  # by prompt and position
 Prompts = Sequence[Ids] | Mapping[int, Ids]  # by number
 
 
@@ -40,13 +41,10 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress
     that were read.
     """
     rows = [row for row in pair.rows if len(row.token_ids)]
-    rows_of = {
-        prompt: {row.position: row for row in group}
-        for prompt, group in groupby(rows, lambda row: row.prompt)
-    }
-    ids_of = {
-        prompt: prompts[prompt][: max(of_prompt) + 1] for prompt, of_prompt in rows_of.items()
-    }
+    lengths: dict[int, int] = {}
+    for row in rows:
+        lengths[row.prompt] = max(lengths.get(row.prompt, 0), row.position + 1)
+    ids_of = {prompt: prompts[prompt][:length] for prompt, length in lengths.items()}
     check_prompts(loaded, list(ids_of.values()))
     largest = max(*(int(row.token_ids.max()) for row in rows), *map(max, ids_of.values()))
     if largest >= loaded.vocab_size:
@@ -58,14 +56,15 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress
     with model_errors_stop():
 
         def score(what: str) -> tuple[Floats, Floats]:
-            says, done = f"scoring by '{loaded.name}' in {loaded.dtype}, {what}", 0
-            scores: dict[int, tuple[Floats, Floats]] = {}
-            for batch in batches:
-                say(says, done, len(rows_of), "prompts")
-                scores |= _scores_of(loaded, batch, rows_of, pair.values)
-                done += len(batch)
-            values, entropies = zip(*(scores[prompt] for prompt in rows_of), strict=True)
-            return np.concatenate(values), np.concatenate(entropies)
+            scores: _Scores = {}
+            says = f"scoring by '{loaded.name}' in {loaded.dtype}, {what}"
+            for number, batch in enumerate(batches):
+                say(says, number, len(batches), "batches")
+                scores |= _scores_of(loaded, batch, rows, pair.values)
+            values, entropies = zip(
+                *(scores[row.prompt, row.position] for row in rows), strict=True
+            )
+            return np.concatenate(values), np.array(entropies)
 
         plain, entropy = score("as it is")
         draws = []
@@ -101,57 +100,49 @@ def _batches(ids_of: Mapping[int, Ids]) -> Iterator[dict[int, Ids]]:
 def _scores_of(
     loaded: LoadedModel,
     batch: Mapping[int, Ids],
-    rows_of: Mapping[int, Mapping[int, RowPair]],
+    rows: Sequence[RowPair],
     values: str,
-) -> dict[int, tuple[Floats, Floats]]:
-    """Return the values of the rows of each prompt one after another, as an engine sends them:
-    log-probabilities in float32; and the entropy of each row.
+) -> _Scores:
+    """Return the values of each row of the batch's prompts, as an engine sends them:
+    log-probabilities in float32; and its entropy.
     """
-    lengths = [len(ids) for ids in batch.values()]
-    columns = max(lengths)
+    prompts = list(batch)
+    texts = [torch.tensor(ids) for ids in batch.values()]
     # padding on the right, which no position before it sees
-    ids = torch.tensor([[*ids, *[0] * (columns - len(ids))] for ids in batch.values()])
-    arguments = {"input_ids": ids.to(loaded.device), "use_cache": False}
-    if min(lengths) < columns:
-        is_token = torch.arange(columns) < torch.tensor(lengths)[:, None]
-        arguments["attention_mask"] = is_token.long().to(loaded.device)
-    pieces: dict[int, list[tuple[Floats, Floats]]] = {prompt: [] for prompt in batch}
+    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(loaded.device)
+    arguments: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    if len(set(map(len, texts))) > 1:
+        masks = [torch.ones_like(text) for text in texts]
+        padded = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)
+        arguments["attention_mask"] = padded.to(loaded.device)
+    scores: _Scores = {}
     start = 0
 
     def add(logits: torch.Tensor) -> None:
-        """Score the rows in a slice of the columns. [prompts, columns, vocab]"""
+        """Score the rows in a slice of the columns, all at once: reordering costs each operation a
+        dispatch. [prompts, columns, vocab]
+        """
         nonlocal start
-        for of_prompt, prompt in zip(logits, batch, strict=True):
-            rows = {at - start: row for at, row in rows_of[prompt].items() if at >= start}
-            rows = {at: row for at, row in rows.items() if at < len(of_prompt)}
-            if rows:
-                pieces[prompt].append(_scores_of_rows(of_prompt[list(rows)], rows.values(), values))
-        start += logits.shape[1]
+        stop = start + logits.shape[1]
+        here = [row for row in rows if row.prompt in batch and start <= row.position < stop]
+        if here:
+            numbers = [prompts.index(row.prompt) for row in here]
+            of_rows = logits[numbers, [row.position - start for row in here]].float()
+            logprobs = of_rows.log_softmax(-1)
+            entropies = torch.special.entr(logprobs.exp()).sum(-1).tolist()
+            counts = [len(row.token_ids) for row in here]
+            tokens = np.concatenate([row.token_ids for row in here])
+            chosen = of_rows if values == "logit" else logprobs
+            chosen = chosen[np.repeat(np.arange(len(here)), counts), tokens].double().cpu()
+            parts = np.split(chosen.numpy(), np.cumsum(counts)[:-1])
+            for row, part, entropy in zip(here, parts, entropies, strict=True):
+                scores[row.prompt, row.position] = part, entropy
+        start = stop
 
     restore_state(loaded.start)
     size = columns_at_once(len(batch), loaded.vocab_size, loaded.torch_dtype.itemsize)
-    if columns <= size:
+    if ids.shape[1] <= size:
         add(loaded.model(**arguments).logits)
     else:
-        sliced_logits(loaded.model, arguments, 0, columns, size, add)
-    scores = {}
-    for prompt, parts in pieces.items():
-        scored, entropies = zip(*parts, strict=True)
-        scores[prompt] = np.concatenate(scored), np.concatenate(entropies)
+        sliced_logits(loaded.model, arguments, 0, ids.shape[1], size, add)
     return scores
-
-
-def _scores_of_rows(
-    logits: torch.Tensor,
-    rows: Collection[RowPair],
-    values: str,
-) -> tuple[Floats, Floats]:
-    """Return the values of the rows' tokens, and entropies. logits: [rows, vocab]"""
-    logits = logits.float()
-    logprobs = logits.log_softmax(-1)
-    tokens = torch.from_numpy(np.concatenate([row.token_ids for row in rows])).to(logits.device)
-    counts = torch.tensor([len(row.token_ids) for row in rows], device=logits.device)
-    row_of = torch.arange(len(rows), device=logits.device).repeat_interleave(counts)
-    scored = (logits if values == "logit" else logprobs)[row_of, tokens]
-    entropies = torch.special.entr(logprobs.exp()).sum(-1)
-    return scored.double().cpu().numpy(), entropies.double().cpu().numpy()
