@@ -64,7 +64,3 @@ def test_a_line_of_three_dashes_separates_prompts_and_nothing_else_does():
     assert split_prompts("a\n---\nb --- c\n\n---\n  \n---\n----\n") == ("a", "b --- c", "----")
     assert split_prompts("a\r\n---\r\nb") == ("a", "b")
     assert split_prompts(" \n") == ()
-
-
-def test_a_form_that_judges_is_the_command_judge():
-    assert form(judge=True).typed.startswith("ulpscope judge --model a/model ")

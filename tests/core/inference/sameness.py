@@ -35,8 +35,8 @@ def logits_of(path: str, loaded: LoadedModel, ids: list[int] | None = None) -> t
 def planned(
     loaded: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
-    reference: str,
-    variants: Sequence[str],
+    reference: str = "prefill",
+    variants: Sequence[str] = ("decode",),
     *,
     is_dry: bool = False,
     **settings: Any,

@@ -126,7 +126,7 @@ def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, mo
     ("prompt", "variant", "sentence"),
     [
         ("x", "reuse:40", "has nothing left to compute"),
-        ("x " * 200, "decode", "the model's context is 96"),
+        ("x " * 200, "decode", r"prompt 1 of 1 has \d+ tokens; the model's context is 96"),
         ("x", "decode+attn:flash_attention_2", "has no attention 'flash_attention_2'"),
         ("x", "decode+tf32", "tf32 needs CUDA"),
     ],

@@ -217,14 +217,14 @@ def test_a_fault_at_one_position_is_found_at_that_position(tmp_path, monkeypatch
 def test_what_cannot_be_watched_is_refused_before_anything_runs():
     loaded = model_of("llama")
     with pytest.raises(UsageError, match="--layer-floor -1"):
-        planned(loaded, [IDS], "prefill", ["decode"], layers=True, layer_floor=-1)
+        planned(loaded, [IDS], layers=True, layer_floor=-1)
     with pytest.raises(CaptureError, match="leave --layers out"):
         planned(loaded, [IDS], "prefill+compile", ["decode"], layers=True)
 
 
 def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
     loaded, store = model_of("llama"), Store(tmp_path)
-    plan = planned(loaded, [IDS], "prefill", ["decode"], layers=True)
+    plan = planned(loaded, [IDS], layers=True)
 
     def refused(*_: Any) -> None:
         raise CaptureError("reordering: an operation is not known.")
