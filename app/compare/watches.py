@@ -47,7 +47,7 @@ def chart(rounds: Sequence[Round]) -> go.Figure:
     drawn there.
     """
     measured = [one for one in rounds if one.distance_nats is not None]
-    times = np.array([one.at for one in measured])
+    times = np.array([one.at.replace(tzinfo=None) for one in measured], "datetime64[us]")
     distances = np.array([one.distance_nats for one in measured], float)
     limits = np.array([one.limit_nats for one in measured], float)
     colors = [style.VARIANT if one.since else style.REFERENCE for one in measured]

@@ -20,7 +20,7 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def commands(_: str) -> str:
-    from core.__main__ import app
+    from core.__main__ import app, load
 
     def job(text: str) -> str:
         """Return the first clause of a command's help, and links to the pages that it names."""
@@ -37,7 +37,7 @@ def commands(_: str) -> str:
     shown = [command for command in every if not command.hidden]
     return table(
         ("command", "job"),
-        ((f"`{command.name}`", job(command.help)) for command in shown),
+        ((f"`{command.name}`", job(load(command.name).help)) for command in shown),
     )
 
 

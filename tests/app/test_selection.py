@@ -240,7 +240,7 @@ def asked_of(page: str) -> dict[str, str]:
     said = {name: text for (of, name), text in TEXTS.items() if of == page}
     for setting in WITH_SETTINGS[page]:
         if is_checked(setting):
-            values = setting.options or {str(number): number for number in setting.span}
+            values = setting.words or {str(number): number for number in setting.span}
             said[setting.name] = [
                 word for word, value in values.items() if value != setting.default
             ][-1]

@@ -315,7 +315,7 @@ def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path
         assert float(run.largest(0)["max_abs"].iloc[0]) == table["max_abs"].max()
         for read in (
             lambda: run.positions(0),
-            run.lists,
+            run.responses,
             lambda: run_json(run, with_positions=True),
         ):
             with pytest.raises(StoreError, match="too long"):
