@@ -57,7 +57,7 @@ class Layout:
     def own_name(self, column: str) -> str:
         """Return the name of a column of ours in the file."""
         source = self.columns.get(column, "")
-        return next((own for own in self.types if own in source), column)
+        return next((own for own in self.types if re.search(rf"\b{own}\b", source)), column)
 
 
 def _by_name(text: str) -> dict[str, str]:
