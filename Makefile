@@ -6,7 +6,7 @@ BIN     = $(VENV)/bin
 .PHONY: run test thorough processors quick check bench format clean
 
 run: $(VENV)/.runtime
-	$(BIN)/python -m app $(if $(PORT),--server.port $(PORT))
+	$(BIN)/streamlit run app/main.py $(if $(PORT),--server.port $(PORT))
 
 # Several workers share the cores: one thread of torch each, unless a test asks for more, and one that waits for another gives its core away instead
 # of spinning on it. Neither changes a bit. What Python compiled is kept, also where the environment says otherwise: tests start many processes.
@@ -110,10 +110,8 @@ browser:
 	@.ci/browser
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-# The clone itself, so that $(BIN)/ulpscope and `import ulpscope` are this code. `core` has to be found from
-# every folder as well: `import ulpscope` gives its modules.
-EDITABLE = $(PIP) --no-deps --editable . && \
-	$(BIN)/python -c "import pathlib, site; pathlib.Path(site.getsitepackages()[0], 'ulpscope-clone.pth').write_text('$(CURDIR)\n')"
+# The clone itself, so that $(BIN)/ulpscope and `import ulpscope` are this code.
+EDITABLE = $(PIP) --no-deps --editable .
 
 $(VENV)/.runtime: requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

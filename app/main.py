@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:  # `streamlit run` puts only app/ on the path
+# `streamlit run` puts only app/ on the path; tests and uvicorn run from the root and hide that.
+if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
-if "core" not in sys.modules and not (ROOT / "core").is_dir():  # of the wheel
+# In the wheel the folder core/ is the package ulpscope.
+if "core" not in sys.modules and not (ROOT / "core").is_dir():
     from ulpscope import OneCopy
 
     OneCopy("core", "ulpscope")
@@ -20,8 +22,8 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx  # noqa: E402
 from app.hosting import gate, members  # noqa: E402
 from app.navigation import FIRST, MOVED, PAGE_OF, PAGES  # noqa: E402
 from app.routes import ROUTES  # noqa: E402
-from app.shell import address, job_list, selection, sidebar, widgets  # noqa: E402
-from app.uploads.importing import lifespan  # noqa: E402
+from app.shell import address, job_list, sidebar, widgets  # noqa: E402
+from app.upload.importing import lifespan  # noqa: E402
 from core.errors import UlpscopeError  # noqa: E402
 
 
@@ -29,6 +31,7 @@ def draw() -> None:
     """Run one viewer's script."""
     st.set_page_config(page_icon=ROOT / "app" / "shell" / "favicon.png", layout="wide")
     st.html(ROOT / "app" / "shell" / "style.css")
+    # Streamlit finds only scripts next to the entry file by itself; pages/ is beside app/.
     pages = {
         page.name: st.Page(
             ROOT / "pages" / f"{page.name}.py",
@@ -38,6 +41,7 @@ def draw() -> None:
         )
         for page in PAGES
     }
+    # Streamlit knows only the pages it is given, so an earlier address is one that leads on.
     redirects = [st.Page(draw, url_path=old, visibility="hidden") for old in MOVED]
     page = st.navigation([*pages.values(), *redirects], position="hidden")
     name = page.url_path or FIRST
@@ -45,12 +49,13 @@ def draw() -> None:
         part = MOVED[name]
         tab = {} if part in pages else {"tab": part}
         st.switch_page(pages[PAGE_OF[part].name], query_params=st.query_params.to_dict() | tab)
-    # the run that was opened is shown here; until then a rerun does not lose it
-    if name == "overview":
-        st.session_state.pop("opened", None)
+    # What was opened is shown here; until then a rerun does not lose it.
+    if st.session_state.get("opened") == name:
+        del st.session_state["opened"]
     widgets.forget_clicks(name)
     st.sidebar.markdown("**ULPscope** :small[rounding, or a bug?]")
     links = st.sidebar.container()
+    # Before any widget is drawn: Streamlit refuses to set the value of one that is.
     address.adopt(name)
     try:
         view = sidebar.draw(PAGE_OF[name])
@@ -62,13 +67,15 @@ def draw() -> None:
         st.switch_page(pages[FIRST])
     address.settle_settings(name, view)
     address.write(address.of(view))
+    if opened := st.session_state.get("opened"):
+        st.switch_page(pages[opened])
     with links:
         sidebar.page_links(view)
         job_list.running()
         st.divider()
         sidebar.link_to(view)
     members.sidebar()
-    for sentence in selection.complaints():
+    for sentence in st.session_state.pop("complaints", []):
         st.warning(widgets.escape(sentence))
     try:
         page.run()
@@ -77,6 +84,8 @@ def draw() -> None:
         st.error(widgets.escape(str(error)))
 
 
+# The server imports this file for its routes, and runs it for each viewer. It finds the
+# application by reading the source, so the call has to stay as literal as it is.
 if get_script_run_ctx(suppress_warning=True) is not None:
     draw()
 else:

@@ -1,20 +1,220 @@
-"""Every page in the order of the navigation, and the declarations of all of them."""
+"""Every page and tab as a row, in the order of the navigation.
+
+It is read at the start of the server, so it imports nothing that draws or computes.
+"""
 
 from __future__ import annotations
 
-from app.compare import PAGE as COMPARE
-from app.flips import PAGE as FLIPS
-from app.gallery import PAGE as RUNS
-from app.heatmap import PAGE as HEATMAP
-from app.internals import PAGE as INTERNALS
-from app.machine import PAGE as MACHINE
-from app.near_ties import PAGE as NEAR_TIES
-from app.overview import PAGE as OVERVIEW
-from app.page import Page
-from core.runs.reader import RunReader
+from collections.abc import Callable
 
-_NEW = tuple(Page(title.lower(), title, "store") for title in ("Upload", "Capture", "Probe"))
-NEW_RUN = Page("new_run", "New run", "store", tabs=_NEW)
+from app.internals.recorded import RECORDED
+from app.overview import PARTS as ROLLOUT_PARTS
+from app.page import Page, PageSetting
+from app.shell.wording import VERDICTS
+from core.numerics.formats import LOGIT_FORMATS
+from core.runs.queries.heat import COLOURS
+from core.runs.reader import RunReader, StoredPair
+from core.runs.tables.kernels import LIBRARIES
+from core.runs.tables.kv_cache import KINDS
+from core.sweeps.matrix import FIGURES
+from core.sweeps.plan import AXES
+
+PROMPTS = ("this prompt", "all prompts")
+# Thresholds of a margin in logits: a sequence of 1, 2, 5 from well below a step of bfloat16 at
+# logits of 8 (0.0625) on.
+LOGIT_STEPS = (
+    "0",
+    "0.001",
+    "0.002",
+    "0.005",
+    "0.01",
+    "0.02",
+    "0.05",
+    "0.1",
+    "0.2",
+    "0.5",
+    "1",
+    "2",
+    "5",
+    "10",
+)
+
+
+def _no_flips(run: RunReader, pair: StoredPair) -> str:
+    words = {None: "unknown", 0: "none"}
+    return "" if run.generations else words.get(pair.summary.flips, "")
+
+
+def _unless_recorded(tab: str) -> Callable[[RunReader, StoredPair], str]:
+    return lambda run, pair: "" if pair.index in RECORDED[tab].pairs(run) else "not captured"
+
+
+RUNS = Page(
+    "runs",
+    "Runs",
+    "store",
+    (
+        PageSetting("search", "gallery_search", ""),
+        PageSetting("verdict", "gallery_verdict", "any", ["any", *VERDICTS]),
+        PageSetting(
+            "flips",
+            "gallery_flips",
+            "any",
+            {"only": "with flips", "none": "without flips", "any": "any"},
+        ),
+        PageSetting("hidden", "gallery_hidden", False, {"listed": True, "apart": False}),
+    ),
+)
+NEW_RUN = Page(
+    "new_run",
+    "New run",
+    "store",
+    tabs=tuple(Page(title.lower(), title, "store") for title in ("Upload", "Capture", "Probe")),
+)
+OVERVIEW = Page(
+    "overview",
+    "Overview",
+    "run",
+    (
+        PageSetting("colour", "strip_colour", "largest difference", tuple(COLOURS)),
+        PageSetting("part", "mismatch_part", ROLLOUT_PARTS[0], ROLLOUT_PARTS),
+        PageSetting("framework", "framework", "ulpscope"),
+        PageSetting("by", "mismatch_by_quantity", ""),
+    ),
+)
+FLIPS = Page(
+    "flips",
+    "Flips",
+    "run",
+    (PageSetting("list", "flips_listed", "flips", ["flips", "flips and near ties"]),),
+    absent=_no_flips,
+)
+NEAR_TIES = Page(
+    "near_ties",
+    "Near ties",
+    "run",
+    (
+        PageSetting("threshold", "threshold", 4, span=(0, 64)),
+        PageSetting("logits", "threshold_logits", "0.1", LOGIT_STEPS),
+        PageSetting("unit", "threshold_unit", "ULPs", ["ULPs", "logits"]),
+        PageSetting("of", "near_ties_of", PROMPTS[0], PROMPTS),
+    ),
+    absent=lambda _, pair: "" if pair.summary.near_ties else "none",
+)
+HEATMAP = Page(
+    "heatmap",
+    "Heatmap",
+    "run",
+    (
+        PageSetting("by", "worst_by", "difference", ["difference", "ULPs"]),
+        # auto: linear in row ULPs, which are of one size, log in the others, which spread over
+        # decades
+        PageSetting("colours", "heatmap_colours", "auto", ["auto", "log", "linear"]),
+        PageSetting("rows", "heatmap_rows", ""),  # `12:40`, as tokens; nothing: all of them
+        # columns, token ids or ranks from 0; nothing: the first look
+        PageSetting("tokens", "heatmap_tokens", ""),
+        PageSetting("order", "heatmap_order", "", ["id", "rank"]),
+        PageSetting(
+            "cells",
+            "heatmap_cells",
+            "row_ulps",
+            ["row_ulps", "ulps", "difference"],
+        ),
+        PageSetting("token", "heatmap_token", ""),  # an id or a text
+    ),
+    absent=lambda _, pair: "empty" if pair.summary.bit_identical else "",
+)
+LAYERS = Page(
+    "layers",
+    "Layers",
+    "run",
+    (
+        PageSetting("of", "layers_scope", PROMPTS[0], PROMPTS),
+        PageSetting(
+            "measure",
+            "layers_measure",
+            "ratio",
+            ["ratio", "neq_share", "max_row_ulps", "max_ulps"],
+        ),
+        PageSetting("module", "layers_module", ""),
+    ),
+    absent=_unless_recorded("layers"),
+)
+KV_CACHE = Page(
+    "kv_cache",
+    "KV cache",
+    "run",
+    (
+        PageSetting("of", "kv_scope", PROMPTS[0], PROMPTS),
+        PageSetting(
+            "measure",
+            "kv_measure",
+            "rms",
+            ["neq_share", "max_row_ulps", "max_ulps", "rms"],
+        ),
+        PageSetting("kind", "kv_kind", "key", KINDS),
+    ),
+    absent=_unless_recorded("kv_cache"),
+)
+KERNELS = Page(
+    "kernels",
+    "Kernels",
+    "run",
+    (
+        PageSetting("list", "kernels_shown", "all", ["all", "differ", "products"]),
+        PageSetting("library", "kernels_library", "any", ["any", *LIBRARIES]),
+        PageSetting("modules", "kernels_split", False, {"apart": True, "together": False}),
+    ),
+    absent=_unless_recorded("kernels"),
+)
+MITIGATIONS = Page("mitigations", "Mitigations", "run", absent=_unless_recorded("mitigations"))
+INTERNALS = Page("internals", "Internals", "run", tabs=(LAYERS, KV_CACHE, KERNELS, MITIGATIONS))
+SIDE_BY_SIDE = Page(
+    "side_by_side",
+    "Side by side",
+    "run",
+    (
+        PageSetting("with", "compare_with", ""),
+        PageSetting(
+            "by",
+            "compare_by",
+            "max_abs",
+            ["max_abs", "max_row_ulps", "max_ulps", "rms", "kl"],
+        ),
+    ),
+)
+CLASSES = Page(
+    "classes",
+    "Classes",
+    "run",
+    absent=lambda run, _: "" if len(run.sides) > 2 and run.header.k is None else "two sides",
+)
+SWEEPS = Page(
+    "sweeps",
+    "Sweeps",
+    "store",
+    (
+        PageSetting("plan", "matrix_plan", ""),
+        PageSetting("down", "matrix_rows", "", ["", *AXES]),
+        PageSetting("across", "matrix_columns", "", ["", *AXES]),
+        PageSetting("figure", "matrix_figure", "verdict", tuple(FIGURES)),
+        *(PageSetting(axis, f"matrix_of_{axis}", "any") for axis in AXES),
+    ),
+)
+WATCHES = Page("watches", "Watched endpoints", "store")
+COMPARE = Page("compare", "Compare", "run", tabs=(SIDE_BY_SIDE, CLASSES, SWEEPS, WATCHES))
+MACHINE = Page(
+    "machine",
+    "Machine",
+    "store",
+    (
+        PageSetting("probes", "ops_run", ""),
+        PageSetting("op", "ops_op", ""),
+        PageSetting("dtype", "ops_dtype", "any", ["any", *LOGIT_FORMATS]),
+        PageSetting("show", "ops_shown", "all", ["all", "differing"]),
+    ),
+)
+
 PAGES = (RUNS, NEW_RUN, OVERVIEW, FLIPS, NEAR_TIES, HEATMAP, INTERNALS, COMPARE, MACHINE)
 FIRST = RUNS.name  # the page at the root
 # what has settings: tabs, other pages
@@ -31,17 +231,5 @@ SETTING_NAMES = frozenset(
 
 def absent(run: RunReader, pair: int) -> dict[str, str]:
     """Word for each page and tab of which a pair has nothing: `none`, or what was not done."""
-    parts = {
-        part.name: part.absent(run, run.pairs[pair])
-        for part in PARTS.values()
-        if part.absent is not None
-    }
-    return {name: word for name, word in parts.items() if word}
-
-
-def lines(run: RunReader, pair: int) -> list[tuple[Page, str]]:
-    """Return what pages and tabs say of a pair on its overview."""
-    parts = [
-        (part, part.line(run, run.pairs[pair])) for part in PARTS.values() if part.line is not None
-    ]
-    return [(part, line) for part, line in parts if line is not None]
+    words = {name: part.absent(run, run.pairs[pair]) for name, part in PARTS.items() if part.absent}
+    return {name: word for name, word in words.items() if word}

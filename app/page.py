@@ -1,14 +1,13 @@
-"""A page or tab as it declares itself in the `__init__` of its room, and a control of it that is
-part of its link.
-
-Every declaration is read at the start, so it imports nothing that draws or computes.
+"""What a row of `app/navigation.py` says of a page or tab, and of a control that is part of its
+link.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from core.text import printable
@@ -28,30 +27,32 @@ def whole(text: str) -> int | None:
     return int(text) if _WHOLE.fullmatch(text) else None
 
 
-def words(values: Iterable[str]) -> dict[str, str | bool]:
-    """Options of a setting by their words in the address."""
-    return {value.replace(" ", "-").lower(): value for value in values}
-
-
 @dataclass(frozen=True)
 class PageSetting:
     """One control. At its default it is not in the address; its widget is drawn with `key` and
     without a default.
 
-    options: words in the address and their values; span: lowest and highest whole number; with
-    neither it is free text.
+    options: its values, or a mapping from their words in the address; span: lowest and highest whole
+    number; with neither it is free text.
     """
 
     name: str
     key: str
     default: str | int | bool
-    options: dict[str, str | bool] = field(default_factory=dict)
+    options: Iterable[str] | Mapping[str, str | bool] = ()
     span: tuple[int, int] | None = None
+
+    @cached_property
+    def words(self) -> Mapping[str, str | bool]:
+        """Options by their words in the address."""
+        if isinstance(self.options, Mapping):
+            return self.options
+        return {value.replace(" ", "-").lower(): value for value in self.options}
 
     def parse(self, text: str) -> str | int | bool | None:
         """Return the value in a link; None if it is none of this control."""
-        if self.options:
-            return self.options.get(text)
+        if self.words:
+            return self.words.get(text)
         if self.span is not None:
             value = whole(text)
             return value if value is not None and self.span[0] <= value <= self.span[1] else None
@@ -63,18 +64,14 @@ class PageSetting:
         """
         if value == self.default:
             return None
-        if self.options:
-            return next((word for word, option in self.options.items() if option == value), None)
+        if self.words:
+            return next((word for word, option in self.words.items() if option == value), None)
         return str(value)
 
     @property
     def allowed_values(self) -> str:
         """Values that a link may have, in words."""
-        return (
-            f"{self.span[0]} to {self.span[1]}"
-            if self.span is not None
-            else ", ".join(self.options)
-        )
+        return ", ".join(self.words) if self.span is None else "{} to {}".format(*self.span)
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,6 @@ class Page:
     """A page, or a tab of one. name: in its address, of a page also its script's.
 
     absent: the word next to its name if a pair has nothing of it, else ''; a tab is not shown then.
-    line: its line on the overview of a pair.
     """
 
     name: str
@@ -90,7 +86,6 @@ class Page:
     shows: Literal["store", "run"]
     settings: tuple[PageSetting, ...] = ()
     absent: Callable[[RunReader, StoredPair], str] | None = None
-    line: Callable[[RunReader, StoredPair], str | None] | None = None
     tabs: tuple[Page, ...] = ()
 
     @property

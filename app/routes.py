@@ -12,7 +12,7 @@ from app.api import runs
 from app.components import plots
 from app.heatmap import routes as heatmap
 from app.navigation import FIRST
-from app.uploads import routes as uploads
+from app.upload import routes as uploads
 
 
 async def _to_root(request: Request) -> Response:

@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
+from core.capture_request import CaptureRequest
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.models.model import load_model
 from core.inference.paths.batch import ignore
@@ -44,7 +45,11 @@ def run() -> list[Line]:
     with scratch() as name:
         store = Store(name)
         for variant in ("decode", "prefill+batch:4"):
-            plan = plan_capture(loaded, [ids], "prefill", [variant])
+            plan = plan_capture(
+                loaded,
+                [ids],
+                CaptureRequest(model=loaded.name, variants=(variant,)),
+            )
 
             def capture(plan=plan) -> None:
                 with RunWriter(store, plan.header) as writer:

@@ -22,6 +22,7 @@ _CHILD = """
 import sys
 from pathlib import Path
 from benchmarks.random_models import random_model, random_prompt
+from core.capture_request import CaptureRequest
 from core.inference.capture.capture import plan_capture, run_capture
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
@@ -34,7 +35,8 @@ store, tokens, reference, variant = Path(sys.argv[1]), int(sys.argv[2]), sys.arg
 loaded = random_model("wide", device="cpu")
 
 def capture(positions):
-    plan = plan_capture(loaded, [random_prompt(loaded, positions)], reference, [variant])
+    request = CaptureRequest(model=loaded.name, reference=reference, variants=(variant,))
+    plan = plan_capture(loaded, [random_prompt(loaded, positions)], request)
     with RunWriter(Store(store), plan.header) as writer:
         run_capture(plan, writer)
         Store(store).delete(writer.finish())

@@ -26,6 +26,7 @@ import torch
 
 from benchmarks.random_models import SHAPES, random_model, random_prompt
 from benchmarks.scratch import scratch
+from core.capture_request import CaptureRequest
 from core.errors import UlpscopeError
 from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.models.devices import usable_device
@@ -75,7 +76,8 @@ def measure(
     bare_seconds(loaded, paths, ids)  # kernels are chosen and memory is taken at the first call
     bare = bare_seconds(loaded, paths, ids)
     began = time.perf_counter()
-    plan = plan_capture(loaded, [ids], reference, variants, command="python -m benchmarks.gpu")
+    request = CaptureRequest(model=loaded.name, reference=reference, variants=tuple(variants))
+    plan = plan_capture(loaded, [ids], request, command="python -m benchmarks.gpu")
     with RunWriter(store, plan.header) as writer:
         run_capture(plan, writer)
         path = store.path_of(writer.finish())

@@ -15,7 +15,7 @@ from benchmarks.logits import POSITIONS, VOCAB, pair
 from benchmarks.timing import Line, interleaved
 from core.numerics.divergence import RowFigures, compare
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat
-from core.numerics.topk import largest
+from core.numerics.top_tokens import largest
 
 TOP_K = 20
 TORCH_TRIES = (

@@ -41,10 +41,12 @@ def __dir__() -> list[str]:
 
 
 class OneCopy(MetaPathFinder, Loader):
-    """Finder by which `alias.x` is the module `package.x`: two copies would be two classes of every
-    error.
+    """Finder by which `alias.x` is the module `package.x`.
 
-    In a clone `ulpscope` is `core`. In the wheel's dashboard `core` is `ulpscope`.
+    The folder is called core, and app, pages and tests import it by that name; the wheel and its
+    users say ulpscope. Without this a process that says both has every module twice, and an error
+    of one copy is not caught as that of the other. In a clone `ulpscope` is `core`; in the wheel's
+    dashboard `core` is `ulpscope`.
     """
 
     def __init__(self, alias: str, package: str) -> None:
@@ -62,11 +64,15 @@ class OneCopy(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
+        # The import system has given the module the alias's spec; relative imports need its own.
         if module.__spec__ is not None:
             module.__spec__ = module.__spec__.loader_state
 
 
 if __name__ == "ulpscope":
-    core = find_spec("core")  # of a clone, whose dashboard and tests are core, or another package
+    folder = Path(__file__).parent
+    if folder.name == "core":  # an editable installation, whose clone need not be on the path
+        sys.path.append(str(folder.parent))
+    core = find_spec("core")  # ours, or a package of somebody else
     if core is not None and core.origin and Path(core.origin).resolve() == Path(__file__).resolve():
         OneCopy("ulpscope", "core")

@@ -2,19 +2,25 @@
 
 Exit codes: 0 within the gate, 1 the gate failed, 2 bad input or usage.
 
-Torch is imported only by commands that run a model, and only once they do, so every other command
-starts in a fraction of a second.
+A command's module is imported when the command is called, and torch once it runs a model: to import
+all of them takes half a second, before `list` or `--help` prints a word.
 """
 
 from __future__ import annotations
 
+import ast
 import sys
 import warnings
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 from .command_name import COMMAND
 
 try:
     import typer
+    from typer.core import TyperCommand, TyperGroup
     from typer.exceptions import TyperException
 except ModuleNotFoundError as missing:
     sys.stderr.write(
@@ -23,26 +29,87 @@ except ModuleNotFoundError as missing:
     )
     sys.exit(2)
 
-from .commands import (
-    capturing,
-    comparing,
-    explaining,
-    generating,
-    models,
-    ops,
-    probing,
-    pushing,
-    serve,
-    showing,
-    stored,
-    sweeping,
-    verdicts,
-    weights,
-)
-from .commands.terminal.console import err
 from .errors import UlpscopeError
 
-app = typer.Typer(
+# Names of the commands, as the help lists them, and the modules of core/commands/ that have them.
+MODULES = {
+    "compare": "comparing",
+    "ingest": "ingesting",
+    "inspect": "ingesting",
+    "probe": "probing",
+    "capture": "capturing",
+    "judge": "capturing",
+    "verdict": "verdicts",
+    "explain": "explaining",
+    "generate": "generating",
+    "search": "generating",
+    "ops": "ops",
+    "sweep": "sweeping",
+    "show": "showing",
+    "export": "stored",
+    "delete": "stored",
+    "label": "stored",
+    "model": "models",
+    "engines": "models",
+    "push": "pushing",
+    "serve": "serve",
+    "weights": "weights",
+    "skill": "serve",
+    "mcp": "serve",
+    "list": "stored",
+    "spare": "ingesting",
+    "perform": "capturing",
+    "comment": "gates",
+}
+_HIDDEN = ("spare", "perform", "comment")
+_FUNCTIONS = {"list": "list_"}  # where a command's name is taken in Python
+
+
+@cache
+def _summaries(module: str) -> dict[str, str]:
+    """Return the first paragraphs of a module's docstrings by function, without importing it."""
+    tree = ast.parse((Path(__file__).parent / "commands" / f"{module}.py").read_text("utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    summaries = {}
+    for function in functions:
+        first_paragraph = (ast.get_docstring(function) or "").partition("\n\n")[0]
+        summaries[function.name] = first_paragraph.replace("\n", " ")
+    return summaries
+
+
+class Commands(TyperGroup):
+    """The commands by name, in help with what their docstrings say; loaded when they are called."""
+
+    def __init__(self, **about: Any) -> None:
+        commands: dict[str, Any] = {
+            name: TyperCommand(name, help="", hidden=name in _HIDDEN) for name in MODULES
+        }
+        super().__init__(commands=commands, **about)
+
+    def get_command(self, ctx: Any, name: str) -> Any:
+        command = super().get_command(ctx, name)
+        if command is not None:
+            command.help = _summaries(MODULES[name])[_FUNCTIONS.get(name, name)]
+        return command
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        _, _, rest = super().resolve_command(ctx, args)
+        return args[0], load(args[0]), rest
+
+
+def load(name: str) -> Any:
+    """Return a command with its options."""
+    module = import_module(f".commands.{MODULES[name]}", __package__)
+    alone = typer.Typer(
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    alone.command(name)(getattr(module, _FUNCTIONS.get(name, name)))
+    return typer.main.get_command(alone)
+
+
+app = Commands(
     name=COMMAND,
     help=(
         "Is it rounding, or a bug? Capture and compare full-vocabulary logits of two execution"
@@ -53,49 +120,14 @@ app = typer.Typer(
         " unique prefix."
     ),
     no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for each in (
-    *(
-        comparing.compare,
-        comparing.ingest,
-        comparing.inspect,
-        probing.probe,
-        capturing.capture,
-        capturing.judge,
-    ),
-    *(
-        verdicts.verdict,
-        explaining.explain,
-        generating.generate,
-        generating.search,
-        ops.ops,
-        sweeping.sweep,
-    ),
-    *(
-        showing.show,
-        stored.export,
-        stored.delete,
-        stored.label,
-        models.model,
-        models.engines,
-        pushing.push,
-        serve.serve,
-        weights.weights,
-        serve.skill,
-        serve.mcp,
-    ),
-):
-    app.command()(each)
-app.command("list")(stored.list_)
-for internal in (comparing.spare, comparing.comment):
-    app.command(hidden=True)(internal)
 
 
 def main() -> None:
     """Run the command line; an UlpscopeError becomes one sentence on stderr and exit code 2."""
+    from .commands.terminal.console import err
+
     if not sys.warnoptions:  # libraries' warnings are for developers: python -W shows them
         warnings.simplefilter("ignore")
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self
 
 import msgspec
@@ -39,19 +39,27 @@ def param(
     option: str = "",
     is_always_typed: bool = False,
     is_argument: bool = False,
+    stored_as: str = "",
 ) -> Any:
-    """Return a field with its help text. option: its command-line name, if different."""
+    """Return a field with its help text. option: its command-line name; stored_as: its key in run
+    files; if different.
+    """
     about = {
         "help": help_text,
         "option": option,
         "is_always_typed": is_always_typed,
         "is_argument": is_argument,
+        "stored_as": stored_as,
     }
     return field(metadata=about) if default is MISSING else field(default=default, metadata=about)
 
 
 def option_of(each: Field[Any]) -> str:
     return each.metadata["option"] or f"--{each.name.replace('_', '-')}"
+
+
+def _key_of(each: Field[Any]) -> str:
+    return each.metadata["stored_as"] or each.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,22 +95,25 @@ class Request:
         """Return the command as a person types it, on one line."""
         return f"{COMMAND} {shell_command(self.arguments())}"
 
+    def settings(self) -> dict[str, Any]:
+        """Return the values that are not at their default, by name."""
+        values = {each: getattr(self, each.name) for each in fields(self)}
+        return {each.name: value for each, value in values.items() if value != each.default}
+
     def to_json(self) -> str:
-        values = asdict(self)
-        settings = {
-            each.name: values[each.name]
-            for each in fields(self)
-            if values[each.name] != each.default
-        }
-        return json.dumps(settings, ensure_ascii=False)
+        keys = {each.name: _key_of(each) for each in fields(self)}
+        stored = {keys[name]: value for name, value in self.settings().items()}
+        return json.dumps(stored, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | None) -> Self | None:
         """Read what `to_json` wrote; None for text that this version does not write."""
         try:
             values = msgspec.json.decode(text or "null", type=dict)
-            is_known = values.keys() <= {each.name for each in fields(cls)}
-            return msgspec.convert(values, cls) if is_known else None
+            names = {_key_of(each): each.name for each in fields(cls)}
+            if not values.keys() <= names.keys():
+                return None
+            return msgspec.convert({names[key]: value for key, value in values.items()}, cls)
         except (msgspec.MsgspecError, RecursionError, UsageError, ValueError):
             return None
 
@@ -176,10 +187,10 @@ class CaptureRequest(Request):
         "Record which kernels each side launches, by module, on the first prompt.",
         False,
     )
-    remedies: bool = param(
+    mitigations: bool = param(
         "Measure changes that may make the sides agree, and their throughput.",
         False,
-        option="--mitigations",
+        stored_as="remedies",
     )
     judge: bool = param("Run the checks of `judge` too; several times the work.", False)
     declares: tuple[str, ...] = param(DECLARE, (), option="--declare")

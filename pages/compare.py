@@ -2,7 +2,8 @@
 as a matrix.
 """
 
-from app.compare import PAGE, runs, sweeps, watches
+from app.compare import runs, sweeps, watches
+from app.navigation import COMPARE
 from app.shell import selection, widgets
 
 parts = {
@@ -11,4 +12,4 @@ parts = {
     "sweeps": sweeps.draw,
     "watches": watches.draw,
 }
-widgets.tabs(PAGE, selection.current_view(), parts)
+widgets.tabs(COMPARE, selection.current_view(), parts)

@@ -4,13 +4,14 @@ import pandas as pd
 import streamlit as st
 
 from app.components import best_tokens, plots
-from app.flips import PAGE, parts
+from app.flips import parts
+from app.navigation import FLIPS
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.queries.flips import MOST_READ, STORED_RANKS, candidates, flip_table, flips_sentence
 from core.runs.queries.verdicts import answer_of
 from core.text import number, opening, out_of, plural, visible
 
-view = widgets.head(PAGE, selection.current_view())
+view = widgets.head(FLIPS, selection.current_view())
 run, pair = view.run, view.pair
 st.markdown(flips_sentence(view.table))
 if run.generations:
@@ -31,19 +32,16 @@ with heading:
         label_visibility="collapsed",
     )
 with_near_ties = listing == "flips and near ties"
+# Reads whole rows of logits, some ms each; what is drawn above is there meanwhile.
 with st.spinner("Reading the logits at the flips"):
     table = store_cache.cached(run, flip_table, pair.index, near_ties=with_near_ties)
 count = int(table["is_flip"].sum())
 if not count:
-    closest = view.prompt_table["reference_margin"].min()
-    st.info(
-        f"Smallest margin of the reference in this prompt: {number(closest, 9)} {run.header.unit}."
-        + (
-            ""
-            if view.is_list
-            else f" Near ties: {out_of(pair.summary.near_ties, len(view.table))} positions."
-        ),
-    )
+    closest = number(view.prompt_table["reference_margin"].min(), 9)
+    about = f"Smallest margin of the reference in this prompt: {closest} {run.header.unit}."
+    if not view.is_list:
+        about += f" Near ties: {out_of(pair.summary.near_ties, len(view.table))} positions."
+    st.info(about)
 if table.empty:
     st.stop()
 with heading:

@@ -3,45 +3,48 @@ token.
 """
 
 from functools import partial
-from typing import Any
 
 import streamlit as st
 
 from app.components import tables
-from app.heatmap import PAGE, canvas
+from app.heatmap import canvas
+from app.navigation import HEATMAP
 from app.shell import exports, selection, widgets, wording
 from core.runs.file.keep import refusal
 from core.runs.queries.elements import every_element, with_texts, worst_elements
 from core.runs.queries.heatmap import WHOLE_RUN, element, sentence
 from core.text import clean, exact, number, plural
 
-view = widgets.head(PAGE, selection.current_view(), needs_rows=True)
+view = widgets.head(HEATMAP, selection.current_view(), needs_rows=True)
 run, pair = view.run, view.pair
 header = run.header
 token = canvas.selected_token(view)
-selected = (
-    element(run, pair.index, view.row, token) if token is not None and run.has_all_logits else None
-)
+selected = None
+if token is not None and run.has_all_logits:
+    selected = element(run, pair.index, view.row, token)
 
 with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
     st.markdown(sentence(run, view.table), width="content")
-    show, about = partial(canvas.show_token, view), "Find a token: text or id"
-    look: Any = {"placeholder": about, "label_visibility": "collapsed", "width": 220}
-    st.text_input(about, key="heatmap_token", on_change=show, **look)
+    about = "Find a token: text or id"
+    st.text_input(
+        about,
+        key="heatmap_token",
+        on_change=partial(canvas.show_token, view),
+        placeholder=about,
+        label_visibility="collapsed",
+        width=220,
+    )
 if token is None and st.session_state["heatmap_token"]:
     st.warning(
         "No token of this run is"
         f" '{widgets.escape(clean(st.session_state['heatmap_token'], 40))}'.",
     )
+# Zoom events of a chart of Streamlit's do not reach Python, so the map is a canvas of ours.
 canvas.draw(view, selected)
-st.caption(
-    "Scroll to zoom, drag to pan, click to inspect a cell's largest difference."
-    + (
-        " Runs this large show stored levels only."
-        if header.rows * header.vocab > WHOLE_RUN
-        else ""
-    ),
-)
+about = "Scroll to zoom, drag to pan, click to inspect a cell's largest difference."
+if header.rows * header.vocab > WHOLE_RUN:
+    about += " Runs this large show stored levels only."
+st.caption(about)
 
 if selected is not None:
     text = wording.token(token, run.vocabulary.get(selected.token))

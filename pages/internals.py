@@ -2,7 +2,9 @@
 
 import streamlit as st
 
-from app.internals import EXTRAS, PAGE, kernels, kv_cache, layers, parts
+from app.internals import kernels, kv_cache, layers, parts
+from app.internals.recorded import RECORDED
+from app.navigation import INTERNALS
 from app.shell import selection, widgets
 
 view = selection.current_view()
@@ -12,11 +14,11 @@ drawers = {
     "kernels": kernels.draw,
     "mitigations": parts.mitigations,
 }
-visible = widgets.tabs(PAGE, view, drawers)
-missing = [tab for tab in PAGE.tabs if tab not in visible]
+visible = widgets.tabs(INTERNALS, view, drawers)
+missing = [tab for tab in INTERNALS.tabs if tab not in visible]
 if missing and view is not None:
     with st.expander(
         f"Not recorded: {', '.join(tab.title for tab in missing)}",
         expanded=not visible,
     ):
-        parts.not_recorded(view, [EXTRAS[tab.name] for tab in missing])
+        parts.not_recorded(view, [RECORDED[tab.name] for tab in missing])

@@ -6,18 +6,17 @@ import streamlit as st
 
 from app.components import plots
 from app.hosting import members
-from app.machine import PAGE, parts
+from app.machine import parts
+from app.navigation import MACHINE
 from app.shell import exports, store_cache, store_changes, widgets
 from app.shell.job_list import job_list
 from core.text import legible, plural
 
-widgets.title(PAGE)
+widgets.title(MACHINE)
 st.markdown(
     "Which torch operations keep their bits here: from call to call, in a larger batch, in another"
     " row.",
 )
-if st.session_state.pop("opened", False):
-    st.session_state["ops_run"] = st.session_state.pop("open_next", "")
 cards = [card for card in store_cache.cards()[0] if card.kind == "ops"]
 with st.expander("Probe this machine", expanded=not cards):
     if members.may_change():
@@ -47,7 +46,5 @@ with st.expander("Versions, settings and command"):
     about = run.header
     facts = {"device": about.device, "chip": about.device_name, **about.versions}
     facts["recorded command (unverified)"] = about.command
-    content = {
-        widgets.escape(name): widgets.escape(legible(value)) for name, value in facts.items()
-    }
-    st.table(content, border="horizontal")
+    texts = {widgets.escape(name): widgets.escape(legible(value)) for name, value in facts.items()}
+    st.table(texts, border="horizontal")

@@ -7,20 +7,19 @@ import streamlit as st
 
 from app.components import best_tokens, plots
 from app.flips import parts
-from app.near_ties import LOGIT_STEPS, PAGE
+from app.navigation import LOGIT_STEPS, NEAR_TIES, PROMPTS
 from app.shell import exports, selection, widgets
 from core.plots import near_ties as charts
 from core.runs.queries.elements import with_argmax_texts
 from core.runs.queries.flips import SIDES, near_ties_sentence
 from core.text import out_of, plural
 
-view = widgets.head(PAGE, selection.current_view())
+view = widgets.head(NEAR_TIES, selection.current_view())
 lead = st.container()
-scope = "this prompt"
+scope = PROMPTS[0]
 if len(view.run.header.prompts) > 1:
-    scopes = ["this prompt", "all prompts"]
-    scope = st.segmented_control("Positions of", scopes, required=True, key="near_ties_of") or scope
-table = view.table if scope == "all prompts" else view.prompt_table
+    scope = str(st.segmented_control("Positions of", PROMPTS, required=True, key="near_ties_of"))
+table = view.table if scope == PROMPTS[1] else view.prompt_table
 lead.markdown(near_ties_sentence(table))
 
 
@@ -30,36 +29,25 @@ def follow() -> None:
         selection.select(prompt=prompt, position=position)
 
 
-place, texts = (
-    (view.prompt, view.position),
-    [prompt.token_texts for prompt in view.run.header.prompts],
-)
-scatter = plots.cached(
-    view.run,
-    (view.pair.index, scope, view.prompt),
-    charts.near_tie_scatter,
-    table,
-    texts,
-)
+place, of = (view.prompt, view.position), (view.pair.index, scope, view.prompt)
+texts = [prompt.token_texts for prompt in view.run.header.prompts]
+scatter = plots.cached(view.run, of, charts.near_tie_scatter, table, texts)
+# The ring is a shape apart from the cached points: a step then draws the ring alone.
 scatter = scatter._replace(shapes=(*scatter.shapes, *charts.selection_ring(table, *place)))
 plots.draw(scatter, key="near_ties", on_pick=follow, picture=exports.picture_of(view, "near-ties"))
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
-st.caption(
+about = (
     f"Positions of {scope}, {view.run.header.quantity}, log scale; positions can flip only below"
     " the dashed line. Ring: the selected one."
-    + (
-        f" {plural(undrawn, 'position')} without a finite margin cannot be drawn."
-        if undrawn
-        else ""
-    ),
 )
+if undrawn:
+    about += f" {plural(undrawn, 'position')} without a finite margin cannot be drawn."
+st.caption(about)
 
 st.subheader("Margins")
 left, right = st.columns([1, 3], vertical_alignment="bottom")
-unit = (
-    left.segmented_control("Threshold in", ["ULPs", "logits"], required=True, key="threshold_unit")
-    or "ULPs"
-)
+with left:
+    unit = widgets.choice("Threshold in", {"ULPs": "ULPs", "logits": "logits"}, "threshold_unit")
 if unit == "logits":
     limit = float(right.select_slider("Threshold, logits", LOGIT_STEPS, key="threshold_logits"))
 else:
@@ -72,21 +60,16 @@ listing = table[mask.any(axis=1)].sort_values(
     ["is_flip", "near_tie", "reference_margin_ulps", "position"],
     ascending=[False, False, True, True],
 )
-ulps = plural(int(limit), "ULP") + (f" of {view.dtype}" if view.dtype else "")
-most = f"{limit:g} {view.run.header.unit}" if unit == "logits" else ulps
+most = f"{limit:g} {view.run.header.unit}"
+if unit == "ULPs":
+    most = plural(int(limit), "ULP") + (f" of {view.dtype}" if view.dtype else "")
 counts = ", ".join(f"{out_of(int(mask[side].sum()), len(table))} on the {side}" for side in SIDES)
 st.markdown(
     f"**{out_of(len(listing), len(table))}** positions with margin ≤ {most}: {counts}."
     f" {int(listing['is_flip'].sum()):,} of {plural(int(table['is_flip'].sum()), 'flip')} below the"
     " threshold.",
 )
-parts.draw_positions(
-    listing,
-    view.run,
-    "close_margins",
-    7,
-    (view.pair.index, scope, view.prompt, unit, limit),
-)
+parts.draw_positions(listing, view.run, "close_margins", 7, (*of, unit, limit))
 positions = {"these positions": listing, f"all positions of {scope}": table}
 files = {title: partial(with_argmax_texts, view.run, rows) for title, rows in positions.items()}
 exports.download(files, exports.file_stem(view, "near-ties"), "near_ties")

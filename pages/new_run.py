@@ -2,16 +2,14 @@
 
 import streamlit as st
 
-from app.capture import page as capture
+from app.capture import tab as capture
 from app.hosting import members
 from app.navigation import NEW_RUN
-from app.probe import page as probe
+from app.probe import tab as probe
 from app.shell import selection, widgets
-from app.shell.widgets import PAGES
-from app.upload import page as upload
+from app.upload import tab as upload
 
-if st.session_state.get("opened"):
-    st.switch_page(PAGES / "overview.py")
+# What these forms start is refused on a read-only server, so they are not drawn.
 if not members.may_change():
     widgets.title(NEW_RUN)
     st.info(members.READ_ONLY)

@@ -5,13 +5,13 @@ from itertools import count
 
 import streamlit as st
 
-from app.gallery import PAGE, actions, filters, table
+from app.gallery import actions, filters, table
+from app.navigation import RUNS
 from app.shell import store_cache, widgets
-from app.shell.widgets import PAGES
 from core.errors import StoreError
 from core.runs.store.cards import count_verdicts
 
-widgets.title(PAGE)
+widgets.title(RUNS)
 is_whole = bool(st.session_state.get("gallery_hidden"))
 cards, unreadable = store_cache.cards(is_whole=is_whole)
 hidden = store_cache.hidden()
@@ -29,13 +29,12 @@ if not cards:
     widgets.empty()
 table.table(matches, labels)
 table.count_line(cards, matches, labels)
-if st.session_state.get("opened"):
-    st.switch_page(PAGES / "overview.py")
 actions.panel(cards, matches, labels)
 if all(card.is_read_only for card in cards) and not hidden:
     table.first_visit(cards)
 actions.trash_list(deleted)
 
+# The first round is drawn with the page, which has just read all of it.
 rounds = count()
 
 

@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,8 +36,6 @@ from core.capture_request import CaptureRequest  # noqa: E402
 from core.commands.capturing import load, plan_of, run_extras  # noqa: E402
 from core.engines.registry import ADAPTER_OF, describe  # noqa: E402
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture  # noqa: E402
-from core.inference.controls.judge_model import JudgingSession  # noqa: E402
-from core.inference.generating.generation import plan_generation  # noqa: E402
 from core.inference.models.chat import plan_inputs  # noqa: E402
 from core.inference.models.model import load_model, save_model  # noqa: E402
 from core.inference.paths.bases import BASES, Base  # noqa: E402
@@ -126,7 +124,7 @@ RUNS = [
         ("decode",),
         layers=True,
         kernels=True,
-        remedies=True,
+        mitigations=True,
     ),
     wanted(
         "batches-on-an-h100",
@@ -181,15 +179,7 @@ def build_runs(only: str = "") -> None:
         with planted(each.bug):
             plan = planned(each)
             with RunWriter(store, plan.header, run_id=each.run_id) as writer:
-                failures = run_capture(plan, writer)
-                asked = replace(each.request, judge=True)
-                failures += run_extras(
-                    asked,
-                    plan,
-                    writer,
-                    say,
-                    JudgingSession(plan.loaded, plan.token_ids),
-                )
+                failures = run_capture(plan, writer) + run_extras(plan, writer, say)
                 if failures:
                     raise SystemExit(failures[0])
                 note = (
@@ -252,36 +242,15 @@ def missing_part(each: Wanted) -> str | None:
 
 
 def planned(each: Wanted) -> CapturePlan:
-    request = each.request
-    if not request.tokens and each.bug is None:
-        return plan_of(request)
-    loaded = load(request)
-    about = {"name": request.name} | (
-        {"request": request}
-        if each.bug is None
-        else {"command": "python sample_runs/build.py runs"}
-    )
-    inputs = plan_inputs(loaded, request)
-    if request.tokens:
-        return plan_generation(
-            loaded,
-            inputs,
-            request.reference,
-            list(request.variants),
-            tokens=request.tokens,
-            **about,
-        )
-    return plan_capture(
-        loaded,
-        inputs,
-        request.reference,
-        list(request.variants),
-        layers=request.layers,
-        **about,
-    )
+    if each.bug is None:
+        return plan_of(each.request)
+    loaded = load(each.request)
+    inputs = plan_inputs(loaded, each.request)
+    command = "python sample_runs/build.py runs"
+    return plan_capture(loaded, inputs, each.request, command=command)
 
 
-def say(stage: str, done: int, total: int) -> None:
+def say(stage: str, done: int = 0, total: int = 0) -> None:
     print(f"  {stage}", f"{done}/{total}" if total else "", flush=True)
 
 
@@ -325,9 +294,7 @@ def captured_bits(
     plan = plan_capture(
         load_model(SMALL, dtype="bfloat16", device="cpu"),
         [text],
-        reference,
-        [variant],
-        kv=False,
+        CaptureRequest(model=SMALL, reference=reference, variants=(variant,), kv=False),
     )
     rows = _Rows(2)
     run_capture(plan, rows)

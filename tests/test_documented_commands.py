@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
 
 from core.__main__ import app
 from tests.core.conftest import environment
@@ -51,7 +50,7 @@ def parse(command: str) -> None:
         : next((n for n, word in enumerate(words) if set(word) <= set(";&|)>")), len(words))
     ]
     rest = words[3:] if words[1] == "-m" else words[1:]
-    made, name, context = typer.main.get_command(app), "ulpscope", None
+    made, name, context = app, "ulpscope", None
     with contextlib.ExitStack() as contexts:
         while made is not None:
             context = contexts.enter_context(made.make_context(name, list(rest), parent=context))

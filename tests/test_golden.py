@@ -32,6 +32,7 @@ from core.runs.queries.heatmap import (
     ORDERS,
     TILE_COLUMNS,
     Tile,
+    View,
     largest_level,
     tile_cells,
 )
@@ -43,7 +44,7 @@ GOLDEN = ROOT / "tests" / "golden"
 DUMPS = sorted(
     [*(ROOT / "tests" / "cases").glob("*.npz"), *(ROOT / "sample_runs" / "dumps").glob("*.npz")],
 )
-LISTS = "tests/core/runs/topk/payloads"
+LISTS = "tests/core/responses/payloads"
 TOP_K = {
     "one answer": f"{LISTS}/vllm_completions.json {LISTS}/vllm_completions.json",
     "chat": f"{LISTS}/llamacpp_chat.json {LISTS}/llamacpp_chat.json",
@@ -170,11 +171,8 @@ def heatmap_tiles() -> dict[str, Any]:
                 outputs[dump.stem] = {
                     f"{order}, {measure}, level {level}": digest(
                         tile_cells(
-                            stored,
-                            0,
+                            View(stored, 0, order, measure),
                             Tile(0, level, 0, 0),
-                            order,
-                            measure,
                             lambda _, make: make(),
                         ),
                     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.judging.explain.causes import explain_pair
-from core.runs.queries.mismatch import by_step
+from core.rl.queries import by_step
 from core.runs.reader import RunReader
 
 FOLDER = Path(__file__).resolve().parents[1] / "sample_runs"

@@ -10,12 +10,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPUTING = ("torch", "transformers", "numba", "scipy", "pandas")
+EVERY_COMMAND = "core.__main__ as main\nfor name in main.MODULES: main.load(name)"
 
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
-        ("core.__main__, core.pytest_plugin", (*COMPUTING, "duckdb", "streamlit", "ray")),
+        (EVERY_COMMAND, (*COMPUTING, "duckdb", "streamlit", "ray")),
+        ("core.pytest_plugin", (*COMPUTING, "duckdb", "streamlit", "ray")),
         ("core.runs.writer, core.judging.ingest", ("torch", "transformers", "streamlit", "plotly")),
         ("app.main", COMPUTING),
         ("app.navigation", (*COMPUTING, "duckdb", "streamlit", "plotly")),

@@ -63,6 +63,7 @@ def route(
         try:
             if inspect.iscoroutinefunction(handler):
                 return await handler(request)
+            # In a thread: reading a file on the event loop would stop every other viewer.
             async with limiter or nullcontext():
                 if limiter is not None and await request.is_disconnected():
                     raise ClientDisconnect

@@ -117,7 +117,8 @@ def run_npz(request: Request) -> Response:
     with _exporting:  # one at a time: two fill the disk's queue
         if not target.exists():
             _export(store, path, target)
-        os.utime(target)  # used last: dropped last
+        # Used last, so dropped last.
+        os.utime(target)
     return _file_response(target, f"{path.stem}.npz", f"npz-{stamp}", "application/zip")
 
 

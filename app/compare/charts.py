@@ -13,7 +13,6 @@ from core.plots.style import QUIET, inert, layout, log_axis
 
 # Okabe-Ito without the two colors of the sides; classes beyond these share one.
 _CLASSES = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9A6FD6", "#8A93A0")
-_LONGEST = 34  # of a side's name on an axis
 
 
 def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
@@ -84,8 +83,7 @@ def sweep(table: pd.DataFrame, name: str) -> go.Figure:
         categoryorder="array",
         categoryarray=values,
     )
-    figure.update_yaxes(rangemode="tozero")
-    figure.update_yaxes(tickformat=".0%", row=1, col=1)
+    figure.update_yaxes(rangemode="tozero").update_yaxes(tickformat=".0%", row=1, col=1)
     step = {"dtick": 1} if table["flips"].max() < 6 else {}  # whole numbers only, each once
     figure.update_yaxes(tickformat=",d", row=1, col=3, **step)
     return layout(figure, 300).update_layout(

@@ -22,16 +22,14 @@ def parse_setting() -> dict[str, int | None]:
     """Return the runs in the page's setting, `run~2,run`, each with the index of its pair or
     None.
     """
-    parts = [
-        part.strip().partition("~")
-        for part in str(st.session_state.get("compare_with", "")).split(",")
-    ]
-    is_index = {index: index.isdigit() and len(index) < 6 for *_, index in parts}
-    return {
-        run_id: int(index) if is_index[index] else None
-        for run_id, _, index in parts[:MOST]
-        if run_id
-    }
+    indices: dict[str, int | None] = {}
+    for part in st.session_state["compare_with"].split(",")[:MOST]:
+        run_id, _, index = part.strip().partition("~")
+        # isdigit() would take ² for a number, of which int() makes an error
+        is_index = index.isdecimal() and len(index) < 6
+        if run_id:
+            indices[run_id] = int(index) if is_index else None
+    return indices
 
 
 def _ask(indices: dict[str, int | None]) -> None:
@@ -49,18 +47,16 @@ def pick(view: selection.View) -> list[RunPair]:
         for card in (*store_cache.cards_of(others), *newest)
         if card.run_id != view.run.run_id and card.sides
     ]
-    parts = {
-        card.run_id: (card.name, card.compute_dtype, card.device, card.run_id) for card in cards
-    }
-    labels = {
-        run_id: " · ".join(part for part in of_run if part) for run_id, of_run in parts.items()
-    }
-    if gone := [run_id for run_id in indices if run_id not in labels and run_id != view.run.run_id]:
-        st.warning(
-            f"There is no run {', '.join(widgets.escape(run_id[:60]) for run_id in gone)} here (any"
-            " more).",
-        )
+    labels = {}
+    for card in cards:
+        about = (card.name, card.compute_dtype, card.device, card.run_id)
+        labels[card.run_id] = " · ".join(filter(None, about))
+    gone = indices.keys() - labels.keys() - {view.run.run_id}
+    if gone:
+        names = ", ".join(widgets.escape(run_id[:60]) for run_id in indices if run_id in gone)
+        st.warning(f"There is no run {names} here (any more).")
     indices = {run_id: index for run_id, index in indices.items() if run_id in labels}
+    # The setting of the link leads; the widget follows it, and its callback writes the setting.
     st.session_state["compare_runs"] = list(indices)
     st.multiselect(
         "Compare with",

@@ -47,13 +47,10 @@ def draw(view: selection.View) -> None:
         curves = plots.figure_spec(charts.runs_by_distance(shares))
         return is_same, all_flips, differs, parts.figure_texts(pairs, titles), curves
 
+    # Of several files, so the key has the stamp of each.
     of = tuple((store_cache.stamp_of(one.run), one.pair.index) for one in pairs)
-    is_same, all_flips, differs, figures, curves = store_cache.remember(
-        "compare",
-        of[0][0],
-        of,
-        read,
-    )
+    everything = store_cache.remember("compare", of[0][0], of, read)
+    is_same, all_flips, differs, figures, curves = everything
     if is_same is False:
         st.warning(
             "These runs have different tokens: compare rates only. Positions and flips cannot be"
@@ -77,27 +74,14 @@ def draw(view: selection.View) -> None:
         st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
     if is_same is not False:
         with right:
-            by = str(
-                st.segmented_control(
-                    "By position",
-                    list(BY),
-                    format_func=lambda name: BY[name],
-                    required=True,
-                    key="compare_by",
-                ),
-            )
+            by = widgets.choice("By position", BY, "compare_by")
             lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
             arguments = (lines, view.prompt, by, tables.label(by))
             chart = plots.cached(view.run, (*of, by, view.prompt), runs_by_position, *arguments)
-            picture = exports.picture(
-                f"{stem}-{by}-prompt{view.prompt}",
-                [*titles, f"prompt {view.prompt}"],
-            )
-            plots.draw(
-                chart._replace(shapes=(selected_line(view.position),)),
-                "compare_positions",
-                picture,
-            )
+            chart = chart._replace(shapes=(selected_line(view.position),))
+            about = [*titles, f"prompt {view.prompt}"]
+            picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", about)
+            plots.draw(chart, "compare_positions", picture)
             st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
         st.subheader("Shared and unique flips")
         if is_same is None:
@@ -123,19 +107,18 @@ def draw_classes(view: selection.View) -> None:
     """Draw the tab of classes, and a sweep over its value."""
     run, stem = view.run, file_name(view.run.run_id)
     groups = classes.classes(run)
+    # Equal bits on every side are good news.
     (st.success if len(groups) == 1 else st.markdown)(classes.sentence(groups))
 
     def choose() -> None:
         """Select the first variant of the class that was clicked."""
-        rows = st.session_state["classes"]["selection"]["rows"]
-        if rows and rows[0] < len(groups):
-            names = list(groups["sides"][rows[0]])[0 if groups["side"][rows[0]] else 1 :]
+        for row in st.session_state["classes"]["selection"]["rows"]:
+            names = [name for name in groups["sides"][row] if name != run.sides[0].name]
             if names:
                 selection.select(variant=names[0])
 
-    table = groups.assign(sides=[", ".join(map(visible, names)) for names in groups["sides"]]).drop(
-        columns="side",
-    )
+    sides = [", ".join(map(visible, names)) for names in groups["sides"]]
+    table = groups.assign(sides=sides).drop(columns="side")
     tables.draw(table, "classes", 10, on_select=choose, selection_mode="single-row")
     st.caption(
         f"Each class vs the reference's, over {plural(run.header.rows, 'position')} x"

@@ -5,7 +5,7 @@ run.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -13,10 +13,9 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from app.compare import PAGE, SIDE_BY_SIDE
 from app.components import plots
+from app.navigation import COMPARE, SIDE_BY_SIDE
 from app.shell import exports, selection, store_cache, widgets
-from app.shell.widgets import PAGES
 from core.plots import style
 from core.runs.file.records import FAILING
 from core.sweeps.history import CellChange, change_of
@@ -33,8 +32,6 @@ _PICKED = "matrix_picked"
 
 def draw(_: selection.View | None) -> None:
     """Draw the tab."""
-    if st.session_state.get("opened"):
-        st.switch_page(PAGES / "overview.py")
     ledger = store_cache.ledger()
     plan = pick(ledger.plans())
     changes = [change_of(state) for state in ledger.states(plan.cells)]
@@ -62,58 +59,54 @@ def draw(_: selection.View | None) -> None:
     @st.fragment(run_every=2.0 if is_live else None)
     def watch() -> None:
         """Draw the page anew while cells are being computed."""
+        # A fragment runs with its page too, and would draw it anew without an end.
         if is_live and time.monotonic() - began > 1.0:
             st.rerun()
 
     watch()
 
 
-def _choice(
-    label: str,
-    options: Sequence[str],
-    default: str,
-    key: str,
-    format_func: Callable[[str], str] = str,
-) -> str:
-    """Draw a choice whose value the session holds, the default if it holds none of the options."""
-    if st.session_state.get(key) not in options:
-        st.session_state[key] = default
-    return str(st.selectbox(label, list(options), key=key, format_func=format_func))
+def _choice(label: str, options: Mapping[str, str], key: str) -> str:
+    """Draw a choice by words, whose value the session holds; the first if it holds none of them."""
+    selection.settle(key, options)
+    return st.selectbox(label, list(options), key=key, format_func=options.__getitem__)
 
 
 def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
-    """Draw the choice of a sweep, if there are several."""
-    names = {plan.name: plan for plan in plans}
+    """Draw the choice of a sweep, the newest first unless a link names another."""
     newest = max(plans, key=lambda plan: plan.begun).name
-    return names[_choice("Sweep", list(names), newest, "matrix_plan", partial(clean, longest=60))]
+    if st.session_state["matrix_plan"] not in [plan.name for plan in plans]:
+        st.session_state["matrix_plan"] = newest
+    names = {plan.name: clean(plan.name, 60) for plan in plans}
+    name = _choice("Sweep", names, "matrix_plan")
+    # of two of one name the last
+    return next(plan for plan in reversed(plans) if plan.name == name)
 
 
 def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
     """Draw the choice of the two axes and of the figure."""
-    axes = varying(changes) + [axis for axis in AXES if axis not in varying(changes)]
+    axes = dict.fromkeys([*varying(changes), *AXES])
     with st.container(horizontal=True):
-        rows = _choice("Rows", axes, axes[0], "matrix_rows")
-        others = [axis for axis in axes if axis != rows]
-        across = _choice("Columns", others, others[0], "matrix_columns")
-        _choice("Figure", list(FIGURES), "verdict", "matrix_figure", FIGURES.__getitem__)
+        rows = _choice("Rows", {axis: axis for axis in axes}, "matrix_rows")
+        others = {axis: axis for axis in axes if axis != rows}
+        across = _choice("Columns", others, "matrix_columns")
+        _choice("Figure", FIGURES, "matrix_figure")
     return rows, across
 
 
 def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellChange]:
     """Draw a filter for each other axis that varies; return the cells that pass."""
-    others = [axis for axis in varying(changes) if axis not in axes]
-    selection = {}
+    chosen = {}
     with st.container(horizontal=True):
-        for axis in others:
-            values = [ANY, *dict.fromkeys(change.state.axes[axis] for change in changes)]
-            value = _choice(axis, values, ANY, f"matrix_of_{axis}", partial(_value_label, axis))
+        for axis in varying(changes):
+            if axis in axes:
+                continue
+            words = {change.state.axes[axis]: "" for change in changes}
+            words = {value: clean(in_short(axis, value), 60) or "-" for value in words}
+            value = _choice(axis, {ANY: ANY} | words, f"matrix_of_{axis}")
             if value != ANY:
-                selection[axis] = value
-    return filter_changes(changes, selection)
-
-
-def _value_label(axis: str, value: str) -> str:
-    return value if value == ANY else clean(in_short(axis, value), 60) or "-"
+                chosen[axis] = value
+    return filter_changes(changes, chosen)
 
 
 def table(matrix: Matrix) -> CellChange | None:
@@ -138,15 +131,19 @@ def table(matrix: Matrix) -> CellChange | None:
         placeholder="",
         column_config={"": st.column_config.TextColumn(pinned=True)},
     )
-    if (cell := st.session_state.get(_PICKED)) is not None:
-        shown_now = (
-            entry.change for row in matrix.entries for entry in row if entry.change is not None
-        )
-        return next((change for change in shown_now if change.state.cell == cell), None)
+    cell = st.session_state.get(_PICKED)
+    if cell is not None:
+        return next((change for change in _shown(matrix) if change.state.cell == cell), None)
+    # A selection outlives the filters, so its cell may be gone.
     for row, column in picked["selection"]["cells"]:
         if column in names and row < len(matrix.entries):
             return matrix.entries[row][names.index(column)].change
     return None
+
+
+def _shown(matrix: Matrix) -> list[CellChange]:
+    entries = [entry for row in matrix.entries for entry in row]
+    return [entry.change for entry in entries if entry.change is not None]
 
 
 def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
@@ -164,14 +161,12 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
             baseline = style.gaps_at_zero(np.array(change.baseline.growth, float))
             line = {"color": style.QUIET, "width": 1.4, "dash": "dot"}
             figure.add_scatter(y=baseline, mode="lines", line=line, hoverinfo="skip")
+        color = style.VARIANT if change.now.verdict in FAILING else style.REFERENCE
         rms = style.gaps_at_zero(np.array(change.growth, float))
         every.append(rms)
         figure.add_scatter(
             y=rms,
-            line={
-                "color": style.VARIANT if change.now.verdict in FAILING else style.REFERENCE,
-                "width": 2,
-            },
+            line={"color": color, "width": 2},
             **style.CLICKABLE,
             customdata=[[place]] * len(rms),
             hovertemplate=(
@@ -188,12 +183,7 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
 
 def growth(matrix: Matrix) -> None:
     """Draw how the difference grows over the blocks of the model, if modules were compared."""
-    changes = [
-        entry.change
-        for row in matrix.entries
-        for entry in row
-        if entry.change and entry.change.growth
-    ]
+    changes = [change for change in _shown(matrix) if change.growth]
     if not changes:
         return
     lines = changes[:_MOST_LINES]
@@ -206,11 +196,9 @@ def growth(matrix: Matrix) -> None:
     st.subheader("Growth over layers")
     picture = exports.picture("matrix-growth", ["RMS difference after each block, row ULPs"])
     plots.draw(growth_chart(lines), "matrix_growth", picture, pick)
-    more = (
-        f" The first {len(lines)} of {len(changes)} cells; use filters for others."
-        if lines != changes
-        else ""
-    )
+    more = ""
+    if lines != changes:
+        more = f" The first {len(lines)} of {len(changes)} cells; use filters for others."
     st.caption(
         f"Orange: a bug suspected, or bits that do not repeat; dotted: the last good run.{more}",
     )
@@ -232,30 +220,20 @@ def cell(change: CellChange) -> None:
         f" {percent(now.neq_share)} of logits differ. It {widgets.escape(change.in_words)}",
     )
     with st.container(horizontal=True):
-        st.button(
-            "Open the run",
-            on_click=open_run,
-            args=(now.run_id,),
-            key="matrix_open",
-            type="primary",
-        )
+        opening = partial(open_run, now.run_id)
+        st.button("Open the run", "matrix_open", on_click=opening, type="primary")
         if change.baseline is not None:
-            arguments = (now.run_id, change.baseline.run_id)
-            st.button(
-                "Compare with the last good run",
-                on_click=open_run,
-                args=arguments,
-                key="matrix_compare",
-            )
+            comparing = partial(opening, change.baseline.run_id)
+            st.button("Compare with the last good run", "matrix_compare", on_click=comparing)
 
 
 def open_run(run_id: str, other: str = "") -> None:
     """Select a run and leave for its Overview, or for the tab that compares it with another one."""
     selection.new_run(run_id)
     if other:
-        st.session_state.update({"compare_with": other, PAGE.tab.key: SIDE_BY_SIDE.title})
+        st.session_state.update({"compare_with": other, COMPARE.tab.key: SIDE_BY_SIDE.title})
     else:
-        st.session_state["opened"] = True
+        st.session_state["opened"] = "overview"
 
 
 def export_cells(changes: Sequence[CellChange]) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
@@ -14,15 +15,12 @@ import streamlit as st
 from app.compare.sweeps import open_run
 from app.components import plots
 from app.shell import exports, selection, store_cache, widgets
-from app.shell.widgets import PAGES
 from core.plots import style
 from core.probing.watch import Round
 
 
 def draw(_: selection.View | None) -> None:
     """Draw the tab: those that have moved first."""
-    if st.session_state.get("opened"):
-        st.switch_page(PAGES / "overview.py")
     histories = sorted(
         store_cache.watches(),
         key=lambda rounds: (rounds[-1].since is None, rounds[-1].url),
@@ -32,17 +30,11 @@ def draw(_: selection.View | None) -> None:
         st.markdown(f"{widgets.escape(last.text)} {widgets.escape(last.server)}.")
         plots.draw(chart(rounds), f"watch_{place}", exports.picture("watch", [last.url]))
         with st.container(horizontal=True):
-            for label, run_id in {
-                "Open the run that moved": last.run,
-                "Open the baseline": last.baseline,
-            }.items():
+            labels = {"Open the run that moved": last.run, "Open the baseline": last.baseline}
+            for label, run_id in labels.items():
                 if run_id:
-                    st.button(
-                        label,
-                        on_click=open_run,
-                        args=(run_id,),
-                        key=f"watch_{label[9:12]}_{place}",
-                    )
+                    key = f"watch_{label[9:12]}_{place}"
+                    st.button(label, key, on_click=open_run, args=(run_id,))
     st.caption(
         "RMS difference from the baseline's log-probabilities; dotted: the limit, orange: moved.",
     )
@@ -55,24 +47,22 @@ def chart(rounds: Sequence[Round]) -> go.Figure:
     drawn there.
     """
     measured = [one for one in rounds if one.distance_nats is not None]
-    table = pd.DataFrame(
-        [(one.at, one.distance_nats, one.limit_nats) for one in measured],
-        columns=[*"xyz"],
-    )
+    times = np.array([one.at.replace(tzinfo=None) for one in measured], "datetime64[us]")
+    distances = np.array([one.distance_nats for one in measured], float)
+    limits = np.array([one.limit_nats for one in measured], float)
+    colors = [style.VARIANT if one.since else style.REFERENCE for one in measured]
     figure = go.Figure()
     figure.add_scatter(
-        x=table["x"],
-        y=table["y"].clip(table["z"] / 100),
+        x=times,
+        y=np.maximum(distances, limits / 100),
         mode="lines+markers",
         line={"color": style.QUIET, "width": 1},
-        marker={
-            "color": [style.VARIANT if one.since else style.REFERENCE for one in measured],
-            "size": 7,
-        },
-        customdata=table["y"],
+        marker={"color": colors, "size": 7},
+        customdata=distances,
         hovertemplate="%{x}: %{customdata:.3g} nats<extra></extra>",
     )
-    style.add_floor(figure, table["x"].to_numpy(), table["z"].to_numpy(), "limit")
+    style.add_floor(figure, times, limits, "limit")
     figure.update_xaxes(title="time, UTC")
-    figure.update_yaxes(title="distance, nats", **style.log_axis(table[["y", "z"]].to_numpy()))
+    axis = style.log_axis(np.concatenate([distances, limits]))
+    figure.update_yaxes(title="distance, nats", **axis)
     return style.layout(figure, 260, showlegend=False)

@@ -56,27 +56,15 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
         largest = store_cache.cached(run, top_of_sides, sides, *place, LARGEST)
         grid = on_grid(largest, sides, run.header.format)
         texts = widgets.table_texts(largest["token_id"], run)
-        figure = plots.cached(
-            run,
-            ("sides", *place),
-            grid_chart,
-            grid,
-            list(sides),
-            texts,
-            view.dtype,
-        )
-        plots.draw(
-            figure,
-            "top_tokens",
-            exports.picture_of(view, "top-tokens", at_position=True),
-            of=str(place),
-        )
+        arguments = (grid, list(sides), texts, view.dtype)
+        figure = plots.cached(run, ("sides", *place), grid_chart, *arguments)
+        picture = exports.picture_of(view, "top-tokens", at_position=True)
+        plots.draw(figure, "top_tokens", picture, of=str(place))
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
     table: dict = {"token": widgets.table_texts(top["token_id"], view.run)}
-    for name in _COLUMNS:
-        table[name.replace("logit", view.run.header.holds)] = top[
-            name.removesuffix(" (1 = argmax)").replace(" ", "_")
-        ]
+    for title in _COLUMNS:
+        name = title.removesuffix(" (1 = argmax)").replace(" ", "_")
+        table[title.replace("logit", view.run.header.holds)] = top[name]
     st.dataframe(table, hide_index=True, key="top_table", column_config=_COLUMNS, placeholder="–")
     stem = exports.file_stem(view, "top-tokens", at_position=True)
     exports.download({"top tokens": top}, stem, "top", "Download this position")
@@ -108,23 +96,14 @@ def grid_chart(
     down on a side's line from above, the second up from below: where they meet is a tie.
     """
     sides, grid = range(len(names))[::-1], candidates.grid.tolist()
-    thin = {
-        "type": "line",
-        "layer": "below",
-        "y0": 0,
-        "y1": 1,
-        "xref": "x",
-        "yref": "y domain",
-        "opacity": 0.45,
-    }
-    lines = [
-        {**thin, "x0": value, "x1": value, "line": {"color": QUIET, "width": 1}} for value in grid
-    ]
-    thin = {"type": "line", "layer": "below", "x0": 0, "x1": 1, "xref": "x domain", "yref": "y"}
-    lines += [
-        {**thin, "y0": height, "y1": height, "line": {"color": QUIET, "width": 1.2}}
-        for height in sides
-    ]
+    line = {"type": "line", "layer": "below"}
+    # A line of the grid is as high as the plot, a side's line as wide.
+    tall = {**line, "y0": 0, "y1": 1, "xref": "x", "yref": "y domain", "opacity": 0.45}
+    tall["line"] = {"color": QUIET, "width": 1}
+    wide = {**line, "x0": 0, "x1": 1, "xref": "x domain", "yref": "y"}
+    wide["line"] = {"color": QUIET, "width": 1.2}
+    lines = [{**tall, "x0": value, "x1": value} for value in grid]
+    lines += [{**wide, "y0": height, "y1": height} for height in sides]
     marks: list[dict[str, Any]] = []
     for candidate, (text, symbol) in enumerate(zip(texts, cycle(_SYMBOLS), strict=False)):
         offset = -_APART if candidate % 2 else _APART

@@ -60,6 +60,7 @@ class FigureSpec(NamedTuple):
 
 def figure_spec(figure: go.Figure | dict[str, Any]) -> FigureSpec:
     """Return what the browser gets of a figure, plotly's or a plain dict."""
+    # Numbers of arrays travel as base64; float16 would be sent as text.
     plain = figure if isinstance(figure, dict) else figure.to_dict()
     shapes = tuple(plain["layout"].pop("shapes", ()))
     return FigureSpec(to_json_plotly(plain), plain["layout"]["height"], shapes)
@@ -121,6 +122,7 @@ def draw(
         "library": _ADDRESS,
         "is_picked": on_pick is not None,
     }
+    # A stable key: with a new one the browser would draw the whole plot again, 0.25 s each.
     _figure(key=key, data=data, height=one.height, on_picked_change=on_pick or (lambda: None))
 
 
@@ -128,6 +130,7 @@ def clicked_value(key: str, place: int) -> int | None:
     """Return the whole number at `place` of the custom data of the point that was clicked in the
     figure `key`; None if there is none.
     """
+    # What a browser sends may be anything.
     point = (st.session_state.get(key) or {}).get("picked")
     value = point[place] if isinstance(point, list) and place < len(point) else None
     return int(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -41,30 +41,31 @@ def stepper(view: selection.View) -> None:
     table = view.prompt_table
     with st.container(key="stepper", gap="xxsmall"):
         for kind, positions in places(view).items():
-            before, after = (
-                bisect_left(positions, view.position),
-                bisect_right(positions, view.position),
-            )
-            count = (
-                f"{kind} {before + 1:,} of {len(positions):,}"
-                if after > before
-                else plural(len(positions), kind)
-            )
-            label = kind if kind == "position" else count
+            before = bisect_left(positions, view.position)
+            after = bisect_right(positions, view.position)
+            label = plural(len(positions), kind)
+            if kind == "position":
+                label = kind
+            elif after > before:
+                label = f"{kind} {before + 1:,} of {len(positions):,}"
             _, back, forth = _KINDS[kind]
             left, right = st.columns([5, 9], gap="xxsmall")
-            for place, text, key, way, is_end in (
-                (left, "‹", back, -1, before == 0),
-                (right, f"{label} ›", forth, 1, after == len(positions)),
-            ):
-                place.button(
-                    text,
-                    key=f"{'previous' if way < 0 else 'next'}_{kind}",
-                    on_click=partial(_step, positions, way),
-                    shortcut=key,
-                    disabled=is_end,
-                    width="stretch",
-                )
+            left.button(
+                "‹",
+                f"previous_{kind}",
+                on_click=partial(_step, positions, -1),
+                shortcut=back,
+                disabled=before == 0,
+                width="stretch",
+            )
+            right.button(
+                f"{label} ›",
+                f"next_{kind}",
+                on_click=partial(_step, positions, 1),
+                shortcut=forth,
+                disabled=after == len(positions),
+                width="stretch",
+            )
         largest = table["max_abs"].fillna(0.0).to_numpy(float)
         if largest.any():
             worst = int(table["position"].iloc[largest.argmax()])
@@ -82,6 +83,7 @@ def _step(positions: Sequence[int], way: int) -> None:
     """Select the next of some positions: from where the session is by now, so that no press of a
     key is lost.
     """
+    # A held key comes faster than pages are drawn: several callbacks run before one script run.
     current = st.session_state.get("position", 0)
     place = bisect_right(positions, current) if way > 0 else bisect_left(positions, current) - 1
     if 0 <= place < len(positions):

@@ -69,6 +69,7 @@ def draw(table: pd.DataFrame, key: str, most: int = 16, **options: Any) -> Any:
     """Draw a table of figures, `most` rows in sight; a column without a value is left out. A toggle
     shows the columns after the first COLUMNS_IN_SIGHT. options: of st.dataframe.
     """
+    # pandas drops every column of a table without rows.
     table = table.dropna(axis="columns", how="all") if len(table) else table
     more = len(table.columns) - COLUMNS_IN_SIGHT
     if more > 0 and not st.toggle("Show all columns", key=f"{key}_all_columns"):
@@ -76,6 +77,7 @@ def draw(table: pd.DataFrame, key: str, most: int = 16, **options: Any) -> Any:
     table = table.assign(
         **{name: 100 * table[name] for name in table if name.endswith("probability_change")},
     )
+    # Said before the table arrives, so that nothing below jumps.
     height = widgets.table_height(len(table), most)
     return widgets.room(key, height).dataframe(
         table,

@@ -51,7 +51,7 @@ def draw_positions(
 
     def with_texts() -> pd.DataFrame:
         single = {"prompt": len(run.header.prompts) == 1, "variant": len(run.pairs) == 1}
-        # the page lists flips only
+        # A column that is true in every row of a list of flips says nothing.
         single["is_flip"] = bool(table.get("is_flip", pd.Series(dtype=bool)).all())
         columns = [name for name in _COLUMNS if name in table and not single.get(name)]
         texts = {
@@ -140,28 +140,22 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
     if any(pd.isna(margin) for margin in margins.values()):
         return "A side has no finite margin here, so the bound does not apply."
     parts = []
-    for side in SIDES:
-        steps = figures[f"{side}_margin_ulps"]
-        ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
-        parts.append(
-            f"{f'{margins[side]:.12g} {unit}{ulps}' if margins[side] else '0 (exact tie)'} on the"
-            f" {side}",
-        )
+    for side, margin in margins.items():
+        steps, size = figures[f"{side}_margin_ulps"], "0 (exact tie)"
+        if margin:
+            ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
+            size = f"{margin:.12g} {unit}{ulps}"
+        parts.append(f"{size} on the {side}")
     numbers = (
         f"{', '.join(parts)}. Largest difference over the vocabulary here:"
         f" {figures['max_abs']:.12g} {unit}."
     )
     if not figures["could_flip"]:
-        contradiction = (
-            ", and yet the argmax changed: the figures contradict each other"
-            if figures["is_flip"]
-            else ""
-        )
-        return (
-            f"{numbers} The smaller margin is more than twice that, so a flip is impossible"
-            f" here{contradiction}."
-        )
-    return " ".join(filter(None, [numbers, _argmax_moves(figures, top)]))
+        bound = "The smaller margin is more than twice that, so a flip is impossible here"
+        if figures["is_flip"]:
+            bound += ", and yet the argmax changed: the figures contradict each other"
+        return f"{numbers} {bound}."
+    return f"{numbers} {_argmax_moves(figures, top)}".strip()
 
 
 def _argmax_moves(figures: pd.Series, top: pd.DataFrame) -> str:
@@ -169,13 +163,11 @@ def _argmax_moves(figures: pd.Series, top: pd.DataFrame) -> str:
     logits lacks one.
     """
     argmaxes = top.set_index("token_id").reindex([figures[f"{side}_token"] for side in SIDES])
-    gap = {
-        side: argmaxes[f"{side}_logit"].iloc[0] - argmaxes[f"{side}_logit"].iloc[1]
-        for side in SIDES
-    }
-    if not figures["is_flip"] or pd.isna(list(gap.values())).any():
+    ours, theirs = argmaxes.iloc[0], argmaxes.iloc[1]
+    gaps = [ours[f"{side}_logit"] - theirs[f"{side}_logit"] for side in SIDES]
+    if not figures["is_flip"] or pd.isna(gaps).any():
         return ""
-    tie = "" if all(gap.values()) else " At a tie the lower token id wins."
-    start, end = (f"{x:+.12g}" if x else "0" for x in (gap["reference"], gap["variant"]))
+    tie = "" if all(gaps) else " At a tie the lower token id wins."
+    start, end = (f"{gap:+.12g}" if gap else "0" for gap in gaps)
     tokens = "Logit of the reference's argmax minus that of the variant's argmax"
     return f"{tokens}: {start} on the reference, {end} on the variant.{tie}"

@@ -4,19 +4,17 @@ download, label, compare, delete; undoing the last deletion, and the runs delete
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
 from urllib.parse import quote
 
-import pandas as pd
 import streamlit as st
 
+from app.gallery import table
 from app.hosting import members
 from app.shell import address, selection, store_changes, widgets
 from app.shell.widgets import PAGES
-from core.runs.file.keep import ALL
+from core.runs.file.records import ALL
 from core.runs.store import labels as labelling
 from core.runs.store.cards import RunCard
 from core.runs.store.labels import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, Labels
@@ -41,12 +39,8 @@ def panel(
         if len(ticked) > 1:
             _several(ticked, hidden)
         elif ticked:
-            _one(
-                ticked[0],
-                labels,
-                "Ticked, not shown" if hidden else "Ticked",
-                {"run": ticked[0].run_id},
-            )
+            state = "Ticked, not shown" if hidden else "Ticked"
+            _one(ticked[0], labels, state, {"run": ticked[0].run_id})
         elif view is not None and view.run.run_id in listed:
             _one(by_id[view.run.run_id], labels, "Selected", address.of(view, "overview"))
         else:
@@ -59,8 +53,10 @@ def _one(card: RunCard, labels: Mapping[str, Labels], state: str, address: dict[
     if attached.note:
         st.caption(widgets.escape(attached.note).replace("\n", "  \n"))
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        page = ("overview", address) if card.sides else ("machine", {"probes": card.run_id})
-        st.page_link(PAGES / f"{page[0]}.py", label="**Open** →", query_params=page[1])
+        page = "overview"
+        if not card.sides:  # probes of operations
+            page, address = "machine", {"probes": card.run_id}
+        st.page_link(PAGES / f"{page}.py", label="**Open** →", query_params=address)
         file = f"/files/{quote(card.run_id, safe='')}"
         st.markdown(f"[Run file]({file}.duckdb)", width="content")
         if card.sides and card.keep == ALL:
@@ -79,30 +75,25 @@ def _one(card: RunCard, labels: Mapping[str, Labels], state: str, address: dict[
         if card.is_read_only:
             st.caption("sample, read-only", width="content")
         else:
-            st.button("Delete", key="delete", on_click=_delete, args=([card],), help=_OF_DELETE)
+            st.button("Delete", "delete", _OF_DELETE, _delete, args=([card],))
 
 
 def _label_form(card: RunCard, labels: Labels, choices: set[str]) -> None:
     """Draw the form of labels, as stored when it was opened; the store merges what others save
     meanwhile.
     """
+    # What another member saves while the form is open must not count as this one's change.
     original = st.session_state.setdefault("labels_seen", {}).setdefault(card.run_id, labels)
     with st.form(f"labels_{card.run_id}", border=False):
-        look: dict[str, Any] = {
-            "accept_new_options": True,
-            "placeholder": "choose, or type a new one",
-        }
-        look |= {
-            "max_selections": MOST_TAGS,
-            "help": f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each.",
-        }
-        options = sorted({*choices, *original.tags}, key=str.casefold)
         tags = st.multiselect(
             "Tags",
-            options,
+            sorted({*choices, *original.tags}, key=str.casefold),
             list(original.tags),
             key=f"tags_{card.run_id}",
-            **look,
+            max_selections=MOST_TAGS,
+            accept_new_options=True,
+            placeholder="choose, or type a new one",
+            help=f"At most {MOST_TAGS}, of {LONGEST_TAG} characters each.",
         )
         note = st.text_area(
             "Note",
@@ -140,23 +131,12 @@ def _several(ticked: list[RunCard], hidden: int) -> None:
             query = {"run": first, "with": ",".join(others)}
             st.page_link(PAGES / "compare.py", label="**Compare** →", query_params=query)
         if own and members.may_change():
-            st.button(
-                f"Delete {plural(len(own), 'run')}",
-                key="delete",
-                on_click=_delete,
-                args=(own,),
-                help=_OF_DELETE,
-            )
-        # the browser's ticks go with its table
+            label = f"Delete {plural(len(own), 'run')}"
+            st.button(label, "delete", _OF_DELETE, _delete, args=(own,))
+        # The browser keeps the ticks of a table, so another table takes its place.
         serial = st.session_state.get("gallery_serial", 0) + 1
-        unticked = {"ticked": [], "gallery_serial": serial}
-        st.button(
-            "Untick all",
-            key="untick",
-            type="tertiary",
-            on_click=st.session_state.update,
-            args=(unticked,),
-        )
+        untick = partial(st.session_state.update, ticked=[], gallery_serial=serial)
+        st.button("Untick all", "untick", on_click=untick, type="tertiary")
         if not members.may_change():
             st.caption(members.READ_ONLY, width="content")
         elif len(own) < len(ticked):
@@ -167,21 +147,19 @@ def _several(ticked: list[RunCard], hidden: int) -> None:
 
 
 def _delete(cards: Sequence[RunCard]) -> None:
-    gone = []
+    gone = {}
     for card in cards:
         with widgets.report_errors():
             store_changes.delete(card.run_id)
-            gone.append(card)
-    if gone:
-        what = f"'{gone[0].name}'" if len(gone) == 1 else plural(len(gone), "run")
-        st.session_state["undo"] = ([card.run_id for card in gone], f"Deleted {what}.")
-    ids = {card.run_id for card in gone}
-    st.session_state["ticked"] = [
-        run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids
-    ]
-    if gone:  # a second click must not find another run under the same button
-        selection.new_run()
-        selection.select(run=None)
+            gone[card.run_id] = f"'{card.name}'"
+    if not gone:
+        return
+    what = ", ".join(gone.values()) if len(gone) == 1 else plural(len(gone), "run")
+    ticked = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in gone]
+    st.session_state.update(undo=(list(gone), f"Deleted {what}."), ticked=ticked)
+    # A second click must not find another run under the same button.
+    selection.new_run()
+    selection.select(run=None)
 
 
 def _each(change: Callable[[str], None], run_ids: Iterable[str]) -> None:
@@ -197,11 +175,8 @@ def undo_line(trash: Sequence[DeletedRun]) -> None:
     if deleted:
         with st.container(horizontal=True, vertical_alignment="center", key="undo_line"):
             st.markdown(widgets.escape(sentence), width="content")
-            st.button(
-                "Undo",
-                key="undo_delete",
-                on_click=partial(_each, store_changes.restore, deleted),
-            )
+            undo = partial(_each, store_changes.restore, deleted)
+            st.button("Undo", "undo_delete", on_click=undo)
 
 
 def trash_list(trash: Sequence[DeletedRun]) -> None:
@@ -210,22 +185,21 @@ def trash_list(trash: Sequence[DeletedRun]) -> None:
     """
     if not trash:
         return
-    label = (
-        f"Recently deleted: {plural(len(trash), 'run')}, {size(sum(run.bytes for run in trash))}"
-    )
+    total = size(sum(run.bytes for run in trash))
+    label = f"Recently deleted: {plural(len(trash), 'run')}, {total}"
     fold = st.expander(label, key="trash_fold", on_change="rerun", type="compact")
     if not fold.open:
         return
     ids = [run.run_id for run in trash]
     with fold:
         picked = st.dataframe(
-            pd.DataFrame(
-                [
-                    {"run": run.run_id, "deleted": run.deleted, "size": size(run.bytes)}
-                    for run in trash
-                ],
-            ),
-            key=f"trash_{hashlib.sha256(' '.join(ids).encode()).hexdigest()[:16]}",
+            {
+                "run": ids,
+                "deleted": [run.deleted for run in trash],
+                "size": [size(run.bytes) for run in trash],
+            },
+            # The browser knows rows by number: another list is another table.
+            key=table.key_of("trash", ids),
             hide_index=True,
             on_select="rerun",
             selection_mode="multi-row",
@@ -240,12 +214,10 @@ def trash_list(trash: Sequence[DeletedRun]) -> None:
             if not members.may_change():
                 st.caption(members.READ_ONLY)
                 return
-            restore, purge = (
-                partial(_each, change, picks)
-                for change in (store_changes.restore, store_changes.purge)
-            )
-            st.button("Restore", key="restore", on_click=restore, disabled=not picks)
-            st.button("Delete for good", key="purge", on_click=purge, disabled=not picks)
+            restore = partial(_each, store_changes.restore, picks)
+            purge = partial(_each, store_changes.purge, picks)
+            st.button("Restore", "restore", on_click=restore, disabled=not picks)
+            st.button("Delete for good", "purge", on_click=purge, disabled=not picks)
             st.caption(
                 "Tick runs to restore or delete. After a week they are deleted for good.",
                 width="content",

@@ -45,12 +45,14 @@ def matching(
         attached = labels.get(card.run_id, Labels())
         about = (card.name, card.model, card.run_id, card.compute_dtype, card.device, *card.sides)
         text = "\n".join((*about, *attached.tags, attached.note)).casefold()
+        # None: the run does not say, so it is neither with nor without flips.
         known_flips = {None: "", 0: "without flips"}.get(card.flips, "with flips")
+        beginnings = prompts.get(card.run_id, "")
         return (
             (filters.verdict == "any" or filters.verdict in card.pair_verdicts)
             and filters.flips in ("any", known_flips)
             and set(filters.tags) <= set(attached.tags)
-            and all(word in text or word in prompts.get(card.run_id, "") for word in filters.words)
+            and all(word in text or word in beginnings for word in filters.words)
         )
 
     return [card for card in cards if is_match(card)]

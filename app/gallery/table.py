@@ -15,8 +15,7 @@ from msgspec.structs import asdict
 
 from app.shell import exports, selection, widgets, wording
 from app.shell.widgets import PAGES
-from core.runs.file.keep import ALL
-from core.runs.file.records import BUG_SUSPECTED, ROUNDING
+from core.runs.file.records import ALL, BUG_SUSPECTED, ROUNDING
 from core.runs.store.cards import BrokenRun, RunCard
 from core.runs.store.labels import Labels
 from core.text import plural, size
@@ -24,6 +23,7 @@ from core.text import plural, size
 _FIGURE = "%.3g"
 COLUMNS = {  # the first seven fit into a window of 1280 pixels
     "name": st.column_config.TextColumn(width=270),
+    # Its chips have colors, which texts in a table have not.
     "verdict": st.column_config.MultiselectColumn(
         options=list(wording.VERDICTS),
         color=list(wording.VERDICTS.values()),
@@ -80,11 +80,8 @@ def count_line(
         what = "worst pair of each. Click one to open it, tick some to tag, compare or delete them."
         st.caption(f"{count}, {what}", width="content")
         if matches:
-            exports.download(
-                {"runs": partial(export_table, matches, labels)},
-                "ulpscope-runs",
-                "runs",
-            )
+            export = partial(export_table, matches, labels)
+            exports.download({"runs": export}, "ulpscope-runs", "runs")
 
 
 def export_table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
@@ -92,17 +89,19 @@ def export_table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd
     rows = []
     for card in matches:
         each = labels.get(card.run_id, Labels())
+        row = asdict(card)
+        del row["pair_verdicts"], row["sides"]
         lists = {"verdicts": wording.verdicts(card), "sides": card.sides, "tags": each.tags}
-        row = {
-            name: value
-            for name, value in asdict(card).items()
-            if name not in ("pair_verdicts", *lists)
-        }
-        row |= {
-            name: json.dumps(list(values), ensure_ascii=False) for name, values in lists.items()
-        }
+        for name, values in lists.items():
+            row[name] = json.dumps(list(values), ensure_ascii=False)
         rows.append(row | {"note": each.note, "pinned": each.pinned})
     return pd.DataFrame(rows)
+
+
+def key_of(name: str, parts: Sequence[str]) -> str:
+    """Key of a table of these rows."""
+    text = "\0".join(parts).encode("utf-8", "backslashreplace")
+    return f"{name}_{hashlib.sha256(text).hexdigest()[:16]}"
 
 
 def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
@@ -112,22 +111,20 @@ def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     moves to another run.
     """
     ids = [card.run_id for card in matches]
-    serial = "\0".join([str(st.session_state.get("gallery_serial", 0)), *ids])
-    key = f"gallery_{hashlib.sha256(serial.encode('utf-8', 'backslashreplace')).hexdigest()[:16]}"
+    key = key_of("gallery", [str(st.session_state.get("gallery_serial", 0)), *ids])
 
     def choose() -> None:
         picked = st.session_state[key]["selection"]
-        card = matches[picked["cells"][0][0]] if picked["cells"] else None
-        if card is not None and not card.sides:  # probes of operations
-            st.session_state.update(ops_run=card.run_id, opened_ops=True)
-        elif card is not None:
-            selection.new_run(card.run_id)
-            st.session_state["opened"] = True
+        for row, _ in picked["cells"]:
+            card = matches[row]
+            if card.sides:
+                selection.new_run(card.run_id)
+                st.session_state["opened"] = "overview"
+            else:  # probes of operations
+                st.session_state.update(ops_run=card.run_id, opened="machine")
         hidden = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
         st.session_state["ticked"] = hidden + [ids[row] for row in picked["rows"]]
 
-    if st.session_state.pop("opened_ops", False):
-        st.switch_page(PAGES / "machine.py")
     ticked = set(st.session_state.get("ticked", ()))
     height = widgets.table_height(len(ids), _MOST_ROWS)
     widgets.room("gallery", height).dataframe(
@@ -136,6 +133,7 @@ def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
         hide_index=True,
         on_select=choose,
         selection_mode=["multi-row", "single-cell"],
+        # Ticks come from the session: a table with a new key would begin without them.
         selection_default={
             "selection": {"rows": [row for row, run_id in enumerate(ids) if run_id in ticked]},
         },
@@ -145,6 +143,10 @@ def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
         column_config=COLUMNS,
         alt="the runs, one row each",
     )
+
+
+def _size(card: RunCard) -> str:
+    return size(card.bytes) if card.keep == ALL else f"{size(card.bytes)}, {card.keep}"
 
 
 def _rows(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
@@ -165,10 +167,7 @@ def _rows(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFr
             "sides": [" · ".join(card.sides) for card in matches],
             "model": [wording.model_name(card.model) or None for card in matches],
             "created": [card.created for card in matches],
-            "size": [
-                size(card.bytes) + ("" if card.keep == ALL else f", {card.keep}")
-                for card in matches
-            ],
+            "size": [_size(card) for card in matches],
             "note": [" ".join(each.note.split())[:120] or None for each in attached],
         },
     )
@@ -209,20 +208,16 @@ def first_visit(cards: Sequence[RunCard]) -> None:
             " diverge. The verdict compares the difference with the model's noise floor: the noise"
             " from changing only the reduction order.",
         )
+        links = [
+            ("Capture a run", "new_run", {"tab": "capture"}),
+            ("Upload a dump", "new_run", {"tab": "upload"}),
+        ]
+        # The link of a run without a position opens at its first flip.
+        if bug is not None:
+            links.insert(0, ("Open an injected bug", "overview", {"run": bug.run_id}))
+        if flip is not None:
+            about = "Open a flip that rounding explains"
+            links.insert(0, (about, "overview", {"run": flip.run_id}))
         with st.container(horizontal=True, gap="small"):
-            for card, label in (
-                (flip, "Open a flip that rounding explains"),
-                (bug, "Open an injected bug"),
-            ):
-                if card is not None:  # its link opens at the first flip
-                    st.page_link(
-                        PAGES / "overview.py",
-                        label=f"**{label}** →",
-                        query_params={"run": card.run_id},
-                    )
-            for tab, label in (("capture", "Capture a run"), ("upload", "Upload a dump")):
-                st.page_link(
-                    PAGES / "new_run.py",
-                    label=f"**{label}** →",
-                    query_params={"tab": tab},
-                )
+            for label, page, query in links:
+                st.page_link(PAGES / f"{page}.py", label=f"**{label}** →", query_params=query)

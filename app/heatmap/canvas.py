@@ -53,23 +53,17 @@ def current_window(view: selection.View) -> HeatmapWindow:
     """Return the heatmap's window of this session, clipped to the run."""
     run, state = view.run, st.session_state
     # A link that names a window and no order is of a time when columns were token ids.
-    order: heatmap.Order = state["heatmap_order"] or (
-        "id" if state["heatmap_rows"] or state["heatmap_tokens"] else "rank"
-    )
+    has_window = state["heatmap_rows"] or state["heatmap_tokens"]
+    order: heatmap.Order = state["heatmap_order"] or ("id" if has_window else "rank")
     measure = state["heatmap_cells"]
     if not heatmap.is_offered(run, order, measure):
-        order, measure = (
-            "id",
-            heatmap.MEASURES[0] if heatmap.is_offered(run, "id", heatmap.MEASURES[0]) else "ulps",
-        )
+        order, measure = "id", heatmap.MEASURES[0]
+        if not heatmap.is_offered(run, order, measure):
+            measure = "ulps"
     rows, columns = _first_look(view, order)
     rows = _span(state["heatmap_rows"], run.header.rows) or rows
-    return HeatmapWindow(
-        rows,
-        _span(state["heatmap_tokens"], run.header.vocab) or columns,
-        order,
-        measure,
-    )
+    columns = _span(state["heatmap_tokens"], run.header.vocab) or columns
+    return HeatmapWindow(rows, columns, order, measure)
 
 
 def _first_look(view: selection.View, order: heatmap.Order) -> tuple[heatmap.Span, heatmap.Span]:
@@ -86,14 +80,11 @@ def _first_look(view: selection.View, order: heatmap.Order) -> tuple[heatmap.Spa
 
 def _span(text: str, stop: int) -> heatmap.Span | None:
     """`12:40` as (12, 40); None if it is no span of what there is."""
-    first, last = (
-        (whole(part) for part in text.split(":")) if text.count(":") == 1 else (None, None)
-    )
-    return (
-        (first, last)
-        if first is not None and last is not None and 0 <= first < last <= stop
-        else None
-    )
+    start, _, end = text.partition(":")
+    first, last = whole(start), whole(end)
+    if first is None or last is None or not 0 <= first < last <= stop:
+        return None
+    return first, last
 
 
 def keep_window(view: selection.View, window: HeatmapWindow) -> None:
@@ -130,12 +121,10 @@ def show_token(view: selection.View) -> None:
     token, window = selected_token(view), current_window(view)
     if token is None:
         return
-    by_rank = window.order == "rank"
-    column = (
-        heatmap.element(view.run, view.pair.index, view.row, token).reference_rank - 1
-        if by_rank
-        else token
-    )
+    column = token
+    if window.order == "rank":
+        place = (view.pair.index, view.row, token)
+        column = heatmap.element(view.run, *place).reference_rank - 1
     first, last = window.columns
     if not first <= column < last or last - first > heatmap.RANKS:
         first = min(max(column - _NEIGHBOURS, 0), max(0, view.run.header.vocab - 2 * _NEIGHBOURS))
@@ -145,6 +134,7 @@ def show_token(view: selection.View) -> None:
 
 def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     """Draw the pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
+    # The page is on its way to the browser for longer than the loops take to load.
     routes.prepare(view.dtype)
     run, header, pair = view.run, view.run.header, view.pair
     starts = list(accumulate((prompt.positions for prompt in header.prompts[:-1]), initial=0))
@@ -153,6 +143,13 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     if window != st.session_state.get("heatmap_followed"):
         st.session_state["heatmap_serial"] = ""
     floor = heatmap.floor_row_ulps(run, pair.index)
+    # for a screen reader
+    label = (
+        f"Heatmap of {pair.variant} vs {pair.reference}. Arrow keys move it, plus and minus zoom, 0"
+        " shows the whole run, Enter selects the logit at the middle."
+    )
+    if floor is not None:
+        label += f" The noise floor: 99.9 % of logits move by at most {number(floor)} row ULPs."
     data = {
         "address": f"/tiles/{quote(run.run_id, safe='')}/{pair.index}",
         "stamp": store_cache.version_of(run.path),
@@ -191,17 +188,8 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         "palette": style.ULPS,
         "mismatch_colour": style.MISMATCH,
         "selected_colour": style.FLIP,
-        "label": (
-            f"Heatmap of {pair.variant} vs {pair.reference}. Arrow keys move it, plus and minus"
-            " zoom, 0 shows the whole run, Enter selects the logit at the middle."
-            + (
-                ""
-                if floor is None
-                else f" The noise floor: 99.9 % of logits move by at most {number(floor)} row ULPs."
-            )
-        ),
+        "label": label,
     }
-
     _canvas(
         key="heatmap",
         data=data,

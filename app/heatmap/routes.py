@@ -32,6 +32,7 @@ from core.runs.queries.heatmap import (
     Measure,
     Order,
     Tile,
+    View,
     largest_in,
     tile_cells,
     tokens_in,
@@ -85,10 +86,7 @@ def _tile(request: Request) -> Response:
     """
     run, pair = _pair(request)
     order, measure = _view(request)
-    (row_level, column_level), (row, column) = (
-        _two(request, name, ",") for name in ("level", "tile")
-    )
-    tile = Tile(row_level, column_level, row, column)
+    tile = Tile(*_two(request, "level", ","), *_two(request, "tile", ","))
     version = store_cache.version_of(run.path)
     about = (run.run_id, version, pair)
 
@@ -96,15 +94,12 @@ def _tile(request: Request) -> Response:
         return _block(repr((about, key)), make)
 
     def make() -> Cells:
-        cells = tile_cells(run, pair, tile, order, measure, keep)
+        cells = tile_cells(View(run, pair, order, measure), tile, keep)
         return np.ascontiguousarray(cells) if cells.any() else cells[:0].copy()
 
     cells = _cells(repr((about, order, measure, tile)), make)
-    return Response(
-        cells.tobytes(),
-        media_type="application/octet-stream",
-        headers=_headers(request, version),
-    )
+    headers = _headers(request, version)
+    return Response(cells.tobytes(), media_type="application/octet-stream", headers=headers)
 
 
 def _headers(request: Request, version: str) -> dict[str, str]:
@@ -117,7 +112,7 @@ def _largest(request: Request) -> Response:
     """Send the largest difference in a rectangle as JSON, with exact digits."""
     run, pair = _pair(request)
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
-    element = largest_in(run, pair, rows, columns, *_view(request))
+    element = largest_in(View(run, pair, *_view(request)), rows, columns)
     return JSONResponse(
         element_json(run, element),
         headers=_headers(request, store_cache.version_of(run.path)),
@@ -130,34 +125,28 @@ def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
     """
     prompt, position = place_of(run, element.row)
     texts = run.header.prompts[prompt].token_texts
-    place = (
-        f"position {position:,}"
-        if len(run.header.prompts) == 1
-        else f"prompt {prompt}, position {position:,}"
-    )
-    is_mismatch = element.ulps is None
-    text = run.vocabulary.get(element.token)
-    row_ulps, ulps = number(element.row_ulps or 0.0), plural(element.ulps or 0, "ULP")
+    where = f"position {position:,}"
+    if len(run.header.prompts) > 1:
+        where = f"prompt {prompt}, {where}"
+    if texts:
+        where += f", after {visible(texts[position])}"
+    # Of a token without a text the word is there already.
+    text = wording.token(element.token, run.vocabulary.get(element.token))
+    apart, difference = "NaN or infinity on one side", ""
+    if element.ulps is not None:
+        row_ulps = number(element.row_ulps or 0.0)
+        apart = f"{row_ulps} row ULP{'s' if row_ulps != '1' else ''}"
+        apart += f", {plural(element.ulps, 'ULP')} of {run.header.compute_dtype}"
+        difference = f"difference {exact(element.difference)}"
     return {
         "row": element.row,
         "token": element.token,
-        "where": place + (f", after {visible(texts[position])}" if texts else ""),
-        "text": (
-            wording.token(element.token, text)
-            if text is None
-            else f"token {wording.token(element.token, text)}"
-        ),
+        "where": where,
+        "text": text if element.token not in run.vocabulary else f"token {text}",
         "reference": exact(element.reference),
         "variant": exact(element.variant),
-        "apart": (
-            "NaN or infinity on one side"
-            if is_mismatch
-            else (
-                f"{row_ulps} row ULP{'s' if row_ulps != '1' else ''}, {ulps} of"
-                f" {run.header.compute_dtype}"
-            )
-        ),
-        "difference": "" if is_mismatch else f"difference {exact(element.difference)}",
+        "apart": apart,
+        "difference": difference,
         "ranks": f"{element.reference_rank:,} / {element.variant_rank:,}",
     }
 
@@ -166,7 +155,7 @@ def _tokens(request: Request) -> Response:
     """Send the tokens of a rectangle, rows of [id, text]; by token id one row stands for all."""
     run, pair = _pair(request)
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
-    ids = tokens_in(run, pair, rows, columns, _view(request)[0]).tolist()
+    ids = tokens_in(View(run, pair, *_view(request)), rows, columns).tolist()
     texts = [[(i, visible(run.vocabulary.get(i, f"#{i}"))) for i in row] for row in ids]
     return JSONResponse(texts, headers=_headers(request, store_cache.version_of(run.path)))
 

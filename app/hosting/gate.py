@@ -144,34 +144,25 @@ class Gate:
         """Return the answer to a request that may not pass, None if it may."""
         scope, config = connection.scope, self._access.config
         is_changing = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        if (is_changing or scope["type"] == "websocket") and _is_cross_site(
-            connection,
-            config.hosting.public_url,
-        ):
-            return _error_response(
-                scope,
-                "This request came from a page of another site, so nothing was changed.",
-                403,
-            )
+        # A script run may change anything, and a browser opens a websocket to any site unasked.
+        may_change = is_changing or scope["type"] == "websocket"
+        if may_change and _is_cross_site(connection, config.hosting.public_url):
+            sentence = "This request came from a page of another site, so nothing was changed."
+            return _error_response(scope, sentence, 403)
         if is_own:
             return None
         client = connection.client
         if not config.sign_in.is_configured and not (client and start.is_loopback(client.host)):
-            return _error_response(
-                scope,
-                "This server has no sign-in, so it answers its own machine only.",
-                403,
-            )
+            sentence = "This server has no sign-in, so it answers its own machine only."
+            return _error_response(scope, sentence, 403)
         if member is None:
+            # A browser is led to the form, a program gets a status.
             if scope.get("method") == "GET" and "text/html" in connection.headers.get("accept", ""):
-                path = (
-                    quote(scope["path"]) + "?" * bool(connection.url.query) + connection.url.query
-                )
-                return RedirectResponse(
-                    f"/sign-in?{urlencode({'next': path})}",
-                    303,
-                    {"Cache-Control": "no-store"},
-                )
+                path, query = quote(scope["path"]), connection.url.query
+                if query:
+                    path += f"?{query}"
+                address = f"/sign-in?{urlencode({'next': path})}"
+                return RedirectResponse(address, 303, {"Cache-Control": "no-store"})
             sentence = (
                 "Sign in first: a browser at /sign-in, a program with 'Authorization: Bearer"
                 " TOKEN'."

@@ -54,16 +54,17 @@ class Access:
             headers.get(PROXY_SECRET, ""),
             self.config.hosting.proxy_secret,
         ):
+            # Of two headers a proxy may have checked the other one.
             names = headers.getlist(sign_in.header)
             if len(names) == 1 and credentials.is_member(names[0], sign_in.members):
                 return names[0].strip()
+        # Signed, not encrypted: it holds nothing secret.
         session = connection.session
         if not {"member", "way", "proof"} <= set(session):
             return None
         proof = self._proof(session["way"], session["member"])
-        return (
-            session["member"] if proof is not None and _is_same(session["proof"], proof) else None
-        )
+        is_valid = proof is not None and _is_same(session["proof"], proof)
+        return session["member"] if is_valid else None
 
     def member_with(self, secret: str) -> tuple[str, str] | None:
         """Return (member, way) for a typed password or token, None for a wrong one."""
@@ -87,16 +88,13 @@ class Access:
             basis = sign_in.password
         elif way == "token" and sign_in.tokens:
             basis = tokens.digests(self.store).get(member)
-        elif way == "oidc" and credentials.is_member(member, sign_in.members):
-            basis = (
-                f"{sign_in.oidc_issuer} {sign_in.oidc_client_id}" if sign_in.oidc_issuer else None
-            )
+        elif way == "oidc" and sign_in.oidc_issuer:
+            is_member = credentials.is_member(member, sign_in.members)
+            basis = f"{sign_in.oidc_issuer} {sign_in.oidc_client_id}" if is_member else None
+        if not basis:
+            return None
         text = f"{way}\n{member}\n{basis}"
-        return (
-            hmac.new(self.key.encode(), text.encode(), hashlib.sha256).hexdigest()
-            if basis
-            else None
-        )
+        return hmac.new(self.key.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
 def _is_same(text: str, secret: str) -> bool:

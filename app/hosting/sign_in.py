@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -76,9 +76,9 @@ def routes(access: Access) -> Router:
     async def sign_in(request: Request) -> Response:
         if request.method != "POST":
             target = own_path(request.query_params.get("next", "/"))
-            return (
-                form(target) if access.member_of(request) is None else RedirectResponse(target, 303)
-            )
+            if access.member_of(request) is None:
+                return form(target)
+            return RedirectResponse(target, 303)
         fields = await _fields(request)
         target = own_path(fields.get("next", "/"))
         client, secret = _client(request), fields.get("secret", "")
@@ -86,11 +86,8 @@ def routes(access: Access) -> Router:
             return form(target, "Too many attempts at once; try again in a few seconds.", 429)
         waiting.add(client)
         try:
-            entered = await asyncio.get_running_loop().run_in_executor(
-                _hashing,
-                access.member_with,
-                secret,
-            )
+            loop = asyncio.get_running_loop()
+            entered = await loop.run_in_executor(_hashing, access.member_with, secret)
         finally:
             waiting.remove(client)
         if entered is None:
@@ -103,7 +100,12 @@ def routes(access: Access) -> Router:
         if member is None:
             return RedirectResponse("/sign-in", 303)
         if request.method != "POST":
-            return sign_out_page(member)
+            body = (
+                f"<h1>Sign out?</h1><p>You are signed in as {escape(member)}.</p><form"
+                ' method="post" action="/sign-out"><button type="submit">Sign'
+                ' out</button></form><p></p><a href="/">Back to ULPscope</a>'
+            )
+            return _page("Sign out", body, 200)
         request.session.clear()
         _audit.info("%s signed out", member)
         return sentence("Signed out", "This browser is signed out.")
@@ -179,10 +181,8 @@ async def _fields(request: Request) -> dict[str, str]:
         body += part
         if len(body) > _LARGEST_FORM:
             return {}
-    return {
-        name: values[0]
-        for name, values in parse_qs(body.decode("latin-1"), keep_blank_values=True).items()
-    }
+    fields = parse_qsl(body.decode("latin-1"), keep_blank_values=True)
+    return dict(reversed(fields))  # the first of each name
 
 
 def _client(request: Request) -> str:
@@ -220,16 +220,6 @@ def sign_in_page(
             f'<a class="button" href="{escape(address)}">Sign in with {escape(provider)}</a>',
         )
     return _page("Sign in", "".join(parts), status)
-
-
-def sign_out_page(member: str) -> HTMLResponse:
-    """Return the page that asks whether to sign out."""
-    body = (
-        f'<h1>Sign out?</h1><p>You are signed in as {escape(member)}.</p><form method="post"'
-        ' action="/sign-out"><button type="submit">Sign out</button></form><p></p><a href="/">Back'
-        " to ULPscope</a>"
-    )
-    return _page("Sign out", body, 200)
 
 
 def sentence(title: str, text: str, status: int = 200) -> HTMLResponse:

@@ -9,6 +9,19 @@ from app.internals import parts
 from app.shell import exports, selection, store_cache, widgets
 from core.runs.queries.kernels import find_start, in_words, place_in_words, side_by_side
 
+_COLUMNS = [
+    "name",
+    "library",
+    "reference_launches",
+    "variant_launches",
+    "ratio",
+    "only",
+    "reference_microseconds",
+    "variant_microseconds",
+    "places",
+    "reference_details",
+    "variant_details",
+]
 SHOWN = {"all": "all", "differ": "launch counts differ", "products": "matmuls and reductions"}
 
 
@@ -52,13 +65,8 @@ def draw(view: selection.View) -> None:
         horizontal_alignment="distribute",
         vertical_alignment="bottom",
     ):
-        choice = parts.measure("Show", list(SHOWN), SHOWN, "kernels_shown")
-        library = parts.measure(
-            "Library",
-            libraries,
-            {name: name for name in libraries},
-            "kernels_library",
-        )
+        choice = widgets.choice("Show", SHOWN, "kernels_shown")
+        library = widgets.choice("Library", {name: name for name in libraries}, "kernels_library")
         if st.toggle("Split by module", key="kernels_split"):
             every = side_by_side(run, pair, "place")
     is_listed = {
@@ -70,31 +78,22 @@ def draw(view: selection.View) -> None:
     if table.empty:
         st.success("No kernel of that kind ran, or none differs.")
         return
-    columns = [
-        "name",
-        "library",
-        "reference_launches",
-        "variant_launches",
-        "ratio",
-        "only",
-        "reference_microseconds",
-    ]
     picked = tables.draw(
-        parts.kernel_texts(table)[
-            [*columns, "variant_microseconds", "places", "reference_details", "variant_details"]
-        ],
+        parts.kernel_texts(table)[_COLUMNS],
         "kernels_table",
         on_select="rerun",
         selection_mode="single-row",
     )
     order = "Order: launch counts that differ, reductions, time"
     st.caption(f"{len(table):,} of {len(every):,}. {order}. Click a row for its call sites.")
+    # Lists as they were recorded; the table above has them by name.
     lists = "SELECT * EXCLUDE (side, ordinal) FROM kernel WHERE side = ? ORDER BY ordinal"
     files |= {
         "side by side": every,
         "reference": run.query(lists, 0),
         "variant": run.query(lists, pair + 1),
     }
+    # A selection outlives the filters, so its row may be gone.
     if (rows := picked["selection"]["rows"]) and rows[0] < len(table):
         kernel = table.iloc[rows[0]]
         st.subheader(widgets.escape(kernel["name"]))

@@ -8,7 +8,7 @@ import streamlit as st
 
 from app.components import plots, tables
 from app.internals import parts
-from app.shell import exports, selection, store_cache
+from app.shell import exports, selection, store_cache, widgets
 from core.plots import layers as charts
 from core.runs.queries.caches import MEASURES, cells, merge, sentence, summaries
 from core.runs.tables.kv_cache import KINDS
@@ -27,12 +27,9 @@ def draw(view: selection.View) -> None:
     together, text = caches["together"], sentence(caches, names_prompt=prompt is None)
     if not together["neq"]:
         logits = view.table if prompt is None else view.prompt_table
-        see = (
-            " The logits do differ: see Layers for where that begins."
-            if logits["neq"].any()
-            else ""
-        )
-        lead.success(text + see)
+        if logits["neq"].any():
+            text += " The logits do differ: see Layers for where that begins."
+        lead.success(text)
         return
     lead.markdown(text)
     if together["nonfinite_mismatch"]:
@@ -50,48 +47,28 @@ def draw(view: selection.View) -> None:
     figures[3].metric("Max row ULPs", number(together["max_row_ulps"], 3))
     figures[4].metric("First differing layer", f"{together['first_layer']}")
 
-    measure = parts.measure(
-        "Measure",
-        ["rms", "max_row_ulps", "max_ulps", "neq_share"],
-        charts.MEASURES,
-        "kv_measure",
-    )
+    options = ("rms", "max_row_ulps", "max_ulps", "neq_share")
+    names = {name: charts.MEASURES[name] for name in options}
+    measure = widgets.choice("Measure", names, "kv_measure")
     heads = store_cache.cached(run, merge, pair, prompt, "layer", "kind", "head")
     figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
     plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
     st.caption(f"Layers x key/value heads: {charts.MEASURES[measure]} ({view.dtype}). Gray: equal.")
 
     title, choice = st.columns([3, 2], vertical_alignment="bottom")
-    title.subheader(
-        f"Where in {f'prompt {view.prompt}' if len(run.header.prompts) > 1 else 'the prompt'}",
-    )
-    kind = (
-        choice.segmented_control(
-            "Tensor",
-            KINDS,
-            format_func="{}s".format,
-            required=True,
-            key="kv_kind",
-        )
-        or KINDS[0]
-    )
+    title.subheader(parts.where(view))
+    with choice:
+        kind = widgets.choice("Tensor", {kind: f"{kind}s" for kind in KINDS}, "kv_kind")
+    # The run has no RMS by position.
     by = measure if measure in MEASURES else "neq_share"
     content = (pair, view.prompt, kind, by)
     grid = store_cache.cached(run, cells, *content)
     if len(grid):
         ticks = {layer: str(layer) for layer in grid["row"]}
-        names = {layer: f"layer {layer}" for layer in grid["row"]}
-        position = view.position
-        figure = plots.cached(
-            run,
-            (*content, position),
-            charts.position_map,
-            grid,
-            names,
-            ticks,
-            by,
-            position,
-        )
+        rows = {layer: f"layer {layer}" for layer in grid["row"]}
+        arguments = (grid, rows, ticks, by, view.position)
+        at = (*content, view.position)
+        figure = plots.cached(run, at, charts.position_map, *arguments)
         picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
         plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
         st.caption(

@@ -8,11 +8,12 @@ import pandas as pd
 import streamlit as st
 
 from app.components import tables
-from app.internals import CAPTURED, SCOPES, has
+from app.internals.recorded import Recorded
+from app.navigation import PROMPTS
 from app.shell import exports, selection, widgets
 from core.runs.queries.kernels import shape_in_words, short_name
 from core.runs.requests import asks_for, has_engine
-from core.runs.tables.remedies import advice
+from core.runs.tables.mitigations import advice
 from core.text import visible
 
 _OF_MITIGATIONS = [
@@ -28,72 +29,68 @@ _OF_MITIGATIONS = [
 ]
 
 
-def not_recorded(view: selection.View, extras: Sequence[str]) -> None:
-    """Say why this pair has none of what these options of `capture` record, and how to get it."""
+def not_recorded(view: selection.View, missing: Sequence[Recorded]) -> None:
+    """Say why this pair has none of what these tabs show, and how to get it."""
     run, about = view.run, view.run.header.provenance
     if about.kind == "upload":
-        what = ", ".join(CAPTURED[extra] for extra in extras)
         st.info(
-            f"This run was uploaded; a dump of logits has no {what}. Capture the pair from its"
-            " model.",
+            f"This run was uploaded; a dump of logits has no {_listed(missing, ', ')}. Capture the"
+            " pair from its model.",
         )
         return
-    others = {
-        extra: [pair.variant for pair in run.pairs if has(extra, run, pair.index)]
-        for extra in extras
-    }
-    lacking = [extra for extra in extras if not others[extra]]
-    failed = [
-        extra
-        for extra in lacking
-        if asks_for(about, extra) or (extra == "kernels" and run.sides_with_kernels)
-    ]
-    for extra, names in others.items():
-        if names:
-            variants = ", ".join(f"`{widgets.code(name)}`" for name in names)
-            st.info(f"This variant has no {CAPTURED[extra]}. These variants have them: {variants}.")
-            show = f"Show {widgets.escape(visible(names[0]))}"
+    failed, refused, new = [], [], []
+    for one in missing:
+        variants = [pair.variant for pair in run.pairs if pair.index in one.pairs(run)]
+        if variants:
+            names = ", ".join(f"`{widgets.code(name)}`" for name in variants)
+            st.info(f"This variant has no {one.what}. These variants have them: {names}.")
             st.button(
-                show,
+                f"Show {widgets.escape(visible(variants[0]))}",
                 on_click=selection.select,
-                kwargs={"variant": names[0]},
-                key=f"show_{extra}",
+                kwargs={"variant": variants[0]},
+                key=f"show_{one.option}",
             )
+            continue
+        # kernels of one side are there: the other side's could not be watched
+        is_half = one.option == "kernels" and run.sides_with_kernels
+        is_asked = asks_for(about, one.option) or is_half
+        if is_asked:
+            failed.append(one)
+        is_refused = one.option != "layers" and has_engine(about)
+        if is_refused:
+            refused.append(one)
+        if not (is_asked or is_refused):
+            new.append(one)
     if failed:
-        what = " and ".join(CAPTURED[extra] for extra in failed)
+        what = _listed(failed, " and ")
         st.info(
             f"The {what} of this pair could not be recorded. {widgets.escape(about.note)}".strip(),
         )
-    if refused := [extra for extra in lacking if extra != "layers" and has_engine(about)]:
-        what = ", ".join(CAPTURED[extra] for extra in refused)
+    if refused:
+        what = _listed(refused, ", ")
         st.info(f"One side ran in another engine than transformers: {what} cannot be recorded.")
-    if new := [extra for extra in lacking if extra not in (*failed, *refused)]:
-        options = " ".join(
-            f"`--{'mitigations' if extra == 'remedies' else extra}`" for extra in new
-        )
-        st.info(
-            f"Not recorded: {', '.join(CAPTURED[extra] for extra in new)}. Capture again with"
-            f" {options}.",
-        )
-        widgets.same_capture_with(about, *new)
+    if new:
+        options = " ".join(f"`--{one.option}`" for one in new)
+        st.info(f"Not recorded: {_listed(new, ', ')}. Capture again with {options}.")
+        widgets.same_capture_with(about, *(one.option for one in new))
+
+
+def _listed(recorded: Sequence[Recorded], between: str) -> str:
+    return between.join(one.what for one in recorded)
 
 
 def prompt_in_scope(view: selection.View, key: str) -> int | None:
     """Draw the choice between the selected prompt and all prompts; None is all."""
     if len(view.run.header.prompts) == 1:
         return view.prompt
-    scope = st.segmented_control("Figures of", SCOPES, required=True, key=key)
-    return None if scope == SCOPES[1] else view.prompt
+    scope = st.segmented_control("Figures of", PROMPTS, required=True, key=key)
+    return None if scope == PROMPTS[1] else view.prompt
 
 
-def measure(label: str, options: list[str], names: dict[str, str], key: str) -> str:
-    """Draw the choice of a measure; the first if the session holds none of them."""
-    if st.session_state.get(key) not in options:
-        st.session_state[key] = options[0]
-    return (
-        st.segmented_control(label, options, format_func=names.__getitem__, required=True, key=key)
-        or options[0]
-    )
+def where(view: selection.View) -> str:
+    """Title of a map of the selected prompt."""
+    several = len(view.run.header.prompts) > 1
+    return f"Where in {f'prompt {view.prompt}' if several else 'the prompt'}"
 
 
 def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:
@@ -103,37 +100,37 @@ def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:
         more = f" and {len(values) - 3} more" if len(values) > 3 else ""
         return "; ".join(value or "(the model itself)" for value in values[:3]) + more
 
-    shapes = {
-        name: (
-            table[name].map(
-                lambda details: some([shape_in_words(detail).strip("`") for detail in details]),
-            )
-        )
-        for name in ("reference_details", "variant_details")
+    def shapes(details: list[str]) -> str:
+        return some([shape_in_words(detail).strip("`") for detail in details])
+
+    texts = {
+        "name": short_name,
+        "places": some,
+        "modules": some,
+        "reference_details": shapes,
+        "variant_details": shapes,
     }
-    texts = {"name": table["name"].map(short_name)} | {
-        name: table[name].map(some) for name in ("places", "modules")
-    }
-    return table.assign(**shapes, **texts)
+    return table.assign(**{name: table[name].map(text) for name, text in texts.items()})
 
 
 def mitigations(view: selection.View) -> None:
     """Draw what would make the sides agree, and the throughput cost."""
-    rows = view.run.remedies[view.pair.index]
+    rows = view.run.mitigations[view.pair.index]
     st.markdown(widgets.escape(advice(rows)))
     table = pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS]
     titles = {"name": "mitigation", "noise_ratio": f"RMS / {rows[0].compute_dtype} noise floor"}
-    tables.draw(table.rename(columns=titles), "remedies")
+    tables.draw(table.rename(columns=titles), "mitigations")
     floor = (
         "Noise floor: reduction orders only; 16-bit checks of the Overview add rounding, so their"
         " ratios are lower"
     )
     st.caption(f"One change at a time. Throughput: relative to the baseline. {floor}.")
-    if refused := [
+    refused = [
         f"- **{widgets.escape(row.name)}**: {widgets.escape(row.refusal)}"
         for row in rows
         if row.refusal
-    ]:
+    ]
+    if refused:
         st.markdown("Not measured:\n\n" + "\n".join(refused))
     every = pd.DataFrame(rows).convert_dtypes()
     exports.download({"mitigations": every}, exports.file_stem(view, "mitigations"), "mitigations")

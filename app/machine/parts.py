@@ -71,7 +71,8 @@ def pick(cards: Sequence[RunCard]) -> str:
         card.run_id: f"{card.name} · {card.device} · {card.created:%Y-%m-%d %H:%M}"
         for card in cards
     }
-    selection = st.session_state.get("ops_run")
+    # The session holds what a link names, which may be of another store.
+    selection = st.session_state["ops_run"]
     if selection not in names:
         if selection:
             st.warning("The probes of this link are not in this store (any more).")
@@ -82,12 +83,11 @@ def pick(cards: Sequence[RunCard]) -> str:
 def filter_rows(rows: Sequence[OpRow]) -> list[OpRow]:
     """Draw the filters and return the rows they leave."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        names = list(
-            dict.fromkeys(["", *(row["op"] for row in rows), st.session_state.get("ops_op", "")]),
-        )
+        # What a link names stays, although this run may have no such operation.
+        names = dict.fromkeys(["", *(row["op"] for row in rows), st.session_state["ops_op"]])
         op = st.selectbox(
             "Operation",
-            names,
+            list(names),
             format_func=lambda name: name or "any",
             key="ops_op",
             width=190,
@@ -139,6 +139,7 @@ def batch_chart(rows: Sequence[OpRow]) -> go.Figure | None:
         go.Heatmap(
             x=[str(size) for size in frame.columns],
             y=list(frame.index),
+            # In log2: ULPs go over decades, and 0 is a color too.
             z=(frame + 1).map(lambda ulps: len(f"{int(ulps):b}") - 1, na_action="ignore"),
             customdata=frame,
             colorscale="Viridis",

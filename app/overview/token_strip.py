@@ -8,6 +8,7 @@ that is written once for a prompt and a colour.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ import streamlit as st
 from app.components import component, plots
 from app.overview import OF_ROLLOUTS
 from app.shell import selection, store_cache
-from core.runs.file.records import Prompt
-from core.runs.queries import mismatch
-from core.runs.queries.heat import COLOURS, heat
+from core.rl import queries as rl
+from core.runs.queries.flips import SIDES
+from core.runs.queries.heat import COLOURS, Heat, heat
+from core.runs.reader import RunReader
 
 _strip = component("ulpscope_token_strip", Path(__file__).with_suffix(""))
 
@@ -29,37 +31,26 @@ _WHOLE = ("max_ulps", "neq")
 _ROUNDED = ("max_abs", "mean_ulps", "max_row_ulps", "kl")
 
 
-def columns(
-    table: pd.DataFrame,
-    prompt: Prompt,
-    vocabulary: dict[int, str],
-    vocab: int,
-    dtype: str,
-    colour: str,
-) -> dict[str, Any]:
+def columns(view: selection.View, colour: str) -> dict[str, Any]:
     """Return the component's data: one list per figure, in the order of the positions; null if
     undefined.
     """
-    shade = heat(table, colour, dtype)
-    argmax = {side: _whole(table[f"{side}_token"]) for side in ("reference", "variant")}
+    prompt, vocabulary = view.run.header.prompts[view.prompt], view.run.vocabulary
+    table = view.prompt_table
+    if view.is_list:  # one line per token, also if nothing was compared there
+        table = table.set_index("position").reindex(range(prompt.positions))
+        whole = {name: table[name].eq(True) for name in ("is_flip", "near_tie", "could_flip")}
+        table = table.assign(nonfinite_mismatch=0, **whole)
+    shade = heat(table, colour, view.dtype)
+    argmax = {side: _whole(table[f"{side}_token"]) for side in SIDES}
+    tokens = {*argmax["reference"], *argmax["variant"]}
     return {
         "texts": list(prompt.token_texts) or None,
         "ids": list(prompt.token_ids) or None,
-        "names": {
-            token: vocabulary[token]
-            for tokens in argmax.values()
-            for token in set(tokens)
-            if token in vocabulary
-        },
-        "vocab": vocab,
-        "dtype": dtype,
-        "heat": shade.levels.tolist(),
-        "legend": {
-            "unit": shade.unit,
-            "low": shade.low,
-            "high": shade.high,
-            "stops": list(shade.stops),
-        },
+        "names": {token: vocabulary[token] for token in vocabulary.keys() & tokens},
+        "vocab": view.run.header.vocab,
+        "dtype": view.dtype,
+        **_shades(shade, shade.unit),
         "flip": table["is_flip"].astype(int).tolist(),
         "near": table["near_tie"].astype(int).tolist(),
         "odd": table["nonfinite_mismatch"].tolist(),
@@ -68,6 +59,11 @@ def columns(
         **{name: _whole(table[name]) for name in _WHOLE},
         **{name: _four_digits(table[name]) for name in _ROUNDED},
     }
+
+
+def _shades(shade: Heat, unit: str) -> dict[str, Any]:
+    ends = {"low": shade.low, "high": shade.high, "stops": shade.stops}
+    return {"heat": shade.levels.tolist(), "legend": {"unit": unit, **ends}}
 
 
 def _whole(column: pd.Series) -> list[int | None]:
@@ -84,7 +80,7 @@ def _four_digits(column: pd.Series) -> list[float | None]:
 
 def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
     """Return the component's data for a sequence of trainer vs. rollout. tokens: of
-    core.runs.queries.mismatch.
+    core.rl.queries.
     """
     column, none = tokens[COLOURS[colour]], [0] * len(tokens)
     # KL linear too: a few tokens carry it
@@ -99,13 +95,7 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
         "texts": None,
         "ids": tokens["token_id"].tolist(),
         "dtype": "",
-        "heat": shade.levels.tolist(),
-        "legend": {
-            "unit": OF_ROLLOUTS[colour],
-            "low": shade.low,
-            "high": shade.high,
-            "stops": list(shade.stops),
-        },
+        **_shades(shade, OF_ROLLOUTS[colour]),
         **dict.fromkeys(("flip", "near", "odd"), none),
         "figures": {label: _four_digits(tokens[name]) for name, label in names.items()},
     }
@@ -113,34 +103,20 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
 
 def colours(view: selection.View) -> list[str]:
     """Return what the tokens of a run can be colored by; the selected color is one of them."""
-    options = list(OF_ROLLOUTS if store_cache.cached(view.run, mismatch.has_rollouts) else COLOURS)
-    if st.session_state["strip_colour"] not in options:
-        st.session_state["strip_colour"] = options[0]
+    has_rollouts = store_cache.cached(view.run, RunReader.has_rollouts)
+    options = list(OF_ROLLOUTS if has_rollouts else COLOURS)
+    selection.settle("strip_colour", options)
     return options
 
 
 def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
     """Draw the strip of the selected prompt."""
-    header, prompt = view.run.header, view.run.header.prompts[view.prompt]
 
-    # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms
+    # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms.
     def to_json() -> str:
-        if mismatch.has_rollouts(view.run):
-            return json.dumps(rollout_columns(mismatch.tokens_of(view.run, view.prompt), colour))
-        table = view.prompt_table
-        if view.is_list:  # one line per token, also if nothing was compared there
-            table = table.set_index("position").reindex(range(prompt.positions))
-            whole = {name: table[name].eq(True) for name in ("is_flip", "near_tie", "could_flip")}
-            table = table.assign(nonfinite_mismatch=0, **whole)
-        figures = columns(
-            table,
-            prompt,
-            view.run.vocabulary,
-            header.vocab,
-            header.compute_dtype,
-            colour,
-        )
-        return json.dumps(figures)
+        if view.run.has_rollouts():
+            return json.dumps(rollout_columns(rl.tokens_of(view.run, view.prompt), colour))
+        return json.dumps(columns(view, colour))
 
     of = (view.pair.index, view.prompt, colour)
     columns_json = store_cache.remember("strip", store_cache.stamp_of(view.run), of, to_json)
@@ -155,12 +131,10 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
 def _go(key: str, view: selection.View) -> None:
     """Select the clicked position if the drawn prompt has it; what the browser sends is checked."""
     click, current = st.session_state[key].get("go"), selection.current_view()
-    is_open = (
-        current is not None
-        and current.run.run_id == view.run.run_id
-        and current.pair.index == view.pair.index
-    )
-    if isinstance(click, dict) and is_open and click.get("stamp") == selection.stamp(view):
+    # Another run or variant may have been selected since the browser drew this strip.
+    drawn = selection.stamp(view)
+    is_open = current is not None and selection.stamp(replace(current, prompt=view.prompt)) == drawn
+    if isinstance(click, dict) and is_open and click.get("stamp") == drawn:
         position = click.get("position")
         if isinstance(position, int) and view.first_position <= position <= view.last_position:
             selection.select(prompt=view.prompt, position=position)

@@ -17,6 +17,8 @@ from core.configuration import configuration
 from core.runs.reports.markdown import report_address
 from core.text import clean
 
+_NAMES = {*selection.LINKED, *navigation.SETTING_NAMES}  # in the address; others are not ours
+
 
 def adopt(page: str) -> None:
     """Read the address when a session begins, another page opens, or Back or Forward leads to an
@@ -25,8 +27,7 @@ def adopt(page: str) -> None:
     Any other run has the address of the browser at the moment of a click or key, which may be older
     than the session.
     """
-    names = (*selection.LINKED, *navigation.SETTING_NAMES)
-    query = {key: st.query_params[key] for key in names if key in st.query_params}
+    query = _query()
     last_query = st.session_state.get("written")
     is_new = last_query is None or is_back() or page != st.session_state.get("page")
     if query and query != last_query and is_new:
@@ -39,8 +40,13 @@ def adopt(page: str) -> None:
     st.session_state["page"] = page
 
 
+def _query() -> dict[str, str]:
+    return {key: value for key, value in st.query_params.items() if key in _NAMES}
+
+
 def is_back() -> bool:
     """Return whether Back or Forward caused this script run."""
+    # Streamlit has no public way to ask.
     context = get_script_run_ctx(suppress_warning=True)
     return context is not None and context.is_history_navigation
 
@@ -50,6 +56,7 @@ def settle_settings(page: str, view: View | None) -> None:
     they had before.
     """
     of = navigation.PAGE_OF[page]
+    # The open tab first: it says which settings follow.
     if of.tabs:
         _settle([of.tab])
         titles = [tab.title for tab in shown_tabs(of, view)]
@@ -81,7 +88,7 @@ def _settle(settings: Iterable[PageSetting]) -> None:
         elif setting.key not in st.session_state:  # the widget was not on the last page
             st.session_state[setting.key] = values.get(setting.key, setting.default)
         values[setting.key] = st.session_state[setting.key]
-        if setting.options or setting.span is not None:  # what is being typed stays
+        if setting.words or setting.span is not None:  # what is being typed stays
             preset_widget(setting.key)
 
 
@@ -91,13 +98,10 @@ def of(view: View | None, part: str | None = None) -> dict[str, str]:
     """
     query: dict[str, str] = {}
     if view is not None:
-        place = {"prompt": str(view.prompt)} if len(view.run.header.prompts) > 1 else {}
-        query = {
-            "run": view.run.run_id,
-            "variant": view.pair.variant,
-            **place,
-            "position": str(view.position),
-        }
+        query = {"run": view.run.run_id, "variant": view.pair.variant}
+        if len(view.run.header.prompts) > 1:
+            query["prompt"] = str(view.prompt)
+        query["position"] = str(view.position)
     values = st.session_state.get("settings", {})
     part = part or st.session_state.get("page", "overview")
     page = navigation.PAGE_OF[part]
@@ -121,7 +125,7 @@ def write(query: dict[str, str]) -> None:
     """Write parameters into the address bar, in one step: each is an entry in the browser's
     history.
     """
-    names = {*selection.LINKED, *navigation.SETTING_NAMES}
-    if {key: value for key, value in st.query_params.items() if key in names} != query:
+    if _query() != query:
+        # In one step; key by key would be an entry each.
         st.query_params.from_dict(query)
     st.session_state["written"] = query

@@ -34,9 +34,7 @@ def inert_text(value: object) -> object:
 def with_headings(table: pd.DataFrame) -> pd.DataFrame:
     """Return the table with headings that say that ranks begin at 1."""
     return table.rename(
-        columns={
-            name: f"{name} (1 = argmax)" for name in table.columns if str(name).endswith("_rank")
-        },
+        columns=lambda name: f"{name} (1 = argmax)" if str(name).endswith("_rank") else name,
     )
 
 
@@ -82,16 +80,16 @@ def download(tables: Mapping[str, Table], name: str, key: str, label: str = "Dow
             stem = name
             if len(tables) > 1:
                 st.markdown(f"**{title[:1].upper()}{title[1:]}**")
-                stem += "-" + "-".join(
-                    file_name(title).lower().replace(",", "").replace("_", " ").split(),
-                )
+                words = file_name(title).lower().replace(",", "").replace("_", " ")
+                stem = "-".join([name, *words.split()])
             with st.container(horizontal=True):
                 for form, make, kind in _FORMS:
-                    file, content = f"{stem}.{form.lower()}", partial(content_of, make, table)
+                    # A function is called on a click, in a thread of its own; "ignore": the page
+                    # is not drawn anew for it.
                     st.download_button(
                         form,
-                        content,
-                        file,
+                        partial(content_of, make, table),
+                        f"{stem}.{form.lower()}",
                         kind,
                         f"{key}_{number}_{form}",
                         on_click="ignore",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import streamlit as st
 
@@ -17,11 +16,10 @@ def how_it_stands(job: Job) -> str:
     if job.state == "waiting":
         return "queued"
     if job.state == "running" and job.rows_total:
-        unit = {GETTING: "MB", PROBING: "requests"}.get(
-            job.device,
-            "probes" if job.kind == "ops" else "positions",
-        )
-        unit = "prompts" if job.stage.endswith(" writes") else unit
+        of_kind = "probes" if job.kind == "ops" else "positions"
+        unit = {GETTING: "MB", PROBING: "requests"}.get(job.device, of_kind)
+        if job.stage.endswith(" writes"):
+            unit = "prompts"
         return f"{job.stage}: {job.rows_done:,} of {job.rows_total:,} {unit}, {job.seconds:.0f} s"
     if job.state in ("running", "done"):
         return f"{job.stage if job.state == 'running' else 'done'}, {job.seconds:.0f} s"
@@ -38,6 +36,7 @@ def running() -> None:
                 f"{widgets.escape(job.title)}: {widgets.escape(how_it_stands(job))}",
             )
 
+    # run_every only while something runs: a timer of every viewer costs the server a rerun each.
     jobs = store_changes.jobs()
     st.fragment(lines, run_every=2.0 if jobs.running() else None)()
 
@@ -50,14 +49,14 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
     past: the jobs that the page is drawn with; it is drawn anew when one of them ends or another
     comes.
     """
+    # A fragment cannot change what is drawn outside of it, so an end draws the page anew.
     items = jobs.all(kind)
     now, then = (
         [(job.number, job.is_over) for job in each]
         for each in (items, items if past is None else past)
     )
-    # a click while the page is drawn again reaches its callback alone
-    is_opened = st.session_state.get("opened")
-    if now != then or is_opened:
+    # A click while the page is drawn again reaches its callback alone.
+    if now != then or st.session_state.get("opened"):
         st.rerun()
     for job in items:
         with st.container(border=True, key=f"job_{job.number}"):
@@ -69,18 +68,20 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
             if job.state == "running":
                 what.progress(job.share)
             if job.state == "done" and job.run_id:
-                opening = {"open_next": job.run_id, "opened": True}
-                look: dict[str, Any] = {
-                    "key": f"open_{job.number}",
-                    "type": "primary",
-                    "width": "stretch",
-                }
-                action.button("Open run", on_click=st.session_state.update, args=(opening,), **look)
-            if job.state != "cancelling" and members.may_change():
-                label, act = (
-                    ("Dismiss", store_changes.forget)
-                    if job.is_over
-                    else ("Cancel", store_changes.cancel)
+                opening = {"open_next": job.run_id, "opened": "overview"}
+                if kind == "ops":  # on the page that lists the job
+                    opening = {"ops_run": job.run_id}
+                action.button(
+                    "Open run",
+                    key=f"open_{job.number}",
+                    on_click=st.session_state.update,
+                    args=(opening,),
+                    type="primary",
+                    width="stretch",
                 )
+            if job.state != "cancelling" and members.may_change():
+                label, act = "Cancel", store_changes.cancel
+                if job.is_over:
+                    label, act = "Dismiss", store_changes.forget
                 key = f"{label.lower()}_{job.number}"
                 action.button(label, key=key, on_click=act, args=(job.number,), width="stretch")

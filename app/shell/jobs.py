@@ -1,8 +1,9 @@
 """Jobs started from a page: each in a process of its own, one at a time on a device, seen by every
 viewer.
 
-A job is the command line itself (`ulpscope capture ... --progress json`): it can be repeated, does
-not slow the pages down, and survives a closed tab. That process alone loads torch.
+A job is the command line itself (`ulpscope ingest ... --progress json`), or a capture's request as
+JSON on stdin: it can be repeated, does not slow the pages down, and survives a closed tab. That
+process alone loads torch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import core
+from core.capture_request import CaptureRequest
 from core.errors import UlpscopeError, UsageError
 from core.runs.store.partial import Partial
 from core.runs.store.store import Store
@@ -105,6 +107,7 @@ class _Task:
     """A job with what its process needs. on_over: called at its end."""
 
     job: Job
+    request: CaptureRequest | None
     place: Partial | None
     secrets: Mapping[str, str] | None
     on_over: Callable[[Job], None] | None
@@ -127,7 +130,8 @@ class Jobs:
         self._newest = 0
         self._spare: Child | None = None
         self._is_stopped = False
-        self._sweep()  # a server that is ended by a signal tidies nothing up
+        # A server that is ended by a signal tidies nothing up.
+        self._sweep()
         atexit.register(self.stop)
 
     @property
@@ -151,7 +155,7 @@ class Jobs:
 
     def submit(
         self,
-        arguments: Sequence[str],
+        work: Sequence[str] | CaptureRequest,
         *,
         title: str,
         device: str,
@@ -160,19 +164,25 @@ class Jobs:
         secrets: Mapping[str, str] | None = None,
         on_over: Callable[[Job], None] | None = None,
     ) -> Job:
-        """Line up `ulpscope ARGUMENTS` in the queue of a device. prompts: its `--prompts` file,
-        removed at its end.
+        """Line up `ulpscope WORK`, or a capture, in the queue of a device. prompts: its only file
+        of prompts, removed at its end.
 
         on_over: called with the job then, in any thread.
         """
         place = None
         if prompts is not None:
             place = self.store.new_partial("prompts", datetime.now(UTC))
-            arguments = [*arguments, "--prompts", str(prompts.save(place.directory).absolute())]
+            path = str(prompts.save(place.directory).absolute())
+            if isinstance(work, CaptureRequest):
+                work = replace(work, prompts=(), prompt_lists=(path,))
+            else:
+                work = [*work, "--prompts", path]
+        request = work if isinstance(work, CaptureRequest) else None
+        arguments = work.arguments() if isinstance(work, CaptureRequest) else work
         with self._lock:
             self._newest += 1
             job = Job(self._newest, title, device, tuple(arguments), reserved=reserved)
-            self._tasks[job.number] = task = _Task(job, place, secrets, on_over)
+            self._tasks[job.number] = task = _Task(job, request, place, secrets, on_over)
             self._start_ready()
             return task.job
 
@@ -250,22 +260,15 @@ class Jobs:
                 if task.job.state != "waiting" or self._is_stopped:
                     continue
                 rivals = {device}
-                if device not in _NO_DEVICES:
-                    rivals = (
-                        busy.difference(_NO_DEVICES)
-                        if device == ANY_DEVICE
-                        else {device, ANY_DEVICE}
-                    )
+                if device == ANY_DEVICE:  # it may turn out to be any of them
+                    rivals = busy.difference(_NO_DEVICES)
+                elif device not in _NO_DEVICES:
+                    rivals.add(ANY_DEVICE)
                 is_free = busy.isdisjoint(rivals)
                 busy.add(device)
                 if is_free:
                     self._change(task, state="running", stage="starting")
-                    threading.Thread(
-                        target=self._work,
-                        args=(task,),
-                        name="ulpscope-job",
-                        daemon=True,
-                    ).start()
+                    threading.Thread(target=self._work, args=(task,), daemon=True).start()
 
     def _change(self, task: _Task, **values: object) -> None:
         with self._lock:
@@ -288,26 +291,27 @@ class Jobs:
             if self._is_stopped or task.job.state == "cancelling":
                 self._change(task, state="cancelled", message=_NOTHING_STORED)
                 return
-            store = () if job.device == GETTING else ("--store", str(self._store.absolute()))
-            task.child = child = self._child(
-                job,
-                [*job.arguments, "--progress", "json", *store],
-                task.secrets,
-            )
+            # a request goes to stdin: a command line holds 128 kB in an argument
+            command = job.arguments if task.request is None else ["perform"]
+            arguments = [*command, "--progress", "json"]
+            if job.device != GETTING:
+                arguments += ["--store", str(self._store.absolute())]
+            task.child = child = self._child(task, arguments)
             task.secrets = None
         began = time.monotonic()
         with child:
+            if task.request is not None:
+                child.ask(task.request.settings())
             for line in child.messages():
-                progress = {
-                    key: line[key]
-                    for key in ("stage", "rows_done", "rows_total", "run_id")
-                    if key in line
-                }
+                names = line.keys() & {"stage", "rows_done", "rows_total", "run_id"}
+                progress = {name: line[name] for name in names}
                 self._change(task, seconds=time.monotonic() - began, **progress)
-        if child.code < 0:  # killed before it could clean up
+        # Killed before it could clean up.
+        if child.code < 0:
             self._sweep()
         job, message = task.job, child.sentence if child.code else ""
-        if job.run_id:  # also if a cancel came too late; with a sentence if it was stored in part
+        # Also if a cancel came too late; with a sentence if it was stored in part.
+        if job.run_id:
             self._change(task, state="done", rows_done=job.rows_total, message=message)
         elif child.code == 0 and job.device == GETTING:
             self._change(task, state="done")
@@ -316,18 +320,20 @@ class Jobs:
         else:
             self._change(task, state="failed", message=message or child.sentence)
 
-    def _child(self, job: Job, arguments: list[str], secrets: Mapping[str, str] | None) -> Child:
+    def _child(self, task: _Task, arguments: list[str]) -> Child:
         """Return the process of a job: for an import the spare one if there is one.
 
         The caller holds the lock.
         """
         spare = self._spare
-        if job.device != TAKING_IN or spare is None or not spare.is_alive:
+        is_import = task.job.device == TAKING_IN
+        if not is_import or spare is None or not spare.is_alive:
             return Child(
                 ["-m", core.__name__, *arguments],
                 niceness=NICENESS,
-                may_ask=job.device != TAKING_IN,
-                more=secrets,
+                may_ask=not is_import,
+                more=task.secrets,
+                is_asked=task.request is not None,
             )
         self._spare = None
         spare.ask({"arguments": arguments})

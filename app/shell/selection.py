@@ -4,6 +4,7 @@ values of a link.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -91,10 +92,18 @@ def select(**values: str | int | None) -> None:
     st.session_state.update(values)
 
 
+def settle(key: str, options: Iterable[str]) -> None:
+    """Select the first option unless the session, a link or the viewer, holds one of them."""
+    names = list(options)
+    if st.session_state.get(key) not in names:
+        st.session_state[key] = names[0]
+
+
 def select_row(table: pd.DataFrame, key: str) -> None:
     """Select the position of the clicked row of `listed`, the table `key`, by its columns prompt
     and position.
     """
+    # In a callback: what the element returns would select only after the sidebar was drawn.
     clicked = st.session_state[key]["selection"]
     rows = [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))]
     if rows:
@@ -118,6 +127,7 @@ def preset_widget(key: str) -> None:
     browser has the widget's code, the widget would begin at its default, and say that with the next
     click.
     """
+    # To set a value marks it as the script's, so it is sent again.
     st.session_state[key] = st.session_state[key]
 
 
@@ -150,7 +160,3 @@ def complain(sentence: str) -> None:
     It is shown as plain text, so it may quote a link.
     """
     st.session_state.setdefault("complaints", []).append(sentence)
-
-
-def complaints() -> list[str]:
-    return st.session_state.pop("complaints", [])

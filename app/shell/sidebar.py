@@ -13,7 +13,6 @@ from app.page import Page, whole
 from app.shell import address, selection, store_cache, widgets
 from core.errors import StoreError, UlpscopeError
 from core.runs.queries.flips import telling_place
-from core.runs.queries.mismatch import has_rollouts
 from core.runs.reader import RunReader
 from core.text import clean, code, visible
 
@@ -23,14 +22,13 @@ def draw(page: Page) -> selection.View | None:
     store, which has the run only, after it was deleted.
     """
     state, target = st.session_state, selection.take("run")
+    new = state.get("open_next")
     everything = {card.run_id: card for card in store_cache.cards()[0]}
-    run_ids = {
-        str(run_id) for run_id in (target, state.get("open_next"), state.get("run")) if run_id
-    }
-    # of a sweep whose cells are not listed
-    missing = store_cache.cards_of(run_ids - everything.keys())
-    everything |= {card.run_id: card for card in missing}
-    # of operations: on the Machine page
+    # A cell of a sweep may be open although cells are not listed.
+    run_ids = {run_id for run_id in (target, new, state.get("run")) if run_id}
+    unlisted = store_cache.cards_of(run_ids - everything.keys())
+    everything |= {card.run_id: card for card in unlisted}
+    # The Machine page has the runs without sides, probes of operations.
     by_id = {run_id: card for run_id, card in everything.items() if card.sides}
     if target in by_id:
         if target != state.get("run"):
@@ -38,16 +36,13 @@ def draw(page: Page) -> selection.View | None:
         elif not selection.is_linked("position"):
             state.pop("position", None)
     elif target is not None:
-        is_of_operations = target in everything
-        what = (
-            "holds probes of operations; the Machine page shows it"
-            if is_of_operations
-            else "is not here (any more)"
-        )
+        what = "is not here (any more)"
+        if target in everything:
+            what = "holds probes of operations; the Machine page shows it"
         selection.report_bad_link(f"The run '{clean(target, 60)}' {what}.")
+        # What else the link says is of that run.
         for key in selection.LINKED:
-            selection.take(key)  # what else the link says is of that run
-    new = state.get("open_next")
+            selection.take(key)
     if new in by_id:
         selection.new_run(new)
     for gone in {new, state.get("run")} - {None} - by_id.keys():
@@ -56,7 +51,7 @@ def draw(page: Page) -> selection.View | None:
         )
         if gone == new:
             state.pop("opened", None)  # or the gallery would open another run
-    # else the page is about to be left, and a rerun meanwhile must not undo it
+    # Else the page is about to be left, and a rerun meanwhile must not undo it.
     if not state.get("opened"):
         state.pop("open_next", None)
     with st.sidebar:
@@ -64,24 +59,30 @@ def draw(page: Page) -> selection.View | None:
         if not by_id:
             return None
         is_missing = state.get("run") not in by_id
-        # after a deletion, by whomever
+        # After a deletion, by whomever, a page of the store selects no other run.
         is_cleared = is_missing and "run" in state and page.shows == "store"
         if is_cleared:
             state["run"] = None
         elif is_missing:
-            own = [card for card in by_id.values() if not card.is_read_only]  # newest first
-            selection.new_run(
-                (own[0] if own else max(by_id.values(), key=lambda card: card.flips or 0)).run_id,
-            )
+            cards = list(by_id.values())  # newest first
+            own = [card for card in cards if not card.is_read_only]
+            first = own[0] if own else max(cards, key=lambda card: card.flips or 0)
+            selection.new_run(first.run_id)
         selection.preset_widget("run")
-        # options of a select box need distinct labels
+        # Options of a select box need distinct labels.
         count = Counter(card.name for card in by_id.values())
         labels = {
-            i: card.name if count[card.name] == 1 else f"{card.name} · {i}"
-            for i, card in by_id.items()
+            run_id: card.name if count[card.name] == 1 else f"{card.name} · {run_id}"
+            for run_id, card in by_id.items()
         }
-        index, name_of = None if is_cleared else 0, labels.__getitem__
-        run_id = st.selectbox("Run", by_id, index, name_of, key="run", on_change=selection.new_run)
+        run_id = st.selectbox(
+            "Run",
+            by_id,
+            None if is_cleared else 0,
+            labels.__getitem__,
+            key="run",
+            on_change=selection.new_run,
+        )
         if run_id is None:
             return None
         judged_id = store_cache.judged_run(run_id)
@@ -106,12 +107,11 @@ def page_links(view: selection.View | None) -> None:
     """
     absent = store_cache.absent(view)
     for page in navigation.PAGES:
-        label = f"{page.title} :small[· {absent[page.name]}]" if page.name in absent else page.title
-        st.page_link(
-            widgets.PAGES / f"{page.name}.py",
-            label=label,
-            query_params=address.of(view, page.name),
-        )
+        label = page.title
+        if page.name in absent:
+            label += f" :small[· {absent[page.name]}]"
+        script, query = widgets.PAGES / f"{page.name}.py", address.of(view, page.name)
+        st.page_link(script, label=label, query_params=query)
 
 
 def link_to(view: selection.View | None) -> None:
@@ -139,32 +139,31 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     if st.session_state.get("variant") not in names:
         st.session_state["variant"] = names[0]
     selection.preset_widget("variant")
-    # one equal to an earlier side says so
+    # A side that equals an earlier one says so.
     first_of = {side.bit_class: side.name for side in reversed(run.sides)}
-    twins = {side.name: first_of[side.bit_class] for side in run.sides}
+    labels = {side.name: f"{side.name}  ≡ {first_of[side.bit_class]}" for side in run.sides}
+    labels |= {name: name for name in first_of.values()}
     if is_shown:
         st.selectbox(
             f"Variant, compared with `{code(run.pairs[0].reference)}`",
             names,
-            format_func=lambda name: name if twins[name] == name else f"{name}  ≡ {twins[name]}",
+            format_func=labels.__getitem__,
             key="variant",
         )
-    variant = st.session_state["variant"]
-    pair, prompts, is_long = run.pairs[names.index(variant)], run.header.prompts, run.header.is_long
-    table = store_cache.cached(
-        run,
-        RunReader.largest if is_long else RunReader.positions,
-        pair.index,
-    )
+    pair = run.pairs[names.index(st.session_state["variant"])]
+    prompts, is_long = run.header.prompts, run.header.is_long
+    # Positions of a long run do not fit into memory.
+    read = RunReader.largest if is_long else RunReader.positions
+    table = store_cache.cached(run, read, pair.index)
     is_open = "position" in st.session_state or selection.is_linked("position")
     _settle("prompt", 0, len(prompts) - 1, 0 if is_open else telling_place(table)[0])
-    # of lists not all prompts have a row on both sides
+    # Of top tokens not all prompts have a row on both sides.
     with_rows = table["prompt"].unique().tolist()
     if not is_long and st.session_state["prompt"] not in with_rows:
         st.session_state["prompt"] = with_rows[0]
     if len(prompts) > 1 and is_shown:
         forget = partial(st.session_state.pop, "position", None)
-        label = "Sequence" if store_cache.cached(run, has_rollouts) else "Prompt"
+        label = "Sequence" if store_cache.cached(run, RunReader.has_rollouts) else "Prompt"
         st.number_input(label, 0, len(prompts) - 1, key="prompt", on_change=forget)
     prompt = int(st.session_state["prompt"])
     if is_long:
@@ -193,9 +192,8 @@ def _settle(key: str, lowest: int, highest: int, default: int) -> None:
     """
     target = selection.take(key)
     value = st.session_state.get(key, default) if target is None else whole(target)
-    st.session_state[key] = nearest = (
-        lowest if value is None else min(max(int(value), lowest), highest)
-    )
+    nearest = lowest if value is None else min(max(int(value), lowest), highest)
+    st.session_state[key] = nearest
     if target is not None and value != nearest:
         about = f"this run has {lowest} to {highest}, and {nearest} is selected."
         selection.complain(f"The link asks for {key} '{clean(target, 60)}'; {about}")

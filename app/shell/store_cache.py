@@ -30,7 +30,6 @@ from core.sweeps.ledger import Ledger
 if TYPE_CHECKING:
     import pandas as pd
 
-    from core.judging.explain.causes import Explanation
     from core.probing.watch import Round
 
 MOST_CELLS = 200  # of sweeps among the runs that are listed
@@ -66,11 +65,15 @@ def _stamps(paths: Iterable[Path]) -> tuple[Stamp, ...]:
     return tuple(stamps)
 
 
+# Each keeps its file open.
 @st.cache_resource(max_entries=8, show_spinner=False)
 def _reader(path: str, mtime: int, size: int) -> RunReader:
     return RunReader(Path(path))
 
 
+# Keys are texts: Streamlit samples arrays of 500,000 elements and more, and two that differed in
+# one element got the same value. cache_resource hands out the value itself; cache_data copies it,
+# 262 MB in 0.1 s.
 @st.cache_resource(max_entries=256, show_spinner=False)
 def _cached(kind: str, stamp: Stamp, of: str, _make: Callable[[], Any]) -> Any:
     return _make()
@@ -98,12 +101,13 @@ def _by_file(kind: str) -> dict[Stamp, Any]:
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _cards(key: int, _stamps: tuple[Stamp, ...]) -> tuple[list[RunCard], list[BrokenRun]]:
     cache = _by_file("card")
-    read = read_cards(store(), [Path(stamp[0]) for stamp in _stamps if stamp not in cache])
-    cards = {Path(stamp[0]): cache.get(stamp) or read[Path(stamp[0])] for stamp in _stamps}
-    cache |= {
-        stamp: card for stamp in _stamps if isinstance(card := cards[Path(stamp[0])], RunCard)
-    }
-    return arrange(open_store(), cards)
+    paths = {stamp: Path(stamp[0]) for stamp in _stamps}
+    read = read_cards(store(), [path for stamp, path in paths.items() if stamp not in cache])
+    cards = {path: cache.get(stamp) or read[path] for stamp, path in paths.items()}
+    # A file that is no run is read again: no card says why it is none.
+    runs = {stamp: cards[path] for stamp, path in paths.items()}
+    cache |= {stamp: card for stamp, card in runs.items() if isinstance(card, RunCard)}
+    return arrange(store(), cards)
 
 
 def _all_cards(is_whole: bool) -> tuple[list[RunCard], list[BrokenRun]]:
@@ -158,12 +162,8 @@ def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
 
 def judged_run(run_id: str) -> str:
     """Id of the run that judges this one; '' if there is none."""
-    attached = all_labels()[0].get(run_id)
-    return (
-        attached.judged_as
-        if attached and attached.judged_as and store().has(attached.judged_as)
-        else ""
-    )
+    judged_as = all_labels()[0].get(run_id, labels.Labels()).judged_as
+    return judged_as if judged_as and store().has(judged_as) else ""
 
 
 def open_run(run_id: str) -> RunReader:
@@ -182,16 +182,6 @@ def ops_run(run_id: str) -> OpsRun:
     return remember("probes", _stamp(path), (), lambda: ops_of(path))
 
 
-def causes(view: View) -> Explanation:
-    """Return common causes of the pair's difference, and what was fitted.
-
-    See core.judging.explain.
-    """
-    from core.judging.explain.causes import explain_pair  # not before it is needed
-
-    return cached(view.run, explain_pair, view.pair.index)
-
-
 def ledger() -> Ledger:
     """Return the sweeps of the store, cached in the session: it reads each card once."""
     sweeps = st.session_state.get("ledger")
@@ -202,18 +192,16 @@ def ledger() -> Ledger:
 
 def watches() -> list[list[Round]]:
     """Return the rounds of each watched endpoint."""
-    from core.probing.watch import read_rounds  # not before it is needed
+    # Not before it is needed: it loads an HTTP client.
+    from core.probing.watch import read_rounds
 
     return read_rounds(store())
 
 
 def absent(view: View | None) -> dict[str, str]:
     """Pages and tabs that have nothing to show, with a word for each; see app.navigation.absent."""
-    words = {
-        name: "none"
-        for name, has in (("sweeps", ledger().plans()), ("watches", watches()))
-        if not has
-    }
+    of_store = {"sweeps": ledger().plans(), "watches": watches()}
+    words = {name: "none" for name, rows in of_store.items() if not rows}
     if view is None:
         return words
     return words | cached(view.run, navigation.absent, view.pair.index)

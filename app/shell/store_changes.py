@@ -11,6 +11,7 @@ from app.hosting import members
 from app.shell import selection
 from app.shell.jobs import Job, Jobs
 from app.shell.store_cache import close, store
+from core.capture_request import CaptureRequest
 from core.runs.store import labels
 from core.runs.store.store import SUFFIX
 
@@ -55,7 +56,7 @@ def purge(run_id: str) -> None:
     _audit.info("%a deleted run %a for good", who, run_id)
 
 
-def submit(arguments: Sequence[str], *, judges: str = "", **about: Any) -> Job:
+def submit(work: Sequence[str] | CaptureRequest, *, judges: str = "", **about: Any) -> Job:
     """Line up a job, see Jobs.submit. judges: the run that the job's run replaces in lists."""
     who, runs = members.changing_member(), store()
 
@@ -63,8 +64,8 @@ def submit(arguments: Sequence[str], *, judges: str = "", **about: Any) -> Job:
         if judges and job.run_id and not job.message:
             runs.mark_judged(judges, job.run_id)
 
-    job = jobs().submit(arguments, on_over=replace_in_lists, **about)
-    _audit.info("%a started job %d: %s", who, job.number, arguments[0])
+    job = jobs().submit(work, on_over=replace_in_lists, **about)
+    _audit.info("%a started job %d: %s", who, job.number, job.arguments[0])
     return job
 
 

@@ -22,7 +22,6 @@ from core.errors import UlpscopeError
 from core.packaged_models import EXAMPLE
 from core.runs.file.keep import note_of, refusal
 from core.runs.file.records import Provenance
-from core.runs.queries.mismatch import has_rollouts
 from core.runs.reader import RunReader
 from core.runs.requests import caveat, command_with
 from core.text import code, legible
@@ -32,7 +31,7 @@ GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[2] / "pages"
 OVERVIEW = "overview"  # name of the page that shows runs of any length
 _DOCS = PAGES.with_name("docs") / "reference"
-_ROW = re.compile(r"^\| (.+?) \| (.+) \|$", re.MULTILINE)
+_ROW = re.compile(r"^\| (?!word )(.+?) \| (.+) \|$", re.MULTILINE)
 # the documents are no pages: what they link to is named, not linked
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 _SIGNS = re.compile(r"[\\`*_{}\[\]()#+\-.!|<>~$:]")
@@ -61,12 +60,8 @@ def reading(page: str) -> str:
 @functools.cache
 def meanings() -> dict[str, str]:
     """Meaning of each word; one entry for each word of a row that defines several."""
-    rows = [
-        row
-        for row in _ROW.findall(_text("glossary.md"))
-        if row[0] != "word" and not row[0].startswith("---")
-    ]
-    return {word: meaning for names, meaning in rows for word in names.split(", ")}
+    rows = dict(_ROW.findall(_text("glossary.md")))
+    return {word: meaning for names, meaning in rows.items() for word in names.split(", ")}
 
 
 def _text(name: str) -> str:
@@ -81,11 +76,13 @@ def title(page: Page, run: RunReader | None = None) -> None:
     left.title(page.title)
     buttons = right.container(horizontal=True, horizontal_alignment="right")
     if run is not None:
-        about = (
-            "Verdict, flips and charts of every variant in one file that opens without a network."
+        buttons.link_button(
+            "HTML file",
+            f"/files/{quote(run.run_id)}.html",
+            help="Verdict, flips and charts of every variant in one file that opens without a"
+            " network.",
+            icon=":material/download:",
         )
-        file = f"/files/{quote(run.run_id)}.html"
-        buttons.link_button("HTML file", file, help=about, icon=":material/download:")
     with buttons.popover("Definitions", icon=":material/menu_book:"):
         st.markdown(f"#### {page.title}\n\n{reading(page.title)}\n\n{definitions()}")
 
@@ -97,26 +94,24 @@ def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -
         empty()
     header = view.run.header
     about = header.provenance
-    details = " · ".join(
-        part
-        for part in (wording.model_name(about.model), header.compute_dtype, about.device)
-        if part
-    )
+    facts = filter(None, (wording.model_name(about.model), header.compute_dtype, about.device))
+    details = "".join(f" · {escape(fact)}" for fact in facts)
     st.markdown(
         f"**{escape(header.name)}** — reference `{code(view.pair.reference)}`, variant"
-        f" `{code(view.pair.variant)}`" + (f" · {escape(details)}" if details else ""),
+        f" `{code(view.pair.variant)}`{details}",
     )
+    lack = ""
     if header.is_long and page.name != OVERVIEW:
-        st.info(f"A run of {header.rows:,} positions has an Overview only.")
-        st.stop()
-    if page.name in ("flips", "near_ties") and has_rollouts(view.run):
-        st.info(
+        lack = f"A run of {header.rows:,} positions has an Overview only."
+    elif page.name in ("flips", "near_ties") and view.run.has_rollouts():
+        lack = (
             f"{page.title} needs both sides' top tokens: this run has one log-probability per"
-            " token.",
+            " token."
         )
-        st.stop()
-    if view.is_list and needs_rows:
-        st.info(f"{page.title} needs whole rows of logits: {refusal(header)}")
+    elif view.is_list and needs_rows:
+        lack = f"{page.title} needs whole rows of logits: {refusal(header)}"
+    if lack:
+        st.info(lack)
         st.stop()
     if not view.run.has_all_logits:
         st.caption(note_of(header))
@@ -137,6 +132,7 @@ def tabs(
         title(page)
     visible = address.shown_tabs(page, view)
     if visible:
+        # on_change: closed tabs are not computed. Without it Streamlit runs the code of all of them.
         places = st.tabs([tab.title for tab in visible], key=page.tab.key, on_change="rerun")
         for tab, place in zip(visible, places, strict=True):
             if place.open:
@@ -145,6 +141,19 @@ def tabs(
     elif view is None:
         empty()
     return visible
+
+
+def choice(label: str, names: Mapping[str, str], key: str) -> str:
+    """Draw a row of options by their words; the first if the session holds none of them."""
+    selection.settle(key, names)
+    chosen = st.segmented_control(
+        label,
+        list(names),
+        format_func=names.__getitem__,
+        required=True,
+        key=key,
+    )
+    return str(chosen)
 
 
 ROW = 33  # pixels, at the theme's size of type
@@ -199,6 +208,7 @@ def button(
 
     What `st.button` returns is lost if a key or another control cuts the first run short.
     """
+    # The callback runs even if the script run that the click began is cut short.
     clicks = st.session_state.setdefault("clicks", set())
     draw(label, key=key, disabled=disabled, on_click=clicks.add, args=(key,), **look)
     is_pressed = key in clicks
@@ -243,6 +253,7 @@ def _marked_text(part: str, bold: bool) -> str:
 
 def causes(view: selection.View) -> None:
     """Draw common causes of the pair's difference, computed when unfolded."""
+    header = view.run.header
     folded = st.expander(
         "Common causes",
         icon=":material/search_insights:",
@@ -251,17 +262,18 @@ def causes(view: selection.View) -> None:
     )
     if not folded.open:
         return
-    if view.run.header.is_long:
-        folded.markdown(
-            f"A run of {view.run.header.rows:,} positions is too long to look for causes.",
-        )
-        return
-    if not view.run.has_all_logits and not view.is_list:
-        folded.markdown(f"Causes are fitted to logits: {refusal(view.run.header)}")
-        return
     with folded:
+        if header.is_long:
+            st.markdown(f"A run of {header.rows:,} positions is too long to look for causes.")
+            return
+        if not view.run.has_all_logits and not view.is_list:
+            st.markdown(f"Causes are fitted to logits: {refusal(header)}")
+            return
         with st.spinner("Fitting common causes to half of the positions"):
-            result = store_cache.causes(view)
+            # It takes half a second to import, which no other part of a page needs.
+            from core.judging.explain.causes import explain_pair
+
+            result = store_cache.cached(view.run, explain_pair, view.pair.index)
         for cause in result.causes:
             st.markdown(f"**{escape(cause.name)}**: {escape(cause.text)}")
         if not result.causes:

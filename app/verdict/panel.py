@@ -83,21 +83,18 @@ def checks(view: selection.View, answer: Answer) -> None:
             _check(view, title, row, f"open_check_{number}", is_open=row.outcome == FAILED)
     if rest:
         counts = Counter(row.outcome for _, row in rest)
-        first, *others = [(counts[outcome], outcome) for outcome in _OUTCOMES if counts[outcome]]
-        parts = [
-            f"{plural(first[0], 'check')} {first[1]}",
-            *(f"{count} {outcome}" for count, outcome in others),
-        ]
+        first, *others = [outcome for outcome in _OUTCOMES if counts[outcome]]
+        parts = [f"{plural(counts[first], 'check')} {first}"]
+        parts += [f"{counts[outcome]} {outcome}" for outcome in others]
         folded = st.expander(
             ", ".join(parts),
             icon=":material/checklist:",
             key="other_checks",
             on_change="rerun",
         )
-        if folded.open:
-            with folded:
-                for number, (title, row) in enumerate(rest):
-                    _check(view, title, row, f"check_{number}", is_open=False)
+        with folded:
+            for number, (title, row) in enumerate(rest if folded.open else ()):
+                _check(view, title, row, f"check_{number}", is_open=False)
     if answer.not_run:
         st.caption(answer.not_run_line)
 
@@ -106,18 +103,21 @@ def _next_step(view: selection.View, answer: Answer) -> None:
     """Draw the commands that would decide; of a capture that was not judged, a button that judges
     it.
     """
-    is_upload = view.run.header.provenance.kind == "upload"
-    if not is_upload and not answer.is_judged:
-        _how_to_judge(view)
-    elif is_upload and answer.name in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC):
+    if view.run.header.provenance.kind != "upload":
+        if not answer.is_judged:
+            _how_to_judge(view)
+        return
+    if answer.name not in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC):
+        return
+    controls = deciding_controls(view.run, answer.checks)
+    if controls:
+        st.caption(
+            "Next: run one of these; the first decides best. Each stores a new run with its"
+            " verdict.",
+        )
         command = f"{COMMAND} {shell_command(['verdict', view.run.run_id])}"
-        if controls := deciding_controls(view.run, answer.checks):
-            st.caption(
-                "Next: run one of these; the first decides best. Each stores a new run with its"
-                " verdict.",
-            )
-            lines = [f"# {what}\n{command} {options}" for options, what in controls.items()]
-            widgets.code_block("\n".join(lines), wraps=True)
+        lines = [f"# {what}\n{command} {options}" for options, what in controls.items()]
+        widgets.code_block("\n".join(lines), wraps=True)
 
 
 def _how_to_judge(view: selection.View) -> None:
@@ -127,6 +127,7 @@ def _how_to_judge(view: selection.View) -> None:
     title = f"Judge {view.run.header.name} ({view.run.run_id})"
     judged_id = store_cache.judged_run(view.run.run_id)
     if judged_id:
+        # It ended while the viewer was on another page or run.
         if st.session_state.pop("judge_awaits", None) == title:
             _open(judged_id)
         (card,) = store_cache.cards_of([judged_id])
@@ -154,6 +155,7 @@ def _judge_here(view: selection.View, title: str, request: CaptureRequest, token
     job.
     """
     job = _job(title)
+    # The button's callback has returned long before the job ends; the session keeps what to open.
     if job is not None and not job.is_over:
         st.session_state["judge_awaits"] = title
         st.fragment(_progress, run_every=1.0)(title)
@@ -165,31 +167,29 @@ def _judge_here(view: selection.View, title: str, request: CaptureRequest, token
         if not is_done:
             say = {"failed": st.error, "done": st.warning}.get(job.state, st.caption)
             say(widgets.escape(job.message or job.state))
-    if refusal := refusal_of(request) if members.may_change() else members.READ_ONLY:
+    refusal = refusal_of(request) if members.may_change() else members.READ_ONLY
+    if refusal:
         st.caption(widgets.escape(refusal))
         return
 
     def start() -> None:
-        prompts, device = PromptFile("tokens.jsonl", tokens), queue_of(request.device)
         with widgets.report_errors():
             store_changes.submit(
-                request.arguments(),
+                request,
                 title=title,
-                device=device,
-                prompts=prompts,
+                device=queue_of(request.device),
+                prompts=PromptFile("tokens.jsonl", tokens),
                 judges=view.run.run_id,
             )
 
     st.button(
         "Run checks" if job is None else "Run checks again",
+        "judge",
+        "Captures the same tokens again with every check; the judged run replaces this one in"
+        " lists.",
+        start,
         icon=":material/gavel:",
-        key="judge",
         type="primary",
-        help=(
-            "Captures the same tokens again with every check; the judged run replaces this one in"
-            " lists."
-        ),
-        on_click=start,
     )
     revision = f" at revision `{widgets.code(request.revision)}`" if request.revision else ""
     st.caption(
@@ -204,12 +204,12 @@ def refusal_of(request: CaptureRequest) -> str:
     model = request.model
     if not is_seen(model + (request.revision or "")):
         return "The name of the model has characters that cannot be seen, so it is not loaded."
-    if model in PACKAGED:
-        return (
-            ""
-            if is_here(PACKAGED[model])
-            else f"{PACKAGED[model].title} is not here; New run, Capture gets it."
-        )
+    packaged = PACKAGED.get(model)
+    if packaged is not None and not is_here(packaged):
+        return f"{packaged.title} is not here; New run, Capture gets it."
+    if packaged is not None:
+        return ""
+    # A name with a null byte, and ~ of an unknown user, are no paths.
     with suppress(OSError, ValueError, RuntimeError):
         if _HUB_ID.fullmatch(model) or (ROOT / Path(model).expanduser()).exists():
             return ""
@@ -252,32 +252,23 @@ def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open
         if isinstance(figures, PairFigures):
             _over_floor(view, figures)
         elif isinstance(figures, AloneFigures) and figures.modules:
-            side, own, first = (
-                figures.alone_rms,
-                figures.own_rounding_rms,
-                next(iter(figures.modules_beyond), None),
-            )
             chart = charts.over_modules(
                 list(figures.modules),
-                np.array(side, float),
-                np.array(own, float),
-                first,
+                np.array(figures.alone_rms, float),
+                np.array(figures.own_rounding_rms, float),
+                next(iter(figures.modules_beyond), None),
             )
-            plots.draw(
-                chart,
-                key=f"modules_{key}",
-                picture=exports.picture_of(view, f"modules-{row.side}"),
-            )
+            picture = exports.picture_of(view, f"modules-{row.side}")
+            plots.draw(chart, f"modules_{key}", picture)
             st.caption(
                 "RMS error vs. float64 on the same input: of each module of the side, and of the"
                 " model in float32.",
             )
-        table = {
-            name: widgets.escape(wording.figure(value))
-            for _, name, value in figures.present()
-            if (not isinstance(value, tuple) or len(value) <= _MOST_VALUES)
-            and not name.endswith("old runs")
-        }
+        table = {}
+        for _, name, value in figures.present():
+            is_drawn = isinstance(value, tuple) and len(value) > _MOST_VALUES
+            if not is_drawn and not name.endswith("old runs"):
+                table[name] = widgets.escape(wording.figure(value))
         with st.expander("Method and numbers", type="compact", key=f"figures_{key}"):
             st.caption(widgets.escape(row.control))
             if table:
@@ -299,28 +290,23 @@ def _over_floor(view: selection.View, figures: PairFigures) -> None:
         return
     is_here = floors["prompt"] == view.prompt
     flips = view.prompt_table.query("is_flip")["position"].to_numpy(int)
-    figure = charts.floor_ratio(floors[is_here], allowed, dtype, flips).add_shape(
-        selected_line(view.position),
-    )
+    figure = charts.floor_ratio(floors[is_here], allowed, dtype, flips)
+    figure.add_shape(selected_line(view.position))
     key = f"floor_ratio_{dtype}"
     picture = exports.picture_of(view, key.replace("_", "-"), of_prompt=True)
-    plots.draw(figure, key=key, on_pick=partial(plots.select_position, key), picture=picture)
-    gaps = (
-        "; in a gap nothing differs, or a logit is NaN or infinite on one side"
-        if figures.nonfinite_mismatch
-        else ""
-    )
-    exceeding = int((floors["ratio"][~is_here] > allowed).sum()) if allowed else 0
+    plots.draw(figure, key, picture, partial(plots.select_position, key))
+    gaps = limit = more = ""
+    if figures.nonfinite_mismatch:
+        gaps = "; in a gap nothing differs, or a logit is NaN or infinite on one side"
+    if allowed:
+        limit = f" dashed: limit of one position, {allowed:.3g}x;"
+        exceeding = int((floors["ratio"][~is_here] > allowed).sum())
+        if exceeding:
+            more = f" {plural(exceeding, 'position')} of other prompts exceed the limit too."
     st.caption(
         f"RMS difference / noise floor by position of prompt {view.prompt}, {dtype}{gaps}. Dotted:"
-        " the noise floor;"
-        f" {f'dashed: limit of one position, {allowed:.3g}x; ' if allowed else ''}vertical: the"
-        f" selected one. Limit over all positions: {figures.largest_ratio_allowed:g}x."
-        + (
-            f" {plural(exceeding, 'position')} of other prompts exceed the limit too."
-            if exceeding
-            else ""
-        ),
+        f" the noise floor;{limit} vertical: the selected one. Limit over all positions:"
+        f" {figures.largest_ratio_allowed:g}x.{more}",
     )
 
 
@@ -338,18 +324,12 @@ def report(view: selection.View) -> None:
     )
     if folded.open:
         with folded:
-            widgets.code_block(
-                issue_text(view.run, [view.pair], address.absolute(view)),
-                wraps=True,
-            )
-            file, draw = (
-                f"{exports.file_stem(view, 'report')}.png",
-                partial(png_file, view.run, view.pair),
-            )
+            text = issue_text(view.run, [view.pair], address.absolute(view))
+            widgets.code_block(text, wraps=True)
             st.download_button(
                 "Picture (PNG)",
-                draw,
-                file,
+                partial(png_file, view.run, view.pair),
+                f"{exports.file_stem(view, 'report')}.png",
                 "image/png",
                 on_click="ignore",
                 icon=":material/image:",

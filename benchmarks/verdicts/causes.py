@@ -24,10 +24,10 @@ from core.judging.explain.causes import explain
 from core.judging.explain.rows import PairRows, complete_rows, rows_of_lists
 from core.judging.explain.scoring import Cause
 from core.numerics.formats import FORMATS, values_of
-from core.numerics.topk import largest
+from core.numerics.top_tokens import largest
+from core.responses.pairing import compare_sides
+from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
 from core.runs.reader import RunReader
-from core.runs.topk.pairing import compare_sides
-from core.runs.topk.records import ListRow, ListSide, Response, list_rows
 
 Values = NDArray[np.float64]
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
@@ -83,7 +83,7 @@ def lists(pair: Pair, x: Values, y: Values, size: int = LISTED) -> PairRows:
     alone.
     """
     sides = [
-        ListSide(name, (_response(values, pair.tokens, size),))
+        ResponseSide(name, (_response(values, pair.tokens, size),))
         for name, values in (("reference", x), ("variant", y))
     ]
     return rows_of_lists(compare_sides(*sides), *sides)
@@ -99,14 +99,14 @@ def _response(values: Values, tokens: tuple[int, ...], size: int) -> Response:
         logprobs = (row[best] - _log_sum(row)).astype(np.float32).astype(np.float64)
         token = tokens[position + 1] if position + 1 < len(tokens) else -1
         rows.append(
-            ListRow(
+            TopTokenRow(
                 position,
                 tuple(zip(best.tolist(), logprobs.tolist(), strict=True)),
                 len(best),
                 token,
             ),
         )
-    return Response("made", "token_id", tokens, list_rows(rows, "made"), vocab=values.shape[1])
+    return Response("made", "token_id", tokens, compress_rows(rows, "made"), vocab=values.shape[1])
 
 
 def _log_sum(row: Values) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from itertools import groupby
 
-from tests.core.judging.engine_rollouts import CLEAN, cause_of, planted, sampled
+from tests.core.rl.engine_rollouts import CLEAN, cause_of, planted, sampled
 
 
 def main() -> int:

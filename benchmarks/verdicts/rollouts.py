@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from core.inference.models.model import load_model
-from core.judging.explain.rollouts import explain_tokens
-from core.numerics.mismatch import SampledTokens
+from core.rl.causes import explain_tokens
+from core.rl.figures import SampledTokens
 
 ROOT = Path(__file__).resolve().parents[2]
 Logits = NDArray[np.float64]

@@ -60,7 +60,8 @@ from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import PLAIN, side_of, whole_side
-from core.judging.judge import DRAWN, error_test
+from core.judging.drawn import error_test
+from core.judging.limits import DRAWN
 from core.judging.statistic import FloorTest, smallest_fault
 
 DTYPES = ("bfloat16", "float16")

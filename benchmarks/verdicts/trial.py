@@ -34,8 +34,8 @@ from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
+from core.judging.conclude import conclude
 from core.judging.validity import sampler_evidence
-from core.judging.verdict import conclude
 from core.runs.file.evidence import CHECK_GROUPS, FAILED, FLOAT32, Verdict
 from core.runs.file.records import (
     BUG_SUSPECTED,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,17 +14,16 @@ from ..command_name import COMMAND, shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
 from ..packaged_models import packaged_folder
+from ..progress import Progress, no_progress
 from ..prompt_files import prompts_of
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
-from ..runs.store.partial import is_passing
 from ..runs.store.store import Store, open_store
 from ..runs.writer import RunWriter
 from . import options
 from .options import takes_request
 from .tables import pair_table, print_answer
 from .terminal.console import (
-    Tell,
     announce,
     err,
     print_facts,
@@ -40,9 +39,6 @@ if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
     from ..inference.controls.judge_model import JudgingSession
     from ..inference.models.model import LoadedModel
-
-
-_LAYERS = ("layers", "layer_floor", "layer_positions")
 
 
 @takes_request(omit=["tokens"])
@@ -100,12 +96,21 @@ def judge(
     tell_end(run_id, failures, "bar", as_json_, store, is_verdict_printed=True, code=code)
 
 
+def perform(progress: options.Progress = "json", store: options.Store = None) -> None:
+    """Read the JSON of a capture's request from the first line of stdin, and capture it."""
+    request = CaptureRequest.from_json(sys.stdin.readline())
+    if request is None:
+        raise UsageError("stdin: expected the JSON of a capture's request on one line.")
+    run_id, failures = capture_to_store(request, progress, store)
+    tell_end(run_id, failures, progress, as_json_=False, store=store)
+
+
 def plan_of(
     request: CaptureRequest,
     *,
     weights: bool = True,
     loaded: LoadedModel | None = None,
-    say: Tell = lambda *_: None,
+    say: Progress = no_progress,
 ) -> CapturePlan:
     """Check a request and plan its capture, of its prompts or of continuations; without `weights`
     only the model's shapes are loaded, and nothing is generated.
@@ -115,23 +120,19 @@ def plan_of(
     from ..inference.capture.capture import plan_capture
     from ..inference.generating.generation import plan_generation
     from ..inference.models.chat import plan_inputs
-    from ..inference.paths.paths import check_sides, variants_of
+    from ..inference.paths.paths import sides_of
 
-    check_sides(request)
+    sides_of(request)  # errors before weights are read
     loaded = loaded or load(request, weights=weights)
-    sides = loaded, plan_inputs(loaded, request), request.reference, variants_of(request)
-    names = ["name", "seed", "kv", "keep", *(() if request.tokens else ("repeat", *_LAYERS))]
-    more: dict[str, Any] = {name: getattr(request, name) for name in names} | {
-        "request": to_store(request),
-    }
+    inputs = plan_inputs(loaded, request)
     if not request.tokens:
-        return plan_capture(*sides, **more)
+        return plan_capture(loaded, inputs, request)
     return plan_generation(
-        *sides,
-        **more,
-        tokens=request.tokens,
+        loaded,
+        inputs,
+        request,
         is_dry=not weights,
-        on_progress=lambda side, done, total: say(f"{side} writes", done, total, "prompts"),
+        on_progress=say,
     )
 
 
@@ -139,10 +140,14 @@ def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
     """Load the model of a request; without `weights` only its shapes."""
     from ..inference.models.model import load_model
 
-    more: dict[str, Any] = {
-        n: getattr(request, n) for n in ("dtype", "device", "revision", "trust_remote_code")
-    }
-    return load_model(request.model, weights=weights, **more)
+    return load_model(
+        request.model,
+        dtype=request.dtype,
+        device=request.device,
+        revision=request.revision,
+        trust_remote_code=request.trust_remote_code,
+        weights=weights,
+    )
 
 
 def capture_to_store(
@@ -154,14 +159,13 @@ def capture_to_store(
     target = open_store(store)
     with stoppable(), steps(progress) as say:
         say("loading the model")
-        return run_plan(request, plan_of(request, say=say), target, say)
+        return run_plan(plan_of(request, say=say), target, say)
 
 
 def run_plan(
-    request: CaptureRequest,
     plan: CapturePlan,
     store: Store,
-    say: Tell,
+    say: Progress,
     run_id: str | None = None,
 ) -> tuple[str, list[str]]:
     """Capture a plan into a run, with the extras of its request.
@@ -169,106 +173,123 @@ def run_plan(
     Return its id and a sentence per failure.
     """
     from ..inference.capture.capture import run_capture
-    from ..inference.controls.judge_model import JudgingSession
 
+    request = plan.request
     other = next((path for path in plan.paths if path.engine is not None), None)
-    option = next((name for name in ("kernels", "remedies") if getattr(request, name)), None)
-    if other is not None and option is not None:
-        option = "mitigations" if option == "remedies" else option
+    if other is not None and (request.kernels or request.mitigations):
+        option = "kernels" if request.kernels else "mitigations"
         raise UsageError(
             f"--{option} is for transformers, and '{other}' runs in another engine; leave it out.",
         )
     with RunWriter(store, plan.header, run_id=run_id) as writer:
-        session = JudgingSession(plan.loaded, plan.token_ids)
-        failures = run_capture(plan, writer, say)
-        failures += run_extras(request, plan, writer, say, session)
+        failures = run_capture(plan, writer, say) + run_extras(plan, writer, say)
         say("writing the run file", 0, 0)
         return writer.finish(note=" ".join(failures)), failures
 
 
-def to_store(request: CaptureRequest) -> CaptureRequest:
-    """Return the request to store: temporary files of a page by their names only."""
-    names = tuple(Path(path).name if is_passing(path) else path for path in request.prompt_lists)
-    return replace(request, prompt_lists=names)
-
-
-def run_extras(
-    request: CaptureRequest,
-    plan: CapturePlan,
-    writer: RunWriter,
-    say: Tell,
-    session: JudgingSession,
-) -> list[str]:
-    """Run the kernels, remedies and judging of a request into the run.
+def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]:
+    """Run the kernels, mitigations and checks of a plan's request into the run.
 
     Return a sentence per failure.
     """
-    from ..inference.capture.remedies import floor_of, remedies_of
-    from ..inference.controls.judge_model import judge
-    from ..inference.controls.precisions.catalogue import parse_precisions
+    from ..inference.controls.judge_model import JudgingSession
+
+    failures: list[str] = []
+    session = JudgingSession(plan.loaded, plan.token_ids)
+    if plan.request.kernels:
+        failures += _run_kernels(plan, writer, say)
+    if plan.request.mitigations:
+        failures += _run_mitigations(plan, writer, say, session)
+    if plan.request.judge:
+        failures += _run_checks(plan, writer, say, session)
+    return failures
+
+
+def _run_kernels(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]:
     from ..inference.paths.engines import side_of
     from ..inference.watching.kernels import kernels_of
 
-    failures: list[str] = []
-    names, paths = [side.name for side in plan.header.sides], list(map(str, plan.paths))
-    for side, name in enumerate(names) if request.kernels else ():
-        say(f"kernels of {name}", 0, 0)
+    failures = []
+    for side, (header, path) in enumerate(zip(plan.header.sides, plan.paths, strict=True)):
+        say(f"kernels of {header.name}")
+        ids, seed = plan.token_ids[0], plan.request.seed
         try:
-            writer.write_kernels(
-                kernels_of(
-                    plan.loaded,
-                    side_of(paths[side]),
-                    plan.token_ids[0],
-                    side,
-                    seed=plan.seed,
-                ),
-            )
+            rows = kernels_of(plan.loaded, side_of(str(path)), ids, side, seed=seed)
+            writer.write_kernels(rows)
         except UlpscopeError as error:
-            failures.append(f"The kernels of '{name}' were not recorded: {error}")
-    floor = 0.0
-    if request.remedies:
-        say("mitigations: noise floor", 0, 0)
-        floor = floor_of(session)
-    remedies = {}
-    for pair, name in enumerate(names[1:]) if request.remedies else ():
-        path, tell = paths[pair + 1], _with_prefix(say, f"mitigations of {name}")
+            failures.append(f"The kernels of '{header.name}' were not recorded: {error}")
+    return failures
+
+
+def _run_mitigations(
+    plan: CapturePlan,
+    writer: RunWriter,
+    say: Progress,
+    session: JudgingSession,
+) -> list[str]:
+    from ..inference.capture.mitigations import floor_of, mitigations_of
+
+    failures = []
+    say("mitigations: noise floor")
+    floor = floor_of(session)
+    reference, *variants = plan.paths
+    rows_of = {}
+    for pair, variant in enumerate(variants):
+        name = plan.header.sides[pair + 1].name
         try:
-            if path not in remedies:
-                remedies[path] = remedies_of(
+            if variant not in rows_of:  # repeats have the same path
+                rows_of[variant] = mitigations_of(
                     plan.loaded,
                     plan.token_ids,
-                    paths[0],
-                    path,
+                    (reference, variant),
                     floor_rms=floor,
-                    on_progress=tell,
+                    on_progress=_with_prefix(say, f"mitigations of {name}"),
                 )
-            writer.write_remedies(pair, remedies[path])
+            writer.write_mitigations(pair, rows_of[variant])
         except UlpscopeError as error:
             failures.append(f"Mitigations of '{name}' were not tried: {error}")
+    return failures
+
+
+def _run_checks(
+    plan: CapturePlan,
+    writer: RunWriter,
+    say: Progress,
+    session: JudgingSession,
+) -> list[str]:
+    from ..inference.controls.judge_model import judge
+    from ..inference.controls.precisions.catalogue import parse_precisions
+
+    failures = []
+    reference, *variants = map(str, plan.paths)
     # judging computes neither generated tokens nor the sides of other engines again
     is_comparable = not plan.generations and all(path.engine is None for path in plan.paths)
-    digests = writer.digests() if request.judge else []
-    for pair, name in enumerate(names[1:]) if request.judge else ():
+    digests = writer.digests()
+    for pair, variant in enumerate(variants):
+        name = plan.header.sides[pair + 1].name
         try:
             verdict = judge(
                 plan.loaded,
                 plan.token_ids,
-                reference=paths[0],
-                variant=paths[pair + 1],
-                precisions=parse_precisions(request.declares),
+                reference=reference,
+                variant=variant,
+                precisions=parse_precisions(plan.request.declares),
                 on_progress=_with_prefix(say, f"judging {name}"),
                 session=session,
                 digests=(digests[0], digests[pair + 1]) if is_comparable else None,
             )
         except UlpscopeError as error:
             failures.append(f"'{name}' was not judged: {error}")
-            continue
-        writer.write_verdict(replace(verdict, pair=pair))
+        else:
+            writer.write_verdict(replace(verdict, pair=pair))
     return failures
 
 
-def _with_prefix(say: Tell, what: str) -> Callable[[str], None]:
-    return lambda stage: say(f"{what}: {stage}", 0, 0)
+def _with_prefix(say: Progress, what: str) -> Progress:
+    def tell(stage: str, done: int = 0, total: int = 0, unit: str = "positions") -> None:
+        say(f"{what}: {stage}", done, total, unit)
+
+    return tell
 
 
 def print_costs(plan: CapturePlan, as_json_: bool) -> None:

@@ -5,7 +5,7 @@ changed, at which margin, and how many are near ties.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from ..errors import DumpError
 from ..numerics.corpus import ScoredTokens, statistics
-from ..numerics.mismatch import Figure, Sequences, intervals
+from ..progress import Progress
+from ..responses.bounded_json import begins, documents
+from ..responses.files import side_names
+from ..rl.figures import Figure, Sequences, intervals
 from ..runs.corpus import by_position, score_logs, score_pair
 from ..runs.dumps.arrays import foreign_errors
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import plain_number
-from ..runs.topk.files import side_names
-from ..runs.topk.payloads.bounded_json import begins, documents
 from ..text import clean, number, plural, shorten
 from .terminal.console import err, out, print_records, print_text, table_of
 
@@ -37,7 +38,7 @@ _Key = tuple[str, str]  # filter, doc_id
 
 def corpus_of_logs(
     files: Sequence[Path],
-    on_progress: Callable[[int, int], None],
+    on_progress: Progress,
 ) -> dict[str, Any]:
     """Return the statistics of two files, the first one the base."""
     tokens = score_logs(files, on_progress)

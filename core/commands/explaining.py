@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
 
@@ -14,14 +15,14 @@ from ..judging.explain.causes import Explanation, explain_lists, explain_pair
 from ..judging.explain.rescoring import explain_rescored, floor_evidence
 from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
 from ..judging.explain.scoring import Cause
-from ..judging.judge import FOREIGN
+from ..judging.limits import FOREIGN
+from ..progress import Progress
+from ..responses.pairing import compare_sides
 from ..runs.file.evidence import Evidence, ListFloorFigures
-from ..runs.queries.mismatch import has_rollouts
 from ..runs.reader import RunReader
 from ..runs.store.store import open_store
-from ..runs.topk.pairing import compare_sides
 from . import options
-from .terminal.console import Tell, out, print_json, print_records, print_text, steps
+from .terminal.console import out, print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable
 from .verdicts import Load, load_for
 
@@ -87,15 +88,11 @@ def explain(
         name: partial(load_for, name, device, revision, trust_remote_code) for name in checkpoints
     }
     with stoppable(), steps() as say, RunReader(path) as run:
-        explanations = _explain(run, variant, dtype, loads, say)
+        explanations = explanations_of(run, say, variant, dtype, loads)
     if variant is not None and not explanations:
         raise UsageError(f"no variant '{variant}' in run '{path.stem}'.")
     if as_json_:
-        pairs = [
-            {"reference": reference, "variant": name, **explanation.to_json()}
-            for (reference, name), explanation in explanations.items()
-        ]
-        print_json({"run_id": path.stem, "pairs": pairs})
+        print_json(explanations_json(path.stem, explanations))
         return
     for (reference, name), explanation in explanations.items():
         out.print(f"{name} vs {reference}:", markup=False)
@@ -109,16 +106,25 @@ def explain(
             print_text(f"  {NONE_FOUND} {explanation.says}".rstrip())
 
 
-def _explain(
+def explanations_json(run_id: str, explanations: Explanations) -> dict[str, Any]:
+    pairs = [
+        {"reference": reference, "variant": name, **explanation.to_json()}
+        for (reference, name), explanation in explanations.items()
+    ]
+    return {"run_id": run_id, "pairs": pairs}
+
+
+def explanations_of(
     run: RunReader,
-    variant: str | None,
-    dtype: str | None,
-    loads: Mapping[str, Load],
-    say: Tell,
+    say: Progress,
+    variant: str | None = None,
+    dtype: str | None = None,
+    loads: Mapping[str, Load] = MappingProxyType({}),
 ) -> Explanations:
+    """Return the causes of every pair, or of one. loads: of the checkpoints that score tokens."""
     tokens = [prompt.token_ids for prompt in run.header.prompts]
-    is_rollout = has_rollouts(run)
-    lists = () if run.header.k is None or is_rollout else run.lists()
+    is_rollout = run.has_rollouts()
+    lists = () if run.header.k is None or is_rollout else run.responses()
     if loads and is_rollout:
         names = run.pairs[0].reference, run.pairs[0].variant
         return {
@@ -168,7 +174,7 @@ def _explain_rollout(
     run: RunReader,
     dtypes: Sequence[str],
     loads: Mapping[str, Load],
-    say: Tell,
+    say: Progress,
 ) -> Explanation:
     """Compare a rollout and a trainer with every checkpoint in these dtypes, one in memory at a
     time.

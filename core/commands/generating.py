@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # torch is for those who run a model
 
 
 @takes_request(
-    omit=["repeat", "layers", "layer_floor", "layer_positions", "kernels", "remedies"],
+    omit=["repeat", "layers", "layer_floor", "layer_positions", "kernels", "mitigations"],
     defaults={"tokens": 64},
 )
 def generate(
@@ -67,7 +67,7 @@ _NOT_SEARCHED = ("variants", "sweeps", "repeat", "tokens", "judge", "keep")
 
 
 @takes_request(
-    omit=[*_NOT_SEARCHED, "layers", "layer_floor", "layer_positions", "kernels", "remedies"],
+    omit=[*_NOT_SEARCHED, "layers", "layer_floor", "layer_positions", "kernels", "mitigations"],
 )
 def search(
     request: CaptureRequest,
@@ -125,12 +125,7 @@ def search(
             minutes=max_minutes,
             tokens=tokens,
             seed=request.seed,
-            on_progress=lambda hits, done, total: say(
-                f"{hits} with a flip",
-                done,
-                total,
-                "prompts",
-            ),
+            on_progress=say,
         )
         chosen_tokens = dict.fromkeys(
             t for flip in result.flips for t in (flip.reference_token, flip.variant_token)
@@ -142,25 +137,13 @@ def search(
                 or f"{result.prompts:,} prompts searched: {request.reference} vs {variant}"
             )
             flipping = [inputs[number] for number in result.flipped_prompts]
-            about: dict[str, Any] = {
-                "name": title,
-                "command": typed_command(),
-                "seed": request.seed,
-                "kv": request.kv,
-            }
-            plan = (
-                plan_generation(
-                    loaded,
-                    flipping,
-                    request.reference,
-                    [variant],
-                    tokens=tokens,
-                    **about,
-                )
-                if tokens
-                else plan_capture(loaded, flipping, request.reference, [variant], **about)
+            asked = replace(request, name=title, variants=(variant,), tokens=tokens)
+            plan = plan_generation if tokens else plan_capture
+            run_id, _ = run_plan(
+                plan(loaded, flipping, asked, command=typed_command()),
+                target,
+                say,
             )
-            run_id, _ = run_plan(request, plan, target, say)
     rows = [
         {
             **asdict(one),

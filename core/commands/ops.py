@@ -102,7 +102,7 @@ def ops(
             () if shapes is None else linear_operations(shapes),
         )
         plan = ProbePlan(used, dtypes, probes, repeats, quick, seconds_each=0.3 if quick else 1.0)
-        rows = list(probe_all(plan, lambda stage, done, total: say(stage, done, total, "probes")))
+        rows = list(probe_all(plan, say))
         chip = name_of_device(used)
         settings = machine_settings(used)
         title = name or f"operations on {chip}"

@@ -17,19 +17,20 @@ import typer
 from ..errors import DumpError, UlpscopeError, UsageError
 from ..judging.lists import judge_probe
 from ..probing.plan import KEY_VARIABLE, WATCH_PROMPTS, ProbeRequest
+from ..progress import Progress
 from ..prompt_files import collect_prompts
+from ..responses.alignment import align
+from ..responses.pairing import pairs_of
 from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
+from ..runs.response_run import write_responses
 from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
-from ..runs.topk.alignment import align
-from ..runs.topk.pairing import pairs_of
-from ..runs.topk.tables import write_lists
 from ..text import number
 from . import options
 from .options import takes_request
 from .tables import print_pairs
-from .terminal.console import Tell, announce, err, print_json, print_line, print_text, steps
+from .terminal.console import announce, err, print_json, print_line, print_text, steps
 from .terminal.stopping import EXIT_CODE, SENTENCE, stoppable, stopping
 
 if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
@@ -39,7 +40,7 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from ..probing.plan import Plan, Prompt
     from ..probing.probe import Probe, ProbeResult
     from ..probing.servers import Server
-    from ..runs.topk.records import ListSide
+    from ..responses.records import ResponseSide
 
 
 @takes_request(ProbeRequest)
@@ -143,7 +144,7 @@ def _watch(
     from ..probing.client import Budget, Client
     from ..probing.probe import ProbeResult
 
-    def write_run(server: Server, sides: Sequence[ListSide], what: str) -> str:
+    def write_run(server: Server, sides: Sequence[ResponseSide], what: str) -> str:
         return _store(store, [server], ProbeResult(tuple(sides)), request, f", {what}")[0]
 
     if webhook and urlsplit(webhook).scheme not in ("http", "https"):
@@ -200,7 +201,7 @@ def _run_probe(
     addresses: list[tuple[str, str]],
     key: str,
     budget: Budget,
-    say: Tell,
+    say: Progress,
 ) -> tuple[list[Server], ProbeResult]:
     """Run the probe. Return the servers and the result; after Ctrl-C, the answers so far."""
     from ..probing.client import Client
@@ -222,7 +223,7 @@ def _run_probe(
                 f" {f'cold by {way}' if way else 'no cold cache'}",
                 err,
             )
-        work = Probe(plan, servers, lambda stage, done, total: say(stage, done, total, "requests"))
+        work = Probe(plan, servers, say)
         return servers, _cancellable(work, budget)
 
 
@@ -247,7 +248,7 @@ def _cancellable(work: Probe, budget: Budget) -> ProbeResult:
             signal.signal(number, handler)
 
 
-def _comparable(candidates: Sequence[ListSide], notes: list[str]) -> tuple[ListSide, ...]:
+def _comparable(candidates: Sequence[ResponseSide], notes: list[str]) -> tuple[ResponseSide, ...]:
     """Return the sides that are comparable with the first, aligned; note the others.
 
     DumpError if none is.
@@ -305,5 +306,5 @@ def _store(
     for what, sides in comparable:
         pairs = pairs_of(sides)
         verdicts = judge_probe(sides, pairs)
-        run_ids.append(write_lists(target, title + what, origin, sides, pairs, verdicts))
+        run_ids.append(write_responses(target, title + what, origin, sides, pairs, verdicts))
     return run_ids

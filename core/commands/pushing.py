@@ -58,12 +58,7 @@ def push(
     with stoppable(), steps() as say:
         done = push_file(
             request,
-            lambda stage, done, total: say(
-                stage,
-                100 * done // total if total else 0,
-                100 if total else 0,
-                "percent",
-            ),
+            say,
             lambda sentence: print_text(sentence, err),
         )
     if as_json_:

@@ -1,4 +1,4 @@
-"""`show`: a run, and with options its modules, kernels or remedies."""
+"""`show`: a run, and with options its modules, kernels or mitigations."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from ..runs.reports.markdown import report_address
 from ..runs.reports.run_json import provenance_json, run_json
 from ..runs.requests import asks_for, how_to_have
 from ..runs.store.store import open_store
-from ..runs.tables.remedies import advice
+from ..runs.tables.mitigations import advice
 from ..text import number, plural
 from . import options
-from .mismatch import As, mismatch_of, print_mismatch
+from .rl import As, mismatch_of, print_mismatch
 from .tables import TOKENS, print_pairs, with_texts
 from .terminal.console import out, print_facts, print_json, print_records, print_text, table_of
 
@@ -57,7 +57,7 @@ def show(
         bool,
         typer.Option("--kernels", help="Show which kernels each side launched."),
     ] = False,
-    remedies: Annotated[
+    mitigations: Annotated[
         bool,
         typer.Option("--mitigations", help="Show mitigations and their throughput."),
     ] = False,
@@ -97,7 +97,7 @@ def show(
     The modules of a run captured with --layers:  ulpscope show RUN --layers
     (docs/guides/where_it_starts.md)
     """
-    views = layers + kernels + remedies + markdown + link
+    views = layers + kernels + mitigations + markdown + link
     if views > 1 or (as_json_ and (markdown or link)):
         raise UsageError(
             "--layers, --kernels, --mitigations, --markdown and --link exclude each other; the last"
@@ -122,18 +122,16 @@ def show(
             )
         elif link:
             print_text(_address_of(run, pairs[0]))
+        elif layers and as_json_:
+            print_json(layers_report(run, pairs))
         elif layers:
-            _show_layers(run, pairs, blocks, as_json_)
+            _print_layers(run, pairs, blocks)
         elif kernels:
             _show_kernels(run, pairs, differing, as_json_)
-        elif remedies:
-            _show_remedies(run, pairs, as_json_)
+        elif mitigations:
+            _show_mitigations(run, pairs, as_json_)
         elif as_json_:
-            mismatch = mismatch_of(run, framework)
-            print_json(
-                run_json(run, with_positions=positions)
-                | ({"mismatch": mismatch} if mismatch else {}),
-            )
+            print_json(report_of(run, framework, with_positions=positions))
         else:
             mismatch = mismatch_of(run, framework)
             print_pairs(run)
@@ -148,6 +146,17 @@ def show(
             )
             _print_caches(run)
             print_continuations(run)
+
+
+def report_of(
+    run: RunReader,
+    framework: str | None = None,
+    *,
+    with_positions: bool = False,
+) -> dict[str, Any]:
+    """Return a run as JSON, with the figures of trainer vs. rollout if it has any."""
+    report, mismatch = run_json(run, with_positions=with_positions), mismatch_of(run, framework)
+    return report | {"mismatch": mismatch} if mismatch else report
 
 
 def _address_of(run: RunReader, pair: StoredPair) -> str:
@@ -197,8 +206,13 @@ _LAYER_KEYS = (
 )
 
 
-def _show_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool, as_json_: bool) -> None:
-    """Print which module's output differs first, and each module's difference and noise floor."""
+def layers_of(
+    run: RunReader,
+    pairs: Sequence[StoredPair],
+) -> list[tuple[StoredPair, dict[str, Any] | None]]:
+    """Return the modules of each pair, None if its model was compiled; UsageError if no pair has
+    any.
+    """
     layers = [(pair, layers_json(run, pair.index)) for pair in pairs]
     if all(figures is None for _, figures in layers):
         is_compiled = asks_for(run.header.provenance, "layers")
@@ -208,15 +222,17 @@ def _show_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool, as_j
             else how_to_have("layers", run.header.provenance)
         )
         raise UsageError(f"run '{run.run_id}' holds no module outputs; {reason}.")
-    if as_json_:
-        print_json(
-            {
-                "run_id": run.run_id,
-                "pairs": [figures for _, figures in layers if figures is not None],
-            },
-        )
-        return
-    for pair, figures in layers:
+    return layers
+
+
+def layers_report(run: RunReader, pairs: Sequence[StoredPair]) -> dict[str, Any]:
+    modules = [figures for _, figures in layers_of(run, pairs) if figures is not None]
+    return {"run_id": run.run_id, "pairs": modules}
+
+
+def _print_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool) -> None:
+    """Print which module's output differs first, and each module's difference and noise floor."""
+    for pair, figures in layers_of(run, pairs):
         if figures is None:
             print_text(f"{pair.variant}: no module outputs; its model was compiled.")
             continue
@@ -312,13 +328,13 @@ def _kernels_json(table: pd.DataFrame) -> list[dict[str, Any]]:
     return records(table.drop(columns=["is_multiplied", "is_reducing"]))
 
 
-_REMEDY_KEYS = ("name", "neq", "elements", "rms", "max_ulps", "compute_dtype", "flips")
+_MITIGATION_KEYS = ("name", "neq", "elements", "rms", "max_ulps", "compute_dtype", "flips")
 
 
-def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) -> None:
-    """Print the remedies of each pair, if it has any."""
-    remedies = [(pair, rows) for pair in pairs if (rows := run.remedies.get(pair.index))]
-    if not remedies:
+def _show_mitigations(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) -> None:
+    """Print the mitigations of each pair, if it has any."""
+    mitigations = [(pair, rows) for pair in pairs if (rows := run.mitigations.get(pair.index))]
+    if not mitigations:
         raise UsageError(
             f"run '{run.run_id}' has no mitigations;"
             f" {run.header.provenance.note or 'capture it with --mitigations'}.",
@@ -326,14 +342,18 @@ def _show_remedies(run: RunReader, pairs: Sequence[StoredPair], as_json_: bool) 
     if as_json_:
         print_json(
             [
-                {"reference": p.reference, "variant": p.variant, "remedies": list(map(asdict, r))}
-                for p, r in remedies
+                {
+                    "reference": p.reference,
+                    "variant": p.variant,
+                    "mitigations": list(map(asdict, r)),
+                }
+                for p, r in mitigations
             ],
         )
         return
-    for pair, rows in remedies:
+    for pair, rows in mitigations:
         measured = [asdict(row) for row in rows if not row.refusal]
-        keys = (*_REMEDY_KEYS, "reference_share", "variant_share")
+        keys = (*_MITIGATION_KEYS, "reference_share", "variant_share")
         print_records(
             measured,
             f"{pair.reference} vs {pair.variant}; share: throughput relative to the baseline",

@@ -9,11 +9,7 @@ import typer
 from msgspec.structs import asdict
 
 from ..command_name import COMMAND
-from ..document.drawing import png_file
-from ..document.page import html_file
 from ..errors import StoreError, UsageError
-from ..runs.dumps.export import export_npz, exporting
-from ..runs.reader import RunReader
 from ..runs.reports.run_json import card_json
 from ..runs.store import labels
 from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
@@ -112,6 +108,12 @@ def export(
     """Export the sides of a run to an npz, in their bits and dtype, or the run to one HTML file or
     a picture.
     """
+    # What reads logits takes 0.2 s to load, which `list` need not wait for.
+    from ..document.drawing import png_file
+    from ..document.page import html_file
+    from ..runs.dumps.export import export_npz, exporting
+    from ..runs.reader import RunReader
+
     target = html or png or file
     if target is None or sum(each is not None for each in (file, html, png)) > 1:
         raise UsageError("export writes one file: FILE.npz, --html FILE or --png FILE.")

@@ -15,6 +15,7 @@ import typer
 from ..command_name import COMMAND, shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
+from ..progress import Progress, no_progress
 from ..runs.file.database import each_database
 from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
@@ -36,8 +37,8 @@ from ..sweeps.workers import compute_here
 from ..text import clean, plural
 from . import options
 from .capturing import load, plan_of, run_plan
-from .comparing import write_gate
-from .terminal.console import Tell, err, print_facts, print_json, print_records, print_text, steps
+from .gates import write_gate
+from .terminal.console import err, print_facts, print_json, print_records, print_text, steps
 from .terminal.stopping import EXIT_CODE, stoppable, stopping
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -125,7 +126,7 @@ def sweep(
         done = sum(outcome.state == DONE for outcome in outcomes)
         return f"stopped; {done:,} of {len(cells):,} cells are stored; the same command resumes."
 
-    def tell(say: Tell, what: str) -> None:
+    def tell(say: Progress, what: str) -> None:
         failed = sum(outcome.state == FAILED for outcome in outcomes)
         say(what + (f" ({failed} failed)" if failed else ""), len(outcomes), len(cells), "cells")
 
@@ -293,7 +294,7 @@ def compute_cell(cell: Cell, address: str, engines: Sequence[str] = ()) -> CellO
         sys.exit(EXIT_CODE)
 
 
-def outcome_of(store: Store, cell: Cell, say: Tell = lambda *_: None) -> CellOutcome:
+def outcome_of(store: Store, cell: Cell, say: Progress = no_progress) -> CellOutcome:
     """Compute a cell, unless its run exists or another process writes it. Never raises."""
     ledger = Ledger(store)
     try:
@@ -301,14 +302,14 @@ def outcome_of(store: Store, cell: Cell, say: Tell = lambda *_: None) -> CellOut
             return CellOutcome(cell, FAILED, says="its prompts changed after the plan was read.")
         from ..inference.capture.capture import environment_of
 
-        environment = environment_of(cell.request, plan_of(cell.request, weights=False))
+        environment = environment_of(plan_of(cell.request, weights=False))
         run_id = run_id_of(cell.digest, environment)
         is_there = store.has(run_id)
         if not is_there and cell.digest in ledger.running():
             return CellOutcome(cell, RUNNING, says="another process computes it.")
         if not is_there:
             plan = plan_of(cell.request, loaded=_model_of(cell, say))
-            run_plan(cell.request, plan, store, say, run_id)
+            run_plan(plan, store, say, run_id)
         if is_there:
             return CellOutcome(cell, DONE, run_id, was_there=True)
         # here, so that the run is not fetched for it
@@ -324,7 +325,7 @@ def outcome_of(store: Store, cell: Cell, say: Tell = lambda *_: None) -> CellOut
         return CellOutcome(cell, FAILED, says=f"{type(error).__name__}: {clean(str(error), 300)}")
 
 
-def _model_of(cell: Cell, say: Tell) -> LoadedModel:
+def _model_of(cell: Cell, say: Progress) -> LoadedModel:
     request = cell.request
     key = (request.model, request.dtype, request.device)
     if key not in _loaded:

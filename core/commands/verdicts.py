@@ -17,13 +17,13 @@ from ..judging.explain.rows import rows_of_lists
 from ..judging.explain.scoring import Cause
 from ..judging.lists import judge_with_floor
 from ..judging.uploaded_controls import measure_controls
+from ..responses.pairing import compare_sides
 from ..runs.file.records import UNDECIDED, exit_code
 from ..runs.queries.verdicts import answer_of, next_command
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.report_json import plain_number
 from ..runs.revision import revise
 from ..runs.store.store import Store, open_store
-from ..runs.topk.pairing import compare_sides
 from . import options
 from .tables import print_answer, print_checks
 from .terminal.console import out, print_json, print_text, steps
@@ -127,7 +127,7 @@ def verdict(
                 from ..inference.controls.precisions.catalogue import parse_precisions
 
                 loaded, precisions = load(run.header.compute_dtype), parse_precisions(declare or ())
-                extra["with_model"] = model_of_dump(
+                extra["make_controls"] = model_of_dump(
                     loaded,
                     run,
                     float32=float32 or (),
@@ -139,7 +139,7 @@ def verdict(
                 **{what: paths or () for what, paths in dumps.items()},
                 has_experts=mixture_of_experts,
                 with_model=bool(model),
-                on_progress=partial(say, "reading controls"),
+                on_progress=say,
             )
             names = [
                 f"{what} {' and '.join(path.name for path in paths)}"
@@ -195,7 +195,7 @@ def _judge_by_model(
         from ..inference.controls.list_floor import floor_of_rows
 
         loaded = load(dtype or run.header.compute_dtype or "float32")
-        sides, verdicts = run.lists(), []
+        sides, verdicts = run.responses(), []
         for pair in run.pairs:
             verdict = stored_verdict(run, pair)
             if verdict.name == UNDECIDED and pair.summary.neq:

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from ..numerics.formats import format_named
+from ..rl.checkpoints import Change, Comparison, compare_checkpoints, sum_of
 from ..text import number, percent
-from ..weights import Change, Comparison, compare_checkpoints, sum_of
 from . import options
 from .terminal.console import out, print_json, print_text, steps, table_of
 from .terminal.stopping import stoppable

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from ..markup import Markup, element, facts, fold, join, prose, scrolling, table
 from ..numerics import pyramid
-from ..numerics.mismatch import ICEPOP, TIS
+from ..rl import queries as rl
+from ..rl.figures import ICEPOP, TIS
 from ..runs.file.records import FAILING, IDENTICAL, ROUNDING
-from ..runs.queries import flips, heatmap, layers, mismatch
+from ..runs.queries import flips, heatmap, layers
 from ..runs.queries.heat import heat
 from ..runs.queries.verdicts import Answer
 from ..runs.reader import RunReader, StoredPair
@@ -63,7 +64,7 @@ def sections(
     yield "", join(_verdict(answer), facts(headline(run, pair)))
     if answer.checks:
         yield "Checks", _checks(answer)
-    if mismatch.has_rollouts(run):
+    if run.has_rollouts():
         yield "Trainer vs. rollout", _rollouts(run)
     yield "Tokens", _tokens(run, pair, figures, size)
     if figures["is_flip"].any():
@@ -111,8 +112,7 @@ def _rollouts(run: RunReader) -> Markup:
     import pandas as pd
 
     figures, bins = (
-        pd.DataFrame(rows)
-        for rows in (mismatch.figures_of(run), mismatch.summary(run, "histogram"))
+        pd.DataFrame(rows) for rows in (rl.figures_of(run), rl.summary(run, "histogram"))
     )
     titles = {
         "name": "figure",
@@ -138,7 +138,7 @@ def _rollouts(run: RunReader) -> Markup:
     bars = [x.at(float(np.log(ratio))) for ratio in (TIS, *ICEPOP) if abs(np.log(ratio)) < span]
     marks += [line((place, place), (0, 100), "limit") for place in bars]
     return join(
-        element("p", mismatch.sentence(mismatch.mismatch_json(run))),
+        element("p", rl.sentence(rl.mismatch_json(run))),
         listing(figures, titles | {"definition": "definition"}, "Trainer vs. rollout"),
         chart(
             "Tokens by r",

@@ -25,10 +25,10 @@ from transformers.pytorch_utils import Conv1D
 
 from ..numerics.differences import differences
 from ..numerics.formats import FloatFormat, format_named
+from ..progress import Progress, no_progress
 from ..runs.tables.ops import OpRow, whole_row
 from .models.devices import bits_of, integers_of, own_bits
 from .models.torch_errors import first_line
-from .paths.batch import ignore
 from .paths.modifiers import SDPA
 
 # around sizes at which kernels are known to change
@@ -241,15 +241,15 @@ def probes_of(
 
 def probe_all(
     plan: ProbePlan,
-    on_progress: Callable[[str, int, int], Any] = ignore,
+    on_progress: Progress = no_progress,
 ) -> Iterator[OpRow]:
     """Yield one row for each operation, size and dtype, in this order."""
     probes = [(operation, size, dtype) for operation, size in plan.probes for dtype in plan.dtypes]
     for done, (operation, size, dtype) in enumerate(probes):
         words = f"{operation.name} {operation.backend}".strip()
-        on_progress(f"{words}, {operation.size(size)}, {dtype}", done, len(probes))
+        on_progress(f"{words}, {operation.size(size)}, {dtype}", done, len(probes), "probes")
         yield probe(operation, size, dtype, plan)
-    on_progress("probed", len(probes), len(probes))
+    on_progress("probed", len(probes), len(probes), "probes")
 
 
 def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePlan) -> OpRow:

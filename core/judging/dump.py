@@ -21,21 +21,20 @@ from ..runs.reader import RunReader, StoredPair
 from ..runs.revision import revise
 from ..runs.store.store import Store
 from ..text import three_digits
-from .divergence import FEW, SINGLE_LOGIT, peaks_of
-from .explain.causes import explain
-from .explain.rows import rows_of_run
-from .judge import (
-    OWN,
-    ROW_ULPS,
-    STANDS_OUT,
+from .controls import (
     Controls,
     NoiseFloor,
     NotAvailableError,
     OtherRows,
     Pair,
     Rerun,
-    judge,
 )
+from .divergence import FEW, SINGLE_LOGIT, peaks_of
+from .explain.causes import explain
+from .explain.rows import rows_of_run
+from .explain.scoring import Cause
+from .judge import judge
+from .limits import OWN, ROW_ULPS, STANDS_OUT
 from .places import place_in_words
 from .shrink import shrink_evidence
 from .statistic import Floats
@@ -50,7 +49,7 @@ SYSTEMATIC = 2.5  # times the other side's
 JUMP_OF_ROUNDING = 12.0  # at one position over the median one: 5.7 in dense models, 54 with experts
 RATIO_OF_ROUNDING = 2.0  # of the two errors: 1.5 in dense models
 _LOGITS = 1 << 22  # of a side that are read at once
-WithModel = Callable[["DumpControls"], Controls]
+MakeControls = Callable[..., "DumpControls"]  # with the arguments of DumpControls
 
 
 def judge_upload(
@@ -59,20 +58,22 @@ def judge_upload(
     generations: Sequence[Generation],
     uploads: UploadedControls | None = None,
     earlier: Sequence[Verdict] = (),
-    with_model: WithModel = lambda dump: dump,
+    make_controls: MakeControls | None = None,
 ) -> list[Verdict]:
     """Judge every pair of a dump.
 
     validity: rows of every pair, measured while the dump was read; earlier: verdicts by controls
-    that were given before; with_model: adds what the model itself can measure.
+    that were given before; make_controls: with a model, else those
+    of the dump alone.
     """
     samplers = sampling(figures, generations)
     earlier_by_pair = {verdict.pair: verdict for verdict in earlier}
     verdicts = []
     for pair in range(len(figures.header.sides) - 1):
         rows = [*validity[pair], *(samplers[side] for side in (0, pair + 1) if side in samplers)]
-        dump = DumpControls(figures, pair, uploads or UploadedControls(), rows)
-        verdicts.append(replace(judge(with_model(dump), earlier_by_pair.get(pair)), pair=pair))
+        make = make_controls or DumpControls
+        controls = make(figures, pair, uploads or UploadedControls(), rows)
+        verdicts.append(replace(judge(controls, earlier_by_pair.get(pair)), pair=pair))
     return verdicts
 
 
@@ -93,7 +94,7 @@ def judge_stored(
     run: RunReader,
     controls: UploadedControls,
     *,
-    with_model: WithModel = lambda dump: dump,
+    make_controls: MakeControls | None = None,
     name: str | None = None,
     note: str = "",
 ) -> str:
@@ -105,7 +106,7 @@ def judge_stored(
     with run.decoding("figures"):
         earlier = [stored_verdict(run, pair) for pair in run.pairs]
         checks = [[row for row in verdict.evidence if row.group == VALIDITY] for verdict in earlier]
-        verdicts = judge_upload(run, checks, generations, controls, earlier, with_model)
+        verdicts = judge_upload(run, checks, generations, controls, earlier, make_controls)
     note = f"Judged from run {run.run_id}. {note}".rstrip()
     return revise(store, run, name or f"{run.header.name}, judged", verdicts, note)
 
@@ -261,17 +262,15 @@ class DumpControls(Controls):
         return differing(self.figures, self.index)
 
     def arrays_alone(self) -> Evidence | None:
-        return screen(self.header, self.positions, self.causes, has_experts=self.has_experts)
+        causes = [cause.says for cause in self.causes]
+        return screen(self.header, self.positions, causes, has_experts=self.has_experts)
 
     @cached_property
-    def causes(self) -> Sequence[str]:
+    def causes(self) -> Sequence[Cause]:
         if self.is_identical or not self.figures.has_all_logits:
             return []
-        return [
-            cause.says
-            for cause in explain(rows_of_run(self.figures, self.index)).causes
-            if cause.is_fault
-        ]
+        causes = explain(rows_of_run(self.figures, self.index)).causes
+        return [cause for cause in causes if cause.is_fault]
 
     def _peaks(self) -> Floats | None:
         """Return `peaks_of` of positions that may have one beyond SINGLE_LOGIT, 0 of others.

@@ -5,7 +5,7 @@ chunks; or describe a file before it is stored.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +13,13 @@ from typing import Any, Literal
 from ..command_name import UNSTORED
 from ..errors import DumpError, StoreError, UsageError
 from ..numerics.formats import format_named
+from ..progress import STORING, Progress, no_progress
+from ..responses.alignment import align
+from ..responses.bounded_json import is_payload
+from ..responses.files import are_payloads, read_sides
+from ..responses.pairing import pairs_of
+from ..rl.formats import are_tokens
+from ..rl.writing import FORMAT, write_tokens
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import GIB, Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
@@ -20,15 +27,9 @@ from ..runs.file.evidence import Check, SentFigures
 from ..runs.file.records import MAX_SIDES, Provenance
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reader import RunReader
-from ..runs.rollouts.files import are_tokens
-from ..runs.rollouts.write import FORMAT, write_tokens
+from ..runs.response_run import write_responses
 from ..runs.store.cards import read_runs
 from ..runs.store.store import Store
-from ..runs.topk.alignment import align
-from ..runs.topk.files import are_payloads, read_sides
-from ..runs.topk.pairing import pairs_of
-from ..runs.topk.payloads.bounded_json import is_payload
-from ..runs.topk.tables import write_lists
 from ..runs.writer import RunWriter
 from ..text import clean, plural
 from .constant_rows import Filling
@@ -43,7 +44,6 @@ _MAX_BYTES = 64 * GIB  # as a dump may have
 # characters of what a run file says of itself: a text there may be as long as it likes
 _LONGEST_NAME = 200
 _ORIGINS = {"array dtype": "the arrays' own", "declared": "declared", "override": "chosen"}
-_Tell = Callable[[int, int], None]  # rows done, rows in all
 
 
 def ingest(
@@ -53,7 +53,7 @@ def ingest(
     name: str | None = None,
     model: str = "",
     run_id: str | None = None,
-    on_progress: _Tell = lambda *_: None,
+    on_progress: Progress = no_progress,
     **taken_as: Any,
 ) -> str:
     """Check dump files, or responses of engines, and store them as one run; return its id.
@@ -61,10 +61,10 @@ def ingest(
     taken_as: compute_dtype, reference and holds of open_dump. DumpError if they cannot be taken,
     LimitError if there is no room for them: nothing is left in the store then.
     """
-    more = (
-        f"{len(paths) - 1:,} more" if len(paths) > 2 else paths[-1].stem if len(paths) > 1 else ""
-    )
-    title = name or " + ".join(filter(None, (paths[0].stem, more)))
+    parts = [path.stem for path in paths]
+    if len(parts) > 2:
+        parts = [parts[0], f"{len(paths) - 1:,} more"]
+    title = name or " + ".join(filter(None, parts))
     is_tokens = are_tokens(paths)
     if not is_tokens and not are_payloads(paths):
         with open_dump(paths, **taken_as) as dump:
@@ -90,8 +90,8 @@ def ingest(
         Provenance("upload", models.pop() if len(models) == 1 else ""),
         sum(len(each.rows) for each in sides),
     )
-    on_progress(rows, rows)
-    return write_lists(
+    on_progress(STORING, rows, rows)
+    return write_responses(
         store,
         title,
         origin,
@@ -108,7 +108,7 @@ def store_dump(
     name: str,
     model: str,
     run_id: str | None,
-    on_progress: _Tell,
+    on_progress: Progress,
 ) -> str:
     """Store an opened dump as a run, with its verdict without controls; return its id."""
     meta = f"meta {dump.meta}" if dump.meta else ""
@@ -123,7 +123,7 @@ def store_dump(
             for index, bits in enumerate(sides):
                 writer.write(index, row, bits)
                 fillings[index].see(bits)
-            on_progress(row + len(sides[0]), dump.rows)
+            on_progress(STORING, row + len(sides[0]), dump.rows)
         for generation in dump.generations:
             writer.write_generation(generation)
         figures = writer.figures()
@@ -168,7 +168,7 @@ def headers_of(path: Path) -> tuple[Literal["run", "dump", "array", "responses"]
 def describe(
     paths: Sequence[Path],
     *,
-    on_progress: Callable[[int, int], None] = lambda *_: None,
+    on_progress: Progress = no_progress,
     **taken_as: Any,
 ) -> dict[str, Any]:
     """Describe the run that `paths` would make, as JSON has it: one file, or two of one array each.
@@ -184,7 +184,11 @@ def describe(
     if are_tokens(paths) or are_payloads(paths):
         return facts | _responses(paths, **taken_as)
     with open_dump(paths, on_progress=on_progress, **taken_as) as dump:
-        first = dump.prompts[0]
+        first, tokens = dump.prompts[0], "none"
+        if first.token_ids:
+            tokens = "ids"
+        if first.token_texts:
+            tokens = "ids and texts"
         return facts | {
             "kind": "dump",
             "sides": [
@@ -195,11 +199,7 @@ def describe(
             "vocab": dump.vocab,
             "compute_dtype": dump.compute_dtype,
             "dtype_reason": dump.dtype_reason,
-            "tokens": "ids and texts"
-            if first.token_texts
-            else "ids"
-            if first.token_ids
-            else "none",
+            "tokens": tokens,
             "emitted": len(dump.generations),
             "meta": dump.meta,
             "warnings": list(dump.warnings),

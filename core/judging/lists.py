@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
+from ..responses.pairing import Meeting, ResponsePair, compare_sides
+from ..responses.records import ResponseSide
+from ..rl.causes import NO_TEMPERATURE, explain_tokens
+from ..rl.writing import TokenPair
 from ..runs.file.evidence import (
     FAILED,
     NOTED,
     PASSED,
+    RERUN,
     Check,
     Evidence,
     SentFigures,
@@ -20,49 +23,55 @@ from ..runs.file.evidence import (
     Verdict,
 )
 from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, UNDECIDED
-from ..runs.rollouts.write import TokenPair
-from ..runs.topk.pairing import ListPair, compare_sides
-from ..runs.topk.records import ListSide
 from ..text import number, opening, plural
+from .conclude import conclude
+from .controls import Rerun
 from .explain.causes import explain
-from .explain.rollouts import NO_TEMPERATURE, explain_tokens
 from .explain.rows import rows_of_lists
 from .explain.scoring import Cause
-from .judge import Controls, NotAvailableError, Pair, Rerun, judge
+from .judge import rerun_evidence
 
 _REQUESTS = "the requests that were sent"
 _NORMAL_K3 = "NeMo-RL: about 0.001 is normal"  # of its `gen_kl_error`, the same figure
 
 
-@dataclass
-class ListControls(Controls):
-    """One pair of lists. repeats: of a probe, whether a side gives the same answer again;
-    floor_row: of a model.
-    """
+@dataclass(frozen=True)
+class _Lists:
+    """One pair of lists. is_repeated: of a probe, whose sides were asked again."""
 
-    lists: ListPair
-    sides: Sequence[ListSide]
-    repeats: Mapping[str, bool] = field(default_factory=dict)
-    floor_row: Evidence | None = None
+    pair: ResponsePair
+    sides: Sequence[ResponseSide]
+    is_repeated: bool = False
 
-    def __post_init__(self) -> None:
-        pair = self.lists
-        self.names, self.lengths, self.dtype = (
-            (pair.reference, pair.variant),
-            [len(pair.positions)],
-            "",
-        )
-        self.parting = next((each for each in pair.meetings if each.is_parting_in_prompt), None)
-        self.is_certain = not pair.differs and 2 * pair.certain > len(pair.positions)
-        self.is_text_alone = bool(self.repeats) and not pair.differs and pair.has_other_text
+    @property
+    def parting(self) -> Meeting | None:
+        """The first prompt in which the inputs differ."""
+        return next((each for each in self.pair.meetings if each.is_parting_in_prompt), None)
+
+    @property
+    def is_certain(self) -> bool:
+        """True if both sides send probability 1 at most positions."""
+        return not self.pair.differs and 2 * self.pair.certain > len(self.pair.positions)
+
+    @property
+    def is_text_alone(self) -> bool:
+        return self.is_repeated and not self.pair.differs and self.pair.has_other_text
+
+    @property
+    def is_identical(self) -> bool:
+        pair = self.pair
         doubts = pair.differs, pair.placeholders, self.parting, self.is_certain, self.is_text_alone
-        self.is_identical = pair.common_values > 0 and pair.is_most_compared and not any(doubts)
+        return pair.common_values > 0 and pair.is_most_compared and not any(doubts)
 
-    def validity(self) -> list[Evidence]:
-        """Return what both sides sent (values, placeholders, inputs, the dtype of values) and the
-        noise floor.
-        """
-        pair, rows = self.lists, [self.floor_row] if self.floor_row else []
+    @cached_property
+    def simple_causes(self) -> Sequence[Cause]:
+        if self.is_identical:
+            return []
+        return explain(rows_of_lists(self.pair, self.sides[0], self.sides[1])).causes
+
+    def evidence(self) -> list[Evidence]:
+        """Return what both sides sent: values, placeholders, inputs, the dtype of values."""
+        pair, rows = self.pair, []
 
         def add(
             check: Check,
@@ -73,14 +82,13 @@ class ListControls(Controls):
         ) -> None:
             rows.append(Evidence(check, _REQUESTS, check.record(**figures), outcome, says, side))
 
-        zeros = (
-            f"; {plural(pair.zeros, 'token')} of probability 0 not compared" if pair.zeros else ""
-        )
-        outcome = NOTED if pair.differs or not pair.common_values else PASSED
+        zeros = ""
+        if pair.zeros:
+            zeros = f"; {plural(pair.zeros, 'token')} of probability 0 not compared"
         left_out = f"; {pair.left_out}" if pair.left_out else ""
         add(
             Check.SENT,
-            outcome,
+            NOTED if pair.differs or not pair.common_values else PASSED,
             f"{opening(pair.in_words)}{zeros}{left_out}.",
             positions=len(pair.positions),
             values=pair.common_values,
@@ -89,67 +97,20 @@ class ListControls(Controls):
         )
         for one in pair.placeholders:
             outcome, says = FAILED if pair.is_void else NOTED, f"{opening(one.clause)}."
-            add(
-                Check.PLACEHOLDERS,
-                outcome,
-                says,
-                one.side,
-                kind=one.kind,
-                tokens=one.tokens,
-                of=one.of,
-            )
+            figures = {"kind": one.kind, "tokens": one.tokens, "of": one.of}
+            add(Check.PLACEHOLDERS, outcome, says, one.side, **figures)
         for note in pair.notes:
             add(Check.CONTEXT, FAILED if self.parting else NOTED, note, prompts=len(pair.meetings))
-        for name, grid in zip(self.names, pair.grids, strict=True):
+        for name, grid in zip((pair.reference, pair.variant), pair.grids, strict=True):
             if grid is not None:
                 dtype = grid.compute_dtype or " or ".join(grid.formats)
-                add(
-                    Check.GRID,
-                    NOTED,
-                    f"Its values are logits of {dtype}.",
-                    name,
-                    formats=grid.formats,
-                )
+                says = f"Its values are logits of {dtype}."
+                add(Check.GRID, NOTED, says, name, formats=grid.formats)
         return rows
 
-    def pair(self, dtype: str) -> Pair:
-        if dtype:
-            raise NotAvailableError("")
-        return Pair(np.zeros(1), is_identical=self.is_identical)
-
-    def rerun(self) -> Rerun:
-        repeats = {name: self.repeats[name] for name in self.names if name in self.repeats}
-        if not repeats:
-            raise NotAvailableError("")
-        unstable = tuple(name for name, is_same in repeats.items() if not is_same)
-        return Rerun("the same request sent again", tuple(repeats), unstable)
-
-    def arrays_alone(self) -> Evidence | None:
-        faults = [cause.says for cause in self.simple_causes[:1] if cause.is_fault]
-        return (
-            Evidence(Check.ARRAYS_ALONE, "the lists alone", Unmeasured(), FAILED, faults[0])
-            if faults
-            else None
-        )
-
-    @cached_property
-    def simple_causes(self) -> Sequence[Cause]:
-        return (
-            []
-            if self.is_identical
-            else explain(rows_of_lists(self.lists, self.sides[0], self.sides[1])).causes
-        )
-
-    @property
-    def causes(self) -> Sequence[str]:
-        if self.floor_row and self.lists.is_most_compared:
-            return [self.floor_row.says]
-        says = f"{opening(next(self._says())).removesuffix('.')}."
-        return [f"{says} {self.floor_row.says}" if self.floor_row else says]
-
-    def _says(self) -> Iterator[str]:
+    def clauses(self) -> Iterator[str]:
         """Yield what there is to say about the pair, the most telling first."""
-        pair = self.lists
+        pair = self.pair
         words = f"{pair.left_out}; {pair.in_words}" if pair.left_out else pair.in_words
         placeholders = [one.clause for one in pair.placeholders[:1]]
         for cause in self.simple_causes if placeholders else ():
@@ -157,15 +118,12 @@ class ListControls(Controls):
                 yield f"{cause.says.removesuffix('.')}; {placeholders[0]}"
         if pair.is_void:
             yield from placeholders
-        if self.simple_causes and (
-            self.simple_causes[0].is_fault or self.parting or not placeholders
-        ):
-            yield self.simple_causes[0].says
+        for cause in self.simple_causes[:1]:
+            if cause.is_fault or self.parting or not placeholders:
+                yield cause.says
         if self.parting is not None:
-            yield (
-                f"the inputs differ from position {self.parting.parting} of prompt"
-                f" {self.parting.prompt} on"
-            )
+            place = f"position {self.parting.parting} of prompt {self.parting.prompt}"
+            yield f"the inputs differ from {place} on"
         yield from placeholders
         if not pair.is_most_compared:
             yield f"only {words}"
@@ -177,14 +135,25 @@ class ListControls(Controls):
         if self.is_text_alone:
             yield f"the texts differ, although {words}"
         has_ids = pair.keys == "token_id" and all(each.is_prompt_checked for each in pair.meetings)
-        yield (
-            f"{words}. To decide, bring the model's weights"
-            if pair.differing and has_ids
-            else words
-        )
+        if pair.differing and has_ids:
+            words = f"{words}. To decide, bring the model's weights"
+        yield words
 
 
-def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[Verdict]:
+def _judge(lists: _Lists, others: Sequence[Evidence], floor: Evidence | None = None) -> Verdict:
+    """Judge one pair. others: evidence of its reruns; floor: of a model's noise floor."""
+    rows = [*([floor] if floor else []), *lists.evidence(), *others]
+    for cause in lists.simple_causes[:1]:
+        if cause.is_fault:
+            control, check = "the lists alone", Check.ARRAYS_ALONE
+            rows.append(Evidence(check, control, Unmeasured(), FAILED, cause.says))
+    says = f"{opening(next(lists.clauses())).removesuffix('.')}."
+    if floor:
+        says = floor.says if lists.pair.is_most_compared else f"{says} {floor.says}"
+    return conclude(rows, is_bit_identical=lists.is_identical, causes=[Cause("", says)])
+
+
+def judge_probe(sides: Sequence[ResponseSide], pairs: Sequence[ResponsePair]) -> list[Verdict]:
     """Judge each pair of a probe, whose side 'warm again' is the rerun of 'warm'.
 
     What a request under load shares a batch with depends on the moment: it may differ from its
@@ -192,70 +161,73 @@ def judge_probe(sides: Sequence[ListSide], pairs: Sequence[ListPair]) -> list[Ve
     """
     by_name, repeats = {side.name: side for side in sides}, {}
     for name, side in by_name.items():
-        if (again := by_name.get(f"{name} again")) is not None:
-            is_same = not ((pair := compare_sides(side, again)).differs or pair.has_other_text)
+        again = by_name.get(f"{name} again")
+        if again is not None:
+            pair = compare_sides(side, again)
+            is_same = not (pair.differs or pair.has_other_text)
             if is_same or "load:" not in name:
                 repeats[name] = repeats[again.name] = is_same
     return judge_responses(sides, pairs, repeats)
 
 
 def judge_responses(
-    sides: Sequence[ListSide],
-    pairs: Sequence[ListPair],
+    sides: Sequence[ResponseSide],
+    pairs: Sequence[ResponsePair],
     repeats: Mapping[str, bool] | None = None,
 ) -> list[Verdict]:
-    """Judge each pair of responses, the first side with each other. repeats: as of ListControls."""
-    controls = [
-        ListControls(pair, (sides[0], side), repeats or {})
-        for pair, side in zip(pairs, sides[1:], strict=True)
-    ]
-    return [
-        replace(judge(each), first_place=None, pair=index) for index, each in enumerate(controls)
-    ]
+    """Judge each pair of responses, the first side with each other. repeats: of a probe, whether a
+    side gives the same answer again.
+    """
+    repeats, verdicts = repeats or {}, []
+    for index, (pair, side) in enumerate(zip(pairs, sides[1:], strict=True)):
+        names = pair.reference, pair.variant
+        repeated = tuple(name for name in names if name in repeats)
+        unstable = tuple(name for name in repeated if not repeats[name])
+        rerun = Rerun("the same request sent again", repeated, unstable)
+        rows = [rerun_evidence(rerun, names)] if repeated else []
+        verdict = _judge(_Lists(pair, (sides[0], side), bool(repeats)), rows)
+        verdicts.append(replace(verdict, pair=index))
+    return verdicts
 
 
 def judge_with_floor(
     earlier: Verdict,
-    pair: ListPair,
-    sides: Sequence[ListSide],
+    pair: ResponsePair,
+    sides: Sequence[ResponseSide],
     floor: Evidence,
 ) -> Verdict:
     """Judge a stored, undecided pair again with a model's noise floor."""
     # what had failed had not decided
-    rows = tuple(row for row in earlier.evidence if row.outcome != FAILED)
+    reruns = [row for row in earlier.evidence if row.group == RERUN and row.outcome != FAILED]
     if not pair.is_most_compared and floor.outcome == PASSED:
         floor = replace(floor, outcome=NOTED)
-    verdict = judge(ListControls(pair, sides, floor_row=floor), replace(earlier, evidence=rows))
     ratio = getattr(floor.figures, "noise_ratio", None)
-    return replace(verdict, noise_ratio=ratio, first_place=None, pair=earlier.pair)
+    return replace(_judge(_Lists(pair, sides), reruns, floor), noise_ratio=ratio, pair=earlier.pair)
 
 
 def judge_tokens(tokens: TokenPair) -> Verdict:
     """Judge two files of chosen tokens by the causes that one value per token can show."""
     figures, name = tokens.summary, UNDECIDED
-    of = f"of {figures.finite:,} log-probabilities of chosen tokens"
-    constants = zip(tokens.names, tokens.constants, strict=True)
-    if constant := next(
-        (f"'{side}' is {value}" for side, value in constants if value is not None),
-        "",
-    ):
-        name, says = INVALID_DUMP, f"Every value of {constant}: placeholders."
+    constants = zip(tokens.sample.names, tokens.constants, strict=True)
+    constant = next((each for each in constants if each[1] is not None), None)
+    causes = []
+    if constant is None and figures.finite and figures.neq:
+        causes = explain_tokens(tokens.sample)
+    cause = min(causes, key=lambda cause: not cause.is_fault, default=None)  # a fault first
+    if constant is not None:
+        name, says = INVALID_DUMP, f"Every value of '{constant[0]}' is {constant[1]}: placeholders."
     elif not figures.finite:
         says = "No token has a log-probability on both sides."
     elif not figures.neq:
-        name, says = IDENTICAL, f"{figures.finite:,} {of} are equal; other tokens are not compared."
-    elif causes := sorted(
-        explain_tokens(tokens.sample, tokens.names),
-        key=lambda cause: not cause.is_fault,
-    ):
-        name, says = BUG_SUSPECTED if causes[0].is_fault else UNDECIDED, causes[0].says
+        count = f"{figures.finite:,} of {figures.finite:,} log-probabilities of chosen tokens"
+        name, says = IDENTICAL, f"{count} are equal; other tokens are not compared."
+    elif cause is not None:
+        name, says = BUG_SUSPECTED if cause.is_fault else UNDECIDED, cause.says
     else:
-        size = (
-            f"k3 {number(tokens.k3)} nats ({_NORMAL_K3}), largest difference"
-            f" {number(figures.max_abs)} nats"
-        )
         says = (
-            f"{size}; no simple cause, and one value per token cannot tell rounding from a fault."
+            f"k3 {number(tokens.k3)} nats ({_NORMAL_K3}), largest difference"
+            f" {number(figures.max_abs)} nats; no simple cause, and one value per token cannot"
+            " tell rounding from a fault."
         )
         if tokens.sample.entropy is None:
             says = f"{says} {NO_TEMPERATURE}"
@@ -266,8 +238,5 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
         flips=None,
     )
     outcome = {INVALID_DUMP: FAILED, BUG_SUSPECTED: FAILED, IDENTICAL: PASSED}.get(name, NOTED)
-    return Verdict(
-        name,
-        says,
-        (Evidence(Check.SENT, "both sides, token by token", record, outcome, says),),
-    )
+    row = Evidence(Check.SENT, "both sides, token by token", record, outcome, says)
+    return Verdict(name, says, (row,))

@@ -190,11 +190,11 @@ def in_words(faulty: Sequence[str], names: Sequence[str]) -> str:
     kinds, of_all = [_kind_of(name) for name in faulty], [_kind_of(name) for name in names]
     if len(set(kinds)) > _NAMED:
         return f"{faulty[0]} and {len(faulty) - 1} more modules"
-    counts = [(kind, kinds.count(kind), of_all.count(kind)) for kind in dict.fromkeys(kinds)]
-    words = [
-        kind if of == 1 else f"{kind} of {'all' if n == of else f'{n} of'} {of} layers"
-        for kind, n, of in counts
-    ]
+    words = []
+    for kind in dict.fromkeys(kinds):
+        count, total = kinds.count(kind), of_all.count(kind)
+        some = "all" if count == total else f"{count} of"
+        words.append(kind if total == 1 else f"{kind} of {some} {total} layers")
     return series(words)
 
 

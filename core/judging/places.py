@@ -12,8 +12,8 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from ..runs.file.evidence import NOTED, Check, Evidence, StructureFigures
-from ..text import plural
-from .statistic import BLOCKS, FloorTest
+from ..text import multiple, plural
+from .statistic import BLOCKS, SYSTEMATIC, FloorTest
 
 FLOAT16_MAX = 65504.0
 # that name a block: one place is a multiple of a larger block than its own every other time
@@ -38,6 +38,25 @@ def words_of(place: tuple[int, int], lengths: Sequence[int]) -> str:
     """Return `place_in_words` of a (prompt, position)."""
     prompt, position = place
     return f"position {position}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
+
+
+def beyond_in_words(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
+    """Say how large a difference is, and what lies beyond the limits. size: `In float32 the RMS
+    difference is ...`.
+    """
+    exceeding = [each for each in test.places if len(each.outliers)]
+    if test.ratio > test.limits.over_all or not exceeding:
+        return f"{size} (limit for rounding: {test.limits.over_all:g}x)."
+    most = exceeding[0]
+    worst = multiple(most.worst)
+    place = f"{worst} at {most.kind} {most.worst_place}"
+    if most.kind == SYSTEMATIC:
+        place = f"{worst} in its systematic part"
+    elif most is test.position:
+        first = place_in_words(int(test.outliers[0]), lengths)
+        is_one = len(test.outliers) == 1
+        place = f"{worst} at {first}" if is_one else f"up to {worst} from {first}"
+    return f"{size}, but {place} (limit for rounding: {most.limit:.3g}x)."
 
 
 @dataclass(frozen=True)
@@ -86,6 +105,10 @@ class NotFinite:
 
     def place(self, lengths: Sequence[int]) -> tuple[int, int]:
         return place_of(int(self.rows[0]), lengths)
+
+    def first(self, lengths: Sequence[int]) -> tuple[int, int, int]:
+        """(prompt, position, token id) of the first such logit."""
+        return *self.place(lengths), self.token
 
 
 def structure_of(

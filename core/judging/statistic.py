@@ -25,6 +25,7 @@ _FEWEST_OF_A_GROUP = 4
 # of the median mean square: a position whose floor is next to 0 has no scale of its own
 _NO_SCALE = 1e-4
 _TINY = float(np.finfo(np.float64).tiny)
+SYSTEMATIC = "systematic error"  # a kind of place: the part that goes with the logits
 
 
 @dataclass(frozen=True)
@@ -128,13 +129,9 @@ def floor_test(
     then the draws alone tell which places stand out.
     """
     total, count = float(draws.mean()), len(draws)
-    ratio = (
-        float(np.sqrt(difference.mean() / total))
-        if total
-        else float("inf")
-        if difference.any()
-        else 0.0
-    )
+    ratio = math.inf if difference.any() else 0.0
+    if total:
+        ratio = float(np.sqrt(difference.mean() / total))
     groups = dict(_groups_of(lengths, blocks)) if count >= _FEWEST_DRAWS and len(lengths) else {}
     chance, is_fault = FALSE_ALARM / (1 + len(groups)), ratio > limits.over_all
     mean, others = draws.mean(axis=0), (draws.sum(axis=0) - draws) / (count - 1)

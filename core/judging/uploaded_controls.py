@@ -4,7 +4,7 @@ a noise floor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from ..errors import DumpError, UsageError
 from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, bits_of, values_of
+from ..progress import Progress, no_progress
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.figures import Figures
 from ..runs.file.records import RunHeader
 from ..text import series, three_digits
-from . import judge
+from .controls import NoiseFloor
 from .divergence import Divergence, SystematicError, concatenate, systematic_error
 from .places import place_in_words
 from .validity import first_mismatch
 
-Tick = Callable[[int, int], None]  # rows of a control that were read, and all
 _Bits = NDArray[np.unsignedinteger]
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
 _Couples = dict[Any, tuple[_Side, _Side]]
@@ -35,6 +35,16 @@ _UNRELATED = 0.25
 _CROSSED = 8  # paths of a floor of which each is compared with every other
 _FIRST_ROWS = 64  # that tell the spread of logits
 _LEAST_PATHS = 3  # distinct ones of a floor, the first among them
+# An uploaded floor may not hold the fault on trial, which would make rounding of it (rms over rms).
+FLOOR_START = 10.0  # its first path to the pair's float32 reference, over its other paths
+# largest difference between two paths over the smallest: a fault in one path; real ones reach 5.5
+FLOOR_KINDS = 8.0
+FLOOR_UNEVEN = 50.0  # the same at one position; real ones reach 21
+# of what precisions differ by, least shrinking from 16 bits to the floor; real ones 0.19 and more
+FLOOR_SHRINKS = 0.02
+# of a float32 run, over what logits vary by in a row; rounding reaches 4e-6 in 30 layers
+FLOOR_OF_SPREAD = 1e-4
+OTHER_PATH = 0.75  # share of positions at which two paths have to differ to be two
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ class UploadedControls:
     """
 
     by_kind: Mapping[str, Mapping[str, Divergence]] = field(default_factory=dict)
-    floor: judge.NoiseFloor | str = ""
+    floor: NoiseFloor | str = ""
     has_experts: bool = False
     controls: frozenset[str] = frozenset()
 
@@ -61,7 +71,7 @@ def measure_controls(
     *,
     has_experts: bool = False,
     with_model: bool = False,
-    on_progress: Tick = lambda *_: None,
+    on_progress: Progress = no_progress,
     **files: Sequence[Path],
 ) -> UploadedControls:
     """Compare the control dumps with the run. files: of `rerun`, `neighbours`, `float32` and
@@ -81,7 +91,7 @@ def measure_controls(
             if paths
         }
         ours, by_kind = _sides_of(header, None), dict[str, Mapping[str, Divergence]]()
-        floor: judge.NoiseFloor | str = ""
+        floor: NoiseFloor | str = ""
         for kind in {"rerun", "neighbours"} & dumps.keys():
             couples: _Couples = {
                 name: (ours[name], side) for name, side in _sides_of(header, dumps[kind]).items()
@@ -174,7 +184,7 @@ def _compare(
     figures: Figures,
     couples: _Couples,
     fmt: FloatFormat,
-    tick: Tick,
+    tick: Progress,
 ) -> dict[Any, Divergence]:
     """Compare both sides of each couple in `fmt`, by key."""
     sides = {side for couple in couples.values() for side in couple}
@@ -197,11 +207,11 @@ def _compare(
             parts[key].append(
                 _divergence(bits[reference], bits[variant], fmt, with_errors=with_errors),
             )
-        tick(stop, figures.header.rows)
+        tick("reading controls", stop, figures.header.rows)
     return {key: concatenate(each) for key, each in parts.items()}
 
 
-def _pairs(figures: Figures, dump: Dump, tick: Tick) -> dict[str, dict[str, Divergence]]:
+def _pairs(figures: Figures, dump: Dump, tick: Progress) -> dict[str, dict[str, Divergence]]:
     """Compare each variant in float32 with its reference, and each side of the run with itself in
     float32.
 
@@ -242,8 +252,8 @@ def _floor(
     dump: Dump,
     pair: Dump | None,
     narrowing: Mapping[str, Divergence],
-    tick: Tick,
-) -> judge.NoiseFloor | str:
+    tick: Progress,
+) -> NoiseFloor | str:
     """Return the noise floor of paths that compute the pair's reference in float32, or why they
     measure none.
 
@@ -274,18 +284,18 @@ def _floor(
     squares = {two: results[two].squares for two in couples_of_paths if {*two} <= {*distinct}}
     floor, widest = (
         np.stack([squares[(0, path)] for path in distinct[1:]]),
-        judge.FLOOR_OF_SPREAD * _spread(figures),
+        FLOOR_OF_SPREAD * _spread(figures),
     )
     if reference in narrowing:
         finer = 2.0 ** (FLOAT32.mantissa_bits - header.format.mantissa_bits)
-        widest = narrowing[reference].rms / finer / judge.FLOOR_SHRINKS
+        widest = narrowing[reference].rms / finer / FLOOR_SHRINKS
     size = float(np.sqrt(floor.mean()))
     ratios = {"start": results[(0, reference)].rms / size if size else 0.0, "width": size / widest}
     if doubt := _doubt(squares, names, header.lengths, ratios):
         return f"The uploaded floor {doubt}."
     moves = (floor > 0).sum(axis=0) >= 2
     floor[:, ~moves] = np.median(floor[:, moves], axis=1, keepdims=True)
-    return judge.NoiseFloor(
+    return NoiseFloor(
         floor,
         f"the uploaded floor: {', '.join(repr(names[path]) for path in distinct)}",
     )
@@ -305,12 +315,12 @@ def _doubt(
     ('start') and of rounding at most ('width'), over the floor.
     """
     rms = {two: float(np.sqrt(each.mean())) for two, each in squares.items()}
-    others = {two: each for two, each in squares.items() if (each > 0).mean() >= judge.OTHER_PATH}
+    others = {two: each for two, each in squares.items() if (each > 0).mean() >= OTHER_PATH}
     if not any(
         {(a, b), (a, c), (b, c)} <= {*others} for a, b, c in combinations(range(len(names)), 3)
     ):
         return (
-            f"is too narrow: no three paths differ from one another at {judge.OTHER_PATH:.0%} of"
+            f"is too narrow: no three paths differ from one another at {OTHER_PATH:.0%} of"
             " positions"
         )
     far, near = max(rms, key=rms.__getitem__), min(others, key=rms.__getitem__)
@@ -322,17 +332,17 @@ def _doubt(
     for ratio, most, says in (
         (
             ratios["start"],
-            judge.FLOOR_START,
+            FLOOR_START,
             "is of another pair: its first path differs from the float32 reference",
         ),
         (
             rms[far] / rms[near],
-            judge.FLOOR_KINDS,
+            FLOOR_KINDS,
             f"has paths of two kinds: over {c} and {d}, {a} and {b} differ",
         ),
         (
             uneven[row],
-            judge.FLOOR_UNEVEN,
+            FLOOR_UNEVEN,
             f"is uneven at {place}: two paths, over two others, differ",
         ),
         (ratios["width"], 1.0, "is wider than float32 rounds: its paths differ"),

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .mismatch import Batch, Figure, Sequences, intervals
+from ..rl.figures import Batch, Figure, Sequences, intervals
 
 _LOWEST = -16.0  # log-probability of the base; llama.cpp leaves less likely tokens out of KL
 _DP_SHARES = (1.0, 0.999, 0.99, 0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.01, 0.001, 0.0)

@@ -6,15 +6,15 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..errors import UsageError
+from ..rl.queries import summary
 from ..runs.file.evidence import PairFigures
 from ..runs.queries.layers import modules
-from ..runs.queries.mismatch import has_rollouts, summary
 from ..runs.reader import RunReader
 from ..text import clean
 from .layers import module_growth
-from .mismatch import density, ratios, steps
 from .near_ties import near_tie_scatter
 from .pairs import floor_ratio, floor_ratios, runs_by_position, ulp_histogram
+from .rl import density, ratios, steps
 
 _OF_ROLLOUTS = {
     "ratios": (ratios, "histogram"),
@@ -54,7 +54,7 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
             flips,
         )
     draw, stored = _OF_ROLLOUTS.get(name, (None, ""))
-    if draw is not None and has_rollouts(run) and len(table := pd.DataFrame(summary(run, stored))):
+    if draw is not None and run.has_rollouts() and len(table := pd.DataFrame(summary(run, stored))):
         return draw(table)
     missing = (
         f"run '{clean(header.name)}' has nothing to draw as '{name}'"

@@ -13,7 +13,7 @@ from typing import Any
 import httpx2 as httpx
 
 from ..errors import DumpError, UlpscopeError
-from ..runs.topk.payloads.bounded_json import parse
+from ..responses.bounded_json import parse
 from ..text import clean
 from .plan import base_of
 

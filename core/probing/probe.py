@@ -17,15 +17,15 @@ from typing import TypeVar
 import numpy as np
 
 from ..errors import DumpError
-from ..numerics.topk import concatenate
-from ..runs.topk.records import UNKNOWN_TOKEN, ListSide, Response
+from ..numerics.top_tokens import concatenate
+from ..progress import Progress, no_progress
+from ..responses.records import UNKNOWN_TOKEN, Response, ResponseSide
 from ..text import plural, series
 from .client import ProbeError, StoppedError
 from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, WALK, Plan, Prompt
 from .plan import WARM as WARM_TEST
 from .servers import COLD, WARM, Ask, Server
 
-Tell = Callable[[str, int, int], None]
 T = TypeVar("T")
 _FILLER = (
     "The quick brown fox jumps over the lazy dog while rain falls on the old harbour, and nobody"
@@ -41,8 +41,8 @@ class ProbeResult:
     notes: what could not be requested, or was unexpected. stopped: why the probe ended early.
     """
 
-    sides: tuple[ListSide, ...] = ()
-    walks: tuple[ListSide, ...] = ()
+    sides: tuple[ResponseSide, ...] = ()
+    walks: tuple[ResponseSide, ...] = ()
     notes: list[str] = field(default_factory=list)
     stopped: str = ""
 
@@ -50,7 +50,7 @@ class ProbeResult:
 class Probe:
     """One probe of a server, or of two on the same prompts."""
 
-    def __init__(self, plan: Plan, servers: Sequence[Server], tell: Tell | None = None) -> None:
+    def __init__(self, plan: Plan, servers: Sequence[Server], tell: Progress = no_progress) -> None:
         self._plan, self._servers, self._tell = plan, servers, tell
         self._answers: dict[str, list[Response]] = {}
         self._walks: dict[str, list[Response]] = {}
@@ -126,8 +126,8 @@ class Probe:
 
     def _ask(self, server: Server, stage: str, request: Ask) -> Response:
         budget = server.client.budget
-        if self._tell is not None:
-            self._tell(stage, budget.requests_sent, max(self._plan.requests, budget.requests_sent))
+        requests = max(self._plan.requests, budget.requests_sent)
+        self._tell(stage, budget.requests_sent, requests, "requests")
         return server.ask(request)
 
     def _ask_cold(self, server: Server, stage: str, request: Ask) -> Response:
@@ -274,12 +274,12 @@ def _walk_response(prompt: tuple[int, ...], answers: Sequence[Response]) -> Resp
     )
 
 
-def _complete_sides(answers: dict[str, list[Response]]) -> tuple[ListSide, ...]:
+def _complete_sides(answers: dict[str, list[Response]]) -> tuple[ResponseSide, ...]:
     """Return the sides with the prompts that all of them answered."""
     prompts = min((len(responses) for responses in answers.values()), default=0)
     try:
         return tuple(
-            ListSide(name, tuple(responses[:prompts])) for name, responses in answers.items()
+            ResponseSide(name, tuple(responses[:prompts])) for name, responses in answers.items()
         )
     except DumpError as error:
         raise ProbeError(str(error)) from None

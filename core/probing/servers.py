@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import DumpError
-from ..runs.topk.payloads.entries import count_of
-from ..runs.topk.payloads.formats import read_payload
-from ..runs.topk.records import Response
+from ..responses.entries import count_of
+from ..responses.formats import read_payload
+from ..responses.records import Response
 from ..text import clean
 from .client import Client, ProbeError
 from .plan import Prompt

@@ -24,12 +24,12 @@ import httpx2 as httpx
 import msgspec
 
 from ..errors import DumpError, UlpscopeError
-from ..numerics.topk import summary_of
+from ..numerics.top_tokens import summary_of
+from ..responses.alignment import align
+from ..responses.pairing import compare_sides
+from ..responses.records import ResponseSide
 from ..runs.reader import RunReader
 from ..runs.store.store import Store
-from ..runs.topk.alignment import align
-from ..runs.topk.pairing import compare_sides
-from ..runs.topk.records import ListSide
 from ..text import clean, number
 from .client import Client
 from .plan import ProbeRequest, Prompt
@@ -102,7 +102,7 @@ def watch(
     request: ProbeRequest,
     prompts: Sequence[Prompt],
     store: Store,
-    write_run: Callable[[Server, Sequence[ListSide], str], str],
+    write_run: Callable[[Server, Sequence[ResponseSide], str], str],
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Round]:
     """Yield the baseline or the last stored round, then round after round. write_run: stores sides
@@ -111,13 +111,13 @@ def watch(
     about = repr([request.url, request.model, request.top, prompts])
     path = store.directory / FOLDER / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.jsonl"
 
-    def ask(server: Server, name: str) -> ListSide:
+    def ask(server: Server, name: str) -> ResponseSide:
         """Ask for one token of each prompt. No cache is cleared: others use the endpoint."""
         takes_ids, answers = server.kind.takes_ids, []
         for one in prompts:
             ids = server.tokenize(one) if takes_ids and isinstance(one, str) else None
             answers.append(server.ask(Ask(ids or one, 1, request.top, salt=secrets.token_hex(8))))
-        return ListSide(name, tuple(answers))
+        return ResponseSide(name, tuple(answers))
 
     def append(one: Round) -> Round:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,7 +142,7 @@ def watch(
             Round(request.url, called(server, sides[0]), run_id, noise, limit, datetime.now(UTC)),
         )
     with RunReader(store.path_of(last.baseline)) as run:
-        first = run.lists()[0]
+        first = run.responses()[0]
     yield last
     for count in itertools.count():
         sleep(request.every if count else 0)
@@ -178,7 +178,7 @@ def watch(
         yield last
 
 
-def distance(first: ListSide, side: ListSide) -> float:
+def distance(first: ResponseSide, side: ResponseSide) -> float:
     """Return the RMS difference of the log-probabilities that both sent, nats.
 
     DumpError if there are none.
@@ -189,7 +189,7 @@ def distance(first: ListSide, side: ListSide) -> float:
     return rms
 
 
-def called(server: Server, side: ListSide) -> str:
+def called(server: Server, side: ResponseSide) -> str:
     """Return what a server and its answers say of themselves, with the number of tokens of the
     prompts.
     """

@@ -4,21 +4,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DumpError, UsageError
+from ..numerics.arrays import Flags, Record
 from ..numerics.corpus import ScoredTokens, score_rows
 from ..numerics.formats import values_of
+from ..progress import Progress, no_progress
+from ..responses.bounded_json import begins
 from ..text import clean
 from .dumps.arrays import map_file
 from .dumps.llamacpp_files import KLD_MAGIC, kld_rows
 from .reader import RunReader
-from .topk.payloads.bounded_json import begins
 
 _ROW_BYTES = 8 << 20  # of a side's log-probabilities at a time
 _GROUPS = 8  # of positions
@@ -32,7 +33,7 @@ def are_logs(paths: Sequence[Path]) -> bool:
 
 def score_logs(
     paths: Sequence[Path],
-    on_progress: Callable[[int, int], None] = lambda *_: None,
+    on_progress: Progress = no_progress,
 ) -> ScoredTokens:
     """Score the right token at every row of both files, the first one the base.
 
@@ -64,13 +65,13 @@ def score_logs(
         parts.append(score_rows(*rows, targets[start:stop]))
         is_cut = _is_cut(rows[0], targets[start:stop]) | _is_cut(rows[1], targets[start:stop])
         cut += int(is_cut.sum())
-        on_progress(stop, len(targets))
+        on_progress("comparing", stop, len(targets))
     kl, of_base, of_other, is_same = (np.concatenate(column) for column in zip(*parts, strict=True))
     document, row = np.divmod(np.arange(len(targets)), tokens.shape[1] - 1 - first)
     return ScoredTokens(document, first + row, kl, of_base, of_other, is_same, cut)
 
 
-def _is_cut(rows: NDArray[np.float32], targets: NDArray[np.integer]) -> NDArray[np.bool_]:
+def _is_cut(rows: NDArray[np.float32], targets: NDArray[np.integer]) -> Flags:
     """Return whether the right token has the value to which a file raises all less likely ones.
     [rows]
     """
@@ -127,7 +128,7 @@ def score_pair(run: RunReader, pair: int) -> ScoredTokens:
     )
 
 
-def by_position(tokens: ScoredTokens) -> list[dict[str, Any]]:
+def by_position(tokens: ScoredTokens) -> list[Record]:
     """Return figures by position in the document, in up to 8 groups of as many positions."""
     rows = []
     for group in np.array_split(np.unique(tokens.position), _GROUPS):

@@ -5,22 +5,20 @@ been written and that is not placed yet.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import StoreError
+from ..numerics.arrays import Bits, DataFrame, Floats, Span
 from ..numerics.formats import values_of
 from ..numerics.sizes import TOP_K
 from .file.database import Database
-from .file.keep import ALL, refusal
-from .file.records import RunHeader
+from .file.keep import refusal
+from .file.records import ALL, RunHeader
 from .file.table import nullable
 from .tables import heatmap, logits, positions
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 STORED_CELLS = ("ulps", "row_ulps")  # of the heatmap: what each pyramid holds
 
@@ -32,9 +30,10 @@ class Figures:
         self.header = header
         self._database = database
         self.decoding = database.decoding
-        self._latest: tuple[int, pd.DataFrame] | None = None
+        # of the latest pair, which a page asks for several times
+        self._read_positions = lru_cache(1)(partial(positions.read_positions, database, header))
 
-    def query(self, sql: str, *values: Any) -> pd.DataFrame:
+    def query(self, sql: str, *values: Any) -> DataFrame:
         """Run a query on the tables of docs/reference/run_file.md.
 
         Args:
@@ -47,7 +46,11 @@ class Figures:
         with self.decoding("figures"):
             return table.to_pandas(types_mapper=nullable)
 
-    def rows(self, table: str, **keys: int) -> pd.DataFrame:
+    def has_rollouts(self) -> bool:
+        """Return whether a run is of sampled tokens, some with both sides' values."""
+        return bool(len(self.query("SELECT 1 FROM mismatch LIMIT 1")))
+
+    def rows(self, table: str, **keys: int) -> DataFrame:
         """Return the rows of a table with these values, in the order of its other columns, which
         are returned.
         """
@@ -55,7 +58,7 @@ class Figures:
         sql = f"SELECT * EXCLUDE ({', '.join(keys)}) FROM {table} WHERE {conditions} ORDER BY ALL"
         return self.query(sql, *keys.values())
 
-    def positions(self, pair: int) -> pd.DataFrame:
+    def positions(self, pair: int) -> DataFrame:
         """Return the figures of a pair by position (docs/reference/metrics.md).
 
         Args:
@@ -69,18 +72,13 @@ class Figures:
             StoreError: the run is too long to be read at once; see `positions_of`.
         """
         self.header.check_short()
-        if (latest := self._latest) is None or latest[0] != pair:
-            latest = self._latest = (
-                pair,
-                positions.read_positions(self._database, self.header, pair),
-            )
-        return latest[1]
+        return self._read_positions(pair)
 
-    def positions_of(self, pair: int, prompt: int) -> pd.DataFrame:
+    def positions_of(self, pair: int, prompt: int) -> DataFrame:
         """Return the rows of `positions` of one prompt, also of a long run."""
         return positions.read_positions(self._database, self.header, pair, prompt)
 
-    def largest(self, pair: int) -> pd.DataFrame:
+    def largest(self, pair: int) -> DataFrame:
         """Return the row of `positions` with the largest difference, the first of equal ones."""
         largest = "SELECT max_abs FROM pair WHERE pair = $1"  # by which row groups are skipped
         sql = (
@@ -90,7 +88,7 @@ class Figures:
         table = self.positions_of(pair, self._database.rows(sql, [pair])[0][0])
         return table.iloc[[int(table["max_abs"].fillna(0.0).to_numpy(float).argmax())]]
 
-    def spacing(self, pair: int, rows: tuple[int, int]) -> NDArray[np.float64]:
+    def spacing(self, pair: int, rows: Span) -> Floats:
         """Spacing by which the differences of some rows become row ULPs; 1 if there is no
         difference. [rows]
         """
@@ -103,7 +101,7 @@ class Figures:
         with np.errstate(divide="ignore"):
             return np.where(is_known, max_abs / np.where(is_known, in_row_ulps, 1.0), 1.0)
 
-    def logsumexp(self, side: int) -> NDArray[np.float64]:
+    def logsumexp(self, side: int) -> Floats:
         """Logsumexp of every row of a side, in nats, NaN if undefined or not sent. [rows]"""
         sql = "SELECT prompt, position, logsumexp FROM side_position WHERE side = ?"
         with self.decoding("table of sides by position"):
@@ -122,7 +120,7 @@ class Figures:
         of_rows = np.concatenate([self.logsumexp(side)[rows] for side in (0, pair + 1)])
         return not (np.isnan(of_rows) | np.isposinf(of_rows)).any()
 
-    def best_tokens(self, side: int, ranks: int) -> pd.DataFrame:
+    def best_tokens(self, side: int, ranks: int) -> DataFrame:
         """Return the first `ranks` tokens of every row of a side: prompt, position, rank (from 0),
         token_id, logit.
         """
@@ -152,8 +150,8 @@ class Figures:
         measure: str,
         pair: int,
         level: int,
-        rows: tuple[int, int],
-    ) -> NDArray[np.unsignedinteger]:
+        rows: Span,
+    ) -> Bits:
         """Heatmap cells over rows [start, stop) of a measure of STORED_CELLS. [cells of positions,
         cells of tokens]
         """
@@ -171,7 +169,7 @@ class Figures:
         if not self.has_all_logits:
             raise StoreError(refusal(self.header))
 
-    def read_rows(self, side: int, start: int, stop: int) -> NDArray[np.unsignedinteger]:
+    def read_rows(self, side: int, start: int, stop: int) -> Bits:
         """Return the bits of rows [start, stop) of a side; rows are the positions of all prompts,
         one after another.
 
@@ -182,22 +180,21 @@ class Figures:
         Raises:
             StoreError: the run has no logits.
         """
-        self._check_kept()
-        return logits.read_rows(self._database, self.header, side, start, stop)
+        return self.read_window(side, (start, stop), (0, self.header.vocab))
 
     def read_window(
         self,
         side: int,
-        rows: tuple[int, int],
-        tokens: tuple[int, int],
-    ) -> NDArray[np.unsignedinteger]:
+        rows: Span,
+        tokens: Span,
+    ) -> Bits:
         """Return the bits of a rectangle; reads only the tiles it touches. [rows, tokens]; both
         ranges half open.
         """
         self._check_kept()
         return logits.read_window(self._database, self.header, side, rows, tokens)
 
-    def at(self, side: int, prompt: int, position: int) -> NDArray[np.unsignedinteger]:
+    def at(self, side: int, prompt: int, position: int) -> Bits:
         """Return all logits of a side at one position, as bits like `read_rows`. [vocab]"""
         return self.at_sides([side], prompt, position)[0]
 
@@ -206,7 +203,7 @@ class Figures:
         sides: Sequence[int],
         prompt: int,
         position: int,
-    ) -> NDArray[np.unsignedinteger]:
+    ) -> Bits:
         """Return `at` of several sides, in ascending order, by one query. [sides, vocab]"""
         self._check_kept()
         return logits.read_position(self._database, self.header, sides, prompt, position)

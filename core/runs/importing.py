@@ -8,11 +8,11 @@ are taken as they are.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from ..command_name import COMMAND
 from ..errors import StoreError
+from ..progress import Progress, no_progress
 from ..text import clean
 from .dumps.digests import SideDigest
 from .file.database import Database
@@ -25,7 +25,6 @@ from .tables.schema import TABLES, check_rows, check_tables, stored_columns
 
 NOTE = "Imported from a run file: its figures and verdicts are as that file has them."
 _CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
-Progress = Callable[[int, int], None]
 
 _OBJECTS = {  # what a run file has none of; each query names the first
     "schema": (
@@ -60,10 +59,9 @@ def import_run(
     *,
     run_id: str | None = None,
     name: str | None = None,
-    on_progress: Progress | None = None,
+    on_progress: Progress = no_progress,
 ) -> str:
-    """Check a run file and store a copy as a new run; returns its id. `on_progress(rows done, rows
-    of all sides)`.
+    """Check a run file and store a copy as a new run; returns its id.
 
     StoreError, and nothing is stored, if its schema is not ours or a digest does not hold.
     """
@@ -72,11 +70,12 @@ def import_run(
             f"{clean(path.name)}: is not a DuckDB file; expected a run file. `{COMMAND} ingest`"
             " takes dumps.",
         )
+    # the schema first: what reads a run trusts its tables
     if check_schema(path) == OPS:
         ops_of(path)
     else:
         with RunReader(path) as run:
-            _check_run(run, on_progress or (lambda *_: None))
+            _check_run(run, on_progress)
     with changed_copy(store, path, name or path.stem, run_id) as database:
         ((old_name, note),) = database.rows("SELECT name, note FROM run_file.run")
         if not (name or old_name).strip():
@@ -109,18 +108,18 @@ def check_schema(path: Path) -> str:
             for name, stored_type in columns.items():
                 expected = types.get(name, stored_type)  # a newer build's columns are left alone
                 if stored_type != expected:
-                    problem = f"has the type {clean(stored_type, 60)}; expected {expected}."
-                    raise StoreError(f"{file}: the column {table}.{name} {problem}")
+                    raise StoreError(
+                        f"{file}: the column {table}.{name} has the type {clean(stored_type, 60)};"
+                        f" expected {expected}.",
+                    )
         check_rows(database, provenance)
         return str(provenance["kind"])
 
 
 def _check_run(run: RunReader, on_progress: Progress) -> None:
     """Check that the parts that pages read fit each other, and the digests of all logits."""
-    header, pairs = run.header, run.pairs
-    if len(pairs) != len(header.sides) - 1 or [side.index for side in run.sides] != list(
-        range(len(header.sides)),
-    ):
+    header, count = run.header, len(run.sides)
+    if len(run.pairs) != count - 1 or [side.index for side in run.sides] != list(range(count)):
         raise StoreError(
             f"{run.path.name}: its sides and pairs do not fit each other; the file is damaged.",
         )
@@ -134,12 +133,9 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
         for start in range(0, header.rows, rows):
             stop = min(start + rows, header.rows)
             digest.update(run.read_rows(side.index, start, stop))
-            on_progress(side.index * header.rows + stop, len(run.sides) * header.rows)
-        if (digest.stored_digest(), *digest.values()) != (
-            side.stored_sha256,
-            side.sha256,
-            side.sha256_dtype,
-        ):
+            on_progress("checking", side.index * header.rows + stop, count * header.rows)
+        stored = side.stored_sha256, side.sha256, side.sha256_dtype
+        if (digest.stored_digest(), *digest.values()) != stored:
             raise StoreError(
                 f"{run.path.name}: the logits of side {side.index} do not have their SHA-256.",
             )

@@ -10,26 +10,22 @@ from dataclasses import fields
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..command_name import COMMAND
 from ..errors import StoreError
+from ..numerics.arrays import DataFrame, Record
+from ..responses.records import ResponseSide
 from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
 from .file.records import Generation, Provenance, RunHeader, SideHeader
-from .tables import heatmap, logits, pairs, positions, remedies, run
+from .tables import heatmap, logits, mitigations, pairs, positions, responses, run
+from .tables.mitigations import MitigationRow
 from .tables.pairs import StoredPair
-from .tables.remedies import RemedyRow
 from .tables.run import StoredSide
 from .tables.schema import check_tables
-from .topk import reading
-from .topk.records import ListSide
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class RunReader(Figures):
@@ -71,12 +67,11 @@ class RunReader(Figures):
         """Close the run file."""
         self._database.abandon()
 
-    def _read_header(self, about: dict[str, Any]) -> RunHeader:
+    def _read_header(self, about: Record) -> RunHeader:
         if about["kind"] == "ops":  # core.runs.ops_run reads those
-            shown_by = f"`{COMMAND} ops --show {self.run_id}` and the Machine page show it"
             raise StoreError(
                 f"run '{self.run_id}' holds probes of operations, so no sides and no logits;"
-                f" {shown_by}.",
+                f" `{COMMAND} ops --show {self.run_id}` and the Machine page show it.",
             )
         provenance = {field.name: about[field.name] for field in fields(Provenance)}
         header = RunHeader(
@@ -129,7 +124,7 @@ class RunReader(Figures):
         sql = "SELECT distance, elements FROM ulp_histogram WHERE pair = ? ORDER BY distance"
         return dict(self._database.rows(sql, [pair]))
 
-    def top_tokens(self, sides: Sequence[int], prompt: int, position: int) -> list[pd.DataFrame]:
+    def top_tokens(self, sides: Sequence[int], prompt: int, position: int) -> list[DataFrame]:
         """Return the largest logits of each side at a position by token id: rank (1: argmax),
         logit, probability.
         """
@@ -139,10 +134,10 @@ class RunReader(Figures):
             f" WHERE side IN ({', '.join('?' * len(sides))}) AND prompt = ? AND position = ? ORDER"
             " BY side, rank"
         )
-        table = (
-            self._database.table(sql, [*sides, prompt, position]).to_pandas().set_index("token_id")
-        )
+        table = self._database.table(sql, [*sides, prompt, position]).to_pandas()
+        table = table.set_index("token_id")
         table["probability"] = np.exp(table["probability"].to_numpy(float))
+        # rows are in the order of the sides
         ends = (np.searchsorted(table["side"], sides, way) for way in ("left", "right"))
         return [table[start:stop] for start, stop in zip(*ends, strict=True)]
 
@@ -166,7 +161,7 @@ class RunReader(Figures):
             row[0] for row in self._database.rows(f"SELECT DISTINCT {column} FROM {table}")
         )
 
-    def records(self, pair: int) -> list[dict[str, Any]]:
+    def records(self, pair: int) -> list[Record]:
         """Return the figures of a pair, one dict per position, None if undefined; of a long run
         only its flips and the largest difference.
         """
@@ -181,18 +176,18 @@ class RunReader(Figures):
         return self._database.rows("SELECT count(*) FROM position WHERE pair = ?", [pair])[0][0]
 
     def check_digests(self) -> None:
-        """Raise StoreError unless the sides of a run of lists have their digests."""
-        reading.check_digests(self._database)
+        """Raise StoreError unless the sides of a run of responses have their digests."""
+        responses.check_digests(self._database)
 
-    def lists(self) -> tuple[ListSide, ...]:
-        """Return the token lists that servers sent, of a run of lists."""
+    def responses(self) -> tuple[ResponseSide, ...]:
+        """Return what servers sent, of a run of responses."""
         self.header.check_short()
-        return reading.read_sides(self._database)
+        return responses.read_sides(self._database)
 
     @cached_property
-    def remedies(self) -> dict[int, list[RemedyRow]]:
-        """Remedies tried on each pair, by pair; empty if nothing was tried."""
-        return remedies.read_remedies(self._database)
+    def mitigations(self) -> dict[int, list[MitigationRow]]:
+        """Mitigations tried on each pair, by pair; empty if nothing was tried."""
+        return mitigations.read_mitigations(self._database)
 
     @cached_property
     def generations(self) -> dict[int, Generation]:

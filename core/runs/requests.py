@@ -12,15 +12,15 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import Any
 
 from ..capture_request import CaptureRequest
+from ..numerics.arrays import Record
 from .file.records import Generation, Provenance
 from .reader import RunReader
 
 _TAKEN = (
     *("reference", "variants", "sweeps", "repeat", "kv", "keep", "dtype", "device", "seed"),
-    *("layers", "layer_floor", "layer_positions", "kernels", "remedies"),
+    *("layers", "layer_floor", "layer_positions", "kernels", "mitigations"),
 )
 
 
@@ -60,7 +60,7 @@ def command_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
 
 
 def command_with(about: Provenance, *extras: str, trusts_code: bool = False) -> str | None:
-    """Return the command that captures the same with `layers`, `kernels`, `remedies` or `judge`
+    """Return the command that captures the same with `layers`, `kernels`, `mitigations` or `judge`
     added; None if the run has no request, has one of them already, or continues its prompts, which
     allows `judge` only.
 
@@ -71,7 +71,7 @@ def command_with(about: Provenance, *extras: str, trusts_code: bool = False) -> 
         return None
     if any(getattr(request, extra) for extra in extras):
         return None
-    options: dict[str, Any] = dict.fromkeys(extras, True)
+    options: Record = dict.fromkeys(extras, True)
     return replace(
         request,
         trust_remote_code=request.trust_remote_code and trusts_code,
@@ -96,7 +96,7 @@ def caveat(about: Provenance, command: str | None) -> str:
 
 
 def asks_for(about: Provenance, extra: str) -> bool:
-    """Return whether the capture's request has `layers`, `kernels` or `remedies`."""
+    """Return whether the capture's request has `layers`, `kernels` or `mitigations`."""
     return bool(getattr(request_of(about), extra, False))
 
 
@@ -131,7 +131,7 @@ def rejudge_request(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] |
         return None
     original = request_of(about)
     if original is not None:
-        settings: dict[str, Any] = {name: getattr(original, name) for name in _TAKEN}
+        settings: Record = {name: getattr(original, name) for name in _TAKEN}
     else:
         reference, *variants = (side.path for side in run.sides)
         settings = {

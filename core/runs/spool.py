@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import StoreError
+from ..numerics.arrays import Array
 
 
 class Spool:
@@ -17,7 +16,7 @@ class Spool:
     def __init__(self, path: Path) -> None:
         self._path, self.end = path, 0
 
-    def add(self, array: NDArray[Any], offset: int | None = None) -> int:
+    def add(self, array: Array, offset: int | None = None) -> int:
         """Write an array at the end, or over what is at `offset`; return where it is."""
         offset = self.end if offset is None else offset
         try:
@@ -31,7 +30,7 @@ class Spool:
         self.end = max(self.end, offset + array.nbytes)
         return offset
 
-    def read(self, offset: int, dtype: np.dtype, shape: tuple[int, ...]) -> NDArray[Any]:
+    def read(self, offset: int, dtype: np.dtype, shape: tuple[int, ...]) -> Array:
         """Return an array that was written before."""
         try:
             return np.fromfile(self._path, dtype, int(np.prod(shape)), offset=offset).reshape(shape)

@@ -6,21 +6,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ..errors import UsageError
+from ..numerics.arrays import Array, Bits
 from ..numerics.divergence import compare
 from ..numerics.totals import PairTotal
 from .background import Background
 from .dumps.digests import SideDigest
 from .figures import Figures
 from .file.evidence import Verdict
-from .file.keep import ALL, FIGURES, expected_bytes
-from .file.records import Generation, RunHeader
+from .file.keep import expected_bytes
+from .file.records import ALL, FIGURES, Generation, RunHeader
 from .new_run import new_run
 from .spool import Spool
 from .store.store import Store
@@ -28,10 +27,10 @@ from .tables.heatmap import PYRAMIDS, first_level_rows, insert_levels, narrow_ce
 from .tables.kernels import KernelList, insert_kernels
 from .tables.kv_cache import KV, KV_POSITION, KvPart, kv_rows
 from .tables.layers import LayerRows
-from .tables.logits import insert_logits, read_rows
+from .tables.logits import insert_logits, read_window
+from .tables.mitigations import MitigationRow, insert_mitigations
 from .tables.pairs import insert_evidence, insert_pair
 from .tables.positions import position_rows, side_position_rows, top_token_rows
-from .tables.remedies import RemedyRow, insert_remedies
 from .tables.run import (
     insert_generation,
     insert_header,
@@ -64,7 +63,7 @@ class RunWriter:
         self._hashes = [SideDigest(header.format) for _ in header.sides]
         self._totals = [PairTotal() for _ in header.sides[1:]]
         # chunk of the reference
-        self._latest: tuple[int, NDArray[np.unsignedinteger] | None] = 0, None
+        self._latest: tuple[int, Bits | None] = 0, None
         self._figures: dict[str, list[pa.Table]] = {}
         self._verdicts: dict[int, Verdict] = {}
         self._figure_rows = 0
@@ -81,7 +80,7 @@ class RunWriter:
         # first position, place, shape
         self._parts: dict[tuple[int, int, str], tuple[int, int, tuple[int, ...]]] = {}
         # by pair and pyramid, of a run without logits
-        self._cells: dict[tuple[int, str], list[NDArray[Any]]] = {}
+        self._cells: dict[tuple[int, str], list[Array]] = {}
         logits_bytes = raw_bytes if is_whole else 0
         with ExitStack() as stack:
             run = new_run(store, header.name, run_id, logits_bytes, created=header.created)
@@ -104,7 +103,7 @@ class RunWriter:
         """Leave nothing, if the run is not finished."""
         self._ending.__exit__(UsageError, UsageError("the run is not finished"), None)
 
-    def write(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
+    def write(self, side: int, row: int, bits: Bits) -> None:
         """Append rows of a side: bits [rows, vocab] of the compute dtype, starting at `row`, which
         must be the next one.
 
@@ -113,17 +112,13 @@ class RunWriter:
         """
         header, stop = self.header, row + len(bits)
         is_shaped = bits.shape[1:] == (header.vocab,) and bits.dtype == header.format.carrier
-        if (
-            not is_shaped
-            or row != self._rows_done[side]
-            or stop > (self._rows_done[0] if side else header.rows)
-        ):
-            need = (
-                f"[rows, {header.vocab}] {header.format.carrier} from row"
-                f" {self._rows_done[side]} on"
-            )
+        # the reference comes first
+        most = self._rows_done[0] if side else header.rows
+        if not is_shaped or row != self._rows_done[side] or stop > most:
             raise UsageError(
-                f"side {side}: {bits.shape} {bits.dtype} arrived for row {row}; expected {need}.",
+                f"side {side}: {bits.shape} {bits.dtype} arrived for row {row}; expected"
+                f" [rows, {header.vocab}] {header.format.carrier} from row"
+                f" {self._rows_done[side]} on.",
             )
         if not len(bits):
             return
@@ -135,9 +130,9 @@ class RunWriter:
             self._latest = row, bits
         else:
             first, latest = self._latest
-            reference = (
-                latest[row - first : stop - first] if latest is not None and row >= first else None
-            )
+            reference = None
+            if latest is not None and row >= first:
+                reference = latest[row - first : stop - first]
             self._storing.put(self._compare, side, row, bits, reference)
 
     def write_kv(self, side: int, part: KvPart) -> None:
@@ -164,7 +159,7 @@ class RunWriter:
                 self._caches.read(place, self.header.format.carrier, shape),
             )
             by_head, by_position = kv_rows(pair, reference, part, self.header.format)
-            self._keep(len(by_position), {KV.name: by_head, KV_POSITION.name: by_position})
+            self._keep(len(by_position), [(KV.name, by_head), (KV_POSITION.name, by_position)])
 
     def _put(self, insert: Callable[..., None], *rows: object) -> None:
         """Have the storing thread insert rows into the database, by a function of their table's
@@ -185,9 +180,9 @@ class RunWriter:
         """Write the kernels that a side launched. Once a side."""
         self._put(insert_kernels, kernels)
 
-    def write_remedies(self, pair: int, rows: Sequence[RemedyRow]) -> None:
-        """Write the remedies tried on a pair. Once a pair."""
-        self._put(insert_remedies, pair, tuple(rows))
+    def write_mitigations(self, pair: int, rows: Sequence[MitigationRow]) -> None:
+        """Write the mitigations tried on a pair. Once a pair."""
+        self._put(insert_mitigations, pair, tuple(rows))
 
     def write_generation(self, generation: Generation) -> None:
         """Write the sides' free continuations of a prompt. Once a prompt."""
@@ -198,7 +193,7 @@ class RunWriter:
         self._verdicts[verdict.pair] = verdict
         self._put(insert_evidence, verdict.pair, self._places, verdict.evidence, verdict.floors)
 
-    def _insert_logits(self, side: int, row: int, bits: NDArray[np.unsignedinteger]) -> None:
+    def _insert_logits(self, side: int, row: int, bits: Bits) -> None:
         """Insert logits, in the storing thread; if none are stored, the reference's go to a file of
         their own.
         """
@@ -220,8 +215,8 @@ class RunWriter:
         self,
         side: int,
         row: int,
-        bits: NDArray[Any],
-        reference: NDArray[Any] | None,
+        bits: Array,
+        reference: Array | None,
     ) -> None:
         """Compare rows, in the storing thread.
 
@@ -230,33 +225,28 @@ class RunWriter:
         if reference is None and self._spool is not None:
             reference = self._spool.read(row * bits[:1].nbytes, bits.dtype, bits.shape)
         elif reference is None:
-            reference = read_rows(self._database, self.header, 0, row, row + len(bits))
+            span, columns = (row, row + len(bits)), (0, self.header.vocab)
+            reference = read_window(self._database, self.header, 0, span, columns)
         places = self._places[row : row + len(bits)]
         figures, pair = compare(reference, bits, self.header.format), side - 1
         self._totals[pair].add(figures)
-        self._keep(len(places), {"position": position_rows(pair, places, figures)})
+        tables = [("position", position_rows(pair, places, figures))]
         rows = np.arange(row, row + len(places), dtype=np.int32)
         for pyramid, cells in zip(PYRAMIDS, (figures.tiles, figures.row_tiles), strict=True):
             if self._spool is None:
-                self._keep(0, {pyramid.name: tile_rows(pyramid, pair, 0, rows, cells)})
+                tables.append((pyramid.name, tile_rows(pyramid, pair, 0, rows, cells)))
             else:
-                self._cells.setdefault((pair, pyramid.name), []).append(
-                    narrow_cells(self.header, cells),
-                )
+                narrow = narrow_cells(self.header, cells)
+                self._cells.setdefault((pair, pyramid.name), []).append(narrow)
         for index, of_side in ((0, figures.reference), (side, figures.variant)):
             if index or side == 1:  # the reference's own figures are the same in every pair
-                by_position = side_position_rows(index, places, of_side)
-                self._keep(
-                    0,
-                    {
-                        "side_position": by_position,
-                        "top_token": top_token_rows(index, places, of_side),
-                    },
-                )
+                tables.append(("side_position", side_position_rows(index, places, of_side)))
+                tables.append(("top_token", top_token_rows(index, places, of_side)))
+        self._keep(len(places), tables)
 
-    def _keep(self, positions: int, tables: dict[str, pa.Table]) -> None:
+    def _keep(self, positions: int, tables: Sequence[tuple[str, pa.Table]]) -> None:
         """Keep figures, and insert all that wait once they are of many positions."""
-        for name, table in tables.items():
+        for name, table in tables:
             self._figures.setdefault(name, []).append(table)
         self._figure_rows += positions
         if self._figure_rows >= _FIGURE_ROWS:

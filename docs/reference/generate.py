@@ -20,9 +20,7 @@ def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def commands(_: str) -> str:
-    import typer
-
-    from core.__main__ import app
+    from core.__main__ import app, load
 
     def job(text: str) -> str:
         """Return the first clause of a command's help, and links to the pages that it names."""
@@ -35,12 +33,11 @@ def commands(_: str) -> str:
             ],
         )
 
-    shown = {
-        name: one for name, one in typer.main.get_command(app).commands.items() if not one.hidden
-    }
+    every = [app.get_command(None, name) for name in sorted(app.commands)]
+    shown = [command for command in every if not command.hidden]
     return table(
         ("command", "job"),
-        ((f"`{name}`", job(one.help)) for name, one in sorted(shown.items())),
+        ((f"`{command.name}`", job(load(command.name).help)) for command in shown),
     )
 
 

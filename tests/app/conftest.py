@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 from app.routes import ROUTES
 from app.shell import store_changes
 from app.shell.jobs import Job, Jobs, _Task
+from core.capture_request import CaptureRequest
 from core.errors import UlpscopeError
 from core.judging.ingest import ingest
 from core.runs.importing import import_run, is_run_file
@@ -90,7 +91,7 @@ def imports_here(own_jobs: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
             if is_run
             else partial(ingest, self.store, paths)
         )
-        steps: list[tuple[int, int]] = []
+        steps: list[tuple[str, int, int]] = []
         try:
             run_id = make(**options, on_progress=lambda *rows: steps.append(rows))
         except UlpscopeError as error:
@@ -99,8 +100,8 @@ def imports_here(own_jobs: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
             self._change(
                 task,
                 state="done",
-                rows_done=steps[-1][0],
-                rows_total=steps[-1][1],
+                rows_done=steps[-1][1],
+                rows_total=steps[-1][2],
                 run_id=run_id,
             )
 
@@ -120,7 +121,8 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Requested jobs, as `job` and their options; none of them is started."""
     jobs: list[dict[str, Any]] = []
 
-    def submit(self: Jobs, arguments: Any, **about: Any) -> Job:
+    def submit(self: Jobs, work: Any, **about: Any) -> Job:
+        arguments = work.arguments() if isinstance(work, CaptureRequest) else work
         job = Job(
             len(jobs) + 1,
             about["title"],

@@ -1,4 +1,4 @@
-"""The Capture page's form as a command line."""
+"""The Capture page's form as a request and as a command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from app.capture.page import PROMPT_BYTES, CaptureForm, split_prompts
+from app.capture.tab import PROMPT_BYTES, CaptureForm, split_prompts
 from app.shell.jobs import PromptFile
 from core.capture_request import CaptureRequest
 from core.prompt_files import read_prompts
@@ -19,15 +19,10 @@ def form(**change) -> CaptureForm:
     return CaptureForm(replace(REQUEST, **change))
 
 
-def test_a_form_is_the_command_line_of_its_request():
-    assert FORM.arguments() == REQUEST.arguments()
-    assert FORM.typed == REQUEST.typed()
-
-
 def test_a_dropped_file_stands_in_place_of_what_was_typed():
     dropped = CaptureForm(REQUEST, PromptFile("q.jsonl", b"{}"))
-    assert not [part for part in dropped.arguments() if part.startswith("--prompt")]
     assert " --prompts q.jsonl " in dropped.typed
+    assert " --prompt " not in dropped.typed
     assert dropped.missing is None
     assert dropped.prompt_file == dropped.file
 
@@ -69,9 +64,3 @@ def test_a_line_of_three_dashes_separates_prompts_and_nothing_else_does():
     assert split_prompts("a\n---\nb --- c\n\n---\n  \n---\n----\n") == ("a", "b --- c", "----")
     assert split_prompts("a\r\n---\r\nb") == ("a", "b")
     assert split_prompts(" \n") == ()
-
-
-def test_a_form_that_judges_is_the_command_judge():
-    assert form(judge=True).typed.startswith("ulpscope judge --model a/model ")
-    assert form(judge=True).arguments()[0] == "capture"
-    assert "--judge" in form(judge=True, tokens=4).arguments()

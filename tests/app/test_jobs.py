@@ -12,6 +12,7 @@ import pytest
 from app.shell import jobs as job_module
 from app.shell.jobs import Job, Jobs, PromptFile, _Task, queue_of
 from core import subprocess_json
+from core.capture_request import CaptureRequest
 from core.errors import UsageError
 from tests.waiting import until
 
@@ -43,10 +44,10 @@ def test_a_device_has_one_queue(device, queue):
 
 FOLLOWS = """
 import json, sys
-text = open(sys.argv[sys.argv.index("--prompts") + 1]).read()
+request = json.loads(sys.stdin.readline())
+text = open(request["prompt_lists"][0]).read()
 print(json.dumps({"stage": "decode", "rows_done": 3, "rows_total": 6}), flush=True)
-sys.stdin = open(sys.argv[1])
-sys.stdin.read()
+open(request["model"]).read()
 print(json.dumps({"stage": "done", "rows_done": 6, "run_id": text}))
 """
 
@@ -55,12 +56,12 @@ def test_a_job_tells_its_progress_and_its_file_goes_with_it(jobs, monkeypatch, t
     program(monkeypatch, tmp_path, FOLLOWS)
     os.mkfifo(tmp_path / "go on")
     job = jobs.submit(
-        [str(tmp_path / "go on")],
+        CaptureRequest(model=str(tmp_path / "go on"), prompts=("kept in the file",)),
         title="t",
         device="cpu",
         prompts=PromptFile("../q.txt", b"the-run"),
     )
-    path = Path(job.arguments[-1])
+    path = Path(job.arguments[job.arguments.index("--prompts") + 1])
     assert (path.name, path.is_relative_to(tmp_path / "runs")) == ("q.txt", True)
     running = wait(jobs, job.number, lambda j: j.rows_done > 0)
     assert (running.stage, running.share) == ("decode", 0.5)
@@ -73,18 +74,13 @@ def test_a_job_tells_its_progress_and_its_file_goes_with_it(jobs, monkeypatch, t
 @pytest.mark.thorough
 @pytest.mark.model
 def test_a_cancelled_capture_stops_and_leaves_nothing(jobs, tmp_path):
-    arguments = [
-        "capture",
-        "--model",
-        "sample_runs/model",
-        "--prompt-file",
-        "sample_runs/prompts/scheduler.txt",
-    ]
-    job = jobs.submit(
-        [*arguments, "--reference", "decode", "--variant", "decode+batch:16"],
-        title="long",
-        device="cpu",
+    request = CaptureRequest(
+        model="sample_runs/model",
+        prompt_files=("sample_runs/prompts/scheduler.txt",),
+        reference="decode",
+        variants=("decode+batch:16",),
     )
+    job = jobs.submit(request, title="long", device="cpu")
     after = jobs.submit(["ingest", "no-such-file.npz"], title="next", device="cpu")
     wait(jobs, job.number, lambda j: j.rows_done > 0)
     assert wait(jobs, after.number, lambda j: True).state == "waiting"  # one at a time on a device
@@ -221,7 +217,7 @@ def test_getting_a_model_waits_for_no_capture_and_ends_without_a_run(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     capture = Job(99, "a capture that runs", job_module.ANY_DEVICE, ("capture",), state="running")
-    jobs._tasks[99] = _Task(capture, None, None, None)
+    jobs._tasks[99] = _Task(capture, None, None, None, None)
     if is_there:
         (tmp_path / "cache" / "models" / "smollm2").mkdir(parents=True)
         (tmp_path / "cache" / "models" / "smollm2" / "config.json").touch()

@@ -212,7 +212,7 @@ def test_a_link_without_a_store_gets_a_sentence_and_the_empty_state(monkeypatch)
 def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
     app = followed("capture", run=RUN)
     app.session_state["open_next"] = "captured-and-deleted"  # what the button leaves behind
-    app.session_state["opened"] = True
+    app.session_state["opened"] = "overview"
     app.run()
     assert not app.exception
     assert title(app) == "Runs"
@@ -240,7 +240,7 @@ def asked_of(page: str) -> dict[str, str]:
     said = {name: text for (of, name), text in TEXTS.items() if of == page}
     for setting in WITH_SETTINGS[page]:
         if is_checked(setting):
-            values = setting.options or {str(number): number for number in setting.span}
+            values = setting.words or {str(number): number for number in setting.span}
             said[setting.name] = [
                 word for word, value in values.items() if value != setting.default
             ][-1]

@@ -31,7 +31,7 @@ REQUESTS = [
         {"layers": True, "layer_floor": 0, "layer_positions": (3, 5)},
         {
             "kernels": True,
-            "remedies": True,
+            "mitigations": True,
             "judge": True,
             "declares": ("kv=fp8_e4m3", "weights=nf4"),
         },
@@ -126,9 +126,3 @@ NESTED = '{"model": "m", "prompts": ' + "[" * 100_000 + "]" * 100_000 + "}"
 )
 def test_text_that_no_capture_wrote_is_no_request(text):
     assert CaptureRequest.from_json(text) is None
-
-
-def test_the_floor_of_modules_that_is_asked_for_by_default_is_that_of_the_capture():
-    from core.inference.watching.layers import FLOOR_SEEDS
-
-    assert PLAIN.layer_floor == FLOOR_SEEDS

@@ -19,10 +19,10 @@ from core.runs.file.records import Generation, RunHeader
 from core.runs.ops_run import write_ops_run
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
+from tests.core.responses.made_sides import engine_side, store_run
 from tests.core.runs.made_runs import calm_sides, header_of
 from tests.core.runs.test_ops_run import header as ops_header
 from tests.core.runs.test_ops_run import row_of
-from tests.core.runs.topk.made_sides import engine_side, store_run
 
 CORPUS = Path(__file__).parent / "corpus"
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from core.errors import UlpscopeError
 from core.judging.explain.causes import explain
 from core.judging.explain.rows import rows_of_lists
+from core.responses.pairing import compare_sides
 from core.runs.dumps.dump import open_dump
 from core.runs.ops_run import read_ops
 from core.runs.reader import RunReader
@@ -28,7 +29,6 @@ from core.runs.reports.gate_files import junit_text, markdown_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.store.cards import prompt_texts, read_runs
 from core.runs.store.store import Store
-from core.runs.topk.pairing import compare_sides
 
 GATE = ["bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,7 +94,7 @@ def _read_run(path: Path) -> None:
                 run.stored_cells("ulps", pair.index, 0, (0, rows))
             for table in ("kv", "kv_position", "layer", "layer_position", "floor_position"):
                 run.rows(table, pair=pair.index)
-        for _ in (run.classes, run.vocabulary, run.remedies, run.generations):
+        for _ in (run.classes, run.vocabulary, run.mitigations, run.generations):
             pass
         pairs, _ = report_of_run(run)
         conditions = [
@@ -108,7 +108,7 @@ def _read_run(path: Path) -> None:
 
 
 def _read_lists(run: RunReader) -> None:
-    sides = run.lists()
+    sides = run.responses()
     for side in sides[1:]:
         pair = compare_sides(sides[0], side)
         explain(rows_of_lists(pair, sides[0], side))

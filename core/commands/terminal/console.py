@@ -8,15 +8,17 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from rich import progress as rich_progress
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from ...command_name import COMMAND, shell_command
+from ...progress import Progress
 from ...runs.store.store import open_store
 from ...text import duration, legible, number, percent, size
 
@@ -44,8 +46,12 @@ _LABELS = {
 }
 
 
+def json_text(value: Any) -> str:
+    return json.dumps(value, indent=1, default=str, allow_nan=False)
+
+
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=1, default=str, allow_nan=False) + "\n")
+    sys.stdout.write(json_text(value) + "\n")
 
 
 def print_line(**value: Any) -> None:
@@ -143,22 +149,8 @@ def announce(
         print_text(f"stored in {open_store(store).address}", err)
 
 
-class Tell(Protocol):
-    """Callback by which work reports its stage, and how much of it is done if that can be
-    counted.
-    """
-
-    def __call__(
-        self,
-        stage: str,
-        done: int = 0,
-        total: int = 0,
-        unit: str = "positions",
-    ) -> None: ...
-
-
 @contextmanager
-def steps(kind: str = "bar") -> Iterator[Tell]:
+def steps(kind: str = "bar") -> Iterator[Progress]:
     """Show the progress of long work: JSON lines on stdout; on stderr a bar, or lines if that is
     not a terminal.
     """
@@ -174,7 +166,7 @@ def steps(kind: str = "bar") -> Iterator[Tell]:
             TimeRemainingColumn(),
         )
         # rich sends what is written to stdout to the bar's console: wrong if stdout is a file
-        with Progress(
+        with rich_progress.Progress(
             *columns,
             console=err,
             transient=True,

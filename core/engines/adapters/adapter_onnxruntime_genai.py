@@ -110,12 +110,12 @@ def check(request):
     activations = options.get("activations", "f32")
     if request.get("modules") and (rows > 1 or kind != "f32"):
         raise Refused("modules can be followed with weights:f32 and without batch:N only.")
-    is_own = options.get("graph") == "own" and _is_own(
-        Path(request["model"]),
-        options,
-        (kind, activations),
-    )
-    require(NEEDED if not is_own else ("onnx",) if request.get("modules") else ())
+    kinds = kind, activations
+    is_own = options.get("graph") == "own" and _is_own(Path(request["model"]), options, kinds)
+    if not is_own:
+        require(NEEDED)
+    elif request.get("modules"):
+        require(["onnx"])
     return is_own
 
 
@@ -130,7 +130,9 @@ def _is_own(folder, options, kinds):
         return True
     if "weights" in options and kinds == ("f32", "f32"):
         return False
-    words = f"graph:own+weights:{own[0]}" + (f"+activations:{own[1]}" if own[1] != "f32" else "")
+    words = f"graph:own+weights:{own[0]}"
+    if own[1] != "f32":
+        words += f"+activations:{own[1]}"
     raise Refused(f"the folder's graph has other matrices; write {words}.")
 
 

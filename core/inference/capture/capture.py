@@ -7,7 +7,8 @@ import json
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -18,8 +19,9 @@ import transformers
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
-from ...runs.file.keep import ALL
+from ...progress import Progress, no_progress
 from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from ...runs.store.partial import is_passing
 from ...runs.writer import RunWriter
 from ...text import size
 from ..models.devices import own_bits
@@ -27,12 +29,12 @@ from ..models.model import LoadedModel, revision_of
 from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
 from ..paths import engine_side
 from ..paths.bases import without_cache
-from ..paths.batch import CacheWatch, Emit, ignore, kv_parts, neighbour_rows, rows_of_a_chunk
+from ..paths.batch import CacheWatch, Emit, kv_parts, neighbour_rows, rows_of_a_chunk
 from ..paths.paths import NamedPath, OpenPath, Path, check_path, open_path, sides_of
-from ..watching.layers import FLOOR_SEEDS, LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
+from ..watching.layers import LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
 
 # cached: a model's weights do not change during a process
-_REVISIONS: dict[tuple[str, str | None], str] = {}
+_revision_of = cache(revision_of)
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,10 @@ class CapturePlan:
     prompt left. layers: positions at which modules' outputs are compared, if they are.
     """
 
+    request: CaptureRequest
     loaded: LoadedModel
     paths: tuple[Path, ...]
     token_ids: tuple[tuple[int, ...], ...]
-    seed: int
     header: RunHeader
     has_kv: bool = False
     generations: tuple[Generation, ...] = ()
@@ -57,45 +59,53 @@ class CapturePlan:
 def plan_capture(
     loaded: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
-    reference: str,
-    variants: Sequence[str],
+    request: CaptureRequest,
     *,
-    name: str | None = None,
-    command: str = "",
-    request: CaptureRequest | None = None,
-    seed: int = 0,
-    repeat: int = 1,
-    kv: bool | None = None,
     generations: Sequence[Generation] = (),
-    layers: bool = False,
-    layer_floor: int = FLOOR_SEEDS,
-    layer_positions: Sequence[int] = (),
-    keep: str = ALL,
+    command: str = "",
 ) -> CapturePlan:
     """Check all that can be checked before the first forward. A prompt is text, or token ids.
 
-    request: stored in the run in place of `command`; repeat, generations: see `sides_of` and
-    generation.py; kv: compare KV caches, None: if a path reads one; layers: compare module outputs,
-    with a noise floor of `layer_floor` reorderings, at `layer_positions` and others if all would
-    take too much disk.
+    prompts: in place of the request's; generations: see generation.py; command: stored in the run
+    in place of the request, if another one made it.
     """
-    if not 0 <= seed < 1 << 63:
-        raise UsageError(f"--seed {seed}: expected a whole number from 0 to 2^63 - 1.")
-    sides = sides_of(reference, variants, repeat)
+    if not 0 <= request.seed < 1 << 63:
+        raise UsageError(f"--seed {request.seed}: expected a whole number from 0 to 2^63 - 1.")
+    sides = sides_of(request)
     paths = tuple(side.path for side in sides)
     check_paths(loaded, paths, None)
     if not prompts:
         raise CaptureError("a capture needs at least one prompt.")
-    token_ids = tuple(
-        loaded.tokens_of(prompt, f"prompt {n} of {len(prompts)}")
-        for n, prompt in enumerate(prompts, start=1)
-    )
-    for positions in sorted({len(ids) for ids in token_ids}):
+    token_ids = tuple(loaded.tokens_of_all(prompts))
+    lengths = [len(ids) for ids in token_ids]
+    for positions in sorted(set(lengths)):
         check_paths(loaded, paths, positions)
     _check_batches(loaded, paths, token_ids)
+    return CapturePlan(
+        request,
+        loaded,
+        paths,
+        token_ids,
+        _header(loaded, sides, token_ids, request, command),
+        _compares_kv(loaded, paths, request),
+        tuple(generations),
+        plan_layers(loaded, paths, lengths, request) if request.layers else None,
+    )
+
+
+def _header(
+    loaded: LoadedModel,
+    sides: Sequence[NamedPath],
+    token_ids: Sequence[tuple[int, ...]],
+    request: CaptureRequest,
+    command: str,
+) -> RunHeader:
     vocabulary = loaded.vocabulary()
-    header = RunHeader(
-        name=name or title_of(loaded, sides, repeat),
+    # temporary files of a page by their names only
+    lists = (FilePath(each).name if is_passing(each) else each for each in request.prompt_lists)
+    stored = replace(request, prompt_lists=tuple(lists))
+    return RunHeader(
+        name=request.name or _title(loaded, sides, request),
         compute_dtype=loaded.dtype,
         vocab=loaded.vocab_size,
         prompts=tuple(
@@ -110,72 +120,50 @@ def plan_capture(
             revision=loaded.revision,
             device=loaded.device,
             device_name=loaded.device_name,
-            seed=seed,
-            command=request.typed() if request else command,
-            request=request.to_json() if request else None,
-            versions=_versions(loaded, paths),
+            seed=request.seed,
+            command=command or stored.typed(),
+            request=None if command else stored.to_json(),
+            versions=_versions(loaded, [side.path for side in sides]),
         ),
         vocabulary=vocabulary,
-        keep=keep,
-    )
-    can_keep = without_cache(loaded, None)
-    if kv and can_keep:
-        raise CaptureError(f"{can_keep}, and leave --kv out.")
-    has_kv = can_keep is None and (any(path.reads_cache for path in paths) if kv is None else kv)
-    if layers and generations:
-        raise UsageError("module outputs cannot be compared in generated text; leave --layers out.")
-    other = next(
-        (path for path in paths if path.engine is not None and not path.engine.shows_modules),
-        None,
-    )
-    if layers and other is not None:
-        raise UsageError(f"'{other}' does not send module outputs; leave --layers out.")
-    lengths = [len(ids) for ids in token_ids]
-    looked_at = (
-        plan_layers(loaded, lengths, paths[0], layer_floor, layer_positions) if layers else None
-    )
-    return CapturePlan(
-        loaded,
-        paths,
-        token_ids,
-        seed,
-        header,
-        has_kv,
-        tuple(generations),
-        looked_at,
+        keep=request.keep,
     )
 
 
-def title_of(loaded: LoadedModel, sides: Sequence[NamedPath], repeat: int = 1) -> str:
+def _title(loaded: LoadedModel, sides: Sequence[NamedPath], request: CaptureRequest) -> str:
     """Return a title of the model and its sides: the first few, and how many more."""
-    model = FilePath(loaded.name).name
+    model, repeat = FilePath(loaded.name).name, request.repeat
     if repeat > 1:
         paths = ", ".join(dict.fromkeys(str(side.path) for side in sides[repeat - 1 :: repeat]))
         return f"{model}: {paths}, {repeat} calls"
-    variants = ", ".join(side.name for side in sides[1:4]) + (
-        f" and {len(sides) - 4} more" if len(sides) > 4 else ""
-    )
-    return f"{model}: {sides[0].name} vs {variants}"
+    variants = ", ".join(side.name for side in sides[1:4])
+    if len(sides) > 4:
+        variants += f" and {len(sides) - 4} more"
+    generated = f", {request.tokens} tokens generated" if request.tokens else ""
+    return f"{model}: {sides[0].name} vs {variants}{generated}"
+
+
+def _compares_kv(loaded: LoadedModel, paths: Sequence[Path], request: CaptureRequest) -> bool:
+    """Return whether KV caches are compared: as requested, else if a path reads one."""
+    obstacle = without_cache(loaded, None)
+    if obstacle is None:
+        return any(path.reads_cache for path in paths) if request.kv is None else request.kv
+    if request.kv:
+        raise CaptureError(f"{obstacle}, and leave --kv out.")
+    return False
 
 
 def run_capture(
     plan: CapturePlan,
     sink: RunWriter,
-    on_progress: Callable[[str, int, int], Any] = ignore,
+    on_progress: Progress = no_progress,
 ) -> list[str]:
     """Run every side into the sink: side 0 first, prompts in order, logits in chunks of about 8 MB.
 
-    Nothing is forced to be deterministic; the seed is set before each side. on_progress: called
-    with (side, rows done, rows), rows of all sides. Return a sentence for each part that failed
-    besides the sides.
+    Nothing is forced to be deterministic; the seed is set before each side. Return a
+    sentence for each part that failed besides the sides.
     """
-    rows_total = plan.header.rows * len(plan.paths)
-    rows_done = 0
     missing: list[str] = []
-
-    def tell(stage: str) -> None:
-        on_progress(stage, rows_done, rows_total)
-
     for generation in plan.generations:
         sink.write_generation(generation)
     layers = None
@@ -186,26 +174,15 @@ def run_capture(
             plan.token_ids,
             sink.layers(plan.layers.positions, is_async=has_a_core_to_spare(plan.loaded)),
         )
+
+    def tell(stage: str, rows_done: int = plan.header.rows) -> None:
+        on_progress(stage, rows_done, plan.header.rows * len(plan.paths))
+
     with quiet(), torch.inference_mode():
         for side, path in enumerate(plan.paths):
-            torch.manual_seed(plan.seed)
-            gather = _Gather(plan, side, sink)
-
-            def emit(
-                _: int,
-                logits: torch.Tensor,
-                side: int = side,
-                gather: _Gather = gather,
-            ) -> None:
-                nonlocal rows_done
-                with no_foreign_errors():
-                    gather.add(logits)
-                    rows_done += len(logits)
-                    tell(plan.header.sides[side].name)
-
+            torch.manual_seed(plan.request.seed)
             with torch_errors_stop(path):
-                _run_side(plan, side, layers, emit, sink)
-            gather.finish()
+                _run_side(plan, side, layers, sink, tell)
             if layers is not None and side == 0:
                 try:
                     with torch_errors_stop(path):
@@ -219,17 +196,20 @@ def _run_side(
     plan: CapturePlan,
     side: int,
     layers: LayerCapture | None,
-    emit: Emit,
     sink: RunWriter,
+    tell: Callable[[str, int], None],
 ) -> None:
-    """Emit the rows of one side, prompt by prompt, each followed by its caches."""
+    """Write the rows of one side, prompt by prompt, each followed by its caches."""
     watch = CacheWatch() if plan.has_kv else None
     trace = layers.trace(side, plan.paths[side]) if layers is not None else None
+    chunks = _Chunks(plan, side, sink)
 
-    def see(position: int, logits: torch.Tensor) -> None:
+    def emit(position: int, logits: torch.Tensor) -> None:
         if trace is not None:
             trace.see_logits(position, logits)
-        emit(position, logits)
+        with no_foreign_errors():
+            chunks.add(logits)
+            tell(plan.header.sides[side].name, side * plan.header.rows + chunks.rows)
 
     with (
         open_path(plan.paths[side], plan.loaded, watch, trace) as run,
@@ -237,12 +217,14 @@ def _run_side(
     ):
         for prompt, ids in enumerate(plan.token_ids):
             with nullcontext() if trace is None else trace.of_prompt(prompt):
-                _run_prompt(run, ids, plan.generations[prompt] if plan.generations else None, see)
+                _run_prompt(run, ids, plan.generations[prompt] if plan.generations else None, emit)
             if watch is not None:
                 for part in kv_parts(watch, prompt, plan.loaded.torch_dtype):
                     with no_foreign_errors():
                         sink.write_kv(side, part)
                 watch.cache = watch.batch = None
+    with no_foreign_errors():
+        chunks.finish()
 
 
 def _run_prompt(
@@ -265,18 +247,20 @@ def _run_prompt(
     )
 
 
-class _Gather:
-    """Rows of one side on the device, written to the sink in chunks: one copy to the host for
-    each.
+class _Chunks:
+    """Rows of one side on the device, written to the sink in chunks: one copy to the host for each.
+
+    rows: those that came.
     """
 
     def __init__(self, plan: CapturePlan, side: int, sink: RunWriter) -> None:
-        self._plan, self._side, self._sink = plan, side, sink
+        self._path, self._side, self._sink = plan.paths[side], side, sink
         self._capacity = min(rows_of_a_chunk(plan.loaded), plan.header.rows)
         self._waiting: list[torch.Tensor] = []
-        self._row = 0
+        self.rows = self._written = 0
 
     def add(self, logits: torch.Tensor) -> None:
+        self.rows += len(logits)
         for piece in logits.split(self._capacity):
             is_whole = not self._waiting and len(piece) == self._capacity
             # a view would keep its base alive
@@ -288,13 +272,12 @@ class _Gather:
         """Write the waiting rows."""
         if not self._waiting:
             return
-        with torch_errors_stop(self._plan.paths[self._side]):
-            bits = own_bits(
-                torch.cat(self._waiting) if len(self._waiting) > 1 else self._waiting[0],
-            )
+        with torch_errors_stop(self._path):
+            is_one = len(self._waiting) == 1
+            bits = own_bits(self._waiting[0] if is_one else torch.cat(self._waiting))
         self._waiting.clear()
-        self._sink.write(self._side, self._row, bits)
-        self._row += len(bits)
+        self._sink.write(self._side, self._written, bits)
+        self._written += len(bits)
 
 
 def torch_errors_stop(path: Path) -> AbstractContextManager[None]:
@@ -364,12 +347,9 @@ def _versions(loaded: LoadedModel, paths: Sequence[Path]) -> dict[str, str]:
     }
 
 
-def environment_of(request: CaptureRequest, plan: CapturePlan) -> dict[str, Any]:
+def environment_of(plan: CapturePlan) -> dict[str, Any]:
     """Return what determines the bits besides the request. The plan needs no weights."""
-    about, loaded = plan.header.provenance, plan.loaded
-    key = (request.model, request.revision)
-    if key not in _REVISIONS:
-        _REVISIONS[key] = about.revision or revision_of(*key)
+    request, loaded, about = plan.request, plan.loaded, plan.header.provenance
     config = {
         name: value
         for name, value in loaded.model.config.to_dict().items()
@@ -377,7 +357,7 @@ def environment_of(request: CaptureRequest, plan: CapturePlan) -> dict[str, Any]
     }
     tokenizer = getattr(loaded.tokenizer, "backend_tokenizer", None)
     return {
-        "revision": _REVISIONS[key],
+        "revision": about.revision or _revision_of(request.model, request.revision),
         "config": _digest(json.dumps(config, sort_keys=True, default=str)),
         "tokenizer": (
             _digest(tokenizer.to_str())

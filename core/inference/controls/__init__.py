@@ -1,3 +1,3 @@
-"""Controls of a verdict: the noise floor, other orders of summation, lower precisions, remedies,
+"""Controls of a verdict: the noise floor, other orders of summation, lower precisions, mitigations,
 and the judgement they lead to.
 """

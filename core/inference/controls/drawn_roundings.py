@@ -10,7 +10,7 @@ values are moved alike, as kernels do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,9 +23,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CaptureError
+from ...judging.controls import Errors, Exact
 from ...judging.divergence import ALIKE, SystematicError, systematic_error
-from ...judging.judge import Errors, Exact, error_rows
+from ...judging.drawn import error_rows
 from ...judging.statistic import FloorTest
+from ...progress import Progress, no_progress
 from ...runs.file.evidence import Evidence
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel, has_experts
@@ -151,7 +153,7 @@ class RoundingDraws:
     def measure(
         self,
         sides: Sequence[RunnableSide],
-        say: Callable[[str], None] = lambda _: None,
+        say: Progress = no_progress,
     ) -> Exact:
         """Measure the sides, and the model's own paths when they are asked for."""
 
@@ -174,7 +176,7 @@ class RoundingDraws:
         self,
         side: RunnableSide,
         blocks: Sequence[int],
-        say: Callable[[str], None] = lambda _: None,
+        say: Progress = no_progress,
         *,
         always_check_draws: bool = True,
     ) -> tuple[Evidence, FloorTest]:
@@ -193,7 +195,7 @@ class RoundingDraws:
     def errors(
         self,
         sides: Sequence[RunnableSide],
-        say: Callable[[str], None] = lambda _: None,
+        say: Progress = no_progress,
     ) -> list[Errors]:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
         loaded = self.loaded

@@ -15,11 +15,22 @@ from transformers import PreTrainedModel
 
 from ...errors import CaptureError, UsageError
 from ...judging import judge as judging
+from ...judging.controls import (
+    Controls,
+    Exact,
+    NoiseFloor,
+    NotAvailableError,
+    OtherRows,
+    Pair,
+    PrecisionVerdict,
+    Rerun,
+    StaysInFloat32Error,
+)
 from ...judging.divergence import Divergence
-from ...judging.judge import NoiseFloor, NotAvailableError, OtherRows, Pair
 from ...judging.places import NotFinite, place_of
 from ...judging.statistic import BLOCKS, FloorTest
 from ...numerics.formats import LOGIT_FORMATS
+from ...progress import Progress, no_progress
 from ...runs.file.evidence import Evidence, OtherPromptsFigures, OtherRowFigures, Verdict
 from ..models.dtypes import WIDENING
 from ..models.model import LoadedModel, has_experts, loaded_from
@@ -64,7 +75,7 @@ def judge(
     variant: str | Engine,
     precisions: Sequence[Precision] = (),
     tokenizer: Any = None,
-    on_progress: Callable[[str], None] | None = None,
+    on_progress: Progress = no_progress,
     session: JudgingSession | None = None,
     digests: tuple[str, str] | None = None,
 ) -> Verdict:
@@ -189,7 +200,7 @@ class JudgingSession:
         return nullcontext(run) if trace is None else side.open(model, trace)
 
 
-class ModelControls(judging.Controls):
+class ModelControls(Controls):
     """Controls of two sides that the model runs."""
 
     def __init__(
@@ -197,10 +208,10 @@ class ModelControls(judging.Controls):
         session: JudgingSession,
         sides: tuple[RunnableSide, RunnableSide],
         precisions: Sequence[Precision] = (),
-        say: Callable[[str], None] | None = None,
+        say: Progress = no_progress,
         digests: tuple[str, str] | None = None,
     ) -> None:
-        self.session, self.sides, self.say = session, sides, say or (lambda _: None)
+        self.session, self.sides, self.say = session, sides, say
         self.loaded, self.prompts, self.precisions = session.loaded, session.prompts, precisions
         self.names, self.lengths = (
             (sides[0].name, sides[1].name),
@@ -269,7 +280,7 @@ class ModelControls(judging.Controls):
             divergence = divergence_of(model, self.prompts, self.memoized_sides, see)
         if not all(is_wide):
             name = self.names[is_wide.index(False)]
-            raise judging.StaysInFloat32Error(f"'{name}' computes in float32 whatever it is asked.")
+            raise StaysInFloat32Error(f"'{name}' computes in float32 whatever it is asked.")
         return self._pair(divergence, self.names)
 
     def _pair(
@@ -312,7 +323,7 @@ class ModelControls(judging.Controls):
         self.floors[dtype] = replace(floor, squares=squares, control=control)
         return self.floors[dtype]
 
-    def rerun(self) -> judging.Rerun:
+    def rerun(self) -> Rerun:
         again = self.earlier_digests
         if again is None:
             self.say("both sides once more")
@@ -328,7 +339,7 @@ class ModelControls(judging.Controls):
         ]
         control = " and ".join(f"'{name}'" for name in self.names) + ", each called twice"
         if not unstable:
-            return judging.Rerun(control, self.names, ())
+            return Rerun(control, self.names, ())
         self.say("how far a rerun goes")
         calls = [
             divergence_of(self.loaded, self.prompts, (side, side))
@@ -338,7 +349,7 @@ class ModelControls(judging.Controls):
         squares = np.max([call.squares for call in calls], axis=0)
         mismatches = max(call.nonfinite_mismatch for call in calls)
         size = squares if squares.any() or mismatches else None
-        return judging.Rerun(
+        return Rerun(
             control,
             self.names,
             tuple(side.name for side in unstable),
@@ -390,7 +401,7 @@ class ModelControls(judging.Controls):
             ),
         ]
 
-    def exact(self) -> judging.Exact:
+    def exact(self) -> Exact:
         sides = [self.session.memoize(side) for side in self.sides if side.path != PLAIN.path]
         if not sides:
             raise NotAvailableError("")
@@ -402,7 +413,7 @@ class ModelControls(judging.Controls):
         tests: Mapping[str, FloorTest],
         *,
         also_in_16_bits: bool,
-    ) -> Sequence[judging.PrecisionVerdict]:
+    ) -> Sequence[PrecisionVerdict]:
         session = self.session
         question = Question(
             self.prompts,

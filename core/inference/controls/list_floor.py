@@ -4,8 +4,8 @@ sides sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,38 +13,38 @@ import torch
 from ...errors import UsageError
 from ...judging.explain.rescoring import Floats, Rescoring, floor_evidence
 from ...judging.explain.rows import PairRows, RowPair
+from ...progress import Progress
 from ...runs.file.evidence import Evidence
 from ..models.model import LoadedModel
-from ..paths.batch import Run
-from ..paths.engines import PLAIN
+from ..models.module_state import restore_state
+from ..paths.sliced_head import columns_at_once, sliced_logits
 from .judge_model import model_errors_stop
 from .reordering import reorder
 from .rounding_floor import check_prompts
 
 _SEEDS = range(4)
-Say = Callable[..., None]
-Prompts = Sequence[tuple[int, ...]] | Mapping[int, tuple[int, ...]]  # by number
+_MOST_TOKENS = 1 << 12  # of a batch with its padding, about all that `rows_of_rollouts` takes
+Ids = tuple[int, ...]
+_Scores = dict[tuple[int, int], tuple[Floats, float]]  # by prompt and position
+Prompts = Sequence[Ids] | Mapping[int, Ids]  # by number
 
 
-def floor_of_rows(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Say) -> Evidence:
+def floor_of_rows(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress) -> Evidence:
     """Compare rows of a pair with a model's noise floor. prompts: all tokens that were read, or
     more.
     """
     return floor_evidence(rescore(loaded, prompts, pair, say))
 
 
-def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Say) -> Rescoring:
+def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress) -> Rescoring:
     """Score the tokens of a pair's rows by a model, and by its reorderings. prompts: all tokens
     that were read.
     """
     rows = [row for row in pair.rows if len(row.token_ids)]
-    rows_of = {
-        prompt: {row.position: row for row in group}
-        for prompt, group in groupby(rows, lambda row: row.prompt)
-    }
-    ids_of = {
-        prompt: prompts[prompt][: max(of_prompt) + 1] for prompt, of_prompt in rows_of.items()
-    }
+    lengths: dict[int, int] = {}
+    for row in rows:
+        lengths[row.prompt] = max(lengths.get(row.prompt, 0), row.position + 1)
+    ids_of = {prompt: prompts[prompt][:length] for prompt, length in lengths.items()}
     check_prompts(loaded, list(ids_of.values()))
     largest = max(*(int(row.token_ids.max()) for row in rows), *map(max, ids_of.values()))
     if largest >= loaded.vocab_size:
@@ -52,25 +52,24 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Say) -> 
             f"model '{loaded.name}' has {loaded.vocab_size:,} tokens, and the run token"
             f" {largest:,}.",
         )
-    with model_errors_stop(), PLAIN.open(loaded, None) as run:
+    batches = list(_batches(ids_of))
+    with model_errors_stop():
 
         def score(what: str) -> tuple[Floats, Floats]:
-            parts = []
-            for number, (prompt, of_prompt) in enumerate(rows_of.items()):
-                say(
-                    f"scoring by '{loaded.name}' in {loaded.dtype}, {what}",
-                    number,
-                    len(rows_of),
-                    "prompts",
-                )
-                parts.append(_values_of(run, ids_of[prompt], of_prompt, pair.values))
-            values, entropies = zip(*parts, strict=True)
-            return np.concatenate(values), np.concatenate(entropies)
+            scores: _Scores = {}
+            says = f"scoring by '{loaded.name}' in {loaded.dtype}, {what}"
+            for number, batch in enumerate(batches):
+                say(says, number, len(batches), "batches")
+                scores |= _scores_of(loaded, batch, rows, pair.values)
+            values, entropies = zip(
+                *(scores[row.prompt, row.position] for row in rows), strict=True
+            )
+            return np.concatenate(values), np.array(entropies)
 
         plain, entropy = score("as it is")
         draws = []
         for seed in _SEEDS:
-            with reorder(loaded.model, seed):  # which permutes all weights: once for all prompts
+            with reorder(loaded.model, seed):
                 draws.append(score(f"reordering {seed + 1} of {len(_SEEDS)}")[0])
     return Rescoring(
         loaded.name,
@@ -84,26 +83,66 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Say) -> 
     )
 
 
-def _values_of(
-    run: Run,
-    ids: Sequence[int],
-    rows: Mapping[int, RowPair],
-    values: str,
-) -> tuple[Floats, Floats]:
-    """Return the values of these rows one after another, as an engine sends them: log-probabilities
-    in float32; and the entropy of each row.
+def _batches(ids_of: Mapping[int, Ids]) -> Iterator[dict[int, Ids]]:
+    """Yield the prompts in batches, those of like lengths together.
+
+    Reordering permutes all weights in every forward, so that forwards are few.
     """
-    pieces, entropies = [], []
+    batch: dict[int, Ids] = {}
+    for prompt, ids in sorted(ids_of.items(), key=lambda item: len(item[1])):
+        if batch and (len(batch) + 1) * len(ids) > _MOST_TOKENS:
+            yield batch
+            batch = {}
+        batch[prompt] = ids
+    yield batch
 
-    def add(start: int, logits: torch.Tensor) -> None:
-        for at, row in enumerate(logits, start=start):
-            if at in rows:
-                row, tokens = row.float(), torch.from_numpy(rows[at].token_ids).to(row.device)
-                logprobs = row.log_softmax(-1)
-                pieces.append(
-                    (row if values == "logit" else logprobs)[tokens].double().cpu().numpy(),
-                )
-                entropies.append(float(torch.special.entr(logprobs.exp()).sum()))
 
-    run(ids, add)
-    return np.concatenate(pieces), np.array(entropies)
+def _scores_of(
+    loaded: LoadedModel,
+    batch: Mapping[int, Ids],
+    rows: Sequence[RowPair],
+    values: str,
+) -> _Scores:
+    """Return the values of each row of the batch's prompts, as an engine sends them:
+    log-probabilities in float32; and its entropy.
+    """
+    prompts = list(batch)
+    texts = [torch.tensor(ids) for ids in batch.values()]
+    # padding on the right, which no position before it sees
+    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(loaded.device)
+    arguments: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    if len(set(map(len, texts))) > 1:
+        masks = [torch.ones_like(text) for text in texts]
+        padded = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)
+        arguments["attention_mask"] = padded.to(loaded.device)
+    scores: _Scores = {}
+    start = 0
+
+    def add(logits: torch.Tensor) -> None:
+        """Score the rows in a slice of the columns, all at once: reordering costs each operation a
+        dispatch. [prompts, columns, vocab]
+        """
+        nonlocal start
+        stop = start + logits.shape[1]
+        here = [row for row in rows if row.prompt in batch and start <= row.position < stop]
+        if here:
+            numbers = [prompts.index(row.prompt) for row in here]
+            of_rows = logits[numbers, [row.position - start for row in here]].float()
+            logprobs = of_rows.log_softmax(-1)
+            entropies = torch.special.entr(logprobs.exp()).sum(-1).tolist()
+            counts = [len(row.token_ids) for row in here]
+            tokens = np.concatenate([row.token_ids for row in here])
+            chosen = of_rows if values == "logit" else logprobs
+            chosen = chosen[np.repeat(np.arange(len(here)), counts), tokens].double().cpu()
+            parts = np.split(chosen.numpy(), np.cumsum(counts)[:-1])
+            for row, part, entropy in zip(here, parts, entropies, strict=True):
+                scores[row.prompt, row.position] = part, entropy
+        start = stop
+
+    restore_state(loaded.start)
+    size = columns_at_once(len(batch), loaded.vocab_size, loaded.torch_dtype.itemsize)
+    if ids.shape[1] <= size:
+        add(loaded.model(**arguments).logits)
+    else:
+        sliced_logits(loaded.model, arguments, 0, ids.shape[1], size, add)
+    return scores

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError, UsageError
-from ...judging.dump import DumpControls, WithModel
-from ...judging.judge import Exact, NoiseFloor, PrecisionVerdict
+from ...judging.controls import Exact, NoiseFloor, PrecisionVerdict
+from ...judging.dump import DumpControls, MakeControls
 from ...judging.statistic import FloorTest
 from ...judging.uploaded_controls import side_in_float32
 from ...numerics.formats import values_of
+from ...progress import Progress, no_progress
 from ...runs.figures import Figures
 from ...runs.file.evidence import Evidence
 from ..models.model import LoadedModel
@@ -35,9 +37,9 @@ def model_of_dump(
     *,
     float32: Sequence[Path] = (),
     precisions: Sequence[Precision] = (),
-    on_progress: Callable[[str], None] | None = None,
-) -> WithModel:
-    """Add a model's controls to those of a dump. float32: dumps of the pair in float32.
+    on_progress: Progress = no_progress,
+) -> MakeControls:
+    """Return how the controls of a dump are made with a model. float32: dumps of the pair in float32.
 
     Raises:
         UsageError: the dump has no token ids, or is not of this model's vocabulary or dtype.
@@ -61,14 +63,14 @@ def model_of_dump(
     check_prompts(loaded, prompts)
     session = JudgingSession(loaded, prompts)
 
-    def with_model(dump: DumpControls) -> _DumpOfModel:
-        sides = [_recording_of(figures, index, prompts, float32) for index in (0, dump.index + 1)]
-        return _DumpOfModel(
-            dump,
-            ModelControls(session, (sides[0], sides[1]), precisions, on_progress),
+    def controls_of(dump: Figures, pair: int, *others: Any) -> _DumpOfModel:
+        reference, variant = (
+            _recording_of(dump, index, prompts, float32) for index in (0, pair + 1)
         )
+        model = ModelControls(session, (reference, variant), precisions, on_progress)
+        return _DumpOfModel(model, dump, pair, *others)
 
-    return with_model
+    return controls_of
 
 
 class _DumpOfModel(DumpControls):
@@ -76,10 +78,9 @@ class _DumpOfModel(DumpControls):
     recorded.
     """
 
-    def __init__(self, dump: DumpControls, model: ModelControls) -> None:
-        vars(self).update(vars(dump))
-        self.model, self.has_experts = model, dump.has_experts or model.has_experts
-        self.available = tuple(sorted({*(dump.available or ()), "model"}))
+    def __init__(self, model: ModelControls, *dump: Any) -> None:
+        super().__init__(*dump)
+        self.model, self.has_experts = model, self.has_experts or model.has_experts
 
     @property
     @model_errors_stop()
@@ -87,7 +88,7 @@ class _DumpOfModel(DumpControls):
         return self.model.chooses_keys
 
     def validity(self) -> list[Evidence]:
-        return self.rows
+        return self.rows  # `exact` compares the errors of the sides
 
     @model_errors_stop()
     def floor(self, dtype: str) -> NoiseFloor:

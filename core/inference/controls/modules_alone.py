@@ -50,20 +50,20 @@ def module_row(
     a fault may be too small for a module.
     """
     name = sides[-1].name
-    control = (
-        f"every module of '{name}' on prompt {number}, fed identical inputs, compared with float64"
-    )
+    inputs = f"on prompt {number}, fed identical inputs, compared with float64"
     try:
         if (count := fits(loaded, len(ids))) <= position:
             raise CaptureError(f"position {position} of prompt {number} does not fit into memory.")
         with foreign_errors_stop("modules one at a time", "choose a smaller model"):
             for side in dict.fromkeys(sides):
                 alone = modules_alone(loaded, ids[:count], side)
-                row = alone_evidence(control.replace(name, side.name), alone, name, number)
+                control = f"every module of '{side.name}' {inputs}"
+                row = alone_evidence(control, alone, name, number)
                 if alone.ratios.max() > LARGEST_ALONE:
                     return row
     except CaptureError as error:
         says = f"The modules cannot be taken one at a time: {error}"
+        control = f"every module of '{name}' {inputs}"
         return Evidence(Check.ALONE, control, Unmeasured(), MISSING, says, name)
     return None if is_below_float32 else row
 

@@ -1,5 +1,4 @@
-"""Linear maps summed in another order: what pure rounding does to this model, which is the noise
-floor (docs/explanation/verdict.md).
+"""Linear maps summed in another order: what pure rounding does to this model, the noise floor.
 
 Permuting the contracted axis of a weight and of its input is the same mathematics. It is done where
 torch dispatches its operations, below every module class. Attention, norms, embeddings and

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError
+from ...judging.controls import NoiseFloor
 from ...judging.divergence import Divergence, concatenate, row_ulp_percentile
-from ...judging.judge import NoiseFloor
 from ...judging.places import NotFinite
 from ...numerics.formats import FloatFormat
 from ..models.dtypes import in_float32
@@ -72,8 +72,7 @@ def check_prompts(loaded: LoadedModel, prompts: Prompts) -> None:
     """CaptureError if there is none, or the model cannot take one."""
     if not prompts:
         raise CaptureError("a divergence is measured over at least one prompt; none was given.")
-    for number, prompt in enumerate(prompts, start=1):
-        loaded.tokens_of(prompt, f"prompt {number} of {len(prompts)}")
+    loaded.tokens_of_all(prompts)
 
 
 def groups_of(loaded: LoadedModel, prompts: Prompts) -> Iterator[list[Sequence[int]]]:

@@ -9,14 +9,16 @@ divergence. That second pass is an ordinary capture: this module finds the token
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
+from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
+from ...progress import Progress, no_progress
 from ...runs.file.records import Generation
-from ..capture.capture import CapturePlan, check_paths, plan_capture, title_of, torch_errors_stop
+from ..capture.capture import CapturePlan, check_paths, plan_capture, torch_errors_stop
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
 from ..paths.batch import ignore
@@ -26,33 +28,29 @@ from ..paths.paths import OpenPath, Path, open_path, sides_of
 def plan_generation(
     loaded: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
-    reference: str,
-    variants: Sequence[str],
+    request: CaptureRequest,
     *,
-    tokens: int,
-    name: str | None = None,
-    seed: int = 0,
+    command: str = "",
     is_dry: bool = False,
-    on_progress: Callable[[str, int, int], Any] = ignore,
-    **options: Any,
+    on_progress: Progress = no_progress,
 ) -> CapturePlan:
-    """Continue every prompt on every side by up to `tokens` tokens, and plan the capture up to the
-    last divergence.
+    """Continue every prompt on every side by up to `request.tokens` tokens, and plan the capture up
+    to the last divergence.
 
     A side ends with an end-of-text token. The captured positions are those of the prompt and of the
     reference's tokens up to the last divergence of a variant, or all if there is none. is_dry:
-    generate nothing and plan as if no side diverged, the maximal cost; on_progress: called with
-    (side, prompts done, prompts), prompts of all sides; options: of `plan_capture`.
+    generate nothing and plan as if no side diverged, the maximal cost; command: see `plan_capture`.
     """
-    ids, paths = _check(loaded, prompts, reference, variants, tokens)
+    tokens = request.tokens
+    ids, paths = _check(loaded, prompts, request)
     continuations: list[list[tuple[int, ...]]] = [[] for _ in paths]
     if not is_dry:
-        # raises its errors before any forward
-        plan_capture(loaded, ids, reference, variants, seed=seed, **options)
+        plan_capture(loaded, ids, request)  # raises its errors before any forward
         for path, own in zip(paths, continuations, strict=True):
-            for one, _ in continue_all(path, loaded, ids, tokens, seed=seed):
+            for one, _ in continue_all(path, loaded, ids, tokens, seed=request.seed):
                 own.append(one)
-                on_progress(str(path), sum(map(len, continuations)), len(ids) * len(paths))
+                done = sum(map(len, continuations))
+                on_progress(f"{path} writes", done, len(ids) * len(paths), "prompts")
     generations, whole = [], []
     for number, prompt in enumerate(ids):
         sides = tuple(() if is_dry else own[number] for own in continuations)
@@ -60,17 +58,7 @@ def plan_generation(
         texts = tuple(str(loaded.tokenizer.decode(list(side), **plain)) for side in sides)
         generations.append(Generation(number, len(prompt), tokens, sides, texts))
         whole.append((*prompt, *((0,) * (tokens - 1) if is_dry else _common(generations[-1]))))
-    title = name or f"{title_of(loaded, sides_of(reference, variants))}, {tokens} tokens generated"
-    return plan_capture(
-        loaded,
-        whole,
-        reference,
-        variants,
-        name=title,
-        seed=seed,
-        generations=generations,
-        **options,
-    )
+    return plan_capture(loaded, whole, request, generations=generations, command=command)
 
 
 def continue_all(
@@ -98,11 +86,9 @@ def end_tokens(loaded: LoadedModel) -> frozenset[int]:
     """Return the end-of-text token ids: of the generation config, else the tokenizer's."""
     config: Any = getattr(loaded.model, "generation_config", None)
     value = getattr(config, "eos_token_id", None)
-    tokens = (
-        value
-        if isinstance(value, list)
-        else [value if value is not None else loaded.tokenizer.eos_token_id]
-    )
+    if value is None:
+        value = loaded.tokenizer.eos_token_id
+    tokens = value if isinstance(value, list) else [value]
     return frozenset(token for token in tokens if isinstance(token, int))
 
 
@@ -140,29 +126,24 @@ def _common(generation: Generation) -> tuple[int, ...]:
     """Return the reference's tokens to feed: up to the last divergence, or all but its last one."""
     partings = [generation.parting(side) for side in range(1, len(generation.tokens))]
     own = generation.tokens[0]
-    if any(parting is None for parting in partings):
-        return own[: len(own) - 1]
-    return own[
-        : max(parting for parting in partings if parting is not None)
-        - generation.given_positions
-        + 1
-    ]
+    last = max((parting for parting in partings if parting is not None), default=0)
+    count = len(own) - 1 if None in partings else last - generation.given_positions + 1
+    return own[:count]
 
 
 def _check(
     loaded: LoadedModel,
     prompts: Sequence[str | Sequence[int]],
-    reference: str,
-    variants: Sequence[str],
-    tokens: int,
+    request: CaptureRequest,
 ) -> tuple[list[tuple[int, ...]], list[Path]]:
     """Return (token ids of the prompts, paths of the sides).
 
     CaptureError if one cannot be continued.
     """
+    tokens = request.tokens
     if tokens < 1:
         raise UsageError(f"--tokens {tokens}: expected at least 1.")
-    paths = [side.path for side in sides_of(reference, variants)]
+    paths = [side.path for side in sides_of(request)]
 
     def refuse(positions: int | None) -> None:
         check_paths(loaded, paths, None)
@@ -171,10 +152,7 @@ def _check(
                 raise CaptureError(f"path '{path}': {reason}.")
 
     refuse(None)
-    ids = [
-        loaded.tokens_of(prompt, f"prompt {n} of {len(prompts)}")
-        for n, prompt in enumerate(prompts, start=1)
-    ]
+    ids = loaded.tokens_of_all(prompts)
     for number, prompt in enumerate(ids, start=1):
         if loaded.context is not None and len(prompt) + tokens > loaded.context:
             raise CaptureError(

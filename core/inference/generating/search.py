@@ -10,15 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from ...errors import CaptureError, UsageError
+from ...progress import Progress, no_progress
 from ..capture.capture import check_paths, torch_errors_stop
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
-from ..paths.batch import ignore, rows_of_a_chunk
+from ..paths.batch import rows_of_a_chunk
 from ..paths.paths import Path, open_path, parse_path
 from .generation import best_and_margin, continue_all
 
@@ -75,14 +75,13 @@ def search(
     minutes: float | None = None,
     tokens: int = 0,
     seed: int = 0,
-    on_progress: Callable[[int, int, int], Any] = ignore,
+    on_progress: Progress = no_progress,
 ) -> SearchResult:
     """Search the prompts in order until `flips` of them have a flip, the minutes are spent, or all
     were searched.
 
     tokens: 0 compares the argmax at every position of the prompt; else both sides continue it
-    greedily by up to this many. on_progress: called with (prompts with a flip, prompts done,
-    prompts).
+    greedily by up to this many.
     """
     began = time.monotonic()
     if flips < 1 or tokens < 0 or (minutes is not None and not 0 < minutes < float("inf")):
@@ -131,7 +130,7 @@ def search(
         if not places:
             smallest = [margin for margin in (*ours[1], *theirs[1], closest) if margin is not None]
             closest = min((margin for margin in smallest if margin < torch.inf), default=None)
-        on_progress(hits, count, len(usable))
+        on_progress(f"{hits} with a flip", count, len(usable), "prompts")
         if hits >= flips or seconds_left() <= 0:
             break
     if hits >= flips:

@@ -5,13 +5,12 @@ The list is of allowed operations: one that reduces, or is not correctly rounded
 to have one order is refused. So equal bits do not depend on the shapes that were tried.
 """
 
-# ruff: noqa: ARG001, ARG005 - every operation is handled by one signature
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -21,8 +20,31 @@ from ...errors import CaptureError
 from . import products
 
 _aten: Any = torch.ops.aten
-Handler = Callable[[Any, Any, Any, Any], Any]
-"""(mode, operation, args, kwargs) -> result"""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of an operation, as torch dispatches it."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+
+    def run(self) -> Any:
+        return self.func(*self.args, **self.kwargs)
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        names = (argument.name for argument in self.func._schema.arguments)
+        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return an argument by its name in torch's schema; the default if it is not given."""
+        value = self._values.get(name)
+        return default if value is None else value
+
+
+Handler = Callable[[_Call], Any]
 
 
 @contextmanager
@@ -45,7 +67,7 @@ def invariant_forwards(model: torch.nn.Module) -> Iterator[None]:
 
 
 def invariant_refusal(model: torch.nn.Module) -> str | None:
-    """Return why this model cannot run batch-invariantly, and the remedy, or None."""
+    """Return why this model cannot run batch-invariantly, and the fix, or None."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for device in {tensor.device: None for _, tensor in tensors}:
         if device.type not in ("cpu", "meta"):  # a dry run has shapes only
@@ -92,11 +114,11 @@ class Invariant(TorchDispatchMode):
             products.end_sharing()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return handler_of(func)(self, func, args, kwargs or {})
+        return handler_of(func)(_Call(func, args, kwargs or {}))
 
 
-def _plain(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*args, **kwargs)
+def _plain(call: _Call) -> Any:
+    return call.run()
 
 
 @cache
@@ -120,10 +142,7 @@ def handler_of(func: Any) -> Handler:
 def _only_floats(handler: Handler) -> Handler:
     """Return a handler for floats only: sums of integers do not round."""
 
-    def handle(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-        return (handler if _has_floats(args) else _plain)(mode, func, args, kwargs)
-
-    return handle
+    return lambda call: handler(call) if _has_floats(call.args) else call.run()
 
 
 def _has_floats(values: Any) -> bool:
@@ -137,172 +156,160 @@ def _has_floats(values: Any) -> bool:
     )
 
 
-def _refuse(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _refuse(call: _Call) -> Any:
     raise CaptureError(
-        f"invariant: {func} is not known to give the same bits whatever the batch; leave invariant"
-        " out, or choose attn:sdpa or attn:eager.",
+        f"invariant: {call.func} is not known to give the same bits whatever the batch; leave"
+        " invariant out, or choose attn:sdpa or attn:eager.",
     )
 
 
-def _unknown(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    with mode:  # einsum and its like are products underneath
-        result = func.decompose(*args, **kwargs)
-    return _refuse(mode, func, args, kwargs) if result is NotImplemented else result
+def _unknown(call: _Call) -> Any:
+    with Invariant():  # einsum and its like are products underneath
+        result = call.func.decompose(*call.args, **call.kwargs)
+    return _refuse(call) if result is NotImplemented else result
 
 
-def _aligned(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    x, *rest = args
-    if (
-        any(isinstance(value, torch.Tensor) and value.ndim for value in rest)
-        or func._schema.is_mutable
-        or "out" in kwargs
-    ):
-        return _refuse(mode, func, args, kwargs)
-    return products.elementwise(func, x, *rest, **kwargs)
+def _aligned(call: _Call) -> Any:
+    x, *rest = call.args
+    has_arrays = any(isinstance(value, torch.Tensor) and value.ndim for value in rest)
+    if has_arrays or call.func._schema.is_mutable or "out" in call.kwargs:
+        return _refuse(call)
+    return products.elementwise(call.func, x, *rest, **call.kwargs)
 
 
-def _power(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def _power(call: _Call) -> Any:
+    exponent = call.args[1]
     # a product, in both branches of torch's loop
-    if isinstance(args[1], int | float) and args[1] == 2:
-        return func(*args, **kwargs)
-    return _aligned(mode, func, args, kwargs)
+    if isinstance(exponent, int | float) and exponent == 2:
+        return call.run()
+    return _aligned(call)
 
 
-# The arguments of torch's own schemas, by their names there.
+def _into_out(call: _Call, result: torch.Tensor) -> torch.Tensor:
+    out = call.get("out")
+    return result if out is None else out.copy_(result)
 
 
-def _matmul(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    result = products.matmul(args[0], args[1])
-    return kwargs["out"].copy_(result) if "out" in kwargs else result
+def _matmul(call: _Call) -> Any:
+    return _into_out(call, products.matmul(call.args[0], call.args[1]))
 
 
-def _bmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    result = products.batch_matmul(args[0], args[1], args[0].dtype)
-    return kwargs["out"].copy_(result) if "out" in kwargs else result
+def _bmm(call: _Call) -> Any:
+    x, w = call.args[:2]
+    return _into_out(call, products.batch_matmul(x, w, x.dtype))
 
 
-def _addmm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    self, x, w = args
-    sums = (
-        products.product(x, w)
-        if func.overloadpacket is _aten.addmm
-        else products.batch_matmul(x, w)
-    )
-    return products.add_scaled(self, sums, x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1))
+def _added(call: _Call, sums: torch.Tensor) -> torch.Tensor:
+    """Return beta * self + alpha * sums."""
+    self, x, _ = call.args
+    return products.add_scaled(self, sums, x.dtype, call.get("beta", 1), call.get("alpha", 1))
 
 
-def _addmv(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    self, x, w = args
-    sums = products.product(x, w[:, None])[:, 0]
-    return products.add_scaled(self, sums, x.dtype, kwargs.get("beta", 1), kwargs.get("alpha", 1))
+def _addmm(call: _Call) -> Any:
+    return _added(call, products.product(call.args[1], call.args[2]))
 
 
-def _grouped_mm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    x, w, *rest = args
-    ends = rest[0] if rest else kwargs.get("offs")
-    if x.ndim != 2 or w.ndim != 3 or ends is None or kwargs.get("bias") is not None:
-        return _refuse(mode, func, args, kwargs)
+def _baddbmm(call: _Call) -> Any:
+    return _added(call, products.batch_matmul(call.args[1], call.args[2]))
+
+
+def _addmv(call: _Call) -> Any:
+    return _added(call, products.product(call.args[1], call.args[2][:, None])[:, 0])
+
+
+def _grouped_mm(call: _Call) -> Any:
+    x, w = call.args[:2]
+    ends = call.get("offs")
+    if x.ndim != 2 or w.ndim != 3 or ends is None or call.get("bias") is not None:
+        return _refuse(call)
     return products.grouped_mm(x, w, ends)
 
 
-def _sum(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    x = args[0]
-    axes = args[1] if len(args) > 1 and args[1] is not None else []
+def _sum(call: _Call) -> Any:
+    x, axes = call.args[0], call.get("dim", [])
     axes = [axes] if isinstance(axes, int) else list(axes)
-    keepdim = args[2] if len(args) > 2 else kwargs.get("keepdim", False)
-    total = products.sums_over(x, axes, keepdim=keepdim)
-    if func.overloadpacket is _aten.mean:
+    total = products.sums_over(x, axes, keepdim=call.get("keepdim", False))
+    if call.func.overloadpacket is _aten.mean:
         total /= x.numel() // max(1, total.numel())
-    return total.to(kwargs.get("dtype") or x.dtype)
+    return total.to(call.get("dtype", x.dtype))
 
 
-def _softmax(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    x, axis = args[0], args[1]
-    is_log = "log" in func._opname
-    if func._opname.startswith("_"):  # (x, axis, half_to_float)
-        dtype = torch.float32 if args[2] else x.dtype
-    else:  # (x, axis, dtype)
-        dtype = (args[2] if len(args) > 2 else kwargs.get("dtype")) or x.dtype
-    return products.softmax(x, axis, dtype, is_log=is_log)
+def _softmax(call: _Call) -> Any:
+    x = call.args[0]
+    # softmax has a dtype, _softmax has half_to_float
+    dtype = torch.float32 if call.get("half_to_float") else call.get("dtype", x.dtype)
+    return products.softmax(x, call.get("dim"), dtype, is_log="log" in call.func._opname)
 
 
-def _layer_norm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    x, shape, *rest = args
-    weight, bias, epsilon = [*rest, *[None, None, 1e-5][len(rest) :]][:3]
+def _layer_norm(call: _Call) -> Any:
+    x, shape = call.args[:2]
+    weight, bias, epsilon = call.get("weight"), call.get("bias"), call.get("eps", 1e-5)
     output = products.layer_norm(x, shape, weight, bias, epsilon)
-    return output if func.overloadpacket is _aten.native_layer_norm else output[0]
+    return output if call.func.overloadpacket is _aten.native_layer_norm else output[0]
 
 
-def _rms_norm(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    x, shape, *rest = args
-    weight, epsilon = [*rest, *[None, None][len(rest) :]][:2]
+def _rms_norm(call: _Call) -> Any:
+    x, shape = call.args[:2]
+    weight, epsilon = call.get("weight"), call.get("eps", torch.finfo(x.dtype).eps)
     wide = x.float()
-    axes = range(x.ndim - len(shape), x.ndim)
-    mean = products.sums_over(wide * wide, list(axes), keepdim=True) / torch.Size(shape).numel()
-    rstd = torch.rsqrt(mean + (torch.finfo(x.dtype).eps if epsilon is None else epsilon))
+    axes = list(range(x.ndim - len(shape), x.ndim))
+    mean = products.sums_over(wide * wide, axes, keepdim=True) / torch.Size(shape).numel()
+    rstd = torch.rsqrt(mean + epsilon)
     out = (wide * rstd if weight is None else wide * rstd * weight.float()).to(x.dtype)
-    return (out, rstd) if func.overloadpacket is _aten._fused_rms_norm else out
+    return (out, rstd) if call.func.overloadpacket is _aten._fused_rms_norm else out
 
 
-def _attention(mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    names = [argument.name for argument in func._schema.arguments]
-    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
-    query, key, value = arguments["query"], arguments["key"], arguments["value"]
-    mask, scale = arguments.get("attn_mask", arguments.get("attn_bias")), arguments.get("scale")
-    if arguments.get("dropout_p") or query.ndim != 4:
-        return _refuse(mode, func, args, kwargs)
+def _attention(call: _Call) -> Any:
+    query, key, value = call.args[:3]
+    if call.get("dropout_p") or query.ndim != 4:
+        return _refuse(call)
     out = products.attention(
         query,
         key,
         value,
-        mask,
-        is_causal=bool(arguments.get("is_causal")),
-        scale=scale,
+        call.get("attn_mask", call.get("attn_bias")),
+        is_causal=call.get("is_causal", False),
+        scale=call.get("scale"),
     )
-    if func.overloadpacket is _aten.scaled_dot_product_attention:
+    if call.func.overloadpacket is _aten.scaled_dot_product_attention:
         return out
     # The log-sum-exp and a random state, which only training reads.
-    rest = [result.type.kind() == "TensorType" for result in func._schema.returns[1:]]
+    rest = [result.type.kind() == "TensorType" for result in call.func._schema.returns[1:]]
     return out, *(query.new_empty(0) if is_tensor else 0 for is_tensor in rest)
 
 
-def _plain_if(holds: Callable[[Any, Any], bool]) -> Handler:
+def _plain_if(holds: Callable[[_Call], bool]) -> Handler:
     """Return a handler that runs an operation unchanged if its arguments make it
     order-independent.
     """
-    return lambda mode, func, args, kwargs: (_plain if holds(args, kwargs) else _refuse)(
-        mode,
-        func,
-        args,
-        kwargs,
-    )
+    return lambda call: call.run() if holds(call) else _refuse(call)
 
 
-def _replaces(args: Any, kwargs: Any) -> bool:
+def _replaces(call: _Call) -> bool:
     """Return whether index_put_ replaces; accumulation depends on threads."""
-    return not ((len(args) > 3 and args[3]) or kwargs.get("accumulate"))
+    return not call.get("accumulate")
 
 
-def _has_distinct_places(args: Any, kwargs: Any) -> bool:
+def _has_distinct_places(call: _Call) -> bool:
     """Return whether the indices are distinct: one addition per row."""
-    return len(torch.unique(args[2])) == len(args[2]) and kwargs.get("alpha", 1) == 1
+    places = call.get("index")
+    return len(torch.unique(places)) == len(places) and call.get("alpha", 1) == 1
 
 
-def _is_whole(args: Any, kwargs: Any) -> bool:
+def _is_whole(call: _Call) -> bool:
     """Return whether a running sum is of whole numbers, such as tokens per expert: exact in any
     order.
     """
-    return bool((args[0] == args[0].round()).all()) and float(args[0].abs().sum()) <= 2.0**24
+    x = call.args[0]
+    return bool((x == x.round()).all()) and float(x.abs().sum()) <= 2.0**24
 
 
-def _is_unscaled(args: Any, kwargs: Any) -> bool:
+def _is_unscaled(call: _Call) -> bool:
     """Return whether a sum of two is unscaled: one rounding.
 
     Scaled ones differ between torch's branches.
     """
-    return kwargs.get("alpha", 1) == 1 and all(
-        isinstance(value, torch.Tensor) for value in args[2:]
-    )
+    return call.get("alpha", 1) == 1
 
 
 def _operations(names: str) -> set[Any]:
@@ -312,10 +319,11 @@ def _operations(names: str) -> set[Any]:
 _TAKEN_OVER: dict[Any, Handler] = {
     packet: handler
     for handler, names in (
-        (lambda mode, func, args, kwargs: products.linear(*args, **kwargs), "linear"),
+        (lambda call: products.linear(*call.args, **call.kwargs), "linear"),
         (_matmul, "matmul mm mv dot"),
         (_bmm, "bmm"),
-        (_addmm, "addmm baddbmm"),
+        (_addmm, "addmm"),
+        (_baddbmm, "baddbmm"),
         (_addmv, "addmv"),
         (_grouped_mm, "_grouped_mm"),
         (_sum, "mean sum"),

@@ -193,9 +193,9 @@ def sums_over(x: torch.Tensor, axes: Sequence[int], *, keepdim: bool) -> torch.T
     out = torch.empty(len(rows))
     a, b = rows.numpy(), out.numpy()
     _share(lambda first, last: kernels.row_sums(a, first, last, b), len(rows), 4 * rows.numel())
-    return out.view(
-        [1 if axis in axes else x.shape[axis] for axis in range(x.ndim)] if keepdim else shape,
-    )
+    if keepdim:
+        shape = [1 if axis in axes else x.shape[axis] for axis in range(x.ndim)]
+    return out.view(shape)
 
 
 def layer_norm(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,11 @@ class LoadedModel:
                 )
         return ids
 
+    def tokens_of_all(self, prompts: Sequence[str | Sequence[int]]) -> list[tuple[int, ...]]:
+        """Return the tokens of every prompt. CaptureError names one that the model cannot take."""
+        count = len(prompts)
+        return [self.tokens_of(each, f"prompt {n} of {count}") for n, each in enumerate(prompts, 1)]
+
     def vocabulary(self) -> dict[int, str]:
         """Return token id -> readable text, for every id that has a logit."""
         with quiet():
@@ -155,20 +160,21 @@ def load_model(
     """
     fmt = format_named(dtype)
     target = usable_device(device)
-    with quiet(), isolate(source_of(name, revision)) as source:
+    with quiet(), ExitStack() as stack:
+        source = replace(source_of(name, revision), trust_remote_code=trust_remote_code)
+        source = stack.enter_context(isolate(source))
         with foreign_errors_stop(
             f"model '{name}'",
             "close other programs or choose a smaller model",
         ):
-            config = _config(name, source, trust_remote_code)
-            _check_causal(name, config, trust_remote_code)
-            tokenizer = _tokenizer(name, source, trust_remote_code)
-            _check_memory(name, source, config, fmt.name, target)
+            config = _config(source)
+            _check_causal(source, config)
+            tokenizer = _tokenizer(source)
+            _check_memory(source, config, fmt.name, target)
         narrower = "choose a smaller model, a narrower dtype or another device"
         with foreign_errors_stop(f"model '{name}' cannot be loaded on {target}", narrower):
             if weights:
-                model: Any = _weights(name, source, config, fmt.name, trust_remote_code)
-                model = model.to(target)
+                model: Any = _weights(source, config, fmt.name).to(target)
             else:
                 with torch.device("meta"):
                     model = AutoModelForCausalLM.from_config(
@@ -227,7 +233,7 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
         raise CaptureError(f"the model is in {dtype}; expected {', '.join(LOGIT_FORMATS)}.")
     name = str(getattr(model, "name_or_path", "") or type(model).__name__)
     if tokenizer is None and Path(name).is_dir():
-        tokenizer = _tokenizer(name, ModelSource(name, Path(name), None), False)
+        tokenizer = _tokenizer(ModelSource(name, name, Path(name)))
     if model.training:
         raise CaptureError(
             f"a {type(model).__name__} in training mode has random dropout; call model.eval()"
@@ -255,26 +261,22 @@ def _origin(config: Any) -> str:
     )
 
 
-def _config(name: str, source: ModelSource, trust_remote_code: bool) -> Any:
+def _config(source: ModelSource) -> Any:
     if source.folder is not None and not (source.folder / "config.json").is_file():
         raise CaptureError(
-            f"model '{name}': the folder has no config.json; expected a model saved by"
+            f"model '{source.name}': the folder has no config.json; expected a model saved by"
             " transformers.",
         )
     try:
-        config = AutoConfig.from_pretrained(
-            source.place,
-            trust_remote_code=trust_remote_code,
-            **source.arguments,
-        )
+        config = AutoConfig.from_pretrained(source.place, **source.arguments)
         _forget_kernels(config)
         return config
     except Exception as error:
         if "trust_remote_code" in str(error):  # transformers' own refusal, over several lines
-            raise _own_code(name) from error
+            raise _own_code(source.name) from error
         what = "config.json" if source.gguf is None else "header"
         raise CaptureError(
-            f"model '{name}': its {what} is invalid: {first_line(error)}.",
+            f"model '{source.name}': its {what} is invalid: {first_line(error)}.",
         ) from error
 
 
@@ -293,38 +295,35 @@ def _own_code(name: str) -> CaptureError:
     )
 
 
-def _check_causal(name: str, config: Any, trust_remote_code: bool) -> None:
+def _check_causal(source: ModelSource, config: Any) -> None:
     """Refuse models that load as a causal LM but are none: an encoder predicts the token it
     sees.
     """
     kind = config.model_type
     brings_code = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and brings_code and not trust_remote_code:
-        raise _own_code(name)
+    is_listed = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if not is_listed and brings_code and not source.trust_remote_code:
+        raise _own_code(source.name)
     declared = list(getattr(config, "architectures", None) or [])
     masked_models = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()) - set(
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
     )
     is_masked = bool(declared) and all(architecture in masked_models for architecture in declared)
-    is_known = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or brings_code
-    if not is_known or is_masked or getattr(config, "is_encoder_decoder", False):
+    if not (is_listed or brings_code) or is_masked or getattr(config, "is_encoder_decoder", False):
         raise CaptureError(
-            f"model '{name}' is a {(declared or [kind])[0]}; expected a causal language model.",
+            f"model '{source.name}' is a {(declared or [kind])[0]}; expected a causal language model.",
         )
 
 
-def _tokenizer(name: str, source: ModelSource, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+def _tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            source.place,
-            trust_remote_code=trust_remote_code,
-            **source.arguments,
-        )
+        tokenizer = AutoTokenizer.from_pretrained(source.place, **source.arguments)
     except Exception as error:
+        is_gguf = source.gguf is not None
+        expected = "vocabulary in the file" if is_gguf else "tokenizer.json with the weights"
         raise CaptureError(
-            f"model '{name}': its tokenizer is missing or unreadable ({first_line(error)}); "
-            "expected a"
-            f" {'tokenizer.json with the weights' if source.gguf is None else 'vocabulary in the file'}.",
+            f"model '{source.name}': its tokenizer is missing or unreadable ({first_line(error)});"
+            f" expected a {expected}.",
         ) from error
     if source.gguf is not None and source.gguf.splits_digits:
         gguf.split_digits(tokenizer)
@@ -333,19 +332,13 @@ def _tokenizer(name: str, source: ModelSource, trust_remote_code: bool) -> PreTr
         can_encode = len(tokenizer("A word.", add_special_tokens=False)["input_ids"]) > 0
     if not can_encode:
         raise CaptureError(
-            f"model '{name}': its tokenizer returns no tokens for a text; expected a tokenizer with"
+            f"model '{source.name}': its tokenizer returns no tokens for a text; expected a tokenizer with"
             " a vocabulary.",
         )
     return tokenizer
 
 
-def _check_memory(
-    name: str,
-    source: ModelSource,
-    config: Any,
-    dtype: str,
-    device: torch.device,
-) -> None:
+def _check_memory(source: ModelSource, config: Any, dtype: str, device: torch.device) -> None:
     needed = needed_bytes(source, config, format_named(dtype).itemsize)
     # weights pass through the host on their way to a GPU
     places = {"this machine": devices.free_host_bytes()}
@@ -354,18 +347,12 @@ def _check_memory(
     for place, free in places.items():
         if needed is not None and free is not None and needed > free:
             raise CaptureError(
-                f"model '{name}' needs {size(needed)} in {dtype}; {place} has {size(free)} free. "
+                f"model '{source.name}' needs {size(needed)} in {dtype}; {place} has {size(free)} free. "
                 "Choose a smaller model, a narrower dtype or another machine.",
             )
 
 
-def _weights(
-    name: str,
-    source: ModelSource,
-    config: Any,
-    dtype: str,
-    trust_remote_code: bool,
-) -> PreTrainedModel:
+def _weights(source: ModelSource, config: Any, dtype: str) -> Any:
     # No .to(dtype) afterwards: buffers such as rotary frequencies stay in float32.
     target, arguments = getattr(torch, dtype), source.arguments
     first = target
@@ -377,7 +364,6 @@ def _weights(
         source.place,
         config=config,  # as checked, not read again
         dtype=first,
-        trust_remote_code=trust_remote_code,
         output_loading_info=True,
         **arguments,
     )
@@ -387,11 +373,11 @@ def _weights(
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         kind = type(model).__name__
         raise CaptureError(
-            f"model '{name}': its weights lack '{absent[0]}'{more}; expected those of a {kind}.",
+            f"model '{source.name}': its weights lack '{absent[0]}'{more}; expected those of a {kind}.",
         )
     if source.gguf is not None:
         gguf.plain(model)
-        model.name_or_path = name
+        model.name_or_path = source.name
         origin = {"quantization": source.gguf.quantization, "sha256": source.gguf.sha256}
         setattr(model.config, _ORIGIN, origin)
         if first != target:

@@ -23,7 +23,7 @@ from safetensors import safe_open
 
 from ...errors import CaptureError
 from ...packaged_models import packaged_folder
-from ...weights import weight_files
+from ...rl.checkpoints import weight_files
 from . import gguf
 from .torch_errors import first_line
 
@@ -42,23 +42,26 @@ _OF_HUB: dict[type[Exception], str] = {  # the narrower ones first
 
 @dataclass(frozen=True)
 class ModelSource:
-    """Origin of a model, for from_pretrained. folder: None for a model on the hub, and for a
-    GGUF.
+    """Origin of a model, for from_pretrained. name: as requested; folder: None for a model on the
+    hub, and for a GGUF.
     """
 
+    name: str
     place: str
-    folder: Path | None
-    revision: str | None
+    folder: Path | None = None
+    revision: str | None = None
     hub: Any = None
     gguf: gguf.GgufFile | None = None
+    trust_remote_code: bool = False
 
     @property
     def arguments(self) -> dict[str, Any]:
+        more: dict[str, Any] = {"trust_remote_code": self.trust_remote_code}
         if self.gguf is not None:
-            return {"local_files_only": True, "gguf_file": gguf.FILE}
+            return more | {"local_files_only": True, "gguf_file": gguf.FILE}
         if self.folder is not None:
-            return {"local_files_only": True}  # a folder must never make a call to the hub
-        return {"revision": self.revision}
+            return more | {"local_files_only": True}  # a folder must never make a call to the hub
+        return more | {"revision": self.revision}
 
     @property
     def digest(self) -> str:
@@ -82,12 +85,12 @@ class ModelSource:
 
 def source_of(name: str, revision: str | None) -> ModelSource:
     if packaged := packaged_folder(name):
-        return ModelSource(place=str(packaged), folder=packaged, revision=None)
+        return ModelSource(name, str(packaged), packaged)
     path = Path(name).expanduser()
     if path.is_dir():
-        return ModelSource(place=str(path), folder=path, revision=revision)
+        return ModelSource(name, str(path), path, revision)
     if path.is_file() and gguf.is_gguf(path):
-        return ModelSource(place=str(path), folder=None, revision=None, gguf=gguf.look(path))
+        return ModelSource(name, str(path), gguf=gguf.look(path))
     if path.exists():
         raise CaptureError(
             f"model '{name}' is a file; expected a folder with config.json and weights, a GGUF, or"
@@ -100,7 +103,7 @@ def source_of(name: str, revision: str | None) -> ModelSource:
             timeout=_HUB_TIMEOUT_SECONDS,
             files_metadata=True,
         )
-        return ModelSource(place=name, folder=None, revision=hub.sha, hub=hub)
+        return ModelSource(name, name, revision=hub.sha, hub=hub)
     except tuple(_OF_HUB) as error:
         reason = next(words for kind, words in _OF_HUB.items() if isinstance(error, kind))
         raise CaptureError(f"model '{name}'{reason.format(revision=revision)}") from error
@@ -111,7 +114,7 @@ def source_of(name: str, revision: str | None) -> ModelSource:
                 f"model '{name}': no such folder, and the hub cannot be reached"
                 f" ({first_line(error)}); give the path of a model folder, or connect.",
             ) from error
-        return ModelSource(place=str(cached), folder=cached, revision=cached.name)
+        return ModelSource(name, str(cached), cached, cached.name)
 
 
 def _cached_folder(name: str, revision: str | None) -> Path | None:

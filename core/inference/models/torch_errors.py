@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from huggingface_hub.utils import (
@@ -64,23 +64,17 @@ def quiet() -> Iterator[None]:
     """Silence warnings and progress bars of transformers and its hub client inside; restore both
     after.
     """
-    verbosity = transformers_logging.get_verbosity()
-    had_bars = transformers_logging.is_progress_bar_enabled()
-    had_hub_bars = not are_progress_bars_disabled()
     hub_log = logging.getLogger("huggingface_hub")
-    hub_level = hub_log.level
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), ExitStack() as restoring:
         warnings.simplefilter("ignore")
+        restoring.callback(transformers_logging.set_verbosity, transformers_logging.get_verbosity())
         transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
-        disable_progress_bars()
+        if transformers_logging.is_progress_bar_enabled():
+            restoring.callback(transformers_logging.enable_progress_bar)
+            transformers_logging.disable_progress_bar()
+        if not are_progress_bars_disabled():
+            restoring.callback(enable_progress_bars)
+            disable_progress_bars()
+        restoring.callback(hub_log.setLevel, hub_log.level)
         hub_log.setLevel(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            hub_log.setLevel(hub_level)
-            transformers_logging.set_verbosity(verbosity)
-            if had_bars:
-                transformers_logging.enable_progress_bar()
-            if had_hub_bars:
-                enable_progress_bars()
+        yield

@@ -139,12 +139,10 @@ def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
 
 def _nothing_fresh(loaded: LoadedModel, positions: int | None, prefix: int) -> str | None:
     if positions is not None and positions <= prefix:
-        remedy = (
-            f"lengthen it, or reuse at most {positions - 1}" if positions > 1 else "lengthen it"
-        )
+        fix = f"lengthen it, or reuse at most {positions - 1}" if positions > 1 else "lengthen it"
         return (
             f"a prompt of {positions} tokens has nothing left to compute after the first {prefix};"
-            f" {remedy}"
+            f" {fix}"
         )
     return without_cache(loaded, positions)
 

@@ -42,7 +42,7 @@ def not_here(engine: EngineDescription) -> str:
 
 
 def refusal(engine: EngineDescription, steps: Sequence[Step], loaded: LoadedModel) -> str | None:
-    """Return why this engine cannot run this model, and the remedy, or None."""
+    """Return why this engine cannot run this model, and the fix, or None."""
     if not engine.is_here:
         return not_here(engine)
     dtype = computes_in(steps, loaded)
@@ -52,7 +52,7 @@ def refusal(engine: EngineDescription, steps: Sequence[Step], loaded: LoadedMode
 
 
 def not_stored(engine: EngineDescription, name: str, loaded: LoadedModel) -> str | None:
-    """Return why a run in the model's dtype cannot hold this engine's logits, and the remedy, or
+    """Return why a run in the model's dtype cannot hold this engine's logits, and the fix, or
     None.
     """
     if not engine.logits or engine.logits == loaded.dtype:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError, UlpscopeError
 from ...judging.divergence import ROW_ULP_SHIFT, SINGLE_LOGIT, Divergence, concatenate, peaks_of
-from ...judging.judge import ROW_ULPS
+from ...judging.limits import ROW_ULPS
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, spacings
 from ..models.devices import bits_of, row_sums
 from ..models.model import LoadedModel

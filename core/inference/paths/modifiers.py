@@ -111,20 +111,13 @@ def _attentions(loaded: LoadedModel) -> list[str]:
     """
     model: Any = loaded.model
     has_cuda = loaded.device.startswith("cuda")
+    has_flash = has_cuda and getattr(model, "_supports_flash_attn", False)
     available = {
         "eager": True,
         "sdpa": getattr(model, "_supports_sdpa", False),
         "flex_attention": has_cuda and getattr(model, "_supports_flex_attn", False),
-        "flash_attention_2": (
-            has_cuda
-            and getattr(model, "_supports_flash_attn", False)
-            and is_flash_attn_2_available()
-        ),
-        "flash_attention_3": (
-            has_cuda
-            and getattr(model, "_supports_flash_attn", False)
-            and is_flash_attn_3_available()
-        ),
+        "flash_attention_2": has_flash and is_flash_attn_2_available(),
+        "flash_attention_3": has_flash and is_flash_attn_3_available(),
     }
     return [name for name, has in available.items() if has]
 
@@ -229,8 +222,8 @@ def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None
         return f"sdpa on a CPU has no backend '{backend}'; choose {' or '.join(_SDPA_ON_CPU)}"
     attention = others.get("attn", (loaded.model.config._attn_implementation,))[0]
     if attention != "sdpa":
-        remedy = "choose attn:sdpa" if "sdpa" in _attentions(loaded) else "leave it out"
-        return f"sdpa:{backend} needs sdpa attention, and this is {attention}; {remedy}"
+        fix = "choose attn:sdpa" if "sdpa" in _attentions(loaded) else "leave it out"
+        return f"sdpa:{backend} needs sdpa attention, and this is {attention}; {fix}"
     if (
         loaded.device != "cpu"
         and backend in ("flash", "cudnn")
@@ -283,11 +276,9 @@ def _no_compiler(loaded: LoadedModel, others: Others) -> str | None:
     if loaded.device.startswith("cuda"):
         from torch.utils._triton import has_triton
 
-        return (
-            None
-            if has_triton()
-            else "torch.compile needs triton, which is not installed; leave compile out"
-        )
+        if has_triton():
+            return None
+        return "torch.compile needs triton, which is not installed; leave compile out"
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 

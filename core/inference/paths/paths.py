@@ -70,7 +70,10 @@ class Path:
     def padding(self) -> tuple[int, int]:
         """Tokens before and after every row."""
         pad = self.values_of("pad") if self.engine is None else None
-        return (0, 0) if pad is None else (int(pad[1]), 0) if pad[0] == "left" else (0, int(pad[1]))
+        if pad is None:
+            return 0, 0
+        side, count = pad
+        return (int(count), 0) if side == "left" else (0, int(count))
 
     @property
     def is_one_piece(self) -> bool:
@@ -121,21 +124,13 @@ class Path:
         heads = int(getattr(text, "num_attention_heads", 0) or 1)
         kv_heads = int(getattr(text, "num_key_value_heads", 0) or heads)
         layers = int(getattr(text, "num_hidden_layers", 0) or 1)
-        elements = (
-            self.rows
-            * max(self.forwards(loaded, positions), default=positions)
-            * (2 * hidden + wide)
-        )
+        columns = max(self.forwards(loaded, positions), default=positions)
+        elements = columns * (2 * hidden + wide)
         if self.reads_cache:
-            elements += (
-                self.rows
-                * (positions + sum(self.padding))
-                * layers
-                * 2
-                * kv_heads
-                * (hidden // heads)
-            )
-        return self.logits_bytes(loaded, positions) + elements * loaded.torch_dtype.itemsize
+            of_token = layers * 2 * kv_heads * (hidden // heads)
+            elements += (positions + sum(self.padding)) * of_token
+        elements_bytes = self.rows * elements * loaded.torch_dtype.itemsize
+        return self.logits_bytes(loaded, positions) + elements_bytes
 
     @property
     def reads_cache(self) -> bool:
@@ -153,7 +148,7 @@ class Path:
         return str((self.values_of("dtype") or (loaded.dtype,))[0])
 
     def contradiction(self) -> str | None:
-        """Return a fault of the path for any model, and the remedy, or None."""
+        """Return a fault of the path for any model, and the fix, or None."""
         if self.engine is not None:
             values = {step.name: step.values[0] for step in self.modifiers if step.values}
             refused = self.engine.contradiction(self.base.name, values)
@@ -165,7 +160,7 @@ class Path:
         return next((sentence for sentence in reasons if sentence), None)
 
     def refusal(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Return why this model cannot run so many tokens (None: any) on this path, and the remedy,
+        """Return why this model cannot run so many tokens (None: any) on this path, and the fix,
         or None.
         """
         if self.engine is not None:
@@ -178,7 +173,7 @@ class Path:
         return next((sentence for sentence in reasons if sentence), None)
 
     def cannot_continue(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Return why this path cannot generate, and the remedy, or None. positions: tokens to
+        """Return why this path cannot generate, and the fix, or None. positions: tokens to
         feed
         """
         if self.engine is not None:
@@ -229,30 +224,35 @@ class NamedPath:
     path: Path
 
 
-def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[NamedPath, ...]:
-    """Return the sides, the reference first. repeat: calls of each path in sequence, as requests to
+def sides_of(request: CaptureRequest) -> tuple[NamedPath, ...]:
+    """Return the sides of a request, the reference first; each path once per repeat, as requests to
     a server.
 
     With block or prefix reuse call 1 of `blocks:16` finds no cache and is a prefill; the later ones
-    are `blocks:16`.
+    are `blocks:16`. Refuses engines that are not installed.
     """
+    repeat, reference = request.repeat, parse_path(request.reference)
     if repeat < 1:
         raise UsageError(f"--repeat {repeat}: expected at least 1.")
+    variants = [parse_path(text) for text in request.variants]
+    for text in request.sweeps:
+        variants += [path for path in sweep(reference, text) if path != reference]
     if not variants and repeat == 1:
-        raise UsageError("a capture needs at least one variant; give a path such as decode.")
-    paths = [parse_path(text) for text in (reference, *variants)]
+        variants = [parse_path("prefill" if str(reference) == "decode" else "decode")]
+    paths = [reference, *variants]
     for number, path in enumerate(paths):
         if path in paths[:number]:
             raise UsageError(
                 f"path '{path}' is given twice; the sides of a run need different paths.",
             )
+        if path.engine is not None and not path.engine.is_here:
+            raise CaptureError(f"path '{path}': {engine_side.not_here(path.engine)}.")
     if repeat == 1:
         return tuple(NamedPath(str(path), path) for path in paths)
     sides = []
     for path in paths:  # the first call fills the cache that the later ones read
-        filling = (
-            replace(path, base=Step("prefill")) if path.base.name in ("blocks", "reuse") else path
-        )
+        is_filling = path.base.name in ("blocks", "reuse")
+        filling = replace(path, base=Step("prefill")) if is_filling else path
         sides += [
             NamedPath(f"{path} call {call}", filling if call == 1 else path)
             for call in range(1, repeat + 1)
@@ -260,31 +260,8 @@ def sides_of(reference: str, variants: Sequence[str], repeat: int = 1) -> tuple[
     return tuple(sides)
 
 
-def check_sides(request: CaptureRequest) -> None:
-    """Refuse unusable sides before weights are read: invalid paths, engines that are not
-    installed.
-    """
-    for side in sides_of(request.reference, variants_of(request), request.repeat):
-        if side.path.engine is not None and not side.path.engine.is_here:
-            raise CaptureError(f"path '{side.path}': {engine_side.not_here(side.path.engine)}.")
-
-
-def variants_of(request: CaptureRequest, default: str = "decode") -> list[str]:
-    """Return the variants of a request, with those of sweeps; `default` if there are none and no
-    repeats.
-    """
-    own = str(parse_path(request.reference))
-    swept = [path for text in request.sweeps for path in sweep(request.reference, text)]
-    variants = [*request.variants, *(path for path in swept if path != own)]
-    if not variants and request.repeat == 1:
-        variants = ["prefill" if own == default else default]
-    return variants
-
-
-def sweep(reference: str, text: str) -> list[str]:
-    """Expand `batch=1,2,4` to the reference with each value of a modifier or another base, as
-    texts.
-    """
+def sweep(reference: Path, text: str) -> list[Path]:
+    """Expand `batch=1,2,4` to the reference with each value of a modifier or another base."""
     name, equals, values = text.partition("=")
     name = name.strip().lower()
     if not equals or not values.strip() or (name not in MODIFIERS and name not in BASES):
@@ -292,14 +269,12 @@ def sweep(reference: str, text: str) -> list[str]:
             f"--sweep '{text}': expected NAME=VALUE,VALUE,... with one of"
             f" {', '.join([*MODIFIERS, *BASES])}.",
         )
-    path = parse_path(reference)
+    kept = [step for step in reference.modifiers if step.name != name]
     if name in MODIFIERS:
-        stem = "+".join(
-            map(str, (path.base, *(step for step in path.modifiers if step.name != name))),
-        )
-        return [str(parse_path(f"{stem}+{name}:{value.strip()}")) for value in values.split(",")]
-    behind = "".join(f"+{step}" for step in path.modifiers)
-    return [str(parse_path(f"{name}:{value.strip()}{behind}")) for value in values.split(",")]
+        stem, end = "+".join(map(str, (reference.base, *kept))) + "+", ""
+    else:
+        stem, end = "", "".join(f"+{step}" for step in kept)
+    return [parse_path(f"{stem}{name}:{value.strip()}{end}") for value in values.split(",")]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
 from ...runs.tables.layers import FLOOR, PLAIN_PREFILL, LayerModule, LayerPart, LayerRows
 from ..controls.reordering import reorder, reordering_refusal
@@ -26,8 +27,6 @@ from ..paths.hooks import ModuleTrace, module_of_call
 from ..paths.paths import Path
 from .modules import LOGITS, watched_modules
 
-# a module's floor is a mean over many elements and positions: two seeds agree to a few percent
-FLOOR_SEEDS = 2
 SPOOL_BYTES = 2 << 30  # of the reference's outputs that wait on disk
 # modules x positions: rows of layer_position per pair, 72 bytes of memory each when written
 MOST_CELLS = 1 << 20
@@ -58,14 +57,20 @@ class LayerPlan:
 
 def plan_layers(
     loaded: LoadedModel,
+    paths: Sequence[Path],
     lengths: Sequence[int],
-    reference: Path,
-    seeds: int,
-    picks: Sequence[int] = (),
+    request: CaptureRequest,
 ) -> LayerPlan:
     """Choose the positions to record: all within SPOOL_BYTES and MOST_CELLS, else each prompt's
-    last one, `picks` and others evenly spread. CaptureError if modules cannot be recorded.
+    last one, those of the request and others evenly spread. CaptureError if modules cannot be
+    recorded.
     """
+    if request.tokens:
+        raise UsageError("module outputs cannot be compared in generated text; leave --layers out.")
+    for path in paths:
+        if path.engine is not None and not path.engine.shows_modules:
+            raise UsageError(f"'{path}' does not send module outputs; leave --layers out.")
+    reference, seeds = paths[0], request.layer_floor
     if seeds < 0:
         raise UsageError(f"--layer-floor {seeds}: expected a number of reorderings, 0 for none.")
     modules = watched_modules(loaded.model)
@@ -86,12 +91,9 @@ def plan_layers(
     ) * loaded.torch_dtype.itemsize
     room = max(1, min(SPOOL_BYTES // row_bytes, MOST_CELLS // (len(modules) + 1)))
     begins = np.cumsum([0, *lengths])
-    extra = [
-        begin + place
-        for begin, length in zip(begins[:-1], lengths, strict=True)
-        for place in picks
-        if place < length
-    ]
+    extra = []
+    for begin, length in zip(begins[:-1], lengths, strict=True):
+        extra += [begin + place for place in request.layer_positions if place < length]
     first = list(dict.fromkeys([*extra, *(begins[1:] - 1)]))[:room]
     spread = np.linspace(0, begins[-1] - 1, min(int(begins[-1]), room)).astype(int)
     others = [row for row in spread.tolist() if row not in set(first)][: max(0, room - len(first))]

@@ -59,12 +59,9 @@ def watched_modules(model: Any) -> list[WatchedModule]:
         is_rotary = "rotary" in type(module).__name__.lower()
         if name == owner_name or is_of_experts or is_rotary or isinstance(module, _LEFT_OUT):
             continue
+        place = "" if inside is None else inside.partition(".")[2]
         is_block = block is not None and module is blocks[block]
-        kind = (
-            "residual"
-            if is_block
-            else _kind(inside.partition(".")[2] if inside is not None else "", name, module)
-        )
+        kind = "residual" if is_block else _kind(place, name, module)
         # an activation in a mixer, whose axes have another order
         if kind == "other" and not _has_weights(module):
             continue
@@ -93,12 +90,12 @@ def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
     return modules
 
 
-def _blocks_of(model: Any, remedy: str = "") -> tuple[str, torch.nn.ModuleList]:
+def _blocks_of(model: Any, fix: str = "") -> tuple[str, torch.nn.ModuleList]:
     count = int(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
     for name, module in model.named_modules():
         if count and isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return name, module
-    raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks{remedy}.")
+    raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks{fix}.")
 
 
 def _kind(place: str, name: str, module: torch.nn.Module) -> str:

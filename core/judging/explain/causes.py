@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...responses.pairing import ResponsePair, compare_sides
+from ...responses.placeholders import MASKED
+from ...responses.records import ResponseSide
+from ...rl.causes import NO_TEMPERATURE, explain_tokens
+from ...rl.queries import sample_tokens
 from ...runs.file.evidence import PairFigures
-from ...runs.queries.mismatch import has_rollouts, sample_tokens
 from ...runs.reader import RunReader
-from ...runs.topk.pairing import ListPair, compare_sides
-from ...runs.topk.placeholders import MASKED
-from ...runs.topk.records import ListSide
 from ...text import opening, plural
 from . import fits, signs
-from .rollouts import NO_TEMPERATURE, explain_tokens
 from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
 from .scoring import Cause, Find, remaining_rms
 
@@ -102,15 +102,14 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
     """Return the causes of a stored pair; of a judged one each says how many noise floors it
     leaves.
     """
-    if has_rollouts(run):
+    if run.has_rollouts():
         tokens = sample_tokens(run)
         says = f"Checked {len(tokens.r):,} of {run.compared_positions(pair):,} tokens."
         if tokens.entropy is None:
             says = f"{says} {NO_TEMPERATURE}"
-        names = (run.pairs[pair].reference, run.pairs[pair].variant)
-        return Explanation(explain_tokens(tokens, names), says)
+        return Explanation(explain_tokens(tokens), says)
     if run.header.k is not None:
-        sides = run.lists()
+        sides = run.responses()
         return explain_lists(compare_sides(sides[0], sides[pair + 1]), sides[0], sides[pair + 1])
     if run.pairs[pair].summary.bit_identical:
         return Explanation([])
@@ -131,7 +130,9 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
     return replace(explanation, causes=causes)
 
 
-def explain_lists(pair: ListPair, reference: ListSide, variant: ListSide) -> Explanation:
+def explain_lists(
+    pair: ResponsePair, reference: ResponseSide, variant: ResponseSide
+) -> Explanation:
     """Return the causes of a pair of lists, values that are no values of a model before all."""
     explanation = explain(rows_of_lists(pair, reference, variant))
     missing = [

@@ -11,7 +11,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ...numerics.mismatch import SampledTokens
+from ...rl.causes import explain_tokens
+from ...rl.figures import SampledTokens
 from ...runs.file.evidence import (
     MISSING,
     NOTED,
@@ -22,8 +23,8 @@ from ...runs.file.evidence import (
     Unmeasured,
 )
 from ...text import multiple, three_digits
-from ..judge import LISTS, foreign
-from .rollouts import explain_tokens
+from ..judge import foreign
+from ..limits import LISTS
 from .rows import RowPair
 from .scoring import Cause
 
@@ -198,8 +199,9 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
                 near.sides[side.side],
                 near.plain,
                 entropy=near.entropy,
+                names=(side.name, near.model),
             )
-            reasons = explain_tokens(tokens, (side.name, near.model))
+            reasons = explain_tokens(tokens)
             places = ("some tokens", "part of the response") if off.any() else ()
             reasons = [reason for reason in reasons if reason.name not in places]
             if not reasons and off.any():

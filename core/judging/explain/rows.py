@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...numerics.formats import format_named, spacings, values_of
-from ...numerics.topk import largest
+from ...numerics.top_tokens import largest
+from ...responses.alignment import prompt_tokens
+from ...responses.pairing import ResponsePair
+from ...responses.records import UNKNOWN_TOKEN, ResponseSide
 from ...runs.figures import Figures
-from ...runs.topk.alignment import prompt_tokens
-from ...runs.topk.pairing import ListPair
-from ...runs.topk.records import UNKNOWN_TOKEN, ListSide
 from ..constant_rows import is_left_out
 from .moves import MOST_ROWS, Moves, moves_of_run
 
@@ -95,7 +95,7 @@ class PairRows:
     places: Sequence[tuple[int, int]]
     whole: Values
     is_masked: Flags | None = None
-    lists: ListPair | None = None
+    lists: ResponsePair | None = None
     tokens: Sequence[Sequence[tuple[int, ...]]] = ()
     factor: float = 1.0
     every_place: Sequence[tuple[int, int]] = ()
@@ -196,9 +196,9 @@ def _is_padding(rows: Values) -> Flags:
 
 
 def rows_of_lists(
-    pair: ListPair,
-    reference: ListSide,
-    variant: ListSide,
+    pair: ResponsePair,
+    reference: ResponseSide,
+    variant: ResponseSide,
     most: int = _MOST_LISTED,
 ) -> PairRows:
     """Return about `most` compared positions of a pair of lists."""

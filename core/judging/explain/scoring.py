@@ -79,6 +79,11 @@ class Cause:
         )
 
     @property
+    def names_positions(self) -> bool:
+        """Whether its sentence says at which positions, or at how many."""
+        return not {"position", "positions"}.isdisjoint(self.parameters)
+
+    @property
     def text(self) -> str:
         if self.explained is None:
             return self.says

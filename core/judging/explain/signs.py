@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...numerics.formats import FORMATS
-from ...runs.topk.alignment import extra_first_token
-from ...runs.topk.records import UNKNOWN_TOKEN
+from ...responses.alignment import extra_first_token
+from ...responses.records import UNKNOWN_TOKEN
 from ...text import number, plural
 from .fits import round_to
 from .moves import Moves

@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy_format
-from numpy.typing import NDArray
 
 from ...errors import DumpError
+from ...numerics.arrays import Array
 from ...text import clean
 
 HEADER_BYTES = 10_000  # numpy's own limit on an npy header
 BLOCK_BYTES = 1 << 20  # of a look at all rows
-Rows = Callable[[int, int], NDArray[Any]]
+Rows = Callable[[int, int], Array]
 
 # What the parsers below raise on damaged input (found by fuzzing; RuntimeError covers
 # RecursionError and zipfile's NotImplementedError; ValueError covers UnicodeError and the errors of
@@ -78,7 +78,7 @@ class StoredArray:
     columns: int | None = None
 
     @classmethod
-    def of_numbers(cls, file: str, key: str, numbers: NDArray[Any]) -> StoredArray:
+    def of_numbers(cls, file: str, key: str, numbers: Array) -> StoredArray:
         """Return an array of whole numbers that is in memory."""
         numbers = numbers.astype("<i8")
         return cls(file, key, numbers.dtype, numbers.shape, rows_of(lambda: numbers))
@@ -95,7 +95,7 @@ class StoredArray:
     def label(self) -> str:
         return f"{self.file}: '{clean(self.key)}'"
 
-    def checked_rows(self, step: int) -> Iterator[NDArray[Any]]:
+    def checked_rows(self, step: int) -> Iterator[Array]:
         """All rows, `step` at a time; DumpError after the last if the checksum does not fit."""
         checksum, full_checksum = self.checksum or (0, 0)
         for start in range(0, self.size // self.shape[-1] if self.shape else 1, step):
@@ -107,11 +107,11 @@ class StoredArray:
         if checksum != full_checksum:
             raise self.refusal("cannot be read (Bad CRC-32)", "an undamaged, complete file")
 
-    def blocks(self) -> Iterator[NDArray[Any]]:
+    def blocks(self) -> Iterator[Array]:
         """All rows, about 1 MiB at a time; maybe views of the file. [n, columns] each"""
         return self.checked_rows(max(1, BLOCK_BYTES // (self.shape[-1] * self.dtype.itemsize)))
 
-    def load(self) -> NDArray[Any]:
+    def load(self) -> Array:
         """Return the whole of a small array, flat. The caller has checked its size."""
         return np.concatenate([part.reshape(-1) for part in self.checked_rows(1 << 62)])
 
@@ -125,30 +125,33 @@ def map_file(file: Any) -> mmap.mmap:
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-def rows_of(view: Callable[[], NDArray[Any]]) -> Rows:
+def rows_of(view: Callable[[], Array]) -> Rows:
     """Reader of rows of an array of any strides that copies no others. view: called at every
     read.
     """
 
-    def read(start: int, stop: int) -> NDArray[Any]:
+    def read(start: int, stop: int) -> Array:
         values = view()
         forget(values)
         values = values if values.ndim else values.reshape(1)
         if values.ndim <= 2 or values.flags.c_contiguous:
             return values.reshape(-1, values.shape[-1])[start:stop]
+        # a reshape would copy the whole array
         places = range(start, min(stop, math.prod(values.shape[:-1])))
         return np.stack([values[np.unravel_index(place, values.shape[:-1])] for place in places])
 
     return read
 
 
-def forget(values: NDArray[Any]) -> None:
+def forget(values: Array) -> None:
     """Let go of the pages of a mapped file, which would count as memory of this process."""
     if isinstance(values.base, mmap.mmap):
         values.base.madvise(mmap.MADV_DONTNEED)
 
 
-def read_npy_header(start: bytes, label: str) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+def read_npy_header(
+    start: bytes | mmap.mmap, label: str
+) -> tuple[tuple[int, ...], bool, np.dtype, int]:
     """(shape, is in Fortran order, dtype, bytes of the header) of an npy file that begins so, by
     numpy's parser.
 
@@ -162,11 +165,9 @@ def read_npy_header(start: bytes, label: str) -> tuple[tuple[int, ...], bool, np
         version = npy_format.read_magic(stream)
         if version not in ((1, 0), (2, 0), (3, 0)):
             raise ValueError(f"format version {version}")
-        parse = (
-            npy_format.read_array_header_1_0
-            if version == (1, 0)
-            else npy_format.read_array_header_2_0
-        )
+        parse = npy_format.read_array_header_2_0
+        if version == (1, 0):
+            parse = npy_format.read_array_header_1_0
         shape, is_fortran, dtype = parse(stream, max_header_size=HEADER_BYTES)
         if any(type(n) is not int or not 0 <= n < 1 << 62 for n in shape):
             raise ValueError(f"declares the shape {shape}")
@@ -178,11 +179,15 @@ def check_elements(array: StoredArray, available: int) -> None:
     with bytes.
     """
     if array.dtype.hasobject or array.dtype.names is not None or array.dtype.subdtype is not None:
-        need = "one plain number an element; nothing is ever unpickled"
-        raise array.refusal(f"has the dtype {clean(array.dtype)}", need)
+        raise array.refusal(
+            f"has the dtype {clean(array.dtype)}",
+            "one plain number an element; nothing is ever unpickled",
+        )
     declared = f"shape {clean(array.shape)} of {clean(array.dtype)}"
     if array.nbytes == 0:
         raise array.refusal(f"is empty ({declared})", "at least one element")
     if array.nbytes != available:
-        problem = f"declares {declared}, {array.nbytes} bytes, but {available} are there"
-        raise array.refusal(problem, "a complete array and nothing after it")
+        raise array.refusal(
+            f"declares {declared}, {array.nbytes} bytes, but {available} are there",
+            "a complete array and nothing after it",
+        )

@@ -21,9 +21,9 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import DumpError
+from ...numerics.arrays import Array
 from ...text import clean
 from ..file.records import MAX_SIDES
 from . import llamacpp_files, torch_files
@@ -52,10 +52,8 @@ _SAFETENSORS = {
 # of a table
 _TEXT = re.compile(rb"(\xef\xbb\xbf)?([\x20-\x7e\t\r]*[,;\t ][\x20-\x7e\t\r]*|[-+.\deE\r]+)")
 _EXPECTED = "an npz, npy, safetensors or torch.save file"
-_Place = Callable[
-    [],
-    tuple[mmap.mmap, int],
-]  # the mapped file and the offset of elements in it, when they are first read
+# of elements: the mapped file and the offset in it, when they are first read
+_Place = Callable[[], tuple[mmap.mmap, int]]
 
 
 @dataclass(frozen=True)
@@ -88,10 +86,7 @@ def open_container(path: Path, max_bytes: int) -> Container:
         container = _zip(path, name, data)
     elif start[:6] == b"\x93NUMPY":
         key = path.stem
-        shape, is_fortran, dtype, header = read_npy_header(
-            data[: HEADER_BYTES + 12],
-            f"{name}: '{clean(key)}'",
-        )
+        shape, is_fortran, dtype, header = read_npy_header(data, f"{name}: '{clean(key)}'")
         array = _array(name, key, dtype, shape, is_fortran, lambda: (data, header))
         check_elements(array, len(data) - header)
         container = Container(path, "npy", {key: array})
@@ -99,6 +94,7 @@ def open_container(path: Path, max_bytes: int) -> Container:
         container = Container(path, "gguf", *llamacpp_files.read(name, path.stem, data))
     elif start.startswith(llamacpp_files.KLD_MAGIC):
         container = Container(path, "kld", *llamacpp_files.read_kld(name, path.stem, data))
+    # safetensors has no magic number: the header's length, then its brace
     elif len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
         container = Container(path, "safetensors", *read_safetensors(name, data))
     else:
@@ -140,7 +136,7 @@ def _array(
     place: _Place,
     checksum: tuple[int, int] | None = None,
 ) -> StoredArray:
-    def view() -> NDArray[Any]:
+    def view() -> Array:
         data, start = place()
         return np.ndarray(shape, dtype, data, start, order="F" if is_fortran else "C")
 
@@ -153,16 +149,16 @@ def check_key(name: str, key: str) -> None:
     """
     is_path = any(part.strip() in ("", "..") for part in key.split("/"))
     if is_path or len(key) > MAX_KEY_LENGTH or not key.isprintable():
-        need = (
-            f"at most {MAX_KEY_LENGTH} printable characters without an empty part, '..' or a"
-            " leading '/'"
+        raise DumpError(
+            f"{name}: '{clean(key)}' is an unsafe name; expected at most {MAX_KEY_LENGTH} printable"
+            " characters without an empty part, '..' or a leading '/'.",
         )
-        raise DumpError(f"{name}: '{clean(key)}' is an unsafe name; expected {need}.")
 
 
 def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
     """Read an archive of np.savez or of torch.save."""
     with foreign_errors(name, "an undamaged, complete archive"):
+        # the directory's size, before zipfile reads all of it
         end = data.rfind(b"PK\x05\x06")
         if int.from_bytes(data[end + 12 : end + 16], "little") > DIRECTORY_BYTES:
             raise zipfile.BadZipFile(f"a directory of more than {DIRECTORY_BYTES} bytes")
@@ -181,14 +177,12 @@ def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
             raise DumpError(
                 f"{name}: holds {len(members)} members; expected at most {MAX_SIDES} sides.",
             )
-        total, packed = (
-            sum(member.file_size for member in members),
-            sum(member.compress_size for member in members),
-        )
-        if total > SUSPECT_BYTES and total > packed * SUSPECT_RATIO:
-            problem = f"unpacks {packed} bytes to {total}, more than {SUSPECT_RATIO} times as many"
+        total = sum(member.file_size for member in members)
+        packed = sum(member.compress_size for member in members)
+        if total > max(SUSPECT_BYTES, packed * SUSPECT_RATIO):
             raise DumpError(
-                f"{name}: {problem}; expected logits, which pack far worse: save them by np.savez.",
+                f"{name}: unpacks {packed} bytes to {total}, more than {SUSPECT_RATIO} times as"
+                " many; expected logits, which pack far worse: save them by np.savez.",
             )
         return Container(path, "npz", _npz_arrays(path, name, data, archive))
 
@@ -217,10 +211,9 @@ def _npz_arrays(
         key = member.orig_filename.removesuffix(".npy")
         label = f"{name}: '{clean(key)}'"
         if not member.filename.endswith(".npy") or key in arrays:
-            problem = "is no npy array, or is there twice"
             raise DumpError(
-                f"{label} {problem}; expected an archive as np.savez writes it, or its files"
-                " unpacked.",
+                f"{label} is no npy array, or is there twice; expected an archive as np.savez"
+                " writes it, or its files unpacked.",
             )
         with (
             foreign_errors(label, "an undamaged member of an npz archive"),
@@ -287,9 +280,9 @@ def read_safetensors(
     """
     length = int.from_bytes(data[:8], "little")
     if length > min(DIRECTORY_BYTES, len(data) - 8):
-        problem = f"declares a safetensors header of {length} bytes"
         raise DumpError(
-            f"{name}: {problem}; expected at most {DIRECTORY_BYTES} and a complete file.",
+            f"{name}: declares a safetensors header of {length} bytes; expected at most"
+            f" {DIRECTORY_BYTES} and a complete file.",
         )
     with foreign_errors(f"{name}: the header", "the header of a safetensors file"):
         header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, msgspec.Raw])
@@ -302,9 +295,9 @@ def read_safetensors(
         ):
             tensor = msgspec.json.decode(entry, type=_Tensor)
         if tensor.dtype not in dtypes:
-            need = "F32, F16 or BF16; upcast others"
             raise DumpError(
-                f"{name}: '{clean(key)}' has the dtype {clean(tensor.dtype)}; expected {need}.",
+                f"{name}: '{clean(key)}' has the dtype {clean(tensor.dtype)}; expected F32, F16 or"
+                " BF16; upcast others.",
             )
         begin, end = tensor.data_offsets
         dtype, place = np.dtype(dtypes[tensor.dtype]), _place_at(data, 8 + length + begin)
@@ -314,12 +307,14 @@ def read_safetensors(
     place_of_next = 0
     for begin, end, key in sorted(spans):
         if begin != place_of_next:
-            problem = f"lies at bytes {begin} to {end}"
             raise DumpError(
-                f"{name}: '{clean(key)}' {problem}; expected it to begin at {place_of_next}.",
+                f"{name}: '{clean(key)}' lies at bytes {begin} to {end}; expected it to begin at"
+                f" {place_of_next}.",
             )
         place_of_next = end
-    if place_of_next != len(data) - 8 - length:
-        problem = f"has {len(data) - 8 - length} bytes of tensors; expected {place_of_next}"
-        raise DumpError(f"{name}: {problem}, a complete file and nothing after it.")
+    if (size := len(data) - 8 - length) != place_of_next:
+        raise DumpError(
+            f"{name}: has {size} bytes of tensors; expected {place_of_next}, a complete file and"
+            " nothing after it.",
+        )
     return arrays, texts

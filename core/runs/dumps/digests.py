@@ -6,8 +6,8 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...numerics.arrays import Bits
 from ...numerics.formats import BFLOAT16, FLOAT16, FloatFormat
 from .source_dtype import convert
 
@@ -31,7 +31,7 @@ class SideDigest:
             if target is not fmt and fmt is not BFLOAT16
         }
 
-    def update(self, bits: NDArray[np.unsignedinteger]) -> None:
+    def update(self, bits: Bits) -> None:
         """Return the next rows. [rows, vocab], contiguous"""
         self._stored.update(bits.data)
         for target, digest in list(self._narrower.items()):

@@ -8,16 +8,17 @@ Memory stays below about 300 MB for any size of the dump.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import DumpError, UsageError
+from ...numerics.arrays import Bits
 from ...numerics.formats import FloatFormat, format_named
+from ...progress import Progress, no_progress
 from ...text import clean, plural, printable
 from ..file.records import MAX_SIDES, Generation, Prompt, Provenance, RunHeader
 from .arrays import StoredArray
@@ -34,8 +35,11 @@ CHUNK_BYTES = 32 * MIB  # a side
 CHUNK_BYTES_TOGETHER = 64 * MIB
 CONVERT_ELEMENTS = MIB  # converted at a time, which bounds the temporaries
 LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
-_REFERENCES = ("reference", "ref", "baseline", "base", "fresh", "expected", "golden")
-_VARIANTS = ("variant", "cached", "cache", "reused", "candidate", "test", "actual")
+# of names of sides: of the reference, and of variants; others come between
+_RANKS = {
+    **dict.fromkeys(("reference", "ref", "baseline", "base", "fresh", "expected", "golden"), 1),
+    **dict.fromkeys(("variant", "cached", "cache", "reused", "candidate", "test", "actual"), 3),
+}
 _Arrays = dict[str, tuple[int, StoredArray]]  # side name -> (which file, array), in file order
 
 
@@ -60,10 +64,8 @@ class Dump:
 
     def __post_init__(self) -> None:
         self.sides = tuple(side.header for side in self._sides)
-        self.rows, self.compute_dtype = (
-            sum(prompt.positions for prompt in self.prompts),
-            self._format.name,
-        )
+        self.rows = sum(prompt.positions for prompt in self.prompts)
+        self.compute_dtype = self._format.name
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +98,7 @@ class Dump:
     def chunks(
         self,
         max_bytes: int = CHUNK_BYTES,
-    ) -> Generator[tuple[int, list[NDArray[np.unsignedinteger]]], None, None]:
+    ) -> Generator[tuple[int, list[Bits]], None, None]:
         """(first row, one [n, vocab] array of compute-dtype bits a side), in row order, again from
         the start at each call.
 
@@ -107,10 +109,8 @@ class Dump:
         if not self._sides:
             raise UsageError("this dump is closed; open it again to read it.")
         bytes_a_row = self.vocab * self._format.itemsize
-        step = max(
-            1,
-            min(max_bytes // bytes_a_row, CHUNK_BYTES_TOGETHER // (bytes_a_row * len(self._sides))),
-        )
+        a_side = min(max_bytes, CHUNK_BYTES_TOGETHER // len(self._sides))
+        step = max(1, a_side // bytes_a_row)
         streams = [self._stream(side, step) for side in self._sides]
         for first, bits in zip(range(0, self.rows, step), zip(*streams, strict=True), strict=True):
             yield first, list(bits)
@@ -119,7 +119,7 @@ class Dump:
         self,
         side: DumpSide,
         step: int,
-    ) -> Generator[NDArray[np.unsignedinteger], None, None]:
+    ) -> Generator[Bits, None, None]:
         """Return the rows of one side as bits of the compute dtype, `step` at a time. [n, vocab]
         each
         """
@@ -143,7 +143,7 @@ def open_dump(
     holds: str | None = None,
     max_bytes: int = 64 * GIB,
     fewest_sides: int = 2,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress = no_progress,
 ) -> Dump:
     """Open one npz, safetensors or torch.save file of two or more sides, or two files of one array
     each. DumpError if it cannot be read as logits.
@@ -154,8 +154,8 @@ def open_dump(
     detected. `max_bytes` limits each file, packed and unpacked. `holds`: 'logits' takes arrays for
     [positions, vocab] that look like log-probabilities of chosen tokens; 'padded' cuts sides to the
     first tokens, those that all of them have.
-    `fewest_sides`: 1 if a single side is of use, which makes no run. `on_progress(bytes read, bytes
-    in all)` reports what is read to detect the compute dtype, which may be all of it.
+    `fewest_sides`: 1 if a single side is of use, which makes no run.
+    `on_progress` gets what is read to detect the compute dtype, which may be all of it.
     """
     if len(paths) not in (1, 2):
         raise UsageError(
@@ -173,11 +173,8 @@ def open_dump(
     of_steps = [
         array for _, array in arrays.values() if len(array.shape) > 2 and array.shape[-2] == 1
     ]
-    if (
-        of_steps
-        and len(shape) == 2
-        and not any("prompt_lengths" in container.arrays for container in containers)
-    ):
+    has_lengths = any("prompt_lengths" in container.arrays for container in containers)
+    if of_steps and len(shape) == 2 and not has_lengths:
         notes.append(  # [steps, 1, vocab], as np.stack makes them of the scores of generate
             f"{of_steps[0].label} has shape {clean(of_steps[0].shape)}: taken as {shape[0]:,} steps"
             " of one generation. Prompts of one position each need 'prompt_lengths'.",
@@ -185,8 +182,10 @@ def open_dump(
     reserved = [read_reserved(container, shape) for container in containers]
     declared = [extra.compute_dtype for extra in reserved]
     if override is None and len({fmt.name for fmt in declared if fmt}) > 1:
-        need = "one, or compute_dtype given when opening"
-        raise DumpError(f"{dump_name}: declare different compute_dtypes; expected {need}.")
+        raise DumpError(
+            f"{dump_name}: declare different compute_dtypes; expected one, or compute_dtype given"
+            " when opening.",
+        )
     dtype = next((fmt for fmt in declared if fmt), None)
     sides = [
         side_of(name, array, declared[place] or dtype or override)
@@ -202,19 +201,18 @@ def open_dump(
         is_sorted = containers[0].kind == "safetensors"  # which say nothing by their order
         # stable: others stay in file order
         sides.sort(key=lambda side: _rank(side.name, reference, is_sorted))
-    target, tell = override or dtype, on_progress or (lambda _done, _total: None)
-    reason = (
-        "override: chosen when opening"
-        if override
-        else "declared: the dump's own compute_dtype key"
-    )
-    check_all(sides, target, tell)
+    target = override or dtype
+    reason = "declared: the dump's own compute_dtype key"
+    if override:
+        reason = "override: chosen when opening"
+    check_all(sides, target, on_progress)
     if target is None:
-        target, reason = detect(sides, tell)
+        target, reason = detect(sides, on_progress)
     prompts = prompts_of(reserved[0], reserved[-1])
     generations = _generations(dump_name, [side.name for side in sides], arrays, reserved, prompts)
     meta = next((r.meta for r in reserved if r.meta), "")
     dump = Dump(sides, shape[-1], prompts, target, reason, meta, generations)
+    # notes rest on the first rows: of a large dump the rest is not read yet
     _, first_rows = next(dump.chunks(max_bytes=LOOKED_AT_BYTES // max(8, len(sides))))
     of_rows = notes_on(dump_name, sides, prompts, first_rows, target, are_logits=holds == LOGITS)
     dump.warnings = (*notes, *of_rows)
@@ -235,8 +233,7 @@ def _rank(name: str, reference: str | None, is_sorted: bool) -> int:
         return int(name != reference)
     if not is_sorted or name == "reference":
         return int(name != "reference")
-    plain = name.lower()
-    return 1 if plain in _REFERENCES else 3 if plain in _VARIANTS else 2
+    return _RANKS.get(name.lower(), 2)
 
 
 def _generations(
@@ -254,31 +251,35 @@ def _generations(
             name = key or (only[0] if len(only) == 1 else "")
             if name not in only:
                 names = ", ".join(clean(side, 40) for side in only[:8])
-                problem = f"'{EMITTED}{':' if key else ''}{clean(key, 60)}' belongs to no side"
-                raise DumpError(f"{extra.file}: {problem}; expected '{EMITTED}:SIDE', of {names}.")
+                raise DumpError(
+                    f"{extra.file}: '{EMITTED}{':' if key else ''}{clean(key, 60)}' belongs to no"
+                    f" side; expected '{EMITTED}:SIDE', of {names}.",
+                )
             emitted[name] = tokens
     lacking = [name for name in sides if name not in emitted]
     if not emitted:
         return ()
     if lacking:
-        problem = f"has '{EMITTED}' tokens of some sides but not of '{clean(lacking[0], 60)}'"
-        raise DumpError(f"{dump_name}: {problem}; expected all or none.")
+        raise DumpError(
+            f"{dump_name}: has '{EMITTED}' tokens of some sides but not of"
+            f" '{clean(lacking[0], 60)}'; expected all or none.",
+        )
     texts = {i: text for p in prompts for i, text in zip(p.token_ids, p.token_texts, strict=False)}
+    tokens_of_sides = np.array([emitted[name] for name in sides])
     generations, start = [], 0
     for index, prompt in enumerate(prompts):
-        rows = [emitted[name][start : start + prompt.positions] for name in sides]
+        rows = tokens_of_sides[:, start : start + prompt.positions]
         start += prompt.positions
-        first = next((place for place, token in enumerate(rows[0]) if token >= 0), prompt.positions)
-        if any(
-            (token >= 0) != (place >= first) for each in rows for place, token in enumerate(each)
-        ):
+        is_given = rows < 0
+        first = int(is_given[0].sum())
+        if (is_given != (np.arange(prompt.positions) < first)).any():
             raise DumpError(
                 f"{dump_name}: '{EMITTED}' tokens of prompt {index} begin at different positions or"
                 " leave some out. Expected on every side: -1 as long as the next token was given,"
                 " then tokens to the end.",
             )
         if first < prompt.positions:
-            continuations = tuple(row[first:] for row in rows)
+            continuations = tuple(map(tuple, rows[:, first:].tolist()))
             words = tuple(
                 "".join(texts[t] for t in row) if texts.keys() >= set(row) else ""
                 for row in continuations
@@ -297,16 +298,15 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Arra
         sides, others = sides_of(container, fewest)
         check_layers(container.name, list(sides))
         sides_by_file.append(sides)
-        left_out = "no logits: it is left out"
         notes += [
-            f"{array.label} holds whole numbers ({array.dtype.name}), {left_out}."
+            f"{array.label} holds whole numbers ({array.dtype.name}), no logits: it is left out."
             for array in others
         ]
         if not fewest <= len(sides) <= most:
             keys = ", ".join(f"'{clean(key, 40)}'" for key in list(sides)[:3]) or "none"
-            need = f"{fewest} to {most}, each under its own key, or one in each of two files"
             raise DumpError(
-                f"{container.name}: holds {plural(len(sides), 'side')} ({keys}); expected {need}.",
+                f"{container.name}: holds {plural(len(sides), 'side')} ({keys}); expected"
+                f" {fewest} to {most}, each under its own key, or one in each of two files.",
             )
     if len(containers) == 1:
         return {key: (0, array) for key, array in sides_by_file[0].items()}, notes
@@ -327,12 +327,10 @@ def _cut_to_common(arrays: _Arrays, notes: list[str]) -> _Arrays:
     check_shards(next(iter(arrays.values()))[1].file, widths)
     common = {}
     for name, (place, array) in arrays.items():
-        more = widths[name] - vocab
-        common[name] = (
-            place,
-            replace(array, shape=(*array.shape[:-1], vocab), columns=vocab) if more else array,
-        )
-        if more:
+        common[name] = place, array
+        if more := widths[name] - vocab:
+            shape = *array.shape[:-1], vocab
+            common[name] = place, replace(array, shape=shape, columns=vocab)
             notes.append(
                 f"{array.label} is compared in its first {vocab:,} tokens; {more:,} of padding are"
                 " left out.",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...numerics.arrays import Bits
 from ...numerics.formats import FloatFormat, format_named, values_of
 from ...text import clean
 from ..file.records import Prompt
@@ -21,7 +21,7 @@ def notes_on(
     name: str,
     sides: Sequence[DumpSide],
     prompts: Sequence[Prompt],
-    first: Sequence[NDArray[np.unsignedinteger]],
+    first: Sequence[Bits],
     fmt: FloatFormat,
     *,
     are_logits: bool,
@@ -42,22 +42,23 @@ def notes_on(
     longest = max(prompt.positions for prompt in prompts)
     is_transposed = vocab < longest  # perhaps
     if is_transposed:
-        problem = f"{longest:,} positions of {vocab:,} tokens each"
         notes.append(
-            f"{name}: {problem}; if it is [vocab, positions], save it transposed (array.T).",
+            f"{name}: {longest:,} positions of {vocab:,} tokens each; if it is [vocab, positions],"
+            " save it transposed (array.T).",
         )
     for side, bits in zip(sides, first, strict=True):
         array, values = side.array, values_of(bits, fmt)
         what = looks_normalised(values)
         if is_transposed and not what and len(values) == longest and looks_normalised(values.T):
-            need = "[positions, vocab]: save it transposed (array.T)"
             raise array.refusal(
                 "has columns that sum to 1 as probabilities, and rows that do not",
-                need,
+                "[positions, vocab]: save it transposed (array.T)",
             )
         if what:
-            problem = f"looks like {what}: its sampled rows sum to 1"
-            notes.append(f"{array.label} {problem}; ULPs and margins are of those, not logits.")
+            notes.append(
+                f"{array.label} looks like {what}: its sampled rows sum to 1; ULPs and margins are"
+                " of those, not logits.",
+            )
         elif looks_chosen(values) and not are_logits:
             looks = (
                 f"looks like chosen-token log-probabilities of {rows:,} sequences of {vocab:,}"
@@ -69,17 +70,16 @@ def notes_on(
                     looks,
                     f"the logits of every token of the vocabulary, or {HOLDS.format(LOGITS)}",
                 )
-            meaning = (
-                "if it is so, every figure here is meaningless: save the logits of every token of"
-                " the vocabulary"
+            notes.append(
+                f"{array.label} {looks}; if it is so, every figure here is meaningless: save the"
+                " logits of every token of the vocabulary.",
             )
-            notes.append(f"{array.label} {looks}; {meaning}.")
     return notes + _notes_on_dtypes(sides, first, fmt)
 
 
 def _notes_on_dtypes(
     sides: Sequence[DumpSide],
-    first: Sequence[NDArray[np.unsignedinteger]],
+    first: Sequence[Bits],
     fmt: FloatFormat,
 ) -> list[str]:
     """Return notes on ULPs of sides saved or computed in different dtypes. first: bits of the
@@ -95,10 +95,7 @@ def _notes_on_dtypes(
         holds.setdefault(dtype.name, []).append(f"'{clean(side.name, 40)}'")
     saved = dict.fromkeys(side.fmt.name for side in sides)
     if len(holds) > 1:
-        coarsest = min(
-            (format_named(dtype) for dtype in holds),
-            key=lambda each: each.mantissa_bits,
-        )
+        coarsest = min(map(format_named, holds), key=lambda each: each.mantissa_bits)
         steps = 1 << (fmt.mantissa_bits - coarsest.mantissa_bits)
         summaries = [
             f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
@@ -113,6 +110,8 @@ def _notes_on_dtypes(
             ),
         ]
     if len(saved) > 1:
-        every = f"ULPs are of {fmt.name} on every side, which holds every value."
-        return [f"the sides were saved in different dtypes ({', '.join(saved)}); {every}"]
+        return [
+            f"the sides were saved in different dtypes ({', '.join(saved)}); ULPs are of"
+            f" {fmt.name} on every side, which holds every value.",
+        ]
     return []

@@ -12,16 +12,17 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
-from numpy.typing import NDArray
 
 from ...disk import writing
 from ...errors import DumpError, StoreError, UsageError
-from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, format_named
-from ..file.keep import ALL, refusal
+from ...numerics.arrays import Array, Ints
+from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, format_named
+from ..file.keep import refusal
+from ..file.records import ALL
 from .containers import check_key
 from .reserved_keys import EMITTED, TEXT_BYTES, is_reserved
 from .source_dtype import convert
@@ -52,8 +53,10 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
         except DumpError as error:
             raise UsageError(f"side '{side.name}' cannot be a key of an npz: {error}") from None
         if is_reserved(side.name):
-            problem = f"side '{side.name}' cannot be exported: its name is a reserved key of a dump"
-            raise UsageError(f"{problem}; expected another name.")
+            raise UsageError(
+                f"side '{side.name}' cannot be exported: its name is a reserved key of a dump;"
+                " expected another name.",
+            )
     if run.header.keep != ALL:
         raise StoreError(refusal(run.header))
     with (
@@ -76,9 +79,9 @@ def exporting(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
         with writing(path, is_new=not overwrite) as file:
             yield file
     except OSError as error:
-        need = "a new file in a folder with room and permission"
         raise StoreError(
-            f"{path}: cannot be written ({error.strerror or error}); expected {need}.",
+            f"{path}: cannot be written ({error.strerror or error}); expected a new file in a"
+            " folder with room and permission.",
         ) from error
 
 
@@ -88,8 +91,8 @@ def _write(run: RunReader, archive: zipfile.ZipFile) -> None:
     # [n, 1, vocab] are steps
     has_lengths = len(set(lengths)) > 1 or (len(lengths) > 1 and lengths[0] == 1)
     leading = (header.rows,) if len(lengths) == 1 or has_lengths else (len(lengths), lengths[0])
-    for place, side in enumerate(header.sides):
-        _write_side(run, archive, place, format_named(side.source_dtype), leading)
+    for place in range(len(header.sides)):
+        _write_side(run, archive, place, leading)
     if has_lengths:
         _write_array(archive, "prompt_lengths", np.array(lengths, np.int64))
     if all(prompt.token_ids for prompt in header.prompts):
@@ -103,29 +106,24 @@ def _write(run: RunReader, archive: zipfile.ZipFile) -> None:
             _write_array(archive, "tokens", np.array(texts, np.str_).reshape(leading))
     if header.provenance.kind == "upload" and run.generations:
         for place, side in enumerate(header.sides):
-            _write_array(
-                archive,
-                f"{EMITTED}:{side.name}",
-                _emitted_tokens(run, place).reshape(leading),
-            )
+            tokens = _emitted_tokens(run, place).reshape(leading)
+            _write_array(archive, f"{EMITTED}:{side.name}", tokens)
     _write_array(archive, "compute_dtype", np.array(header.compute_dtype))
     if any(side.name == "reference" for side in header.sides[1:]):
         _write_array(archive, "reference_side", np.array(header.sides[0].name))
 
 
-def _emitted_tokens(run: RunReader, side: int) -> NDArray[np.int64]:
+def _emitted_tokens(run: RunReader, side: int) -> Ints:
     """-1 for every row whose next token was given. [rows]"""
-    parts = []
-    for index, prompt in enumerate(run.header.prompts):
-        part = np.full(prompt.positions, -1, np.int64)
-        generation = run.generations.get(index)
-        if generation is not None:
-            part[generation.given_positions - 1 :] = generation.tokens[side]
-        parts.append(part)
-    return np.concatenate(parts)
+    tokens = np.full(run.header.rows, -1, np.int64)
+    ends = np.cumsum(run.header.lengths)
+    for prompt, generation in run.generations.items():
+        generated = generation.tokens[side]
+        tokens[ends[prompt] - len(generated) : ends[prompt]] = generated
+    return tokens
 
 
-def _write_array(archive: zipfile.ZipFile, key: str, array: NDArray[Any]) -> None:
+def _write_array(archive: zipfile.ZipFile, key: str, array: Array) -> None:
     with archive.open(_member(key), "w") as member:
         npy_format.write_array(member, array, allow_pickle=False)
 
@@ -141,26 +139,23 @@ def _write_side(
     run: RunReader,
     archive: zipfile.ZipFile,
     place: int,
-    source: FloatFormat,
     leading: tuple[int, ...],
 ) -> None:
-    header = run.header
-    compute = header.format
-    descr = {FLOAT32: "<f4", FLOAT16: "<f2", BFLOAT16: "<u2" if source is compute else "|V2"}[
-        source
-    ]
+    header, side = run.header, run.header.sides[place]
+    source = format_named(side.source_dtype)
+    bfloat16 = "<u2" if source is header.format else "|V2"
+    descr = {FLOAT32: "<f4", FLOAT16: "<f2", BFLOAT16: bfloat16}[source]
     step = max(1, ROWS_BYTES // (header.vocab * 4))
-    with archive.open(_member(header.sides[place].name), "w", force_zip64=True) as member:
-        npy_format.write_array_header_1_0(
-            member,
-            {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)},
-        )
+    with archive.open(_member(side.name), "w", force_zip64=True) as member:
+        # np.save would need all rows in memory at once
+        about = {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)}
+        npy_format.write_array_header_1_0(member, about)
         for start in range(0, header.rows, step):
             bits = run.read_rows(place, start, min(start + step, header.rows))
-            restored = convert(bits, compute, source)
+            restored = convert(bits, header.format, source)
             if restored is None:
-                problem = f"holds values that are no {source.name}, the dtype it came in"
                 raise StoreError(
-                    f"side '{header.sides[place].name}' {problem}; expected a run from one dump.",
+                    f"side '{side.name}' holds values that are no {source.name}, the"
+                    " dtype it came in; expected a run from one dump.",
                 )
-            member.write(np.ascontiguousarray(restored).reshape(-1).view(np.uint8).data)
+            member.write(restored.tobytes())

@@ -10,12 +10,12 @@ import json
 import math
 import mmap
 import struct
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DumpError
+from ...numerics.arrays import Array
 from ..file.records import MAX_SIDES, MAX_VOCAB
 from .arrays import Rows, StoredArray, foreign_errors, rows_of
 
@@ -36,7 +36,7 @@ def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], 
     """
     with foreign_errors(name, "a GGUF of llama-results"):
         _, tensors = gguf_header(data[:_HEADER_BYTES], MAX_SIDES)
-    if {"tokens", "logits"} - tensors.keys():
+    if not tensors.keys() >= {"tokens", "logits"}:
         raise DumpError(
             f"{name}: a GGUF without the tensors 'tokens' and 'logits'; expected one of"
             " llama-results.",
@@ -55,14 +55,9 @@ def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], 
         )
     if max(id_place + 4 * count, place + 4 * elements) > len(data):
         raise DumpError(f"{name}: ends before its tensors do; expected a complete file.")
-    shape = (count, elements // count)
-    logits = StoredArray(
-        name,
-        key,
-        np.dtype("<f4"),
-        shape,
-        rows_of(lambda: np.ndarray(shape, "<f4", data, place)),
-    )
+    shape = count, elements // count
+    rows = rows_of(lambda: np.ndarray(shape, "<f4", data, place))
+    logits = StoredArray(name, key, np.dtype("<f4"), shape, rows)
     tokens = StoredArray.of_numbers(name, "token_ids", np.frombuffer(data, "<i4", count, id_place))
     meta = json.dumps({"format": "llama.cpp llama-results"})
     return {key: logits, "token_ids": tokens}, {"compute_dtype": "float32", "meta": meta}
@@ -93,22 +88,16 @@ def kld_rows(name: str, data: mmap.mmap) -> tuple[NDArray[np.int32], int, Rows]:
         context, vocab, chunks = struct.unpack("<3i", data[8:20])
     first, row_bytes, start = context // 2, 2 * ((vocab + 1) // 2) + 4, 20 + 4 * chunks * context
     rows = context - 1 - first
-    if (
-        min(context - 2, vocab - 1, chunks) < 1
-        or vocab > MAX_VOCAB
-        or start + 2 * chunks * rows * row_bytes != len(data)
-    ):
-        problem = (
-            f"{chunks} chunks of {context} tokens and a vocabulary of {vocab} in {len(data):,}"
-            " bytes"
-        )
+    is_whole = start + 2 * chunks * rows * row_bytes == len(data)
+    if not is_whole or vocab > MAX_VOCAB or min(context - 2, vocab - 1, chunks) < 1:
         raise DumpError(
-            f"{name}: declares {problem}; expected a complete file of --kl-divergence-base.",
+            f"{name}: declares {chunks} chunks of {context} tokens and a vocabulary of {vocab} in"
+            f" {len(data):,} bytes; expected a complete file of --kl-divergence-base.",
         )
     tokens = np.frombuffer(data, "<i4", chunks * context, 20).reshape(chunks, context)
     packed = rows_of(lambda: np.ndarray((chunks * rows, row_bytes), "<u2", data, start))
 
-    def decode(start: int, stop: int) -> NDArray[Any]:
+    def decode(start: int, stop: int) -> Array:
         block = np.ascontiguousarray(packed(start, stop))
         scale, lowest = block[:, :4].copy().view("<f4").T
         return lowest[:, None] + scale[:, None] * block[:, 4 : 4 + vocab].astype(np.float32)

@@ -84,9 +84,9 @@ def prompts_of(one: Reserved, other: Reserved) -> tuple[Prompt, ...]:
         ("prompt_lengths", one.lengths[1:] and one.lengths, other.lengths[1:] and other.lengths),
     ):
         if first and second and first != second:
-            problem = f"'{key}' are others than in {one.file}"
             raise DumpError(
-                f"{other.file}: {problem}; expected both sides to be of the same prompts.",
+                f"{other.file}: '{key}' are others than in {one.file}; expected both sides to be of"
+                " the same prompts.",
             )
     ids, texts = one.token_ids or other.token_ids, one.texts or other.texts
     prompts, start = [], 0
@@ -100,9 +100,10 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     """Return the reserved keys of one file whose sides have `shape`, [..., vocab] of one to three
     axes.
     """
+    # a plain npy has its file's name for a key, which may be any
     name, arrays = container.name, {} if container.kind == "npy" else container.arrays
-    counts = (shape[0], shape[1]) if len(shape) == 3 else (1, math.prod(shape[:-1]))
-    lengths = (counts[1],) * counts[0]
+    prompts, positions = (1, 1, *shape[:-1])[-2:]
+    counts, lengths = (prompts, positions), (positions,) * prompts
     if "prompt_lengths" in arrays:
         lengths = _prompt_lengths(arrays["prompt_lengths"], shape)
     meta, dtype, reference = (
@@ -130,9 +131,8 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     ]
     for array in by_position:
         if array.size == shape[-1] != math.prod(counts):
-            problem = f"has {shape[-1]} entries, as many as the last axis of the sides"
             raise array.refusal(
-                problem,
+                f"has {shape[-1]} entries, as many as the last axis of the sides",
                 "sides of [positions, vocab]: save them transposed (array.T)",
             )
     emitted = {
@@ -201,8 +201,10 @@ def _strings(array: StoredArray, limit: int) -> list[str]:
     replaced.
     """
     if array.dtype.kind not in "US" or array.nbytes > limit:
-        problem = f"has {array.nbytes} bytes of the dtype {clean(array.dtype)}"
-        raise array.refusal(problem, f"text of at most {limit} bytes")
+        raise array.refusal(
+            f"has {array.nbytes} bytes of the dtype {clean(array.dtype)}",
+            f"text of at most {limit} bytes",
+        )
     with foreign_errors(array.label, "valid text"):
         texts = array.load().tolist()
     # A token may be a piece of a UTF-8 sequence: its bytes are then shown as such.
@@ -237,11 +239,10 @@ def _tokens(
             _unicode(text) for one in entries for text in ([one] if isinstance(one, str) else one)
         ]
         if "tokens" in container.texts and len(texts) != math.prod(counts):
-            problem, need = (
-                f"'tokens' lists {len(texts)} texts",
-                f"one for each position: {math.prod(counts)}",
+            raise DumpError(
+                f"{container.name}: 'tokens' lists {len(texts)} texts; expected one for each"
+                f" position: {math.prod(counts)}.",
             )
-            raise DumpError(f"{container.name}: {problem}; expected {need}.")
     try:
         check_token_texts(texts)
     except UsageError as error:

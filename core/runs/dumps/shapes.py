@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import DumpError
+from ...numerics.arrays import Ints
 from ...numerics.formats import values_of
 from ...text import clean, plural
 from ..file.records import MAX_ROWS, MAX_VOCAB
@@ -68,7 +68,7 @@ def common_shape(arrays: Mapping[str, StoredArray]) -> tuple[int, ...]:
             continue
         if shape[:-1] == common[:-1]:
             raise _other_vocabulary(array.file, {name: shape[-1], first: common[-1]})
-        if len(shape) == len(common) and shape[:-2] == common[:-2] and shape[-1] == common[-1]:
+        if (*shape[:-2], shape[-1]) == (*common[:-2], common[-1]):
             raise _other_length(
                 array.file,
                 {name: array, first: arrays[first]},
@@ -136,7 +136,7 @@ def _other_length(
         f"{file}: '{clean(name)}' has {plural(shape[-2], 'position')}, '{clean(first)}'"
         f" {common[-2]:,}"
     )
-    longer, shorter = (name, first) if shape[-2] > common[-2] else (first, name)
+    shorter, longer = sorted(shapes, key=lambda each: shapes[each][-2])
     length, total = shapes[shorter][-2], shapes[longer][-2]
     start = None
     if all(array.dtype.kind in "fV" for array in arrays.values()):
@@ -153,7 +153,7 @@ def _other_length(
     )
 
 
-def _argmaxes(name: str, array: StoredArray) -> NDArray[np.int64]:
+def _argmaxes(name: str, array: StoredArray) -> Ints:
     side = side_of(name, array, None)
     parts = []
     for raw in array.blocks():
@@ -162,7 +162,7 @@ def _argmaxes(name: str, array: StoredArray) -> NDArray[np.int64]:
     return np.concatenate(parts)
 
 
-def _fitting_start(tokens: NDArray[np.int64], fewer: NDArray[np.int64]) -> int | None:
+def _fitting_start(tokens: Ints, fewer: Ints) -> int | None:
     """Return the position from which on argmaxes agree with fewer ones. [prompts, positions]"""
     length = fewer.shape[1]
     last = tokens.shape[1] - length

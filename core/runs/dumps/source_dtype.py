@@ -8,21 +8,21 @@ that would be rounded is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import DumpError
+from ...numerics.arrays import Array, Bits
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, narrow, values_of, widen
+from ...progress import Progress
 from ...text import clean
 from ..file.records import SideHeader
 from .arrays import StoredArray
 
 NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is 0.02
-Tell = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DumpSide:
     def header(self) -> SideHeader:
         return SideHeader(name=self.name, path="", source_dtype=self.fmt.name)
 
-    def bits(self, raw: NDArray[Any]) -> NDArray[np.unsignedinteger]:
+    def bits(self, raw: Array) -> Bits:
         """Copy elements as saved to bits of `fmt`. Same shape."""
         size = raw.dtype.itemsize
         order = ">" if raw.dtype.byteorder == ">" else "<"
@@ -66,10 +66,11 @@ class DumpSide:
             target is self.fmt or (self.fmt is BFLOAT16 and target is FLOAT32)
         )
 
-    def lossy(self, bits: NDArray[np.unsignedinteger], target: FloatFormat) -> DumpError:
+    def lossy(self, bits: Bits, target: FloatFormat) -> DumpError:
         """Error about the first value that `target` cannot hold; there is one."""
         bits = bits.reshape(-1)
         while len(bits) > 1:
+            # one of the halves has it
             half = len(bits) // 2
             bits = bits[:half] if convert(bits[:half], self.fmt, target) is None else bits[half:]
         return self.array.refusal(
@@ -79,10 +80,10 @@ class DumpSide:
 
 
 def convert(
-    bits: NDArray[np.unsignedinteger],
+    bits: Bits,
     fmt: FloatFormat,
     target: FloatFormat,
-) -> NDArray[np.unsignedinteger] | None:
+) -> Bits | None:
     """Convert bits of `fmt` to the same values in `target`, or return None if one would change.
 
     Same shape.
@@ -118,7 +119,7 @@ def side_of(name: str, array: StoredArray, bits_format: FloatFormat | None) -> D
     raise array.refusal(f"has the dtype {clean(array.dtype)}", need)
 
 
-def check_all(sides: list[DumpSide], target: FloatFormat | None, tell: Tell) -> None:
+def check_all(sides: list[DumpSide], target: FloatFormat | None, tell: Progress) -> None:
     """Refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given compute
     dtype.
     """
@@ -136,7 +137,7 @@ def check_all(sides: list[DumpSide], target: FloatFormat | None, tell: Tell) -> 
             raise side.array.refusal("holds nothing but NaN", "logits")
 
 
-def detect(sides: list[DumpSide], tell: Tell) -> tuple[FloatFormat, str]:
+def detect(sides: list[DumpSide], tell: Progress) -> tuple[FloatFormat, str]:
     """Return the narrowest dtype that holds every value of every side bit for bit, and why."""
     formats = sorted({side.fmt.name for side in sides}, reverse=True)
     arrays = f"{' and '.join(formats)} arrays"
@@ -144,30 +145,29 @@ def detect(sides: list[DumpSide], tell: Tell) -> tuple[FloatFormat, str]:
         return sides[0].fmt, f"array dtype: {arrays}"
     for fmt in (BFLOAT16, FLOAT16, FLOAT32):
         unknown = [side for side in sides if not side.is_always_exact(fmt)]
-        if all(
-            convert(bits, side.fmt, fmt) is not None
-            for side, blocks in _read_blocks(unknown, tell)
-            for bits in blocks
-        ):
+        parts = _read_blocks(unknown, tell)
+        if all(convert(bits, side.fmt, fmt) is not None for side, each in parts for bits in each):
             if fmt is FLOAT32:
                 return fmt, f"array dtype: {arrays} with values that no narrower dtype holds"
             return fmt, f"detected: {arrays} whose every value is exactly a {fmt.name}"
-    file, problem = sides[0].array.file, f"holds NaNs that change between {arrays}"
-    raise DumpError(f"{file}: {problem}; expected all sides in one dtype.")
+    raise DumpError(
+        f"{sides[0].array.file}: holds NaNs that change between {arrays}; expected all sides in one"
+        " dtype.",
+    )
 
 
 def _read_blocks(
     sides: list[DumpSide],
-    tell: Tell,
-) -> Iterator[tuple[DumpSide, Iterator[NDArray[np.unsignedinteger]]]]:
+    tell: Progress,
+) -> Iterator[tuple[DumpSide, Iterator[Bits]]]:
     """Each side with the bits of all its rows, some at a time."""
     done, total = 0, sum(side.array.nbytes for side in sides)
 
-    def blocks(side: DumpSide) -> Iterator[NDArray[np.unsignedinteger]]:
+    def blocks(side: DumpSide) -> Iterator[Bits]:
         nonlocal done
         for raw in side.array.blocks():
             done += raw.nbytes
-            tell(done, total)
+            tell("reading", done, total, "bytes")
             yield side.bits(raw)
 
     for side in sides:
@@ -191,11 +191,8 @@ def looks_normalised(rows: NDArray[np.float32]) -> str:
     least = np.where(counts < vocab, np.log(np.maximum(counts, 1) / vocab), 0.0)
     if (wide <= 0).all() and ((totals > least - NORMALISED) & (totals < NORMALISED)).all():
         return "log-probabilities"
-    return (
-        "probabilities"
-        if (wide >= 0).all() and (np.abs(wide.sum(axis=-1) - 1) < 0.02).all()
-        else ""
-    )
+    is_share = (wide >= 0).all() and (np.abs(wide.sum(axis=-1) - 1) < 0.02).all()
+    return "probabilities" if is_share else ""
 
 
 def looks_chosen(rows: NDArray[np.float32]) -> bool:
@@ -215,11 +212,11 @@ def looks_chosen(rows: NDArray[np.float32]) -> bool:
     return bool(np.median(totals) > 1 + NORMALISED and not is_shifted)
 
 
-def narrowest(rows: NDArray[np.unsignedinteger], fmt: FloatFormat) -> FloatFormat:
+def narrowest(rows: Bits, fmt: FloatFormat) -> FloatFormat:
     """Return the narrowest dtype that holds all these values exactly: bfloat16, else float16, else
     `fmt`.
     """
-    return next(
-        (target for target in (BFLOAT16, FLOAT16) if convert(rows, fmt, target) is not None),
-        fmt,
-    )
+    for target in (BFLOAT16, FLOAT16):
+        if convert(rows, fmt, target) is not None:
+            return target
+    return fmt

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import DumpError, ExtraError
+from ...numerics.arrays import Array, Ints
 from ...text import clean
 from ..file.records import MAX_ROWS, TOKENS_TOGETHER
 from .arrays import FOREIGN, StoredArray, check_elements, foreign_errors, rows_of
@@ -49,8 +49,10 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
     except (*FOREIGN, pickle.UnpicklingError, AttributeError, AssertionError) as error:
         match = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({clean(match[1], 100)})" if match else ", or is damaged"
-        problem = f"is a file of torch.save that holds more than tensors{what}, and no code is run"
-        raise DumpError(f"{name}: {problem}; expected {_INSTEAD}.") from error
+        raise DumpError(
+            f"{name}: is a file of torch.save that holds more than tensors{what}, and no code is"
+            f" run; expected {_INSTEAD}.",
+        ) from error
     items = list(islice(_items(path.stem, value), _MOST_ITEMS + 1))
     if len(items) > _MOST_ITEMS:
         raise DumpError(
@@ -75,7 +77,7 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
     return arrays, texts, list(arrays) == [path.stem]
 
 
-def _whole_numbers(values: Sequence[Any]) -> NDArray[np.int64] | None:
+def _whole_numbers(values: Sequence[Any]) -> Ints | None:
     """Return a list of integers, or of lists of them, as an array; None if it is neither, or of
     uneven lengths.
     """
@@ -92,13 +94,14 @@ def _items(key: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the tensors, lists and texts of a value by name; a list of tensors that are no rows is
     opened.
     """
-    items: Any = ()
+    items: Any
     if isinstance(value, dict) and depth < _DEEPEST:
         items = value.items()
     elif isinstance(value, list | tuple) and value and not _are_rows(value, depth):
         items = enumerate(value)
     else:
         yield key, value
+        return
     for name, item in items:
         yield from _items(f"{key}/{name}" if depth else str(name), item, depth + 1)
 
@@ -126,18 +129,15 @@ def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
             f"{label} is {dtype}; expected float32, float16 or bfloat16: upcast it,"
             " x.to(torch.bfloat16).",
         )
+    storages: dict[int, int] = {}
+    views: list[Array] = []
     with foreign_errors(label, "float32, float16 or bfloat16"):
-        storages = {
-            one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors
-        }
-        views: list[NDArray[Any]] = [
-            (
-                one.detach().view(torch.int16).numpy().view("V2")
-                if one.dtype is torch.bfloat16
-                else one.detach().numpy()
-            )
-            for one in tensors
-        ]
+        for one in tensors:
+            # tensors may share a storage: each counts once
+            storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
+            is_bfloat16 = one.dtype is torch.bfloat16  # which numpy has not
+            plain = one.detach().view(torch.int16) if is_bfloat16 else one.detach()
+            views.append(plain.numpy().view("V2") if is_bfloat16 else plain.numpy())
     if sum(view.nbytes for view in views) > sum(storages.values()):
         raise DumpError(f"{label} repeats what its storage holds; expected whole tensors.")
     first = views[0]
@@ -145,7 +145,7 @@ def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
         array = StoredArray(name, key, first.dtype, first.shape, rows_of(lambda: first))
     else:
 
-        def rows(start: int, stop: int) -> NDArray[Any]:
+        def rows(start: int, stop: int) -> Array:
             return np.stack([view.reshape(-1) for view in views[start:stop]])
 
         array = StoredArray(name, key, first.dtype, (len(views), first.shape[-1]), rows)

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import StoreError, UsageError
+from ...numerics.arrays import Record
 from ...text import clean
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ DECODING = (
     RecursionError,
     pa.ArrowException,
 )
-_CONFIG: dict[str, Any] = {
+_CONFIG: Record = {
     "threads": 2,
     "memory_limit": "320MB",
     "autoinstall_known_extensions": False,
@@ -135,7 +136,7 @@ class Database:
             result = self._ask().execute(sql, _plain(values))
             return result.fetchall() if most is None else result.fetchmany(most)
 
-    def records(self, sql: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+    def records(self, sql: str, values: Sequence[Any] = ()) -> list[Record]:
         """Return the result of a query, each row by the names of its columns."""
         with _edge(self.path):
             result = self._ask().execute(sql, _plain(values))
@@ -266,7 +267,8 @@ def _name(path: Path) -> str:
 
 def _reason(path: Path, error: BaseException) -> str:
     """Return the first line of an error, without the folders of this machine."""
-    first = next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    first = lines[0].rstrip(".")
     for place in (os.path.realpath(path), path.absolute(), path):
         first = first.replace(str(place), path.name)
     return first
@@ -292,8 +294,10 @@ def check_size(path: Path, logits_bytes: int) -> int:
     with _edge(path):
         size = path.stat().st_size
     if size < logits_bytes:
-        problem = f"{size} bytes cannot hold its {logits_bytes} bytes of logits"
-        raise StoreError(f"{_name(path)}: {problem}; the file is damaged.")
+        raise StoreError(
+            f"{_name(path)}: {size} bytes cannot hold its {logits_bytes} bytes of logits; the file"
+            " is damaged.",
+        )
     return size
 
 

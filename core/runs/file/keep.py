@@ -6,14 +6,7 @@ figures.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .records import RunHeader
-
-ALL, FIGURES = KEEPS = ("all", "figures")
-NOTE = "figures only, no logits"
-REFUSAL = f"this run keeps {NOTE}; capture it again with --keep all."
+from .records import FIGURES, RunHeader
 
 # Bytes of a run file without its logits: per position of a side, and per run. Files of random
 # bfloat16 logits, 40 to 4,096 positions, 1,000 to 128,256 tokens, 2 and 5 sides, took 0.4 to 0.9 of
@@ -22,15 +15,10 @@ _BYTES_OF_A_ROW = 900
 _BYTES_OF_A_RUN = 400_000
 
 
-def note(keep: str) -> str:
-    """`Kept: figures only, no logits.`; empty if all logits are there."""
-    return f"Kept: {NOTE}." if keep == FIGURES else ""
-
-
 def note_of(header: RunHeader) -> str:
     """Note on what the figures of a run are over; empty if all logits are there."""
     if header.k is None:
-        return note(header.keep)
+        return "Kept: figures only, no logits." if header.keep == FIGURES else ""
     if header.k == 1:
         return "One log-probability per position: figures cover those that both sides have."
     return (
@@ -41,7 +29,9 @@ def note_of(header: RunHeader) -> str:
 
 def refusal(header: RunHeader) -> str:
     """Sentence on why the run has no logits."""
-    return REFUSAL if header.k is None else "this run has log-probabilities of some tokens only."
+    if header.k is None:
+        return "this run keeps figures only, no logits; capture it again with --keep all."
+    return "this run has log-probabilities of some tokens only."
 
 
 def expected_bytes(keep: str, sides: int, rows: int, side_bytes: int) -> int:

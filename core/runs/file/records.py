@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
+from ...numerics.arrays import Floats, Ints
 from ...numerics.formats import FloatFormat, format_named
 from ...text import clean, plural
-from .keep import ALL, KEEPS
 
 # Bounds of a run, of a dump as of a run file: far from what is real, so near that a small file
 # cannot cost much.
@@ -27,9 +27,9 @@ from .keep import ALL, KEEPS
 # again on pages that list all pairs.
 MAX_SIDES = 512
 MAX_VOCAB = 1 << 22  # 15 times the largest vocabulary in use
-# positions of all prompts together, of whole rows; a longer run of lists is read in parts only
+# positions of all prompts together, of whole rows; a longer run of responses is read in parts only
 MAX_ROWS = 1 << 20
-MAX_LISTED_ROWS = 128 * MAX_ROWS  # positions of lists of two sides
+MAX_LISTED_ROWS = 128 * MAX_ROWS  # positions of responses of two sides
 
 # of lists: 20 a row, 100,000 rows on eight sides; read whole, they take 400 MB
 MAX_VALUES = 16 * MAX_ROWS
@@ -66,6 +66,8 @@ EXIT_CODES = {
 VERDICTS = tuple(EXIT_CODES)
 FAILING = tuple(name for name, code in EXIT_CODES.items() if code)
 UNITS = {"logit": "logits", "logprob": "nats"}
+# which logits a run stores; figures are always of all
+ALL, FIGURES = KEEPS = ("all", "figures")
 NOT_JUDGED = "not judged"  # shown for a pair without a verdict
 
 
@@ -81,8 +83,8 @@ class FloorRows:
     """
 
     compute_dtype: str
-    pair_rms: NDArray[np.float64]
-    floor_rms: NDArray[np.float64]
+    pair_rms: Floats
+    floor_rms: Floats
 
 
 def check_token_texts(texts: Iterable[str]) -> None:
@@ -266,7 +268,7 @@ class RunHeader:
         self,
         prompts: NDArray[np.integer],
         positions: NDArray[np.integer],
-    ) -> NDArray[np.int64]:
+    ) -> Ints:
         """Rows of places. [places]"""
         starts = np.cumsum([0, *self.lengths])
         return starts[prompts] + positions

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ...errors import StoreError
+from ...numerics.arrays import Floats
 from .database import Database
 
 _SQL = {
@@ -22,7 +22,6 @@ _SQL = {
     "int64": "BIGINT",
     "float": "DOUBLE",
     "float64": "DOUBLE",
-    "str": "VARCHAR",
 }
 _ARROW = {
     "BLOB": pa.binary(),
@@ -57,20 +56,6 @@ def column(name: str, dtype: str, unit: str, help: str, is_nullable: bool) -> Co
         f"{unit}: {help}" if unit else help,
         "" if is_nullable else "NOT NULL",
     )
-
-
-def columns_of_record(record: type) -> list[Column]:
-    """Columns of a record's fields, each declared as `Annotated[type, help]` or `Annotated[type,
-    SQL type, help]`.
-    """
-    columns = []
-    for name, hint in get_type_hints(record, include_extras=True).items():
-        kind, *sql, help = get_args(hint)
-        plain, *null = get_args(kind) or (kind,)
-        columns.append(
-            Column(name, sql[0] if sql else _SQL[plain.__name__], help, "" if null else "NOT NULL"),
-        )
-    return columns
 
 
 class Table:
@@ -113,6 +98,7 @@ class Table:
         """Rows in the columns' types. An array or list holds a value per row, a number or text is
         in every row, and what is not named is null.
         """
+        # what is no column is repeated as often as the others have rows
         rows = next((len(value) for value in values.values() if _is_column(value)), 1)
         columns = {}
         for column in self.columns:
@@ -165,7 +151,7 @@ class Table:
         )
 
 
-def null_if_nan(values: NDArray[np.float64]) -> pa.Array:
+def null_if_nan(values: Floats) -> pa.Array:
     """Return a column of figures, null if NaN."""
     return pa.array(values, mask=np.isnan(values))
 

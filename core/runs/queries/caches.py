@@ -5,15 +5,11 @@ Layers and heads are those that keep a cache: a model may have others between th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+from ...numerics.arrays import DataFrame, Record
 from ...text import out_of, plural
 from ..reader import RunReader
 from ..tables.kv_cache import KINDS
 from .layers import pool, records
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _FIGURES = """
     sum(elements)::BIGINT AS elements, sum(neq)::BIGINT AS neq, sum(neq) / greatest(sum(elements), 1) AS neq_share,
@@ -48,7 +44,7 @@ FROM kv_position AS p JOIN (
 """
 
 
-def merge(run: RunReader, pair: int, prompt: int | None, *by: str) -> pd.DataFrame:
+def merge(run: RunReader, pair: int, prompt: int | None, *by: str) -> DataFrame:
     """Return figures of a pair's caches by layer, kind, head or prompt, of all prompts together or
     of one.
     """
@@ -62,20 +58,20 @@ def cells(
     kind: str,
     measure: str,
     most: int = 200,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return one of MEASURES over layers x positions of a prompt, as
     core.runs.queries.layers.pool.
     """
     return pool(run, _HERE, measure, most, pair, prompt, kind)
 
 
-def summaries(run: RunReader, pair: int) -> dict[int | None, dict[str, Any]]:
+def summaries(run: RunReader, pair: int) -> dict[int | None, Record]:
     """Return figures of a pair's caches by prompt, None is all prompts: `together`, `keys`,
     `values` and `layer_0_keys`, each None if no such cache is stored. Empty if the pair has no
     caches.
     """
     parts = ("together", "keys", "values", "layer_0_keys")
-    by_prompt: dict[int | None, dict[str, Any]] = {}
+    by_prompt: dict[int | None, Record] = {}
     for row in records(run.query(_SUMMARY, pair)):
         of_prompt = by_prompt.setdefault(row.pop("of_prompt"), dict.fromkeys(parts))
         kinds = {kind: row.pop(kind) for kind in KINDS}
@@ -86,7 +82,7 @@ def summaries(run: RunReader, pair: int) -> dict[int | None, dict[str, Any]]:
     return by_prompt
 
 
-def sentence(summary: dict[str, Any], *, names_prompt: bool) -> str:
+def sentence(summary: Record, *, names_prompt: bool) -> str:
     """Say how much of the caches differs, and its first place, in markdown. summary: one of
     `summaries`.
     """
@@ -104,16 +100,14 @@ def sentence(summary: dict[str, Any], *, names_prompt: bool) -> str:
         f" {together['first_layer']} ({kinds}), {prompt}head {together['first_head']}, position"
         f" {together['first_position']}."
     )
-    if first is None:
-        return text
-    if not first["neq"]:
+    if first is None or not first["neq"]:
         return text
     return (
         f"{text} **{first['neq']:,} of {first['elements']:,}** elements of layer 0's keys differ."
     )
 
 
-def caches_json(run: RunReader, pair: int) -> dict[str, Any] | None:
+def caches_json(run: RunReader, pair: int) -> Record | None:
     """Return a pair's caches as JSON: summary, the same of every prompt, and one object per layer,
     kind and head of a prompt. None if there are none.
     """

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ...numerics.arrays import DataFrame
 from ...text import plural
 from ..reader import RunReader
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Figures of a class are those of its first side against the reference; null for the reference's own
 # class.
@@ -28,14 +24,14 @@ FROM side LEFT JOIN pair ON pair.variant = side.side ORDER BY side.side
 _ABSENT = {"batch": "1"}
 
 
-def classes(run: RunReader) -> pd.DataFrame:
+def classes(run: RunReader) -> DataFrame:
     """Return one row per class in order of first appearance: class, sides (names), count, side
     (index of the first), and the first side's figures compared with the reference.
     """
     return run.query(_CLASSES)
 
 
-def sentence(table: pd.DataFrame) -> str:
+def sentence(table: DataFrame) -> str:
     """Say how many classes of equal bits there are, and how many sides stand alone, in markdown."""
     sides, alone = int(table["count"].sum()), int((table["count"] == 1).sum())
     if len(table) == 1:
@@ -46,7 +42,7 @@ def sentence(table: pd.DataFrame) -> str:
     return f"{text}, {plural(alone, 'side')} alone in {'its' if alone == 1 else 'their'} class."
 
 
-def sweep(run: RunReader) -> tuple[str, pd.DataFrame] | None:
+def sweep(run: RunReader) -> tuple[str, DataFrame] | None:
     """Return the one step in which the paths of the sides differ, if it is a number of at least
     three values, and a row a side by that value: value, side, class, neq_share, max_abs, flips
     against the reference.
@@ -65,16 +61,13 @@ def sweep(run: RunReader) -> tuple[str, pd.DataFrame] | None:
     (name,) = varying
     rest = [{key: value for key, value in of_side.items() if key != name} for of_side in steps]
     values = [of_side.get(name, _ABSENT.get(name, "")) for of_side in steps]
-    fits = [value.isdigit() and other == rest[1] for value, other in zip(values, rest, strict=True)]
-    if (
-        not all(fits[1:])
-        or len({value for value, fit in zip(values, fits, strict=True) if fit}) < 3
-    ):
+    numbers = [
+        int(value) if value.isdecimal() and other == rest[1] else -1
+        for value, other in zip(values, rest, strict=True)
+    ]
+    if -1 in numbers[1:] or len({*numbers} - {-1}) < 3:
         return None
     table = run.query(_SWEPT)
-    table.insert(
-        0,
-        "value",
-        [int(value) if fit else -1 for value, fit in zip(values, fits, strict=True)],
-    )
-    return name, table[fits].sort_values("value", kind="stable", ignore_index=True)
+    table.insert(0, "value", numbers)
+    table = table[table["value"] >= 0]
+    return name, table.sort_values("value", kind="stable", ignore_index=True)

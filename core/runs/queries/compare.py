@@ -5,16 +5,14 @@ device and another.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ...numerics.arrays import DataFrame, Record
 from ...text import percent
 from ..reader import RunReader, StoredPair
 from .verdicts import ulp_percentile
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Name of a figure, its label, and whether more of it is more divergence (a ratio says something
 # then). Counts over all positions are rates: runs have different totals.
@@ -42,10 +40,10 @@ class RunPair(NamedTuple):
 
     run: RunReader
     pair: StoredPair
-    table: pd.DataFrame
+    table: DataFrame
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Record:
         """Provenance of the pair."""
         about, header = self.run.header.provenance, self.run.header
         return {
@@ -65,7 +63,7 @@ class RunPair(NamedTuple):
         }
 
 
-def figures(run_pairs: Sequence[RunPair]) -> pd.DataFrame:
+def figures(run_pairs: Sequence[RunPair]) -> DataFrame:
     """Return FIGURES, one row per run, null if undefined; a column that is undefined for all is
     left out.
     """
@@ -74,34 +72,28 @@ def figures(run_pairs: Sequence[RunPair]) -> pd.DataFrame:
     rows = []
     for one in run_pairs:
         summary, positions = one.pair.summary, one.run.header.rows
+        histogram = one.run.histogram(one.pair.index)
         row = {name: getattr(summary, name, None) for name, *_ in FIGURES}
         row |= {
             "flips_share": summary.flips / positions,
             "near_ties_share": summary.near_ties / positions,
-        }
-        row |= {
             "rms": float(np.sqrt((one.table["rms"] ** 2).mean())),
             "noise_ratio": one.pair.noise_ratio,
+            "median_ulps": ulp_percentile(histogram, 0.5),
+            "p99_ulps": ulp_percentile(histogram, 0.99),
         }
-        histogram = one.run.histogram(one.pair.index)
-        rows.append(
-            row
-            | {
-                "median_ulps": ulp_percentile(histogram, 0.5),
-                "p99_ulps": ulp_percentile(histogram, 0.99),
-            },
-        )
+        rows.append(row)
     return pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
 
 
-def distribution(one: RunPair) -> pd.DataFrame:
+def distribution(one: RunPair) -> DataFrame:
     """Return the share of elements that differ by at least so many ULPs: distance, share, from 1
     ULP on. Elements that are not finite on both sides are not counted.
     """
     return one.run.query(_DISTRIBUTION, one.pair.index)
 
 
-def flips(run_pairs: Sequence[RunPair]) -> pd.DataFrame:
+def flips(run_pairs: Sequence[RunPair]) -> DataFrame:
     """Return one row per flip of a run: prompt, position, run (its place), reference_token,
     variant_token, runs (number that flip there); those of all runs first. Positions are compared by
     number: call `same_tokens` first.
@@ -129,7 +121,7 @@ def same_tokens(run_pairs: Sequence[RunPair]) -> bool | None:
     return all(of_run == prompts[0] for of_run in prompts)
 
 
-def sentence(run_pairs: Sequence[RunPair], flip_rows: pd.DataFrame) -> str:
+def sentence(run_pairs: Sequence[RunPair], flip_rows: DataFrame) -> str:
     """Say which share of logits differs and of positions flips in each run, in markdown. flip_rows:
     `flips` if the runs are of the same tokens.
     """

@@ -5,30 +5,25 @@ differences.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ...numerics.arrays import DataFrame, Floats, Record
 from ...numerics.formats import ordinals, values_of
 from ..reader import RunReader
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def place_of(run: RunReader, row: int) -> tuple[int, int]:
     """Return (prompt, position) of a row."""
-    first = 0
-    for index, prompt in enumerate(run.header.prompts):
-        if first <= row < first + prompt.positions:
-            return index, row - first
-        first += prompt.positions
-    raise UsageError(f"row {row} does not exist; the run has {first} rows.")
+    if not 0 <= row < run.header.rows:
+        raise UsageError(f"row {row} does not exist; the run has {run.header.rows} rows.")
+    starts = np.cumsum([0, *run.header.lengths])
+    prompt = int(np.searchsorted(starts, row, "right")) - 1
+    return prompt, row - int(starts[prompt])
 
 
-def with_texts(run: RunReader, table: pd.DataFrame) -> pd.DataFrame:
+def with_texts(run: RunReader, table: DataFrame) -> DataFrame:
     """Return a table with `text` behind its `token_id`, None if unknown; as objects, or None would
     become NaN.
     """
@@ -40,14 +35,14 @@ def with_texts(run: RunReader, table: pd.DataFrame) -> pd.DataFrame:
     return table
 
 
-def with_argmax_texts(run: RunReader, table: pd.DataFrame) -> pd.DataFrame:
+def with_argmax_texts(run: RunReader, table: DataFrame) -> DataFrame:
     """Return figures by position with `reference_text` and `variant_text` of the argmaxes, None if
     unknown.
     """
-    sides = ("reference", "variant")
-    return table.assign(
-        **{f"{side}_text": table[f"{side}_token"].map(run.vocabulary) for side in sides},
-    )
+    for side in ("reference", "variant"):
+        texts = table[f"{side}_token"].map(run.vocabulary)
+        table = table.assign(**{f"{side}_text": texts})
+    return table
 
 
 def top_of_sides(
@@ -56,7 +51,7 @@ def top_of_sides(
     prompt: int,
     position: int,
     count: int = 8,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return the tokens that are among the `count` best of a side, best of the first side first:
     token_id, text, and of each side logit, rank (1 is the argmax) and probability. sides: indices
     by the name that their columns begin with.
@@ -74,31 +69,26 @@ def top_of_sides(
         return with_texts(run, every.sort_values([f"{side}_rank" for side in sides]))
     ids = list(dict.fromkeys(token for top in tops for token in top.index[:count]))
     if run.has_all_logits:
-        rows = values_of(
-            run.at_sides([*sides.values()], prompt, position),
-            run.header.format,
-        ).astype(np.float64)
+        bits = run.at_sides([*sides.values()], prompt, position)
+        rows = values_of(bits, run.header.format).astype(np.float64)
     else:
         ids = [token for token in ids if all(token in top.index for top in tops)]
-    table: dict[str, Any] = {"token_id": ids}
+    table: Record = {"token_id": ids}
     for place, (name, top) in enumerate(zip(sides, tops, strict=True)):
         if run.has_all_logits:
-            table[f"{name}_rank"], logits_here = (
-                [rank_of(rows[place], token) for token in ids],
-                rows[place, ids],
-            )
+            ranks = [rank_of(rows[place], token) for token in ids]
+            logits_here = rows[place, ids]
         else:
-            table[f"{name}_rank"], logits_here = (
-                top["rank"].loc[ids].tolist(),
-                top["logit"].loc[ids].to_numpy(float),
-            )
+            ranks = top["rank"].loc[ids].tolist()
+            logits_here = top["logit"].loc[ids].to_numpy(float)
+        table[f"{name}_rank"] = ranks
         table[f"{name}_logit"] = logits_here
         with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
             table[f"{name}_probability"] = np.exp(logits_here - top["logsumexp"].max())
     return with_texts(run, pd.DataFrame(table))
 
 
-def rank_of(logits: NDArray[np.float64], token: int) -> int:
+def rank_of(logits: Floats, token: int) -> int:
     """Return the token's place by its logit, 1 is the argmax: equal ones stand in order of their
     ids, NaNs come last in order of theirs.
     """
@@ -108,7 +98,7 @@ def rank_of(logits: NDArray[np.float64], token: int) -> int:
     return 1 + int((logits > value).sum() + (logits[:token] == value).sum())
 
 
-def every_element(run: RunReader, pair: int, prompt: int, position: int) -> pd.DataFrame:
+def every_element(run: RunReader, pair: int, prompt: int, position: int) -> DataFrame:
     """Return every logit of a position, one row per token id: token_id, both logits, difference
     (variant - reference), row_ulps, ulps; the last three null if a NaN or infinity is on one side
     only.
@@ -124,10 +114,8 @@ def every_element(run: RunReader, pair: int, prompt: int, position: int) -> pd.D
         is_mismatch = ~is_same & ~(np.isfinite(reference) & np.isfinite(variant))
         difference = np.where(is_same, 0.0, np.where(is_mismatch, np.nan, variant - reference))
         row_ulps = np.abs(difference) / run.spacing(pair, (row, row + 1))
-    ulps = pd.array(
-        np.where(is_same, 0, np.abs(ordinals(bits[0], fmt) - ordinals(bits[1], fmt))),
-        "Int64",
-    )
+    steps = np.abs(ordinals(bits[0], fmt) - ordinals(bits[1], fmt))
+    ulps = pd.array(np.where(is_same, 0, steps), "Int64")
     ulps[is_mismatch] = pd.NA
     return pd.DataFrame(
         {
@@ -149,16 +137,11 @@ def worst_elements(
     count: int = 12,
     *,
     by_ulps: bool = False,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return the elements of a position that differ most, by absolute difference or by ULPs, with
     their texts; a NaN or infinity on one side only comes first.
     """
     table = every_element(run, pair, prompt, position)
-    size = (
-        table["ulps"].to_numpy(float, na_value=np.inf)
-        if by_ulps
-        else table["difference"].abs().fillna(np.inf)
-    )
-    order = np.argsort(-np.asarray(size, float), kind="stable")[:count]
-    worst = table.iloc[order]
+    size = table["ulps" if by_ulps else "difference"].astype(float).abs().fillna(np.inf)
+    worst = table.iloc[np.argsort(-size.to_numpy(), kind="stable")[:count]]
     return with_texts(run, worst[worst["ulps"].fillna(1) > 0])

@@ -5,24 +5,22 @@ at.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...numerics.arrays import DataFrame, Flags, Floats
 from ...numerics.divergence import NEAR_TIE_ROW_ULPS
 from ...numerics.formats import FloatFormat, bits_of, ordinals, values_at, values_of
 from ...text import number, out_of, plural
 from ..reader import RunReader
 from .elements import rank_of
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 STORED_RANKS = 20  # of each side and position in the table top_token
 # rows of logits read for tokens outside them: 1 to 3 ms each at a vocabulary of 128256
 MOST_READ = 256
 SIDES = ("reference", "variant")
+MARGINS = ["reference_margin", "variant_margin"]  # columns of a table by position
 # of harmless flips up to 1 in dense models, and 8 with experts (docs/explanation/calibration.md)
 NOISE_MARGIN = 2
 MOST_GRID_LINES = 64  # beyond that they would be a grey field
@@ -83,14 +81,13 @@ def flip_table(
     pair: int,
     *,
     near_ties: bool = False,
-    most_read: int = MOST_READ,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return one row per flip, and per near tie with `near_ties`, with figures of the position and
     both argmaxes.
 
     Of T's argmax: `T_text`, `T_token_S_probability` on side S, `T_token_probability_change` from
     the reference to the variant, `T_token_S_rank` on the other side S. Null if a side is all NaN, a
-    probability is undefined, or a token is not among a side's stored top tokens and `most_read`
+    probability is undefined, or a token is not among a side's stored top tokens and MOST_READ
     rows of logits were read, or the run did not keep them.
     """
     table = run.query(_FLIPS, pair, near_ties)
@@ -99,14 +96,14 @@ def flip_table(
         for name in table.columns
         if name.endswith(("_logit", "_rank", "_logsumexp"))
     }
+    rows_left = MOST_READ if run.has_all_logits else 0
     for on, side in zip(SIDES, (0, pair + 1), strict=True):
         unknown = {
             of: columns[f"{of}_{on}_logit"].isna() & table[f"{of}_token"].notna() for of in SIDES
         }
-        rows = np.flatnonzero(unknown["reference"] | unknown["variant"])[
-            : most_read if run.has_all_logits else 0
-        ]
-        most_read -= len(rows)
+        # a token that is not among the stored ones: its logit is read, for so many rows
+        rows = np.flatnonzero(unknown["reference"] | unknown["variant"])[:rows_left]
+        rows_left -= len(rows)
         for row in rows:
             bits = run.at(side, int(table["prompt"][row]), int(table["position"][row]))
             values = values_of(bits, run.header.format).astype(np.float64)
@@ -126,7 +123,7 @@ def flip_table(
     return table
 
 
-def continuations(run: RunReader) -> pd.DataFrame:
+def continuations(run: RunReader) -> DataFrame:
     """Return one row per continued prompt and variant: tokens in common with the reference's
     continuation, and both tokens and the figures of the position at which they diverge, null if
     none. No rows for a run that only scored its prompts.
@@ -134,7 +131,7 @@ def continuations(run: RunReader) -> pd.DataFrame:
     return run.query(_CONTINUATIONS)
 
 
-def outcome(table: pd.DataFrame) -> str:
+def outcome(table: DataFrame) -> str:
     """Say how many continued prompts diverge, and the earliest position. table: `continuations` of
     one pair.
     """
@@ -152,7 +149,7 @@ def outcome(table: pd.DataFrame) -> str:
     )
 
 
-def beyond_noise(table: pd.DataFrame) -> NDArray[np.bool_]:
+def beyond_noise(table: DataFrame) -> Flags:
     """Mask the flips that the pair's usual differences do not explain: both margins are more than
     NOISE_MARGIN times the median over positions of the largest difference, in row ULPs, or more
     than 2 row ULPs if that is larger. [rows]
@@ -163,13 +160,13 @@ def beyond_noise(table: pd.DataFrame) -> NDArray[np.bool_]:
     difference, in_row_ulps = (table[name].to_numpy(float) for name in ("max_abs", "max_row_ulps"))
     if not flips.any() or np.isnan(in_row_ulps).all():  # lists have no row ULPs
         return np.zeros(len(table), bool)
-    margins = np.fmin(*(table[f"{side}_margin"].to_numpy(float) for side in SIDES))
+    margins = table[MARGINS].min(axis=1).to_numpy(float)
     typical = max(NOISE_MARGIN * float(np.nanmedian(in_row_ulps)), NEAR_TIE_ROW_ULPS)
     with np.errstate(divide="ignore", invalid="ignore"):
         return flips & (margins * in_row_ulps / difference > typical)
 
 
-def flips_sentence(table: pd.DataFrame) -> str:
+def flips_sentence(table: DataFrame) -> str:
     """Say how many positions flip and which of them noise does not explain, in markdown. table:
     figures by position.
     """
@@ -180,7 +177,7 @@ def flips_sentence(table: pd.DataFrame) -> str:
     if flips.empty:
         return f"No flips: both sides have the same argmax at all {plural(total, 'position')}."
 
-    def place(row: pd.Series) -> str:
+    def place(row: Any) -> str:
         return f"position {row['position']}" + (
             f" of prompt {row['prompt']}" if table["prompt"].any() else ""
         )
@@ -198,24 +195,24 @@ def flips_sentence(table: pd.DataFrame) -> str:
             f"{text} {f'It is at a {kind}' if len(flips) == 1 else f'All are at {kind}s'} on at"
             " least one side."
         )
-    margin = number(far.iloc[0][[f"{side}_margin" for side in SIDES]].astype(float).min(), 3)
+    margin = number(far.iloc[0][MARGINS].astype(float).min(), 3)
     are = "is no near tie" if len(far) == 1 else "are no near ties"
     first = f"{'first at ' if len(far) > 1 else ''}{place(far.iloc[0])}, margin {margin} logits"
     return f"{text} {plural(len(far), 'flip')} {are} ({first})."
 
 
-def near_ties_sentence(table: pd.DataFrame) -> str:
+def near_ties_sentence(table: DataFrame) -> str:
     """Say how many positions are near ties, how many of them flip, and the smallest margin, in
     markdown. table: figures by position.
     """
     is_list = table["max_row_ulps"].isna().all()  # lists have no row ULPs
     near = table[table["could_flip" if is_list else "near_tie"].fillna(False).astype(bool)]
     limit = "by what was sent" if is_list else f"(margin at most {NEAR_TIE_ROW_ULPS} row ULPs)"
-    what = "could flip" if is_list else "is a near tie" if len(near) == 1 else "are near ties"
-    flips, smallest = (
-        int(near["is_flip"].sum()),
-        float(table[[f"{side}_margin" for side in SIDES]].min(axis=None)),
-    )
+    what = "is a near tie" if len(near) == 1 else "are near ties"
+    if is_list:
+        what = "could flip"
+    flips = int(near["is_flip"].sum())
+    smallest = float(table[MARGINS].min(axis=None))
     return (
         f"**{out_of(len(near), len(table))} positions {what}** {limit}, with"
         f" {plural(flips, 'flip')}; the smallest margin is {number(smallest)}."
@@ -227,16 +224,17 @@ class MarginPoints(NamedTuple):
     largest, both in logits; kinds: masks, of which each position is in one. [rows] each
     """
 
-    table: pd.DataFrame
-    margin: NDArray[np.float64]
-    difference: NDArray[np.float64]
-    kinds: dict[str, NDArray[np.bool_]]
+    table: DataFrame
+    margin: Floats
+    difference: Floats
+    kinds: dict[str, Flags]
 
 
-def margin_points(table: pd.DataFrame) -> MarginPoints:
+def margin_points(table: DataFrame) -> MarginPoints:
     """Return the positions of the chart of near ties. table: figures by position."""
-    margin = table[["reference_margin", "variant_margin"]].min(axis=1)
-    table = table[margin.notna()]
+    margin = table[MARGINS].min(axis=1).to_numpy(float)
+    is_known = ~np.isnan(margin)
+    table = table[is_known]
     flips, could = (table[name].to_numpy(bool) for name in ("is_flip", "could_flip"))
     odd = table["nonfinite_mismatch"].to_numpy() > 0  # the bound is a theorem about finite numbers
     kinds = {
@@ -247,13 +245,13 @@ def margin_points(table: pd.DataFrame) -> MarginPoints:
     }
     return MarginPoints(
         table,
-        margin[margin.notna()].to_numpy(float),
+        margin[is_known],
         table["max_abs"].to_numpy(float),
         kinds,
     )
 
 
-def above_zero(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float | None]:
+def above_zero(values: Floats) -> tuple[Floats, float | None]:
     """(values with zeros moved to where a log axis can show them, that place or None)."""
     positive = values[values > 0]
     if len(positive) == len(values):
@@ -270,12 +268,12 @@ class Candidates(NamedTuple):
     """
 
     tokens: tuple[int, ...]
-    logits: NDArray[np.float64]
-    grid: NDArray[np.float64]
+    logits: Floats
+    grid: Floats
     steps: int | None
 
 
-def candidates(top: pd.DataFrame, fmt: FloatFormat) -> Candidates | None:
+def candidates(top: DataFrame, fmt: FloatFormat) -> Candidates | None:
     """Return the argmaxes of both sides, or one and the runner-up nearest to it if they are the
     same token; None if a side has fewer than two tokens. top: of
     core.runs.queries.elements.top_of_sides.
@@ -291,7 +289,7 @@ def candidates(top: pd.DataFrame, fmt: FloatFormat) -> Candidates | None:
     return on_grid(top.iloc[best], SIDES, fmt)
 
 
-def on_grid(top: pd.DataFrame, sides: Iterable[str], fmt: FloatFormat) -> Candidates:
+def on_grid(top: DataFrame, sides: Iterable[str], fmt: FloatFormat) -> Candidates:
     """Return all tokens of `top` as candidates, by the columns of these sides."""
     logits = np.stack([top[f"{side}_logit"].to_numpy(float) for side in sides])
     tokens = tuple(top["token_id"].tolist())
@@ -302,16 +300,13 @@ def on_grid(top: pd.DataFrame, sides: Iterable[str], fmt: FloatFormat) -> Candid
     edge = fmt.first_nonfinite
     # Logits of different signs can differ by 2**32 ordinals, so the size is checked before the grid
     # is made.
-    is_small = high - low + 3 <= MOST_GRID_LINES
-    grid = (
-        np.arange(max(low - 1, 1 - edge), min(high + 2, edge))
-        if is_small
-        else np.empty(0, np.int64)
-    )
+    grid = np.empty(0, np.int64)
+    if high - low + 3 <= MOST_GRID_LINES:
+        grid = np.arange(max(low - 1, 1 - edge), min(high + 2, edge))
     return Candidates(tokens, logits, values_at(grid, fmt).astype(np.float64), high - low)
 
 
-def dominating(rms: NDArray[np.float64]) -> int | None:
+def dominating(rms: Floats) -> int | None:
     """Return the row that holds more than half of a pair's squared difference, and is 10 times the
     median row; None if there is none.
 
@@ -323,7 +318,7 @@ def dominating(rms: NDArray[np.float64]) -> int | None:
     return largest if len(squares) > 1 and is_far else None
 
 
-def telling_place(table: pd.DataFrame, prompt: int | None = None) -> tuple[int, int]:
+def telling_place(table: DataFrame, prompt: int | None = None) -> tuple[int, int]:
     """Return (prompt, position) to open a pair at: the position that dominates the difference, else
     the first flip beyond the noise, else the first flip, else the smallest margin that the
     differences there could turn, else the largest difference; the beginning if nothing differs.
@@ -345,7 +340,7 @@ def telling_place(table: pd.DataFrame, prompt: int | None = None) -> tuple[int, 
     if index is None and flips.any():
         index = int(flips[0 if flips[0].any() else 1].argmax())
     elif index is None and could_turn.any():
-        margins = table[["reference_margin", "variant_margin"]].min(axis=1).to_numpy(float)
+        margins = table[MARGINS].min(axis=1).to_numpy(float)
         index = int(np.where(could_turn, margins, np.inf).argmin())
     elif index is None:
         index = int(np.where(np.isinf(rms), np.inf, largest).argmax())

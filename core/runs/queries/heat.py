@@ -5,14 +5,11 @@ that.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...numerics.arrays import DataFrame
 from ...text import number
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 COLOURS = {  # of the strip of tokens, and the figure each shows
     "largest difference": "max_abs",
@@ -49,7 +46,7 @@ class Heat:
     stops: tuple[int, ...]
 
 
-def heat(table: pd.DataFrame, colour: str, dtype: str, unit_of_values: str = "logits") -> Heat:
+def heat(table: DataFrame, colour: str, dtype: str, unit_of_values: str = "logits") -> Heat:
     """Colour levels of one prompt's positions, by one of COLOURS."""
     column = COLOURS[colour]
     if column == "is_flip":
@@ -71,14 +68,10 @@ def heat(table: pd.DataFrame, colour: str, dtype: str, unit_of_values: str = "lo
         return Heat(_levels(values / highest), unit, "0", _figure(highest), (0, 100))
     lowest = float(values[values > 0].min())
     low, high = np.log(lowest) - 0.7, np.log(highest)  # the smallest that differs is still seen
-    share = np.where(values > 0, (np.log(np.maximum(values, lowest)) - low) / (high - low), 0.0)
-    return Heat(
-        _levels(share),
-        unit,
-        _figure(lowest),
-        _figure(highest),
-        (round(100 * 0.7 / (high - low)), 100),
-    )
+    logs = np.log(np.maximum(values, lowest))
+    levels = _levels(np.where(values > 0, (logs - low) / (high - low), 0.0))
+    stops = round(100 * 0.7 / (high - low)), 100
+    return Heat(levels, unit, _figure(lowest), _figure(highest), stops)
 
 
 def _levels(share: np.ndarray) -> np.ndarray:

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...numerics import pyramid
+from ...numerics.arrays import Bits, DataFrame, Span
 from ...text import number, out_of, plural
 from ..figures import STORED_CELLS
 from ..file.evidence import PairFigures
@@ -30,16 +31,13 @@ from ..file.keep import refusal
 from ..reader import RunReader
 from .elements import every_element, place_of, rank_of
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 Order = Literal["id", "rank"]
 Measure = Literal["row_ulps", "ulps", "difference"]
 ORDERS: tuple[Order, ...] = ("id", "rank")
 # the first is what the page opens in
 MEASURES: tuple[Measure, ...] = ("row_ulps", "ulps", "difference")
-Cells = NDArray[np.unsignedinteger]
-Span = tuple[int, int]  # half open
+
+Cells = Bits
 # (key within the pair, how to make it) -> made or remembered
 Keep = Callable[[tuple, Callable[[], Cells]], Cells]
 
@@ -57,6 +55,15 @@ MOST_TEXTS = 4096  # of one picture
 WHOLE_RUN = 1 << 30
 _LEVELS = 32  # more than any axis has
 READ_ELEMENTS = 1 << 21  # logits of a side that are in memory at a time
+
+
+class View(NamedTuple):
+    """A pair of a run as it is looked at: columns in this order, cells of this measure."""
+
+    run: RunReader
+    pair: int
+    order: Order
+    measure: Measure
 
 
 class Tile(NamedTuple):
@@ -152,57 +159,41 @@ def _stored_level(run: RunReader, row_level: int, column_level: int) -> int:
     )
 
 
-def tile_cells(
-    run: RunReader,
-    pair: int,
-    tile: Tile,
-    order: Order,
-    measure: Measure,
-    keep: Keep,
-) -> Cells:
+def tile_cells(view: View, tile: Tile, keep: Keep) -> Cells:
     """Return the cells of a tile. [up to 64, up to 1024], the compute dtype's carrier for ULPs,
     uint32 for the others.
     """
-    rows, columns = _extent(run, pair, tile, order, measure)
+    rows, columns = _extent(view, tile)
     tall, wide = 1 << tile.row_level, 1 << tile.column_level
     is_single = tile.column_level < GROUP_LEVEL
-    if not run.has_all_logits or (not is_single and _is_stored(order, measure)):
-        return _stored_cells(run, pair, tile, rows, columns, measure, keep)
-    if is_single and order == "id":
-        return _pool(run, pair, rows, columns, order, measure, tall, wide)
+    is_stored = not is_single and _is_stored(view.order, view.measure)
+    if is_stored or not view.run.has_all_logits:
+        return _stored_cells(view, tile, rows, columns, keep)
+    if is_single and view.order == "id":
+        return _pool(view, rows, columns, tall, wide)
     # Maxima of a block of rows each, of a tile's single ranks or of groups of 32 of whole rows:
     # other tiles share them.
-    group, across = (1, columns) if is_single else (1 << GROUP_LEVEL, (0, run.header.vocab))
+    group, across = (1, columns) if is_single else (1 << GROUP_LEVEL, (0, view.run.header.vocab))
+    first, last = ((column - across[0]) for column in columns)
     parts = []
     for start in range(*rows, TILE_ROWS):
         span = start, min(start + TILE_ROWS, rows[1])
-        make = partial(_pool, run, pair, span, across, order, measure, 1, group)
-        block = keep(("block", across, order, measure, span), make)
-        parts.append(
-            block[:, (columns[0] - across[0]) // group : -(-(columns[1] - across[0]) // group)],
-        )
+        key = ("block", across, view.order, view.measure, span)
+        block = keep(key, partial(_pool, view, span, across, 1, group))
+        parts.append(block[:, first // group : -(-last // group)])
     return pyramid.maxima(np.concatenate(parts), tall, wide // group)
 
 
-def _stored_cells(
-    run: RunReader,
-    pair: int,
-    tile: Tile,
-    rows: Span,
-    columns: Span,
-    measure: Measure,
-    keep: Keep,
-) -> Cells:
+def _stored_cells(view: View, tile: Tile, rows: Span, columns: Span, keep: Keep) -> Cells:
     """Return the cells of a tile from the stored pyramid; one that is finer than those holds the
     maximum of the stored cell that it lies in.
     """
+    run, pair, _, measure = view
     tall, wide = 1 << tile.row_level, 1 << tile.column_level
     level = _stored_level(run, tile.row_level, tile.column_level)
     height, width = pyramid.cell_shape(level)
-    grid = keep(
-        ("stored", measure, level, rows),
-        lambda: run.stored_cells(measure, pair, level, rows),
-    )
+    key = ("stored", measure, level, rows)
+    grid = keep(key, lambda: run.stored_cells(measure, pair, level, rows))
     cells = grid[:, columns[0] // width : -(-columns[1] // width)]
     cells = pyramid.maxima(cells, max(1, tall // height), max(1, wide // width))
     if tall < height:
@@ -212,14 +203,9 @@ def _stored_cells(
     return cells
 
 
-def _extent(
-    run: RunReader,
-    pair: int,
-    tile: Tile,
-    order: Order,
-    measure: Measure,
-) -> tuple[Span, Span]:
+def _extent(view: View, tile: Tile) -> tuple[Span, Span]:
     """Return (rows, columns) that a tile covers; UsageError if there is no such tile."""
+    run, pair, order, measure = view
     header = run.header
     if not 0 <= pair < len(header.sides) - 1:
         raise UsageError(
@@ -233,11 +219,12 @@ def _extent(
         ("row", tile.row_level, tile.row, TILE_ROWS, header.rows),
         ("column", tile.column_level, tile.column, TILE_COLUMNS, header.vocab),
     ):
-        if not 0 <= level <= largest_level(size, cells) or not 0 <= place <= (size - 1) // (
-            cells << level
-        ):
+        # the level first: a shift by a billion would not come back
+        is_level = 0 <= level <= largest_level(size, cells)
+        start = place * (cells << level) if is_level else size
+        if not 0 <= start < size:
             raise UsageError(f"{what} {place} of level {level} is no tile of {size} {what}s.")
-        spans.append((place * (cells << level), min(size, (place + 1) * (cells << level))))
+        spans.append((start, min(size, start + (cells << level))))
     finest = finest_columns(run, order, measure)[tile.row_level]
     if tile.column_level < min(finest, largest_level(header.vocab, TILE_COLUMNS)):
         raise UsageError(
@@ -247,22 +234,16 @@ def _extent(
     return spans[0], spans[1]
 
 
-def _elements(
-    run: RunReader,
-    pair: int,
-    rows: Span,
-    columns: Span,
-    order: Order,
-    measure: Measure,
-) -> tuple[Cells, NDArray | None]:
+def _elements(view: View, rows: Span, columns: Span) -> tuple[Cells, NDArray | None]:
     """Return (cells of single logits, their token ids if by rank), of a rectangle of columns.
     [rows, columns] each
     """
+    run, pair, order, measure = view
     fmt, whole = run.header.format, (0, run.header.vocab) if order == "rank" else columns
     reference, variant = (run.read_window(side, rows, whole) for side in (0, pair + 1))
     ids = None
     if order == "rank":
-        ids = pyramid.descending(reference, fmt)[:, columns[0] : columns[1]]
+        ids = pyramid.descending(reference, fmt)[:, slice(*columns)]
         reference, variant = (
             np.stack(list(map(np.take, bits, ids))) for bits in (reference, variant)
         )
@@ -272,76 +253,54 @@ def _elements(
     return pyramid.element_row_ulps(reference, variant, fmt, spacing), ids
 
 
-def _pool(
-    run: RunReader,
-    pair: int,
-    rows: Span,
-    columns: Span,
-    order: Order,
-    measure: Measure,
-    tall: int,
-    wide: int,
-) -> Cells:
+def _pool(view: View, rows: Span, columns: Span, tall: int, wide: int) -> Cells:
     """Return a rectangle by token id, or whole rows by rank; some rows at a time, whole cells of
     them, so that memory stays bounded. [rows / tall, columns / wide]
     """
     at_once = max(1, READ_ELEMENTS // (columns[1] - columns[0]) // tall) * tall
-    spans = [(start, min(start + at_once, rows[1])) for start in range(*rows, at_once)]
-    cells = (_elements(run, pair, span, columns, order, measure)[0] for span in spans)
-    return np.concatenate([pyramid.maxima(each, tall, wide) for each in cells])
+    parts = []
+    for start in range(*rows, at_once):
+        cells, _ = _elements(view, (start, min(start + at_once, rows[1])), columns)
+        parts.append(pyramid.maxima(cells, tall, wide))
+    return np.concatenate(parts)
 
 
-def largest_in(
-    run: RunReader,
-    pair: int,
-    rows: Span,
-    columns: Span,
-    order: Order,
-    measure: Measure,
-) -> Element:
+def largest_in(view: View, rows: Span, columns: Span) -> Element:
     """Return the largest difference in a rectangle, the first of equals: what a cell of the heatmap
     stands for.
     """
-    _check_rectangle(run, pair, rows, columns, order)
-    cells, ids = _elements(run, pair, rows, columns, order, measure)
+    _check_rectangle(view, rows, columns)
+    cells, ids = _elements(view, rows, columns)
     row, column = np.unravel_index(int(cells.argmax()), cells.shape)
     token = columns[0] + int(column) if ids is None else int(ids[row, column])
-    return element(run, pair, rows[0] + int(row), token)
+    return element(view.run, view.pair, rows[0] + int(row), token)
 
 
-def tokens_in(
-    run: RunReader,
-    pair: int,
-    rows: Span,
-    columns: Span,
-    order: Order,
-) -> NDArray[np.integer]:
+def tokens_in(view: View, rows: Span, columns: Span) -> NDArray[np.integer]:
     """Return the token ids of a rectangle; by token id one row is valid for all. [rows or 1,
     columns]
     """
-    _check_rectangle(run, pair, rows, columns, order)
+    _check_rectangle(view, rows, columns)
     if (count := (rows[1] - rows[0]) * (columns[1] - columns[0])) > MOST_TEXTS:
         raise UsageError(f"{count} tokens: expected at most {MOST_TEXTS}.")
-    if order == "id":
+    if view.order == "id":
         return np.arange(*columns)[None]
-    return pyramid.descending(run.read_rows(0, *rows), run.header.format)[
-        :,
-        columns[0] : columns[1],
-    ]
+    bits = view.run.read_rows(0, *rows)
+    return pyramid.descending(bits, view.run.header.format)[:, slice(*columns)]
 
 
-def _check_rectangle(run: RunReader, pair: int, rows: Span, columns: Span, order: Order) -> None:
+def _check_rectangle(view: View, rows: Span, columns: Span) -> None:
     """Raise UsageError if there is no such rectangle, or too much would be read for it."""
-    header, pairs = run.header, len(run.header.sides) - 1
+    header, pair = view.run.header, view.pair
+    pairs = len(header.sides) - 1
     (top, bottom), (left, right) = rows, columns
-    if not (
-        0 <= pair < pairs and 0 <= top < bottom <= header.rows and 0 <= left < right <= header.vocab
-    ):
+    is_there = 0 <= top < bottom <= header.rows and 0 <= left < right <= header.vocab
+    if not (is_there and 0 <= pair < pairs):
         raise UsageError(
             f"pair {pair}, rows {top} to {bottom}, columns {left} to {right} do not exist: there"
             f" are {pairs} pairs, {header.rows} rows and {header.vocab} columns.",
         )
-    width = header.vocab if order == "rank" else right - left
+    width = header.vocab if view.order == "rank" else right - left
     if (bottom - top) * width > WORK:
         raise UsageError(
             f"{bottom - top} rows x {width} logits are too many to read; expected at most {WORK}.",
@@ -353,22 +312,15 @@ def element(run: RunReader, pair: int, row: int, token: int) -> Element:
     table = every_element(run, pair, *place_of(run, row))
     sides = [table[f"{side}_logit"].to_numpy() for side in ("reference", "variant")]
     reference, variant = (float(side[token]) for side in sides)
-    difference, in_row_ulps = (float(table[name][token]) for name in ("difference", "row_ulps"))
-    is_mismatch = difference != difference
-    return Element(
-        row,
-        token,
-        reference,
-        variant,
-        row_ulps=None if is_mismatch else in_row_ulps,
-        ulps=None if is_mismatch else int(table["ulps"][token]),
-        difference=None if is_mismatch else difference,
-        reference_rank=rank_of(sides[0], token),
-        variant_rank=rank_of(sides[1], token),
-    )
+    ranks = [rank_of(side, token) for side in sides]
+    difference = float(table["difference"][token])
+    if np.isnan(difference):
+        return Element(row, token, reference, variant, None, None, None, *ranks)
+    row_ulps, ulps = float(table["row_ulps"][token]), int(table["ulps"][token])
+    return Element(row, token, reference, variant, row_ulps, ulps, difference, *ranks)
 
 
-def sentence(run: RunReader, table: pd.DataFrame) -> str:
+def sentence(run: RunReader, table: DataFrame) -> str:
     """Say how many logits differ, at how many positions, and where most, in markdown. table:
     figures by position.
     """

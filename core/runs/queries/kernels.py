@@ -11,14 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from ...numerics.arrays import DataFrame
 from ...text import code, opening, three_digits
 from ..reader import RunReader
 from .layers import first_module, modules
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SHAPE = re.compile(r"([a-z]\w* )?(\d+(?:x\d+)*)")
 # Operations whose order of summation can depend on shapes; what remains computes element by
@@ -62,7 +60,7 @@ class KernelPlace(NamedTuple):
     module: str
     prompt: int
     position: int
-    kernels: pd.DataFrame
+    kernels: DataFrame
 
 
 def is_watched(run: RunReader, pair: int) -> bool:
@@ -75,7 +73,7 @@ def side_by_side(
     pair: int,
     by: str = "NULL",
     ordinals: tuple[list[int], list[int]] | None = None,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return one row per kernel of either side. by: NULL, or place or module to split by kind of
     module or module; ordinals: rows of the reference and of the variant, None for all.
     """
@@ -137,7 +135,7 @@ def _is_within(module: str, outer: str) -> bool:
     return module == outer or (outer != "" and module.startswith(f"{outer}."))
 
 
-def in_words(table: pd.DataFrame, names: tuple[str, str]) -> str:
+def in_words(table: DataFrame, names: tuple[str, str]) -> str:
     """List kernels of one side only and those launched more or less often, in markdown, the slowest
     first. table: of `side_by_side`, not by module; names: of the sides.
     """

@@ -7,15 +7,13 @@ values of one norm come one after the other.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from ...numerics.arrays import DataFrame, Record
 from ...text import code, out_of, plural
 from ..reader import RunReader
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 RESIDUAL, HEAD = "residual", "head"
 NARROW = ("bfloat16", "float16")
@@ -71,7 +69,7 @@ FROM layer_position AS p JOIN layer AS whole USING (pair, prompt, ordinal) WHERE
 """
 
 
-def modules(run: RunReader, pair: int, prompt: int | None = None) -> pd.DataFrame:
+def modules(run: RunReader, pair: int, prompt: int | None = None) -> DataFrame:
     """Return one row per module, of all prompts together or of one.
 
     No rows if the capture did not compare modules.
@@ -79,14 +77,14 @@ def modules(run: RunReader, pair: int, prompt: int | None = None) -> pd.DataFram
     return run.query(_MODULES, pair, prompt)
 
 
-def cells(run: RunReader, pair: int, prompt: int, measure: str, most: int = 200) -> pd.DataFrame:
+def cells(run: RunReader, pair: int, prompt: int, measure: str, most: int = 200) -> DataFrame:
     """Return one of MEASURES over modules x positions of a prompt, as `pool` has them. row: the
     module's ordinal.
     """
     return pool(run, _HERE, measure, most, pair, prompt)
 
 
-def pool(run: RunReader, cells: str, measure: str, most: int, *values: object) -> pd.DataFrame:
+def pool(run: RunReader, cells: str, measure: str, most: int, *values: object) -> DataFrame:
     """Pool rows of positions by maximum, at most `most` cells a row: row, cell, first_position,
     last_position, value, is_mismatch (NaN or infinity on one side). cells: their query, of `values`
     from $2 on.
@@ -94,21 +92,18 @@ def pool(run: RunReader, cells: str, measure: str, most: int, *values: object) -
     return run.query(_CELLS.format(cells=cells, measure=MEASURES[measure]), most, *values)
 
 
-def first_module(table: pd.DataFrame) -> Any | None:
+def first_module(table: DataFrame) -> Any | None:
     """Return the first module that differs, None if none does."""
     return next((row for row in table.itertuples(index=False) if row.neq), None)
 
 
-def furthest_module(table: pd.DataFrame) -> Any | None:
+def furthest_module(table: DataFrame) -> Any | None:
     """Return the module with the largest ratio to its noise floor, of those with a floor that is
     not 0.
     """
     finite = table[(table["ratio"] > 0) & np.isfinite(table["ratio"])]
-    return (
-        None
-        if finite.empty
-        else next(finite.loc[[finite["ratio"].idxmax()]].itertuples(index=False))
-    )
+    largest = finite.nlargest(1, "ratio")
+    return next(largest.itertuples(index=False), None)
 
 
 def says_little(row: Any) -> str:
@@ -121,7 +116,7 @@ def says_little(row: Any) -> str:
     )
 
 
-def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bool) -> str:
+def sentence(run: RunReader, pair: int, table: DataFrame, *, names_prompt: bool) -> str:
     """Say which module differs first, at which position, and how much differs in the end. table: of
     `modules`.
     """
@@ -144,16 +139,12 @@ def sentence(run: RunReader, pair: int, table: pd.DataFrame, *, names_prompt: bo
 
 def kind_word(kind: str) -> str:
     """Return a kind of module as people read it; of a file from elsewhere it may be anything."""
-    return (
-        "decoder layer"
-        if kind == RESIDUAL
-        else kind
-        if kind.replace(" ", "").isalnum()
-        else "module"
-    )
+    if kind == RESIDUAL:
+        return "decoder layer"
+    return kind if kind.replace(" ", "").isalnum() else "module"
 
 
-def layers_json(run: RunReader, pair: int) -> dict[str, Any] | None:
+def layers_json(run: RunReader, pair: int) -> Record | None:
     """Return a pair's modules as JSON: the summary and one object per module, infinite ratios null.
 
     None if none.
@@ -178,7 +169,7 @@ def layers_json(run: RunReader, pair: int) -> dict[str, Any] | None:
     }
 
 
-def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+def records(table: DataFrame) -> list[Record]:
     """Return the rows of a table as JSON has them: null if undefined or infinite."""
     plain = table.replace([np.inf, -np.inf], np.nan).astype(object)
     return plain.where(plain.notna(), None).to_dict("records")

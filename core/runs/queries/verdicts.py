@@ -35,7 +35,6 @@ from ..file.evidence import (
 from ..file.records import IDENTICAL, LIKELY_ROUNDING, LOWER_PRECISION, NOT_JUDGED, UNDECIDED
 from ..reader import RunReader, StoredPair
 from ..requests import command_with
-from .mismatch import has_rollouts
 
 _LONGEST = 200  # characters of a command that is worth showing: a prompt may have thousands
 # Checks that can be run independent of the others. The rest follows from them, or needs another
@@ -275,7 +274,7 @@ def next_command(
         return judge if len(judge) <= _LONGEST and "$'" not in judge else ""
     if verdict not in (UNDECIDED, LIKELY_ROUNDING):
         return ""
-    if has_rollouts(run):
+    if run.has_rollouts():
         without_prompt = run.query("SELECT 1 FROM sequence WHERE prompt_token_ids IS NULL LIMIT 1")
         return "" if len(without_prompt) else f"{COMMAND} explain {run.run_id} --trainer CHECKPOINT"
     options = next(

@@ -13,12 +13,11 @@ from typing import Any
 from ...command_name import COMMAND
 from ...errors import StoreError, UsageError
 from ...numerics.metrics import NULLABLE
-from ...numerics.mismatch import FRAMEWORKS
+from ...rl.figures import FIGURE_NAMES, FRAMEWORKS
 from ...text import clean, number, percent, plural
 from ..file.evidence import FAILED, PASSED
 from ..file.keep import note_of
 from ..file.records import NOT_JUDGED, UNDECIDED, Prompt, exit_code
-from ..queries.mismatch import FIGURE_NAMES
 from ..reader import RunReader
 from .report_json import PairReport, plain_number
 

@@ -19,8 +19,7 @@ from ...errors import StoreError, UsageError
 from ...numerics.formats import format_named
 from ...text import clean, plural
 from ..file.database import Database, check_size, each_database
-from ..file.keep import ALL
-from ..file.records import MAX_SIDES
+from ..file.records import ALL, MAX_SIDES
 from ..queries.verdicts import shown_verdict
 from ..tables.run import read_run
 from .labels import Labels
@@ -131,10 +130,8 @@ def arrange(
     """
     cards: list[RunCard] = []
     broken_runs: list[BrokenRun] = []
-    is_read_only = {
-        folder: not store.is_writable(folder / "any")
-        for folder in (store.directory, *store.read_only)
-    }
+    folders = store.directory, *store.read_only
+    is_read_only = {folder: not store.is_writable(folder / "any") for folder in folders}
     for path, card in results.items():
         if isinstance(card, StoreError):
             broken_runs.append(BrokenRun(path, str(card)))
@@ -146,11 +143,8 @@ def arrange(
 def drop_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
     """Cards without those of runs whose judged run is among `cards` too."""
     run_ids = {card.run_id for card in cards}
-    return [
-        card
-        for card in cards
-        if card.run_id not in labels or labels[card.run_id].judged_as not in run_ids
-    ]
+    unlabeled = Labels()
+    return [card for card in cards if labels.get(card.run_id, unlabeled).judged_as not in run_ids]
 
 
 def count_verdicts(cards: Sequence[RunCard]) -> str:
@@ -207,20 +201,17 @@ def _read_card(database: Database) -> RunCard:
     provenance = read_run(database)
     keep = provenance["kept"] or ALL  # probes of operations say nothing
     about = {name: provenance[name] for name in _ABOUT}
-    pairs = sorted(database.rows(_PAIRS, most=MAX_SIDES), key=lambda row: row[0])
-    sides = sorted(
-        database.rows("SELECT side, name FROM run_file.side", most=MAX_SIDES),
-        key=lambda row: row[0],
+    # files have their rows in any order
+    pairs, sides = (
+        sorted(database.rows(sql, most=MAX_SIDES), key=lambda row: row[0])
+        for sql in (_PAIRS, "SELECT side, name FROM run_file.side")
     )
     ((prompts,),) = database.rows("SELECT count(*) FROM run_file.prompt")
     try:
-        _, identical, verdicts, *figures = (
-            zip(*pairs, strict=True) if pairs else [()] * (3 + len(_WORST))
-        )
-        worst = {
-            name: max((value for value in values if value is not None), default=None)
-            for name, values in zip(_WORST, figures, strict=True)
-        }
+        worst = {}
+        for column, name in enumerate(_WORST, 3):
+            values = [row[column] for row in pairs if row[column] is not None]
+            worst[name] = max(values, default=None)
         worst |= {name: worst[name] or 0 for name in ("max_neq_share", "nonfinite_mismatch")}
         logits_bytes = 0
         if about["kind"] != "ops" and keep == ALL:
@@ -232,11 +223,11 @@ def _read_card(database: Database) -> RunCard:
             "run_id": path.stem,
             "prompts": prompts,
             "pairs": len(pairs),
-            "bit_identical_pairs": sum(map(bool, identical)),
-            "verdicts": ", ".join(sorted(set(verdicts) - {None})),
+            "bit_identical_pairs": sum(bool(is_same) for _, is_same, *_ in pairs),
+            "verdicts": ", ".join(sorted({row[2] for row in pairs} - {None})),
             "pair_verdicts": [
-                shown_verdict(about["kind"], bool(same), verdict)
-                for same, verdict in zip(identical, verdicts, strict=True)
+                shown_verdict(about["kind"], bool(is_same), verdict)
+                for _, is_same, verdict, *_ in pairs
             ],
             "sides": [name for _, name in sides],
             "bytes": check_size(path, logits_bytes),

@@ -67,6 +67,7 @@ def labels_of(tags: Iterable[str], note: str, pinned: bool = False) -> Labels:
     once.
     """
     cleaned = (" ".join(printable(tag).split()) for tag in tags)
+    # a browser sends line ends of Windows
     lines = note.replace("\r\n", "\n").replace("\r", "\n")
     typed = Labels(
         tuple(dict.fromkeys(tag for tag in cleaned if tag)),
@@ -88,11 +89,8 @@ def _labels_of_row(run_id: str, *row: Any) -> Labels:
     """Return the labels of a row. StoreError for what is none, with its path."""
     values = dict(zip(Labels.__struct_fields__, row, strict=True))
     try:
-        return msgspec.convert(
-            {**values, "tags": msgspec.json.decode(values["tags"])},
-            Labels,
-            strict=False,
-        )
+        values["tags"] = msgspec.json.decode(values["tags"])
+        return msgspec.convert(values, Labels, strict=False)
     except (msgspec.MsgspecError, TypeError, RecursionError) as error:
         raise StoreError(
             f"{FILE}: the labels of run '{run_id}' cannot be read ({error}).",
@@ -123,11 +121,8 @@ def _read(path: Path, _stamp: tuple[object, ...]) -> Attached:
             # its first writer was killed before it committed, or is at work
             return Attached({}, {})
         labels = {row[0]: _labels_of_row(*row) for row in database.execute("SELECT * FROM label")}
-        deleted = msgspec.convert(
-            dict(database.execute("SELECT * FROM deleted")),
-            dict[str, datetime],
-            strict=False,
-        )
+        deleted = dict(database.execute("SELECT * FROM deleted"))
+        deleted = msgspec.convert(deleted, dict[str, datetime], strict=False)
     return Attached(labels, deleted)
 
 
@@ -164,10 +159,8 @@ def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels
     database.execute("DELETE FROM label WHERE run_id = ?", [run_id])
     if labels != Labels():
         tags = msgspec.json.encode(labels.tags).decode()
-        database.execute(
-            "INSERT INTO label VALUES (?, ?, ?, ?, ?)",
-            [run_id, tags, labels.note, labels.pinned, labels.judged_as],
-        )
+        row = [run_id, tags, labels.note, labels.pinned, labels.judged_as]
+        database.execute("INSERT INTO label VALUES (?, ?, ?, ?, ?)", row)
     return labels
 
 

@@ -130,8 +130,7 @@ class Mirror:
                 raise StoreError(f"run '{run_id}' is not in {self.url} any more.")
             if not _is_copy(path, remote):
                 self._download(remote, path)
-            os.utime(path, (time.time(), remote["last_modified"].timestamp()))
-        self._evict(path)
+            self._use(path, remote)
         return path
 
     @contextmanager
@@ -150,17 +149,18 @@ class Mirror:
     def _download(self, remote: Meta, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with writing(path) as file:
+            # in pieces: one that breaks off is asked for again, and not the whole run
             while file.tell() < remote["size"]:
                 end = min(file.tell() + PIECE_BYTES, remote["size"])
                 options = {"range": (file.tell(), end), "if_match": remote["e_tag"]}
                 body = None
                 with suppress(FileExistsError):  # of another tag
-                    body = self._ask("read", partial(self._read, self._long, path.name, options))
-                if not body or len(body[0]) != end - file.tell():
+                    body = self._ask("read", partial(self._piece, path.name, options))
+                if not body or len(body) != end - file.tell():
                     raise StoreError(
                         f"run '{path.stem}' changed in {self.url} while it was fetched; try again.",
                     )
-                file.write(body[0])
+                file.write(body)
 
     def put(self, path: Path, run_id: str) -> None:
         """Put a finished run file there and keep it in the folder. FileExistsError if the id is
@@ -179,12 +179,12 @@ class Mirror:
                 f"run '{run_id}' is not stored: {error} `{COMMAND} ingest {waiting}` stores it.",
             ) from None
         path.replace(target)
-        os.utime(target, (time.time(), remote["last_modified"].timestamp()))
         self._fresh_until = 0.0
-        self._evict(target)
+        self._use(target, remote)
 
     def _create(self, path: Path, name: str) -> Meta:
         size = path.stat().st_size
+        head = partial(self._obstore.head, self._short, name)
         if size <= SINGLE_BYTES:
             body = path.read_bytes()
             digest = md5(body, usedforsecurity=False).hexdigest()
@@ -193,13 +193,11 @@ class Mirror:
             except StoreError:  # obstore does not repeat a put whose answer got lost
                 is_new = self._put_if(self._long, name, body, "create")
         else:
-            is_new = self._ask("look at", lambda: self._obstore.head(self._short, name)) is None
+            is_new = self._ask("look at", head) is None
             if is_new:
-                self._ask(
-                    "write",
-                    lambda: self._obstore.put(self._long, name, path, chunk_size=PIECE_BYTES),
-                )
-        meta = self._ask("look at", lambda: self._obstore.head(self._short, name))
+                put = partial(self._obstore.put, self._long, name, path, chunk_size=PIECE_BYTES)
+                self._ask("write", put)
+        meta = self._ask("look at", head)
         if meta is None or (is_new and meta["size"] != size):
             raise StoreError(
                 f"{clean(self.url)}: {size:,} bytes of {name} were put there and did not arrive.",
@@ -231,20 +229,13 @@ class Mirror:
         it again.
         """
         for _ in range(MOST_TRIES):
-            body, tag = self._ask("read", partial(self._read, self._short, labels.FILE)) or (
-                b"",
-                "",
-            )
+            body, tag = self._read(labels.FILE)
             with TemporaryDirectory() as name:
                 copy = Path(name) / labels.FILE
                 copy.write_bytes(body)
                 result = work(Path(name))
-                if self._put_if(
-                    self._short,
-                    labels.FILE,
-                    copy.read_bytes(),
-                    {"e_tag": tag} if tag else "create",
-                ):
+                mode = {"e_tag": tag} if tag else "create"
+                if self._put_if(self._short, labels.FILE, copy.read_bytes(), mode):
                     self._fresh_until = 0.0  # the list has the old tag
                     return result
             time.sleep(random.uniform(0.01, 0.2))
@@ -259,16 +250,12 @@ class Mirror:
 
     def bring(self, folder: str, most: int) -> None:
         """Bring the small files of a folder to what the backend has. most: bytes of one."""
-        remote_files = {
-            name: remote for name, remote in self._folder(folder).items() if remote["size"] <= most
-        }
-        local_names = {
-            path.name
-            for path in (self.folder / folder).glob("*")
-            if not path.name.startswith(WRITING)
-        }
+        listed = self._folder(folder).items()
+        remote_files = {name: remote for name, remote in listed if remote["size"] <= most}
+        local_names = {path.name for path in (self.folder / folder).glob("*")}
         for name in remote_files.keys() | local_names:
-            self._bring(f"{folder}/{name}", remote_files.get(name))
+            if not name.startswith(WRITING):
+                self._bring(f"{folder}/{name}", remote_files.get(name))
 
     def _bring(self, name: str, remote: Meta | None) -> None:
         path = self.folder / name
@@ -276,10 +263,7 @@ class Mirror:
             if remote is None:
                 path.unlink(missing_ok=True)
             elif self._tags.get(name) != remote["e_tag"] or not path.exists():
-                body, self._tags[name] = self._ask(
-                    "read",
-                    partial(self._read, self._short, name),
-                ) or (b"", "")
+                body, self._tags[name] = self._read(name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(path, body)
 
@@ -304,11 +288,10 @@ class Mirror:
             if not self._cards and (self.folder / INDEX).exists():
                 index = gzip.decompress((self.folder / INDEX).read_bytes())
                 self._cards = msgspec.json.decode(index, type=dict[str, _Entry])
-            entries = {each: entry for each, entry in self._cards.items() if each in runs}
             return {
                 each: entry.card
-                for each, entry in entries.items()
-                if entry.tag == runs[each]["e_tag"]
+                for each, entry in self._cards.items()
+                if each in runs and entry.tag == runs[each]["e_tag"]
             }
         return {}
 
@@ -325,20 +308,27 @@ class Mirror:
                 for each, card in raw_cards.items()
                 if each in runs
             }
-            write_atomic(
-                self.folder / INDEX,
-                gzip.compress(msgspec.json.encode(self._cards), mtime=0),
-            )
+            index = gzip.compress(msgspec.json.encode(self._cards), mtime=0)
+            write_atomic(self.folder / INDEX, index)
             self.send_small(INDEX, 1 << 30)
 
-    def _read(self, client: Any, name: str, options: Any = None) -> tuple[bytes, str]:
-        answer = self._obstore.get(client, name, options=options)
-        return bytes(answer.bytes()), str(answer.meta["e_tag"])
+    def _piece(self, name: str, options: Any) -> bytes:
+        return bytes(self._obstore.get(self._long, name, options=options).bytes())
 
-    def _evict(self, newest: Path) -> None:
-        """Remove the files used longest ago until the folder holds no more than it may; `newest`
-        stays.
+    def _read(self, name: str) -> tuple[bytes, str]:
+        """Return a small object and its tag, both empty if there is none."""
+
+        def ask() -> tuple[bytes, str]:
+            answer = self._obstore.get(self._short, name)
+            return bytes(answer.bytes()), answer.meta["e_tag"]
+
+        return self._ask("read", ask) or (b"", "")
+
+    def _use(self, newest: Path, remote: Meta) -> None:
+        """Date a copy by its object, by which it is known for one; then remove the files used
+        longest ago until the folder holds no more than it may.
         """
+        os.utime(newest, (time.time(), remote["last_modified"].timestamp()))
         for path in self.folder.glob(f"{WRITING}*"):  # of killed processes
             if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                 discard(path)
@@ -396,9 +386,8 @@ def _is_copy(path: Path, remote: Meta) -> bool:
     """Return whether a file has the size and time of its object."""
     with suppress(OSError):
         status = path.stat()
-        return status.st_size == remote["size"] and int(status.st_mtime) == int(
-            remote["last_modified"].timestamp(),
-        )
+        seconds = int(remote["last_modified"].timestamp())
+        return (status.st_size, int(status.st_mtime)) == (remote["size"], seconds)
     return False
 
 
@@ -421,16 +410,10 @@ def _connect(url: str, seconds: int) -> Any:
             f"a store on {parts.scheme}:// needs obstore, not installed here; the package's extra"
             " 's3' brings it (pip install '.[s3]' in a clone).",
         ) from None
-    limits: dict[str, Any] = {
-        "timeout": timedelta(seconds=seconds),
-        "connect_timeout": "4s",
-        "allow_http": True,
-    }
-    retries: dict[str, Any] = {
-        "max_retries": RETRIES,
-        "retry_timeout": timedelta(seconds=3 * seconds),
-    }
-    return from_url(url, client_options=limits, retry_config=retries)  # type: ignore[call-overload]
+    timeout = timedelta(seconds=seconds)
+    limits: Any = {"timeout": timeout, "connect_timeout": "4s", "allow_http": True}
+    retries: Any = {"max_retries": RETRIES, "retry_timeout": 3 * timeout}
+    return from_url(url, client_options=limits, retry_config=retries)
 
 
 def mirror_for(url: str) -> Path:

@@ -93,10 +93,10 @@ def sweep(store: Path) -> list[Path]:
     """
     removed = []
     for directory in store.glob(f"{PREFIX}*"):
+        if directory.is_symlink() or not directory.is_dir():
+            continue
         try:
-            descriptor = (
-                _lock(directory) if directory.is_dir() and not directory.is_symlink() else None
-            )
+            descriptor = _lock(directory)
         except OSError:  # another user's, or gone meanwhile
             continue
         if descriptor is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
@@ -182,12 +183,11 @@ class Store:
         raise StoreError(f"no run '{run_id}' in {self.address}; `list` shows those there are.")
 
     def _is_there(self, run_id: str) -> bool:
-        has_file = (
-            os.path.lexists(self._target(run_id))
-            if self.mirror is None
-            else self.mirror.find(run_id)
-        )
-        return bool(has_file) and run_id not in self._deleted()
+        if self.mirror is None:
+            has_file = os.path.lexists(self._target(run_id))
+        else:
+            has_file = self.mirror.find(run_id) is not None
+        return has_file and run_id not in self._deleted()
 
     def delete(self, run_id: str) -> str:
         """Hide a run, which `restore` brings back within a week; returns its full id.
@@ -197,12 +197,8 @@ class Store:
         path = self.find(run_id)
         if not self.is_writable(path):
             raise StoreError(f"run '{path.stem}' is a read-only sample run; it is not deleted.")
-        self._change(
-            lambda database: database.execute(
-                "REPLACE INTO deleted VALUES (?, ?)",
-                [path.stem, time.time()],
-            ),
-        )
+        sql, row = "REPLACE INTO deleted VALUES (?, ?)", [path.stem, time.time()]
+        self._change(lambda database: database.execute(sql, row))
         return path.stem
 
     def deleted(self) -> list[DeletedRun]:
@@ -211,11 +207,7 @@ class Store:
         The path of an object may not exist yet.
         """
         try:
-            deletions = sorted(
-                self._read_labels().deleted.items(),
-                key=lambda each: each[1],
-                reverse=True,
-            )
+            deletions = self._read_labels().deleted.items()
         except StoreError:
             return []
         objects = {} if self.mirror is None else self.mirror.runs()
@@ -225,7 +217,7 @@ class Store:
                 path = self._target(run_id)
                 size = path.lstat().st_size if self.mirror is None else objects[run_id]["size"]
                 runs.append(DeletedRun(run_id, path, at, size))
-        return runs
+        return sorted(runs, key=lambda run: run.deleted, reverse=True)
 
     def restore(self, run_id: str) -> str:
         """Bring a deleted run back, with its labels; returns its id. A unique beginning will do."""
@@ -249,15 +241,13 @@ class Store:
 
     def _deleted_id(self, run_id: str) -> str:
         ids = [run.run_id for run in self.deleted()]
-        close = [each for each in ids if each == run_id] or [
-            each for each in ids if run_id and each.startswith(run_id)
-        ]
+        close = [each for each in ids if run_id and each.startswith(run_id)]
+        if run_id in ids:
+            close = [run_id]
         if len(close) != 1:
-            problem = (
-                f"could be {', '.join(close[:3])}; give more of its id"
-                if close
-                else "is no deleted run"
-            )
+            problem = "is no deleted run"
+            if close:
+                problem = f"could be {', '.join(close[:3])}; give more of its id"
             raise StoreError(
                 f"'{clean(run_id)}' {problem}. `list --deleted` shows those there are.",
             )
@@ -299,11 +289,8 @@ class Store:
     def new_run_id(self, name: str, created: datetime) -> str:
         """Sortable by time, readable, and unique: 20261120-213000-fresh-against-cached-3f9a."""
         words = slug(name.lower()).strip("-")
-        return "-".join(
-            part
-            for part in (created.strftime("%Y%m%d-%H%M%S"), words, secrets.token_hex(2))
-            if part
-        )
+        parts = created.strftime("%Y%m%d-%H%M%S"), words, secrets.token_hex(2)
+        return "-".join(filter(None, parts))
 
     @contextmanager
     def new_file(
@@ -335,21 +322,18 @@ class Store:
             self.directory.mkdir(parents=True, exist_ok=True)
             for _ in range(1 if run_id else 1000):
                 new_id = run_id or self.new_run_id(name, created)
-                if (
-                    not self._is_there(new_id)
-                    and (partial := Partial.make(self.directory, new_id)) is not None
-                ):
+                if self._is_there(new_id):
+                    continue
+                if (partial := Partial.make(self.directory, new_id)) is not None:
                     return partial
         except OSError as error:
-            problem = f"{self.directory}: cannot be written to ({error.strerror})"
             raise StoreError(
-                f"{problem}; set ULPSCOPE_STORE or --store to another directory.",
+                f"{self.directory}: cannot be written to ({error.strerror}); set ULPSCOPE_STORE or"
+                " --store to another directory.",
             ) from error
-        what = (
-            f"run '{run_id}' exists already or is being written"
-            if run_id
-            else f"no id is left for a run '{name}'"
-        )
+        what = f"no id is left for a run '{name}'"
+        if run_id:
+            what = f"run '{run_id}' exists already or is being written"
         raise StoreError(f"{self.address}: {what}; nothing was changed.")
 
     def check_space(self, wanted_bytes: int) -> None:
@@ -362,16 +346,15 @@ class Store:
         place = self.directory.absolute()
         place = next((each for each in (place, *place.parents) if each.exists()), place)
         try:
-            disk = os.statvfs(place)
+            disk = shutil.disk_usage(place)
         except OSError as error:
             raise StoreError(
                 f"{self.directory}: cannot read its free disk space ({error.strerror}).",
             ) from error
-        free = disk.f_bavail * disk.f_frsize
-        # /proc has no blocks; writing there fails by itself
-        if disk.f_blocks and free - wanted_bytes < margin:
+        # /proc has no size; writing there fails by itself
+        if disk.total and disk.free - wanted_bytes < margin:
             raise LimitError(
-                f"{self.directory}: {wanted_bytes:,} bytes do not fit, {free:,} are free and"
+                f"{self.directory}: {wanted_bytes:,} bytes do not fit, {disk.free:,} are free and"
                 f" {margin:,} must stay free (limits.free_bytes). Delete runs or use a larger"
                 " disk.",
             )
@@ -417,9 +400,8 @@ class Store:
         """
         with suppress(StoreError):
             week_ago = datetime.now(UTC) - timedelta(seconds=DELETED_SECONDS)
-            if old := [
-                run_id for run_id, at in self._read_labels().deleted.items() if at < week_ago
-            ]:
+            deleted = self._read_labels().deleted.items()
+            if old := [run_id for run_id, at in deleted if at < week_ago]:
                 self._remove(old)
         return sweep(self.directory)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ...numerics.arrays import Array, Bits, Record
 from ...numerics.differences import differences, max_row_ulps, rms_row_ulps
 from ...numerics.formats import FloatFormat
 from ..file.table import null_if_nan
@@ -32,10 +31,10 @@ FIGURES = np.dtype(
 
 
 def figures_of(
-    reference: NDArray[np.unsignedinteger],
-    variant: NDArray[np.unsignedinteger],
+    reference: Bits,
+    variant: Bits,
     fmt: FloatFormat,
-) -> NDArray[Any]:
+) -> Array:
     """Figures of two arrays of bits [rows, width], by row."""
     by_row = differences(reference, variant, fmt)
     figures = np.empty(len(reference), FIGURES)
@@ -44,7 +43,7 @@ def figures_of(
     return figures
 
 
-def columns_of(figures: NDArray[Any], axis: int) -> dict[str, Any]:
+def columns_of(figures: Array, axis: int) -> Record:
     """Columns of DECLARED over one axis of FIGURES."""
     total = {
         name: figures[name].sum(axis)
@@ -64,7 +63,7 @@ def columns_of(figures: NDArray[Any], axis: int) -> dict[str, Any]:
     }
 
 
-def first_position(figures: NDArray[Any], positions: NDArray[np.integer]) -> pa.Array:
+def first_position(figures: Array, positions: NDArray[np.integer]) -> pa.Array:
     """First of the positions at which an element differs, null if none does. figures: [groups,
     positions]
     """

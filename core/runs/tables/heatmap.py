@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ...errors import UsageError
 from ...numerics import pyramid
+from ...numerics.arrays import Bits, Span
 from ..file.database import Database
-from ..file.keep import ALL
-from ..file.records import RunHeader
+from ..file.records import ALL, RunHeader
 from ..file.table import Table
 from .logits import binary_rows, join_tiles
 
@@ -46,8 +45,8 @@ def levels_of(header: RunHeader) -> range:
 
 def narrow_cells(
     header: RunHeader,
-    cells: NDArray[np.unsignedinteger],
-) -> NDArray[np.unsignedinteger]:
+    cells: Bits,
+) -> Bits:
     """Return rows of the finest level [rows, columns] in columns of the first level that is
     stored.
     """
@@ -58,7 +57,7 @@ def first_level_rows(
     table: Table,
     header: RunHeader,
     pair: int,
-    narrow: Sequence[NDArray[np.unsignedinteger]],
+    narrow: Sequence[Bits],
 ) -> pa.Table:
     """Rows of the first level that is stored of one of PYRAMIDS. narrow: all rows,
     `narrow_cells`.
@@ -74,11 +73,12 @@ def tile_rows(
     pair: int,
     level: int,
     rows: NDArray[np.int32],
-    cells: NDArray[np.unsignedinteger],
+    cells: Bits,
 ) -> pa.Table:
     """Cells [rows, columns] of a level of one of PYRAMIDS, each row's first row of logits in
     `rows`.
     """
+    # one tile a row of cells: a picture reads whole rows
     bits, _ = binary_rows(cells, cells.shape[1] * cells.itemsize)
     return table.arrow(pair=pair, level=level, first_row=rows, cells=bits)
 
@@ -91,17 +91,11 @@ def insert_levels(database: Database, table: Table, header: RunHeader, pair: int
         span = pyramid.cell_shape(level)[0]
         at_once = max(4096, span)
         for start in range(0, header.rows, at_once):
-            finer = read_cells(
-                database,
-                table,
-                header,
-                pair,
-                level - 1,
-                (start, min(start + at_once, header.rows)),
-            )
+            rows = start, min(start + at_once, header.rows)
+            finer = read_cells(database, table, header, pair, level - 1, rows)
             coarser = pyramid.maxima(finer, pyramid.FACTOR, pyramid.FACTOR)
-            rows = np.arange(start, start + len(coarser) * span, span, dtype=np.int32)
-            database.insert(table.name, tile_rows(table, pair, level, rows, coarser))
+            firsts = np.arange(start, start + len(coarser) * span, span, dtype=np.int32)
+            database.insert(table.name, tile_rows(table, pair, level, firsts, coarser))
 
 
 def read_cells(
@@ -110,20 +104,11 @@ def read_cells(
     header: RunHeader,
     pair: int,
     level: int,
-    rows: tuple[int, int],
-) -> NDArray[np.unsignedinteger]:
+    rows: Span,
+) -> Bits:
     """Cells of a level that cover rows [start, stop). [cells of positions, cells of tokens]; see
     numerics.pyramid.
     """
-    pairs, levels = len(header.sides) - 1, levels_of(header)
-    if not (0 <= rows[0] < rows[1] <= header.rows and level in levels and 0 <= pair < pairs):
-        limits = (
-            f"the run has {pairs} pairs, levels {levels.start} to {levels.stop - 1} and"
-            f" {header.rows} rows"
-        )
-        raise UsageError(
-            f"pair {pair}, level {level}, rows {rows[0]} to {rows[1]} do not exist; {limits}.",
-        )
     span, tokens = pyramid.cell_shape(level)
     result = database.table(
         f"""SELECT cells FROM {table.name} WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ?

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
 from ..file.database import Database
-from ..file.table import Table, columns_of_record
+from ..file.table import Table
 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel in a module of one side. library: of LIBRARIES."""
+    """A kernel in a module of one side, as the table has it. library: of LIBRARIES."""
 
-    module: Annotated[str, "innermost module of the model that ran; empty for the model itself"]
-    library: Annotated[
-        str,
-        "torch: an operation; oneDNN, MKL: what these ran in it on a CPU; CUDA: a kernel",
-    ]
-    name: Annotated[str, "the library's name of the operation or kernel"]
-    detail: Annotated[
-        str,
-        "shapes and types as the library tells them; of CUDA the operation that launched it",
-    ]
-    launches: Annotated[int, "number of launches, over the profiled forwards"]
-    microseconds: Annotated[float, "its own time over these forwards while watched, microseconds"]
+    module: str
+    library: str
+    name: str
+    detail: str
+    launches: int
+    microseconds: float
 
 
 KERNEL = Table(
@@ -33,8 +26,15 @@ KERNEL = Table(
     -- what each side launched for prompt 0, one row per kernel and module; no rows if it was not watched
     side INTEGER -- index of the side
     ordinal INTEGER -- 0-based, in the order in which they first ran
+    module VARCHAR -- innermost module of the model that ran; empty for the model itself
+    library VARCHAR -- torch: an operation; oneDNN, MKL: what these ran in it on a CPU; CUDA: a
+    -- kernel
+    name VARCHAR -- the library's name of the operation or kernel
+    detail VARCHAR -- shapes and types as the library tells them; of CUDA the operation that
+    -- launched it
+    launches BIGINT -- number of launches, over the profiled forwards
+    microseconds DOUBLE -- its own time over these forwards while watched, microseconds
     """,
-    columns_of_record(KernelRow),
 )
 
 KERNEL_SIDE = Table(

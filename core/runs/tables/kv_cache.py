@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ...numerics.arrays import Bits
 from ...numerics.formats import FloatFormat
 from ...text import plural
 from ..file.table import Table
@@ -66,7 +66,7 @@ class KvPart:
     layer: int
     kind: str
     first_position: int
-    bits: NDArray[np.unsignedinteger]
+    bits: Bits
 
     @property
     def key(self) -> tuple[int, int, str]:

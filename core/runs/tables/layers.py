@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from ...numerics.arrays import Array, Bits, Flags, Floats
 from ...numerics.formats import FLOAT32, FloatFormat, format_named, widen
 from ..file.table import Table, null_if_nan
 from ..spool import Spool
@@ -67,10 +66,8 @@ LAYER_POSITION = Table(
 )
 # of layer_position at a time: an Arrow table of a million rows would hold 50 MB
 _INSERT_ROWS = 1 << 16
-PLAIN_PREFILL, FLOOR = (
-    -2,
-    -1,
-)  # in place of a side's index: a plain prefill, if the reference is another path; a reordered one
+# in place of a side's index: a plain prefill, if the reference is another path; a reordered one
+PLAIN_PREFILL, FLOOR = -2, -1
 
 Key = tuple[int, int]  # prompt, ordinal
 Insert = Callable[[str, pa.Table], None]
@@ -101,7 +98,7 @@ class LayerPart:
     prompt: int
     module: LayerModule
     first: int
-    bits: NDArray[np.unsignedinteger]
+    bits: Bits
     dtype: str
 
     @property
@@ -128,8 +125,8 @@ class _Outputs:
     module: LayerModule
     width: int
     format: FloatFormat
-    is_seen: NDArray[np.bool_]
-    figures: NDArray[Any]
+    is_seen: Flags
+    figures: Array
     offset: int = 0  # in the file of a side that waits
 
     @property
@@ -167,7 +164,7 @@ class _SpooledSide:
         self._spool.add(part.bits, module.offset + part.first * width * part.format.itemsize)
         module.is_seen[part.span] = True
 
-    def at(self, part: LayerPart) -> tuple[NDArray[np.unsignedinteger], FloatFormat] | None:
+    def at(self, part: LayerPart) -> tuple[Bits, FloatFormat] | None:
         """Bits of the same module at the same positions; None if there are none of that width."""
         module = self.modules.get(part.key)
         if (
@@ -212,9 +209,9 @@ class LayerRows:
         self._of_floor = self._sides[0]
         self._compared: dict[Key, _Outputs] = {}
         # sum of squares, finite elements over seeds [2, positions]
-        self._floor: dict[Key, NDArray[np.float64]] = {}
+        self._floor: dict[Key, Floats] = {}
 
-    def _put(self, work: Callable[..., object], *arguments: object, size: int = 0) -> None:
+    def _put(self, work: Put, *arguments: object, size: int = 0) -> None:
         if self._is_async:
             self._storing(work, *arguments, size=size)
         else:
@@ -247,15 +244,16 @@ class LayerRows:
     def _compare(self, part: LayerPart, side: _SpooledSide) -> None:
         """Compare a part; a module with a part that cannot be compared is left out."""
         module, against = self._compared.get(part.key), side.at(part)
-        fmt = FLOAT32 if against is None or against[1] is not part.format else part.format
-        if against is None or (module is not None and module.format is not fmt):
+        if against is None:
             if module is not None:
                 module.width = 0
             return
-        reference, bits = against[0], part.bits
-        # every value of both is a float32's, so there they are compared
-        if against[1] is not part.format:
-            reference, bits = widen(reference, against[1]), widen(bits, part.format)
+        (reference, other), bits, fmt = against, part.bits, part.format
+        if other is not fmt:  # every value of both is a float32's, so there they are compared
+            reference, bits, fmt = widen(reference, other), widen(bits, fmt), FLOAT32
+        if module is not None and module.format is not fmt:
+            module.width = 0
+            return
         if module is None:
             count = len(self._chosen[part.prompt])
             module = self._compared[part.key] = _Outputs(
@@ -290,16 +288,17 @@ class LayerRows:
 
     def _store(self, pair: int, prompt: int, modules: list[tuple[Key, _Outputs]]) -> None:
         positions, outputs = self._chosen[prompt], [each for _, each in modules]
+        about = [each.module for each in outputs]
         figures = np.stack([each.figures for each in outputs])  # [modules, positions]
         none = np.full((2, len(positions)), np.nan)
         squares, finite = np.stack([self._floor.get(key, none) for key, _ in modules], axis=1)
         rows = LAYER.arrow(
             pair=pair,
             prompt=prompt,
-            ordinal=[each.module.ordinal for each in outputs],
-            module=[each.module.name for each in outputs],
-            kind=[each.module.kind for each in outputs],
-            block=[each.module.block for each in outputs],
+            ordinal=[each.ordinal for each in about],
+            module=[each.name for each in about],
+            kind=[each.kind for each in about],
+            block=[each.block for each in about],
             dtype=[each.format.name for each in outputs],
             positions=len(positions),
             elements=[len(positions) * each.width for each in outputs],
@@ -316,8 +315,8 @@ class LayerRows:
             rows = LAYER_POSITION.arrow(
                 pair=pair,
                 prompt=prompt,
-                ordinal=np.repeat([each.module.ordinal for each in outputs[of]], len(positions)),
-                position=np.tile(positions, len(outputs[of])),
+                ordinal=np.repeat([each.ordinal for each in about[of]], len(positions)),
+                position=np.tile(positions, len(about[of])),
                 neq=part["neq"],
                 rms=np.sqrt(part["sum_squares"] / np.maximum(part["finite"], 1)),
                 max_ulps=part["max_ulps"],

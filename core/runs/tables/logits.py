@@ -13,9 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
+from ...numerics.arrays import Bits, Places, Span
 from ..file.database import Database
-from ..file.keep import ALL
-from ..file.records import MAX_LISTED_ROWS, MAX_ROWS, MAX_VOCAB, RunHeader
+from ..file.records import ALL, MAX_LISTED_ROWS, MAX_ROWS, MAX_VOCAB, RunHeader
 from ..file.table import Table
 
 TILE_BYTES = 8192
@@ -38,8 +38,8 @@ LOGITS = Table(
 def insert_logits(
     database: Database,
     side: int,
-    places: NDArray[np.int32],
-    rows: NDArray[np.unsignedinteger],
+    places: Places,
+    rows: Bits,
 ) -> None:
     """Insert some rows of one side; `places` [rows, 2] holds prompt and position of each."""
     at_once = max(1, _INSERT_BYTES // (rows.shape[1] * rows.itemsize))
@@ -63,8 +63,10 @@ def check_whole(database: Database, header: RunHeader) -> None:
     count = database.rows("SELECT count(*) FROM logits")[0][0]
     most = MAX_ROWS if header.k is None else MAX_LISTED_ROWS
     if header.rows > most or header.vocab > MAX_VOCAB or count != tiles:
-        problem = f"has {count:,} tiles of logits for {rows:,} rows of {header.vocab:,}"
-        raise StoreError(f"{database.file}: {problem}; the file is damaged.")
+        raise StoreError(
+            f"{database.file}: has {count:,} tiles of logits for {rows:,} rows of"
+            f" {header.vocab:,}; the file is damaged.",
+        )
 
 
 def read_position(
@@ -73,7 +75,7 @@ def read_position(
     sides: Sequence[int],
     prompt: int,
     position: int,
-) -> NDArray[np.unsignedinteger]:
+) -> Bits:
     """All logits of some sides, in ascending order, at one position, as bits. [sides, vocab]"""
     which = f"side IN ({', '.join('?' * len(sides))}) AND prompt = ? AND position = ?"
     table = database.table(
@@ -90,24 +92,13 @@ def read_position(
     return bits.reshape(len(sides), -1)
 
 
-def read_rows(
-    database: Database,
-    header: RunHeader,
-    side: int,
-    start: int,
-    stop: int,
-) -> NDArray[np.unsignedinteger]:
-    """Bits of rows [start, stop) of a side. [rows, vocab], the compute dtype's carrier."""
-    return read_window(database, header, side, (start, stop), (0, header.vocab))
-
-
 def read_window(
     database: Database,
     header: RunHeader,
     side: int,
-    rows: tuple[int, int],
-    tokens: tuple[int, int],
-) -> NDArray[np.unsignedinteger]:
+    rows: Span,
+    tokens: Span,
+) -> Bits:
     """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half
     open.
     """
@@ -120,22 +111,11 @@ def read_window(
     per_tile = TILE_BYTES // header.format.itemsize
     first_tile, last_tile = tokens[0] // per_tile, (tokens[1] - 1) // per_tile
     places = header.places()[rows[0] : rows[1]]
-    (first_prompt, first), (last_prompt, last) = places[0], places[-1]
     table = database.table(
         """SELECT bits FROM logits
-           WHERE side = ? AND prompt BETWEEN ? AND ? AND (prompt > ? OR position >= ?) AND (prompt < ? OR position <= ?)
-             AND tile BETWEEN ? AND ?""",
-        [
-            side,
-            first_prompt,
-            last_prompt,
-            first_prompt,
-            first,
-            last_prompt,
-            last,
-            first_tile,
-            last_tile,
-        ],
+           WHERE side = $1 AND prompt BETWEEN $2 AND $4 AND (prompt > $2 OR position >= $3)
+             AND (prompt < $4 OR position <= $5) AND tile BETWEEN $6 AND $7""",
+        [side, *places[0], *places[-1], first_tile, last_tile],
     )
     first_token = first_tile * per_tile
     width = min((last_tile + 1) * per_tile, header.vocab) - first_token
@@ -145,7 +125,7 @@ def read_window(
     return bits[:, tokens[0] - first_token : tokens[1] - first_token]
 
 
-def binary_rows(rows: NDArray[np.unsignedinteger], tile_bytes: int) -> tuple[pa.Array, int]:
+def binary_rows(rows: Bits, tile_bytes: int) -> tuple[pa.Array, int]:
     """[rows, columns] as (binary array of rows x tiles values sharing the rows' memory, tiles a
     row).
     """

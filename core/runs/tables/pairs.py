@@ -7,11 +7,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ...numerics.arrays import Places, Record
 from ...numerics.metrics import NULLABLE, OPEN_IN_LISTS, Summary
 from ...numerics.totals import PairTotal
 from ..file.database import Database
@@ -106,7 +103,7 @@ def insert_pair(
         )
 
 
-def _columns(verdict: Verdict) -> dict[str, Any]:
+def _columns(verdict: Verdict) -> Record:
     prompt, position = verdict.first_place or (None, None)
     return {
         "verdict": verdict.name,
@@ -132,19 +129,17 @@ def read_pairs(database: Database, sides: Sequence[str]) -> list[StoredPair]:
             if row["same_top1"] is None:
                 row |= dict.fromkeys(_OF_TOP_TOKENS)
             summary = Summary(**{total.name: row[total.name] for total in fields(Summary)})
-            place = (
-                None
-                if row["first_prompt"] is None
-                else (row["first_prompt"], row["first_position"])
-            )
-            judged = (row["verdict"], row["because"], row["noise_ratio"], place)
+            place = row["first_prompt"], row["first_position"]
             pairs.append(
                 StoredPair(
                     row["pair"],
                     sides[row["reference"]],
                     sides[row["variant"]],
                     summary,
-                    *judged,
+                    row["verdict"],
+                    row["because"],
+                    row["noise_ratio"],
+                    None if None in place else place,
                 ),
             )
     return pairs
@@ -182,7 +177,7 @@ FLOOR_POSITION = Table(
 def insert_evidence(
     database: Database,
     pair: int,
-    places: NDArray[np.int32],
+    places: Places,
     evidence: Sequence[Evidence],
     floors: Sequence[FloorRows],
 ) -> None:

@@ -5,21 +5,19 @@ Places are (prompt, position), [rows, 2].
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import StoreError
+from ...numerics.arrays import DataFrame, Places, Record
 from ...numerics.divergence import RowFigures, SideRows
 from ...numerics.metrics import METRICS, OPEN_IN_LISTS
 from ..file.database import Database
 from ..file.records import MAX_ROWS, RunHeader
 from ..file.table import Table, column, null_if_nan, nullable
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 POSITION = Table(
     "position",
@@ -71,7 +69,7 @@ TOP_TOKEN = Table(
 )
 
 
-def position_rows(pair: int, places: NDArray[np.int32], figures: RowFigures) -> pa.Table:
+def position_rows(pair: int, places: Places, figures: RowFigures) -> pa.Table:
     """Rows of a pair by position."""
     columns = {metric.name: getattr(figures, metric.name) for metric in METRICS}
     columns |= {
@@ -88,7 +86,7 @@ def _nullable(values: NDArray, dtype: str) -> pa.Array:
     return pa.array(np.where(is_null, 0, values).astype(dtype), mask=is_null)
 
 
-def side_position_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> pa.Table:
+def side_position_rows(side: int, places: Places, figures: SideRows) -> pa.Table:
     """Rows of a side by position."""
     return SIDE_POSITION.arrow(
         side=side,
@@ -98,7 +96,7 @@ def side_position_rows(side: int, places: NDArray[np.int32], figures: SideRows) 
     )
 
 
-def top_token_rows(side: int, places: NDArray[np.int32], figures: SideRows) -> pa.Table:
+def top_token_rows(side: int, places: Places, figures: SideRows) -> pa.Table:
     """Rows of a side's top tokens: those that are numbers."""
     k = figures.top_ids.shape[1]
     is_known = (figures.top_ids >= 0).ravel()
@@ -133,7 +131,7 @@ def read_positions(
     header: RunHeader,
     pair: int,
     prompt: int | None = None,
-) -> pd.DataFrame:
+) -> DataFrame:
     """Figures of a pair, one row per position of every prompt or of one (null if undefined)."""
     rows = (
         _read(database, "true", [pair])
@@ -150,7 +148,7 @@ def read_positions(
     return table
 
 
-def _fill_open(values: pd.Series, dtype: str) -> pd.Series:
+def _fill_open(values: Any, dtype: str) -> Any:
     """Return a column of lists with open values filled, for tables of pages: False, or no
     number.
     """
@@ -159,6 +157,6 @@ def _fill_open(values: pd.Series, dtype: str) -> pd.Series:
     )
 
 
-def read_records(database: Database, pair: int, condition: str = "true") -> list[dict[str, Any]]:
+def read_records(database: Database, pair: int, condition: str = "true") -> list[Record]:
     """Figures of a pair, one dict per position for which `condition` holds, None if undefined."""
     return _read(database, condition, [pair]).to_pylist()

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache
+from itertools import zip_longest
 from typing import Any
 
 from ...errors import StoreError
 from ..file.database import FILE_VERSION, Database
-from ..file.keep import FIGURES
-from ..file.records import Generation, Prompt, RunHeader
+from ..file.records import FIGURES, Generation, Prompt, RunHeader
 from ..file.table import Table
 
 RUN = Table(
@@ -128,25 +128,14 @@ def insert_prompts(database: Database, header: RunHeader) -> None:
     prompts = header.prompts
     lengths = [prompt.positions for prompt in prompts]
     PROMPT.insert(database, prompt=list(range(len(prompts))), positions=lengths)
-    with_tokens = [
-        (index, each) for index, each in enumerate(prompts) if each.token_ids or each.token_texts
-    ]
-    if with_tokens:
-        TOKEN.insert(
-            database,
-            prompt=[index for index, each in with_tokens for _ in range(each.positions)],
-            position=[position for _, each in with_tokens for position in range(each.positions)],
-            token_id=[
-                token
-                for _, each in with_tokens
-                for token in each.token_ids or [None] * each.positions
-            ],
-            text=[
-                text
-                for _, each in with_tokens
-                for text in each.token_texts or [None] * each.positions
-            ],
-        )
+    tokens = []
+    for index, prompt in enumerate(prompts):
+        # a dump may bring ids alone, or texts alone
+        both = enumerate(zip_longest(prompt.token_ids, prompt.token_texts))
+        tokens += [(index, position, *token) for position, token in both]
+    if tokens:
+        columns = map(list, zip(*tokens, strict=True))
+        TOKEN.insert(database, **dict(zip(TOKEN.names, columns, strict=True)))
     vocabulary = VOCABULARY.rows(
         database,
         token_id=list(header.vocabulary),
@@ -205,27 +194,6 @@ SIDE = Table(
     holds VARCHAR -- what its values are: logit, or of lists logprob
     k INTEGER NULL -- of lists: most values that were sent for a position; null: whole rows
     keys VARCHAR NULL -- of lists: token_id, or text if the engine sent texts only and token ids are made up
-    """,
-)
-
-RESPONSE = Table(
-    "response",
-    """
-    -- a server's answer to one prompt; filled in runs of lists only
-    side INTEGER -- index of the side
-    prompt INTEGER -- index of the prompt
-    format VARCHAR -- name of the payload's format
-    is_start_known BOOLEAN -- false: position 0 scored the first generated token, and the prompt is not said
-    generated_from INTEGER NULL -- first position computed while generating; null if all are of the prompt
-    is_processed BOOLEAN NULL -- unused, null
-    asked INTEGER NULL -- requested values per row; null if not known
-    vocab INTEGER NULL -- tokens of the vocabulary; null if not said
-    cached INTEGER NULL -- tokens of the prompt that were read from a cache; null if not said
-    model VARCHAR -- model as the payload names it
-    text VARCHAR -- text that was generated
-    tokens VARCHAR -- JSON array: token ids of prompt and answer, -1 if not said
-    settings VARCHAR -- JSON object: accepted drafts, the name of a sequence, chosen values that lists contradict
-    warnings VARCHAR -- JSON array: what its reader has to say of it
     """,
 )
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ...errors import StoreError
+from ...numerics.arrays import Record
 from ...numerics.formats import FORMATS
 from ...numerics.sizes import DENSE, TOP_K
 from ...text import clean
@@ -18,16 +18,18 @@ from . import (
     kv_cache,
     layers,
     logits,
+    mitigations,
     ops,
     pairs,
     positions,
-    remedies,
-    rollouts,
+    responses,
+    rl,
     run,
 )
 
 _MODULES = (
     run,
+    responses,
     logits,
     positions,
     pairs,
@@ -36,8 +38,8 @@ _MODULES = (
     layers,
     ops,
     kernels,
-    remedies,
-    rollouts,
+    mitigations,
+    rl,
 )
 TABLES = {
     table.name: table
@@ -59,7 +61,7 @@ def create_tables(database: Database) -> None:
     database.execute("\n".join(table.ddl for table in TABLES.values()))
 
 
-def check_tables(database: Database) -> dict[str, Any]:
+def check_tables(database: Database) -> Record:
     """Return the provenance, and give the file's tables the columns of this build.
 
     A nullable column that the file lacks reads as NULL, a table that it lacks as empty. What only
@@ -94,17 +96,17 @@ def _complete(database: Database) -> list[str]:
     for name, table in TABLES.items():
         columns = stored.get(name)
         if columns is None:
-            database.add_empty(
-                name,
-                ", ".join(f"{each.name} {each.type}" for each in table.columns),
-            )
+            declared = ", ".join(f"{each.name} {each.type}" for each in table.columns)
+            database.add_empty(name, declared)
             continue
         unknown += [f"column {name}.{each}" for each in columns if each not in table.types]
         missing = [each for each in table.columns if each.name not in columns]
         for each in missing:
             if not each.is_nullable:
-                problem = f"its table '{name}' lacks the column '{each.name}'; the file is damaged."
-                raise StoreError(f"{database.file}: {problem}")
+                raise StoreError(
+                    f"{database.file}: its table '{name}' lacks the column '{each.name}'; the file"
+                    " is damaged.",
+                )
         if list(columns) != table.names:
             database.complete(name, table.names, {each.name: each.type for each in missing})
     return unknown
@@ -128,7 +130,7 @@ def _note_on(unknown: Sequence[str]) -> str:
     return f"Written by a newer ULPscope; not shown here: {names}{more}."
 
 
-def check_rows(database: Database, provenance: dict[str, Any]) -> None:
+def check_rows(database: Database, provenance: Record) -> None:
     """StoreError for a table with more rows than a writer makes of a run of this size: a small file
     can hold millions of equal rows, and readers load whole tables. Reads counts, and the lengths of
     the vocabulary's texts.

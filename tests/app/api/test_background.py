@@ -9,7 +9,7 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from app.shell import store_changes
-from app.uploads.importing import lifespan
+from app.upload.importing import lifespan
 
 
 def test_what_a_killed_server_left_is_removed_at_the_start(store: Path) -> None:

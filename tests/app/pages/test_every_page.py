@@ -12,7 +12,7 @@ import pytest
 
 from app import navigation
 from core.judging.ingest import ingest
-from core.runs.file.keep import KEEPS
+from core.runs.file.records import KEEPS
 from core.runs.store.store import Store, open_store
 from tests.app.opening import open_page, page_text
 from tests.core.runs.made_runs import calm_sides, header_of, write_run

@@ -15,13 +15,13 @@ from core.runs.queries.kernels import find_start, in_words, place_in_words, side
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KvPart
-from core.runs.tables.remedies import advice
+from core.runs.tables.mitigations import advice
 from tests.app.opening import codes, figures_of, metrics, open_page, page_text
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run, with_kernels
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
-from tests.core.runs.remedy_runs import ROWS, remedy_run
+from tests.core.runs.mitigation_runs import ROWS, mitigation_run
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -85,7 +85,7 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
     app = open_page("layers", run="bare")
     assert "`--layers`" in app.info[0].value
     assert codes(app) == [
-        replace(request, layers=True, kv=True, kernels=True, remedies=True).typed(),
+        replace(request, layers=True, kv=True, kernels=True, mitigations=True).typed(),
     ]
     uploaded = open_page(
         "layers",
@@ -200,8 +200,8 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
     )
 
 
-def test_remedies_are_a_table_with_the_advice_above_it(own_store):
-    app = open_page("mitigations", run=remedy_run(own_store))
+def test_mitigations_are_a_table_with_the_advice_above_it(own_store):
+    app = open_page("mitigations", run=mitigation_run(own_store))
     (table,) = [frame.value for frame in app.dataframe if "variant_share" in frame.value]
     assert table["mitigation"].tolist() == ["baseline", "float32", "batch-invariant kernels"]
     assert table["variant_share"].tolist() == [1.0, 0.6, 0.75]
@@ -210,5 +210,5 @@ def test_remedies_are_a_table_with_the_advice_above_it(own_store):
 
 
 def test_a_pair_without_mitigations_has_no_tab(own_store):
-    app = open_page("internals", run=remedy_run(own_store, rows=()))
+    app = open_page("internals", run=mitigation_run(own_store, rows=()))
     assert "Mitigations" not in [tab.label for tab in app.tabs]

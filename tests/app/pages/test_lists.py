@@ -12,7 +12,7 @@ from core.judging.ingest import ingest
 from core.runs.file import records
 from core.runs.store.store import Store
 from tests.app.opening import metrics, open_page, page_text
-from tests.core.runs.topk.made_sides import engine_side, response, side, store_run
+from tests.core.responses.made_sides import engine_side, response, side, store_run
 
 NOTE = "figures cover th"
 PAGES = (

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from app.machine import parts
-from app.shell.jobs import ANY_DEVICE
+from app.shell.jobs import ANY_DEVICE, Job, Jobs
 from core.runs.ops_run import write_ops_run
 from tests.app.opening import codes, open_page, page_text
 from tests.core.runs.test_ops_run import ABSENT, STEADY, UNSTEADY, header, row_of
@@ -92,3 +92,15 @@ def test_other_pages_neither_offer_it_nor_break(own_store):
 )
 def test_the_form_is_a_command_line(asked, expected):
     assert parts.arguments(*asked) == ["ops", *expected.split()]
+
+
+def test_a_finished_job_opens_its_probes_on_this_page(own_store, monkeypatch):
+    for run_id in ("one", "two"):
+        write_ops_run(own_store, header(), [STEADY], run_id=run_id)
+    job = Job(1, "probes", "cpu", ("ops",), state="done", run_id="one")
+    monkeypatch.setattr(Jobs, "all", lambda self, kind="capture": [job] * (kind == "ops"))
+    app = open_page("machine", probes="two")
+    app.button(key="open_1").click().run()
+    assert app.title[0].value == "Machine"
+    assert app.selectbox(key="ops_run").value == "one"
+    assert not app.warning

@@ -12,7 +12,7 @@ from app.shell import store_changes
 from core.runs.store.store import Store
 from tests.app.opening import open_page, page_text
 from tests.core.probing import odd_server as odd
-from tests.core.runs.topk.made_sides import run_of
+from tests.core.responses.made_sides import run_of
 from tests.waiting import until
 
 

@@ -10,7 +10,7 @@ import msgspec
 from core.probing.watch import FOLDER, Round
 from core.runs.store.store import Store
 from tests.app.opening import figures_of, open_page, page_text
-from tests.core.runs.topk.made_sides import engine_side, store_run
+from tests.core.responses.made_sides import engine_side, store_run
 
 BEGUN = datetime(2026, 11, 26, 18, 0, tzinfo=UTC)
 

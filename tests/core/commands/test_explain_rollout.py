@@ -102,7 +102,7 @@ def run_of(
 def explained(path: Path, folders: list[Path], loads: Any = None) -> explaining.Explanation:
     loads = loads or {str(folder): partial(load, folder) for folder in folders}
     with RunReader(path) as run:
-        (explanation,) = explaining._explain(run, None, None, loads, lambda *_: None).values()
+        (explanation,) = explaining.explanations_of(run, lambda *_: None, loads=loads).values()
     return explanation
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-PAYLOADS = Path(__file__).parents[1] / "runs" / "topk" / "payloads"
+PAYLOADS = Path(__file__).parents[1] / "responses" / "payloads"
 COMPLETION = json.loads((PAYLOADS / "llamacpp_completion.json").read_text())
 
 

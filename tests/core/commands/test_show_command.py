@@ -8,14 +8,14 @@ import json
 
 import pytest
 
-from core.inference.capture import remedies
+from core.inference.capture import mitigations
 from core.runs.reader import RunReader
 from core.runs.store.store import Store, open_store
-from core.runs.tables.remedies import advice
+from core.runs.tables.mitigations import advice
 from tests.core.runs.kernel_runs import kernel_run
 from tests.core.runs.layer_runs import GROWING, layer_run, with_kernels
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
-from tests.core.runs.remedy_runs import ROWS, remedy_run
+from tests.core.runs.mitigation_runs import ROWS, mitigation_run
 
 PROMPT = "def __init__(self, name, parent=None):\n    self.name = name"
 
@@ -63,14 +63,14 @@ def test_kernels_begin_where_the_sides_begin_to_differ(cli, store):
     )
 
 
-def test_remedies_have_a_cost_or_a_reason_why_they_were_not_measured(cli, store):
-    remedy_run(store)
-    done = cli("show", "remedies", "--mitigations")
+def test_mitigations_have_a_cost_or_a_reason_why_they_were_not_measured(cli, store):
+    mitigation_run(store)
+    done = cli("show", "mitigations", "--mitigations")
     assert done.returncode == 0, done.stderr
     assert f"{ROWS[2].name}: not measured. {ROWS[2].refusal}" in done.stdout
     assert advice(ROWS) in done.stdout
-    (pair,) = json.loads(cli("show", "remedies", "--mitigations", "--json").stdout)
-    assert [row["neq"] for row in pair["remedies"]] == [600, 700, None, 0]
+    (pair,) = json.loads(cli("show", "mitigations", "--mitigations", "--json").stdout)
+    assert [row["neq"] for row in pair["mitigations"]] == [600, 700, None, 0]
 
 
 def test_a_link_opens_the_position_that_dominates_in_the_variant(cli, store, monkeypatch):
@@ -108,7 +108,7 @@ def test_what_is_not_there_is_one_sentence_and_exit_code_2(options, sentence, cl
 @pytest.mark.thorough
 @pytest.mark.model
 def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
-    monkeypatch.setattr(remedies, "ROUNDS", 1)
+    monkeypatch.setattr(mitigations, "ROUNDS", 1)
     asked = (
         "--model",
         "sample_runs/model",
@@ -126,7 +126,7 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
             "forwards_of"
         ].tolist()
         assert forwards == [1, run.header.rows]
-        plain, *others = run.remedies[0]
+        plain, *others = run.mitigations[0]
         assert (plain.name, plain.neq, plain.max_ulps) == (
             "baseline",
             run.pairs[0].summary.neq,
@@ -137,4 +137,4 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
         open_store().path_of(json.loads(cli("capture", *asked).stdout)["run_id"]),
     ) as run:
         assert not run.sides_with_kernels
-        assert run.remedies == {}
+        assert run.mitigations == {}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, ImageColor
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from core.document.charts import MISMATCH, ULPS
 from core.document.drawing import PLOT, SIZE, png_file
@@ -81,3 +81,15 @@ def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store: Store) -> N
 def test_an_identical_pair_is_an_empty_plot() -> None:
     colors = cells_of(plot(TESTS.parent / "sample_runs" / "batches-on-an-h100.duckdb"), 16, 37)
     assert (colors == 255).mean() > 0.9  # the rest is grid
+
+
+def test_the_title_names_the_variant_before_the_reference(tmp_path: Path) -> None:
+    header = header_of("float32", (2,), 64)
+    rows = np.zeros((2, 64), np.uint32)
+    with RunReader(write_run(Store(tmp_path), header, [rows, rows])) as run:
+        image = Image.open(io.BytesIO(png_file(run, run.pairs[0])))
+    expected = Image.new("RGB", SIZE, "white")
+    font = ImageFont.load_default(20)
+    ImageDraw.Draw(expected).text((16, 10), "Identical: side_1 vs side_0", "#1A1C20", font)
+    head = (0, 0, SIZE[0], 38)
+    assert np.array_equal(image.convert("RGB").crop(head), expected.crop(head))

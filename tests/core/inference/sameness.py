@@ -6,10 +6,15 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
+from core.capture_request import CaptureRequest
+from core.inference.capture.capture import CapturePlan, plan_capture
+from core.inference.generating.generation import plan_generation
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of, whole_side
 
@@ -25,6 +30,23 @@ def logits_of(path: str, loaded: LoadedModel, ids: list[int] | None = None) -> t
     """All pieces as one. -> [positions, vocab]"""
     with torch.inference_mode():
         return whole_side(side_of(path).run_on(loaded), tokens(loaded) if ids is None else ids)
+
+
+def planned(
+    loaded: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    reference: str = "prefill",
+    variants: Sequence[str] = ("decode",),
+    *,
+    is_dry: bool = False,
+    **settings: Any,
+) -> CapturePlan:
+    """The plan of a request with these settings."""
+    settings |= {"reference": reference, "variants": tuple(variants)}
+    request = CaptureRequest(model=loaded.name, **settings)
+    if request.tokens:
+        return plan_generation(loaded, prompts, request, is_dry=is_dry)
+    return plan_capture(loaded, prompts, request)
 
 
 @cache

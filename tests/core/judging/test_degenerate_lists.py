@@ -18,7 +18,11 @@ from core.errors import DumpError
 from core.judging.explain.causes import explain_pair
 from core.judging.ingest import ingest
 from core.judging.lists import judge_responses
-from core.numerics.topk import summary_of
+from core.numerics.top_tokens import summary_of
+from core.responses.alignment import align
+from core.responses.formats import read_payload
+from core.responses.pairing import pairs_of
+from core.responses.records import ResponseSide
 from core.runs.file.records import IDENTICAL
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import flip_table, telling_place
@@ -28,10 +32,6 @@ from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
 from core.runs.store.store import Store
-from core.runs.topk.alignment import align
-from core.runs.topk.pairing import pairs_of
-from core.runs.topk.payloads.formats import read_payload
-from core.runs.topk.records import ListSide
 
 Token = tuple[str, Any, dict[str, Any]]
 CONDITIONS = (
@@ -126,10 +126,10 @@ def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(
         )
 
 
-def sides_of(*payloads: dict[str, Any]) -> tuple[ListSide, ...]:
+def sides_of(*payloads: dict[str, Any]) -> tuple[ResponseSide, ...]:
     return align(
         [
-            ListSide(name, tuple(read_payload(payload, name)))
+            ResponseSide(name, tuple(read_payload(payload, name)))
             for name, payload in zip("AB", payloads, strict=True)
         ],
     )

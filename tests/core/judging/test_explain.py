@@ -25,10 +25,10 @@ from core.judging.constant_rows import is_left_out
 from core.judging.explain.causes import explain
 from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
 from core.judging.explain.scoring import Cause
+from core.responses.pairing import compare_sides
+from core.responses.records import ResponseSide
 from core.runs.reader import RunReader
-from core.runs.topk.pairing import compare_sides
-from core.runs.topk.records import ListSide
-from tests.core.runs.topk.made_sides import response, side
+from tests.core.responses.made_sides import response, side
 from tests.covering import few, thorough
 
 SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
@@ -212,7 +212,7 @@ def test_log_probabilities_at_a_temperature_are_no_constant() -> None:
     assert cause.parameters["temperature"] == pytest.approx(0.7, rel=1e-4)
 
 
-def causes_of_lists(*sides: ListSide) -> list[Cause]:
+def causes_of_lists(*sides: ResponseSide) -> list[Cause]:
     return explain(rows_of_lists(compare_sides(*sides), *sides)).causes
 
 

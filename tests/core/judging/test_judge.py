@@ -13,7 +13,8 @@ import pytest
 
 from core.errors import UsageError
 from core.judging import judge as judging
-from core.judging.judge import (
+from core.judging.conclude import conclude
+from core.judging.controls import (
     Controls,
     Errors,
     Exact,
@@ -25,7 +26,6 @@ from core.judging.judge import (
 )
 from core.judging.places import NotFinite, structure_of
 from core.judging.shrink import shrink_evidence
-from core.judging.verdict import conclude
 from core.runs.file.evidence import (
     FAILED,
     FLOAT32,
@@ -41,6 +41,7 @@ from core.runs.file.evidence import (
     Check,
     Evidence,
     OtherPromptsFigures,
+    RerunFigures,
     Unmeasured,
     Verdict,
 )
@@ -398,3 +399,33 @@ def test_random_places_are_hardly_ever_called_boundaries():
     )
     expected = draws * math.comb(63, 3) / math.comb(511, 3)
     assert abs(named - expected) < 5 * math.sqrt(expected)
+
+
+@pytest.mark.parametrize(("ratio", "outcome"), [(3.9, NOTED), (4.1, FAILED)])
+def test_a_side_that_moves_by_itself_leaks_if_others_move_it_four_times_as_far(
+    ratio: float,
+    outcome: str,
+) -> None:
+    itself = RerunFigures(not_repeatable=("engine",), rerun_rms_logits=0.01)
+    others = OtherPromptsFigures(bit_identical=False, rms_logits=0.01 * ratio)
+    rows = [
+        Evidence(Check.AGAIN, "called twice", itself, FAILED, "It moves."),
+        Evidence(Check.OTHER_PROMPTS, "next to others", others, FAILED, "It leaks.", "engine"),
+    ]
+    verdict = conclude(rows, is_bit_identical=False)
+    (row,) = (row for row in verdict.evidence if row.check is Check.OTHER_PROMPTS)
+    assert row.outcome == outcome
+
+
+@pytest.mark.parametrize(("ratio", "is_beyond"), [(1, False), (40, True)])
+def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(
+    ratio: float,
+    is_beyond: bool,
+) -> None:
+    controls = MadeControls("float32")
+    squares = controls.wide[1].copy()
+    squares[7] *= ratio**2
+    controls.moved, controls.rerun_squares = ("engine",), squares
+    verdict = judging.judge(controls)
+    (row,) = (row for row in verdict.evidence if row.check is Check.AGAIN)
+    assert row.figures.beyond_noise_floor is is_beyond

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from core.judging.judge import DRAWN, OWN, WIDE
+from core.judging.limits import DRAWN, OWN, WIDE
 from core.judging.statistic import FALSE_ALARM, FloorTest, floor_test, smallest_fault
 
 POSITIONS = 4096
@@ -204,3 +204,9 @@ def test_a_fault_everywhere_is_placed_by_the_draws_not_by_its_own_median() -> No
     test = tried(2, 1, tail)
     assert test.ratio > 10
     assert test.outliers.tolist() == list(range(12, LENGTH))
+
+
+@pytest.mark.parametrize(("ratio", "fault"), [(1, 0), (2, 3**0.5), (5, 24**0.5)])
+def test_independent_rounding_and_fault_add_as_squares(ratio: float, fault: float) -> None:
+    """A fault of the size f next to rounding of the size 1 makes sqrt(1 + f**2)."""
+    assert smallest_fault(ratio) == pytest.approx(fault)

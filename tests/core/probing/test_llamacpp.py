@@ -14,9 +14,9 @@ from core.probing.client import Client
 from core.probing.plan import Plan, parsed_tests
 from core.probing.probe import Probe, ProbeResult
 from core.probing.servers import LLAMACPP, Ask, Server, find_server
+from core.responses.pairing import compare_sides, pairs_of
+from core.responses.records import ResponseSide
 from core.runs.file.evidence import Check
-from core.runs.topk.pairing import compare_sides, pairs_of
-from core.runs.topk.records import ListSide
 
 pytestmark = pytest.mark.model
 PROMPTS = (
@@ -42,7 +42,7 @@ def probed(server: Server, tests: str, *, prompts: tuple = PROMPTS, top: int = 2
     return Probe(Plan(prompts, names, load, 6, top), [replace(server, client=client)]).run()
 
 
-def sides(found: ProbeResult) -> dict[str, ListSide]:
+def sides(found: ProbeResult) -> dict[str, ResponseSide]:
     return {side.name: side for side in (*found.sides, *found.walks)}
 
 

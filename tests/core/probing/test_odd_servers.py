@@ -20,10 +20,10 @@ from core.probing.client import Client, ProbeError
 from core.probing.plan import Plan, base_of, costs, parsed_tests
 from core.probing.probe import Probe, ProbeResult
 from core.probing.servers import find_server
+from core.responses.pairing import pairs_of
 from core.runs.file.evidence import Verdict
-from core.runs.topk.pairing import pairs_of
 from tests.core.probing import odd_server as odd
-from tests.core.runs.topk.made_sides import run_of
+from tests.core.responses.made_sides import run_of
 
 
 def probed(

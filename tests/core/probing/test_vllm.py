@@ -14,7 +14,7 @@ from core.probing.client import Client
 from core.probing.plan import Plan
 from core.probing.probe import Probe
 from core.probing.servers import VLLM, Ask, Server, find_server
-from core.runs.topk.pairing import compare_sides, pairs_of
+from core.responses.pairing import compare_sides, pairs_of
 from tests.core.probing.vllm_server import PYTHON, ROOT, vllm
 
 pytestmark = [

@@ -19,11 +19,11 @@ from core.probing import watch
 from core.probing.client import Client, ProbeError
 from core.probing.plan import ProbeRequest
 from core.probing.servers import OPENAI, Ask, find_server
+from core.responses.records import Response, ResponseSide
 from core.runs.store.store import Store
-from core.runs.topk.records import ListSide, Response
 from tests.core.probing import odd_server as odd
 from tests.core.probing.conftest import llama_of
-from tests.core.runs.topk.made_sides import response, run_of, store_run
+from tests.core.responses.made_sides import response, run_of, store_run
 from tests.serving import free_port
 
 accept = odd.always(b"", 204)
@@ -119,7 +119,7 @@ def begin(
     """Begin a watch of a server, or go on with it."""
 
     def begin(server: MadeServer) -> Iterator[watch.Round]:
-        def write(_: object, sides: Sequence[ListSide], what: str) -> str:
+        def write(_: object, sides: Sequence[ResponseSide], what: str) -> str:
             return store_run(Store(tmp_path), what, *sides[:2])  # judging all sixteen takes seconds
 
         monkeypatch.setattr(watch, "find_server", lambda *_: server)

@@ -103,7 +103,7 @@ def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(
     assert set(figures["max_abs"]) == {None}
     with RunReader(path) as run:
         assert run.positions(0)["kl"].isna().all()
-        assert (run.pairs_with_layers, run.remedies, run.generations) == (frozenset(), {}, {})
+        assert (run.pairs_with_layers, run.mitigations, run.generations) == (frozenset(), {}, {})
         assert run.query("SELECT * FROM layer").columns.tolist() == TABLES["layer"].names
 
 

@@ -86,25 +86,26 @@ class Precision:
     @contextmanager
     def _open(self, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
         model: Any = loaded.model
-        lower: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-            LAYERS: lambda: _round_weights(model, _in(torch.float32, self.rounding)),
-            PRODUCTS: lambda: _RoundedOperands(self.rounding),
-            ACTIVATIONS: lambda: _hook_outputs(
-                [each for each in model.modules() if type(each).__module__ in _FUNCTIONS],
-                self._function,
-            ),
-            HEAD: lambda: _hook_outputs([model.get_output_embeddings()], self._head),
-        }
-        with lower.get(self.part, nullcontext)(), side_of(self.path).open(loaded, trace) as run:
+        lower: AbstractContextManager[Any] = nullcontext()
+        if self.part == LAYERS:
+            lower = _round_weights(model, _in(torch.float32, self.rounding))
+        elif self.part == PRODUCTS:
+            lower = _RoundedOperands(self.rounding)
+        elif self.part == ACTIVATIONS:
+            functions = [each for each in model.modules() if type(each).__module__ in _FUNCTIONS]
+            lower = _hook_outputs(functions, self._function)
+        elif self.part == HEAD:
+            lower = _hook_outputs([model.get_output_embeddings()], self._head)
+        with lower, side_of(self.path).open(loaded, trace) as run:
             if self.part == CACHE:
                 yield partial(self._with_cache, loaded)
             elif self.part == LOGITS:
-                yield lambda ids, emit: run(
-                    ids,
-                    lambda start, logits: emit(start, self.rounding(logits)),
-                )
+                yield partial(self._round_logits, run)
             else:
                 yield run
+
+    def _round_logits(self, run: Run, ids: Sequence[int], emit: Emit) -> None:
+        run(ids, lambda start, logits: emit(start, self.rounding(logits)))
 
     def _with_cache(self, loaded: LoadedModel, ids: Sequence[int], emit: Emit) -> None:
         model: Any = loaded.model

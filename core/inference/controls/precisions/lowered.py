@@ -19,9 +19,11 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from ....errors import CaptureError
-from ....judging.judge import DRAWN, WIDE, PrecisionVerdict
+from ....judging.controls import PrecisionVerdict
+from ....judging.limits import DRAWN, WIDE
 from ....judging.places import place_in_words, structure_of
 from ....judging.statistic import BLOCKS, FloorTest, floor_test
+from ....progress import Progress, no_progress
 from ....runs.file import evidence
 from ....runs.file.evidence import FAILED, MISSING, NOTED, PASSED, Check, Evidence
 from ....text import multiple, three_digits
@@ -74,7 +76,7 @@ class Question:
 
     prompts: Prompts
     blocks: Sequence[int] = BLOCKS
-    say: Callable[[str], None] = lambda _: None
+    say: Progress = no_progress
     precisions: Sequence[Precision] = ()
     memoize: Callable[[RunnableSide], RunnableSide] = lambda side: side
     draws: RoundingDraws | None = None

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from core.capture_request import CaptureRequest
 from core.errors import CaptureError, UsageError
-from core.inference.capture.capture import CapturePlan, plan_capture, run_capture
+from core.inference.capture.capture import CapturePlan, run_capture
 from core.inference.models.devices import bits_of
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import batch, paths
@@ -21,6 +22,7 @@ from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.modifiers import Modifier
 from core.runs.file.records import Generation
 from core.runs.tables.kv_cache import KvPart
+from tests.core.inference.sameness import planned
 
 PROMPTS = ["def walk(self, path): return", "The ferry left at ten past six, café", "x"]
 
@@ -63,7 +65,7 @@ def test_a_capture_holds_the_bits_of_the_models_own_logits(
     model_folders: dict[str, FilePath],
 ) -> None:
     loaded = load_model(str(model_folders["llama"]), dtype=dtype, device="cpu")
-    plan = plan_capture(loaded, PROMPTS, "prefill", ["decode"])
+    plan = planned(loaded, PROMPTS)
     sink = collect(plan)
     with torch.inference_mode():
         logits = torch.cat([loaded.model(torch.tensor([ids])).logits[0] for ids in plan.token_ids])
@@ -87,7 +89,7 @@ def test_chunks_of_any_size_give_the_same_bits(
     llama: LoadedModel,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plan = plan_capture(llama, PROMPTS, "prefill", ["decode"])
+    plan = planned(llama, PROMPTS)
     expected = collect(plan).digest()
     monkeypatch.setattr(batch, "CHUNK_BYTES", rows_a_chunk * llama.vocab_size * 4)
     sink = collect(plan)
@@ -96,12 +98,11 @@ def test_chunks_of_any_size_give_the_same_bits(
 
 
 def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> None:
-    plan = plan_capture(
+    plan = planned(
         llama,
         PROMPTS,
         "prefill",
         ["decode", "prefill+batch:2"],
-        command="python -m core",
         seed=5,
     )
     header = plan.header
@@ -113,12 +114,9 @@ def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> Non
     assert (header.vocab, header.compute_dtype) == (384, "float32")
     assert sorted(header.vocabulary) == list(range(384))
     origin = header.provenance
-    assert (origin.kind, origin.device, origin.seed, origin.command) == (
-        "capture",
-        "cpu",
-        5,
-        "python -m core",
-    )
+    assert (origin.kind, origin.device, origin.seed) == ("capture", "cpu", 5)
+    assert origin.command == plan.request.typed()
+    assert CaptureRequest.from_json(origin.request) == plan.request
     assert {
         "torch",
         "transformers",
@@ -137,7 +135,6 @@ def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> Non
         ([], "decode", "a capture needs at least one prompt"),
         (["x", ""], "decode", "prompt 2 of 2 is empty"),
         (["\ud800"], "decode", "tokenizer cannot read"),
-        ([[5] * 97], "decode", "prompt 1 of 1 has 97 tokens; the model's context is 96"),
         (
             [[5, 384]],
             "decode",
@@ -149,7 +146,7 @@ def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> Non
 )
 def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, variant, sentence, llama) -> None:
     with pytest.raises(CaptureError, match=sentence):
-        plan_capture(llama, prompts, "prefill", [variant])
+        planned(llama, prompts, "prefill", [variant])
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63])
@@ -158,7 +155,7 @@ def test_a_seed_that_torch_does_not_take_is_refused_in_a_sentence(
     llama: LoadedModel,
 ) -> None:
     with pytest.raises(UsageError, match=f"--seed {seed}: expected a whole number"):
-        plan_capture(llama, ["x"], "prefill", ["decode"], seed=seed)
+        planned(llama, ["x"], seed=seed)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +194,7 @@ def test_torchs_exceptions_stop_in_the_capture_and_an_interrupt_does_not(
 
     monkeypatch.setitem(paths.BASES, "odd", Base(base))
     with pytest.raises(kind, match=sentence):
-        collect(plan_capture(llama, ["def walk"], "odd", ["decode"]))
+        collect(planned(llama, ["def walk"], "odd", ["decode"]))
 
 
 class FullDisk(Collected):
@@ -224,7 +221,7 @@ def test_modifiers_are_undone_when_a_capture_breaks(
     monkeypatch.setitem(paths.MODIFIERS, "watched", Modifier(watched))
     monkeypatch.setattr(batch, "CHUNK_BYTES", llama.vocab_size * 4)
     with pytest.raises(OSError, match="No space left") as caught:
-        run_capture(plan_capture(llama, PROMPTS, "prefill+watched", ["decode"]), FullDisk())
+        run_capture(planned(llama, PROMPTS, "prefill+watched", ["decode"]), FullDisk())
     assert caught.traceback
     # the traceback keeps frames alive: nothing but closing undoes it
     assert events == ["entered", "left"]

@@ -13,14 +13,14 @@ import torch
 from transformers import DynamicCache
 
 from core.errors import CaptureError
-from core.inference.capture.capture import plan_capture, run_capture
+from core.inference.capture.capture import run_capture
 from core.inference.capture.costs import costs_of
-from core.inference.generating.generation import plan_generation
 from core.inference.models import devices
 from core.inference.models.devices import devices_here
 from core.inference.models.model import LoadedModel, load_model
 from tests.core.inference.capture.test_capture import Collected
 from tests.core.inference.conftest import CONFIGS
+from tests.core.inference.sameness import planned
 
 PROMPTS = ["def walk(self, path): return [step for step in path if step]", "café lamps"]
 
@@ -79,10 +79,10 @@ PATHS = [
 @pytest.mark.parametrize("path", ["prefill", *PATHS])
 def test_forwards_and_tokens_are_those_that_the_model_really_computes(llama, model_folders, path):
     other = "decode" if path == "prefill" else "prefill"
-    plan = plan_capture(shapes(model_folders["llama"]), PROMPTS, path, [other], kv=False)
+    plan = planned(shapes(model_folders["llama"]), PROMPTS, path, [other], kv=False)
     foreseen = costs_of(plan)
     with tokens_of_forwards(llama) as seen:
-        run_capture(plan_capture(llama, PROMPTS, path, [other], kv=False), Collected())
+        run_capture(planned(llama, PROMPTS, path, [other], kv=False), Collected())
     assert sum(side.forwards for side in foreseen.sides) == len(seen)
     assert sum(side.tokens for side in foreseen.sides) == sum(seen)
     assert foreseen.sides[0].positions == sum(map(len, plan.token_ids))
@@ -93,7 +93,7 @@ def test_forwards_and_tokens_are_those_that_the_model_really_computes(llama, mod
     ["llama", "gpt2", "qwen2", "gemma3", "mistral-window", "gpt-neox", "mixtral", "qwen2-moe"],
 )
 def test_the_estimate_of_a_cache_is_what_the_cache_takes(name, model_folders):
-    plan = plan_capture(
+    plan = planned(
         shapes(model_folders[name]),
         PROMPTS,
         "prefill",
@@ -113,22 +113,20 @@ def test_the_estimate_of_a_cache_is_what_the_cache_takes(name, model_folders):
 
 def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, monkeypatch):
     loaded = shapes(model_folders["llama"])
-    plan = plan_capture(loaded, PROMPTS, "prefill+batch:64", ["decode"])
+    plan = planned(loaded, PROMPTS, "prefill+batch:64", ["decode"])
     needed = plan.paths[0].working_bytes(loaded, max(map(len, plan.token_ids)))
     monkeypatch.setattr(devices, "free_bytes", lambda device: needed + loaded.weight_bytes)
-    assert (
-        costs_of(plan_capture(loaded, PROMPTS, "prefill+batch:64", ["decode"])).free_bytes == needed
-    )
+    assert costs_of(planned(loaded, PROMPTS, "prefill+batch:64", ["decode"])).free_bytes == needed
     monkeypatch.setattr(devices, "free_bytes", lambda device: needed + loaded.weight_bytes - 1)
     with pytest.raises(CaptureError, match=r"path 'prefill\+batch:64': a batch"):
-        plan_capture(loaded, PROMPTS, "prefill+batch:64", ["decode"])
+        planned(loaded, PROMPTS, "prefill+batch:64", ["decode"])
 
 
 @pytest.mark.parametrize(
     ("prompt", "variant", "sentence"),
     [
         ("x", "reuse:40", "has nothing left to compute"),
-        ("x " * 200, "decode", "the model's context is 96"),
+        ("x " * 200, "decode", r"prompt 1 of 1 has \d+ tokens; the model's context is 96"),
         ("x", "decode+attn:flash_attention_2", "has no attention 'flash_attention_2'"),
         ("x", "decode+tf32", "tf32 needs CUDA"),
     ],
@@ -142,7 +140,7 @@ def test_what_a_capture_refuses_a_dry_run_refuses_too(
 ):
     for loaded in (llama, shapes(model_folders["llama"])):
         with pytest.raises(CaptureError, match=sentence):
-            plan_capture(loaded, [prompt], "prefill", [variant])
+            planned(loaded, [prompt], "prefill", [variant])
 
 
 def test_the_devices_are_those_a_model_can_be_loaded_on(model_folders):
@@ -166,9 +164,9 @@ def test_what_is_generated_is_counted_as_the_most_it_can_be(llama, model_folders
     logits; the real capture as oracle.
     """
     what, shaped = (PROMPTS, "chunked:5", ["decode"]), shapes(model_folders["llama"])
-    foreseen = costs_of(plan_generation(shaped, *what, tokens=6, kv=False, is_dry=True))
+    foreseen = costs_of(planned(shaped, *what, tokens=6, kv=False, is_dry=True))
     with tokens_of_forwards(llama) as seen:
-        plan = plan_generation(llama, *what, tokens=6, kv=False)
+        plan = planned(llama, *what, tokens=6, kv=False)
         run_capture(plan, Collected())
     # in float32 these do not part; if that changes, choose prompts that do not
     assert all(len(side) == 6 for made in plan.generations for side in made.tokens)

@@ -25,7 +25,7 @@ def _of(model: Path | str, **more: str):
         dtype="float32",
         **more,
     )
-    return request, environment_of(request, plan_of(request, weights=False))
+    return request, environment_of(plan_of(request, weights=False))
 
 
 @pytest.fixture

@@ -50,7 +50,6 @@ def alone(verdict: Verdict) -> Evidence:
 
 @pytest.mark.model
 def test_a_bare_model_and_a_callable_are_enough(small: LoadedModel) -> None:
-    """Of `ulpscope.judge`."""
     seen, prompt = [], torch.tensor(PROMPT)
 
     def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:

@@ -19,11 +19,11 @@ from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.engines import Engine, side_of, whole_side
 from core.judging.explain.rows import rows_of_lists
 from core.judging.lists import judge_with_floor
+from core.responses.pairing import compare_sides
+from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
 from core.runs.file.evidence import Check, ListFloorFigures, Verdict
 from core.runs.store.store import Store
-from core.runs.topk.pairing import compare_sides
-from core.runs.topk.records import ListRow, ListSide, Response, list_rows
-from tests.core.runs.topk.made_sides import run_of, store_run
+from tests.core.responses.made_sides import run_of, store_run
 
 pytestmark = pytest.mark.model
 MODEL = Path(__file__).resolve().parents[4] / "sample_runs" / "model"
@@ -44,20 +44,24 @@ def rows_of(loaded: LoadedModel, engine: str | Engine) -> torch.Tensor:
         return torch.log_softmax(whole_side(side_of(engine).run_on(loaded), ids).float(), -1)
 
 
-def side(loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = True) -> ListSide:
+def side(
+    loaded: LoadedModel, name: str, rows: torch.Tensor, *, has_ids: bool = True
+) -> ResponseSide:
     ids = tuple(loaded.tokenizer(TEXT)["input_ids"]) if has_ids else ()
     sent = []
     for position, row in enumerate(rows):
         best = row.topk(20)
         entries = tuple(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
         sent.append(
-            ListRow(position, entries, 20, ids[position + 1] if position + 1 < len(ids) else -1),
+            TopTokenRow(
+                position, entries, 20, ids[position + 1] if position + 1 < len(ids) else -1
+            ),
         )
     tokens = ids or (-1,) * (len(rows) + 1)
-    return ListSide(name, (Response("made", "token_id", tokens, list_rows(sent, "made")),))
+    return ResponseSide(name, (Response("made", "token_id", tokens, compress_rows(sent, "made")),))
 
 
-def judged(loaded: LoadedModel, *sides: ListSide) -> Verdict:
+def judged(loaded: LoadedModel, *sides: ResponseSide) -> Verdict:
     earlier = Verdict("undecided", "It differs.", ())
     pair = compare_sides(*sides)
     rows = rows_of_lists(pair, *sides, most=len(pair.positions))

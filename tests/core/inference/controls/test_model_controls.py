@@ -84,7 +84,7 @@ def _judged(folder: Path, dump: Path, loaded: LoadedModel, **given: list[Path]) 
             store,
             run,
             measure_controls(run, with_model=True, **given),
-            with_model=model,
+            make_controls=model,
         )
     return RunReader(store.path_of(new))
 

@@ -13,7 +13,6 @@ from core.inference.generating.generation import (
     best_and_margin,
     continue_all,
     end_tokens,
-    plan_generation,
 )
 from core.inference.models.model import LoadedModel
 from core.inference.paths.paths import parse_path
@@ -23,7 +22,7 @@ from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.inference.capture.test_capture import collect
 from tests.core.inference.conftest import MODELS
-from tests.core.inference.sameness import tokens
+from tests.core.inference.sameness import planned, tokens
 from tests.covering import covering
 
 LENGTH = 24
@@ -127,7 +126,7 @@ def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama: Lo
 def test_the_run_shows_the_flip_that_made_the_texts_part(llama: LoadedModel, tmp_path) -> None:
     variant = "decode+dtype:bfloat16"
     found = search.search(llama, MADE, "prefill", variant, tokens=LENGTH)
-    plan = plan_generation(
+    plan = planned(
         llama,
         [MADE[found.flipped_prompts[0]]],
         "prefill",
@@ -171,7 +170,7 @@ def test_the_second_pass_repeats_the_first(path: str, llama_bfloat16: LoadedMode
     """Fed the common tokens, every step has the token and the very margin of the first pass."""
     ids = llama_bfloat16.tokenizer(MADE[1])["input_ids"]
     ((found, margins),) = continue_all(parse_path(path), llama_bfloat16, [ids], 8)
-    plan = plan_generation(llama_bfloat16, [MADE[1]], path, ["prefill"], tokens=8)
+    plan = planned(llama_bfloat16, [MADE[1]], path, ["prefill"], tokens=8)
     logits = values_of(collect(plan).side(0), plan.header.format)[len(ids) - 1 :].astype(np.float32)
     again, margins_again = best_and_margin(torch.from_numpy(logits))
     assert again.tolist() == list(found[: len(again)]) != []
@@ -202,7 +201,7 @@ def test_what_cannot_be_continued_is_refused_before_anything_is_computed(
     model_of,
 ) -> None:
     with pytest.raises(CaptureError, match=sentence):
-        plan_generation(
+        planned(
             model_of(name),
             ["def walk(self)"],
             reference,

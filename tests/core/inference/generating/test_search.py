@@ -127,6 +127,6 @@ def test_prompts_that_the_model_cannot_take_are_skipped_with_the_reason(llama: L
     assert [number for number, _ in found.skipped] == [0, 2]
     assert "is empty" in found.skipped[0][1]
     assert "context is 96" in found.skipped[1][1]
-    assert told[-1][1:] == (1, 1)
+    assert told[-1][1:3] == (1, 1)
     with pytest.raises(CaptureError, match="no prompt can be searched"):
         search(llama, [""], "prefill", "decode")

@@ -17,10 +17,10 @@ import torch
 from transformers.integrations.gguf.dequant import dequantize
 
 from core.errors import CaptureError, ExtraError
-from core.inference.capture.capture import plan_capture
 from core.inference.models import gguf as reading
 from core.inference.models.model import load_model, save_model
 from tests.core.inference.models import small_gguf
+from tests.core.inference.sameness import planned
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -89,7 +89,7 @@ def test_a_run_of_a_gguf_says_which_file_how_it_was_quantised_and_that_it_no_lon
     path, _ = written
     digest = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
     loaded = load_model(str(path), dtype="bfloat16", device="cpu")
-    about = plan_capture(loaded, ["the"], "prefill", ["decode"]).header.provenance
+    about = planned(loaded, ["the"]).header.provenance
     assert (about.model, about.revision) == (str(path), digest)
     assert "dequantised from Q4_1" in about.versions["weights"]
     shapes = load_model(str(path), dtype="bfloat16", device="cpu", weights=False)

@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 
 from core.errors import CaptureError
-from core.inference.capture.capture import plan_capture, run_capture
+from core.inference.capture.capture import run_capture
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.batch import CacheWatch, kv_parts
 from core.inference.paths.engines import whole_side
@@ -17,7 +17,7 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.inference.conftest import MODELS
-from tests.core.inference.sameness import float32_bound, logits_of, tokens
+from tests.core.inference.sameness import float32_bound, logits_of, planned, tokens
 from tests.covering import covering, thorough
 
 PATHS = [
@@ -92,7 +92,7 @@ def captured(
     variant: str,
     **options,
 ) -> RunReader:
-    plan = plan_capture(loaded, [ids], "prefill", [variant], **options)
+    plan = planned(loaded, [ids], "prefill", [variant], **options)
     with RunWriter(store, plan.header) as writer:
         run_capture(plan, writer)
         return RunReader(store.path_of(writer.finish()))
@@ -149,9 +149,9 @@ def test_caches_are_kept_where_a_path_reads_one_or_where_they_are_asked_for(
     llama: LoadedModel,
     model_of,
 ) -> None:
-    assert plan_capture(llama, ["def"], "prefill", ["decode"]).has_kv
-    assert not plan_capture(llama, ["def"], "prefill", ["prefill+batch:2"]).has_kv
-    assert plan_capture(llama, ["def"], "prefill", ["prefill+batch:2"], kv=True).has_kv
-    assert not plan_capture(llama, ["def"], "prefill", ["decode"], kv=False).has_kv
+    assert planned(llama, ["def"]).has_kv
+    assert not planned(llama, ["def"], "prefill", ["prefill+batch:2"]).has_kv
+    assert planned(llama, ["def"], "prefill", ["prefill+batch:2"], kv=True).has_kv
+    assert not planned(llama, ["def"], kv=False).has_kv
     with pytest.raises(CaptureError, match="no KV cache to read"):
-        plan_capture(model_of("mamba"), ["def"], "prefill", ["prefill+batch:2"], kv=True)
+        planned(model_of("mamba"), ["def"], "prefill", ["prefill+batch:2"], kv=True)

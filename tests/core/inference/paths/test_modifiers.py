@@ -16,7 +16,6 @@ import torch._dynamo
 import torch._inductor.config
 
 from core.errors import CaptureError
-from core.inference.capture.capture import plan_capture
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import paths
 from core.inference.paths.batch import PromptBatch, ignore
@@ -24,7 +23,7 @@ from core.inference.paths.engines import side_of
 from core.inference.paths.modifiers import MODIFIERS, Modifier
 from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.capture.test_capture import collect
-from tests.core.inference.sameness import exact_logits, float32_bound, logits_of, tokens
+from tests.core.inference.sameness import exact_logits, float32_bound, logits_of, planned, tokens
 from tests.covering import covering
 
 MODELS = [
@@ -207,7 +206,7 @@ def test_a_converted_model_gives_the_bits_of_one_loaded_in_that_dtype(
 def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(
     llama: LoadedModel,
 ) -> None:
-    plan = plan_capture(
+    plan = planned(
         llama,
         ["def walk(self, path)", "The ferry"],
         "prefill",
@@ -297,7 +296,7 @@ def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(
     loaded = model_of(name, dtype)
     forwards: list[str] = []
     with loaded.model.register_forward_pre_hook(lambda *_: forwards.append("computed")):
-        for attempt in (plan_capture, lambda *_: logits_of(path, loaded)):
+        for attempt in (planned, lambda *_: logits_of(path, loaded)):
             with pytest.raises(CaptureError) as caught:
                 attempt(loaded, [tokens(loaded)], "prefill", [path])
             assert str(caught.value).startswith(f"path '{path}': ")

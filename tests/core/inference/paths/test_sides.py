@@ -4,37 +4,46 @@ from __future__ import annotations
 
 import pytest
 
+from core.capture_request import CaptureRequest
 from core.errors import UsageError
-from core.inference.paths.paths import sides_of, sweep
+from core.inference.paths.paths import NamedPath, sides_of
 
 
-def names_and_paths(*arguments, **options):
-    return [(side.name, str(side.path)) for side in sides_of(*arguments, **options)]
+def sides(reference: str, *variants: str, **settings) -> tuple[NamedPath, ...]:
+    request = CaptureRequest(model="m", reference=reference, variants=variants, **settings)
+    return sides_of(request)
 
 
 def test_the_first_call_with_reuse_is_fresh_and_the_later_ones_read_the_cache():
-    assert names_and_paths("blocks:16+batch:2", [], repeat=3) == [
+    repeated = sides("blocks:16+batch:2", repeat=3)
+    assert [(side.name, str(side.path)) for side in repeated] == [
         ("blocks:16+batch:2 call 1", "prefill+batch:2"),
         ("blocks:16+batch:2 call 2", "blocks:16+batch:2"),
         ("blocks:16+batch:2 call 3", "blocks:16+batch:2"),
     ]
 
 
-def test_a_sweep_replaces_the_value_of_its_modifier_or_the_base():
-    assert sweep("decode", "batch=1,2, 4") == ["decode+batch:1", "decode+batch:2", "decode+batch:4"]
-    assert sweep("decode+batch:9+threads:1", "batch=2") == ["decode+batch:2+threads:1"]
-    assert sweep("prefill+batch:2", "chunked=8,16") == ["chunked:8+batch:2", "chunked:16+batch:2"]
+@pytest.mark.parametrize(
+    ("reference", "text", "paths"),
+    [
+        ("decode", "batch=1,2, 4", ["decode+batch:1", "decode+batch:2", "decode+batch:4"]),
+        ("decode+batch:9+threads:1", "batch=2", ["decode+batch:2+threads:1"]),
+        ("prefill+batch:2", "chunked=8,16", ["chunked:8+batch:2", "chunked:16+batch:2"]),
+        ("chunked:8", "chunked=8,16", ["chunked:16"]),  # the reference is no variant
+    ],
+)
+def test_a_sweep_replaces_the_value_of_its_modifier_or_the_base(reference, text, paths):
+    assert [side.name for side in sides(reference, sweeps=(text,))] == [reference, *paths]
 
 
 @pytest.mark.parametrize(
     ("arguments", "options", "sentence"),
     [
-        (("prefill", []), {}, "at least one variant"),
-        (("prefill", ["prefill"]), {}, "given twice"),
-        (("prefill", ["decode"]), {"repeat": 0}, "at least 1"),
-        (("prefill", ["nonsense"]), {}, "bases are"),
+        (("prefill", "prefill"), {}, "given twice"),
+        (("prefill", "decode"), {"repeat": 0}, "at least 1"),
+        (("prefill", "nonsense"), {}, "bases are"),
     ],
 )
 def test_impossible_sides_are_refused_in_a_sentence(arguments, options, sentence):
     with pytest.raises(UsageError, match=sentence):
-        sides_of(*arguments, **options)
+        sides(*arguments, **options)

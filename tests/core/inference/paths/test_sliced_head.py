@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from core.inference.capture.capture import plan_capture, run_capture
+from core.inference.capture.capture import run_capture
 from core.inference.models.model import LoadedModel
 from core.inference.paths import batch, sliced_head
 from core.inference.paths.engines import divergence, side_of, whole_side
 from core.inference.paths.paths import open_path, parse_path
 from core.inference.watching.kernels import kernels_of
-from tests.core.inference.sameness import computes_the_same, logits_of, tokens
+from tests.core.inference.sameness import computes_the_same, logits_of, planned, tokens
 
 PATHS = [
     "prefill",
@@ -116,11 +116,11 @@ CONSUMERS: dict[str, Callable[[LoadedModel, str], object]] = {
         tokens(loaded),
     ),
     "captured with caches": lambda loaded, path: run_capture(
-        plan_capture(loaded, [tokens(loaded)] * 2, path, ["chunked:6"], kv=True),
+        planned(loaded, [tokens(loaded)] * 2, path, ["chunked:6"], kv=True),
         _Dropping(),
     ),
     "captured with modules": lambda loaded, path: run_capture(
-        plan_capture(loaded, [tokens(loaded)] * 2, path, ["chunked:6"], layers=True),
+        planned(loaded, [tokens(loaded)] * 2, path, ["chunked:6"], layers=True),
         _Dropping(),
     ),
     "continued": _continued,

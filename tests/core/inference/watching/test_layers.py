@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, FalconConfig, OPTConfig, PhiConfi
 
 from benchmarks.verdicts.tiny_models import tiny_model
 from core.errors import CaptureError, UsageError
-from core.inference.capture.capture import plan_capture, run_capture
+from core.inference.capture.capture import run_capture
 from core.inference.models.model import LoadedModel, loaded_from
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.batch import PromptBatch
@@ -28,6 +28,7 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.inference.conftest import CONFIGS
+from tests.core.inference.sameness import planned
 from tests.covering import few
 
 pytestmark = pytest.mark.model
@@ -71,7 +72,7 @@ def captured(
     **asked: Any,
 ) -> RunReader:
     store = Store(tmp_path)
-    plan = plan_capture(
+    plan = planned(
         loaded,
         prompts,
         "prefill",
@@ -216,14 +217,14 @@ def test_a_fault_at_one_position_is_found_at_that_position(tmp_path, monkeypatch
 def test_what_cannot_be_watched_is_refused_before_anything_runs():
     loaded = model_of("llama")
     with pytest.raises(UsageError, match="--layer-floor -1"):
-        plan_capture(loaded, [IDS], "prefill", ["decode"], layers=True, layer_floor=-1)
+        planned(loaded, [IDS], layers=True, layer_floor=-1)
     with pytest.raises(CaptureError, match="leave --layers out"):
-        plan_capture(loaded, [IDS], "prefill+compile", ["decode"], layers=True)
+        planned(loaded, [IDS], "prefill+compile", ["decode"], layers=True)
 
 
 def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
     loaded, store = model_of("llama"), Store(tmp_path)
-    plan = plan_capture(loaded, [IDS], "prefill", ["decode"], layers=True)
+    plan = planned(loaded, [IDS], layers=True)
 
     def refused(*_: Any) -> None:
         raise CaptureError("reordering: an operation is not known.")

@@ -15,7 +15,8 @@ import pytest
 from core.capture_request import CaptureRequest
 from core.errors import StoreError, UsageError
 from core.numerics import pyramid
-from core.runs.file.keep import ALL, FIGURES, KEEPS, expected_bytes
+from core.runs.file.keep import expected_bytes
+from core.runs.file.records import ALL, FIGURES, KEEPS
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store

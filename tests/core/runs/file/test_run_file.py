@@ -245,9 +245,6 @@ def test_what_is_outside_the_run_is_refused(rows, tokens, tmp_path: Path) -> Non
         for side, prompt, position in ((2, 0, 0), (0, 2, 0), (0, 0, 3), (-1, 0, 0)):
             with pytest.raises(StoreError, match="no logits at prompt"):
                 run.at(side, prompt, position)
-        for pair, level, cells in ((1, 0, (0, 1)), (0, 1, (0, 1)), (0, 0, (0, 9)), (0, 0, (1, 1))):
-            with pytest.raises(UsageError, match="the run has 1 pairs"):
-                run.stored_cells("ulps", pair, level, cells)
 
 
 ODD_TEXTS = (

@@ -21,6 +21,7 @@ from core.runs.queries.heatmap import (
     TILE_ROWS,
     Cells,
     Tile,
+    View,
     tile_cells,
 )
 from core.runs.reader import RunReader
@@ -134,11 +135,8 @@ def test_every_cell_is_the_maximum_of_the_elements_it_covers(opened, order, meas
     kept: dict[tuple, Cells] = {}
     for tile in tiles_of(run):
         got = tile_cells(
-            run,
-            0,
+            View(run, 0, order, measure),
             tile,
-            order,
-            measure,
             lambda key, make: kept.setdefault(key, make()),
         )
         expected = slow_tile(elements, tile)
@@ -164,7 +162,7 @@ def one_differs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunReader]
 @pytest.mark.parametrize("measure", MEASURES)
 def test_the_element_of_a_cell_is_the_one_that_differs(one_differs, order, measure):
     span = (0, VOCAB) if order == "rank" else (TOKEN - 900, TOKEN + 900)
-    found = heatmap.largest_in(one_differs, 0, (130, 141), span, order, measure)
+    found = heatmap.largest_in(View(one_differs, 0, order, measure), (130, 141), span)
     assert (found.row, found.token, found.ulps) == (ROW, TOKEN, 1)
     sides = [
         values_of(one_differs.read_rows(side, ROW, ROW + 1)[0], one_differs.header.format)
@@ -178,7 +176,7 @@ def test_the_element_of_a_cell_is_the_one_that_differs(one_differs, order, measu
 
 def test_a_nan_on_one_side_is_furthest_apart_and_has_no_distance(opened):
     run, sides = opened
-    found = heatmap.largest_in(run, 0, (0, 150), (7000, 7040), "id", "ulps")
+    found = heatmap.largest_in(View(run, 0, "id", "ulps"), (0, 150), (7000, 7040))
     assert (found.ulps, found.difference) == (None, None)
     assert not (np.isfinite(found.reference) and np.isfinite(found.variant))
     assert sides[0][found.row, found.token] != sides[1][found.row, found.token]
@@ -198,15 +196,15 @@ def test_a_nan_on_one_side_is_furthest_apart_and_has_no_distance(opened):
 )
 def test_a_tile_that_is_not_there_is_refused(one_differs, tile, says):
     with pytest.raises(UsageError, match=says):
-        tile_cells(one_differs, 0, tile, "id", "ulps", nothing_kept)
+        tile_cells(View(one_differs, 0, "id", "ulps"), tile, nothing_kept)
 
 
 @pytest.mark.parametrize("pair", [-1, 1])
 def test_a_pair_that_is_not_there_is_refused(one_differs, pair):
     with pytest.raises(UsageError, match=f"pair {pair}"):
-        tile_cells(one_differs, pair, Tile(0, 0, 0, 0), "id", "ulps", nothing_kept)
+        tile_cells(View(one_differs, pair, "id", "ulps"), Tile(0, 0, 0, 0), nothing_kept)
     with pytest.raises(UsageError, match=f"pair {pair}"):
-        heatmap.largest_in(one_differs, pair, (0, 1), (0, 1), "id", "ulps")
+        heatmap.largest_in(View(one_differs, pair, "id", "ulps"), (0, 1), (0, 1))
 
 
 def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_not(
@@ -219,21 +217,13 @@ def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_
     assert finest == [0, 5, 5]
     for row_level, column_level in enumerate(finest):
         assert tile_cells(
-            one_differs,
-            0,
-            Tile(row_level, column_level, 0, 0),
-            "id",
-            "ulps",
-            nothing_kept,
+            View(one_differs, 0, "id", "ulps"), Tile(row_level, column_level, 0, 0), nothing_kept
         ).size
         if column_level:
             with pytest.raises(UsageError, match=f"the least level is {column_level}"):
                 tile_cells(
-                    one_differs,
-                    0,
+                    View(one_differs, 0, "id", "ulps"),
                     Tile(row_level, column_level - 1, 0, 0),
-                    "id",
-                    "ulps",
                     nothing_kept,
                 )
 
@@ -257,9 +247,9 @@ def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(store):
 
 def test_a_rectangle_too_large_to_search_is_refused(one_differs, monkeypatch):
     with pytest.raises(UsageError, match="expected at most 4096"):
-        heatmap.tokens_in(one_differs, 0, (0, 1), (0, 4097), "id")
+        heatmap.tokens_in(View(one_differs, 0, "id", "ulps"), (0, 1), (0, 4097))
     monkeypatch.setattr(heatmap, "WORK", 1000)
     with pytest.raises(UsageError, match="too many to read"):
-        heatmap.largest_in(one_differs, 0, (0, 11), (0, 100), "id", "ulps")
+        heatmap.largest_in(View(one_differs, 0, "id", "ulps"), (0, 11), (0, 100))
     with pytest.raises(UsageError, match="there are"):
-        heatmap.largest_in(one_differs, 0, (0, 1), (5, 5), "id", "ulps")
+        heatmap.largest_in(View(one_differs, 0, "id", "ulps"), (0, 1), (5, 5))

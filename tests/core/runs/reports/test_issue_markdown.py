@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from core.judging.judge import WIDE
+from core.judging.limits import WIDE
 from core.judging.statistic import floor_test
 from core.runs.file.evidence import CHECK_GROUPS, Verdict
 from core.runs.file.records import Provenance, SideHeader

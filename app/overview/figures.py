@@ -1,0 +1,150 @@
+"""Figures of a pair on the Overview: the headline, more metrics when unfolded, and provenance."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from app.components import plots
+from app.shell import exports, selection, store_cache, widgets
+from core.plots import pairs as charts
+from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
+from core.runs.reader import RunReader
+from core.runs.reports.report_json import over_logits, over_margins, over_positions
+from core.runs.requests import repeat_command
+from core.text import known, legible, number, out_of, percent, plural
+
+_SIDE_COLUMNS = {
+    "name": "side",
+    "source_dtype": "saved as",
+    "bit_class": "bit-identical class",
+    "sha256": "sha256",
+    "sha256_dtype": "dtype",
+}
+
+
+def elements_of(view: selection.View) -> int:
+    """Logits of the pair that were compared; of lists the values that both sides sent."""
+    header = view.run.header
+    return view.pair.summary.finite if view.is_list else header.rows * header.vocab
+
+
+def nonfinite(view: selection.View) -> None:
+    """Draw what is NaN or infinite on one side only."""
+    count = view.pair.summary.nonfinite_mismatch
+    if not count:
+        return
+    about = (
+        "NaN or infinite on one side only. Rounding cannot produce it without overflow (float16"
+        " beyond 65,504)."
+    )
+    if view.run.is_only_masked(view.pair.index):
+        about = "at -inf on one side only: masked or cut there. None is NaN."
+    st.error(f"{plural(count, 'logit')} {about}")
+
+
+def headline(view: selection.View) -> None:
+    """Draw the four headline figures."""
+    summary, meanings, elements = view.pair.summary, widgets.meanings(), elements_of(view)
+    flips, near, differ, size = st.columns(4)
+    about = "at no position both sides sent their top tokens"
+    if summary.same_top1 is not None:
+        same = out_of(view.compared_positions - summary.flips, view.compared_positions)
+        about = f"it is the same at {same} positions"
+    flips.metric("Flips", known(summary.flips), help=f"{meanings['flip']}; {about}")
+    share = percent(summary.neq / elements) if elements else "none sent by both"
+    of = out_of(summary.neq, elements)
+    if view.is_list:
+        near.metric("Could flip", known(summary.could_flip), help=meanings["could flip"])
+        differ.metric("Values that differ", share, help=of)
+        quantity = view.run.header.quantity
+        size.metric("Largest difference", number(summary.max_abs), help=quantity)
+        return
+    near.metric("Near ties", f"{summary.near_ties:,}", help=meanings["near tie"])
+    differ.metric("Logits that differ", share, help=of)
+    in_row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs"
+    if view.pair.noise_ratio is None or not summary.neq:
+        size.metric("RMS difference", in_row_ulps, help=meanings["row ULP"])
+        return
+    about = size_of(view.pair, view.run.evidence(view.pair.index))
+    help_text = f"{about}; RMS in {view.dtype}: {in_row_ulps}"
+    size.metric("RMS / noise floor", multiple(view.pair.noise_ratio), help=help_text)
+
+
+def more(view: selection.View) -> None:
+    """Draw the other figures and the histogram of ULPs, read when unfolded."""
+    folded = st.expander(
+        "More metrics",
+        icon=":material/bar_chart:",
+        key="more_figures",
+        on_change="rerun",
+    )
+    if not folded.open:
+        return
+    summary, header = view.pair.summary, view.run.header
+    histogram = store_cache.cached(view.run, RunReader.histogram, view.pair.index)
+    row_ulps, kl = number(summary.max_row_ulps, 3), number(summary.max_kl, 3)
+    of_ulps = (
+        f"ULPs of {view.dtype}, over all logits; large ones belong to logits near 0, where steps"
+        " are tiny"
+    )
+    figures = {
+        "Largest difference": (
+            number(summary.max_abs),
+            f"{header.unit}, over elements finite on both sides: {row_ulps} row ULPs",
+        ),
+        "Mean KL": (
+            number(summary.mean_kl, 3),
+            f"KL(reference || variant), nats per position with a defined KL; max {kl}",
+        ),
+        "Median ULPs": (number(ulp_percentile(histogram, 0.5)), of_ulps),
+        "99th percentile ULPs": (number(ulp_percentile(histogram, 0.99)), of_ulps),
+        "Exact ties": (f"{summary.ties:,}", widgets.meanings()["tie"]),
+    }
+    limits = {
+        "Differences and ULPs are": over_logits(summary, elements_of(view)),
+        "KL is": over_positions(summary, header.rows),
+        "Margins are": over_margins(summary, header.rows),
+    }
+    limited = " ".join(f"{what} {scope}." for what, scope in limits.items() if scope)
+    with folded:
+        for column, (label, (value, about)) in zip(st.columns(5), figures.items(), strict=True):
+            column.metric(label, value, help=about)
+        if limited:
+            st.caption(limited)
+        arguments = (charts.ulp_histogram, histogram, view.dtype)
+        chart = plots.cached(view.run, (view.pair.index,), *arguments)
+        plots.draw(chart, "ulp_histogram", exports.picture_of(view, "ulps"))
+        st.caption(f"Logits by ULP distance ({view.dtype}), log counts.")
+
+
+def provenance(view: selection.View, sides: pd.DataFrame) -> None:
+    """Draw where the run and its sides come from, and links to its files, when unfolded."""
+    folded = st.expander("Provenance and sides", key="provenance", on_change="rerun")
+    if not folded.open:
+        return
+    origin = view.run.header.provenance
+    command = repeat_command(origin)
+    facts = {
+        "run": view.run.run_id,
+        "created (UTC)": f"{view.run.created:%Y-%m-%d %H:%M:%S}",
+        "kind": origin.kind,
+        "model": origin.model,
+        "revision": origin.revision,
+        "device": f"{origin.device} {origin.device_name}".strip(),
+        "command": command,
+        # a run from elsewhere may say anything
+        "recorded command (unverified)": "" if command else legible(origin.command),
+        "note": origin.note,
+        **origin.versions,
+    }
+    texts = {name: widgets.escape(str(value)) for name, value in facts.items() if value}
+    with folded:
+        st.table(texts, border="horizontal")
+        st.dataframe(
+            sides,
+            hide_index=True,
+            column_order=list(_SIDE_COLUMNS),
+            column_config=_SIDE_COLUMNS,
+        )
+        exports.whole_run(view)

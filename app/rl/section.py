@@ -1,0 +1,172 @@
+"""Trainer vs. rollout: the part of the Overview of a run of chosen tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from app.components import plots, tables
+from app.overview import PARTS, token_strip
+from app.shell import exports, selection, store_cache
+from core.plots import rl as charts
+from core.rl import queries as rl
+from core.rl.figures import FRAMEWORKS
+from core.runs.reader import RunReader
+from core.text import number, percent, plural
+
+_STRIPS = 3  # heaviest sequences that are drawn token by token
+
+
+def tiles(view: selection.View) -> bool:
+    """Draw the headline figures of a run of chosen tokens; False for another run."""
+    if not store_cache.cached(view.run, RunReader.has_rollouts):
+        return False
+    figures = {row["name"]: row for row in store_cache.cached(view.run, rl.figures_of)}
+    names = {"mean_abs": "Mean |r|", "k3": "KL (k3)", "ess": "ESS", "max_abs": "Largest |r|"}
+    for column, (name, label) in zip(st.columns(4), names.items(), strict=True):
+        about = f"{figures[name]['definition']}; r = trainer - rollout, nats"
+        column.metric(label, number(figures[name]["value"]), help=about)
+    return True
+
+
+def _settle(key: str, options: Collection[str]) -> None:
+    """Select the first option unless the link or the viewer selected one."""
+    if st.session_state[key] not in options:
+        st.session_state[key] = next(iter(options))
+
+
+def _table(run: RunReader, name: str) -> pd.DataFrame:
+    return pd.DataFrame(store_cache.cached(run, rl.summary, name))
+
+
+def _chart(
+    view: selection.View,
+    key: str,
+    stem: str,
+    make: Callable[..., go.Figure],
+    table: pd.DataFrame,
+    *quantity: str,
+) -> None:
+    """Draw a chart of a table, or of a quantity in it. stem: last part of the picture's name."""
+    chart = plots.cached(view.run, quantity, make, table, *quantity)
+    picture = exports.picture_of(view, stem)
+    plots.draw(chart, key=key, picture=picture, of="".join(quantity))
+
+
+def draw(view: selection.View) -> None:
+    """Draw the figures of a framework, and what the difference depends on; nothing for another
+    run.
+    """
+    run = view.run
+    if not store_cache.cached(run, RunReader.has_rollouts):
+        return
+    st.subheader("Trainer vs. rollout")
+    st.markdown(rl.sentence(store_cache.cached(run, rl.mismatch_json)))
+    steps = _table(run, "steps")
+    names = PARTS if len(steps) > 1 else PARTS[:-1]
+    _settle("mismatch_part", names)
+    kind = st.segmented_control("Show", names, key="mismatch_part", label_visibility="collapsed")
+    if kind == "Distribution":
+        _distribution(view)
+    elif kind == "Depends on":
+        _dependence(view, store_cache.cached(run, rl.summary, "explained"))
+    elif kind == "Sequences":
+        _sequences(view)
+    elif kind == "Steps":
+        _chart(view, "mismatch_steps", "steps", charts.steps, steps)
+        st.caption("Mean |r| and k3 (an estimate of the KL) by training step, log axis.")
+    else:
+        _figures(view)
+
+
+def _figures(view: selection.View) -> None:
+    _settle("framework", FRAMEWORKS)
+    framework = st.selectbox(
+        "Names and definitions of",
+        list(FRAMEWORKS),
+        key="framework",
+        width=240,
+    )
+    rows = store_cache.cached(view.run, rl.figures_of, framework)
+    table = pd.DataFrame(
+        {
+            "figure": [row["name"] for row in rows],
+            "value": [number(row["value"]) for row in rows],
+            "95 % interval": [rl.interval_of(row) for row in rows],
+            "definition": [
+                f"{row['definition']}, {row['unit']}".removesuffix(", ") for row in rows
+            ],
+        },
+    )
+    tables.draw(table, "mismatch_figures", 26)
+    source = FRAMEWORKS[framework].source
+    about = (
+        f"As {framework} {source} computes them, thresholds at their defaults. " if source else ""
+    )
+    st.caption(f"{about}Intervals: bootstrap over sequences.")
+    name = exports.file_stem(view, f"mismatch-{framework}")
+    exports.download({"figures": pd.DataFrame(rows)}, name, "mismatch", "Download figures")
+
+
+def _distribution(view: selection.View) -> None:
+    run = view.run
+    left, right = st.columns(2)
+    with left:
+        _chart(view, "ratios", "ratios", charts.ratios, _table(run, "histogram"))
+        st.caption(
+            "Tokens by r, log counts, and their share of the KL (k3). Dashed: bars of TIS and"
+            " IcePop.",
+        )
+    with right:
+        _chart(view, "density", "density", charts.density, _table(run, "density"))
+        st.caption(
+            "Tokens by the rollout's probability and r; beyond the 99.9th percentile of |r| at the"
+            " edges.",
+        )
+    bars = _table(run, "bars").rename(columns={"tokens": "tokens_share", "kl": "kl_share"})
+    tables.draw(bars, "mismatch_bars")
+
+
+def _dependence(view: selection.View, shares: dict[str, float]) -> None:
+    if not shares:
+        st.info(
+            "The file has no step, environment, entropy, advantage or weight version, and the"
+            " tokens are too few.",
+        )
+        return
+    labels = {name: f"{name} ({percent(share)})" for name, share in shares.items()}
+    about = "Quantity (share of the variance of |r|)"
+    _settle("mismatch_by_quantity", labels)
+    quantity = st.selectbox(
+        about,
+        labels,
+        format_func=labels.__getitem__,
+        key="mismatch_by_quantity",
+        width=320,
+    )
+    table = _table(view.run, f"by {quantity}")
+    _chart(view, "mismatch_by", f"by-{quantity}", charts.by_value, table, quantity)
+    st.caption("Mean |r| with its standard error, in up to 16 groups of as many tokens.")
+
+
+def _sequences(view: selection.View) -> None:
+    table = _table(view.run, "heaviest")
+    pick = partial(selection.select_row, table, "mismatch_sequences")
+    columns = table.rename(columns={"prompt": "sequence"})
+    columns = columns[["sequence", "position", "kl_share", "tokens", "mean_abs", "step", "name"]]
+    tables.draw(columns, "mismatch_sequences", 20, selection_mode="single-row", on_select=pick)
+    st.caption(
+        "Sequences with the largest share of the KL. Click one, or a token below, to see it above.",
+    )
+    for rank, row in enumerate(table.head(_STRIPS).itertuples()):
+        step = f", step {row.step:.0f}" if pd.notna(row.step) else ""
+        share = f"{percent(row.kl_share)} of the KL" if pd.notna(row.kl_share) else "no KL"
+        st.markdown(f"**Sequence {row.prompt}**{step}: {share} in {plural(row.tokens, 'token')}")
+        rows = view.run.positions_of(view.pair.index, row.prompt)
+        of = replace(view, prompt=row.prompt, position=row.position, table=rows)
+        token_strip.token_strip(of, "KL", f"heavy_strip_{rank}")

@@ -1,0 +1,314 @@
+"""Mutants: faults planted in the code one at a time, each of which a test has to notice.
+
+python -m benchmarks.mutants              # all of them, as a table; exit code 1 if one lived
+python -m benchmarks.mutants leak title   # those whose names contain one of the words
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# What tests read. Sample runs are large and read only, so the copy links to them.
+COPIED = ("app", "benchmarks", "core", "docs", "pages", "tests", "pyproject.toml")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A fault: `old`, which its file has once, becomes `new`. tests: those that have to notice."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTANTS = (
+    Mutant(
+        "title of the picture with its sides swapped",
+        "core/document/drawing.py",
+        "{pair.variant} vs {pair.reference}",
+        "{pair.reference} vs {pair.variant}",
+        "tests/core/document/test_drawing.py",
+    ),
+    Mutant(
+        "smallest detectable fault without the minus one",
+        "core/judging/statistic.py",
+        "math.sqrt(max(ratio, 1.0) ** 2 - 1)",
+        "math.sqrt(max(ratio, 1.0) ** 2)",
+        "tests/core/judging/test_statistic.py",
+    ),
+    Mutant(
+        "tolerance of leaks at 40",
+        "core/judging/conclude.py",
+        "_MORE_THAN_A_RERUN = 4.0",
+        "_MORE_THAN_A_RERUN = 40.0",
+        "tests/core/judging/test_judge.py",
+    ),
+    Mutant(
+        "rerun without a limit at one position",
+        "core/judging/judge.py",
+        "test.ratio > limits.over_all or worst > at_one",
+        "test.ratio > limits.over_all",
+        "tests/core/judging/test_judge.py",
+    ),
+    Mutant(
+        "one side in a lower precision excuses both",
+        "core/judging/conclude.py",
+        "all(row.outcome == PASSED for row in precisions)",
+        "any(row.outcome == PASSED for row in precisions)",
+        "tests/core/judging/test_judge.py tests/core/inference/controls/precisions",
+    ),
+    Mutant(
+        "errors that 16 bits leave open decide",
+        "core/judging/conclude.py",
+        "    if row.outcome != MISSING:",
+        "    if row.outcome == MISSING:",
+        "tests/core/judging tests/core/inference/controls/test_model_controls.py",
+    ),
+    Mutant(
+        "a rerun beyond rounding is only nondeterministic",
+        "core/judging/conclude.py",
+        'getattr(rerun.figures, "beyond_noise_floor", False)',
+        "False",
+        "tests/core/judging/test_judge.py",
+    ),
+    Mutant(
+        "limit of the noise ratio in float32 at 40",
+        "core/judging/limits.py",
+        "WIDE = Limits(over_all=4.0",
+        "WIDE = Limits(over_all=40.0",
+        "tests/core/judging",
+    ),
+    Mutant(
+        "limit of errors in 16 bits at 4",
+        "core/judging/limits.py",
+        "DRAWN = Limits(over_all=2.0",
+        "DRAWN = Limits(over_all=4.0",
+        "tests/core/judging",
+    ),
+    Mutant(
+        "KL with the sides exchanged",
+        "core/numerics/kernel.py",
+        "kl = weighted / a_sum + math.log(b_sum / a_sum)",
+        "kl = weighted / a_sum - math.log(b_sum / a_sum)",
+        "tests/core/numerics/test_divergence.py",
+    ),
+    Mutant(
+        "largest values in the order of the processor",
+        "core/numerics/top_tokens.py",
+        'np.argsort(-values[places], kind="stable")',
+        "np.argsort(-values[places])[::1]",
+        "tests/core/numerics",
+    ),
+    Mutant(
+        "near ties up to 4 row ULPs",
+        "core/numerics/divergence.py",
+        "NEAR_TIE_ROW_ULPS = 2",
+        "NEAR_TIE_ROW_ULPS = 4",
+        "tests/core/numerics",
+    ),
+    Mutant(
+        "flips possible at half the difference",
+        "core/numerics/divergence.py",
+        "return self.smaller_margin <= 2 * self.max_abs",
+        "return self.smaller_margin <= self.max_abs",
+        "tests/core/numerics/test_divergence.py",
+    ),
+    Mutant(
+        "margins in ULPs with their sign",
+        "core/numerics/divergence.py",
+        "ordinals(pair[:, 0], fmt) - ordinals(pair[:, 1], fmt)",
+        "ordinals(pair[:, 1], fmt) - ordinals(pair[:, 0], fmt)",
+        "tests/core/numerics/test_divergence.py",
+    ),
+    Mutant(
+        "far distances a power of two too low",
+        "core/numerics/divergence.py",
+        "1 << np.arange(16, 32)",
+        "1 << np.arange(15, 31)",
+        "tests/core/numerics/test_totals.py",
+    ),
+    Mutant(
+        "rms over all elements, finite or not",
+        "core/numerics/divergence.py",
+        "np.sqrt(self.sum_squares / np.maximum(self.finite, 1))",
+        "np.sqrt(self.sum_squares / self.vocab)",
+        "tests/core/numerics/test_divergence.py",
+    ),
+    Mutant(
+        "k3 without minus r",
+        "core/rl/figures.py",
+        "return np.expm1(r) - r",
+        "return np.expm1(r)",
+        "tests/core/rl/test_figures.py",
+    ),
+    Mutant(
+        "ratios that no clamp bounds",
+        "core/rl/figures.py",
+        "CLAMP = 20.0",
+        "CLAMP = 700.0",
+        "tests/core/rl/test_figures.py",
+    ),
+    Mutant(
+        "TRL's cap at 30",
+        "core/rl/figures.py",
+        "_TRL_CAP = 3.0",
+        "_TRL_CAP = 30.0",
+        "tests/core/rl/test_figures.py",
+    ),
+    Mutant(
+        "effective sample size over sequences",
+        "core/rl/figures.py",
+        "/ (self.tokens * self.sum",
+        "/ (len(self.sequences) * self.sum",
+        "tests/core/rl/test_figures.py",
+    ),
+    Mutant(
+        "a gate on least values that looks for largest",
+        "core/runs/reports/gate.py",
+        'is_over = figure < self.limit if self.sign == "<" else figure > self.limit',
+        "is_over = figure > self.limit",
+        "tests/core/runs/reports/test_gate.py",
+    ),
+    Mutant(
+        "an unknown figure passes a gate",
+        "core/runs/reports/gate.py",
+        "outcome = UNDECIDED if pair.is_list else FAILED",
+        "outcome = UNDECIDED",
+        "tests/core/runs/reports/test_gate.py",
+    ),
+    Mutant(
+        "a run file whose bits changed is imported",
+        "core/runs/importing.py",
+        "!= stored:",
+        "== (stored, stored):",
+        "tests/core/runs/test_importing.py",
+    ),
+    Mutant(
+        "deleted runs are kept for ever",
+        "core/runs/store/store.py",
+        "timedelta(seconds=DELETED_SECONDS)",
+        "timedelta(days=9999)",
+        "tests/core/runs/store/test_labels.py",
+    ),
+    Mutant(
+        "an upload whose bytes changed is stored",
+        "app/upload/routes.py",
+        'hashlib.file_digest(file, "sha256").digest() != base64.b64decode(match[1])',
+        "False",
+        "tests/app/upload/test_routes.py",
+    ),
+    Mutant(
+        "an address that nobody verified signs in",
+        "app/hosting/sign_in.py",
+        'claims.get("email_verified") is True',
+        'claims.get("email_verified", True)',
+        "tests/app/hosting",
+    ),
+    Mutant(
+        "a session outlives a changed password",
+        "app/hosting/members.py",
+        'text = f"{way}\\n{member}\\n{basis}"',
+        'text = f"{way}\\n{member}"',
+        "tests/app/hosting",
+    ),
+    Mutant(
+        "a block that ends with the prompt is reused",
+        "core/inference/paths/bases.py",
+        "reused = (batch.positions - 1) // size * size",
+        "reused = batch.positions // size * size",
+        "tests/core/inference/paths",
+    ),
+    Mutant(
+        "reuse computes from its first token on",
+        "core/inference/paths/bases.py",
+        "batch.forward(prefix, batch.positions, emit, reused)",
+        "batch.forward(0, batch.positions, emit, reused)",
+        "tests/core/inference/paths",
+    ),
+    Mutant(
+        "an endpoint near its limit comes and goes",
+        "core/probing/watch.py",
+        "has_moved = nats > (last.limit_nats / FACTOR if since else last.limit_nats)",
+        "has_moved = nats > last.limit_nats",
+        "tests/core/probing/test_watch.py",
+    ),
+    Mutant(
+        "a failed cell counts as one that is done",
+        "core/sweeps/matrix.py",
+        "{FAILED: 0, DONE: 1, RUNNING: 2, MISSING: 3}",
+        "{FAILED: 1, DONE: 0, RUNNING: 2, MISSING: 3}",
+        "tests/core/sweeps tests/app/pages",
+    ),
+    Mutant(
+        "continuations that part one token late",
+        "core/runs/queries/flips.py",
+        "coalesce(parting, compared, 0) AS agreed_tokens",
+        "coalesce(parting + 1, compared, 0) AS agreed_tokens",
+        "tests/core/runs/queries",
+    ),
+    Mutant(
+        "ranks counted from 0",
+        "core/runs/queries/flips.py",
+        "{t}_{s}.rank + 1 AS {t}_{s}_rank",
+        "{t}_{s}.rank AS {t}_{s}_rank",
+        "tests/core/runs/queries",
+    ),
+)
+
+
+def copy_of_head(folder: Path) -> None:
+    """Write the files of the last commit to a folder."""
+    archive = subprocess.run(
+        ["git", "archive", "HEAD", *COPIED],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+    (folder / "sample_runs").symlink_to(ROOT / "sample_runs")
+
+
+def killer_of(mutant: Mutant, folder: Path) -> str:
+    """Return the first test that fails with a mutant, '' if it lived."""
+    file = folder / mutant.file
+    original = file.read_text()
+    if original.count(mutant.old) != 1:
+        raise ValueError(f"{mutant.file} has {mutant.old!r} {original.count(mutant.old)} times")
+    file.write_text(original.replace(mutant.old, mutant.new))
+    command = [sys.executable, "-m", "pytest", "-x", "-m", "not browser and not thorough", *mutant.tests.split()]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    finally:
+        file.write_text(original)
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if failed is None and done.returncode != 0:
+        raise RuntimeError(f"{mutant.name}: pytest did not run:\n{done.stdout}{done.stderr}")
+    return failed[1] if failed else ""
+
+
+def main(words: list[str]) -> int:
+    """Run the mutants whose names contain one of the words, or all; print a table."""
+    chosen = [one for one in MUTANTS if not words or any(word in one.name for word in words)]
+    lived = 0
+    print("| mutant | file | noticed by |\n|---|---|---|")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        copy_of_head(folder)
+        for mutant in chosen:
+            killer = killer_of(mutant, folder)
+            lived += not killer
+            print(f"| {mutant.name} | {mutant.file} | {killer or '**lived**'} |", flush=True)
+    print(f"\n{len(chosen) - lived} of {len(chosen)} noticed")
+    return 1 if lived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

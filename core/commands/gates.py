@@ -1,0 +1,74 @@
+"""How a gate ends, and `comment`: its report on a pull request."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..runs.file.evidence import FAILED, PASSED
+from ..runs.reports.gate import UNDECIDED, GateReport
+from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
+from ..text import clean, plural
+from .terminal.console import err, out, print_text
+
+_MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
+
+
+def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_json_: bool) -> None:
+    """Print a gate's failures and undecided outcomes, write its reports; exit with 1 if it
+    failed.
+    """
+    for kind in (FAILED, UNDECIDED):
+        outcomes = [outcome for outcome in gate.outcomes if outcome.outcome == kind]
+        for outcome in outcomes[:_MOST_LINES]:
+            print_text(f"gate {kind}: {gate.sentence(outcome)}", err)
+        if len(outcomes) > _MOST_LINES:
+            err.print(f"gate {kind}: and {len(outcomes) - _MOST_LINES:,} more.", markup=False)
+    for note in gate.notes:
+        print_text(f"note: {note}", err)
+    if gate.outcome == PASSED and not as_json_:
+        undecided = sum(outcome.outcome == UNDECIDED for outcome in gate.outcomes)
+        passed = len(gate.outcomes) - undecided
+        rest = f", undecided: {undecided:,}" if undecided else ""
+        out.print(f"gate passed: {plural(passed, 'condition')}{rest}", markup=False)
+    write_gate(gate, junit, markdown)
+    if gate.failed:
+        raise typer.Exit(1)
+
+
+def write_gate(gate: GateReport, junit: Path | None, markdown: Path | None) -> None:
+    if junit is not None:
+        write_whole(junit, junit_text(gate))
+    if markdown is not None:
+        append(markdown, markdown_text(gate))
+
+
+def comment(
+    report: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Markdown of `compare --markdown`."),
+    ],
+    name: Annotated[
+        str,
+        typer.Option(help="Name of the gate; each has a comment of its own."),
+    ] = "logits",
+    artifact: Annotated[str, typer.Option(help="Address of the job's files.")] = "",
+) -> None:
+    """Write a gate's report as a comment on the job's pull request.
+
+    If it cannot, warn: the gate decides.
+    """
+    from ..pull_request import CommentError, put_comment  # what speaks HTTP takes 0.2 s to load
+
+    text = "### ULPscope gate: no result\n\nThe job's log has the reason.\n"
+    if report.is_file():  # else a comment of an earlier push would pass for the result of this one
+        text = report.read_text(encoding="utf-8")
+    try:
+        print_text(
+            put_comment(os.environ, name, text, artifact) or "no pull request, so no comment.",
+        )
+    except CommentError as error:
+        print_text(f"::warning title=ULPscope::{clean(error, 500).replace('%', '%25')}")

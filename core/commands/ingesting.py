@@ -1,0 +1,137 @@
+"""`ingest` and `inspect`: logit dumps, server responses and run files."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from ..errors import UsageError
+from ..judging.ingest import describe
+from ..judging.ingest import ingest as ingest_dump
+from ..numerics.divergence import COMPILING, is_compiled, prepare
+from ..numerics.formats import BFLOAT16, FLOAT32
+from ..rl.formats import files_in
+from ..runs.importing import import_run, is_run_file
+from ..runs.store.store import open_store
+from . import options
+from .terminal.console import (
+    announce,
+    err,
+    print_facts,
+    print_json,
+    print_records,
+    print_text,
+    steps,
+)
+from .terminal.stopping import stoppable
+
+_FILES = (
+    "One or two dumps, responses (JSON, JSONL), files or folders of trainer vs. rollout, or a run"
+    " file."
+)
+
+
+def ingest(
+    names: Annotated[list[str], typer.Argument(metavar="FILES...", help=_FILES)],
+    name: Annotated[
+        str | None,
+        typer.Option(help="Name of the run. Default: the file's name."),
+    ] = None,
+    model: Annotated[
+        str,
+        typer.Option(help="Model that the logits come from, for the record."),
+    ] = "",
+    compute_dtype: options.ComputeDtype = None,
+    reference: options.Reference = None,
+    holds: options.Holds = None,
+    run_id: Annotated[str | None, typer.Option(hidden=True, help="Id of the run.")] = None,
+    progress: options.Progress = "bar",
+    store: options.Store = None,
+    as_json_: options.Json = False,
+) -> None:
+    """Import a logit dump, server responses or a run file as a run.
+
+    A dump is stored bit for bit. Of a run file, the schema and the digests of its logits are
+    checked; no code in it is executed (docs/guides/upload.md).
+    """
+    target, files = open_store(store), files_in(names)
+    taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
+    with stoppable(), steps(progress) as say:
+        if files[0].is_file() and is_run_file(files[0]):
+            if len(files) > 1 or model or any(taken_as.values()):
+                raise UsageError("A run file is imported alone; --name is its only option.")
+            new_id = import_run(
+                target,
+                files[0],
+                name=name,
+                run_id=run_id,
+                on_progress=say,
+            )
+        else:
+            new_id = ingest_dump(
+                target,
+                files,
+                name=name,
+                model=model,
+                run_id=run_id,
+                on_progress=say,
+                **taken_as,
+            )
+    announce(new_id, store, progress, as_json_)
+
+
+_LOADED = ("pandas", "pyarrow")
+_SPARE_SECONDS = 600  # it takes 200 MB while it waits
+
+
+def spare(context: typer.Context) -> None:
+    """Load what `ingest` needs, read one line of JSON, `{"arguments": [...]}`, and run that
+    command.
+    """
+    signal.alarm(_SPARE_SECONDS)
+    for fmt in (FLOAT32, BFLOAT16):
+        if not is_compiled(fmt):
+            sys.stdout.write(json.dumps({"stage": COMPILING}) + "\n")
+            sys.stdout.flush()
+        prepare(fmt)
+    for name in _LOADED:
+        importlib.import_module(name)
+    if line := sys.stdin.readline():
+        signal.alarm(0)
+        code = context.find_root().command.main(
+            json.loads(line)["arguments"],
+            standalone_mode=False,
+        )
+        raise typer.Exit(code if isinstance(code, int) else 0)
+
+
+def inspect(
+    names: Annotated[list[str], typer.Argument(metavar="FILES...", help=_FILES)],
+    compute_dtype: options.ComputeDtype = None,
+    reference: options.Reference = None,
+    holds: options.Holds = None,
+    as_json_: options.Json = False,
+) -> None:
+    """Show what a dump, responses or a run file contains: sides, dtypes, shapes, tokens.
+
+    Nothing is stored.
+    """
+    with steps() as say:
+        taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
+        summary = describe(
+            files_in(names),
+            on_progress=say,
+            **taken_as,
+        )
+    if as_json_:
+        print_json(summary)
+        return
+    print_records(summary["sides"])
+    print_facts({key: value for key, value in summary.items() if key not in ("sides", "warnings")})
+    for warning in summary.get("warnings", ()):
+        print_text(f"note: {warning}", err)

@@ -1,0 +1,61 @@
+"""Trainer against rollout on a terminal: `show RUN --as verl`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from typer import Option
+
+from ..errors import UsageError
+from ..rl.figures import FRAMEWORKS
+from ..rl.queries import interval_of, mismatch_json, sentence
+from ..runs.figures import Figures
+from ..text import number, percent
+from .terminal.console import out, print_records, print_text, table_of
+
+OWN = "ulpscope"
+_MOST_STEPS = 40
+NO_TOKENS = "--as is for a rollout's and a trainer's log-probabilities of the sampled tokens."
+As = Annotated[
+    str | None,
+    Option(
+        "--as",
+        help=(
+            "For trainer vs. rollout: figures as this framework defines and names them:"
+            f" {', '.join(FRAMEWORKS)}."
+        ),
+    ),
+]
+
+
+def mismatch_of(run: Figures, framework: str | None) -> dict[str, Any] | None:
+    """Return the figures of a run of chosen tokens, None for another run.
+
+    UsageError if a framework is named for it.
+    """
+    if run.has_rollouts():
+        return mismatch_json(run, framework or OWN)
+    if framework is not None:
+        raise UsageError(NO_TOKENS)
+    return None
+
+
+def print_mismatch(mismatch: dict[str, Any]) -> None:
+    """Print the figures, and where the difference lies."""
+    rows = [
+        (row["name"], number(row["value"]), interval_of(row), row["unit"], row["definition"])
+        for row in mismatch["figures"]
+    ]
+    source = f" ({mismatch['source']})" if mismatch["source"] else ""
+    columns = ("figure", "value", "95 % interval", "unit", "definition")
+    title = f"{mismatch['framework']}{source}: r = trainer - rollout"
+    out.print(table_of(columns, rows, title=title))
+    if len(mismatch["by_step"]) > 1:
+        print_records(mismatch["by_step"], "by step", most=_MOST_STEPS)
+    print_text(sentence(mismatch))
+    for bar in mismatch["bars"]:
+        if bar["tokens"]:
+            print_text(
+                f"{bar['bar']}: {percent(bar['tokens'])} of the tokens, {percent(bar['kl'])} of"
+                " the KL",
+            )

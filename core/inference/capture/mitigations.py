@@ -1,0 +1,282 @@
+"""Mitigations of a divergence: the same pair with one change at a time, its remaining difference
+and throughput.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...errors import CaptureError, UlpscopeError
+from ...numerics.divergence import compare
+from ...numerics.formats import format_named
+from ...numerics.totals import PairTotal
+from ...path_grammar import Value
+from ...progress import Progress, no_progress
+from ...runs.tables.mitigations import MitigationRow
+from ..controls.judge_model import JudgingSession
+from ..models.devices import own_bits
+from ..models.dtypes import in_float32
+from ..models.model import LoadedModel
+from ..models.torch_errors import foreign_errors_stop, quiet
+from ..paths.batch import ignore
+from ..paths.engines import Prompts, whole_side
+from ..paths.paths import Path, check_path, open_path
+from ..paths.sliced_head import attribute_replaced
+
+ROUNDS = 6  # the smallest and the largest of six ratios hold their median with 97 % (sign test)
+TIMED_FORWARDS, TIMED_TOKENS = 16, 64  # of a path, at most
+
+
+@dataclass(frozen=True)
+class Mitigation:
+    """A change to try, of both paths or of the model, whose logits then have `dtype`."""
+
+    name: str
+    what: str
+    change: Callable[[Path], Path] = lambda path: path
+    model: Callable[[LoadedModel], AbstractContextManager[LoadedModel]] = nullcontext
+    dtype: str | None = None
+
+
+def mitigations_of(
+    loaded: LoadedModel,
+    prompts: Prompts,
+    paths: Sequence[Path],
+    *,
+    floor_rms: float,
+    rounds: int = ROUNDS,
+    on_progress: Progress = no_progress,
+) -> list[MitigationRow]:
+    """Try every mitigation on a reference and a variant; the first row is the unchanged pair.
+
+    Figures cover all prompts, throughput the beginning of the first, timed in rounds over all
+    mitigations. One that cannot be used, or fails, is a row with the reason. CaptureError if the
+    pair itself cannot run.
+    """
+    rows: list[MitigationRow] = []
+    timed: dict[int, tuple[Mitigation, list[Path]]] = {}
+    for mitigation in MITIGATIONS:
+        on_progress(mitigation.name)
+        row = MitigationRow(mitigation.name, mitigation.what, mitigation.dtype or loaded.dtype)
+        try:
+            sides = [mitigation.change(path) for path in paths]
+            for path in sides:
+                check_path(path, loaded, max(map(len, prompts)))
+            with (
+                quiet(),
+                foreign_errors_stop(f"'{mitigation.name}'", "choose shorter prompts"),
+                torch.inference_mode(),
+            ):
+                figures = _compare(mitigation, loaded, prompts, sides, floor_rms)
+        except UlpscopeError as error:
+            if not rows:
+                raise
+            rows.append(replace(row, refusal=str(error)))
+            continue
+        timed[len(rows)] = mitigation, sides
+        rows.append(replace(row, **figures))
+    on_progress("throughput")
+    with suppress(UlpscopeError):  # the figures do not need it
+        for index, figures in _throughput(loaded, prompts[0], timed, rounds).items():
+            rows[index] = replace(rows[index], turns=rounds, **figures)
+    return rows
+
+
+def floor_of(session: JudgingSession) -> float:
+    """Return the RMS noise floor of prefill, in logits; NaN if there is none."""
+    try:
+        return float(np.sqrt(session.floor(session.loaded).squares.mean()))
+    except UlpscopeError:
+        return float("nan")
+
+
+def _compare(
+    mitigation: Mitigation,
+    loaded: LoadedModel,
+    prompts: Prompts,
+    paths: Sequence[Path],
+    floor_rms: float,
+) -> dict[str, Any]:
+    """Compare the sides prompt by prompt. Return figures of a row."""
+    total, dtype = PairTotal(), ""
+    for ids in prompts:
+        with mitigation.model(loaded) as model, open_path(paths[0], model) as run:
+            plain = whole_side(run, ids)
+
+        def add(position: int, logits: torch.Tensor, plain: torch.Tensor = plain) -> None:
+            nonlocal dtype
+            dtype = str(logits.dtype).removeprefix("torch.")
+            rows = plain[position : position + len(logits)].to(logits.dtype)
+            total.add(compare(own_bits(rows), own_bits(logits), format_named(dtype)))
+
+        with mitigation.model(loaded) as model, open_path(paths[1], model) as run:
+            run(ids, add)
+    summary = total.summary()
+    figures: dict[str, Any] = {
+        "compute_dtype": dtype,
+        "elements": sum(map(len, prompts)) * loaded.vocab_size,
+        "neq": summary.neq,
+        "flips": summary.flips,
+    }
+    if not summary.nonfinite_mismatch:  # the finite elements alone would look small
+        figures |= {
+            "max_abs": summary.max_abs,
+            "rms": summary.rms,
+            "max_ulps": summary.max_ulps,
+            "noise_ratio": summary.rms / floor_rms if floor_rms > 0 else None,
+        }
+    return figures
+
+
+def _throughput(
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    timed: dict[int, tuple[Mitigation, list[Path]]],
+    rounds: int,
+) -> dict[int, dict[str, Any]]:
+    """Return tokens per second of both sides by row, and the ratio to row 0 with its range over the
+    rounds.
+    """
+    seconds: dict[tuple[int, int], list[float]] = {
+        (row, side): [] for row in timed for side in (0, 1)
+    }
+    most = min(len(ids), TIMED_TOKENS)
+    counts = [len(path.forwards(loaded, most)) for path in timed[0][1]]
+    tokens = [max(1, min(most, most * TIMED_FORWARDS // count)) for count in counts]
+    for number in range(rounds + 1):
+        for row, side in seconds:
+            mitigation, paths = timed[row]
+            with quiet(), mitigation.model(loaded) as model:
+                took = _seconds(model, paths[side], ids[: tokens[side]])
+            if number:  # the first round warms up
+                seconds[row, side].append(took)
+    figures: dict[int, dict[str, Any]] = {row: {} for row in timed}
+    for (row, side), own in seconds.items():
+        plain, name = seconds[0, side], ("reference", "variant")[side]
+        share = statistics.median(plain) / statistics.median(own)
+        ratios = [first / second for first, second in zip(plain, own, strict=True)]
+        figures[row] |= {
+            f"{name}_tokens_per_second": timed[row][1][side].rows
+            * tokens[side]
+            / statistics.median(own),
+            f"{name}_share": share,
+            f"{name}_share_low": min(share, *ratios),
+            f"{name}_share_high": max(share, *ratios),
+        }
+    return figures
+
+
+def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
+    """Return the seconds of one run of the path, logits discarded."""
+
+    def now() -> float:
+        if loaded.device.startswith("cuda"):
+            torch.cuda.synchronize(loaded.device)
+        return time.perf_counter()
+
+    with (
+        foreign_errors_stop(f"path '{path}'", "choose a smaller batch"),
+        torch.inference_mode(),
+        open_path(path, loaded) as run,
+    ):
+        if path.is_one_piece:
+            run(ids, ignore)  # compiles it
+        began = now()
+        run(ids, ignore)
+        return now() - began
+
+
+@contextmanager
+def _model_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
+    if loaded.dtype == "float32":
+        raise CaptureError("The model already computes in float32.")
+    with in_float32(loaded) as model:
+        yield model
+
+
+@contextmanager
+def _head_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
+    """Compute the LM head in float32 on the model's hidden states; the logits are float32."""
+    head = loaded.model.get_output_embeddings()
+    if loaded.dtype == "float32":
+        raise CaptureError("The model already computes in float32.")
+    if not isinstance(head, torch.nn.Linear):
+        raise CaptureError(f"The head of a {type(loaded.model).__name__} is not a linear layer.")
+    weight = head.weight.float()
+    bias = None if head.bias is None else head.bias.float()
+    with attribute_replaced(
+        head,
+        "forward",
+        lambda x: torch.nn.functional.linear(x.float(), weight, bias),
+    ):
+        yield replace(loaded, dtype="float32")  # the dtype of the logits
+
+
+@contextmanager
+def _deterministic(loaded: LoadedModel) -> Iterator[LoadedModel]:
+    """Use torch's deterministic algorithms; operations without one are unchanged."""
+    state = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield loaded
+    finally:
+        torch.use_deterministic_algorithms(state[0], warn_only=state[1])
+
+
+def _with_modifier(name: str, *values: Value) -> Callable[[Path], Path]:
+    return lambda path: path.with_modifier(name, *values)
+
+
+def _without_tf32(path: Path) -> Path:
+    if path.values_of("tf32") is None:
+        raise CaptureError(f"path '{path}': TF32 is already off.")
+    return replace(path, modifiers=tuple(each for each in path.modifiers if each.name != "tf32"))
+
+
+MITIGATIONS = (
+    Mitigation("baseline", "The two paths, unchanged."),
+    Mitigation(
+        "float32",
+        "Weights and every step in float32.",
+        model=_model_in_float32,
+        dtype="float32",
+    ),
+    Mitigation(
+        "float32 head",
+        "The LM head, hidden states to logits, in float32; everything before it unchanged.",
+        model=_head_in_float32,
+        dtype="float32",
+    ),
+    Mitigation("TF32 off", "float32 matmuls without TF32.", _without_tf32),
+    Mitigation(
+        "reduced reductions off",
+        "16-bit matmuls accumulate in float32.",
+        _with_modifier("reduced", "off"),
+    ),
+    Mitigation(
+        "SDPA math backend",
+        "Attention as matmuls and a softmax, no fused kernel.",
+        _with_modifier("sdpa", "math"),
+    ),
+    Mitigation(
+        "deterministic algorithms",
+        "torch.use_deterministic_algorithms(True).",
+        model=_deterministic,
+    ),
+    Mitigation(
+        "batch-invariant kernels",
+        "One reduction order for any batch, row, chunk and cache length (+invariant).",
+        _with_modifier("invariant"),
+    ),
+)

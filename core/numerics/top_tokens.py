@@ -1,0 +1,275 @@
+"""Top tokens of rows as each side sent them, and their figures over the values that
+both sent.
+
+Log-softmax subtracts one number from a whole row, so gaps between log-probabilities are gaps
+between logits: margins, flips and ties are exact from the top two tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .metrics import Summary
+
+
+@dataclass(frozen=True, eq=False)
+class TopTokenRows:
+    """Lists, compressed: row r has the entries offsets[r] to offsets[r + 1].
+
+    positions [rows] increase within a prompt; token_ids and values [entries]: largest first within
+    a row, the lower token first if values are equal. best [rows]: how many of the first entries are
+    the largest of the whole row. targets [rows]: token that was emitted or is given next, -1 if
+    unknown; missing [rows]: placeholders for values. chosen [rows]: value sent with the target if
+    its list has another one, as after sampling settings; else NaN.
+    """
+
+    positions: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    token_ids: NDArray[np.int64]
+    values: NDArray[np.float64]
+    best: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    missing: NDArray[np.int64]
+    chosen: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Entries of each row. [rows]"""
+        return np.diff(self.offsets)
+
+    @property
+    def row_of(self) -> NDArray[np.int64]:
+        """Row of each entry. [entries]"""
+        return np.repeat(np.arange(len(self)), self.counts)
+
+    @property
+    def largest(self) -> NDArray[np.float64]:
+        """Largest value of each row, NaN without one. [rows]"""
+        return np.where(self.counts > 0, np.append(self.values, np.nan)[self.offsets[:-1]], np.nan)
+
+    @property
+    def target_values(self) -> NDArray[np.float64]:
+        """Value of each target in its list, NaN without one. [rows]"""
+        row_of = self.row_of
+        is_target = self.token_ids == self.targets[row_of]
+        values = np.full(len(self), np.nan)
+        values[row_of[is_target]] = self.values[is_target]
+        return values
+
+    @property
+    def has_repeats(self) -> NDArray[np.bool_]:
+        """Whether a token stands twice in a row. [rows]"""
+        is_repeat = np.ones(len(self.token_ids), np.bool_)
+        is_repeat[np.unique(self.row_of << 32 | self.token_ids, return_index=True)[1]] = False
+        return np.bincount(self.row_of[is_repeat], minlength=len(self)) > 0
+
+    def row(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return tokens and values of one row, largest first. [entries] each"""
+        part = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        return self.token_ids[part], self.values[part]
+
+    def part(self, rows: NDArray[np.bool_]) -> TopTokenRows:
+        """Return some rows. rows [rows]: which stay."""
+        entries = rows[self.row_of]
+        columns = {
+            name: getattr(self, name)[rows]
+            for name in ("positions", "best", "targets", "missing", "chosen")
+        }
+        offsets = np.append(0, np.cumsum(self.counts[rows]))
+        return TopTokenRows(
+            offsets=offsets,
+            token_ids=self.token_ids[entries],
+            values=self.values[entries],
+            **columns,
+        )
+
+    def without_values(self, rows: NDArray[np.bool_]) -> TopTokenRows:
+        """Return all rows, some of them emptied: their values count as missing. rows [rows]:
+        these.
+        """
+        entries = ~rows[self.row_of]
+        return TopTokenRows(
+            self.positions,
+            np.append(0, np.cumsum(np.where(rows, 0, self.counts))),
+            self.token_ids[entries],
+            self.values[entries],
+            np.where(rows, 0, self.best),
+            self.targets,
+            self.missing + np.where(rows, self.counts, 0),
+            np.where(rows, np.nan, self.chosen),
+        )
+
+
+def largest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """Return the places of the `count` largest values, largest first, the lower place first if
+    values are equal.
+
+    `argpartition` picks among equal values as the processor's instructions do. No NaN. values: [n]
+    -> [count]
+    """
+    if count < len(values):
+        least = np.partition(values, len(values) - count)[len(values) - count]
+        places = np.flatnonzero(values >= least)
+    else:
+        places = np.arange(len(values))
+    return places[np.argsort(-values[places], kind="stable")][:count]
+
+
+def concatenate(parts: Sequence[TopTokenRows]) -> TopTokenRows:
+    """Return the rows of all parts, one part after another."""
+    names = [field.name for field in fields(TopTokenRows) if field.name != "offsets"]
+    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return TopTokenRows(
+        offsets=np.cumsum([0, *np.concatenate([part.counts for part in parts])]),
+        **columns,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class TopTokenFigures:
+    """Figures of a pair by row, as metrics name them, masked if what was sent does not say. [rows]
+    each
+
+    common: values that both sides sent; squares: of their differences, summed; smaller_margin: of
+    both sides.
+    """
+
+    common: NDArray[np.int64]
+    squares: NDArray[np.float64]
+    smaller_margin: np.ma.MaskedArray
+    neq: NDArray[np.int64]
+    max_abs: np.ma.MaskedArray
+    reference_token: np.ma.MaskedArray
+    variant_token: np.ma.MaskedArray
+    reference_margin: np.ma.MaskedArray
+    variant_margin: np.ma.MaskedArray
+    is_flip: np.ma.MaskedArray
+    is_tie: np.ma.MaskedArray
+    # the smaller margin is at most twice the largest difference that was sent
+    could_flip: np.ma.MaskedArray
+
+    @property
+    def bit_identical(self) -> np.ma.MaskedArray:
+        """False if a value differs; what was not sent may differ too."""
+        return np.ma.array(np.zeros(len(self.neq), np.bool_), mask=self.neq == 0)
+
+    @property
+    def rms(self) -> np.ma.MaskedArray:
+        return np.ma.array(
+            np.sqrt(self.squares / np.maximum(self.common, 1)),
+            mask=self.common == 0,
+        )
+
+
+def compare_rows(reference: TopTokenRows, variant: TopTokenRows) -> TopTokenFigures:
+    """Compare the rows of two sides, each with the one at the same place."""
+    sides, rows = (reference, variant), len(reference)
+    keys, other_keys = (side.row_of << 32 | side.token_ids for side in sides)
+    both, own, other = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
+    row_of, changes = both >> 32, variant.values[other] - reference.values[own]
+    of_chosen, chosen_changes = _chosen_changes(reference, variant)
+    row_of, changes = np.append(row_of, of_chosen), np.append(changes, chosen_changes)
+    common, largest_change = np.bincount(row_of, minlength=rows), np.zeros(rows)
+    np.maximum.at(largest_change, row_of, np.abs(changes))
+    max_abs = np.ma.array(largest_change, mask=common == 0)
+    tokens, margins = zip(*map(_tops, sides), strict=True)
+    is_tie = np.logical_or(*(margin.filled(1.0) == 0 for margin in margins))
+    is_any_open = np.logical_or(*map(np.ma.getmaskarray, margins))
+    smaller_margin = np.ma.stack(margins).min(axis=0)
+    return TopTokenFigures(
+        common=common,
+        squares=np.bincount(row_of, np.square(changes), minlength=rows).astype(np.float64),
+        smaller_margin=smaller_margin,
+        neq=np.bincount(row_of[changes != 0], minlength=rows),
+        max_abs=max_abs,
+        reference_token=tokens[0],
+        variant_token=tokens[1],
+        reference_margin=margins[0],
+        variant_margin=margins[1],
+        is_flip=tokens[0] != tokens[1],
+        is_tie=np.ma.array(is_tie, mask=~is_tie & is_any_open),
+        could_flip=smaller_margin <= 2 * max_abs,
+    )
+
+
+def _chosen_changes(
+    reference: TopTokenRows,
+    variant: TopTokenRows,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return rows with a chosen value beside the list on either side, and its change: chosen values
+    are compared with chosen values, lists with lists.
+    """
+    sides = reference, variant
+    has_own = [np.isfinite(side.chosen) for side in sides]
+    values = [
+        np.where(own, side.chosen, side.target_values)
+        for own, side in zip(has_own, sides, strict=True)
+    ]
+    changes = values[1] - values[0]
+    is_comparable = (
+        (has_own[0] | has_own[1]) & (reference.targets == variant.targets) & np.isfinite(changes)
+    )
+    return np.flatnonzero(is_comparable), changes[is_comparable]
+
+
+def _tops(rows: TopTokenRows) -> tuple[np.ma.MaskedArray, np.ma.MaskedArray]:
+    """Return the argmax of each row, and its margin over the runner-up; masked if not sent. [rows]
+    each
+    """
+    first, values = rows.offsets[:-1], np.append(rows.values, [0.0, 0.0])
+    tokens = np.ma.array(np.append(rows.token_ids, 0)[first], mask=rows.best < 1)
+    return tokens, np.ma.array(values[first] - values[first + 1], mask=rows.best < 2)
+
+
+def summary_of(figures: TopTokenFigures) -> Summary:
+    """Return the summary of a pair; what a statement on whole rows would be is None."""
+    common, flips = int(figures.common.sum()), figures.is_flip.compressed()
+    margins = figures.smaller_margin.compressed()
+    return summary_of_counts(
+        int(figures.neq.sum()),
+        common,
+        float(figures.max_abs.max()) if common else None,
+        float(np.sqrt(figures.squares.sum() / common)) if common else None,
+        flips=int(flips.sum()),
+        ties=int(figures.is_tie.filled(False).sum()),
+        could_flip=int(figures.could_flip.filled(False).sum()),
+        same_top1=float(1 - flips.sum() / len(flips)) if len(flips) else None,
+        min_margin=float(margins.min()) if len(margins) else None,
+        margin_positions=len(margins),
+    )
+
+
+def summary_of_counts(
+    neq: int,
+    common: int,
+    max_abs: float | None,
+    rms: float | None,
+    **figures: float | None,
+) -> Summary:
+    """Return the summary of a pair with `neq` different values of `common`; of other figures,
+    counts are 0 and the rest None.
+    """
+    counts = (
+        "nonfinite_mismatch",
+        "flips",
+        "ties",
+        "could_flip",
+        "kl_positions",
+        "kl_infinite",
+        "margin_positions",
+    )
+    values: dict[str, Any] = dict.fromkeys(Summary.__dataclass_fields__) | dict.fromkeys(counts, 0)
+    values |= {
+        "bit_identical": False if neq else None,
+        "neq": neq,
+        "neq_share": neq / common if common else None,
+    }
+    return Summary(**values | {"max_abs": max_abs, "rms": rms, "finite": common} | figures)

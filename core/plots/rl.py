@@ -1,0 +1,102 @@
+"""Charts of trainer vs. rollout."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from ..rl.figures import ICEPOP, TIS
+from ..text import clean
+from .style import QUIET, REFERENCE, ULPS, VARIANT, inert, layout, log_axis
+
+
+def ratios(table: pd.DataFrame) -> go.Figure:
+    """Tokens by r, log counts, the share of the KL in each bin, and the frameworks' bars."""
+    figure = go.Figure()
+    figure.add_bar(
+        x=table["r"],
+        y=table["tokens"],
+        width=1 / 16,
+        name="tokens",
+        marker={"color": REFERENCE},
+    )
+    # also those without a token
+    bins = np.arange(16 * table["r"].min() - 1, 16 * table["r"].max() + 2) / 16
+    share = (table.set_index("r")["kl"] / max(float(table["kl"].sum()), 1e-300)).reindex(
+        bins,
+        fill_value=0.0,
+    )
+    line = {"color": VARIANT, "width": 2, "shape": "hvh"}
+    figure.add_scatter(x=bins, y=share, mode="lines", name="share of the KL", yaxis="y2", line=line)
+    span = max(1.0, float(table["r"].abs().max()) + 0.1)
+    for name, ratio in (("TIS", TIS), ("IcePop", ICEPOP[0]), ("IcePop", ICEPOP[1])):
+        if abs(np.log(ratio)) < span:
+            figure.add_vline(
+                x=float(np.log(ratio)),
+                line={"color": QUIET, "dash": "dash"},
+                annotation_text=name,
+            )
+    figure.update_xaxes(
+        title="r = trainer - rollout, nats (8 and beyond: last bins)",
+        range=[-span, span],
+    )
+    figure.update_yaxes(title="tokens", type="log")
+    right = {
+        "title": "share of the KL",
+        "overlaying": "y",
+        "showgrid": False,
+        "nticks": 6,
+        "tickmode": "auto",
+        "side": "right",
+        "rangemode": "tozero",
+        "tickformat": ".0%",
+    }
+    return layout(figure, 360, yaxis2=right, bargap=0)
+
+
+def by_value(table: pd.DataFrame, quantity: str) -> go.Figure:
+    """Mean |r| by a quantity, with the standard error."""
+    figure, bar = go.Figure(), {"array": np.sqrt(table["variance"] / table["tokens"])}
+    values = {"x": table["value"], "y": table["mean_abs"], "error_y": bar, "name": "mean |r|"}
+    if pd.api.types.is_numeric_dtype(table["value"]):
+        figure.add_scatter(**values, mode="lines+markers", marker={"color": REFERENCE})
+    else:
+        values["x"] = [inert(clean(each, 40)) for each in table["value"]]
+        figure.add_bar(**values, marker={"color": REFERENCE})
+    figure.update_xaxes(title=quantity)
+    figure.update_yaxes(title="mean |r|, nats", rangemode="tozero")
+    return layout(figure, 340)
+
+
+def steps(table: pd.DataFrame) -> go.Figure:
+    """Mean |r| and k3 by training step, log axis."""
+    figure = go.Figure()
+    for name, label, color in (("mean_abs", "mean |r|", REFERENCE), ("k3", "k3", VARIANT)):
+        figure.add_scatter(
+            x=table["step"],
+            y=table[name],
+            mode="lines+markers",
+            name=label,
+            line={"color": color},
+        )
+    figure.update_xaxes(title="step")
+    figure.update_yaxes(title="nats", **log_axis(table[["mean_abs", "k3"]].to_numpy(float)))
+    return layout(figure, 340)
+
+
+def density(table: pd.DataFrame) -> go.Figure:
+    """Tokens by the rollout's probability and r, log shades."""
+    cells = table.pivot(index="r", columns="probability", values="tokens")
+    scale = {"title": {"text": "tokens, log10"}}
+    figure = go.Figure()
+    figure.add_heatmap(
+        x=cells.columns,
+        y=cells.index,
+        z=np.log10(cells),
+        colorscale=ULPS,
+        colorbar=scale,
+    )
+    figure.update_xaxes(title="probability by the rollout")
+    figure.update_yaxes(title="r, nats")
+    return layout(figure, 360)

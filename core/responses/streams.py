@@ -1,0 +1,91 @@
+"""Whole answers out of the chunks of streams; every other document passes as it is.
+
+Chunks as the engines send them: OpenAI's chat.completion.chunk and streamed text_completion (also
+of vLLM, SGLang, llama.cpp), Ollama's lines, llama.cpp's /completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ..numerics.arrays import Record
+
+Chunk = Mapping[str, Any]
+# go on in each chunk
+_TEXTS = ("text", "content", "response", "reasoning", "reasoning_content", "refusal", "thinking")
+
+
+def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Return the documents with their places, then the answers of streams, each at the place of its
+    first chunk.
+    """
+    streams: list[tuple[str, list[Chunk]]] = []
+    open_streams: dict[str, list[Chunk]] = {}
+    for source, document in documents:
+        key, is_chunk, is_last = _about(document)
+        if key not in open_streams and is_chunk:
+            open_streams[key] = []
+            streams.append((source, open_streams[key]))
+        if key not in open_streams:
+            yield source, document
+            continue
+        open_streams[key].append(document)
+        if is_last:
+            del open_streams[key]
+    for source, chunks in streams:
+        yield source, _join(chunks)
+
+
+def _about(document: object) -> tuple[str, bool, bool]:
+    """Return what the chunks of one answer share, whether a document must be a chunk, and whether
+    the next chunk is of another answer. A last chunk alone may look like a whole answer.
+    """
+    if not isinstance(document, dict):
+        return "", False, False
+    choices, stream_id = document.get("choices"), document.get("id")
+    if isinstance(choices, list):
+        objects = [choice for choice in choices if isinstance(choice, dict)]
+        is_named = f"{document.get('object')}".endswith(".chunk")
+        has_delta = any("delta" in choice for choice in objects)
+        # completions are not named chunks; one that has not ended is of a stream
+        is_open = all(choice.get("finish_reason", "") is None for choice in objects)
+        is_part = is_open and bool(objects) and stream_id is not None
+        return f"OpenAI {stream_id}", is_named or has_delta or is_part, False
+    for name in ("done", "stop"):  # of Ollama, of llama.cpp
+        is_last = document.get(name)
+        if isinstance(is_last, bool):
+            return name, not is_last, is_last
+    return "", False, False
+
+
+def _join(chunks: Iterable[Chunk]) -> Record:
+    whole: Record = {}
+    for chunk in chunks:
+        choices = chunk.get("choices")
+        if isinstance(choices, list):  # any of them may be in a chunk
+            objects = [choice for choice in choices if isinstance(choice, dict)]
+            by_index = {f"{choice.get('index')}": choice for choice in objects}
+            chunk = {**chunk, "choices": by_index}
+        _append(whole, chunk)
+    if isinstance(whole.get("choices"), dict):
+        whole["choices"] = list(whole["choices"].values())
+    return whole
+
+
+def _append(into: Record, chunk: Chunk) -> None:
+    """Add a chunk: texts and lists go on from the chunk before; of anything else the last is
+    right.
+    """
+    for key, value in chunk.items():
+        name = "message" if key == "delta" else key
+        current = into.get(name)
+        is_text = isinstance(value, str) and isinstance(current, str) and name in _TEXTS
+        if is_text or (isinstance(value, list) and isinstance(current, list)):
+            into[name] = current + value
+        elif isinstance(value, dict):
+            inner = dict(current) if isinstance(current, dict) else {}
+            _append(inner, value)
+            into[name] = inner
+        elif value is not None or name not in into:
+            into[name] = value

@@ -1,0 +1,74 @@
+"""Batches that a trainer saved as arrays by the names of verl, TRL and others: [responses, tokens]
+each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import DumpError
+from ..numerics.formats import FORMATS
+from ..runs.dumps.arrays import StoredArray
+from ..runs.dumps.containers import open_container
+from .torch_files import Response
+
+_MOST_BYTES = 1 << 30
+# Names of arrays by our column; of two that a file has, the first one is read.
+_NAMES = {
+    "reference": (
+        *("rollout_log_probs", "rollout_logprobs", "sampling_per_token_logps"),
+        *("inference_logprobs", "generation_logprobs"),
+    ),
+    "variant": (
+        *("old_log_probs", "old_per_token_logps", "prev_logprobs", "trainer_logprobs"),
+        "log_probs",
+    ),
+    "mask": ("response_mask", "completion_mask", "loss_mask", "mask"),
+    "token_ids": ("responses", "completion_ids", "token_ids"),
+}
+
+
+def is_batch(path: Path) -> bool:
+    """Return whether a file holds arrays of both sides, [responses, tokens], by their names."""
+    try:
+        return bool(_arrays(path))
+    except DumpError:
+        return False  # or a dump, whose reader says what is wrong
+
+
+def read_batch(path: Path) -> list[Response]:
+    """Return the responses of such a file; token ids are 0 if it has none."""
+    columns = {name: _values(array) for name, array in _arrays(path).items()}
+    columns.setdefault("token_ids", np.zeros_like(columns["reference"]))
+    return [
+        {"sequence": str(row), "step": 0, **{name: each[row] for name, each in columns.items()}}
+        for row in range(len(columns["reference"]))
+    ]
+
+
+def _arrays(path: Path) -> dict[str, StoredArray]:
+    """Return the arrays of one shape by our columns; none for another file."""
+    # also `batch.responses`
+    arrays = {
+        name.rpartition(".")[2]: array
+        for name, array in open_container(path, _MOST_BYTES).arrays.items()
+    }
+    columns = {
+        column: arrays[next(filter(arrays.__contains__, names))]
+        for column, names in _NAMES.items()
+        if arrays.keys() & set(names)
+    }
+    shape = columns["reference"].shape if "reference" in columns else ()
+    alike = {column: array for column, array in columns.items() if array.shape == shape}
+    return alike if len(shape) == 2 and "variant" in alike else {}
+
+
+def _values(array: StoredArray) -> NDArray[np.float64]:
+    """Return an array as float64; two bytes of no number are bfloat16."""
+    values = array.load()
+    if values.dtype.kind == "V":
+        values = values.view(FORMATS["bfloat16"].values)
+    return values.astype(np.float64).reshape(array.shape)

@@ -1,0 +1,400 @@
+"""Causes that one log-probability per sampled token can show: trainer against rollout
+(docs/guides/rl.md).
+
+To add one: a function over `SampledTokens` that yields it, a line in `CAUSES`, and a planted cause
+in `benchmarks/verdicts/rollouts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..judging.explain.fits import round_to
+from ..judging.explain.scoring import Cause
+from ..numerics.formats import FORMATS
+from ..text import clean, number, percent, plural, series
+from .figures import Flags, Floats, Integers, SampledTokens
+from .token_values import (
+    CONTRAST,
+    MOST,
+    MOST_MASS,
+    another_token,
+    is_explained,
+    other_order,
+    placeholders,
+    sides_of,
+    units,
+)
+
+_LEAST = 64  # tokens
+# nats, rms, of a part that differs: a step of bfloat16 in a logit is 0.03 to 0.25, and in a trial
+# clean sides of which few tokens differ at all had 3e-6.
+_LEAST_SIZE = 1e-3
+_LEAST_VALUES = 8  # of a side, on a coarse grid
+_SHIFTS = (1, -1, 2, -2, 3, -3)
+_EXACT = 0.01  # rms of r of the other sign, of the largest r
+_ONE_SIDED = 0.1  # rms of r of one sign over that of the other
+_LEAST_MASS = 0.02  # that a renormalization adds to a log-probability, at most of all tokens
+# log-probability of a token that others compete with; share of those that are raised
+_OPEN, _RAISED = -0.05, 0.75
+_OUTLYING = 16.0  # times the mean square of the other tokens, for at least half of a part's
+# mean square of r over the variance of log-probabilities, if some are of other tokens
+_UNRELATED = 1e-3
+NO_TEMPERATURE = "Not checked: temperature (needs `entropy` of each token, or --trainer)."
+_HOTTEST, _FITS = 10.0, 5  # temperature of one side over the other's; rounds of a robust fit
+_FEW, _FAR = 0.05, 0.1  # of the tokens; nats, that they differ by if they are named
+_LISTED = 4  # places in a sentence
+_LEAST_TAIL = 4  # tokens, and before it
+_LAGGED = 3.0  # times mean |r| of the best step
+_OLDER, _SURE = 2.0, 4.0  # times mean |r| of the newest weights, and standard errors above it
+
+
+def explain_tokens(tokens: SampledTokens) -> list[Cause]:
+    """Return the causes that account for the difference, the most telling first; none if it looks
+    like noise.
+
+    If all tokens together show none, those of the steps, environments and so on that differ most
+    are looked at alone.
+    """
+    causes = _causes_of(tokens)
+    if _are_telling(causes):
+        return causes
+    sizes = np.nan_to_num(np.abs(tokens.r))
+    places = [(name, *_worst_of(name, values, sizes)) for name, values in tokens.groups.items()]
+    for _, place, is_worst in places:
+        of_worst = _causes_of(tokens.select(is_worst))
+        if _are_telling(of_worst):
+            return [replace(cause, says=f"At {place}: {cause.says}") for cause in of_worst]
+    square = sizes**2
+    for name, place, is_worst in places:
+        if min(is_worst.sum(), (~is_worst).sum()) >= _LEAST and _is_most(square, is_worst):
+            says = _differ_at(place, tokens, square, is_worst)
+            return [Cause("part of the sequences", says, {"part": name}), *causes]
+    return [*_few(tokens, square), *causes]
+
+
+def _differ_at(place: str, tokens: SampledTokens, square: Floats, part: Flags) -> str:
+    rollout, trainer = tokens.names
+    share = percent(float(square[part].sum() / square.sum()))
+    return f"'{trainer}' and '{rollout}' differ at {place}: {share} of the squared difference."
+
+
+def _are_telling(causes: list[Cause]) -> bool:
+    return any(cause.name != "missing" for cause in causes)
+
+
+def _few(tokens: SampledTokens, square: Floats) -> Iterator[Cause]:
+    """Name the place of a few tokens that hold nearly all of the squared difference."""
+    order = np.argsort(-square, kind="stable")
+    count = int(np.searchsorted(np.cumsum(square[order]), (1 - MOST) * square.sum())) + 1
+    if count > _FEW * len(square) or len(square) < _LEAST or square[order[count - 1]] < _FAR**2:
+        return
+    first = order[:count].min()
+    sequence = int(tokens.sequence[first])
+    rollout, trainer = tokens.names
+    share = percent(float(square[order[:count]].sum() / square.sum()))
+    says = (
+        f"'{trainer}' and '{rollout}': {count:,} of {len(square):,} tokens hold {share} of the"
+        f" squared difference, first token {tokens.position[first]} of sequence {sequence}."
+    )
+    yield Cause("some tokens", says, {"tokens": count, "sequence": sequence})
+
+
+def _worst_of(name: str, values: NDArray, sizes: Floats) -> tuple[str, Flags]:
+    """Return the values of a group of tokens whose mean |r| is large, in words, and which tokens
+    have one.
+    """
+    is_text = values.dtype.kind == "U"
+    each = np.unique(values[values != "" if is_text else np.isfinite(values)])
+    means = np.array([sizes[values == value].mean() for value in each])
+    worst = each[(means > 0) & (means >= _LAGGED * means.min())] if len(each) > 1 else each[:0]
+    first = "".join(f"'{clean(one, 60)}'" if is_text else f"{one:g}" for one in worst[:1])
+    words = f"{name} {first}" if len(worst) == 1 else f"{len(worst)} {name}s, the first {first}"
+    return words, np.isin(values, worst)
+
+
+def _is_most(square: Floats, part: Flags) -> bool:
+    """Return whether nearly all of the squared difference lies in a part of the tokens, at a much
+    higher density.
+    """
+    inside, outside = square[part], square[~part]
+    is_dense = inside.mean() >= max(_LEAST_SIZE**2, CONTRAST * outside.mean())
+    return bool(is_dense and inside.sum() >= (1 - MOST) * square.sum())
+
+
+def _causes_of(tokens: SampledTokens) -> list[Cause]:
+    usable = np.isfinite(tokens.r)
+    if _is_enough(values := tokens.select(usable)) and (causes := list(units(values))):
+        return causes
+    causes = list(placeholders(tokens))
+    for cause in causes:
+        own = (tokens.rollout, tokens.trainer)[cause.parameters["side"]]
+        usable &= own != cause.parameters["value"]
+    tokens = tokens.select(usable)
+    if not _is_enough(tokens):
+        return causes
+    for find in CAUSES:
+        if matches := list(find(tokens)):
+            return sorted([*causes, *matches], key=lambda cause: cause.name == "missing")
+    return causes
+
+
+def _is_enough(tokens: SampledTokens) -> bool:
+    return len(tokens.r) >= _LEAST and bool(tokens.r.any())
+
+
+def _elsewhere(tokens: SampledTokens, shift: int) -> tuple[Floats, Flags]:
+    """Return squared differences of the trainer from the rollout `shift` tokens on, and which are
+    of one sequence.
+    """
+    at = np.arange(len(tokens.r)) + shift
+    is_inside = (at >= 0) & (at < len(at))
+    at = np.where(is_inside, at, 0)
+    is_inside &= tokens.sequence[at] == tokens.sequence
+    return (tokens.trainer - tokens.rollout[at]) ** 2, is_inside
+
+
+def _tokens_away(shift: int) -> str:
+    return f"{plural(abs(shift), 'token')} {'later' if shift > 0 else 'earlier'}"
+
+
+def _shift(tokens: SampledTokens) -> Iterator[Cause]:
+    """Each value of the trainer is the rollout's of another token of its sequence."""
+    rollout, trainer = tokens.names
+    for shift in _SHIFTS:
+        moved, is_inside = _elsewhere(tokens, shift)
+        own, moved = tokens.r[is_inside] ** 2, moved[is_inside]
+        if len(own) >= _LEAST // 4 and is_explained(own, moved):
+            away = _tokens_away(shift)
+            says = f"Off by {abs(shift)}: '{trainer}' at each token is '{rollout}' {away}."
+            yield Cause("shifted", says, {"tokens": shift}).score(own, moved, len(own))
+            return
+
+
+def _retokenized(tokens: SampledTokens) -> Iterator[Cause]:
+    """From some token of a sequence on, each value of the trainer is the rollout's of another
+    token.
+    """
+    square = tokens.r**2
+    if square.mean() < _UNRELATED * tokens.rollout.var():
+        return
+    starts, lengths = tokens.starts, tokens.lengths
+    at = np.arange(len(square))
+    gains, places = [], []
+    for shift in _SHIFTS:
+        moved, is_inside = _elsewhere(tokens, shift)
+        gain = _gains(np.where(is_inside, square - moved, 0.0), starts, lengths)
+        best = np.maximum.reduceat(gain, starts)
+        is_best = gain == np.repeat(best, lengths)
+        gains.append(best)
+        places.append(np.minimum.reduceat(np.where(is_best, at, len(at)), starts))
+    best, of = np.max(gains, axis=0), np.argmax(gains, axis=0)
+    place = np.choose(of, places)
+    whole = np.add.reduceat(square, starts)
+    rest = whole - np.maximum(best, 0)
+    is_moved = best > (1 - MOST) * whole
+    if rest.sum() > MOST * whole.sum() or not is_moved.any():
+        return
+    shift = _SHIFTS[of[is_moved][0]]
+    moved, is_inside = _elsewhere(tokens, shift)
+    is_inside &= np.repeat(is_moved, lengths) & (at >= np.repeat(place, lengths))
+    if is_inside.sum() < _LEAST // 4 or not is_explained(square[is_inside], moved[is_inside]):
+        return
+    first, sequences = int(place[is_moved][0]), int(is_moved.sum())
+    position, sequence = int(tokens.position[first]), int(tokens.sequence[first])
+    rollout, trainer = tokens.names
+    by = f"'{trainer}' is '{rollout}' {_tokens_away(shift)}"
+    count = f"{sequences:,} of {len(starts):,} sequences"
+    if np.median((place - starts)[is_moved]) <= abs(shift):
+        name, says = "shifted", f"Off by {abs(shift)} in {count}, the first {sequence}: {by}."
+    else:
+        name = "retokenized"
+        says = f"Other token ids in {count}: from token {position} of sequence {sequence} on, {by}."
+    parameters = {"sequences": sequences, "sequence": sequence, "token": position, "tokens": shift}
+    yield Cause(name, says, parameters).score(square, rest, len(square))
+
+
+def _gains(of_tokens: Floats, starts: Integers, lengths: Integers) -> Floats:
+    """Return the sum of a value from each token to the end of its sequence. [tokens]"""
+    total = np.cumsum(of_tokens)
+    return np.repeat(total[starts + lengths - 1], lengths) - np.append(0.0, total[:-1])
+
+
+def _grid(tokens: SampledTokens) -> Iterator[Cause]:
+    """Values of one side lie on the grid of a 16-bit dtype, and the other's do not."""
+    for dtype in ("bfloat16", "float16"):
+        for side, own, other, name, _ in sides_of(tokens):
+            rounded, grid = (round_to(FORMATS[dtype], values) for values in (own, other))
+            is_on_grid = (rounded == own).all() and len(np.unique(own)) > _LEAST_VALUES
+            if is_on_grid and (grid != other).any():
+                says = f"'{name}' stores log-probabilities in {dtype}."
+                cause = Cause("rounded", says, {"side": side, "dtype": dtype})
+                square, rest = tokens.r**2, (grid - own) ** 2
+                is_all = rest.sum() <= MOST * square.sum()
+                yield cause.score(square, rest, len(rest)) if is_all else cause
+
+
+def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
+    """One side is never below the other: its probabilities were renormalized after top-p, top-k or
+    min-p.
+    """
+    for side, own, other, name, other_name in sides_of(tokens):
+        excess = own - other
+        above = float(np.sqrt((np.maximum(excess, 0) ** 2).mean()))
+        below = float(np.sqrt((np.minimum(excess, 0) ** 2).mean()))
+        high = float(np.quantile(excess, 0.99))
+        if below > _ONE_SIDED * above or not _LEAST_MASS <= high <= MOST_MASS:
+            continue
+        is_open = other < _OPEN  # what was left out had some probability
+        if not is_open.any() or (excess[is_open] > 0).mean() < _RAISED:
+            continue
+        most = float(excess.max())
+        # With noise, or outliers, the largest is no bound.
+        least = float(np.exp(-most)) if below <= _EXACT * most and most <= MOST_MASS else None
+        top_p = f" (top-p would be {least:.3g})" if least else ""
+        says = (
+            f"'{name}' is renormalized after top-p, top-k or min-p: never below '{other_name}', and"
+            f" at most {number(most, 3)} above{top_p}."
+        )
+        yield Cause("renormalized", says, {"side": side, "top_p": least})
+
+
+def _temperature(tokens: SampledTokens) -> Iterator[Cause]:
+    """r follows log-probability plus entropy, its derivative by the inverse temperature.
+
+    Needs the entropy.
+    """
+    if tokens.entropy is None or not np.isfinite(tokens.entropy).all():
+        return
+    y = -tokens.r
+    x = np.column_stack([tokens.trainer, tokens.entropy])
+    usual = np.ones(len(y), bool)
+    for _ in range(2):
+        slopes = np.linalg.lstsq(x[usual], y[usual], rcond=None)[0]
+        rest, inverse = (y - x @ slopes) ** 2, 1 + float(slopes[0])
+        is_one_sign = min(slopes) > 0 or max(slopes) < 0
+        is_plausible = is_one_sign and 1 / _HOTTEST <= inverse <= _HOTTEST
+        if is_plausible and is_explained(y**2, rest, 1.5 * MOST):
+            rollout, trainer = tokens.names
+            says = (
+                f"'{rollout}' is sampled at a temperature of about {1 / inverse:.3g} times that of"
+                f" '{trainer}'."
+            )
+            near = rest <= np.quantile(rest, 0.99)
+            cause = Cause("temperature", says, {"temperature": 1 / inverse})
+            yield cause.score(y[near] ** 2, rest[near], near.sum())
+            return
+        usual = _without_outliers(x, y)
+
+
+def _without_outliers(x: Floats, y: Floats) -> Flags:
+    """Return all rows but the 2 % that are farthest from a line of least absolute deviations.
+    [rows]
+    """
+    weights = np.ones(len(y))
+    for _ in range(_FITS):
+        slopes = np.linalg.lstsq(x * weights[:, None], y * weights, rcond=None)[0]
+        distances = np.abs(y - x @ slopes)
+        weights = 1 / np.sqrt(np.maximum(distances, 1e-3))
+    return distances <= np.quantile(distances, 0.98)
+
+
+def _parts(tokens: SampledTokens) -> Iterator[Cause]:
+    """Find the part of each response that differs: places from its start or end, what follows a
+    masked turn, a tail.
+    """
+    square = tokens.r**2
+    starts, lengths = tokens.starts, tokens.lengths
+    index = np.arange(len(square)) - np.repeat(starts, lengths)
+    to_end = np.repeat(lengths, lengths) - 1 - index
+    parts: dict[str, tuple[Flags, str]] = {}
+    # The first place has a part of its own below: 0 of a response, 1 from its end.
+    for places, words, least in (
+        (tokens.position, "of each response", 1),
+        (to_end + 1, "from the end of each response", 2),
+    ):
+        bad = _bad_places(places, square)
+        if 0 < len(bad) <= _LISTED and bad[0] >= least:
+            listed = f"token{'s' * (len(bad) > 1)} {series([str(each) for each in bad])} {words}"
+            parts[listed] = (np.isin(places, bad), listed)
+    parts["first"] = (index == 0, "the first token of each response")
+    parts["last"] = (to_end == 0, "the last token of each response")
+    turns = np.zeros_like(index) if tokens.turn is None else tokens.turn
+    for turn in range(int(turns.max()), 0, -1):
+        parts[f"turn {turn}"] = (turns >= turn, f"tokens from turn {turn + 1} on")
+    tail = _tail(square, starts, lengths)
+    if tail.any():
+        first = int(np.argmax(tail))
+        place = f"token {tokens.position[first]} of sequence {tokens.sequence[first]}"
+        count = f"{len(np.unique(tokens.sequence[tail])):,} of {len(starts):,} sequences"
+        parts["end"] = (tail, f"the end of {count}, first from {place} on")
+    is_first = (index == 0) | np.append(False, np.diff(turns) != 0)
+    parts["first of a turn"] = (is_first, "the first token of each turn")
+    for kind, (part, words) in parts.items():
+        inside, outside = square[part], square[~part]
+        if len(inside) < 8 or len(outside) < 8 or inside.mean() < _LEAST_SIZE**2:
+            continue
+        is_far = np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300)
+        if is_far or (kind != "end" and _is_most(square, part)):
+            says = _differ_at(words, tokens, square, part)
+            yield Cause("part of the response", says, {"part": kind})
+            return
+
+
+def _bad_places(places: Integers, square: Floats) -> Integers:
+    """Return the places at which most responses differ much more than anywhere else."""
+    each, place, counts = np.unique(places, return_inverse=True, return_counts=True)
+    in_order = square[np.lexsort((square, place))]
+    medians = in_order[np.cumsum(counts) - 1 - counts // 2]
+    means = np.bincount(place, square) / counts
+    return each[(counts >= 4) & (medians >= _OUTLYING * np.median(means))]
+
+
+def _tail(square: Floats, starts: Integers, lengths: Integers) -> Flags:
+    """Return the tokens from which on most of a sequence differs, and little before it does.
+    [tokens]
+    """
+    gain = _gains(np.where(square > _OUTLYING * np.median(square), 1.0, -1.0), starts, lengths)
+    best = np.repeat(np.maximum.reduceat(gain, starts), lengths)
+    begin = np.where((gain == best) & (best >= _LEAST_TAIL), np.arange(len(gain)), -1)
+    first = np.maximum.accumulate(begin) - np.repeat(starts, lengths)
+    return first >= _LEAST_TAIL
+
+
+def _lag(tokens: SampledTokens) -> Iterator[Cause]:
+    """|r| grows with the lag of the rollout's weights."""
+    if tokens.lag is None:
+        return
+    lags = np.unique(tokens.lag[np.isfinite(tokens.lag)])
+    means, logs, errors = [], [], []
+    for lag in lags:
+        of_lag = tokens.select(tokens.lag == lag)
+        _, sequence = np.unique(of_lag.sequence, return_inverse=True)
+        # of a sequence: its tokens are alike
+        sizes = np.bincount(sequence, np.abs(of_lag.r)) / np.bincount(sequence)
+        if len(sizes) > 1:
+            means.append(float(np.abs(of_lag.r).mean()))
+            # their spread is in proportion to their size
+            sizes = np.log(np.maximum(sizes, np.finfo(float).tiny))
+            logs.append(sizes.mean())
+            errors.append(sizes.var(ddof=1) / len(sizes))
+    is_sure = (
+        len(means) == len(lags) > 1
+        and logs[-1] - logs[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
+    )
+    if is_sure and means[-1] >= _OLDER * means[0] and min(means[1:]) > means[0]:
+        says = (
+            f"Older weights: mean |r| is {number(means[0], 2)} at a lag of {lags[0]:g} and"
+            f" {number(means[-1], 2)} at {lags[-1]:g}."
+        )
+        yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": means})
+
+
+CAUSES = (
+    *(units, _shift, _retokenized, other_order, _parts, another_token),
+    *(_renormalized, _temperature, _grid, _lag),
+)

@@ -1,0 +1,554 @@
+"""Mismatch of a trainer and its rollout engine over the sampled tokens, as RL frameworks define it.
+
+r is the trainer's log-probability of a token minus the rollout's, ratio is exp(r), and a sequence
+is one response. A figure is made of sums by sequence, so that tokens are read once, in parts, and a
+bootstrap draws sequences again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import methodcaller
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.integer]
+Flags = NDArray[np.bool_]
+CLAMP = 20.0  # of log-ratios before exp, in verl, slime and ms-swift
+# bars in the frameworks' references
+TIS, ICEPOP, DPPO, GEOMETRIC, VETO = 2.0, (0.5, 5.0), 0.2, (0.999, 1.002), 1e-4
+_LARGEST = 700.0  # of which float64 has the exponential
+_TRL_CAP = 3.0  # vllm_importance_sampling_clip_max
+
+
+class TokenPairs:
+    """Log-probabilities of the same tokens on both sides, finite, sequence after sequence. [tokens]
+    each
+    """
+
+    def __init__(self, rollout: NDArray[np.floating], trainer: NDArray[np.floating]) -> None:
+        self.rollout, self.trainer = (np.asarray(side, np.float64) for side in (rollout, trainer))
+        self.r = self.trainer - self.rollout
+
+    @cached_property
+    def ratio(self) -> Floats:
+        """exp(r), r clamped to 20 on either side."""
+        return np.exp(np.clip(self.r, -CLAMP, CLAMP))
+
+    @cached_property
+    def rollout_probability(self) -> Floats:
+        return np.exp(self.rollout)
+
+    @cached_property
+    def trainer_probability(self) -> Floats:
+        return np.exp(self.trainer)
+
+    @cached_property
+    def probability_change(self) -> Floats:
+        """Trainer's probability minus the rollout's."""
+        return self.trainer_probability - self.rollout_probability
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """Tokens of the loss, sequence after sequence. [tokens] each; values NaN if missing.
+
+    position: index in the sequence; turn: masked stretches before it; groups: step and others, NaN
+    or '' if unknown.
+    """
+
+    sequence: Integers
+    position: Integers
+    rollout: Floats
+    trainer: Floats
+    turn: Integers | None = None
+    entropy: Floats | None = None
+    lag: Floats | None = None
+    groups: Mapping[str, NDArray] = field(default_factory=dict)
+    names: tuple[str, str] = ("rollout", "trainer")
+
+    @property
+    def r(self) -> Floats:
+        return self.trainer - self.rollout
+
+    @property
+    def starts(self) -> Integers:
+        """Index of each sequence's first token. [sequences]"""
+        return np.flatnonzero(np.append(True, self.sequence[1:] != self.sequence[:-1]))
+
+    @property
+    def lengths(self) -> Integers:
+        """Tokens of each sequence. [sequences]"""
+        return np.diff(np.append(self.starts, len(self.r)))
+
+    def select(self, selection: Flags) -> SampledTokens:
+        """Return some of the tokens."""
+        values: dict[str, Any] = {
+            name: each[selection]
+            for name, each in vars(self).items()
+            if isinstance(each, np.ndarray)
+        }
+        groups = {name: each[selection] for name, each in self.groups.items()}
+        return replace(self, groups=groups, **values)
+
+
+Quantity = Callable[[TokenPairs], NDArray]
+
+
+def _k3(r: Floats) -> Floats:
+    """exp(r) - 1 - r, an estimate of KL(rollout ‖ trainer) that is never negative."""
+    with np.errstate(over="ignore"):
+        return np.expm1(r) - r
+
+
+def _js(t: TokenPairs) -> Floats:
+    """Jensen-Shannon divergence by k3 of either side against their mean."""
+    mixture = np.logaddexp(t.trainer, t.rollout) - np.log(2)
+    return 0.5 * (_k3(t.trainer - mixture) + _k3(t.rollout - mixture))
+
+
+SUMS: dict[str, Quantity] = {
+    "rollout": lambda t: t.rollout,
+    "trainer": lambda t: t.trainer,
+    "r": lambda t: t.r,
+    "-r": lambda t: -t.r,
+    "|r|": lambda t: np.abs(t.r),
+    "exp|r|": lambda t: np.exp(np.abs(t.r)),
+    "ratio": lambda t: t.ratio,
+    "exp r": lambda t: np.exp(np.minimum(t.r, _LARGEST)),
+    "truncated": lambda t: np.minimum(t.ratio, TIS),
+    "k3": lambda t: _k3(t.r),
+    "k3<=10": lambda t: np.minimum(t.ratio - 1 - np.clip(t.r, -CLAMP, CLAMP), 10),
+    "k3 reverse": lambda t: _k3(-t.r),
+    "js": _js,
+    "p rollout": lambda t: t.rollout_probability,
+    "p trainer": lambda t: t.trainer_probability,
+    "dp": lambda t: t.probability_change,
+    "|dp|": lambda t: np.abs(t.probability_change),
+    "above TIS": lambda t: t.ratio > TIS,
+    "below 1/TIS": lambda t: t.ratio < 1 / TIS,
+    "outside IcePop": lambda t: (t.ratio < ICEPOP[0]) | (t.ratio > ICEPOP[1]),
+    "beyond DPPO": lambda t: np.abs(t.probability_change) > DPPO,
+    "below veto": lambda t: t.r < np.log(VETO),
+    "rollout*trainer": lambda t: t.rollout * t.trainer,
+    "p rollout*p trainer": lambda t: t.rollout_probability * t.trainer_probability,
+}
+MAXIMA = ("r", "-r", "|r|", "|dp|", "k3")
+
+
+def _square(quantity: Quantity) -> Quantity:
+    return lambda t: np.square(quantity(t))
+
+
+for _name in (
+    "rollout",
+    "trainer",
+    "r",
+    "ratio",
+    "truncated",
+    "k3",
+    "p rollout",
+    "p trainer",
+    "dp",
+):
+    SUMS[f"{_name}^2"] = _square(SUMS[_name])
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Sums and maxima of the tokens by sequence, computed when they are asked for. Sequences
+    without a token are left out, unless they are added by `with_masked`.
+
+    tokens: of each sequence; sums, maxima: of the quantities of SUMS and MAXIMA. [sequences] each
+    """
+
+    tokens: Integers
+    sums: Mapping[str, Floats]
+    maxima: Mapping[str, NDArray]
+
+    @classmethod
+    def of(cls, pairs: TokenPairs, lengths: Integers) -> Sequences:
+        """Sequences of `lengths` tokens, one after another."""
+        lengths = lengths[lengths > 0]
+        starts = np.cumsum(lengths) - lengths
+        return cls(
+            lengths,
+            _Lazy(lambda name: np.add.reduceat(SUMS[name](pairs), starts, dtype=np.float64)),
+            _Lazy(lambda name: np.maximum.reduceat(SUMS[name](pairs), starts)),
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def means(self, name: str) -> Floats:
+        """Return the means of a quantity. [sequences]"""
+        return self.sums[name] / np.maximum(self.tokens, 1)
+
+    def with_masked(self, count: int) -> Sequences:
+        """Return these and `count` sequences without a token of the loss: all of their sums are
+        0.
+        """
+        nothing = np.zeros(count, np.int64)
+        return Sequences(
+            np.append(self.tokens, nothing),
+            {name: np.append(self.sums[name], nothing) for name in SUMS},
+            {name: np.append(self.maxima[name], nothing - np.inf) for name in MAXIMA},
+        )
+
+
+class _Lazy(dict[str, NDArray]):
+    """Values by name, each computed when it is first asked for."""
+
+    def __init__(self, compute: Callable[[str], NDArray]) -> None:
+        super().__init__()
+        self._compute = compute
+
+    def __missing__(self, name: str) -> NDArray:
+        self[name] = self._compute(name)
+        return self[name]
+
+
+class Batch:
+    """Sequences with how often each one counts: once, or as often as a bootstrap drew it."""
+
+    def __init__(self, sequences: Sequences, weights: Floats | None = None) -> None:
+        self.sequences = sequences
+        self.weights = np.ones(len(sequences)) if weights is None else weights
+        # a draw may hold masked sequences alone
+        self.tokens = float(self.weights @ sequences.tokens) or np.nan
+
+    def sum(self, name: str) -> float:
+        """Return the sum over all tokens."""
+        return float(self.weights @ self.sequences.sums[name])
+
+    def mean(self, name: str) -> float:
+        """Return the mean over all tokens."""
+        return self.sum(name) / self.tokens
+
+    def over_sequences(self, values: NDArray) -> float:
+        """Return the mean of a value of each sequence."""
+        return float(self.weights @ values / self.weights.sum())
+
+    def over_trained(self, values: NDArray) -> float:
+        """Return the sum of a value of each sequence with a token of the loss, over the number of
+        all.
+        """
+        return self.over_sequences(values * (self.sequences.tokens > 0))
+
+    def mean_of_means(self, name: str) -> float:
+        """Return the mean over sequences of the mean over their tokens."""
+        return self.over_sequences(self.sequences.means(name))
+
+    def max(self, name: str) -> float:
+        """Return the maximum over all tokens, NaN if there is none."""
+        largest = float(self.sequences.maxima[name][self.weights > 0].max())
+        return largest if largest > -np.inf else np.nan
+
+    def deviation(self, name: str, square: str) -> float:
+        """Return the standard deviation over all tokens, over their number less one."""
+        squares = self.sum(square) - self.sum(name) ** 2 / self.tokens
+        return float(np.sqrt(max(squares, 0.0) / (self.tokens - 1))) if self.tokens > 1 else np.nan
+
+    def pearson(self, a: str, b: str) -> float:
+        """Return the correlation of two quantities over all tokens."""
+        spreads = [self.mean(f"{name}^2") - self.mean(name) ** 2 for name in (a, b)]
+        product = self.mean(f"{a}*{b}") - self.mean(a) * self.mean(b)
+        return float(product / np.sqrt(spreads[0] * spreads[1])) if min(spreads) > 0 else np.nan
+
+    def sample_size(self, name: str) -> float:
+        """Return the effective sample size of importance weights as a share of the tokens."""
+        return self.sum(name) ** 2 / (self.tokens * self.sum(f"{name}^2"))
+
+    @cached_property
+    def log_ratio(self) -> Floats:
+        """Sum of r of each sequence, clamped to 20 on either side."""
+        return np.clip(self.sequences.sums["r"], -CLAMP, CLAMP)
+
+    @cached_property
+    def geometric_ratio(self) -> Floats:
+        """exp of the mean of r of each sequence."""
+        return np.exp(np.clip(self.sequences.means("r"), -CLAMP, CLAMP))
+
+    @cached_property
+    def kept_ratio(self) -> Floats:
+        """Ratio of each sequence, 0 above 3: TRL's `sequence_mask`."""
+        ratio = np.exp(np.minimum(self.sequences.sums["r"], _LARGEST))
+        return np.where(ratio > _TRL_CAP, 0.0, ratio)
+
+    def perplexity(self, side: str) -> float:
+        """Return the mean over sequences of the perplexity of a sequence."""
+        return self.over_sequences(np.exp(-self.sequences.means(side)))
+
+
+Value = Callable[[Batch], float]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Figure of a batch under its framework's name. unit: '' of what has none."""
+
+    name: str
+    definition: str
+    value: Value
+    unit: str = ""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """Figures of one framework. source: version and file that define them; counts_masked: means
+    over sequences count those without a token of the loss.
+    """
+
+    name: str
+    source: str
+    figures: tuple[Figure, ...]
+    counts_masked: bool = False
+
+
+def _of_means(reduce: Callable[[NDArray], float], quantity: str) -> Value:
+    """Return a figure of the means of the sequences, each of which counts once also in a draw."""
+    return lambda b: reduce(b.sequences.means(quantity))
+
+
+def _deviation_of_means(means: NDArray) -> float:
+    return np.std(means, ddof=1) if len(means) > 1 else np.nan
+
+
+# What a figure is if it is more than a method of Batch with the names of quantities.
+_VALUES: dict[str, Value] = {
+    "k2": lambda b: b.mean("r^2") / 2,
+    "chi2": lambda b: b.mean("ratio^2") - 1,
+    "chi2 of sequences": lambda b: b.over_sequences(np.exp(2 * b.log_ratio)) - 1,
+    "chi2 of geometric means": lambda b: b.over_sequences(b.geometric_ratio**2) - 1,
+    "masked chi2": lambda b: b.over_trained(b.sequences.means("ratio^2") - 1),
+    "ratio of sequences": lambda b: b.over_sequences(np.exp(b.log_ratio)),
+    "geometric mean": lambda b: b.over_sequences(b.geometric_ratio),
+    "outside geometric": lambda b: b.over_sequences(
+        (b.geometric_ratio < GEOMETRIC[0]) | (b.geometric_ratio > GEOMETRIC[1]),
+    ),
+    "vetoed": lambda b: b.over_sequences(b.sequences.sums["below veto"] > 0),
+    "log perplexity trainer": lambda b: -b.mean_of_means("trainer"),
+    "log perplexity rollout": lambda b: -b.mean_of_means("rollout"),
+    "masked perplexity trainer": lambda b: b.over_trained(
+        np.exp(-b.sequences.means("trainer")),
+    ),
+    "masked perplexity rollout": lambda b: b.over_trained(
+        np.exp(-b.sequences.means("rollout")),
+    ),
+    "mean |mean -r|": lambda b: b.over_sequences(np.abs(b.sequences.means("-r"))),
+    "mean exp mean -r": lambda b: b.over_sequences(np.exp(b.sequences.means("-r"))),
+    "largest mean -r": _of_means(np.max, "-r"),
+    "least mean -r": _of_means(np.min, "-r"),
+    "largest truncated": lambda b: min(np.exp(b.max("r")), TIS),
+    "least truncated": lambda b: min(np.exp(max(-b.max("-r"), -CLAMP)), TIS),
+    "std truncated": lambda b: np.sqrt(
+        max(b.mean("truncated^2") - b.mean("truncated") ** 2, 0),
+    ),
+    "std of mean truncated": _of_means(_deviation_of_means, "truncated"),
+    "largest mean truncated": _of_means(np.max, "truncated"),
+    "least mean truncated": _of_means(np.min, "truncated"),
+    "farthest mean truncated": _of_means(lambda means: np.abs(means - 1).max(), "truncated"),
+    "means above TIS": lambda b: b.over_sequences(b.sequences.means("ratio") > TIS),
+    "means below 1/TIS": lambda b: b.over_sequences(b.sequences.means("ratio") < 1 / TIS),
+    "least kept ratio": lambda b: b.kept_ratio.min(),
+    "mean kept ratio": lambda b: b.over_sequences(b.kept_ratio),
+    "largest kept ratio": lambda b: b.kept_ratio.max(),
+    "sum of dp": lambda b: b.over_sequences(b.sequences.sums["dp"]),
+}
+
+# Figures of a framework: name, value, definition with its unit; in brackets what names begin with.
+# A value is one of _VALUES, or a method of Batch with its quantities.
+_OWN = """
+mean_abs             mean |r|                        mean of |r| over tokens, nats
+max_abs              max |r|                         largest |r|, nats
+k1                   mean -r                         mean of -r, nats
+k2                   k2                              mean of r² / 2, nats
+k3                   mean k3                         mean of exp(r) - 1 - r, nats
+ratio                mean ratio                      mean of exp(r) over tokens
+ratio_sequence       ratio of sequences              mean over sequences of exp(sum of r)
+ratio_geometric      geometric mean                  mean over sequences of exp(mean of r)
+ess  sample_size ratio  effective sample size of exp(r), share of the tokens
+ess_truncated        sample_size truncated           the same of exp(r), at most 2
+chi2                 chi2                            mean of exp(r)² - 1
+chi2_sequence        chi2 of sequences               mean over sequences of exp(sum of r)² - 1
+chi2_geometric       chi2 of geometric means         mean over sequences of exp(mean of r)² - 1
+perplexity_rollout   perplexity rollout              mean over sequences
+perplexity_trainer   perplexity trainer              mean over sequences
+pearson              pearson rollout, trainer        correlation of log-probabilities
+pearson_probability  pearson p rollout, p trainer    correlation of probabilities
+above_tis            mean above TIS                  share of tokens with exp(r) above 2
+outside_icepop       mean outside IcePop             share of tokens with exp(r) outside 0.5 to 5
+beyond_dppo  mean beyond DPPO  share of tokens whose probability moves by over 0.2
+outside_geometric  outside geometric  share of sequences with exp(mean of r) outside 0.999 to 1.002
+vetoed  vetoed  share of sequences with a token whose exp(r) is below 1e-4
+"""
+# of verl, taken over by ms-swift but for k3 and chi2 of sequences
+_OFF_POLICY = """
+kl                mean -r                 mean of -r
+k3_kl             {k3}
+training_ppl      perplexity trainer      mean over sequences of exp(-mean)
+training_log_ppl  log perplexity trainer  mean of sequence means
+rollout_ppl       perplexity rollout      mean over sequences of exp(-mean)
+rollout_log_ppl   log perplexity rollout  mean of sequence means
+log_ppl_diff      mean_of_means -r        mean of sequence means of -r
+log_ppl_abs_diff  mean |mean -r|          the same, absolute
+log_ppl_diff_max  largest mean -r         largest of them
+log_ppl_diff_min  least mean -r           least of them
+ppl_ratio         mean exp mean -r        mean over sequences of exp(mean of -r)
+chi2_token        chi2                    mean of exp(r)² - 1
+chi2_seq          {chi2}
+"""
+_OF_VERL = _OFF_POLICY.format(
+    k3="mean k3  mean of exp(r) - 1 - r",
+    chi2="chi2 of sequences  mean over sequences of exp(sum of r)² - 1",
+)
+_OF_SWIFT = _OFF_POLICY.format(
+    k3="mean k3<=10  mean of exp(r) - 1 - r, at most 10",
+    chi2="chi2 of geometric means  mean over sequences of exp(mean of r)² - 1",
+)
+_VERL = f"""
+[rollout_corr/]
+{_OF_VERL}
+[rollout_corr/rollout_is_]
+mean                 mean truncated           mean of exp(r), at most 2
+max                  largest truncated        largest, at most 2
+min                  least truncated          least, at least exp(-20)
+std                  std truncated            standard deviation over the tokens
+eff_sample_size      sample_size truncated    of exp(r), at most 2; share of the tokens
+ratio_fraction_high  mean above TIS           share of tokens with exp(r) above 2
+ratio_fraction_low   mean below 1/TIS         share of tokens with exp(r) below 0.5
+seq_mean             mean_of_means truncated  mean of sequence means
+seq_std              std of mean truncated    their standard deviation
+seq_max              largest mean truncated   largest of them
+seq_min              least mean truncated     least of them
+seq_max_deviation    farthest mean truncated  largest distance from 1
+seq_fraction_high    means above TIS          share of sequences with a mean of exp(r) above 2
+seq_fraction_low     means below 1/TIS        share of sequences with one below 0.5
+[training/rollout_]
+probs_diff_max            max |dp|                      largest change of probability
+probs_diff_mean           mean |dp|                     mean of |change of probability|
+probs_diff_std            deviation |dp|, dp^2          its standard deviation
+actor_probs_pearson_corr  pearson p rollout, p trainer  correlation of probabilities
+"""
+_TRL = """
+[sampling/sampling_logp_difference/]
+mean  mean |r|  mean of |r| over tokens, nats
+max   max |r|   largest |r|, nats
+[sampling/importance_sampling_ratio/]
+min   least kept ratio    min over sequences of exp(sum of r), 0 above 3
+mean  mean kept ratio     mean over sequences of exp(sum of r), 0 above 3
+max   largest kept ratio  max over sequences of exp(sum of r), 0 above 3
+"""
+_MILES = """
+[train/]
+train_rollout_logprob_abs_diff  mean_of_means |r|  mean of sequence means of |r|, nats
+"""
+_SLIME = f"""
+{_MILES}
+mis_kl            mean_of_means -r               mean of sequence means of -r, nats
+mis_k3_kl         mean_of_means k3               mean of sequence means of exp(r) - 1 - r, nats
+mis_training_ppl  masked perplexity trainer  mean over sequences of exp(-mean), 0 if all is masked
+mis_rollout_ppl  masked perplexity rollout  mean over sequences of exp(-mean), 0 if all is masked
+mis_chi2_token    masked chi2                mean of sequence means of exp(r)² - 1
+"""
+_NEMO = """
+token_mult_prob_error      mean exp|r|      mean of exp|r|; alarm at 1.05
+gen_kl_error               mean k3          mean of exp(r) - 1 - r, nats
+policy_kl_error            mean k3 reverse  mean of exp(-r) - 1 + r, nats
+js_divergence_error        mean js          mean of half the k3 of either side to their mean, nats
+sampling_importance_ratio  mean exp r       mean of exp(r)
+"""
+_PRIME = """
+[mismatch_kl/all/]
+mean  mean k3             mean of exp(r) - 1 - r, nats
+std   deviation k3, k3^2  its standard deviation, nats
+max   max k3              largest, nats
+"""
+_ROLL = """
+[actor/train_infer_]
+ratio_token_mean      mean_of_means ratio  mean of sequence means of exp(r)
+ratio_geometric_mean  geometric mean       mean over sequences of exp(mean of r)
+ratio_sequence_mean   ratio of sequences   mean over sequences of exp(sum of r)
+diff_token_mean       mean_of_means dp     mean of sequence means of the change of probability
+diff_sequence_mean    sum of dp            mean over sequences of its sum
+"""
+_OPENRLHF = """
+vllm_kl  mean -r  mean of -r, nats
+"""
+_AREAL = """
+behave_imp_weight  mean exp r  mean of exp(r)
+behave_approx_kl   mean r      mean of r, nats
+"""
+
+
+def _figures(table: str) -> tuple[Figure, ...]:
+    prefix, figures = "", []
+    for line in filter(None, table.splitlines()):
+        if line.startswith("["):
+            prefix = line.strip("[]")
+            continue
+        name, value, definition = re.split(r" {2,}", line)
+        method, _, quantities = value.partition(" ")
+        compute = _VALUES.get(value) or methodcaller(method, *quantities.split(", "))
+        unit = "nats" if definition.endswith(", nats") else ""
+        figures.append(Figure(prefix + name, definition.removesuffix(", nats"), compute, unit))
+    return tuple(figures)
+
+
+_VERL_SOURCE = "0.9.1, trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py"
+_SLIME_SOURCE = (
+    "624b824a8, backends/megatron_utils/loss.py, examples/train_infer_mismatch_helper/mis.py"
+)
+_MILES_SOURCE = "31f1ca961, backends/training_utils/loss_hub/losses.py"
+FRAMEWORKS = {
+    name: Framework(name, source, _figures(table), counts_masked)
+    for name, source, table, counts_masked in (
+        ("ulpscope", "", _OWN, False),
+        ("verl", _VERL_SOURCE, _VERL, True),
+        ("trl", "1.16.0, trainer/grpo_trainer.py", _TRL, True),
+        ("slime", _SLIME_SOURCE, _SLIME, True),
+        ("miles", _MILES_SOURCE, _MILES, True),
+        ("nemo-rl", "7ea279abf, algorithms/loss/loss_functions.py", _NEMO, False),
+        ("prime-rl", "559b44772, trainer/rl/loss.py", _PRIME, False),
+        ("openrlhf", "0.11.2, models/loss.py", _OPENRLHF, False),
+        (
+            "ms-swift",
+            "4.6.0, rlhf_trainers/grpo_trainer.py",
+            f"[rollout_correction/]\n{_OF_SWIFT}",
+            True,
+        ),
+        ("roll", "utils/train_infer_corrections.py", _ROLL, False),
+        ("areal", "1.0.4, utils/functional/functional.py", _AREAL, False),
+    )
+}
+PERCENTILES = {f"p{100 * share:g}": share for share in (0.5, 0.9, 0.99, 0.999)}  # of |r|
+FIGURE_NAMES = {
+    *PERCENTILES,
+    *(figure.name for framework in FRAMEWORKS.values() for figure in framework.figures),
+}
+
+
+def intervals(
+    sequences: Sequences,
+    figures: Sequence[Figure],
+    *,
+    draws: int = 200,
+) -> list[tuple[float, float]]:
+    """Return the 95 % interval of each figure by a bootstrap over sequences. [figures]
+
+    Maxima have none worth the name: theirs is at most the maximum itself.
+    """
+    random, count = np.random.default_rng(0), len(sequences)
+    values = np.empty((draws, len(figures)))
+    for draw in range(draws):
+        weights = np.bincount(random.integers(0, count, count), minlength=count).astype(np.float64)
+        batch = Batch(sequences, weights)
+        values[draw] = [figure.value(batch) for figure in figures]
+    low, high = np.nanquantile(values, (0.025, 0.975), axis=0)
+    return list(zip(low.tolist(), high.tolist(), strict=True))

@@ -1,0 +1,468 @@
+"""Trainer against rollout in a run of chosen tokens: figures by every framework's name, and what
+they depend on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import UsageError
+from ..runs.figures import Figures
+from ..runs.queries.layers import records
+from ..text import number, percent, plural
+from .figures import (
+    DPPO,
+    FRAMEWORKS,
+    ICEPOP,
+    MAXIMA,
+    PERCENTILES,
+    SUMS,
+    TIS,
+    Batch,
+    Floats,
+    Integers,
+    SampledTokens,
+    Sequences,
+    TokenPairs,
+    intervals,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TOKENS_AT_ONCE = 1 << 20
+_BINS = 10_000  # of a logarithm: values within 0.01 % of each other are together
+GROUPS = 16  # into which the values of a quantity are put
+_KL = "2 * exp(r / 2) * sinh(r / 2) - r"  # k3 = exp(r) - 1 - r, also near 0
+# tokens of the loss with both values
+_TOKENS = f"""(
+    SELECT *, variant - reference AS r, abs(r) AS size, {_KL} AS kl
+    FROM chosen_token WHERE is_trained AND reference IS NOT NULL AND variant IS NOT NULL
+)"""
+# Of a response by several weights, the oldest.
+_OF_SEQUENCES = """
+    JOIN prompt USING (prompt) JOIN (
+        SELECT *, list_min(string_split(weight_version, ',').list_transform(
+            lambda v: try_cast(v AS DOUBLE))) AS oldest
+        FROM sequence
+    ) USING (prompt)"""
+_VERSION = "coalesce(token_version, oldest)"
+BY = {
+    "position": "position",
+    "length": "positions",
+    "entropy": "entropy",
+    "advantage": "advantage",
+    "confidence": "reference",
+    "turn": "coalesce(len(list_filter(starts, lambda p: p < position)), 0)",
+    "lag": f"step - {_VERSION}",
+    "weight version": _VERSION,
+    "step": "step",
+    "rank": "try_cast(try_cast(sampling AS JSON) ->> 'rank' AS BIGINT)",
+    "environment": "environment",
+    "stop reason": "stop_reason",
+}
+_TEXTS = ("environment", "stop reason")
+# Where the masked stretches of a sequence start. One that has no masked token is not there.
+_STARTS = """
+    LEFT JOIN (
+        SELECT prompt, list_filter(masked, lambda p, n: n = 1 OR masked[n - 1] < p - 1) AS starts
+        FROM (SELECT prompt, list(position ORDER BY position) AS masked
+            FROM chosen_token WHERE NOT is_trained GROUP BY prompt)
+    ) USING (prompt)"""
+
+
+def summary(run: Figures, name: str) -> Any:
+    """Return one of `summaries`, as it was stored with the run."""
+    return json.loads(run.query("SELECT content FROM mismatch WHERE name = ?", name)["content"][0])
+
+
+def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]]:
+    """Return a framework's figures: name, value, low and high of its 95 % interval over sequences,
+    unit, definition.
+
+    Raises:
+        UsageError: no such framework.
+    """
+    if framework not in FRAMEWORKS:
+        raise UsageError(f"--as '{framework}': expected one of {', '.join(FRAMEWORKS)}.")
+    return list(summary(run, f"figures of {framework}"))
+
+
+def interval_of(figure: Mapping[str, Any]) -> str:
+    """Return the interval of a figure of `figures_of` in words, '' if it has none."""
+    low, high = figure["low"], figure["high"]
+    return "" if low is None else f"{number(low)} to {number(high)}"
+
+
+def sentence(mismatch: Mapping[str, Any]) -> str:
+    """Say how many tokens there are, how few carry half of the KL, and what |r| depends on most.
+    mismatch: of `mismatch_json`.
+    """
+    tokens, half = mismatch["tokens"], mismatch["tokens_with_half_of_kl"]
+    text = (
+        f"r is trainer minus rollout, over {plural(tokens, 'token')} of"
+        f" {plural(mismatch['sequences'], 'sequence')}. Half of the KL is in"
+        f" {plural(half, 'token')} ({percent(half / tokens)})."
+    )
+    if mismatch["left_out"]:
+        text += f" {mismatch['left_out']}"
+    name, share = next(iter(mismatch["explained_by"].items()), ("", 0.0))
+    if share >= 0.02 and tokens >= 1000:  # fewer tokens tell nothing
+        text += f" |r| depends most on the {name}: {percent(share)} of its variance."
+    return text
+
+
+def summaries(run: Figures, masked: int = 0) -> dict[str, Any]:
+    """Return what pages and reports show of all tokens, to be stored with the run, in types of
+    JSON; empty if no token has both values. masked: responses without a token of the loss, which
+    are not in the run.
+    """
+    sequences = _read_sequences(run)
+    if not len(sequences):
+        return {}
+    percentiles = _percentiles(run)
+    groups = {quantity: by_quantity(run, quantity) for quantity in BY}
+    trained, responses = _counts(
+        run,
+        "SELECT count(*), count(DISTINCT prompt) FROM chosen_token WHERE is_trained",
+    )
+    masked += responses - len(sequences)  # and those without a value on a side
+    tokens = int(sequences.tokens.sum())
+    tables = {
+        "histogram": histogram(run),
+        "density": density(run, percentiles[-1]),
+        "bars": bars(run),
+        "steps": by_step(run),
+        "heaviest": heaviest(run),
+        **{f"by {name}": rows for name, rows in groups.items()},
+    }
+    return {
+        "tokens": {
+            "tokens": tokens,
+            "sequences": len(sequences),
+            "half": _tokens_with_half(run),
+            "masked": masked,
+            "missing": trained - tokens,
+        },
+        "explained": _explained(groups),
+        **{
+            f"figures of {name}": rows
+            for name, rows in _figures(sequences, percentiles, masked).items()
+        },
+        **{name: records(table) for name, table in tables.items()},
+    }
+
+
+def _counts(run: Figures, sql: str) -> list[int]:
+    """Return the only row of a query, of whole numbers."""
+    return [int(value) for value in run.query(sql).iloc[0]]
+
+
+def tokens_of(run: Figures, prompt: int) -> pd.DataFrame:
+    """Return the tokens of a sequence: token_id, rollout, trainer, r, max_abs (|r|), kl (k3);
+    values null if masked.
+    """
+    return run.query(
+        f"""
+        SELECT token_id, rollout, trainer, trainer - rollout AS r, abs(r) AS max_abs, {_KL} AS kl
+        FROM (SELECT *, CASE WHEN is_trained THEN reference END AS rollout,
+            CASE WHEN is_trained THEN variant END AS trainer FROM chosen_token WHERE prompt = ?)
+        ORDER BY position""",
+        prompt,
+    )
+
+
+def _read_sequences(run: Figures) -> Sequences:
+    """Sum up the tokens with both values by sequence, about a million tokens at a time."""
+    (most,) = _counts(run, "SELECT count(*) FROM prompt")
+    tokens, stop = np.empty(most, np.int64), 0
+    # filled in place: parts of a million sequences and all of them would be in memory twice
+    sums, maxima = ({name: np.empty(most) for name in names} for names in (SUMS, MAXIMA))
+    for pairs, lengths in _pairs(run):
+        part = Sequences.of(pairs, lengths)
+        place = slice(stop, stop := stop + len(part))
+        tokens[place] = part.tokens
+        for whole, of_part in ((sums, part.sums), (maxima, part.maxima)):
+            for name, values in whole.items():
+                values[place] = of_part[name]
+    return Sequences(
+        tokens[:stop],
+        {name: values[:stop] for name, values in sums.items()},
+        {name: values[:stop] for name, values in maxima.items()},
+    )
+
+
+def _bins(run: Figures, value: str) -> pd.DataFrame:
+    """Return the tokens in bins of a value that is never negative, ascending: tokens, low, high,
+    total.
+    """
+    return run.query(f"""
+        SELECT count(*) AS tokens, min(v) AS low, max(v) AS high, sum(v) AS total
+        FROM (SELECT {value} AS v FROM {_TOKENS})
+        GROUP BY round(ln(nullif(greatest(v, 0), 0)) * {_BINS}) ORDER BY low""")
+
+
+def _percentiles(run: Figures) -> Floats:
+    """Return PERCENTILES of |r|, exact in bins of up to two tokens."""
+    bins = _bins(run, "size")
+    tokens = bins["tokens"].to_numpy(np.int64)
+    ends = np.cumsum(tokens)
+    ranks = np.column_stack([ends - tokens, ends - 1])
+    places = np.array(list(PERCENTILES.values())) * (ends[-1] - 1)
+    return np.interp(places, ranks.ravel(), bins[["low", "high"]].to_numpy(float).ravel())
+
+
+def _tokens_with_half(run: Figures) -> int:
+    """Return how many tokens carry half of the sum of k3, the largest first."""
+    bins = _bins(run, "kl")[::-1]
+    tokens, kl = bins["tokens"].to_numpy(np.int64), bins["total"].to_numpy(float)
+    carried = np.cumsum(kl)
+    last = int(np.searchsorted(carried, carried[-1] / 2))
+    if not kl[last]:
+        return 1
+    rest = carried[-1] / 2 - (carried[last] - kl[last])
+    return int(tokens[:last].sum()) + max(1, int(np.ceil(rest / kl[last] * tokens[last])))
+
+
+def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, Integers]]:
+    """Yield the tokens of whole sequences in order, with the number of each."""
+    table = run.query("SELECT positions FROM prompt ORDER BY prompt")
+    counts = table["positions"].to_numpy(np.int64)
+    group = (np.cumsum(counts) - counts) // _TOKENS_AT_ONCE
+    for each in np.unique(group):
+        first, last = np.flatnonzero(group == each)[[0, -1]].tolist()
+        rows = run.query(
+            f"SELECT prompt, reference, variant FROM {_TOKENS} WHERE prompt BETWEEN ? AND ?"
+            " ORDER BY prompt, position",
+            first,
+            last,
+        )
+        if len(rows):
+            sides = (rows[side].to_numpy(float) for side in ("reference", "variant"))
+            yield TokenPairs(*sides), np.bincount(rows["prompt"].to_numpy() - first)
+
+
+def _figures(
+    sequences: Sequences,
+    percentiles: Floats,
+    masked: int,
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the figures of every framework, by its name."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for counts_masked in (False, True):
+        frameworks = [each for each in FRAMEWORKS.values() if each.counts_masked == counts_masked]
+        counted = sequences.with_masked(masked) if counts_masked else sequences
+        figures, batch = [figure for each in frameworks for figure in each.figures], Batch(counted)
+        # drawn once for all frameworks
+        has_interval = len(counted) > 1
+        bounds = iter(
+            intervals(counted, figures) if has_interval else [(None, None)] * len(figures)
+        )
+        for framework in frameworks:
+            rows[framework.name] = [
+                _row(each.name, each.definition, each.unit, each.value(batch), *next(bounds))
+                for each in framework.figures
+            ]
+    rows["ulpscope"][2:2] = [
+        _row(name, f"{name[1:]}th percentile of |r|", "nats", value)
+        for name, value in zip(PERCENTILES, percentiles, strict=True)
+    ]
+    return rows
+
+
+def _row(
+    name: str,
+    definition: str,
+    unit: str,
+    value: float,
+    low: float | None = None,
+    high: float | None = None,
+) -> dict[str, Any]:
+    numbers = {"value": value, "low": low, "high": high}
+    plain = {key: _plain(number) for key, number in numbers.items()}
+    return {"name": name, **plain, "unit": unit, "definition": definition}
+
+
+def _plain(value: float | None) -> float | None:
+    """Return a figure as JSON knows it: None for NaN, the largest number for an overflow."""
+    return None if value is None or np.isnan(value) else float(np.nan_to_num(value))
+
+
+def mismatch_json(run: Figures, framework: str = "ulpscope") -> dict[str, Any]:
+    """Return a framework's figures with what carries the difference; UsageError for an unknown
+    framework.
+    """
+    tokens = summary(run, "tokens")
+    return {
+        "framework": framework,
+        "figures": figures_of(run, framework),
+        "source": FRAMEWORKS[framework].source,
+        "tokens": tokens["tokens"],
+        "sequences": tokens["sequences"],
+        "tokens_with_half_of_kl": tokens["half"],
+        "left_out": _left_out(framework, tokens),
+        "bars": summary(run, "bars"),
+        "by_step": summary(run, "steps"),
+        "explained_by": summary(run, "explained"),
+    }
+
+
+def _left_out(framework: str, tokens: Mapping[str, int]) -> str:
+    """Say what is in no figure, and how that differs from the framework's own. tokens: of
+    `summaries`.
+    """
+    says = []
+    if masked := tokens.get("masked", 0):
+        are_counted = FRAMEWORKS[framework].counts_masked
+        about = (
+            f"counted in means over responses, as {framework} does"
+            if are_counted
+            else "in no figure"
+        )
+        says.append(f"{plural(masked, 'response')} without a token of the loss: {about}.")
+    if missing := tokens.get("missing", 0):
+        own = {"ulpscope": "", "trl": "; TRL takes r as 0 there in its ratios"}
+        about = own.get(framework, f"; {framework} itself makes NaN of means over them")
+        says.append(f"{plural(missing, 'token')} without a value on a side: in no figure{about}.")
+    return " ".join(says)
+
+
+def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
+    """Return the tokens of whole sequences, spread evenly over the run, about `most` in all."""
+    (total,) = _counts(run, "SELECT sum(positions) FROM prompt")
+    table = run.query(
+        f"""
+        SELECT prompt, position, is_trained, reference, variant, entropy, {_VERSION} AS version,
+            step, {BY["rank"]} AS rank, environment, stop_reason
+        FROM chosen_token {_OF_SEQUENCES} WHERE prompt % ? = 0 ORDER BY prompt, position""",
+        -(-total // most),
+    )
+    trained = table["is_trained"].to_numpy(bool)
+    is_hole = ~trained & np.append(False, trained[:-1])
+    turn = table.assign(hole=is_hole).groupby("prompt")["hole"].cumsum()
+    used = table[trained]
+    rollout, trainer, entropy, version, step, rank = (
+        used[name].to_numpy(np.float64, na_value=np.nan)
+        for name in ("reference", "variant", "entropy", "version", "step", "rank")
+    )
+    lag = (step if np.isfinite(step).any() else np.fmax.reduce(version)) - version
+    texts = {name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS}
+    return SampledTokens(
+        used["prompt"].to_numpy(),
+        used["position"].to_numpy(),
+        rollout,
+        trainer,
+        turn[trained].to_numpy(),
+        entropy if np.isfinite(entropy).any() else None,
+        lag if np.isfinite(lag).any() else None,
+        {"step": step, "weight version": version, "rank": rank, **texts},
+        (run.header.sides[0].name, run.header.sides[1].name),
+    )
+
+
+def histogram(run: Figures) -> pd.DataFrame:
+    """Return tokens and the sum of k3 by log-ratio r, in bins of 1/16 up to 8 on either side: r,
+    tokens, kl.
+    """
+    return run.query(f"""
+        SELECT round(greatest(least(r, 8), -8) * 16) / 16 AS r, count(*) AS tokens, sum(kl) AS kl
+        FROM {_TOKENS} GROUP BY 1 ORDER BY 1""")
+
+
+def density(run: Figures, most: float) -> pd.DataFrame:
+    """Return tokens by the rollout's probability (in 40 steps) and r (in 1/20 of `most`, which
+    bounds it): probability, r, tokens.
+    """
+    return run.query(
+        f"""
+        SELECT round(exp(reference) * 40) / 40 AS probability,
+            round(greatest(least(r, $1), -$1) / $1 * 20) / 20 * $1 AS r, count(*) AS tokens
+        FROM {_TOKENS} GROUP BY ALL ORDER BY ALL""",
+        max(most, 1e-9),
+    )
+
+
+def bars(run: Figures) -> pd.DataFrame:
+    """Return what the frameworks' bars cut: bar, tokens and kl as shares."""
+    low, high = ICEPOP
+    conditions = {
+        f"TIS: exp(r) > {TIS:g}": f"exp(r) > {TIS}",
+        f"IcePop: exp(r) outside {low:g} to {high:g}": f"exp(r) NOT BETWEEN {low} AND {high}",
+        f"DPPO: change of probability > {DPPO:g}": f"abs(exp(variant) - exp(reference)) > {DPPO}",
+    }
+    rows = [
+        f"""
+        SELECT ? AS bar, avg(({condition})::INTEGER) AS tokens,
+            coalesce(sum(kl) FILTER ({condition}), 0) / nullif(sum(kl), 0) AS kl FROM {_TOKENS}"""
+        for condition in conditions.values()
+    ]
+    return run.query(" UNION ALL ".join(rows), *conditions)
+
+
+def by_step(run: Figures) -> pd.DataFrame:
+    """Return figures by training step: step, tokens, mean_abs, k3, ratio, max_abs; empty if no step
+    is known.
+    """
+    return run.query(f"""
+        SELECT step, count(*) AS tokens, avg(size) AS mean_abs, avg(kl) AS k3, avg(exp(r)) AS ratio,
+            max(size) AS max_abs
+        FROM {_TOKENS} {_OF_SEQUENCES} WHERE step IS NOT NULL GROUP BY step ORDER BY step""")
+
+
+def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
+    """Return |r| by a quantity of BY, in up to GROUPS groups of about as many tokens: part, value,
+    tokens, mean_abs, variance. Equal values are together; the borders are those of about 200,000
+    tokens.
+    """
+    starts = _STARTS if quantity == "turn" else ""
+    rows = (
+        f"(SELECT prompt, size, {BY[quantity]} AS value FROM {_TOKENS} {_OF_SEQUENCES} {starts}"
+        " WHERE value IS NOT NULL)"
+    )
+    group, value = "value", "any_value(value)"
+    if quantity not in _TEXTS:
+        shares = [number / GROUPS for number in range(1, GROUPS)]
+        borders = run.query(f"""
+            SELECT unnest(list_distinct(quantile_disc(value, {shares}))) AS at FROM {rows}
+            WHERE prompt % (SELECT 1 + sum(positions)::BIGINT // 200000 FROM prompt) = 0""")
+        group = " + ".join(["0", *(f"(value > {at!r})::INTEGER" for at in borders["at"].tolist())])
+        value = "avg(value)"
+    return run.query(f"""
+        SELECT {group} AS part, {value} AS value, count(*) AS tokens, avg(size) AS mean_abs,
+            coalesce(var_pop(size), 0) AS variance
+        FROM {rows} GROUP BY part ORDER BY part""")
+
+
+def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+    """Return the share of the variance of |r| between the groups of each quantity of BY, largest
+    first.
+
+    The shares are adjusted (epsilon squared): groups that mean nothing explain 0 on average.
+    """
+    shares = {}
+    for quantity, rows in groups.items():
+        tokens = rows["tokens"].to_numpy(float)
+        if not 1 < len(rows) < tokens.sum():
+            continue
+        mean = (tokens @ rows["mean_abs"]) / tokens.sum()
+        between, within = tokens @ (rows["mean_abs"] - mean) ** 2, tokens @ rows["variance"]
+        chance = (len(rows) - 1) * within / (tokens.sum() - len(rows))
+        if between + within > 0:
+            shares[quantity] = max(0.0, float((between - chance) / (between + within)))
+    # lag before its equal, the version
+    return dict(sorted(shares.items(), key=lambda item: -round(item[1], 9)))
+
+
+def heaviest(run: Figures) -> pd.DataFrame:
+    """Return the 20 sequences that carry the most of the KL, with the position that has the most:
+    prompt, position, name, step, tokens, mean_abs, kl_share.
+    """
+    return run.query(f"""
+        SELECT prompt, arg_max(position, (kl, -position)) AS position, any_value(name) AS name,
+            any_value(step) AS step, count(*) AS tokens, avg(size) AS mean_abs,
+            sum(kl) / nullif(sum(sum(kl)) OVER (), 0) AS kl_share
+        FROM {_TOKENS} {_OF_SEQUENCES} GROUP BY prompt ORDER BY kl_share DESC, prompt LIMIT 20""")

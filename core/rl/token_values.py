@@ -1,0 +1,208 @@
+"""What values of sampled tokens are instead of the token's log-probability: placeholders, other
+units, sums, values of another token. Each is looked for before causes of a small difference are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from ..judging.explain.scoring import Cause
+from ..text import number, percent, plural
+from .figures import Floats, SampledTokens
+
+MOST = 0.1  # of the squared difference, that a named cause leaves
+CONTRAST = 9.0  # of squared differences per token, within a part of the tokens and outside
+_OUTLIERS = 0.01  # of the tokens, which a cause need not explain
+_MANY = 0.9  # of the tokens, whose difference has to shrink too: not that of one outlier alone
+# of the squared difference, left by values in other units, which noise alone sets apart
+_EXACTLY = 0.02
+_CONSTANT = 0.01  # of the tokens
+_FAR = 5.0  # nats, from a placeholder to any other value of its side
+_SENTINEL = -50.0  # a whole number below is no value: no model samples a token of probability 1e-22
+MOST_MASS = 3.0  # that a renormalization adds to a log-probability: no sampler keeps less than 0.05
+_BASES = {1 / np.log(2): "2", 1 / np.log(10): "10"}
+_DIFFERENT = 0.25  # nats, by which another token's value differs, and engines do not
+_RELATED = 0.8  # correlation of values of one token
+_QUANTILES, _MOST_RESPONSES, _LEAST_RESPONSE = 16, 512, 8
+
+
+def is_explained(square: Floats, rest: Floats, most: float = MOST) -> bool:
+    """Return whether a cause leaves little of the squared difference, whatever a few tokens do."""
+    kept = np.argsort(rest, kind="stable")[: len(rest) - int(_OUTLIERS * len(rest))]
+    is_small = rest[kept].sum() <= most * square[kept].sum()
+    return bool(is_small and np.quantile(rest, _MANY) <= 0.5 * np.quantile(square, _MANY))
+
+
+def sides_of(tokens: SampledTokens) -> Iterator[tuple[int, Floats, Floats, str, str]]:
+    """Yield each side's number, its values, the other's, its name and the other's."""
+    yield 0, tokens.rollout, tokens.trainer, *tokens.names
+    yield 1, tokens.trainer, tokens.rollout, *tokens.names[::-1]
+
+
+def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
+    """Missing values, and one value of a side at tokens to which the other side gives all kinds of
+    values.
+    """
+    square = np.nan_to_num(tokens.r) ** 2
+    for side, own, other, name, other_name in sides_of(tokens):
+        missing = ~np.isfinite(own) & np.isfinite(other)
+        if missing.sum() > _CONSTANT * len(own):
+            share = float(missing.mean())
+            says = f"'{name}' has no value for {percent(share)} of the tokens."
+            yield Cause("missing", says, {"side": side, "value": None, "share": share})
+        values = _repeated(own)
+        usual = float(square[~np.isin(own, values)].mean()) if len(values) < len(own) else 0.0
+        for value in values:
+            is_value = own == value
+            # 0.0 is right for a certain token, and for the one that top-p leaves: there the sides
+            # agree as elsewhere.
+            if square[is_value].mean() <= CONTRAST * usual:
+                continue
+            share = float(is_value.mean())
+            parameters = {"side": side, "value": float(value), "share": share}
+            says = f"'{name}' is {number(value)} for {percent(share)} of the tokens"
+            is_beyond = other[is_value] <= value + max(0.1, 3 * usual**0.5)
+            name_of_cause, about = "placeholders", ": placeholders."
+            if value == np.nanmin(own) and is_beyond.mean() > 1 - MOST:
+                name_of_cause = "clipped"
+                about = f", at which '{other_name}' is lower: a lower bound."
+            yield Cause(name_of_cause, says + about, parameters)
+
+
+def _repeated(own: Floats) -> Floats:
+    """Return values that may be placeholders: frequent ones, and equal ones or whole numbers far
+    below the rest.
+    """
+    values, counts = np.unique(own[np.isfinite(own)], return_counts=True)
+    is_frequent = counts > max(8, _CONSTANT * len(own))
+    is_sentinel = (counts > 1) | ((values <= _SENTINEL) & (values == np.round(values)))
+    is_far = is_sentinel & (np.diff(values, append=np.inf) > _FAR)
+    is_far[-1:] = False
+    is_far &= np.logical_and.accumulate(is_sentinel)  # nothing but such values lies below it
+    is_frequent[:1] |= counts[:1] > 2  # perhaps a bound
+    return values[is_frequent | is_far]
+
+
+def units(tokens: SampledTokens) -> Iterator[Cause]:
+    """One side is the other in another unit, summed up, or with a constant."""
+    starts, lengths = tokens.starts, tokens.lengths
+    square = tokens.r**2
+    follows = np.append(False, np.diff(tokens.position) == 1)
+    follows[starts] = False
+    if not follows.any():
+        return
+    for side, own, other, name, other_name in sides_of(tokens):
+        steps = np.where(follows, np.diff(own, prepend=0.0), other)
+        sums = np.add.reduceat(other, starts)
+        candidates: list[tuple[str, Floats, dict[str, float]]] = [
+            ("the running sum of", own - steps + other, {}),
+            ("the sum over the response of", np.repeat(sums, lengths), {}),
+            ("the mean over the response of", np.repeat(sums / lengths, lengths), {}),
+        ]
+        if side == 0:
+            factor = _median_ratio(own, other)
+            offset = float(np.median(own - other))
+            candidates.append(
+                (f"{factor:.4g}{_base_of(factor)} times", factor * other, {"factor": factor}),
+            )
+            if abs(offset) > MOST_MASS:
+                candidates.append((f"{number(offset)} plus", offset + other, {"offset": offset}))
+        for words, expected, parameters in candidates:
+            rest = (own - expected) ** 2
+            if is_explained(square, rest, _EXACTLY):
+                says = f"'{name}' is {words} '{other_name}'."
+                cause = Cause("other units", says, {"side": side, **parameters})
+                yield cause.score(square, rest, len(rest))
+                return
+
+
+def _median_ratio(own: Floats, other: Floats) -> float:
+    """Return the factor between sides: the median of ratios, each weighted by the value that it is
+    over.
+    """
+    order = np.argsort(own / np.where(other == 0, 1e-300, other))
+    weights = np.cumsum(np.abs(other[order]))
+    middle = order[min(np.searchsorted(weights, weights[-1] / 2), len(order) - 1)]
+    return float(own[middle] / other[middle]) if other[middle] else 1.0
+
+
+def _base_of(factor: float) -> str:
+    """Say of which logarithm a factor is the unit; '' for none."""
+    for each, base in _BASES.items():
+        for unit, words in ((each, ""), (1 / each, "the other is in ")):
+            if abs(np.log(factor / unit)) < 0.01:
+                return f" ({words}logarithms to base {base})"
+    return ""
+
+
+def another_token(tokens: SampledTokens) -> Iterator[Cause]:
+    """Where the sides differ, their values are of two tokens of one distribution: they add up to at
+    most 1.
+    """
+    differs = np.abs(tokens.r) > _DIFFERENT
+    rollout, trainer = tokens.rollout[differs], tokens.trainer[differs]
+    if min(len(rollout), (~differs).sum()) < 16 or np.corrcoef(rollout, trainer)[0, 1] > _RELATED:
+        return
+    above = float((rollout > trainer).mean())
+    is_of_one_side = max(above, 1 - above) > 0.99
+    is_largest = is_of_one_side and np.quantile(np.abs(rollout - trainer), 0.9) > MOST_MASS / 2
+    at_random = np.random.default_rng(0).permutation(rollout)
+    limit = np.exp(2 * np.median(np.abs(tokens.r[~differs])))
+    together, expected = (
+        (np.exp(each) + np.exp(trainer) > limit).sum() for each in (rollout, at_random)
+    )
+    # Renormalized values of one token add up to more: 0.9 and 0.5.
+    if together <= 0.01 * len(rollout) and (is_largest or expected >= 8):
+        share = float(differs.mean())
+        name = tokens.names[0 if above > 0.5 else 1]
+        which = ", as of the most likely one" if is_largest else ""
+        says = f"'{name}' has another token's value{which} at {percent(share)} of the tokens."
+        yield Cause("another token", says, {"share": share})
+
+
+def other_order(tokens: SampledTokens) -> Iterator[Cause]:
+    """Find responses with values of another one, or with their own in another order: sorted, they
+    are the same.
+    """
+    bounds = np.append(tokens.starts, len(tokens.r))
+    spans = [slice(*span) for span in pairwise(bounds) if span[1] - span[0] >= _LEAST_RESPONSE]
+    rows = spans[:_MOST_RESPONSES]
+    if len(rows) < 4:
+        return
+    shares = np.linspace(0, 1, _QUANTILES)
+    rollout, trainer = (
+        np.array([np.quantile(side[row], shares) for row in rows])
+        for side in (tokens.rollout, tokens.trainer)
+    )
+    distances = ((trainer[:, None] - rollout[None]) ** 2).mean(axis=2)
+    square = np.array([(tokens.r[row] ** 2).mean() for row in rows])
+    nearest = distances.argmin(axis=1)
+    at = np.arange(len(rows))
+    is_close = distances[at, nearest] <= MOST * np.minimum(square, np.median(distances, axis=1))
+    # Sides that rank their tokens alike are no others: a temperature moves values, and keeps their
+    # order.
+    is_close &= np.array(
+        [np.corrcoef(tokens.rollout[row], tokens.trainer[row])[0, 1] < _RELATED for row in rows],
+    )
+    if square[is_close].sum() < (1 - MOST) * square.sum():
+        return
+    first = int(np.flatnonzero(is_close)[0])
+    sequence, other = (int(tokens.sequence[rows[row]][0]) for row in (first, nearest[first]))
+    count = f"{is_close.sum():,} of {plural(len(rows), 'response')}"
+    parameters = {"sequences": int(is_close.sum()), "sequence": sequence}
+    rollout_name, trainer_name = tokens.names
+    if (nearest == at)[is_close].mean() > 0.5:
+        says = (
+            f"'{trainer_name}' has the values of '{rollout_name}' in another order in {count},"
+            f" first in sequence {sequence}."
+        )
+        yield Cause("other order", says, parameters)
+    else:
+        says = (
+            f"'{trainer_name}' has another response's values in {count}: in sequence {sequence}"
+            f" those of {other}."
+        )
+        yield Cause("exchanged", says, {**parameters, "other": other})

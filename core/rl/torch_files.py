@@ -1,0 +1,265 @@
+"""Responses in the files that slime and miles save with torch: `--save-debug-rollout-data`,
+`--save-debug-train-data`, `--dump-details`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import DumpError
+from ..runs.dumps.arrays import foreign_errors
+from ..text import clean, plural
+from .figures import Flags, Floats, Integers
+
+# Of a training batch, one value per token of the response; miles saves the part of a
+# context-parallel rank.
+_VALUES = {
+    "reference": "rollout_log_probs",
+    "variant": "log_probs",
+    "reference_policy": "ref_log_probs",
+    "entropy": "entropy",
+    "advantage": "advantages",
+}
+
+
+_HEAD = 1 << 20  # bytes of a pickle: either framework writes `rollout_id` first
+_FILE = "a file of slime or miles"
+_MOST_RANKS = 4096
+
+
+# A response as columns of documented names, what files hold per token as [tokens] each.
+Response = dict[str, Any]
+
+
+def is_rollout(path: Path) -> bool:
+    """Return whether a file is one of torch by slime or miles: its pickle names a `rollout_id`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (pickle,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            with archive.open(pickle) as file:
+                return b"rollout_id" in file.read(_HEAD)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError):
+        return False
+
+
+def read_responses(paths: Sequence[Path]) -> list[Response]:
+    """Read and join the files of one or several steps by step and sample.
+
+    Raises:
+        DumpError: a file holds more than tensors and plain values, a rank or a value is missing, or the files disagree.
+    """
+    responses = []
+    parts: dict[tuple[int, int], list[tuple[Path, dict[str, Any]]]] = {}
+    for path in paths:
+        content = _load(path)
+        if not isinstance(content.get("samples", content.get("rollout_data")), list | dict):
+            raise DumpError(
+                f"{clean(path.name)}: holds no `samples` and no `rollout_data` of slime or miles.",
+            )
+        with foreign_errors(clean(path.name), _FILE):
+            for sample in _samples(content):
+                key = int(content["rollout_id"]), sample["sample"]
+                parts.setdefault(key, []).append((path, sample))
+    for key, of_files in sorted(parts.items(), key=itemgetter(0)):
+        with foreign_errors(clean(of_files[0][0].name), _FILE):
+            responses.append(_join(key, of_files))
+    return responses
+
+
+def _load(path: Path) -> dict[str, Any]:
+    import torch
+    from numpy._core.multiarray import _reconstruct, scalar
+
+    kinds = {type(np.dtype(kind)) for kind in "?bhilqBHILQefdSU"}
+    plain: list[Any] = [_reconstruct, scalar, np.ndarray, np.dtype, *kinds]
+    try:
+        with torch.serialization.safe_globals(plain):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        match = re.search(r"GLOBAL ([\w.]+)", str(error))
+        reason = (
+            f"holds {match[1]}, and only tensors and plain values are read"
+            if match
+            else "cannot be read by torch"
+        )
+        raise DumpError(
+            f"{clean(path.name)}: {reason}{'.' if match else '; is it complete?'}",
+        ) from error
+    if not isinstance(content, dict):
+        raise DumpError(f"{clean(path.name)}: holds no dictionary of slime or miles.")
+    return content
+
+
+def _samples(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the samples of a file, each a dictionary with its number as `sample`."""
+    if "rollout_data" in content:  # of miles: columns, for one rank
+        columns = content["rollout_data"]
+        for row, sample in enumerate(columns["sample_indices"]):
+            values = {
+                name: column[row] for name, column in columns.items() if _has_row(column, row)
+            }
+            shard = {name: content.get(name) for name in ("cp_rank", "cp_size", "qkv_format")}
+            yield {
+                **values,
+                "max_seq_len": values.get("max_seq_lens"),
+                **shard,
+                "sample": int(sample),
+            }
+        return
+    for number, sample in enumerate(content["samples"]):
+        index = next(
+            (sample[name] for name in ("sample_index", "index") if sample.get(name) is not None),
+            number,
+        )
+        yield {**sample, "sample": int(index)}
+
+
+def _numbers(values: Any) -> Floats:
+    """Return a tensor, an array or a list as float64; None is NaN."""
+    return np.asarray(
+        _complete(values).double() if hasattr(values, "double") else values,
+        np.float64,
+    )
+
+
+def _complete(values: Any) -> Any:
+    """Return the values; ValueError for a tensor with more elements than the file has, by a stride
+    of 0.
+    """
+    if hasattr(values, "untyped_storage") and values.nbytes > values.untyped_storage().nbytes():
+        raise ValueError("a tensor has more elements than the file")
+    return values
+
+
+def _has_row(column: object, row: int) -> bool:
+    return isinstance(column, list | tuple) and row < len(column)
+
+
+def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]]) -> Response:
+    """Join what the files hold of one sample."""
+    place = f"sample {key[1]} of rollout {key[0]}"
+    texts = [_prompt_and_text(path, sample, place) for path, sample in of_files]
+    tokens = texts[0][1]
+    mask: Flags | None = None
+    response: Response = {"sequence": str(key[1]), "step": key[0]}
+    versions: list[str] = []
+    for (path, sample), (prompt, text) in zip(of_files, texts, strict=True):
+        if not np.array_equal(text, tokens):
+            some = min(len(text), len(tokens))
+            at = int(np.argmax(np.append(text[:some] != tokens[:some], True)))
+            other = clean(of_files[0][0].name)
+            raise DumpError(
+                f"{clean(path.name)}: {place} has other tokens than in {other} from token {at} on.",
+            )
+        own = sample.get("loss_mask", sample.get("loss_masks"))
+        if own is not None:
+            mask = _numbers(own) != 0
+        versions = list(map(str, sample.get("weight_versions") or ())) or versions
+        status = None
+        if sample.get("truncated") is not None:
+            status = "truncated" if sample["truncated"] else "completed"
+        facts = {
+            "prompt_token_ids": json.dumps(prompt.tolist()) if len(prompt) else None,
+            "reward": sample.get("reward", sample.get("rewards")),
+            "stop_reason": sample.get("status", status),
+            "environment": sample.get("source_names"),
+            "weight_version": ",".join(versions) or None,
+        }
+        response |= {
+            name: value for name, value in facts.items() if isinstance(value, int | float | str)
+        }
+        rank = re.search(r"_(\d{1,9})\.pt$", path.name)
+        if "cp_rank" in sample and rank:  # miles; of context-parallel ranks the first
+            response.setdefault("sampling", json.dumps({"rank": int(rank[1])}))
+    for name, column in _VALUES.items():
+        slices = [
+            (path, sample, _numbers(sample[column]))
+            for path, sample in of_files
+            if sample.get(column) is not None
+        ]
+        if slices:
+            response[name] = _whole(place, column, slices, len(tokens))
+    if mask is not None:
+        if len(mask) != len(tokens):
+            raise DumpError(f"{place}: a mask of {len(mask)} for {plural(len(tokens), 'token')}.")
+        response["token_version"] = _versions_by_turn(versions, mask)
+    return {**response, "token_ids": tokens, "mask": mask}
+
+
+def _prompt_and_text(
+    path: Path,
+    sample: Mapping[str, Any],
+    place: str,
+) -> list[Integers]:
+    """Return the tokens before the response, and those of the response."""
+    tokens = np.asarray(_complete(sample.get("tokens", ())), np.int64)
+    length = int(sample.get("response_length", sample.get("response_lengths", len(tokens))))
+    if not 0 <= length <= len(tokens):
+        raise DumpError(
+            f"{clean(path.name)}: {place} has a response of {length} of {len(tokens)} tokens.",
+        )
+    return np.split(tokens, [len(tokens) - length])
+
+
+def _versions_by_turn(
+    versions: Sequence[str],
+    mask: Flags,
+) -> Floats | None:
+    """Return the version of each token, NaN if masked, for a response with one version for each of
+    its turns: tokens of the loss with masked ones between; None for another one. [tokens]
+    """
+    turn = np.cumsum(np.diff(mask.astype(np.int8), prepend=0) == 1) - 1
+    if not len(versions) == turn.max(initial=-1) + 1 > 1 or not all(map(str.isdecimal, versions)):
+        return None
+    return np.where(mask, np.array(versions, np.float64)[turn], np.nan)
+
+
+def _whole(
+    place: str,
+    column: str,
+    slices: Sequence[tuple[Path, dict[str, Any], Floats]],
+    length: int,
+) -> Floats:
+    """Return the values of a response, put together from the parts of context-parallel ranks.
+    [tokens]
+    """
+    size = max(int(one.get("cp_size") or 1) for _, one, _ in slices)
+    if size > _MOST_RANKS:
+        raise DumpError(f"{place}: has a `cp_size` of {size}; expected at most {_MOST_RANKS}.")
+    whole, ranks = np.full(length, np.nan), set()
+    for path, one, part in slices:
+        rank = int(one.get("cp_rank") or 0)
+        places = _places_of_rank(one, length, rank, size) if size > 1 else np.arange(length)
+        if len(part) != len(places):
+            raise DumpError(
+                f"{clean(path.name)}: {place} has {len(part)} `{column}`; expected {len(places)}.",
+            )
+        if rank in ranks and not np.array_equal(whole[places], part, equal_nan=True):
+            raise DumpError(f"{clean(path.name)}: {place} occurs twice, with other `{column}`.")
+        whole[places] = part
+        ranks.add(rank)
+    if missing := sorted(set(range(size)) - ranks):
+        raise DumpError(
+            f"{place}: the file of context-parallel rank {missing[0]} of {size} is missing.",
+        )
+    return whole
+
+
+def _places_of_rank(one: Mapping[str, Any], length: int, rank: int, size: int) -> Integers:
+    """Return the tokens of a response that a rank holds: two chunks of the text, one from either
+    end.
+    """
+    total = int(one["total_lengths"])
+    padded = int(one["max_seq_len"]) if one.get("qkv_format") == "bshd" else total
+    chunk = -(-padded // (2 * size))
+    scores = np.arange(length) + total - length - 1  # the position whose logits score each token
+    owner = np.minimum(scores // chunk, 2 * size - 1)
+    return np.concatenate([np.flatnonzero(owner == each) for each in (rank, 2 * size - rank - 1)])

@@ -1,0 +1,211 @@
+"""Trainer vs. rollout on the Overview."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from core.judging.ingest import ingest
+from core.rl.queries import summary
+from core.runs.reader import RunReader
+from core.runs.store.store import Store, open_store
+from tests.app.opening import figures_of, open_page, page_text, sent
+
+CASES = Path(__file__).resolve().parents[2] / "cases" / "rollouts"
+
+
+@pytest.fixture
+def page(store):
+    run = ingest(Store(store), [CASES / "slime/train_data/2.pt"], name="rollout 2")
+    return open_page("overview", run=run)
+
+
+def test_the_headline_figures_are_those_of_the_tokens(page):
+    assert [(each.label, each.value) for each in page.metric] == [
+        ("Mean |r|", "0.01212"),
+        ("KL (k3)", "0.0001271"),
+        ("ESS", "0.9998"),
+        ("Largest |r|", "0.03995"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["flips", "near_ties"])
+def test_pages_of_top_tokens_show_no_empty_charts(name, store):
+    run = ingest(Store(store), [CASES / "slime/train_data/2.pt"])
+    opened = open_page(name, run=run)
+    assert len(opened.info) == 1
+    assert not opened.get("plotly_chart")
+    assert not opened.metric
+    assert not opened.dataframe
+
+
+def test_a_framework_gives_its_own_names(page):
+    page.selectbox(key="framework").select("slime").run()
+    (table,) = [each.value for each in page.dataframe if "definition" in each.value]
+    values = dict(zip(table["figure"], table["value"], strict=True))
+    # not 0.01212, the mean over tokens
+    assert values["train/train_rollout_logprob_abs_diff"] == "0.01225"
+    assert not page.exception
+
+
+LENGTH = 250  # of all: else it would explain as much as what is planted
+HEAVY = 3  # the sequence of which four tokens differ much
+
+
+@pytest.fixture(scope="module")
+def sequences() -> list[dict[str, Any]]:
+    """Six sequences of three steps; |r| is twenty times as large in code."""
+    random, rows = np.random.default_rng(7), []
+    for number in range(6):
+        environment = ["math", "code", "chat"][number % 3]
+        r = random.normal(0, 0.1 if environment == "code" else 0.005, LENGTH)
+        r[40:44] -= 1.5 * (number == HEAVY)
+        rollout = -2 - random.gamma(0.7, 1.0, LENGTH)
+        about = {"sequence": f"s{number}", "step": number // 2, "environment": environment}
+        rows.append(
+            {
+                "token_ids": random.integers(0, 9999, LENGTH),
+                "rollout": rollout,
+                "trainer": rollout + r,
+                **about,
+            },
+        )
+    return rows
+
+
+@pytest.fixture
+def planted(built, sequences, monkeypatch):
+    """Opens the Overview of a run of these sequences by a link."""
+
+    def build(store: Store) -> None:
+        path = store.directory.parent / "planted.parquet"
+        pq.write_table(
+            pa.Table.from_pylist(
+                [
+                    {k: getattr(v, "tolist", lambda v=v: v)() for k, v in row.items()}
+                    for row in sequences
+                ],
+            ),
+            path,
+        )
+        ingest(store, [path], run_id="planted")
+
+    monkeypatch.setenv("ULPSCOPE_STORE", str(built(build)))
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    return lambda **link: open_page("overview", run="planted", **link)
+
+
+def r_of(rows) -> np.ndarray:
+    return np.concatenate([row["trainer"] - row["rollout"] for row in rows])
+
+
+def k3_of(r: np.ndarray) -> np.ndarray:
+    return np.expm1(r) - r
+
+
+def values_of(axis: object) -> np.ndarray:
+    """Numbers of an axis of a trace as the browser gets it."""
+    if isinstance(axis, dict):
+        flat = np.frombuffer(base64.b64decode(axis["bdata"]), axis["dtype"])
+        return (
+            flat.reshape([int(size) for size in axis["shape"].split(",")])
+            if "shape" in axis
+            else flat
+        )
+    return np.array(axis)
+
+
+def table_with(page, column: str):
+    (table,) = [each.value for each in page.dataframe if column in each.value]
+    return table
+
+
+def test_what_explains_the_difference_and_which_tokens_carry_it_is_said(planted, sequences):
+    text = page_text(planted())
+    with RunReader(open_store().path_of("planted")) as run:
+        half, shares = summary(run, "tokens")["half"], summary(run, "explained")
+    tokens = f"{half} tokens ({half / len(r_of(sequences)):.1%})"
+    depends = f"|r| depends most on the environment: {shares['environment']:.1%}"
+    assert f"Half of the KL is in {tokens}. {depends}" in text
+
+
+def test_the_distribution_is_that_of_the_tokens(planted, sequences):
+    r = r_of(sequences)
+    page = planted(part="distribution")
+    ratios, density = (figure["figure"]["data"] for figure in figures_of(page))
+    bins, tokens = np.unique(np.round(r * 16) / 16, return_counts=True)
+    np.testing.assert_allclose(values_of(ratios[0]["x"]), bins)
+    np.testing.assert_array_equal(values_of(ratios[0]["y"]), tokens)
+    kl = dict(zip(values_of(ratios[1]["x"]), values_of(ratios[1]["y"]), strict=True))
+    expected = [k3_of(r)[np.round(r * 16) / 16 == each].sum() / k3_of(r).sum() for each in bins]
+    np.testing.assert_allclose([kl[each] for each in bins], expected, rtol=1e-9)
+    assert sum(kl.values()) == pytest.approx(1)
+    assert len(kl) > len(bins)  # 0 between them
+    assert np.abs(values_of(density[0]["y"])).max() == pytest.approx(np.quantile(np.abs(r), 0.999))
+    shades = values_of(density[0]["z"])
+    assert np.nansum(10**shades) == pytest.approx(len(r))
+    at = np.round(np.exp(np.concatenate([row["rollout"] for row in sequences])) * 40) / 40
+    columns, counts = np.unique(at, return_counts=True)
+    np.testing.assert_allclose(values_of(density[0]["x"]), columns)
+    np.testing.assert_allclose(np.nansum(10**shades, axis=0), counts)
+    assert table_with(page, "bar")["kl_share"].between(0.1, 1).tolist() == [False, True, False]
+
+
+def test_what_it_depends_on_is_drawn_by_group(planted, sequences):
+    page = planted(part="depends-on")
+    (figure,) = figures_of(page)
+    names = ["chat", "code", "math"]
+    means = [
+        np.abs(r_of([row for row in sequences if row["environment"] == name])).mean()
+        for name in names
+    ]
+    assert figure["figure"]["data"][0]["x"] == names
+    np.testing.assert_allclose(values_of(figure["figure"]["data"][0]["y"]), means, rtol=1e-12)
+    page = planted(part="depends-on", by="step")
+    (trace,) = figures_of(page)[0]["figure"]["data"]
+    steps = [np.abs(r_of(sequences[2 * step : 2 * step + 2])).mean() for step in range(3)]
+    np.testing.assert_allclose(values_of(trace["y"]), steps, rtol=1e-12)
+
+
+def test_steps_have_their_means(planted, sequences):
+    (figure,) = figures_of(planted(part="steps"))
+    mean_abs, k3 = (values_of(trace["y"]) for trace in figure["figure"]["data"])
+    of_steps = [r_of(sequences[2 * step : 2 * step + 2]) for step in range(3)]
+    np.testing.assert_allclose(mean_abs, [np.abs(r).mean() for r in of_steps], rtol=1e-12)
+    np.testing.assert_allclose(k3, [k3_of(r).mean() for r in of_steps], rtol=1e-9)
+
+
+def test_the_heaviest_sequences_are_listed_and_drawn_token_by_token(planted, sequences):
+    kl = np.array([k3_of(r_of([row])).sum() for row in sequences])
+    order = np.argsort(kl)[::-1]
+    page = planted(part="sequences")
+    table = table_with(page, "kl_share")
+    assert table["sequence"].tolist() == order.tolist()
+    np.testing.assert_allclose(table["kl_share"], kl[order] / kl.sum(), rtol=1e-9)
+    strips = [json.loads(each["columns"]) for each in sent(page, "ulpscope_token_strip")]
+    assert [strip["ids"] for strip in strips] == [
+        sequences[n]["token_ids"].tolist() for n in (HEAVY, *order[:3])
+    ]
+    heavy = np.array(strips[1]["heat"])
+    assert heavy[40:44].min() > 45
+    assert np.delete(heavy, slice(40, 44)).max() <= 1
+    assert strips[0]["legend"]["unit"] == "|r|, nats"
+    assert strips[1]["legend"]["unit"] == "KL (k3), nats"
+    r = sequences[HEAVY]["trainer"] - sequences[HEAVY]["rollout"]
+    np.testing.assert_allclose(strips[1]["figures"]["r = trainer - rollout"], r, rtol=1e-3)
+
+
+def test_a_link_opens_a_sequence_at_a_token(planted, sequences):
+    page = planted(prompt="1", position="5", colour="kl")
+    (strip,) = sent(page, "ulpscope_token_strip")
+    assert strip["position"] == 5
+    columns = json.loads(strip["columns"])
+    assert columns["ids"] == sequences[1]["token_ids"].tolist()
+    assert columns["legend"]["unit"] == "KL (k3), nats"

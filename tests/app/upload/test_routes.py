@@ -1,0 +1,406 @@
+"""PUT, GET and DELETE of an upload: what arrives becomes a run or nothing."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from app.shell import store_changes
+from app.shell.jobs import Jobs
+from app.upload import routes, spool
+from app.upload.spool import Upload
+from core.runs.file.records import MAX_SIDES
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from tests.core.runs.damaging import damaged
+from tests.core.runs.made_runs import copied
+from tests.serving import dump
+
+PAYLOADS = Path(__file__).parents[2] / "core" / "responses" / "payloads"
+STREAM = (PAYLOADS / "vllm_stream.txt").read_bytes()
+STREAMS = STREAM + STREAM.replace(b"cmpl-927e17c65b26adbb", b"cmpl-0")
+
+
+def send(client: TestClient, body: bytes, first: int, last: int, query: str = "", to: str = "x"):
+    headers = {"Content-Range": f"bytes {first}-{last}/{len(body)}"}
+    return client.put(f"/api/uploads/{to}{query}", content=body[first : last + 1], headers=headers)
+
+
+def finish(client: TestClient, total: int, query: str, to: str = "x"):
+    return client.put(f"/api/uploads/{to}{query}", headers={"Content-Range": f"bytes */{total}"})
+
+
+def runs(store: Path) -> list[str]:
+    return sorted(path.stem for path in store.glob("*.duckdb"))
+
+
+def spooled(store: Path) -> list[Path]:
+    return list(store.glob(f"{spool.FOLDER}/*/data/*"))
+
+
+def test_one_request_makes_a_run_and_answers_its_link(client: TestClient, store: Path) -> None:
+    answer = client.put(
+        "/api/uploads/two%20calls",
+        params={"wait": 60, "model": "a/model"},
+        content=dump(),
+    )
+    assert answer.status_code == 201, answer.text
+    said = answer.json()
+    assert answer.headers["location"] == f"/api/runs/{said['run_id']}"
+    assert said["url"] == f"http://testserver/overview?run={said['run_id']}"
+    with RunReader(store / f"{said['run_id']}.duckdb") as run:
+        assert (run.header.name, run.header.provenance.model, run.header.vocab) == (
+            "two calls",
+            "a/model",
+            64,
+        )
+    assert spooled(store) == []
+    assert client.get(f"/api/uploads/{said['upload']}").json()["state"] == "done"
+
+
+def test_without_waiting_the_id_is_known_and_the_same_name_may_come_twice(
+    client: TestClient,
+    store: Path,
+) -> None:
+    for _ in range(2):
+        answer = client.put("/api/uploads/later", content=dump())
+        assert (answer.status_code, answer.json()["state"]) == (202, "importing")
+        done = client.get(answer.headers["location"], params={"wait": 60}).json()
+        assert (done["state"], done["run_id"], done["name"]) == (
+            "done",
+            answer.json()["run_id"],
+            "later",
+        )
+    assert len(runs(store)) == 2
+
+
+def test_parts_go_on_at_the_offset_and_the_last_byte_imports(
+    client: TestClient,
+    store: Path,
+) -> None:
+    body = dump(8, 128)
+    for first, last in ((0, 999), (1000, 2999)):
+        answer = send(client, body, first, last, "?file=my%20dump.npz")
+        assert (answer.status_code, answer.json()["received"]) == (200, last + 1)
+    head = client.head("/api/uploads/x")
+    assert (head.headers["upload-offset"], head.content) == ("3000", b"")
+    for wrong in (2999, 3001):
+        refused = send(client, body, wrong, wrong + 10)
+        assert (refused.status_code, refused.json()["received"]) == (409, 3000)
+    assert send(client, body + b"x", 3000, 4000).status_code == 409  # another total is another file
+    (path,) = spooled(store)
+    assert (path.name, path.read_bytes()) == ("my dump.npz", body[:3000])
+    answer = send(client, body, 3000, len(body) - 1, "?wait=60&name=whole")
+    assert (answer.status_code, answer.json()["name"]) == (201, "whole"), answer.text
+    again = send(client, body, 3000, len(body) - 1)
+    assert (again.status_code, again.json()["run_id"]) == (409, answer.json()["run_id"])
+    assert len(runs(store)) == 1
+
+
+def test_a_failed_import_keeps_the_file_and_other_options_import_it(
+    client: TestClient,
+    store: Path,
+) -> None:
+    file = io.BytesIO()
+    np.savez(file, hf=np.eye(6, 32, dtype=np.float32), engine=np.eye(6, 40, dtype=np.float32))
+    body = file.getvalue()
+    refused = send(client, body, 0, len(body) - 1, "?wait=60")
+    assert (refused.status_code, "padded" in refused.json()["error"]) == (422, True)
+    taken = finish(client, len(body), "?wait=60&holds=padded")
+    assert taken.status_code == 201, taken.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("bytes 0-9", "bytes 5-3/20", "bytes 0-20/20", "bytes -1-3/20", "bytes */0"),
+        "bytes 0-3/20",  # the body has ten bytes
+    ],
+)
+def test_a_range_that_means_nothing_is_refused(text: str, client: TestClient, store: Path) -> None:
+    answer = client.put("/api/uploads/x", content=bytes(10), headers={"Content-Range": text})
+    assert (answer.status_code, list(answer.json())) == (400, ["error"])
+    assert client.get("/api/uploads/x").json().get("received", 0) <= 4
+
+
+def test_another_request_waits_while_one_sends(client: TestClient, store: Path) -> None:
+    send(client, bytes(20), 0, 9)
+    with Upload(Store(store), "x").hold():
+        assert send(client, bytes(20), 10, 14).status_code == 409
+    assert send(client, bytes(20), 10, 14).json()["received"] == 15
+
+
+def test_delete_removes_what_arrived_and_stops_an_import(
+    client: TestClient,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send(client, dump(), 0, 9)
+    assert client.delete("/api/uploads/x").json() == {"upload": "x", "removed": True}
+    assert (spooled(store), client.get("/api/uploads/x").status_code) == ([], 404)
+    monkeypatch.setattr(Jobs, "_start_ready", lambda self: None)
+    said = client.put("/api/uploads/y", content=dump()).json()
+    assert client.delete(f"/api/uploads/{said['upload']}").status_code == 200
+    assert [job.state for job in store_changes.jobs().all("upload")] == ["cancelled"]
+    assert (spooled(store), runs(store)) == ([], [])
+
+
+def test_an_import_of_a_server_that_was_killed_begins_anew(client: TestClient, store: Path) -> None:
+    body = dump()
+    send(client, body, 0, len(body) - 1, "?keep=1")
+    upload = Upload(Store(store), "x")
+    record = upload.record()
+    upload.write(spool.replace(record, state=spool.IMPORTING, run_id="never-stored"))
+    with upload.hold():
+        assert client.get("/api/uploads/x").json()["state"] == "importing"
+    assert client.get("/api/uploads/x").json()["state"] == "received"
+    assert finish(client, len(body), "?wait=60").status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ('{"file": "x", "total": 9, "state": "lost"}', "$.state"),
+        ("[" * 100_000, "Expected `object`"),
+    ],
+)
+def test_a_record_of_another_form_is_refused_with_its_path(
+    record: str,
+    why: str,
+    client: TestClient,
+    store: Path,
+):
+    send(client, bytes(20), 0, 9)
+    (Upload(Store(store), "x").directory / "record.json").write_text(record)
+    answer = client.get("/api/uploads/x")
+    assert answer.status_code == 409
+    assert why in answer.json()["error"]
+
+
+def test_uploads_that_nobody_continues_are_purged_after_a_day(
+    client: TestClient,
+    store: Path,
+) -> None:
+    send(client, bytes(20), 0, 9, to="old")
+    send(client, bytes(20), 0, 9, to="young")
+    folder = Upload(Store(store), "old").directory
+    for path in (*folder.rglob("*"), folder):
+        os.utime(path, (1, 1))
+    send(client, bytes(20), 0, 9, to="new")
+    assert [client.get(f"/api/uploads/{name}").status_code for name in ("old", "young", "new")] == [
+        404,
+        200,
+        200,
+    ]
+
+
+@pytest.mark.parametrize("body", [STREAMS, gzip.compress(STREAMS)])
+def test_responses_become_a_run_however_they_are_wrapped(client: TestClient, body: bytes) -> None:
+    answer = client.put("/api/uploads/streams?wait=60", content=body)
+    assert answer.status_code == 201, answer.text
+    found = client.get(f"/api/runs/{answer.json()['run_id']}?positions=1").json()
+    assert (found["kind"], len(found["by_position"]), found["summary"]["neq"]) == ("upload", 3, 0)
+
+
+def test_a_run_file_is_known_by_its_bytes_and_checked(
+    client: TestClient,
+    store: Path,
+    tmp_path: Path,
+) -> None:
+    path = copied(tmp_path / "outside" / "run.npz")
+    answer = client.put("/api/uploads/from%20elsewhere?wait=60", content=path.read_bytes())
+    assert answer.status_code == 201, answer.text
+    assert client.put("/api/uploads/x?model=m", content=path.read_bytes()).status_code == 400
+    damaged(path, "CREATE VIEW v AS SELECT 1")
+    refused = client.put("/api/uploads/hostile?wait=60", content=path.read_bytes())
+    assert (refused.status_code, "view 'v'" in refused.json()["error"]) == (422, True)
+    assert len(runs(store)) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"hello, I am text", "is text"),
+        (b'{"hello": 1}', "no response that is known"),
+        (b"\x80\x04\x95pickled-things", "x.npz"),
+        (
+            dump(**{f"s{n}": np.zeros((4, 64), np.float32) for n in range(MAX_SIDES - 1)}),
+            "holds 513 sides",
+        ),
+    ],
+)
+def test_what_is_no_dump_is_one_sentence_and_no_run(
+    body: bytes,
+    words: str,
+    client: TestClient,
+    store: Path,
+) -> None:
+    refused = client.put("/api/uploads/hello?wait=60&file=x.npz", content=body)
+    assert (refused.status_code, refused.json()["state"]) == (422, "failed")
+    assert words in refused.json()["error"]
+    assert runs(store) == []
+
+
+def test_size_and_room_are_checked_before_a_byte_is_stored(
+    client: TestClient,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = dump()
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FILE_BYTES", "1000")
+    assert client.put("/api/uploads/x", content=body).status_code == 413
+    assert send(client, body, 0, 9).status_code == 413
+    parts = (body[i : i + 500] for i in range(0, len(body), 500))  # chunked: no Content-Length
+    assert client.put("/api/uploads/x", content=parts).status_code == 413
+    assert client.put("/api/uploads/x", content=b"").status_code == 400
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FILE_BYTES", "0")
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999000000000000")
+    assert client.put("/api/uploads/x", content=body).status_code == 507
+    assert spooled(store) == []
+    monkeypatch.delenv("ULPSCOPE_LIMITS_FREE_BYTES")
+    parts = (body[i : i + 500] for i in range(0, len(body), 500))
+    assert client.put("/api/uploads/x?wait=60", content=parts).status_code == 201
+
+
+def test_free_bytes_hold_while_parallel_and_chunked_uploads_arrive(
+    client: TestClient,
+    store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each fits when it begins; together they do not.
+
+    What a 507 says of the bytes that arrived is true.
+    """
+    free, margin, size = 10 << 20, 4 << 20, 4 << 20
+
+    def statvfs(place: Path) -> SimpleNamespace:
+        used = sum(path.stat().st_size for path in spooled(store))
+        return SimpleNamespace(f_bavail=free - used, f_frsize=1, f_blocks=1, f_bfree=1)
+
+    monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", str(margin))
+    monkeypatch.setattr("core.runs.store.store.os.statvfs", statvfs)
+    body = bytes(size)
+    for name in "abc":  # each begins before another one fills the disk
+        assert send(client, body, 0, 1023, "?keep=1", name).status_code < 300
+    with ThreadPoolExecutor(3) as pool:
+        parallel = list(
+            pool.map(lambda name: send(client, body, 1024, size - 1, "?keep=1", name), "abc"),
+        )
+    kept = sum(path.stat().st_size for path in spooled(store))
+    assert kept <= free - margin
+    assert sorted(answer.status_code for answer in parallel)[-1] == 507
+    for name, answer in zip("abc", parallel, strict=True):
+        if answer.status_code == 507:
+            assert "What arrived is kept" in answer.json()["error"]
+            assert client.get(f"/api/uploads/{name}").json()["received"] < size
+    chunked = client.put("/api/uploads/x?keep=1", content=(body[:65536] for _ in range(64)))
+    assert chunked.status_code == 507
+    assert "Nothing of it is stored" in chunked.json()["error"]
+    assert sum(path.stat().st_size for path in spooled(store)) == kept
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's disk that is always full")
+def test_a_full_disk_is_507(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Upload, "path", lambda self, record: Path("/dev/full"))
+    assert send(client, dump(), 0, 99).status_code == 507
+
+
+def test_a_file_is_what_its_digest_says_or_is_not_stored(client: TestClient, store: Path) -> None:
+    body = dump()
+    digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
+    for text, content, status in (
+        (f"sha-256=:{digest}:", body[:-1] + bytes([body[-1] ^ 1]), 422),
+        ("md5=:AA==:", body, 400),
+        (f"sha-256=:{digest}:", body, 201),
+    ):
+        answer = client.put(
+            "/api/uploads/x?wait=60",
+            content=content,
+            headers={"Repr-Digest": text},
+        )
+        assert answer.status_code == status
+    assert len(runs(store)) == 1
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "modle=x",
+        "compute_dtype=int4",
+        "wait=-1",
+        "wait=9999",
+        "keep=2",
+        "holds=x",
+        "name=a%00b",
+        "model=" + "x" * 300,
+    ],
+)
+def test_a_parameter_that_means_nothing_is_refused(
+    query: str,
+    client: TestClient,
+    store: Path,
+) -> None:
+    assert client.put(f"/api/uploads/x?{query}", content=dump()).status_code == 400
+    assert spooled(store) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../etc/passwd",
+        "/etc/passwd",
+        "..\\x",
+        ".hidden",
+        "..",
+        "é" * 300 + ".npz",
+        "\u202egpj.npz",
+        " .",
+    ],
+)
+def test_a_senders_names_reach_no_other_place(name: str, client: TestClient, store: Path) -> None:
+    body = dump()
+    answer = client.put("/api/uploads/x", params={"file": name, "keep": 1}, content=body)
+    assert answer.status_code == 200, answer.text
+    (path,) = spooled(store)
+    assert path.parents[2] == store / spool.FOLDER
+    assert not path.name.startswith(".")
+    assert path.name.isprintable()
+    for odd in ("..%2f..%2fx", "%2e%2e", "a%00b", "x" * 5000):
+        assert client.put(
+            f"/api/uploads/{odd}",
+            content=body[:9],
+            headers={"Content-Range": f"bytes 0-8/{len(body)}"},
+        )
+    assert {path.parent for path in store.glob(f"{spool.FOLDER}/*")} == {store / spool.FOLDER}
+
+
+def test_a_sender_that_falls_silent_is_let_go_and_its_bytes_stay(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    import anyio
+    from starlette.requests import Request
+
+    monkeypatch.setattr(routes, "IDLE_SECONDS", 0.1)
+    messages = [{"type": "http.request", "body": b"abc", "more_body": True}]
+
+    async def receive():
+        return messages.pop() if messages else await anyio.sleep_forever()
+
+    request = Request(
+        {"type": "http", "method": "PUT", "headers": [], "query_string": b""},
+        receive,
+    )
+    with pytest.raises(routes.RefusedError, match="No byte came"):
+        anyio.run(routes._append, request, tmp_path / "x", routes.Part(0, 20, 20))
+    assert (tmp_path / "x").read_bytes() == b"abc"

@@ -1,0 +1,207 @@
+"""The upload page from the moment the bytes are there: what a file holds, options, saving, and a
+save that fails.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from app.shell import store_changes
+from app.upload import tab as upload_page
+from app.upload.spool import Upload
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from tests.app.opening import open_page, page_text
+from tests.core.responses.made_sides import run_of
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[3]
+DUMPS = ROOT / "sample_runs" / "dumps"
+PAYLOADS = ROOT / "tests" / "core" / "responses" / "payloads"
+
+
+@pytest.fixture(autouse=True)
+def store(imports_here: Store) -> Store:
+    return imports_here
+
+
+def put(store: Store, path: Path, name: str = "", part: float = 1.0) -> Upload:
+    """A file that has arrived, or a part of it."""
+    content, upload = path.read_bytes(), Upload(store, f"id of {name or path.name}")
+    record = upload.begin(name or path.name, len(content))
+    upload.path(record).write_bytes(content[: int(len(content) * part)])
+    return upload
+
+
+def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
+    """The page of a viewer whose browser says that these have arrived."""
+    monkeypatch.setattr(
+        upload_page,
+        "draw_panel",
+        lambda serial: [upload.upload_id for upload in uploads],
+    )
+    return open_page("upload")
+
+
+def choose(app: AppTest, what: str, key: str, value: str) -> None:
+    app.selectbox(key=f"upload_{what}_{key}").set_value(value).run()
+
+
+def save(app: AppTest, key: str, state: str = "done") -> AppTest:
+    app.button(key=f"save_{key}").click().run()
+    assert not app.exception
+    until(lambda: store_changes.jobs().all("upload")[0].is_over)
+    assert store_changes.jobs().all("upload")[0].state == state
+    return app.run()
+
+
+def stored(store: Store) -> RunReader:
+    (path,) = store.directory.glob("*.duckdb")
+    return RunReader(path)
+
+
+def key_of(*uploads: Upload) -> str:
+    return "_".join(upload.upload_id for upload in uploads)
+
+
+def test_nothing_arrived_is_an_explanation(monkeypatch, store):
+    half = put(store, DUMPS / "six_calls.npz", part=0.5)
+    assert "Keys are side names" in page_text(page(monkeypatch, half, Upload(store, "../../x")))
+
+
+def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store):
+    upload = put(store, DUMPS / "six_calls.npz")
+    key, app = key_of(upload), page(monkeypatch, upload)
+    assert app.dataframe[0].value["side"].tolist() == [f"call_{number}" for number in range(1, 7)]
+    assert app.dataframe[0].value["array"][0] == "float32 [1, 4096]"
+    app.text_input(key=f"upload_name_{key}").set_value("Six calls").run()
+    app.text_input(key=f"upload_model_{key}").set_value("org/model").run()
+    choose(app, "reference", key, "call_3")
+    app = save(app, key)
+    with stored(store) as run:
+        assert (run.header.name, run.header.provenance.model) == ("Six calls", "org/model")
+        assert (run.header.sides[0].name, run.header.compute_dtype) == ("call_3", "bfloat16")
+    assert "**Six calls** — done" in page_text(open_page("upload"))
+    assert not list(store.directory.glob(".uploads/*/data/*"))
+    app.button(key="open_1").click().run()
+    assert app.title[0].value == "Overview"
+
+
+def _chosen_tokens(path: Path) -> None:
+    sides = [
+        -np.random.default_rng(seed).gamma(0.5, 2.0, (90, 32)).astype(np.float32) for seed in (1, 2)
+    ]
+    np.savez(path, reference=sides[0], variant=sides[1])
+
+
+def _padded(path: Path) -> None:
+    np.savez(path, hf=np.eye(6, 32, dtype=np.float32), engine=np.eye(6, 40, dtype=np.float32))
+
+
+def _wide(path: Path) -> None:
+    np.savez(path, reference=np.float32([[1.1, 2.0]]), variant=np.float32([[1.1, 2.5]]))
+
+
+@pytest.mark.parametrize(
+    ("make", "wrong", "words", "right"),
+    [
+        (_chosen_tokens, ("holds", ""), "of 90 sequences of 32 tokens", ("holds", "logits")),
+        (_padded, ("holds", ""), "padded by 8 tokens", ("holds", "padded")),
+        (_wide, ("dtype", "bfloat16"), "which is no bfloat16 value", ("dtype", "as found")),
+    ],
+)
+def test_a_save_that_fails_says_why_and_the_file_is_offered_again(
+    monkeypatch,
+    store,
+    make,
+    wrong,
+    words,
+    right,
+    tmp_path,
+):
+    make(tmp_path / "dump.npz")
+    upload = put(store, tmp_path / "dump.npz")
+    key, app = key_of(upload), page(monkeypatch, upload)
+    choose(app, wrong[0], key, wrong[1])
+    app = save(app, key, "failed")
+    assert words in app.error[-1].value
+    choose(app, right[0], key, right[1])
+    save(app, key)
+    stored(store).close()
+
+
+def test_files_of_one_array_make_a_pair_one_alone_waits_and_of_three_two_are_chosen(
+    monkeypatch,
+    store,
+    tmp_path,
+):
+    uploads = []
+    for name in ("before", "after", "later"):
+        np.save(
+            tmp_path / f"{name}.npy",
+            np.random.default_rng(0).standard_normal((4, 16), dtype=np.float32),
+        )
+        uploads.append(put(store, tmp_path / f"{name}.npy"))
+    assert "one array" in page(monkeypatch, uploads[0]).error[0].value
+    pair = page(monkeypatch, *uploads[:2])
+    assert pair.dataframe[0].value["side"].tolist() == ["before", "after"]
+    three = page(monkeypatch, *uploads)
+    three.multiselect(key="upload_pair").set_value(
+        [uploads[2].upload_id, uploads[1].upload_id],
+    ).run()
+    save(three, key_of(uploads[2], uploads[1]))
+    with stored(store) as run:
+        assert [side.name for side in run.header.sides] == ["later", "after"]
+
+
+def test_several_files_are_several_runs_and_a_bad_one_hinders_none(monkeypatch, store, tmp_path):
+    (tmp_path / "odd.npz").write_bytes(b"no dump at all")
+    uploads = [
+        put(store, DUMPS / "six_calls.npz"),
+        put(store, tmp_path / "odd.npz"),
+        put(store, ROOT / "tests" / "cases" / "bf16_upcast_to_fp32.npz"),
+    ]
+    app = page(monkeypatch, *uploads)
+    assert ["odd\\.npz" in error.value for error in app.error] == [True]
+    for upload in (uploads[0], uploads[2]):
+        app = save(app, key_of(upload))
+    assert len(list(store.directory.glob("*.duckdb"))) == 2
+
+
+def test_a_run_file_becomes_a_run_of_its_own_name(monkeypatch, store, tmp_path):
+    original = ROOT / "tests" / "runs" / "injected-bug.duckdb"
+    upload = put(store, Path(shutil.copy(original, tmp_path / "theirs.duckdb")))
+    save(page(monkeypatch, upload), key_of(upload))
+    with stored(store) as run, RunReader(original) as theirs:
+        assert run.header.name == theirs.header.name
+        assert run.at(1, 0, 7).tobytes() == theirs.at(1, 0, 7).tobytes()
+
+
+def test_responses_of_two_servers_are_one_run(monkeypatch, store):
+    uploads = [
+        put(store, PAYLOADS / "llamacpp_completion.json", f"{name}.json") for name in ("old", "new")
+    ]
+    app = page(monkeypatch, *uploads)
+    app.text_input(key=f"upload_name_{key_of(*uploads)}").set_value("before and after").run()
+    app = save(app, key_of(*uploads))
+    (path,) = store.directory.glob("*.duckdb")
+    run = run_of(path)
+    assert (run.header.name, run.header.model) == ("before and after", "SmolLM2-135M-Instruct")
+    app.button(key="open_1").click().run()
+    assert app.title[0].value == "Overview"
+
+
+def test_a_senders_names_are_rendered_inert(monkeypatch, store, tmp_path):
+    np.savez(
+        tmp_path / "d.npz",
+        **{"[y](http://e)": np.ones((1, 2), np.float32), "<i>": np.ones((1, 2), np.float32)},
+    )
+    app = page(monkeypatch, put(store, tmp_path / "d.npz", "[x](http:e) <b>*s*.npz"))
+    raw = "\n".join(str(each.value) for each in app.markdown)
+    assert "[x](" not in raw
+    assert "<b>" not in raw.replace("\\<b", "")

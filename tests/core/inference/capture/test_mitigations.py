@@ -1,0 +1,145 @@
+"""Mitigations of a pair: each row is what the pair is under that change alone, and nothing of it is
+left behind.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from core.errors import CaptureError
+from core.inference.capture import mitigations
+from core.inference.capture.mitigations import MITIGATIONS, TIMED_FORWARDS, mitigations_of
+from core.inference.models.model import LoadedModel
+from core.inference.paths.engines import side_of, whole_side
+from core.inference.paths.paths import parse_path
+from core.runs.tables.mitigations import MitigationRow, advice
+
+pytestmark = pytest.mark.model
+PAIR = [parse_path("prefill"), parse_path("decode")]
+
+
+def whole(loaded: LoadedModel, path: str, ids: list[int]) -> torch.Tensor:
+    return whole_side(side_of(path).run_on(loaded), ids)
+
+
+def tried(loaded: LoadedModel, prompts) -> dict[str, MitigationRow]:
+    rows = mitigations_of(loaded, prompts, PAIR, floor_rms=0.5, rounds=1)
+    assert [row.name for row in rows] == [each.name for each in MITIGATIONS]
+    return {row.name: row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def bfloat16() -> tuple[LoadedModel, list[list[int]], dict[str, MitigationRow]]:
+    loaded = tiny_model("llama", "bfloat16")
+    prompts = [list(ids)[:16] for ids in tiny_prompts(loaded)]
+    return loaded, prompts, tried(loaded, prompts)
+
+
+def test_the_pair_as_it_is_and_in_float32_are_what_torch_counts(bfloat16):
+    loaded, prompts, rows = bfloat16
+    wide = tiny_model("llama", "bfloat16")
+    wide.model.float()  # the same weights, widened by other code
+    models = {"baseline": loaded, "float32": LoadedModel(**{**vars(wide), "dtype": "float32"})}
+    for name, model in models.items():
+        sides = [
+            torch.cat([whole(model, path, ids) for ids in prompts])
+            for path in ("prefill", "decode")
+        ]
+        difference = sides[0].double() - sides[1].double()
+        row = rows[name]
+        assert (row.neq, row.elements) == (int((difference != 0).sum()), difference.numel())
+        assert row.max_abs == float(difference.abs().max())
+        assert row.rms == pytest.approx(float(difference.square().mean().sqrt()), rel=1e-12)
+        assert row.noise_ratio == pytest.approx(row.rms / 0.5)
+        assert row.flips == int((sides[0].argmax(1) != sides[1].argmax(1)).sum())
+        assert row.compute_dtype == model.dtype
+    assert rows["baseline"].neq > 0
+    assert rows["batch-invariant kernels"].neq == 0
+
+
+def test_a_head_in_float32_leaves_the_difference_of_the_hidden_states(bfloat16):
+    _, _, rows = bfloat16
+    row = rows["float32 head"]
+    assert row.compute_dtype == "float32"
+    assert rows["float32"].rms < row.rms / 100
+    assert 0.3 < row.rms / rows["baseline"].rms < 1.2
+
+
+def test_a_mitigation_that_a_cpu_cannot_use_is_a_row_with_the_reason(bfloat16):
+    _, _, rows = bfloat16
+    assert "TF32 is already off" in rows["TF32 off"].refusal
+    assert "need CUDA" in rows["reduced reductions off"].refusal
+    assert (rows["TF32 off"].neq, rows["TF32 off"].share) == (None, None)
+    tf32 = [parse_path("prefill"), parse_path("prefill+tf32")]
+    with pytest.raises(CaptureError, match="tf32 needs CUDA"):  # the pair itself cannot run
+        mitigations_of(tiny_model("llama"), [[1, 2, 3]], tf32, floor_rms=1.0)
+
+
+def test_a_mitigation_leaves_the_model_as_it_was(bfloat16):
+    loaded, prompts, _ = bfloat16
+    fresh = tiny_model("llama", "bfloat16")
+    assert torch.equal(whole(loaded, "decode", prompts[0]), whole(fresh, "decode", prompts[0]))
+    assert "forward" not in vars(loaded.model.lm_head)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_an_overflow_on_one_side_has_no_size_and_float32_leaves_none():
+    loaded = tiny_model("llama", "float16")
+    down = loaded.model.model.layers[2].mlp.down_proj
+    plain = down.forward
+
+    def overflowing(x):  # if one token is computed alone, in float16
+        out = plain(x)
+        return out + float("inf") if x.shape[1] == 1 and x.dtype == torch.float16 else out
+
+    down.forward = overflowing
+    rows = tried(loaded, [list(tiny_prompts(loaded)[0][:12])])
+    assert (rows["baseline"].rms, rows["baseline"].max_ulps, rows["baseline"].noise_ratio) == (
+        None,
+        None,
+        None,
+    )
+    assert rows["baseline"].neq == rows["baseline"].elements
+    assert "float32: no NaN on one side" in advice(list(rows.values()))
+
+
+def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch: pytest.MonkeyPatch):
+    """By the clock the invariant mode takes twice as long, on a machine that grows slower all the
+    time.
+    """
+    walked: list[tuple[str, int]] = []
+
+    def seconds(loaded: LoadedModel, path, ids) -> float:
+        walked.append((str(path), len(ids)))
+        return len(ids) * (2.0 if "invariant" in str(path) else 1.0) * 1.001 ** len(walked)
+
+    monkeypatch.setattr(mitigations, "_seconds", seconds)
+    loaded = tiny_model("llama", "bfloat16")
+    ids = list(tiny_prompts(loaded)[0][: TIMED_FORWARDS + 1])
+    rows = {row.name: row for row in mitigations_of(loaded, [ids], PAIR, floor_rms=1.0)}
+    assert {count for path, count in walked if path.startswith("decode")} == {TIMED_FORWARDS}
+    for name, share in (
+        ("baseline", 1.0),
+        ("deterministic algorithms", 1.0),
+        ("batch-invariant kernels", 0.5),
+    ):
+        row = rows[name]
+        assert row.variant_share == pytest.approx(share, rel=0.03)
+        assert row.variant_share_low <= row.variant_share <= row.variant_share_high
+        plain = rows["baseline"].variant_tokens_per_second
+        assert row.variant_share == pytest.approx(row.variant_tokens_per_second / plain)
+    assert rows["baseline"].turns == 6
+
+
+def test_a_mitigation_that_cannot_be_timed_has_its_figures(monkeypatch: pytest.MonkeyPatch):
+    def seconds(*_) -> float:
+        raise CaptureError("out of memory.")
+
+    monkeypatch.setattr(mitigations, "_seconds", seconds)
+    loaded = tiny_model("llama")
+    rows = tried(loaded, [list(tiny_prompts(loaded)[0][:9])])
+    assert rows["baseline"].neq > 0
+    assert rows["baseline"].share is None
+    assert "already computes in float32" in rows["float32"].refusal

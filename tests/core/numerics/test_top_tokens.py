@@ -1,0 +1,144 @@
+"""Figures of lists: each one equals that of the complete rows, for any k, or is open."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.special import log_softmax
+
+from benchmarks.kernel import _ordered_top
+from core.numerics.top_tokens import TopTokenRows, compare_rows, concatenate, largest, summary_of
+
+VOCAB = 48
+
+
+def bfloat16(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Values rounded to bfloat16 by truncating float32's lower half: any grid will do here."""
+    bits = values.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32).astype(np.float64)
+
+
+def pair(seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Two rows of logits [VOCAB]: close, different, tied at the top, or with their order turned
+    around.
+    """
+    rng = np.random.default_rng(seed)
+    reference = bfloat16(rng.normal(0, [1, 4, 12][seed % 3], VOCAB))
+    change = rng.normal(0, [1e-3, 0.1, 3.0][(seed // 3) % 3], VOCAB)
+    variant = bfloat16(reference + change)
+    if seed % 7 == 0:
+        reference[np.argsort(reference)[-3:]] = reference.max()
+    if seed % 11 == 0:
+        variant = reference[::-1].copy()
+    return reference, variant
+
+
+def listed(row: dict[int, float], best: int) -> TopTokenRows:
+    """One row of these values, largest first."""
+    none = np.zeros(1, np.int64)
+    ids, values = np.array(list(row), np.int64), np.array(list(row.values()))
+    return TopTokenRows(
+        none,
+        np.array([0, len(row)]),
+        ids,
+        values,
+        np.array([best]),
+        none,
+        none,
+        np.array([np.nan]),
+    )
+
+
+def cut(row: NDArray[np.float64], k: int, extra: int | None) -> TopTokenRows:
+    """The k best of a row, the lower token first if values are equal, and a chosen token from
+    further down.
+    """
+    order = sorted(range(len(row)), key=lambda token: (-row[token], token))
+    kept = order[:k] + [token for token in order[k:] if token == extra]
+    return listed({token: row[token] for token in kept}, k)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_figures_of_a_cut_row_are_those_of_the_whole_or_open(seed: int) -> None:
+    whole = [log_softmax(row) for row in pair(seed)]
+    best = [int(np.argmax(row)) for row in whole]  # the first of equal ones, the lowest token
+    ranks = [sorted(range(VOCAB), key=lambda token, row=row: (-row[token], token)) for row in whole]
+    margins = [
+        float(row[order[0]] - row[order[1]]) for row, order in zip(whole, ranks, strict=True)
+    ]
+    cases = [
+        (k, extra)
+        for k in range(1, VOCAB + 1)
+        for extra in (None, int(ranks[1][min(k + 3, VOCAB - 1)]))
+    ]
+    rows = [concatenate([cut(side, *case) for case in cases]) for side in whole]
+    figures = compare_rows(*rows)
+    for at, (k, _) in enumerate(cases):
+        both = sorted(set(rows[0].row(at)[0].tolist()) & set(rows[1].row(at)[0].tolist()))
+        changes = whole[1][both] - whole[0][both]
+        assert (figures.common[at], figures.neq[at]) == (len(both), np.count_nonzero(changes))
+        assert figures.max_abs.tolist()[at] == (np.abs(changes).max() if both else None)
+        assert figures.rms.tolist()[at] == (
+            pytest.approx(np.sqrt(np.square(changes).mean())) if both else None
+        )
+        assert figures.is_flip.tolist()[at] is (best[0] != best[1])
+        assert [figures.reference_token[at], figures.variant_token[at]] == best
+        both_margins = [figures.reference_margin.tolist()[at], figures.variant_margin.tolist()[at]]
+        assert both_margins == (margins if k > 1 else [None, None])
+        assert figures.is_tie.tolist()[at] == (0.0 in margins if k > 1 else None)
+        if k == VOCAB:
+            assert figures.could_flip[at] == (min(margins) <= 2 * np.abs(changes).max())
+
+
+def test_a_chosen_token_alone_says_its_change_and_nothing_of_the_top() -> None:
+    figures = compare_rows(listed({7: -1.25}, 0), listed({7: -1.5}, 0))
+    assert (figures.max_abs[0], figures.rms[0], figures.neq[0], figures.bit_identical[0]) == (
+        0.25,
+        0.25,
+        1,
+        False,
+    )
+    for name in ("is_flip", "could_flip", "is_tie", "reference_margin"):
+        assert getattr(figures, name).tolist() == [None]
+
+
+def test_a_pair_without_a_common_token_has_open_figures() -> None:
+    figures = compare_rows(listed({7: -0.5}, 1), listed({8: -0.5}, 1))
+    assert (figures.common[0], figures.max_abs.tolist(), figures.is_flip.tolist()) == (
+        0,
+        [None],
+        [True],
+    )
+    summary = summary_of(figures)
+    assert (summary.finite, summary.neq, summary.neq_share, summary.flips, summary.same_top1) == (
+        0,
+        0,
+        None,
+        1,
+        0.0,
+    )
+
+
+@pytest.mark.parametrize("count", [1, 3, 20, 47, 48, 60])
+def test_equal_values_are_chosen_by_their_place_however_they_are_permuted(count: int) -> None:
+    """Values of four levels in any order: nearly all are tied, and the cut is always among equal
+    ones.
+    """
+    for seed in range(8):
+        values = np.random.default_rng(seed).permutation(
+            np.repeat([-np.inf, -1.5, 0.25, 3.0], VOCAB // 4),
+        )
+        expected = sorted(range(VOCAB), key=lambda place, values=values: (-values[place], place))[
+            :count
+        ]
+        assert largest(values, count).tolist() == expected
+
+
+def test_the_benchmarks_top_tokens_are_those_of_lower_ids_among_equal_ones() -> None:
+    rows = np.random.default_rng(0).integers(0, 4, (6, 300)).astype(np.float32)
+    expected = [
+        sorted(range(300), key=lambda token, row=row: (-row[token], token))[:20] for row in rows
+    ]
+    assert _ordered_top(torch.from_numpy(rows)).tolist() == expected

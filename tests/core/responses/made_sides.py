@@ -1,0 +1,91 @@
+"""Sides of lists made for tests: by hand, and as an engine sends the best of its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from core.judging.lists import judge_responses
+from core.responses.alignment import align
+from core.responses.pairing import ResponsePair, compare_sides, pairs_of
+from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
+from core.runs.file.records import Provenance
+from core.runs.reader import RunReader
+from core.runs.response_run import write_responses
+from core.runs.store.store import Store
+
+Row = dict[int, float]
+
+
+def response(
+    tokens: list[int],
+    rows: dict[int, Row],
+    *,
+    prompt: int | None = None,
+    **more: Any,
+) -> Response:
+    """A response with these log-probabilities by position; prompt: length of it, None if all rows
+    are of it.
+    """
+    listed = [
+        TopTokenRow(
+            at, tuple(row.items()), len(row), tokens[at + 1] if at + 1 < len(tokens) else -1
+        )
+        for at, row in rows.items()
+    ]
+    first = None if prompt is None else prompt - 1
+    made = {"keys": "token_id", "generated_from": first} | more
+    return Response("test", tokens=tuple(tokens), rows=compress_rows(listed, "here"), **made)
+
+
+def side(name: str, *responses: Response) -> ResponseSide:
+    return ResponseSide(name, responses)
+
+
+def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat16) -> ResponseSide:
+    """Top-k of 24 rows as an engine that computes in `dtype` sends them; the seed moves some logits
+    by a little.
+    """
+    rng, noise = np.random.default_rng(7), np.random.default_rng(seed)
+    rows: dict[int, Row] = {}
+    for at in range(24):
+        logits = torch.tensor(rng.normal(8, 5, 512) + noise.normal(0, 0.05, 512)).to(dtype)
+        best = torch.log_softmax(logits.float(), -1).topk(k)
+        rows[at] = dict(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
+    return side(name, response(list(range(25)), rows, vocab=512))
+
+
+def compare(reference: ResponseSide, variant: ResponseSide) -> ResponsePair:
+    """The pair of two sides as they were sent."""
+    return compare_sides(*align([reference, variant]))
+
+
+def store_run(store: Store, name: str, *sides: ResponseSide, **more: Any) -> str:
+    """A run of these sides, judged as uploads are; -> its id"""
+    lined = align(sides)
+    pairs = pairs_of(lined)
+    return write_responses(
+        store,
+        name,
+        Provenance("upload", "m"),
+        lined,
+        pairs,
+        judge_responses(lined, pairs),
+        **more,
+    )
+
+
+def run_of(path: Path) -> SimpleNamespace:
+    """A stored run of lists with its sides, pairs and verdicts (variant, name, because)."""
+    with RunReader(path) as run:
+        sides = run.responses()
+        verdicts = [
+            SimpleNamespace(variant=pair.variant, name=pair.verdict, because=pair.because)
+            for pair in run.pairs
+        ]
+        header = SimpleNamespace(name=run.header.name, **vars(run.header.provenance))
+        return SimpleNamespace(header=header, sides=sides, pairs=pairs_of(sides), verdicts=verdicts)

@@ -1,0 +1,209 @@
+"""Causes of one value per token: those of the trial, planted in tokens sampled from random, peaked
+distributions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from benchmarks.verdicts.rollouts import cases, with_values
+from core.rl.causes import explain_tokens
+from core.rl.figures import SampledTokens
+
+
+def made():
+    """Logits of 256 positions in float64 and as bfloat16 rounds them, and of other weights."""
+    random = np.random.default_rng(5)
+    exact = random.normal(0, 2.2, (256, 200))
+    other = exact + random.normal(0, 0.05, exact.shape)
+    return list(cases(exact, exact + random.normal(0, 0.008, exact.shape), other))
+
+
+CASES = made()
+TOKENS = {name: tokens for name, _, tokens in CASES}
+
+
+@pytest.mark.parametrize(
+    ("expected", "tokens"),
+    [each[1:] for each in CASES],
+    ids=[each[0] for each in CASES],
+)
+def test_the_cause_is_named_and_nothing_on_a_clean_pair(expected, tokens):
+    causes = explain_tokens(tokens)
+    assert (causes[0].name if causes else "") == expected
+
+
+def test_a_cause_of_one_step_alone_is_placed_there():
+    tokens = TOKENS["temperature 0.7 at the last step"]
+    (cause,) = explain_tokens(tokens)
+    last = tokens.groups["step"].max()
+    assert cause.says.startswith(
+        f"At step {last}: 'rollout' is sampled at a temperature of about 0.",
+    )
+    assert cause.parameters["temperature"] == pytest.approx(0.7, rel=0.1)
+
+
+def test_other_ids_are_placed():
+    """Planted in every fourth sequence, from token 8 + number % 5 on, one token later."""
+    tokens = TOKENS["other ids in 1 of 4 sequences"]
+    parameters = explain_tokens(tokens)[0].parameters
+    assert parameters == {"sequences": 8, "sequence": 0, "token": 8, "tokens": 1}
+
+
+def test_the_turn_from_which_on_inputs_differ_is_named():
+    tokens = TOKENS["other inputs from turn 3 of 4 on, 0.2"]
+    assert explain_tokens(tokens)[0].parameters == {"part": "turn 2"}
+
+
+IN_TURNS = TOKENS["turns, lags and steps of one quality"]
+PLAIN = SampledTokens(IN_TURNS.sequence, IN_TURNS.position, IN_TURNS.rollout, IN_TURNS.trainer)
+
+
+def with_side(
+    side: str,
+    change: Callable[[np.ndarray, np.random.Generator], np.ndarray | None],
+    of=PLAIN,
+):
+    """Tokens of which one side, [responses, 32], is changed in place or replaced."""
+    values = getattr(of, side).reshape(32, 32).copy()
+    replaced = change(values, np.random.default_rng(1))
+    return with_values(of, **{side: (values if replaced is None else replaced).ravel()})
+
+
+def put(values, rows, columns, new):
+    values[rows, columns] = new
+
+
+def put_in(value, count, values, random):
+    values.ravel()[random.choice(1024, count, replace=False)] = value
+
+
+def reorder(values, order):
+    return values[:, np.concatenate([np.arange(8) + 8 * chunk for chunk in order])]
+
+
+PLANTED: list[tuple[str, str, str, Callable]] = [
+    *(
+        (f"{value:g} for {count} tokens", "placeholders", "rollout", partial(put_in, value, count))
+        for value in (-100.0, -9999.0, -65504.0)
+        for count in (1, 2, 4)
+    ),
+    *(
+        (f"at least {low}", "clipped", "trainer", lambda v, g, low=low: np.maximum(v, low))
+        for low in (-3.0, -5.0, -8.0)
+    ),
+    ("log2", "other units", "rollout", lambda v, g: v / np.log(2)),
+    ("log10 of the trainer", "other units", "trainer", lambda v, g: v / np.log(10)),
+    ("running sum", "other units", "rollout", lambda v, g: v.cumsum(axis=1)),
+    (
+        "sum at each token",
+        "other units",
+        "rollout",
+        lambda v, g: v.sum(axis=1, keepdims=True) + 0 * v,
+    ),
+    (
+        "mean at each token",
+        "other units",
+        "trainer",
+        lambda v, g: v.mean(axis=1, keepdims=True) + 0 * v,
+    ),
+    ("a constant", "other units", "trainer", lambda v, g: v - 4.5),
+    (
+        "shift of a quarter",
+        "shifted",
+        "trainer",
+        lambda v, g: put(v, np.s_[::4], np.s_[:-1], v[::4, 1:]),
+    ),
+    (
+        "one place",
+        "part of the response",
+        "trainer",
+        lambda v, g: put(v, np.s_[:], 20, -g.gamma(2, 2, 32)),
+    ),
+    (
+        "three places",
+        "part of the response",
+        "trainer",
+        lambda v, g: put(v, np.s_[:], [9, 18, 27], -g.gamma(2, 2, (32, 3))),
+    ),
+    ("chunks in another order", "other order", "trainer", lambda v, g: reorder(v, (0, 2, 1, 3))),
+    (
+        "responses exchanged",
+        "exchanged",
+        "trainer",
+        lambda v, g: put(v, np.s_[:8], np.s_[:], v[[1, 0, 3, 2, 5, 4, 7, 6]]),
+    ),
+    ("all responses moved on", "exchanged", "trainer", lambda v, g: np.roll(v, 1, axis=0)),
+    (
+        "a wrong last chunk",
+        "part of the response",
+        "trainer",
+        lambda v, g: put(v, 3, np.s_[22:], -g.gamma(1, 3, 10)),
+    ),
+    ("two tokens", "some tokens", "trainer", lambda v, g: put(v, [3, 9], [4, 7], [-15, -13])),
+    (
+        "a tiny first token",
+        "",
+        "trainer",
+        lambda v, g: PLAIN.rollout.reshape(32, 32) + 3e-5 * (np.arange(32) == 0),
+    ),
+    ("values of other tokens", "", "trainer", lambda v, g: g.permutation(v.ravel())),
+]
+
+
+@pytest.mark.parametrize(
+    ("expected", "side", "change"),
+    [each[1:] for each in PLANTED],
+    ids=[each[0] for each in PLANTED],
+)
+def test_values_of_other_kinds_and_places_are_named(expected, side, change):
+    causes = explain_tokens(with_side(side, change))
+    assert (causes[0].name if causes else "") == expected
+
+
+@pytest.mark.parametrize("side", ["rollout", "trainer"])
+@pytest.mark.parametrize("factor", [0.6, 0.8, 1.2])
+def test_a_temperature_is_found_beside_outliers(factor, side):
+    hot = TOKENS[f"temperature {factor}"]
+    values = getattr(hot, side).copy()
+    values[[70, 300, 900]] -= [30, 25, 12]
+    (cause,) = explain_tokens(with_values(hot, **{side: values}))
+    assert cause.name == "temperature"
+    assert cause.is_fault
+    assert cause.parameters["temperature"] == pytest.approx(factor, rel=0.1)
+
+
+def test_the_most_likely_token_in_place_of_the_sampled_one_is_no_top_p():
+    random = np.random.default_rng(3)
+    logits = random.normal(0, 2.2, (1024, 200))
+    values = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    drawn = (values + random.gumbel(size=values.shape)).argmax(axis=1)
+    trainer = values[np.arange(1024), drawn]
+    tokens = with_values(
+        PLAIN,
+        rollout=values.max(axis=1) + random.normal(0, 0.02, 1024),
+        trainer=trainer,
+    )
+    assert [cause.name for cause in explain_tokens(tokens)] == ["another token"]
+
+
+def test_the_place_of_a_bad_token_is_named():
+    changes = {name: change for name, _, _, change in PLANTED}
+    (cause,) = explain_tokens(with_side("trainer", changes["one place"]))
+    assert cause.parameters == {"part": "token 20 of each response"}
+    assert (
+        "token 22 of sequence 3"
+        in explain_tokens(with_side("trainer", changes["a wrong last chunk"]))[0].says
+    )
+
+
+def test_too_few_tokens_and_equal_sides_have_no_cause():
+    index = np.arange(10)
+    few = SampledTokens(index * 0, index, -1.0 - index, -1.5 - index)
+    assert explain_tokens(few) == []
+    index = np.arange(200)
+    assert explain_tokens(SampledTokens(index * 0, index, -1.0 - index, -1.0 - index)) == []

@@ -1,0 +1,404 @@
+"""Two checkpoints compared: figures as torch has them, layouts that conversions change, files that
+are incomplete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save, save_file
+
+from core.inference.models.engine_files import gguf_of
+from core.inference.models.model import load_model
+from core.numerics.formats import BFLOAT16, LOGIT_FORMATS, FloatFormat
+from core.rl import checkpoints
+from tests.core.inference.models import small_gguf
+
+MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
+Q_PROJ = "layers.0.self_attn.q_proj"
+Tensors = dict[str, torch.Tensor]
+
+
+def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def compared(
+    folder: Path,
+    a: Tensors,
+    b: Tensors,
+    fmt: FloatFormat = BFLOAT16,
+) -> checkpoints.Comparison:
+    for name, tensors in (("a", a), ("b", b)):
+        save_file(
+            {key: tensor.contiguous().clone() for key, tensor in tensors.items()},
+            folder / f"{name}.safetensors",
+        )
+    return checkpoints.compare_checkpoints(
+        str(folder / "a.safetensors"),
+        str(folder / "b.safetensors"),
+        fmt,
+        print,
+    )
+
+
+def found(result: checkpoints.Comparison) -> dict[str, list[str]]:
+    """Tensors of each kind of finding."""
+    return {kind: keys for (kind, _), keys in result.findings.items()}
+
+
+def ordinals(values: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of the values, zeros together: the bits of positive floats are in their
+    order.
+    """
+    bits = values.view({2: torch.int16, 4: torch.int32}[values.dtype.itemsize]).long()
+    return torch.where(bits < 0, -(bits + (1 << (8 * values.dtype.itemsize - 1))), bits)
+
+
+@pytest.mark.parametrize("dtype", LOGIT_FORMATS)
+def test_what_an_update_leaves_in_the_engines_dtype_is_what_torch_rounds_to(
+    dtype: str,
+    tmp_path: Path,
+) -> None:
+    """A step of Adam at a rate of 1e-6 from the weights of a trained layer, off the grid of
+    bfloat16.
+    """
+    before = load_file(MODEL / "model.safetensors")["model.layers.0.mlp.up_proj.weight"].float()
+    before *= 1 + drawn(*before.shape) / 256
+    after = before.clone().requires_grad_()
+    after.grad = drawn(*before.shape, seed=1)
+    torch.optim.Adam([after], lr=1e-6).step()
+    after = after.detach()
+    total = compared(
+        tmp_path,
+        {"up_proj.weight": before},
+        {"up_proj.weight": after},
+        LOGIT_FORMATS[dtype],
+    ).total
+    rounded = [each.to(getattr(torch, dtype)) for each in (before, after)]
+    assert total.elements == before.numel()
+    assert total.differing == int((before != after).sum())
+    assert total.rounded_differing == int((rounded[0] != rounded[1]).sum())
+    assert total.max_rounded_ulps == int((ordinals(rounded[0]) - ordinals(rounded[1])).abs().max())
+    change = (after.double() - before.double()).abs()
+    assert total.max_abs == float(change.max())
+    assert total.rms == pytest.approx(float(change.square().mean().sqrt()), rel=1e-9)
+    if dtype == "bfloat16":
+        assert 0.2 < total.rounded_differing / total.differing < 0.4
+
+
+def test_bits_that_differ_are_counted_by_value(tmp_path: Path) -> None:
+    """Next values, zeros of both signs, NaNs of two payloads, a NaN and an infinity on one side."""
+    bits = [
+        [0x3F80, 0x0000, 0x7FC0, 0x7FC0, 0x4000, 0x7F80],
+        [0x3F81, 0x8000, 0x7FC1, 0x3F80, 0x7F80, 0x7F80],
+    ]
+    a, b = (
+        torch.from_numpy(np.array(each, np.uint16).view(np.int16)).view(torch.bfloat16)
+        for each in bits
+    )
+    result = compared(tmp_path, {"norm.weight": a}, {"norm.weight": b})
+    total = result.total
+    assert (total.elements, total.differing, total.nonfinite_mismatch, total.finite) == (6, 3, 2, 2)
+    assert (total.rounded_differing, total.max_rounded_ulps, total.max_abs) == (3, 1, 2**-7)
+    assert found(result) == {"nonfinite": ["norm.weight"]}
+    json.dumps(result.as_json(), allow_nan=False)
+
+
+def test_shards_are_compared_with_one_file_in_the_order_of_a_forward(tmp_path: Path) -> None:
+    tensors = load_file(MODEL / "model.safetensors")
+    names = sorted(tensors)
+    (folder := tmp_path / "sharded").mkdir()
+    shards = {f"model-{n}.safetensors": names[n::3] for n in range(3)}
+    for shard, keys in shards.items():
+        save_file({f"_orig_mod.{key}": tensors[key] for key in keys}, folder / shard)
+    index = {"weight_map": {key: shard for shard, keys in shards.items() for key in keys}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    result = checkpoints.compare_checkpoints(str(MODEL), str(folder), BFLOAT16, print)
+    assert (result.total.elements, result.total.differing) == (
+        sum(map(torch.numel, tensors.values())),
+        0,
+    )
+    assert result.findings == {}
+    kinds = [
+        "input_layernorm",
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+    ]
+    kinds += ["post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]
+    layers = [f"layers.{layer}.{kind}" for layer in range(3) for kind in kinds]
+    assert list(result.modules) == ["embed_tokens", *layers, "norm"]
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_model_equals_its_gguf_with_rotary_rows_reordered(
+    is_first: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The file that llama.cpp is given as an engine."""
+    monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path))
+    paths = [
+        str(gguf_of(load_model(str(MODEL), dtype="float32", device="cpu"), "float32")),
+        str(MODEL),
+    ]
+    result = checkpoints.compare_checkpoints(*(paths if is_first else paths[::-1]), BFLOAT16, print)
+    assert result.total.differing == 0
+    assert result.total.elements == sum(
+        map(torch.numel, load_file(MODEL / "model.safetensors").values()),
+    )
+    reordered = [
+        f"layers.{layer}.self_attn.{name}_proj.weight" for layer in range(3) for name in "qk"
+    ]
+    assert found(result)["layout"] == reordered
+    ((text,),) = ([text for kind, text in result.findings if kind == "layout"],)
+    assert f"in {'A' if is_first else 'B'} (heads of 64)" in text
+    assert "float32" in next(text for kind, text in result.findings if kind == "dtype")
+
+
+def test_a_quantized_gguf_equals_its_blocks_by_hand(tmp_path: Path) -> None:
+    tensors = small_gguf.write(tmp_path / "model.gguf")
+    save_file(
+        {key: torch.from_numpy(values) for key, values in tensors.items()},
+        tmp_path / "by_hand.safetensors",
+    )
+    paths = (str(tmp_path / name) for name in ("by_hand.safetensors", "model.gguf"))
+    result = checkpoints.compare_checkpoints(*paths, BFLOAT16, print)
+    assert (result.total.elements, result.total.differing) == (
+        sum(values.size for values in tensors.values()),
+        0,
+    )
+    assert result.findings["dtype", "float32 in A, Q8_0 (quantized) in B"] == [
+        "embed_tokens.weight",
+    ]
+    assert (
+        len(result.findings["dtype", "float32 in A, Q4_1 (quantized) in B"])
+        == 7 * small_gguf.LAYERS
+    )
+
+
+WIDE, SQUARE = drawn(96, 64), drawn(64, 64)
+ORDER = torch.randperm(96, generator=torch.Generator().manual_seed(2))
+PARTS = {
+    f"{Q_PROJ[:-6]}{name}_proj.weight": drawn(32 if name == "q" else 16, 64, seed=ord(name))
+    for name in "qkv"
+}
+EXPERTS = {f"layers.0.mlp.experts.{n}.down_proj.weight": drawn(8, 16, seed=n) for n in range(11)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "a", "b"),
+    [
+        ("layout", {"x.weight": WIDE}, {"x.weight": WIDE.T}),
+        ("layout", {"x.weight": SQUARE}, {"x.weight": SQUARE.T}),
+        ("layout", {"x.weight": WIDE}, {"x.weight": WIDE[ORDER]}),
+        ("layout", {"x.weight": WIDE}, {"x.weight": torch.cat([WIDE, torch.zeros(32, 64)])}),
+        ("fused", PARTS, {"layers.0.self_attn.qkv_proj.weight": torch.cat(list(PARTS.values()))}),
+        ("fused", {"layers.0.self_attn.qkv_proj.weight": torch.cat(list(PARTS.values()))}, PARTS),
+        (
+            "fused",
+            EXPERTS,
+            {"layers.0.mlp.experts.down_proj.weight": torch.stack(list(EXPERTS.values()))},
+        ),
+        (
+            "shape",
+            {"x.weight": WIDE, "norm.weight": SQUARE},
+            {"x.weight": WIDE[:, :-1], "norm.weight": SQUARE},
+        ),
+        ("missing", {"x.weight": WIDE}, {"x.weight": WIDE, "extra.weight": WIDE}),
+        (
+            "dtype",
+            {"x.weight": WIDE, "y.weight": SQUARE},
+            {"x.weight": WIDE.to(torch.float64), "y.weight": SQUARE},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_changed_layout_is_named_and_what_is_compared_is_equal(
+    kind: str,
+    a: Tensors,
+    b: Tensors,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if a chunk is smaller than the tensors."""
+    for chunk in (checkpoints.CHUNK, 500):
+        monkeypatch.setattr(checkpoints, "CHUNK", chunk)
+        result = compared(tmp_path, a, b)
+        assert set(found(result)) == {kind}
+        assert (result.total.elements > 0, result.total.differing) == (True, 0)
+
+
+def test_rows_in_another_order_are_found_under_quantization_noise(tmp_path: Path) -> None:
+    noisy = WIDE[ORDER] + 0.05 * drawn(96, 64, seed=3)
+    result = compared(tmp_path, {"x.weight": WIDE}, {"x.weight": noisy})
+    assert set(found(result)) == {"layout"}
+    assert result.total.rms == pytest.approx(0.05, rel=0.1)
+    unrelated = compared(tmp_path, {"x.weight": WIDE}, {"x.weight": drawn(96, 64, seed=4)})
+    assert found(unrelated) == {}
+    assert unrelated.total.rms == pytest.approx(2**0.5, rel=0.1)
+
+
+def test_a_norm_stored_as_1_plus_weight_is_named_and_a_first_step_of_adam_is_not(
+    tmp_path: Path,
+) -> None:
+    norm = drawn(64)
+    assert found(compared(tmp_path, {"norm.weight": norm}, {"norm.weight": norm + 1})) == {
+        "offset": ["norm.weight"],
+    }
+    assert found(compared(tmp_path, {"norm.weight": norm}, {"norm.weight": norm + 1e-3})) == {}
+
+
+EMBEDDING, HEAD = drawn(40, 8), drawn(40, 8, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "words", "differing"),
+    [
+        ((EMBEDDING, EMBEDDING), (EMBEDDING, None), "Only in A (tied", 0),
+        ((EMBEDDING, None), (EMBEDDING, HEAD), "Only in B (not tied", 320),
+        ((EMBEDDING, EMBEDDING), (EMBEDDING, HEAD), "Equal to the embedding in A only", 320),
+        ((EMBEDDING, HEAD), (EMBEDDING, HEAD), None, 0),
+        ((EMBEDDING, None), (EMBEDDING, None), None, 0),
+    ],
+)
+def test_a_head_is_compared_with_the_embedding_that_it_is_tied_to(
+    a: tuple[Any, Any],
+    b: tuple[Any, Any],
+    words: str | None,
+    differing: int,
+    tmp_path: Path,
+) -> None:
+    keys = ("model.embed_tokens.weight", "lm_head.weight")
+    sides = [
+        {key: each for key, each in zip(keys, side, strict=True) if each is not None}
+        for side in (a, b)
+    ]
+    result = compared(tmp_path, *sides)
+    assert result.total.differing == differing
+    assert [(kind, keys) for (kind, _), keys in result.findings.items()] == (
+        [("tied", ["lm_head.weight"])] * bool(words)
+    )
+    assert all(text.startswith(words or "") for _, text in result.findings)
+
+
+def test_no_more_than_a_chunk_of_a_side_is_in_memory(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of plain, transposed, reordered and fused tensors; a row may be longer."""
+    sizes: list[int] = []
+    compare = checkpoints.differences
+    monkeypatch.setattr(checkpoints, "CHUNK", 640)
+    monkeypatch.setattr(
+        checkpoints,
+        "differences",
+        lambda a, b, fmt: (sizes.append(a.size), compare(a, b, fmt))[1],
+    )
+    whole = {"layers.0.self_attn.qkv_proj.weight": torch.cat(list(PARTS.values()))}
+    compared(
+        tmp_path,
+        {"x.weight": WIDE, "y.weight": SQUARE, "bias": drawn(5000), **PARTS},
+        {"x.weight": WIDE[ORDER], "y.weight": SQUARE.T, "bias": drawn(5000), **whole},
+    )
+    assert max(sizes) == 640
+    tensor = checkpoints.open_checkpoint(str(tmp_path / "a.safetensors")).tensors["x.weight"]
+    assert [block.size for block in tensor.blocks()] == [640] * 9 + [384]
+
+
+INDEX = '{"weight_map": {"x.weight": "model-00001-of-00002.safetensors"}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "words"),
+    [
+        ("b.safetensors", id, "no such file or folder"),
+        ("b.safetensors", Path.touch, "cannot be read"),
+        (
+            "b.safetensors",
+            lambda path: path.write_bytes(save({"x.weight": WIDE})[:-9]),
+            "a complete file",
+        ),
+        (
+            "b.safetensors",
+            lambda path: path.write_bytes(save({"z.weight": WIDE})),
+            "no tensor of the same name",
+        ),
+        (
+            "b.gguf",
+            lambda path: small_gguf.write(path) and path.write_bytes(path.read_bytes()[:-4000]),
+            "ends within",
+        ),
+        (
+            "b.gguf",
+            lambda path: small_gguf.write(path) and os.truncate(path, 2000),
+            "ends within its keys",
+        ),
+        (
+            "b/model.safetensors.index.json",
+            lambda path: path.write_text(INDEX),
+            "has no 'model-00001-of-00002",
+        ),
+        (
+            "b/pytorch_model.bin",
+            lambda path: torch.save({"x.weight": WIDE}, path),
+            "a pickle, which is never opened",
+        ),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_read_is_one_sentence_and_code_2(
+    name: str,
+    make: Callable[[Path], object],
+    words: str,
+    cli: Any,
+    tmp_path: Path,
+) -> None:
+    save_file({"x.weight": WIDE}, tmp_path / "a.safetensors")
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    make(path)
+    done = cli("weights", tmp_path / "a.safetensors", tmp_path / name.split("/")[0])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_command_prints_layers_together_and_json_has_every_module(
+    cli: Any,
+    tmp_path: Path,
+) -> None:
+    tensors = load_file(MODEL / "model.safetensors")
+    tensors["model.layers.1.mlp.down_proj.weight"] *= 2
+    save_file(tensors, tmp_path / "b.safetensors")
+    done = cli("weights", MODEL, tmp_path / "b.safetensors")
+    assert done.returncode == 0
+    for name in (
+        "layers.0,2.mlp.down_proj",
+        "layers.1.mlp.down_proj",
+        "layers.0-2.self_attn.q_proj",
+    ):
+        assert f" {name} " in done.stdout
+    assert (
+        " layers.2.self_attn.q_proj "
+        in cli("weights", MODEL, tmp_path / "b.safetensors", "--layers").stdout
+    )
+    facts = json.loads(
+        cli("weights", MODEL, tmp_path / "b.safetensors", "--as", "float16", "--json").stdout,
+    )
+    assert facts["rounded_to"] == "float16"
+    assert [one["module"] for one in facts["modules"] if one["differing"]] == [
+        "layers.1.mlp.down_proj",
+    ]
+    assert facts["total"]["differing"] == int(
+        (tensors["model.layers.1.mlp.down_proj.weight"] != 0).sum(),
+    )
+    assert cli("weights", MODEL, MODEL, "--as", "int8").returncode == 2

@@ -1,0 +1,96 @@
+"""Figures of trainer against rollout: those of the frameworks' own code on the same arrays.
+
+`figures.json` was written by the functions of verl 0.9.1, slime, prime-rl, ROLL and ms-swift 4.6;
+of TRL, NeMo-RL, OpenRLHF, AReaL and miles after the lines of their files, in torch and float64.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from core.rl.figures import FRAMEWORKS, Batch, Sequences, TokenPairs, intervals
+
+EXPECTED = json.loads((Path(__file__).parent / "figures.json").read_text())
+LENGTHS = np.array([40, 400, 64, 48])
+
+
+def pairs() -> TokenPairs:
+    random = np.random.default_rng(42)
+    rollout = -random.gamma(0.6, 0.9, LENGTHS.sum())
+    trainer = np.minimum(rollout + random.normal(0, 0.05, LENGTHS.sum()), -1e-6)
+    trainer[[3, 130, 470]] = rollout[[3, 130, 470]] + [-1.2, 0.9, -9.5]
+    return TokenPairs(rollout, np.minimum(trainer, -1e-6))
+
+
+@pytest.mark.parametrize(
+    ("framework", "name"),
+    [(each, name) for each, names in EXPECTED.items() for name in names],
+)
+def test_a_figure_is_its_frameworks(framework, name):
+    values = {
+        each.name: each.value(Batch(Sequences.of(pairs(), LENGTHS)))
+        for each in FRAMEWORKS[framework].figures
+    }
+    rest = 2e-10 if framework == "verl" else 1e-15  # it divides by the number of tokens + 1e-8
+    if name == "rollout_corr/rollout_is_eff_sample_size":  # by the mean weight + 1e-8, squared
+        rest = 3e-8
+    assert values[name] == pytest.approx(EXPECTED[framework][name], rel=1e-9, abs=rest)
+
+
+def test_every_figure_of_a_framework_is_compared():
+    assert {
+        name: {figure.name for figure in each.figures}
+        for name, each in FRAMEWORKS.items()
+        if each.source
+    } == {name: set(values) for name, values in EXPECTED.items()}
+
+
+def test_our_figures_by_their_formulas():
+    tokens = pairs()
+    batch = Batch(Sequences.of(tokens, LENGTHS))
+    values = {each.name: each.value(batch) for each in FRAMEWORKS["ulpscope"].figures}
+    r, ratio = tokens.trainer - tokens.rollout, np.exp(tokens.trainer - tokens.rollout)
+    of_sequence = np.split(r, np.cumsum(LENGTHS)[:-1])
+    geometric = np.exp([each.mean() for each in of_sequence])
+    expected = {
+        "mean_abs": np.abs(r).mean(),
+        "max_abs": np.abs(r).max(),
+        "k1": -r.mean(),
+        "k2": (r**2).mean() / 2,
+        "k3": (ratio - 1 - r).mean(),
+        "ratio": ratio.mean(),
+        "ratio_sequence": np.exp([each.sum() for each in of_sequence]).mean(),
+        "ratio_geometric": geometric.mean(),
+        "ess": ratio.sum() ** 2 / (len(r) * (ratio**2).sum()),
+        "ess_truncated": np.minimum(ratio, 2).sum() ** 2
+        / (len(r) * (np.minimum(ratio, 2) ** 2).sum()),
+        "chi2": (ratio**2).mean() - 1,
+        "chi2_geometric": (geometric**2).mean() - 1,
+        "pearson": np.corrcoef(tokens.rollout, tokens.trainer)[0, 1],
+        "pearson_probability": np.corrcoef(np.exp(tokens.rollout), np.exp(tokens.trainer))[0, 1],
+        "above_tis": (ratio > 2).mean(),
+        "outside_icepop": ((ratio < 0.5) | (ratio > 5)).mean(),
+        "beyond_dppo": (np.abs(np.exp(tokens.trainer) - np.exp(tokens.rollout)) > 0.2).mean(),
+        "vetoed": np.mean([(np.exp(each) < 1e-4).any() for each in of_sequence]),
+        "outside_geometric": np.mean((geometric < 0.999) | (geometric > 1.002)),
+    }
+    assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-12)
+
+
+def test_an_interval_holds_the_mean_of_sequences_as_often_as_it_says():
+    """Sequences of one token: the bootstrap's interval is about that of the normal distribution,
+    1.96 deviations.
+    """
+    random = np.random.default_rng(0)
+    rollout = -random.gamma(2.0, 1.0, 400)
+    r = random.normal(0, 0.1, 400)
+    sequences = Sequences.of(TokenPairs(rollout, rollout + r), np.ones(400, int))
+    (k1,) = (each for each in FRAMEWORKS["ulpscope"].figures if each.name == "k1")
+    low, high = intervals(sequences, [k1], draws=1000)[0]
+    half = 1.96 * r.std() / 20
+    assert low == pytest.approx(-r.mean() - half, abs=0.2 * half)
+    assert high == pytest.approx(-r.mean() + half, abs=0.2 * half)

@@ -1,0 +1,338 @@
+"""Chosen tokens of RL frameworks: tests/cases/rollouts was written by their own code (NeMo-RL
+7ea279abf, prime-rl 559b44772, slime 624b824a8, miles 31f1ca961), all with the arrays of
+expected.npz.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from core.errors import DumpError
+from core.judging.ingest import ingest
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+
+CASES = Path(__file__).resolve().parents[2] / "cases" / "rollouts"
+EXPECTED = np.load(CASES / "expected.npz")
+NEMO = ["train_data_step6.jsonl"]
+PRIME = ["token_exports/step_4/rank_0.jsonl", "token_exports/step_4/rank_1.jsonl"]
+SLIME = ["slime/rollout_data/2.pt", "slime/train_data/2.pt"]
+MILES = ["miles/train_data/9_0.pt", "miles/train_data/9_1.pt"]
+
+
+def read(tmp_path: Path, files: list[Path]):
+    """Tokens and sequences of the run that files become."""
+    store = Store(tmp_path / "runs")
+    with RunReader(store.path_of(ingest(store, files))) as run:
+        assert run.has_rollouts()
+        tokens = run.query("SELECT * FROM chosen_token ORDER BY prompt, position")
+        return tokens, run.query("SELECT * FROM sequence ORDER BY prompt"), run.pairs[0].summary
+
+
+@pytest.mark.parametrize(
+    ("files", "names", "step"),
+    [
+        (NEMO, ["0", "1", "2"], 6),
+        (PRIME, ["0/0", "0/1", "1/0"], 4),
+        (SLIME, ["10", "11", "12"], 2),
+        (SLIME[1:], ["10", "11", "12"], 2),
+        (MILES, ["20", "21", "22"], 9),
+    ],
+    ids=[
+        "nemo-rl",
+        "prime-rl",
+        "slime",
+        "slime, train data alone",
+        "miles, two context-parallel ranks",
+    ],
+)
+def test_a_file_of_a_framework_has_its_arrays(files, names, step, tmp_path):
+    tokens, sequences, summary = read(tmp_path, [CASES / each for each in files])
+    assert sequences["name"].tolist() == names
+    assert set(sequences["step"]) == {step}
+    trained = 0
+    for prompt in range(3):
+        rows = tokens[tokens["prompt"] == prompt]
+        mask = EXPECTED[f"mask{prompt}"].astype(bool)
+        trained += mask.sum()
+        assert rows["token_id"].tolist() == EXPECTED[f"tokens{prompt}"].tolist()
+        assert rows["is_trained"].tolist() == mask.tolist()
+        for column, name in (("reference", "rollout"), ("variant", "trainer")):
+            values = rows[column].to_numpy(float)[mask]
+            np.testing.assert_array_equal(values, EXPECTED[f"{name}{prompt}"][mask].astype(float))
+    assert summary.finite == trained
+
+
+def test_what_else_the_frameworks_say_of_tokens_and_sequences(tmp_path):
+    tokens, sequences, _ = read(tmp_path / "slime", [CASES / each for each in SLIME])
+    assert sequences["reward"].tolist() == [0.0, 1.0, 2.0]
+    assert sequences["stop_reason"].tolist() == ["truncated", "completed", "completed"]
+    assert sequences["weight_version"].tolist() == ["3", "3,4", "3,4"]
+    mask = EXPECTED["mask1"].astype(bool)
+    rows = tokens[tokens["prompt"] == 1]
+    np.testing.assert_array_equal(
+        rows["entropy"].to_numpy(float),
+        -EXPECTED["trainer1"].astype(float),
+    )
+    assert rows["advantage"].tolist() == (mask * 0.5).tolist()
+    _, sequences, _ = read(tmp_path / "prime", [CASES / each for each in PRIME])
+    assert set(sequences["environment"]) == {"gsm8k"}
+
+
+def test_one_version_for_each_turn_is_the_version_of_its_tokens(tmp_path):
+    """slime and miles append a version per call of the engine; `truncated` stands in the train data
+    alone.
+    """
+    turns = torch.tensor([1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1, 1])
+
+    def change(samples):
+        samples[0].update(loss_masks=turns, weight_versions=["7", "8", "8"], truncated=1)
+        # one turn: at which token the version changed is unknown
+        whole = torch.ones_like(samples[1]["loss_masks"])
+        samples[1].update(loss_masks=whole, weight_versions=["7", "8"], truncated=0)
+
+    tokens, sequences, _ = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    versions = tokens[tokens["prompt"] == 0]["token_version"].fillna(-1)
+    assert versions.tolist() == [7, 7, -1, -1, 8, 8, 8, -1, 8, 8, 8, 8]
+    assert tokens[tokens["prompt"] == 1]["token_version"].isna().all()
+    assert sequences["weight_version"].tolist()[:2] == ["7,8,8", "7,8"]
+    assert sequences["stop_reason"].tolist()[:2] == ["truncated", "completed"]
+
+
+def test_the_agent_of_nemo_gym_is_the_environment(tmp_path):
+    """Its logger writes batches of one, here `agent_ref` of grpo.py."""
+    rows = [json.loads(line) for line in (CASES / NEMO[0]).read_text().splitlines()]
+    agents = [
+        {"agent_ref": [{"type": "responses_api_agents", "name": name}]}
+        for name in ("math", "code", "math")
+    ]
+    path = lines(
+        tmp_path / "train_data_step6.jsonl",
+        [row | each for row, each in zip(rows, agents, strict=True)],
+    )
+    assert read(tmp_path, [path])[1]["environment"].tolist() == ["math", "code", "math"]
+
+
+def row(**more: object) -> dict[str, object]:
+    return {
+        "token_ids": [5, 6, 7],
+        "rollout": [-1.0, -2.0, -3.0],
+        "trainer": [-1.0, -2.5, -3.0],
+        **more,
+    }
+
+
+def lines(path: Path, rows: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    return path
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_documented_columns_are_read_and_masked_ends_cut(form, tmp_path):
+    rows = [
+        row(
+            mask=[0, 1, 1],
+            step=3,
+            environment="math",
+            reward=1.5,
+            entropy=[0.5, 0.25, None],
+            sequence="a",
+        ),
+        row(
+            mask=[1, 0, 1],
+            step=3,
+            environment="code",
+            reward=0.0,
+            entropy=[0.1, 0.2, 0.3],
+            sequence="b",
+        ),
+        row(
+            mask=[0, 0, 0],
+            step=3,
+            environment="code",
+            reward=0.0,
+            entropy=[0.1, 0.2, 0.3],
+            sequence="c",
+        ),
+    ]
+    path = lines(tmp_path / "a.jsonl", rows)
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path := tmp_path / "a.parquet")
+    tokens, sequences, summary = read(tmp_path, [path])
+    assert tokens["token_id"].tolist() == [6, 7, 5, 6, 7]
+    assert tokens["is_trained"].tolist() == [True, True, True, False, True]
+    assert tokens["entropy"].fillna(-1).tolist() == [0.25, -1, 0.1, 0.2, 0.3]
+    assert sequences[["name", "environment", "reward"]].to_numpy().tolist() == [
+        ["a", "math", 1.5],
+        ["b", "code", 0.0],
+    ]
+    assert (summary.finite, summary.neq) == (4, 1)
+
+
+def cut(path: Path, target: Path) -> Path:
+    target.write_bytes(path.read_bytes()[:-700])
+    return target
+
+
+def altered(target: Path, change) -> Path:
+    """A copy of slime's train data with a changed sample."""
+    content = torch.load(CASES / SLIME[1], weights_only=True)
+    change(content["samples"])
+    torch.save(content, target)
+    return target
+
+
+@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf, -9999.0])
+@pytest.mark.parametrize("is_trained", [0, 1])
+def test_a_value_that_is_no_log_probability_is_missing_and_of_no_weight_if_masked(
+    value,
+    is_trained,
+    tmp_path,
+):
+    def change(samples):
+        samples[0]["log_probs"][3] = value
+        samples[0]["loss_masks"][3] = is_trained
+
+    tokens, _, summary = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    trained = sum(int(EXPECTED[f"mask{prompt}"].sum()) for prompt in range(3))
+    assert summary.finite == trained - 1
+    assert np.isnan(tokens["variant"].iloc[3])
+
+
+def save_npz(path, arrays):
+    np.savez(path, **{name: values.float().numpy() for name, values in arrays.items()})
+
+
+@pytest.mark.parametrize(
+    ("name", "save"),
+    [("a.npz", save_npz), ("a.pt", lambda path, arrays: torch.save(arrays, path))],
+)
+@pytest.mark.parametrize(
+    "keys",
+    [("rollout_log_probs", "old_log_probs"), ("sampling_per_token_logps", "log_probs")],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_arrays_named_as_log_probabilities_are_responses(name, save, keys, dtype, tmp_path):
+    """[12, 32], which would pass for logits of 12 positions."""
+    random = torch.Generator().manual_seed(1)
+    sides = [-torch.rand(12, 32, generator=random).to(dtype) for _ in keys]
+    mask = torch.ones(12, 32, dtype=torch.int64)
+    mask[3, 20:] = mask[5] = 0
+    save(tmp_path / name, {**dict(zip(keys, sides, strict=True)), "response_mask": mask})
+    tokens, sequences, summary = read(tmp_path, [tmp_path / name])
+    assert len(sequences) == 11
+    assert summary.finite == int(mask.sum())
+    for column, side in zip(("reference", "variant"), sides, strict=True):
+        assert tokens[column].tolist() == side[mask.bool()].double().tolist()
+
+
+@pytest.mark.parametrize(("files", "ranks"), [(PRIME, [0, 0, 1]), (MILES, [0, 0, 0])])
+def test_the_rank_is_that_of_the_file(files, ranks, tmp_path):
+    _, sequences, _ = read(tmp_path, [CASES / each for each in files])
+    assert [json.loads(each)["rank"] for each in sequences["sampling"]] == ranks
+
+
+def test_a_response_of_no_tokens_is_left_out(tmp_path):
+    def change(samples):
+        of_tokens = {
+            name: value[:0]
+            for name, value in samples[0].items()
+            if name != "tokens" and np.ndim(value)
+        }
+        samples[0].update(of_tokens, response_lengths=0)
+
+    path = altered(tmp_path / "a.pt", change)
+    store = Store(tmp_path / "runs")
+    with RunReader(store.path_of(ingest(store, [path]))) as run:
+        assert run.header.provenance.note == "1 sequence without a token in the loss left out."
+        assert run.query("SELECT name FROM sequence ORDER BY prompt")["name"].tolist() == [
+            "11",
+            "12",
+        ]
+
+
+class Anything:
+    """What a pickle may construct."""
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda _: [CASES / "train_data_step7.jsonl"], "every `prev_logprobs` is 0"),
+        (lambda _: [CASES / MILES[1]], "the file of context-parallel rank 0 of 2 is missing"),
+        (lambda _: [CASES / SLIME[0]], "no sample has `log_probs`"),
+        (
+            lambda d: [cut(CASES / PRIME[0], d / "rank_0.jsonl")],
+            "rank_0.jsonl: cannot be read as rows of tokens",
+        ),
+        (
+            lambda d: [CASES / PRIME[0], shutil.copy(CASES / PRIME[0], d / "rank_9.jsonl")],
+            "occurs twice",
+        ),
+        (
+            lambda d: [
+                altered(
+                    d / "a.pt",
+                    lambda s: s.append(dict(s[0], log_probs=s[0]["log_probs"] - 1)),
+                ),
+            ],
+            "occurs twice",
+        ),
+        (
+            lambda d: [altered(d / "a.pt", lambda s: s[0].update(loss_masks=torch.ones(3)))],
+            "a mask of 3 for 12 tokens",
+        ),
+        (
+            lambda d: [altered(d / "a.pt", lambda s: s[0].update(log_probs=torch.ones(3)))],
+            "has 3 `log_probs`; expected 12",
+        ),
+        (
+            # of 12
+            lambda d: [
+                CASES / SLIME[0],
+                altered(d / "a.pt", lambda s: s[0]["tokens"][-9:].add_(1)),
+            ],
+            "has other tokens than in 2.pt from token 3 on",
+        ),
+        (
+            lambda d: [altered(d / "a.pt", lambda s: s[0].update(extra=Anything()))],
+            "Anything, and only tensors",
+        ),
+        (
+            lambda d: [altered(d / "a.pt", lambda s: s[0].update(cp_size=30_000_000))],
+            "at most 4096",
+        ),
+        (
+            lambda d: [
+                altered(d / "a.pt", lambda s: s[0].update(log_probs=torch.zeros(1).expand(10**13))),
+            ],
+            "more elements than the file",
+        ),
+        (
+            lambda d: [altered(d / "a.pt", lambda s: s[0].update(loss_masks="x"))],
+            "expected a file of slime or miles",
+        ),
+        (
+            lambda d: [lines(d / "a.jsonl", [row(mask=[1, 1])])],
+            "row 1: `mask` and `token_ids` have other lengths",
+        ),
+        (lambda d: [lines(d / "a.jsonl", [row(mask=[0, 0, 0])])], "every token is masked out"),
+        (
+            lambda d: [lines(d / "a.jsonl", [{"token_ids": [1, 2], "logprobs": [-1, -1]}])],
+            "expected two files",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence_and_stores_nothing(make, says, store, tmp_path):
+    with pytest.raises(DumpError, match=says) as error:
+        ingest(store, make(tmp_path))
+    assert "\n" not in str(error.value)
+    assert list(store.directory.glob("*.duckdb")) == []
