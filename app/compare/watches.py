@@ -47,7 +47,8 @@ def chart(rounds: Sequence[Round]) -> go.Figure:
     drawn there.
     """
     measured = [one for one in rounds if one.distance_nats is not None]
-    times = np.array([one.at for one in measured])
+    # pandas writes times as plotly.js reads them: in UTC, without a zone.
+    times = pd.Series([one.at for one in measured])
     distances = np.array([one.distance_nats for one in measured], float)
     limits = np.array([one.limit_nats for one in measured], float)
     colors = [style.VARIANT if one.since else style.REFERENCE for one in measured]
@@ -61,7 +62,7 @@ def chart(rounds: Sequence[Round]) -> go.Figure:
         customdata=distances,
         hovertemplate="%{x}: %{customdata:.3g} nats<extra></extra>",
     )
-    style.add_floor(figure, times, limits, "limit")
+    style.add_floor(figure, times.to_numpy(), limits, "limit")
     figure.update_xaxes(title="time, UTC")
     axis = style.log_axis(np.concatenate([distances, limits]))
     figure.update_yaxes(title="distance, nats", **axis)

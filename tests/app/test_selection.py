@@ -232,7 +232,7 @@ TEXTS = {("side_by_side", "with"): "fresh-against-cached", ("runs", "search"): "
 
 
 def is_checked(setting: PageSetting) -> bool:
-    return bool(setting.options) or setting.span is not None
+    return bool(setting.words) or setting.span is not None
 
 
 def asked_of(page: str) -> dict[str, str]:
@@ -240,7 +240,7 @@ def asked_of(page: str) -> dict[str, str]:
     said = {name: text for (of, name), text in TEXTS.items() if of == page}
     for setting in WITH_SETTINGS[page]:
         if is_checked(setting):
-            values = setting.options or {str(number): number for number in setting.span}
+            values = setting.words or {str(number): number for number in setting.span}
             said[setting.name] = [
                 word for word, value in values.items() if value != setting.default
             ][-1]
