@@ -232,7 +232,7 @@ TEXTS = {("side_by_side", "with"): "fresh-against-cached", ("runs", "search"): "
 
 
 def is_checked(setting: PageSetting) -> bool:
-    return bool(setting.options) or setting.span is not None
+    return bool(setting.words) or setting.span is not None
 
 
 def asked_of(page: str) -> dict[str, str]:
