@@ -283,7 +283,15 @@ def killer_of(mutant: Mutant, folder: Path) -> str:
     if original.count(mutant.old) != 1:
         raise ValueError(f"{mutant.file} has {mutant.old!r} {original.count(mutant.old)} times")
     file.write_text(original.replace(mutant.old, mutant.new))
-    command = [sys.executable, "-m", "pytest", "-x", "-m", "not browser and not thorough", *mutant.tests.split()]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-m",
+        "not browser and not thorough",
+        *mutant.tests.split(),
+    ]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     finally:

@@ -75,8 +75,8 @@ def figures(run_pairs: Sequence[RunPair]) -> DataFrame:
         histogram = one.run.histogram(one.pair.index)
         row = {name: getattr(summary, name, None) for name, *_ in FIGURES}
         row |= {
-            "flips_share": summary.flips / positions,
-            "near_ties_share": summary.near_ties / positions,
+            "flips_share": _share(summary.flips, positions),
+            "near_ties_share": _share(summary.near_ties, positions),
             "rms": float(np.sqrt((one.table["rms"] ** 2).mean())),
             "noise_ratio": one.pair.noise_ratio,
             "median_ulps": ulp_percentile(histogram, 0.5),
@@ -84,6 +84,11 @@ def figures(run_pairs: Sequence[RunPair]) -> DataFrame:
         }
         rows.append(row)
     return pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
+
+
+def _share(count: int | None, positions: int) -> float | None:
+    """Return the share of the positions; None if the count is unknown, as of chosen tokens."""
+    return None if count is None else count / positions
 
 
 def distribution(one: RunPair) -> DataFrame:
@@ -126,9 +131,8 @@ def sentence(run_pairs: Sequence[RunPair], flip_rows: DataFrame) -> str:
     `flips` if the runs are of the same tokens.
     """
     shares = " vs ".join(percent(one.pair.summary.neq_share) for one in run_pairs)
-    flipping = " vs ".join(
-        percent(one.pair.summary.flips / one.run.header.rows) for one in run_pairs
-    )
+    flip_shares = [_share(one.pair.summary.flips, one.run.header.rows) for one in run_pairs]
+    flipping = " vs ".join("unknown" if share is None else percent(share) for share in flip_shares)
     text = f"**Logits that differ: {shares}. Positions that flip: {flipping}.**"
     if flip_rows.empty:
         return text

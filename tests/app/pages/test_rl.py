@@ -46,6 +46,14 @@ def test_pages_of_top_tokens_show_no_empty_charts(name, store):
     assert not opened.dataframe
 
 
+def test_two_runs_of_chosen_tokens_compare_without_flips(store):
+    """Which are unknown, not 0."""
+    steps = [ingest(Store(store), [CASES / f"slime/train_data/{step}.pt"]) for step in (2, 2)]
+    opened = open_page("compare", run=steps[0], **{"with": steps[1]})
+    assert not opened.exception
+    assert "unknown vs unknown" in page_text(opened)
+
+
 def test_a_framework_gives_its_own_names(page):
     page.selectbox(key="framework").select("slime").run()
     (table,) = [each.value for each in page.dataframe if "definition" in each.value]
