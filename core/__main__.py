@@ -76,7 +76,7 @@ class Commands(TyperGroup):
     """The commands by name, in help with what their docstrings say; loaded when they are called."""
 
     def __init__(self, **about: Any) -> None:
-        commands = {name: TyperCommand(name, help="", hidden=name in _HIDDEN) for name in MODULES}
+        commands = [TyperCommand(name, help="", hidden=name in _HIDDEN) for name in MODULES]
         super().__init__(commands=commands, **about)
 
     def get_command(self, ctx: Any, name: str) -> Any:
@@ -87,7 +87,7 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
-        return name, load(name), rest
+        return name, name and load(name), rest
 
 
 def load(name: str) -> Any:

@@ -18,7 +18,8 @@ from ..judging.ingest import temporary_run
 from ..runs.corpus import are_logs
 from ..runs.file.evidence import Check
 from ..runs.reader import RunReader
-from ..runs.reports.gate import ALLOWED, Condition, GateReport, gate_of, parse_conditions
+from ..runs.reports.conditions import ALLOWED, Condition, parse_conditions
+from ..runs.reports.gate import GateReport, gate_of
 from ..runs.reports.report_json import as_json, report_of_run
 from ..runs.rollouts.files import files_in
 from ..runs.store.store import open_store
@@ -156,7 +157,7 @@ def _run_of(
     names: Sequence[str],
     files: Sequence[Path],
     store: str | None,
-    taken_as: Mapping[str, str],
+    taken_as: Mapping[str, str | None],
 ) -> Iterator[RunReader]:
     """Yield a stored run, or the run that files make, which is gone afterwards."""
     with ExitStack() as stack:
