@@ -172,14 +172,14 @@ MUTANTS = (
     ),
     Mutant(
         "a gate on least values that looks for largest",
-        "core/runs/reports/gate.py",
+        "core/runs/reports/conditions.py",
         'is_over = figure < self.limit if self.sign == "<" else figure > self.limit',
         "is_over = figure > self.limit",
         "tests/core/runs/reports/test_gate.py",
     ),
     Mutant(
         "an unknown figure passes a gate",
-        "core/runs/reports/gate.py",
+        "core/runs/reports/conditions.py",
         "outcome = UNDECIDED if pair.is_list else FAILED",
         "outcome = UNDECIDED",
         "tests/core/runs/reports/test_gate.py",

@@ -81,9 +81,7 @@ class Commands(TyperGroup):
     """The commands by name, in help with what their docstrings say; loaded when they are called."""
 
     def __init__(self, **about: Any) -> None:
-        commands: dict[str, Any] = {
-            name: TyperCommand(name, help="", hidden=name in _HIDDEN) for name in MODULES
-        }
+        commands = [TyperCommand(name, help="", hidden=name in _HIDDEN) for name in MODULES]
         super().__init__(commands=commands, **about)
 
     def get_command(self, ctx: Any, name: str) -> Any:

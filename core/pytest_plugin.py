@@ -44,7 +44,8 @@ def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
     fails like it.
     """
     from .judging.ingest import temporary_run
-    from .runs.reports.gate import gate_of, parse_conditions
+    from .runs.reports.conditions import parse_conditions
+    from .runs.reports.gate import gate_of
     from .runs.reports.report_json import report_of_run
 
     evidence = request.node.stash.setdefault(_FOUND, [])

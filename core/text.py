@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 # Letters and marks that are drawn as nothing: the default ignorable ones of Unicode that Python
@@ -23,16 +23,12 @@ def clean(text: object, longest: int = 80) -> str:
     """Return untrusted text for a message: one line, control and bidirectional characters escaped,
     cut.
     """
-    return clip("".join(c if is_seen(c) else _escape(c) for c in str(text)[: longest + 1]), longest)
+    return clip(_replace_unseen(str(text)[: longest + 1], _escape), longest)
 
 
 def printable(text: str, instead: str = " ", besides: str = "") -> str:
     """Return text with invisible characters replaced, except `besides`."""
-    return (
-        text
-        if is_seen(text)
-        else "".join(c if is_seen(c) or c in besides else instead for c in text)
-    )
+    return _replace_unseen(text, lambda _: instead, besides)
 
 
 def is_seen(text: str) -> bool:
@@ -44,11 +40,13 @@ def is_seen(text: str) -> bool:
 
 def legible(text: str) -> str:
     """Return text of several lines with invisible characters escaped, except line ends and tabs."""
-    return (
-        text
-        if is_seen(text)
-        else "".join(c if c in "\n\t" or is_seen(c) else _escape(c) for c in text)
-    )
+    return _replace_unseen(text, _escape, "\n\t")
+
+
+def _replace_unseen(text: str, replace: Callable[[str], str], besides: str = "") -> str:
+    if is_seen(text):  # as nearly every text is
+        return text
+    return "".join(c if c in besides or is_seen(c) else replace(c) for c in text)
 
 
 def visible(text: str) -> str:

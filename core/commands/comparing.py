@@ -19,7 +19,8 @@ from ..rl.formats import files_in
 from ..runs.corpus import are_logs
 from ..runs.file.evidence import Check
 from ..runs.reader import RunReader
-from ..runs.reports.gate import ALLOWED, Condition, GateReport, gate_of, parse_conditions
+from ..runs.reports.conditions import ALLOWED, Condition, parse_conditions
+from ..runs.reports.gate import GateReport, gate_of
 from ..runs.reports.report_json import as_json, report_of_run
 from ..runs.store.store import open_store
 from ..text import clean

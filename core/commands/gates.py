@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from ..runs.file.evidence import FAILED, PASSED
-from ..runs.reports.gate import UNDECIDED, GateReport
+from ..runs.reports.conditions import UNDECIDED
+from ..runs.reports.gate import GateReport
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ..text import clean, plural
 from .terminal.console import err, out, print_text

@@ -11,7 +11,8 @@ from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import gravest_first, headline
 from ..text import clip, number, opening, printable
 from .charts import LEVELS, colored
-from .sections import FILE, overview
+from .grid import overview
+from .sections import FILE
 
 SIZE = (800, 620)  # pixels, as wide as an issue
 PLOT = (72, 188, 776, 508)  # left, top, right, bottom
@@ -33,9 +34,8 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     draw.font = ImageFont.load_default(14)
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return left + grid.x.at(x) / 100 * (right - left), bottom - grid.y.at(y) / 100 * (
-            bottom - top
-        )
+        across, up = grid.x.at(x) / 100, grid.y.at(y) / 100
+        return left + across * (right - left), bottom - up * (bottom - top)
 
     facts = "; ".join(f"{name}: {value}" for name, value in headline(run, pair).items())
     texts = f"Run: {run.header.name}", opening(answer.sentence).replace("`", "'"), opening(facts)

@@ -8,10 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..markup import Markup, element, facts, fold, join, prose, scrolling, table
-from ..numerics import pyramid
 from ..rl import queries as rl
 from ..rl.figures import ICEPOP, TIS
 from ..runs.file.records import FAILING, IDENTICAL, ROUNDING
@@ -21,7 +19,8 @@ from ..runs.queries.verdicts import Answer
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.issue_markdown import headline
 from ..text import clip, number, opening, percent, plural, visible
-from .charts import LEVELS, Axis, bar, chart, dot, line, picture
+from .charts import Axis, bar, chart, dot, line, picture
+from .grid import overview
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,11 +37,6 @@ class Size(NamedTuple):
 FILE = Size(1500, 100, 3_000_000)  # a position takes 0.8 KB
 CELL = Size(250, 10, 100_000)  # the output of a notebook's cell: 0.2 KB, styles come on top
 MOST_MODULES = 600
-MOST_CELLS = 320  # of a side of the heatmap: a cell has a pixel on a phone
-MOST_READ = 1 << 22  # cells of the run's pyramid
-_MISMATCH = np.uint32(0xFFFFFFFF)
-_FEW = 400  # differing cells; so few get more tokens each, so that one is seen on a phone too
-_BROADER = 3
 _MOST_STRIPS = 8  # with their headings; more are in a box that scrolls
 _TOP = 3  # tokens of a side at a flip
 _LONGEST_TOKEN = 60  # characters
@@ -80,13 +74,11 @@ def sections(
 
 
 def _verdict(answer: Answer) -> Markup:
-    kind = (
-        "bad"
-        if answer.name in FAILING
-        else "good"
-        if answer.name in (IDENTICAL, ROUNDING)
-        else "open"
-    )
+    kind = "open"
+    if answer.name in FAILING:
+        kind = "bad"
+    elif answer.name in (IDENTICAL, ROUNDING):
+        kind = "good"
     parts = [element("p", element("strong", answer.name), " ", prose(opening(answer.sentence)))]
     if answer.facts:
         parts.append(facts(answer.facts))
@@ -404,73 +396,6 @@ def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
         element("p", grid.note, class_="note"),
     )
     return join(sentence, drawing, legend, note)
-
-
-class Grid(NamedTuple):
-    """Largest differences, as colors of at most MOST_CELLS cells a side. highest: of all, in
-    `unit`.
-    """
-
-    levels: NDArray[np.uint8]
-    highest: float
-    unit: str
-    x: Axis
-    y: Axis
-    note: str
-
-
-def overview(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Grid:
-    """Return the heatmap in row ULPs; of runs without whole rows, differences by prompt and
-    position.
-    """
-    header, note = run.header, "Red: NaN or infinity on one side only."
-    if header.k is None:
-        sizes = {level: pyramid.cell_shape(level) for level in run.levels()}
-        most = header.rows * header.vocab / MOST_READ
-        level = next(level for level, (tall, wide) in sizes.items() if tall * wide >= most)
-        cells = run.stored_cells("row_ulps", pair.index, level, (0, header.rows))
-        by = -(-np.array(cells.shape) // MOST_CELLS)
-        cells = pyramid.maxima(cells, *by)
-        if np.count_nonzero(cells) <= _FEW:
-            by[1] *= _BROADER
-            cells = pyramid.maxima(cells, 1, _BROADER)
-        tall, wide = by * sizes[level]
-        name = "position (prompts one after another)" if len(header.prompts) > 1 else "position"
-        x, y = (
-            Axis("token id", 0, cells.shape[1] * wide, step=1),
-            Axis(name, len(cells) * tall, 0, step=1),
-        )
-        size, unit = (
-            f"{plural(tall, 'position')} x {plural(wide, 'token')}",
-            f"row ULPs of {header.compute_dtype}",
-        )
-        if (floor := heatmap.floor_row_ulps(run, pair.index)) is not None:
-            note += f" The noise floor: 99.9 % of logits move by at most {number(floor)} row ULPs."
-    else:
-        places = figures[["prompt", "position"]].to_numpy(int)
-        start, end = places.min(axis=0), places.max(axis=0) + 1
-        by = -(-(end - start) // MOST_CELLS)
-        cells = np.zeros(-(-(end - start) // by), np.uint32)
-        bits = np.nan_to_num(figures["max_abs"].to_numpy(np.float32)).view(np.uint32)
-        np.maximum.at(
-            cells,
-            (*((places - start) // by).T,),
-            np.where(figures["nonfinite_mismatch"], _MISMATCH, bits),
-        )
-        x, y = Axis("position", start[1], end[1], step=1), Axis("prompt", end[0], start[0], step=1)
-        size, unit = f"{plural(by[0], 'prompt')} x {plural(by[1], 'position')}", header.unit
-    is_mismatch, values = cells == _MISMATCH, np.ascontiguousarray(cells).view(np.float32)
-    highest = float(values[~is_mismatch].max(initial=0.0))
-    levels = np.clip(np.ceil(values / (highest or 1.0) * LEVELS), values > 0, LEVELS)
-    levels[is_mismatch] = LEVELS + 1
-    return Grid(
-        levels.astype(np.uint8),
-        highest,
-        unit,
-        x,
-        y,
-        f"A cell is the largest difference of {size}. {note}",
-    )
 
 
 def _layers(run: RunReader, pair: StoredPair) -> Markup:

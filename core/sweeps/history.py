@@ -11,7 +11,8 @@ from typing import Any
 from ..errors import UsageError
 from ..runs.file.evidence import FAILED, PASSED
 from ..runs.file.records import FAILING
-from ..runs.reports.gate import UNDECIDED, GateReport, Outcome
+from ..runs.reports.conditions import UNDECIDED, Outcome
+from ..runs.reports.gate import GateReport
 from ..text import clean, plural, series
 from .ledger import DONE, CellCard, CellState
 from .ledger import FAILED as CELL_FAILED

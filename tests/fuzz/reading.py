@@ -24,7 +24,8 @@ from core.responses.pairing import compare_sides
 from core.runs.dumps.dump import open_dump
 from core.runs.ops_run import read_ops
 from core.runs.reader import RunReader
-from core.runs.reports.gate import MEASURES, gate_of, parse_conditions
+from core.runs.reports.conditions import MEASURES, parse_conditions
+from core.runs.reports.gate import gate_of
 from core.runs.reports.gate_files import junit_text, markdown_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.store.cards import prompt_texts, read_runs

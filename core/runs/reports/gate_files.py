@@ -15,7 +15,8 @@ from ...errors import StoreError
 from ...text import clean, number, plural
 from ..file.evidence import FAILED, PASSED
 from . import markdown
-from .gate import UNDECIDED, GateReport, Row, figure_text
+from .conditions import UNDECIDED, Row
+from .gate import GateReport, figure_text
 
 _BARS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 80

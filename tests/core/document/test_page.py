@@ -18,6 +18,7 @@ from PIL import Image
 
 from core.document import page, sections
 from core.document.charts import Axis
+from core.document.grid import MOST_CELLS, overview
 from core.document.page import html_cell, html_file
 from core.judging.ingest import ingest
 from core.markup import element, prose
@@ -243,9 +244,9 @@ def test_a_single_differing_logit_is_seen_in_the_heatmap(
     variant[place] ^= 1  # one ULP
     path = write_run(Store(tmp_path), header, [reference, variant])
     with RunReader(path) as run:
-        grid = sections.overview(run, run.pairs[0], run.positions(0))
+        grid = overview(run, run.pairs[0], run.positions(0))
         text = html_file(run)
-    assert max(grid.levels.shape) <= sections.MOST_CELLS
+    assert max(grid.levels.shape) <= MOST_CELLS
     tall, wide = grid.y.low / len(grid.levels), grid.x.high / grid.levels.shape[1]
     assert np.argwhere(grid.levels).tolist() == [[place[0] // tall, place[1] // wide]]
     assert grid.levels.shape[1] <= 110  # as wide as three pixels on a phone
@@ -265,7 +266,7 @@ def test_the_heatmap_paints_the_positions_that_differ_and_no_other(
     variant[sorted(positions), 7 :: 1000 // len(positions)] ^= 1
     path = write_run(Store(tmp_path), header, [reference, variant])
     with RunReader(path) as run:
-        grid = sections.overview(run, run.pairs[0], run.positions(0))
+        grid = overview(run, run.pairs[0], run.positions(0))
     assert set(np.flatnonzero(grid.levels.any(axis=1)).tolist()) == positions
 
 

@@ -27,7 +27,7 @@ from core.runs.file.records import IDENTICAL
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import flip_table, telling_place
 from core.runs.reader import RunReader
-from core.runs.reports.gate import parse_conditions
+from core.runs.reports.conditions import parse_conditions
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json

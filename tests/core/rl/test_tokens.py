@@ -24,7 +24,7 @@ from core.runs.file import records
 from core.runs.importing import import_run
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
-from core.runs.reports.gate import check_decidable, parse_conditions
+from core.runs.reports.conditions import check_decidable, parse_conditions
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
 from core.runs.response_run import write_responses

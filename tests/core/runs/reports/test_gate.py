@@ -16,7 +16,8 @@ from core.judging.ingest import temporary_run
 from core.runs.file.evidence import FAILED, PASSED
 from core.runs.file.records import RunHeader
 from core.runs.queries.verdicts import Answer
-from core.runs.reports.gate import Condition, GateReport, gate_notes, parse_conditions
+from core.runs.reports.conditions import Condition, parse_conditions
+from core.runs.reports.gate import GateReport, gate_notes
 from core.runs.reports.report_json import PairReport, report_of_run
 from core.text import number
 

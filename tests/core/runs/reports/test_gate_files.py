@@ -15,7 +15,8 @@ import pytest
 from core.errors import StoreError
 from core.runs.file.evidence import FAILED, PASSED
 from core.runs.file.records import Prompt
-from core.runs.reports.gate import UNDECIDED, GateReport, Outcome, figure_text
+from core.runs.reports.conditions import UNDECIDED, Outcome
+from core.runs.reports.gate import GateReport, figure_text
 from core.runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 
 HOSTILE = [

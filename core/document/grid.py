@@ -1,0 +1,92 @@
+"""The heatmap of a pair as a small grid of colors, for a page and for a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..numerics import pyramid
+from ..runs.queries import heatmap
+from ..runs.reader import RunReader, StoredPair
+from ..text import number, plural
+from .charts import LEVELS, Axis
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Cells = NDArray[np.unsignedinteger]  # bits of float32, or all ones
+MOST_CELLS = 320  # of a side of the heatmap: a cell has a pixel on a phone
+MOST_READ = 1 << 22  # cells of the run's pyramid
+_MISMATCH = np.uint32(0xFFFFFFFF)
+_FEW = 400  # differing cells; so few get more tokens each, so that one is seen on a phone too
+_BROADER = 3
+
+
+class Grid(NamedTuple):
+    """Largest differences, as colors of at most MOST_CELLS cells a side. highest: of all, in
+    `unit`.
+    """
+
+    levels: NDArray[np.uint8]
+    highest: float
+    unit: str
+    x: Axis
+    y: Axis
+    note: str
+
+
+def overview(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Grid:
+    """Return the heatmap in row ULPs; of runs without whole rows, differences by prompt and
+    position.
+    """
+    if run.header.k is None:
+        cells, unit, x, y, size = _of_rows(run, pair)
+    else:
+        cells, unit, x, y, size = _of_lists(run, figures)
+    note = f"A cell is the largest difference of {size}. Red: NaN or infinity on one side only."
+    if run.header.k is None and (floor := heatmap.floor_row_ulps(run, pair.index)) is not None:
+        note += f" The noise floor: 99.9 % of logits move by at most {number(floor)} row ULPs."
+    is_mismatch = cells == _MISMATCH
+    values = np.ascontiguousarray(cells).view(np.float32)
+    highest = float(values[~is_mismatch].max(initial=0.0))
+    levels = np.clip(np.ceil(values / (highest or 1.0) * LEVELS), values > 0, LEVELS)
+    levels[is_mismatch] = LEVELS + 1
+    return Grid(levels.astype(np.uint8), highest, unit, x, y, note)
+
+
+def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, str]:
+    """Return cells of the stored pyramid, their unit, axes, and of what each is the largest."""
+    header = run.header
+    sizes = {level: pyramid.cell_shape(level) for level in run.levels()}
+    most = header.rows * header.vocab / MOST_READ
+    level = next(level for level, (tall, wide) in sizes.items() if tall * wide >= most)
+    cells = run.stored_cells("row_ulps", pair.index, level, (0, header.rows))
+    by = -(-np.array(cells.shape) // MOST_CELLS)
+    cells = pyramid.maxima(cells, *by)
+    if np.count_nonzero(cells) <= _FEW:
+        by[1] *= _BROADER
+        cells = pyramid.maxima(cells, 1, _BROADER)
+    tall, wide = by * sizes[level]
+    name = "position (prompts one after another)" if len(header.prompts) > 1 else "position"
+    x = Axis("token id", 0, cells.shape[1] * wide, step=1)
+    y = Axis(name, len(cells) * tall, 0, step=1)
+    size = f"{plural(tall, 'position')} x {plural(wide, 'token')}"
+    return cells, f"row ULPs of {header.compute_dtype}", x, y, size
+
+
+def _of_lists(run: RunReader, figures: pd.DataFrame) -> tuple[Cells, str, Axis, Axis, str]:
+    """Return what `_of_rows` returns, of the figures of compared positions."""
+    places = figures[["prompt", "position"]].to_numpy(int)
+    start, end = places.min(axis=0), places.max(axis=0) + 1
+    by = -(-(end - start) // MOST_CELLS)
+    cells = np.zeros(-(-(end - start) // by), np.uint32)
+    # the bits of floats from 0 up have their order
+    bits = np.nan_to_num(figures["max_abs"].to_numpy(np.float32)).view(np.uint32)
+    bits = np.where(figures["nonfinite_mismatch"], _MISMATCH, bits)
+    np.maximum.at(cells, (*((places - start) // by).T,), bits)
+    x = Axis("position", start[1], end[1], step=1)
+    y = Axis("prompt", end[0], start[0], step=1)
+    size = f"{plural(by[0], 'prompt')} x {plural(by[1], 'position')}"
+    return cells, run.header.unit, x, y, size

@@ -1,0 +1,362 @@
+"""Conditions of a gate: on the figures of a pair, of whole rows of logits or of lists of some
+tokens, and the position that is worst under each.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...command_name import COMMAND
+from ...errors import UsageError
+from ...rl.figures import FIGURE_NAMES, FRAMEWORKS
+from ...text import clean, number, percent, plural
+from ..file.evidence import FAILED, PASSED
+from ..file.records import NOT_JUDGED, UNDECIDED, exit_code
+from .report_json import PairReport
+
+Row = dict[str, Any]
+# rank of a row, highest for the worst; all 0 if nothing is wrong
+Key = Callable[[Row], tuple[float, ...]]
+_CONDITION = re.compile(
+    r"(flips:margin|[a-z0-9_./-]+)(?:\s*([<>:])\s*((?:\d{1,18}(?:\.\d{0,30})?|\.\d{1,30})(?:e[+-]?\d{1,4})?)\s*(ulps)?)?",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+def smaller_margin(row: Row) -> float:
+    """Return the smaller of both sides' margins; inf if one is undefined."""
+    margins = (row["reference_margin"], row["variant_margin"])
+    return math.inf if None in margins else min(margins)
+
+
+def is_kl_lost(row: Row) -> bool:
+    """Return whether KL is undefined or infinite at a position of whole rows that differ: no limit
+    holds there.
+    """
+    return row["kl"] is None and bool(row["neq"])
+
+
+def _by(*columns: str) -> Key:
+    return lambda row: tuple(max(row.get(column) or 0, 0) for column in columns)
+
+
+by_difference = _by("nonfinite_mismatch", "max_abs", "neq")
+
+
+def by_flip(row: Row) -> tuple[float, ...]:
+    """Rank a row as a flip, highest if both sides are sure of their own token."""
+    return (1, smaller_margin(row), *by_difference(row)) if row["is_flip"] else (0,)
+
+
+def by_kl(row: Row) -> tuple[float, ...]:
+    return (is_kl_lost(row), *_by("kl")(row))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a condition compares with its limit: a column of the summary, its unit ('of': a share;
+    'logits': the pair's own), how a sentence says it, the rank of a position under it.
+
+    sign: before the limit, '' if it takes none, one of two if a figure may be too small or too
+    large. refused: why lists of some tokens cannot answer it.
+    """
+
+    column: str
+    unit: str
+    words: str
+    key: Key
+    sign: str = ""
+    refused: str = ""
+
+
+_NO_ULPS = "ULPs of elements need both sides' complete logits"
+_NO_KL = "KL needs both sides' complete rows"
+_SAME_TOP1 = "has the same argmax at {} of {of}"
+MEASURES = {
+    "bits": Measure(
+        "neq",
+        "values",
+        "differs in {} values",
+        lambda row: (*by_difference(row), not row.get("bit_identical", True)),
+    ),
+    "flips": Measure("flips", "positions", "has a different argmax at {} of {of}", by_flip),
+    "flips:margin": Measure("flips", "positions", "", by_flip, ">"),
+    "ulps": Measure(
+        "max_ulps",
+        "ULPs",
+        "differs by up to {} ULPs",
+        _by("nonfinite_mismatch", "max_ulps"),
+        ":",
+        _NO_ULPS,
+    ),
+    "kl": Measure("max_kl", "nats", "has a KL of up to {} nats", by_kl, ">", _NO_KL),
+    "rms": Measure(
+        "rms",
+        "logits",
+        "differs by {} {unit} (rms over all elements)",
+        _by("nonfinite_mismatch", "rms"),
+        ">",
+    ),
+    "max-abs": Measure("max_abs", "logits", "differs by up to {} {unit}", by_difference, ">"),
+    "share": Measure("neq_share", "of all elements", "differs in {} of elements", _by("neq"), ">"),
+    "same-top1": Measure("same_top1", "of all positions", _SAME_TOP1, by_flip, "<"),
+    "verdict": Measure("", "", "is {}", by_difference),
+    # of trainer vs. rollout
+    **{name: Measure(name, "", "", by_difference, "<>") for name in FIGURE_NAMES},
+}
+ALLOWED = (
+    "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X, verdict or,"
+    " for trainer vs. rollout, a figure like k3>X or ess<X"
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of one pair under one condition.
+
+    outcome: 'passed', 'failed', or 'undecided'; figure: the measured value, in `unit`; says: one
+    sentence; worst: the row that is worst under this condition, None if no position differs.
+    """
+
+    reference: str
+    variant: str
+    condition: str
+    outcome: str
+    figure: float | str | None
+    unit: str
+    says: str
+    worst: Row | None = None
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Condition that fails a build: a kind of `MEASURES` and its limit."""
+
+    kind: str
+    sign: str = ""
+    limit: float = 0
+    is_in_ulps: bool = False
+
+    def __str__(self) -> str:
+        limit = str(self.limit) if isinstance(self.limit, int) else f"{self.limit:.15g}"
+        return (
+            f"{self.kind}{self.sign}{limit}{'ulps' * self.is_in_ulps}" if self.sign else self.kind
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Read a condition as a user writes it; UsageError says what is allowed."""
+        match = _CONDITION.fullmatch(text.strip())
+        kind, sign, digits, ulps = match.groups("") if match else ("", "", "", "")
+        measure = MEASURES.get(kind)
+        is_signed = measure is not None and (sign in measure.sign if sign else not measure.sign)
+        if is_signed and (not ulps or kind == "flips:margin"):
+            is_whole = kind == "ulps" and digits.isdecimal()
+            limit = int(digits) if is_whole else float(digits or 0)
+            if limit <= (1 if kind in ("share", "same-top1") else 1e300) and (
+                is_whole or kind != "ulps"
+            ):
+                return cls(kind, sign, limit, bool(ulps))
+        raise UsageError(
+            f"condition '{clean(text, 60)}' is not known; expected {ALLOWED}. X is a number from 0,"
+            " a share at most 1; in a shell, quote what has < or >.",
+        )
+
+    def judge(self, pair: PairReport) -> Outcome:
+        """Judge a pair by the condition: its outcome, with the position at which it is worst."""
+        measure = MEASURES[self.kind]
+        unit = pair.unit if measure.unit == "logits" else measure.unit
+        figure: Any
+        if (row := _figure_of(pair, self.kind)) is not None:
+            outcome, figure, says = self._compare_mismatch(row)
+            unit = row["unit"]
+        elif self.kind == "verdict":
+            outcome, figure, says = _judge_verdict(pair)
+        elif self.kind == "flips:margin":
+            outcome, figure, says = self._judge_sure_flips(pair)
+        else:
+            outcome, figure, says = self._compare(pair)
+        sides = f"'{clean(pair.variant, 200)}' vs '{clean(pair.reference, 200)}'"
+        worst = worst_row(pair.rows, measure.key)
+        return Outcome(
+            pair.reference,
+            pair.variant,
+            str(self),
+            outcome,
+            figure,
+            unit,
+            f"{sides} {says}.",
+            worst,
+        )
+
+    def _compare(self, pair: PairReport) -> tuple[str, float | None, str]:
+        """Compare the figure with the limit. What a list leaves open is undecided; whole rows fail
+        on what is undefined.
+        """
+        measure, figures, rows = MEASURES[self.kind], pair.figures, pair.rows
+        figure = figures[measure.column]
+        mismatch = figures["nonfinite_mismatch"]
+        if figure is None:
+            outcome = UNDECIDED if pair.is_list else FAILED
+        else:
+            is_over = figure < self.limit if self.sign == "<" else figure > self.limit
+            outcome = FAILED if is_over else PASSED
+        if figure is None:
+            value = "unknown"
+        else:
+            value = percent(figure) if measure.unit.startswith("of ") else number(figure)
+        says = measure.words.format(value, of=plural(pair.positions, "position"), unit=pair.unit)
+        if self.kind == "bits" and figures["bit_identical"] is False:
+            outcome = FAILED
+            says += " (zeros differ in sign, or NaNs in their bits)" * (figure == 0)
+        # not by bits of whole rows, or top tokens that were not sent
+        if pair.is_list and outcome == PASSED:
+            is_token_unknown = self.kind in _BY_TOP[:2] and any(
+                row["is_flip"] is None for row in rows
+            )
+            is_open = self.kind == "bits" or not figures["finite"] or is_token_unknown
+            outcome = UNDECIDED if is_open else PASSED
+        if self.kind == "kl" and not pair.is_list:
+            lost, undefined = sum(map(is_kl_lost, rows)), sum(row["kl"] is None for row in rows)
+            outcome = FAILED if lost or (figure is not None and outcome == FAILED) else PASSED
+            if lost:
+                says += f"; at {of_positions(lost, rows)} it is undefined or infinite"
+            if undefined > lost:
+                says += (
+                    f"; {of_positions(undefined - lost, rows)} with equal sides and undefined KL are"
+                    " left out"
+                )
+        # over elements that are finite on both sides
+        if mismatch and self.kind in ("ulps", "rms", "max-abs"):
+            outcome = FAILED
+            says += (
+                f", and {plural(mismatch, 'value is', 'values are')} NaN or infinite on one side"
+                " only"
+            )
+        return outcome, figure, says
+
+    def _compare_mismatch(self, figure: Row) -> tuple[str, float | None, str]:
+        """Compare a figure of trainer against rollout, which is exact for these tokens; the
+        interval is only said.
+        """
+        value, low, high = figure["value"], figure["low"], figure["high"]
+        if value is None:
+            return UNDECIDED, None, f"has no {self.kind}: it is undefined for these tokens"
+        outcome = (
+            FAILED if (value < self.limit if self.sign == "<" else value > self.limit) else PASSED
+        )
+        says = f"has {self.kind} = {number(value)} {figure['unit']}".rstrip()
+        if low is not None:
+            says += f" (95 % interval {number(low)} to {number(high)})"
+        return outcome, value, says
+
+    def _judge_sure_flips(self, pair: PairReport) -> tuple[str, float | None, str]:
+        """Count flips at which both sides prefer their own token by more than the limit. An
+        undefined margin counts, a margin that a list does not have leaves it open.
+        """
+        unit = "_ulps" if self.is_in_ulps else ""
+        sure = unknown = flips = 0
+        largest = 0.0
+        for row in pair.rows:
+            if row["is_flip"] is False:
+                continue
+            flips += 1
+            margins = [row[f"{side}_margin{unit}"] for side in ("reference", "variant")]
+            finite = [margin for margin in margins if margin is not None]
+            largest = max([largest, *finite])
+            if any(margin <= self.limit for margin in finite) and (
+                pair.is_list or len(finite) == 2
+            ):
+                continue
+            is_open = pair.is_list and (row["is_flip"] is None or len(finite) < 2)
+            sure, unknown = sure + (not is_open), unknown + is_open
+        limit = f"both margins over {self.limit:.15g} {'ULPs' if self.is_in_ulps else pair.unit}"
+        at_most = (
+            f"; a side prefers its token by up to {number(largest)}"
+            f" {'ULPs' if self.is_in_ulps else pair.unit}"
+        )
+        says = (
+            f"has a different argmax at {of_positions(sure, pair.rows)} with {limit}, of"
+            f" {plural(flips, 'flip')} in all"
+        )
+        if unknown and not sure:
+            return (
+                UNDECIDED,
+                sure,
+                f"{says}; margins at {of_positions(unknown, pair.rows)} are unknown",
+            )
+        return FAILED if sure else PASSED, sure, says + at_most * bool(flips and not sure)
+
+
+_BY_TOP = ("flips", "same-top1", "flips:margin")  # conditions on top tokens
+
+
+def _figure_of(pair: PairReport, name: str) -> Row | None:
+    figures = pair.mismatch["figures"] if pair.mismatch else ()
+    return next((figure for figure in figures if figure["name"] == name), None)
+
+
+def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
+    answer = pair.answer
+    following = [f"next `{answer.next_command}`"] if answer.next_command else []
+    parts = [answer.sentence.rstrip(". "), *following]
+    if f"{COMMAND} verdict RUN " in answer.next_command:  # a dump that is compared is not stored
+        parts[-1] += f", where RUN is the id that `{COMMAND} ingest` prints"
+    is_open = answer.name in (UNDECIDED, NOT_JUDGED)
+    outcome = FAILED if exit_code([answer.name]) else UNDECIDED if is_open else PASSED
+    return outcome, answer.name, f"is {answer.name}: {'; '.join(parts)}"
+
+
+def parse_conditions(texts: str | Sequence[str]) -> list[Condition]:
+    """Conditions of one text or several, each with commas between its conditions; each once."""
+    texts = [texts] if isinstance(texts, str) else texts
+    return list(dict.fromkeys(Condition.parse(one) for text in texts for one in text.split(",")))
+
+
+def check_decidable(conditions: Sequence[Condition], pairs: Sequence[PairReport]) -> None:
+    """UsageError for a condition that no list of some tokens could decide, or on a figure that was
+    not computed.
+    """
+    for condition in conditions:
+        if condition.kind in FIGURE_NAMES and any(
+            _figure_of(pair, condition.kind) is None for pair in pairs
+        ):
+            raise UsageError(f"condition {condition}: {_why_not_computed(condition.kind, pairs)}.")
+        if condition.kind in _BY_TOP and any(
+            pair.is_list and pair.positions > len(pair.rows) for pair in pairs
+        ):
+            raise UsageError(
+                f"condition {condition}: reads every position, and a run this long is only"
+                " summed up.",
+            )
+        column, refused = MEASURES[condition.kind].column, MEASURES[condition.kind].refused
+        if refused and all(pair.is_list and pair.figures[column] is None for pair in pairs):
+            raise UsageError(
+                f"condition {condition}: {refused}; leave it out for responses of servers.",
+            )
+
+
+def _why_not_computed(figure: str, pairs: Sequence[PairReport]) -> str:
+    if all(pair.mismatch is None for pair in pairs):
+        return "is for a rollout's and a trainer's log-probabilities of the sampled tokens"
+    owners = [
+        owner
+        for owner, framework in FRAMEWORKS.items()
+        if figure in {each.name for each in framework.figures}
+    ]
+    owner = owners[0] if owners else "ulpscope"  # percentiles
+    return f"is a figure of {owner}; add --as {owner}"
+
+
+def worst_row(rows: Sequence[Row], key: Key) -> Row | None:
+    """Return the row with the largest key; None if every key is 0."""
+    worst = max(rows, key=key, default=None)
+    return worst if worst is not None and any(key(worst)) else None
+
+
+def of_positions(count: int, rows: Sequence[Row]) -> str:
+    return f"{count:,} of {plural(len(rows), 'position')}"
