@@ -200,7 +200,7 @@ GOOD = {"token_ids": [1, 2], "reference": [-1.0, -2.0], "variant": [-1.0, -2.0]}
         ({"variant": None}, "row 2: expected a list `variant`"),
         ({"reference": [-1.0, 0.5]}, "row 2: `reference` has a value above 0"),
         ({"reference": [-1.0, "x"]}, "cannot be read"),
-        ({"token_ids": []}, "row 2: `variant` and `token_ids` have other lengths"),
+        ({"token_ids": []}, "row 2: `reference` and `token_ids` have other lengths"),
         ({"token_ids": [1, -2]}, "row 2: expected `token_ids`"),
         ({"token_ids": [1, 2.5]}, "row 2: expected `token_ids`"),
         ({"token_ids": [1, 1 << 31]}, "row 2: expected `token_ids`"),
