@@ -55,12 +55,16 @@ def test_the_pair_as_it_is_and_in_float32_are_what_torch_counts(bfloat16):
         assert row.noise_ratio == pytest.approx(row.rms / 0.5)
         assert row.flips == int((sides[0].argmax(1) != sides[1].argmax(1)).sum())
         assert row.compute_dtype == model.dtype
-    assert rows["baseline"].neq > 0
+    assert rows["float32"].neq > 0
     assert rows["batch-invariant kernels"].neq == 0
 
 
 def test_a_head_in_float32_leaves_the_difference_of_the_hidden_states(bfloat16):
-    _, _, rows = bfloat16
+    loaded, prompts, _ = bfloat16
+    # eager attention rounds its weights to bfloat16 and sdpa does not, on every processor
+    pair = [parse_path("prefill"), parse_path("prefill+attn:eager")]
+    tries = mitigations_of(loaded, prompts[:1], pair, floor_rms=0.5, rounds=1)
+    rows = {row.name: row for row in tries}
     row = rows["float32 head"]
     assert row.compute_dtype == "float32"
     assert rows["float32"].rms < row.rms / 100
