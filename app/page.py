@@ -32,8 +32,8 @@ class PageSetting:
     """One control. At its default it is not in the address; its widget is drawn with `key` and
     without a default.
 
-    options: its values, or a mapping from their words in the address; span: lowest and highest whole
-    number; with neither it is free text.
+    options: its values, or a mapping from their words in the address; span: lowest and highest
+    whole number; with neither it is free text.
     """
 
     name: str

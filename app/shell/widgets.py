@@ -132,7 +132,8 @@ def tabs(
         title(page)
     visible = address.shown_tabs(page, view)
     if visible:
-        # on_change: closed tabs are not computed. Without it Streamlit runs the code of all of them.
+        # on_change: closed tabs are not computed. Without it Streamlit runs the code of all of
+        # them.
         places = st.tabs([tab.title for tab in visible], key=page.tab.key, on_change="rerun")
         for tab, place in zip(visible, places, strict=True):
             if place.open:

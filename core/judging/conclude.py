@@ -56,9 +56,9 @@ def conclude(
 ) -> Verdict:
     """Name the verdict and say why; a check that is not available decides nothing.
 
-    first_place: (prompt, position) of a fault; lengths: of the prompts; find_token: returns the only
-    token that differs, if it is one; module: the first at fault; causes: common causes that explain
-    the difference, best first.
+    first_place: (prompt, position) of a fault; lengths: of the prompts; find_token: returns the
+    only token that differs, if it is one; module: the first at fault; causes: common causes that
+    explain the difference, best first.
     """
     rows = tuple(sorted(_without_leaks_of_unsteady_sides(evidence), key=lambda row: row.order))
     name, row = _decide(rows, is_bit_identical)

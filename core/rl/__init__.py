@@ -1,4 +1,5 @@
-"""Trainer against rollout: files of RL frameworks, their figures, causes, and checks in a live loop.
+"""Trainer against rollout: files of RL frameworks, their figures, causes, and checks in a live
+loop.
 
 `check`, `MismatchMixin` and `verl_metrics` are the functions of Python; `live` loads on first use,
 for the other modules are imported by layers below it.

@@ -39,7 +39,8 @@ def model_of_dump(
     precisions: Sequence[Precision] = (),
     on_progress: Progress = no_progress,
 ) -> MakeControls:
-    """Return how the controls of a dump are made with a model. float32: dumps of the pair in float32.
+    """Return how the controls of a dump are made with a model. float32: dumps of the pair in
+    float32.
 
     Raises:
         UsageError: the dump has no token ids, or is not of this model's vocabulary or dtype.

@@ -15,7 +15,8 @@ from ..file.table import Table
 
 @dataclass(frozen=True)
 class MitigationRow:
-    """A pair under one mitigation, as the table has it; the first row of a pair is the pair as it is.
+    """A pair under one mitigation, as the table has it; the first row of a pair is the pair as it
+    is.
     Figures are None if it was not measured (`refusal` says why), sizes also if a NaN or infinity is
     on one side only.
     """
