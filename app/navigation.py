@@ -40,9 +40,15 @@ LOGIT_STEPS = (
 )
 
 
+_COUNT_WORDS = {None: "unknown", 0: "none"}
+
+
 def _no_flips(run: RunReader, pair: StoredPair) -> str:
-    words = {None: "unknown", 0: "none"}
-    return "" if run.generations else words.get(pair.summary.flips, "")
+    return "" if run.generations else _COUNT_WORDS.get(pair.summary.flips, "")
+
+
+def _no_near_ties(_: RunReader, pair: StoredPair) -> str:
+    return _COUNT_WORDS.get(pair.summary.near_ties, "")
 
 
 def _unless_recorded(tab: str) -> Callable[[RunReader, StoredPair], str]:
@@ -99,7 +105,7 @@ NEAR_TIES = Page(
         PageSetting("unit", "threshold_unit", "ULPs", ["ULPs", "logits"]),
         PageSetting("of", "near_ties_of", PROMPTS[0], PROMPTS),
     ),
-    absent=lambda _, pair: "" if pair.summary.near_ties else "none",
+    absent=_no_near_ties,
 )
 HEATMAP = Page(
     "heatmap",
