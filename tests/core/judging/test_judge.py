@@ -429,3 +429,13 @@ def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(
     verdict = judging.judge(controls)
     (row,) = (row for row in verdict.evidence if row.check is Check.AGAIN)
     assert row.figures.beyond_noise_floor is is_beyond
+
+
+def test_a_lower_precision_of_one_side_does_not_excuse_the_other() -> None:
+    def row(check: Check, outcome: str, side: str | None = None) -> Evidence:
+        return Evidence(check, "a control", Unmeasured(), outcome, f"{side}.", side)
+
+    wide = row(Check.WIDE_PAIR, FAILED)
+    lower, faulty = row(Check.EXPLAINED, PASSED, "prefill"), row(Check.EXPLAINED, FAILED, "engine")
+    assert conclude([lower, wide], is_bit_identical=False).name == "lower precision"
+    assert conclude([lower, faulty, wide], is_bit_identical=False).name == "bug suspected"
