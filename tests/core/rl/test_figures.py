@@ -94,3 +94,11 @@ def test_an_interval_holds_the_mean_of_sequences_as_often_as_it_says():
     half = 1.96 * r.std() / 20
     assert low == pytest.approx(-r.mean() - half, abs=0.2 * half)
     assert high == pytest.approx(-r.mean() + half, abs=0.2 * half)
+
+
+def test_trl_drops_sequences_whose_ratio_is_above_3():
+    """3 is the default of `vllm_importance_sampling_cap` in TRL's GRPOConfig."""
+    rollout = np.full(2, -2.0)
+    tokens = TokenPairs(rollout, rollout + np.log([2.9, 3.1]))
+    kept = Batch(Sequences.of(tokens, np.ones(2, np.int64))).kept_ratio
+    assert kept == pytest.approx([2.9, 0.0])
