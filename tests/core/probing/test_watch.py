@@ -185,6 +185,17 @@ def test_a_restart_goes_on_and_an_endpoint_that_is_away_is_a_note(begin: Any) ->
     )
 
 
+def test_an_endpoint_is_back_within_a_third_of_the_limit(begin: Any) -> None:
+    server = MadeServer()  # whose limit is 1e-5; a shift of one value of twenty counts sqrt(1 / 20)
+    rounds = begin(server)
+    next(rounds)
+    states = []
+    for distance in (0.9e-5, 1.1e-5, 0.9e-5, 0.4e-5, 0.3e-5, 0.9e-5):
+        server.shift = -distance * np.sqrt(20)
+        states.append(next(rounds).since is not None)
+    assert states == [False, True, True, True, False, False]
+
+
 def test_other_tokens_have_moved_and_another_name_is_a_note(begin: Any) -> None:
     server = MadeServer()
     rounds = begin(server)
