@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 # What tests read. Sample runs are large and read only, so the copy links to them.
-COPIED = ("app", "benchmarks", "core", "docs", "pages", "tests", "pyproject.toml")
+COPIED = (".streamlit", "app", "benchmarks", "core", "docs", "pages", "tests", "pyproject.toml")
 
 
 @dataclass(frozen=True)
