@@ -286,15 +286,16 @@ def killer_of(mutant: Mutant, folder: Path) -> str:
         raise ValueError(f"{mutant.file} has {mutant.old!r} {original.count(mutant.old)} times")
     file.write_text(original.replace(mutant.old, mutant.new))
     tests = mutant.tests.split()
+    killer = ""
     try:
         # cases that `make test` leaves out count as well
         for cases in ("not thorough", "thorough"):
-            killer = _first_failure(folder, ["-m", f"not browser and {cases}", *tests])
-            if killer:
-                return killer
-        return ""
+            killer = killer or _first_failure(folder, ["-m", f"not browser and {cases}", *tests])
     finally:
         file.write_text(original)
+    if killer and _first_failure(folder, [killer]):
+        raise RuntimeError(f"{killer} fails without '{mutant.name}' as well")
+    return killer
 
 
 def _first_failure(folder: Path, arguments: list[str]) -> str:
