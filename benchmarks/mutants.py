@@ -247,7 +247,7 @@ MUTANTS = (
         "core/sweeps/matrix.py",
         "{FAILED: 0, DONE: 1, RUNNING: 2, MISSING: 3}",
         "{FAILED: 1, DONE: 0, RUNNING: 2, MISSING: 3}",
-        "tests/core/sweeps tests/app/pages",
+        "tests/core/sweeps/test_history.py",
     ),
     Mutant(
         "continuations that part one token late",

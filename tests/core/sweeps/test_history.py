@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from core.errors import UsageError
-from core.sweeps.history import change_of, conditions_of, gate_of
+from core.sweeps.history import CellChange, change_of, conditions_of, gate_of
 from core.sweeps.ledger import DONE, FAILED, MISSING, CellCard, CellState
+from core.sweeps.matrix import matrix_of
 
 AXES = {
     "model": "models/m",
@@ -120,3 +121,14 @@ def test_conditions_are_listed_with_commas_and_others_refused():
     assert conditions_of(["changed,bug", "bug", "flips"]) == ["changed", "bug", "flips"]
     with pytest.raises(UsageError, match="'kl>1' is not a condition"):
         conditions_of(["bug,kl>1"])
+
+
+def test_a_place_of_several_cells_shows_the_one_that_failed() -> None:
+    done = CellState("d", AXES, DONE, cards=(card(1, "bug suspected"),))
+    failed = CellState("f", AXES, FAILED, "out of memory")
+    missing = CellState("m", AXES, MISSING)
+    changes = [CellChange(each, next(iter(each.cards), None), None) for each in (done, missing)]
+    for cells, expected in ((changes, done), ([*changes, CellChange(failed, None, None)], failed)):
+        ((entry,),) = matrix_of(cells, "engine", "path", "verdict").entries
+        assert entry.change is not None
+        assert entry.change.state == expected
