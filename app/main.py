@@ -31,7 +31,7 @@ def draw() -> None:
     """Run one viewer's script."""
     st.set_page_config(page_icon=ROOT / "app" / "shell" / "favicon.png", layout="wide")
     st.html(ROOT / "app" / "shell" / "style.css")
-    # Streamlit finds only scripts next to the entry file by itself; pages/ is beside app/.
+    # Streamlit finds only scripts next to the entry file by itself; pages/ is next to app/.
     pages = {
         page.name: st.Page(
             ROOT / "pages" / f"{page.name}.py",

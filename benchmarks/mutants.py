@@ -208,7 +208,7 @@ MUTANTS = (
         "tests/app/upload/test_routes.py",
     ),
     Mutant(
-        "an address that nobody verified signs in",
+        "an unverified address signs in",
         "app/hosting/sign_in.py",
         'claims.get("email_verified") is True',
         'claims.get("email_verified", True)',

@@ -73,6 +73,6 @@ if __name__ == "ulpscope":
     folder = Path(__file__).parent
     if folder.name == "core":  # an editable installation, whose clone need not be on the path
         sys.path.append(str(folder.parent))
-    core = find_spec("core")  # ours, or a package of somebody else
+    core = find_spec("core")  # ours, or another package of that name
     if core is not None and core.origin and Path(core.origin).resolve() == Path(__file__).resolve():
         OneCopy("ulpscope", "core")

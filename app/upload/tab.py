@@ -52,8 +52,9 @@ class Arrived(NamedTuple):
     refusal: str
 
 
+# mtime is part of the cache's key: another file may come under the same name.
 @st.cache_data(show_spinner=False, max_entries=200)
-def _headers(path: Path, mtime: int) -> tuple[str, dict[str, str], str]:  # noqa: ARG001  (of another file under the same name they differ)
+def _headers(path: Path, mtime: int) -> tuple[str, dict[str, str], str]:  # noqa: ARG001
     try:
         return (*headers_of(path), "")
     except UlpscopeError as error:

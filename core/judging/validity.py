@@ -38,7 +38,7 @@ _LEAST_TOKENS = 4  # different argmaxes, or every shift agrees
 _AGREES, _MORE_OFTEN = 0.5, 2.0
 _FIRST_ROWS = 64  # that tell logits from probabilities
 # float32 arrays may hold what a 16-bit model computed, if a cast, softcap or log-softmax hides its
-# grid. Only a dtype that somebody named is taken for the one of the computation.
+# grid. Only a named dtype is taken for the one of the computation.
 NAMED = (
     *("Compute dtype: float32, declared", "Compute dtype: float32, chosen"),
     *("compute dtype declared:", "compute dtype override:"),  # of 1.0.0

@@ -37,7 +37,7 @@ RESPONSE = Table(
 _CHUNK_ROWS = 1 << 18  # read at a time
 _SIDES = "SELECT side, name, holds, keys, sha256 FROM side ORDER BY side"
 _PLACE = "WHERE side = ? AND prompt BETWEEN ? AND ?"
-# of the stored settings: values sent beside a list that has others, by position
+# of the stored settings: values sent next to a list that has others, by position
 CHOSEN = "chosen_values"
 # of `Response` and of the table
 SAME = ("format", "generated_from", "vocab", "cached", "model", "text")
