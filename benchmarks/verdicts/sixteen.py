@@ -15,6 +15,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +57,16 @@ from benchmarks.verdicts.variations import (
 )
 from core.errors import CaptureError
 from core.inference.controls.drawn_roundings import RoundingDraws
+from core.inference.controls.modules_in_16_bits import module_rounding
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.model import LoadedModel, has_experts, load_model
 from core.inference.models.torch_errors import quiet
-from core.inference.paths.engines import PLAIN, side_of, whole_side
+from core.inference.paths.engines import PLAIN, RunnableSide, side_of, whole_side
 from core.judging.drawn import error_test
 from core.judging.limits import DRAWN
+from core.judging.module_rounding import module_rounding_evidence
 from core.judging.statistic import FloorTest, smallest_fault
+from core.runs.file.evidence import PASSED
 
 DTYPES = ("bfloat16", "float16")
 MODELS = (
@@ -225,7 +229,8 @@ TWINS: dict[str, Engine] = {
 @dataclass(frozen=True)
 class Tried:
     """One case on one model with so many prompts. size: of a fault in float32, in units of rounding
-    at the position where it is largest, 0 of another way to compute the same.
+    at the position where it is largest, 0 of another way to compute the same; is_open: a module
+    differs by more than its rounding, though the logits do not.
     """
 
     model: str
@@ -233,10 +238,11 @@ class Tried:
     case: str
     size: float
     test: FloorTest
+    is_open: bool = False
 
     @property
     def is_seen(self) -> bool:
-        return not self.test.is_passed
+        return not self.test.is_passed or self.is_open
 
 
 def prompts_for(name: str, loaded: LoadedModel, count: int) -> list[tuple[int, ...]]:
@@ -302,12 +308,26 @@ def run_trial(
                     fault = (logits - plain).nan_to_num(posinf=np.inf, nan=np.inf)
                     size = float(np.sqrt((fault.square().mean(1).cpu().numpy() / rounding).max()))
                 sizes.append(size)
-    trials = [
-        Tried(name, len(prompts), case.name, size, error_test(one, draws.draws, lengths))
-        for case, size, one in zip(able, sizes, errors, strict=True)
-    ]
+    trials = []
+    for case, side, size, error in zip(able, sides, sizes, errors, strict=True):
+        test = error_test(error, draws.draws, lengths)
+        is_open = test.is_passed and _has_an_open_module(loaded, prompts, side)
+        trials.append(Tried(name, len(prompts), case.name, size, test, is_open))
     every = [(one, [other for other in draws.draws if other is not one]) for one in draws.draws]
     return trials, [error_test(one, others, lengths) for one, others in every]
+
+
+def _has_an_open_module(
+    loaded: LoadedModel,
+    prompts: Sequence[Sequence[int]],
+    side: RunnableSide,
+) -> bool:
+    if has_experts(loaded.model):
+        return False
+    with quiet(), torch.inference_mode(), suppress(CaptureError):
+        rounding = module_rounding(loaded, prompts, side)
+        return module_rounding_evidence(rounding, side.name, loaded.dtype).outcome != PASSED
+    return False
 
 
 def _runs(case: Mutation, loaded: LoadedModel, ids: Sequence[int]) -> bool:

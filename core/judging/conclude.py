@@ -152,7 +152,8 @@ def _is_open_in_16_bits(row: Evidence) -> bool:
     """
     if row.outcome != MISSING:
         return False
-    return row.check is Check.NARROWING or isinstance(row.figures, checks.DrawnFigures)
+    is_of_modules = row.check in (Check.NARROWING, Check.MODULE_ROUNDING)
+    return is_of_modules or isinstance(row.figures, checks.DrawnFigures)
 
 
 def _names_position(figures: CheckFigures) -> bool:

@@ -187,6 +187,10 @@ class Controls:
         """Errors of the sides in 16 bits to the model's float32 forward."""
         raise NotAvailableError("")
 
+    def module_rounding(self) -> list[Evidence]:
+        """Compare each module of the sides in 16 bits with its rounding."""
+        return []
+
     def from_model(self) -> Mapping[str, Squares]:
         """Mean squares of each recorded side to the model's own prefill, in the dtype of the pair.
         [positions]

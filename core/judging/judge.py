@@ -232,6 +232,8 @@ class _Trial:
             self.evidence.append(row)
             if row.outcome in (PASSED, FAILED):
                 self.error_tests[str(row.side)] = test
+        if all(row.outcome == PASSED for row, _ in tests):
+            self.evidence += self.controls.module_rounding()
 
     def from_model(self) -> None:
         """Is each recorded side what the model computes for these tokens? If neither is, its floor

@@ -27,6 +27,7 @@ from ...judging.controls import (
     StaysInFloat32Error,
 )
 from ...judging.divergence import Divergence
+from ...judging.module_rounding import module_rounding_evidence
 from ...judging.places import NotFinite, place_of
 from ...judging.statistic import BLOCKS, FloorTest
 from ...numerics.formats import LOGIT_FORMATS
@@ -53,6 +54,7 @@ from .answer_precision import Narrow, narrow_answers
 from .drawn_roundings import RoundingDraws
 from .key_choices import chooses_keys
 from .modules_alone import first_not_finite, module_row
+from .modules_in_16_bits import module_rounding
 from .precisions.catalogue import Precision
 from .precisions.lowered import Question, at_widest, lowered_in_16_bits, lowered_of_pair
 from .rounding_floor import SEEDS, check_prompts, not_finite_of, own_rounding_of, rounding_floor
@@ -406,6 +408,21 @@ class ModelControls(Controls):
         if not sides:
             raise NotAvailableError("")
         return self.session.draws.measure(sides, self.say)
+
+    def module_rounding(self) -> list[Evidence]:
+        # near ties choose other experts or keys; a declared precision is no rounding of 16 bits
+        if self.has_experts or self.chooses_keys or self.precisions:
+            return []
+        rows = []
+        for side in self.sides:
+            if side.path == PLAIN.path:
+                continue
+            self.say(f"modules of '{side.name}' in {self.dtype}")
+            measure = partial(module_rounding, self.loaded, self.prompts, side)
+            with suppress(CaptureError):  # its modules cannot be followed
+                rounding = self.session.once(("module rounding", side.name), measure, side)
+                rows.append(module_rounding_evidence(rounding, side.name, self.dtype))
+        return rows
 
     def lower_precision(
         self,

@@ -118,32 +118,11 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
 
     CaptureError if its modules cannot be followed.
     """
-    modules = traced_modules(loaded.model)
-    modules |= {
-        each.name: each.module for each in watched_modules(loaded.model) if each.kind in _INSIDE
-    }
-    theirs = ModuleOutputs(prompt)
+    modules = followed_modules(loaded.model)
     with in_float32(loaded) as model:
-        theirs.run(model, side, modules)
-        if theirs.is_ambiguous:
-            raise CaptureError(
-                f"'{side.name}' computes positions twice, so its forwards could not be followed.",
-            )
-        outputs = {
-            name: rows
-            for name, rows in theirs.outputs.items()
-            if bool(theirs.is_computed[name].all())
-        }
-        recorded_calls = Counter(map(module_of_call, outputs))
-        for name, rows in outputs.items():
-            if not bool(rows.isfinite().all()):
-                raise CaptureError(f"'{side.name}' gives NaN or infinity, first at {name}.")
-        for name, parent in [(name, outputs.get(name.rpartition(".")[0])) for name in outputs]:
-            # the parent's name says more
-            if parent is not None and torch.equal(parent, outputs[name]):
-                del outputs[name]
+        outputs, recorded_calls = record_outputs(model, prompt, side, modules)
         own: dict[str, torch.Tensor] = {}
-        with _graft_outputs(
+        with graft_outputs(
             modules,
             outputs,
             lambda name, output, _: own.update({name: output.clone()}),
@@ -172,7 +151,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
         )
         squares[name] = [part / width for part in parts]
 
-    with in_float64(loaded) as model, _graft_outputs(modules, outputs, compare):
+    with in_float64(loaded) as model, graft_outputs(modules, outputs, compare):
         PLAIN.run_on(model)(prompt, ignore)
     names = tuple(name for name in outputs if name in squares)
     if not names:
@@ -181,6 +160,44 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
         names,
         *(np.array(rows) for rows in zip(*(squares[name] for name in names), strict=True)),
     )
+
+
+def followed_modules(model: Any) -> dict[str, torch.nn.Module]:
+    """Return the modules that are compared, by name."""
+    modules = traced_modules(model)
+    for each in watched_modules(model):
+        if each.kind in _INSIDE:
+            modules[each.name] = each.module
+    return modules
+
+
+def record_outputs(
+    loaded: LoadedModel,
+    prompt: Sequence[int],
+    side: RunnableSide,
+    modules: Mapping[str, torch.nn.Module],
+) -> tuple[dict[str, torch.Tensor], Counter[str]]:
+    """Run a side and return what its modules put out at every position, by call, and the calls of
+    each module. CaptureError if they cannot be followed or are not finite.
+    """
+    trace = ModuleOutputs(prompt)
+    trace.run(loaded, side, modules)
+    if trace.is_ambiguous:
+        raise CaptureError(
+            f"'{side.name}' computes positions twice, so its forwards could not be followed.",
+        )
+    outputs = {
+        name: rows for name, rows in trace.outputs.items() if bool(trace.is_computed[name].all())
+    }
+    calls = Counter(map(module_of_call, outputs))
+    for name, rows in outputs.items():
+        if not bool(rows.isfinite().all()):
+            raise CaptureError(f"'{side.name}' gives NaN or infinity, first at {name}.")
+    for name, parent in [(name, outputs.get(name.rpartition(".")[0])) for name in outputs]:
+        # the parent's name says more
+        if parent is not None and torch.equal(parent, outputs[name]):
+            del outputs[name]
+    return outputs, calls
 
 
 def fits(loaded: LoadedModel, positions: int) -> int:
@@ -192,7 +209,7 @@ def fits(loaded: LoadedModel, positions: int) -> int:
 
 
 @contextmanager
-def _graft_outputs(
+def graft_outputs(
     modules: dict[str, torch.nn.Module],
     outputs: dict[str, torch.Tensor],
     see: Callable[[str, torch.Tensor, torch.Tensor], Any],

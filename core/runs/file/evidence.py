@@ -379,6 +379,18 @@ class StructureFigures(CheckFigures, kw_only=True):
     is_tail: Annotated[bool, "continues to the end"]
 
 
+class ModuleRoundingFigures(CheckFigures):
+    """The modules of a side in 16 bits, each given identical inputs."""
+
+    compute_dtype: _Dtype
+    largest_ratio: Annotated[float, "largest RMS error of a module / RMS error of its rounding"]
+    largest_ratio_allowed: _Limit
+    modules_beyond: Annotated[tuple[str, ...], "modules that differ by more given identical inputs"]
+    modules: Annotated[int, "modules"]
+    score_scale: Annotated[float | None, "relative error of the attention scores' scale"] = None
+    largest_score_scale_allowed: _Limit | None = None
+
+
 class AloneFigures(CheckFigures):
     """The modules of a side, each given what ran before it on that side."""
 
@@ -442,6 +454,7 @@ class Check(StrEnum):
     OWN_PAIR = "the pair", OWN_DTYPE, PairFigures
     OWN_NOT_FINITE = "the pair, not finite", OWN_DTYPE, NotFiniteFigures
     DRAWN = "error against float32", OWN_DTYPE, DrawnFigures
+    MODULE_ROUNDING = "each module in 16 bits", OWN_DTYPE, ModuleRoundingFigures
     WIDE_PAIR = "the widened pair", FLOAT32, PairFigures
     WIDE_NOT_FINITE = "the widened pair, not finite", FLOAT32, NotFiniteFigures
     SHRINK = "the pair in two precisions", FLOAT32, ShrinkFigures
