@@ -33,6 +33,10 @@ FILES = {
         (ROOT / "CONTRIBUTING.md").read_text(),
     )
 }
+CAPTURE = (
+    *("capture", "--model", ROOT / "sample_runs" / "model", "--dtype", "float32"),
+    *("--prompt", "def add(a, b):"),
+)
 # tests/app/opening.py finds the pages of the tree that it lies in
 TREE = ("core", "app", "pages", "docs/reference", ".streamlit", "tests/app")
 PAGE = """
@@ -161,8 +165,7 @@ def shows_metric_everywhere(patched: Patched) -> None:
 
 
 def shows_column(patched: Patched) -> None:
-    capture = ("capture", "--model", ROOT / "sample_runs" / "model", "--prompt", "def add(a, b):")
-    run = patched.stored(*capture, "--dtype", "float32", "--variant", "decode+dtype:bfloat16")
+    run = patched.stored(*CAPTURE, "--variant", "decode+dtype:bfloat16")
     heads = patched.ulpscope("show", run)["kv"][0]["by_head"]
     assert any(head["neq"] for head in heads)
     for head in heads:
@@ -207,9 +210,16 @@ def shows_rl_framework(patched: Patched) -> None:
         assert values == pytest.approx({"mean": 1, "std": 0.5**0.5})  # of |r|, 0.5 and 1.5
 
 
+def shows_path_modifier(patched: Patched) -> None:
+    patched.run("-m", "docs.reference.generate")
+    assert "\n| `deterministic` | " in (patched.tree / "docs/reference/paths.md").read_text()
+    path = "prefill+deterministic"
+    run = patched.stored(*CAPTURE, "--variant", path)
+    assert patched.ulpscope("show", run)["sides"][1]["path"] == path
+
+
 def shows_engine(patched: Patched) -> None:
     engines = {row["name"]: row["is_here"] for row in patched.ulpscope("engines")}
     assert engines["toy"]
-    model = ("--model", ROOT / "sample_runs" / "model", "--dtype", "float32")
-    run = patched.stored("capture", *model, "--prompt", "def", "--variant", "toy:prefill")
+    run = patched.stored(*CAPTURE, "--variant", "toy:prefill")
     assert patched.ulpscope("show", run)["sides"][1]["path"] == "toy:prefill"
