@@ -306,17 +306,19 @@ NULLABLE = frozenset(
 # What lists of top tokens leave open: statements on whole rows, and what no token that both sides
 # sent defines.
 OPEN_IN_LISTS = frozenset(
-    [
-        *(
-            "bit_identical",
-            "neq_share",
-            "max_abs",
-            "rms",
-            "max_ulps",
-            "max_ulps_token",
-            "mean_ulps",
-            "is_flip",
-        ),
-        *("near_tie", "could_flip", "is_tie", "near_ties", "same_top1"),
-    ],
+    {
+        "bit_identical",
+        "neq_share",
+        "max_abs",
+        "rms",
+        "max_ulps",
+        "max_ulps_token",
+        "mean_ulps",
+        "is_flip",
+        "near_tie",
+        "could_flip",
+        "is_tie",
+        "near_ties",
+        "same_top1",
+    },
 )

@@ -24,7 +24,6 @@ from tests.core.runs.test_growth import file_of_1_0_0
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-CASES = ROOT / "tests" / "cases"
 NAMES = sorted(path.stem for path in HERE.glob("*.patch"))
 FILES = {
     name: int(count)
@@ -167,12 +166,9 @@ def shows_metric_everywhere(patched: Patched) -> None:
 def shows_column(patched: Patched) -> None:
     run = patched.stored(*CAPTURE, "--variant", "decode+dtype:bfloat16")
     heads = patched.ulpscope("show", run)["kv"][0]["by_head"]
-    assert any(head["neq"] for head in heads)
-    for head in heads:
-        assert (head["last_position"] is None) == (head["neq"] == 0)
-        assert head["neq"] == 0 or head["last_position"] >= head["first_position"]
+    # bfloat16 rounds values of every head at more than one position
+    assert min(head["last_position"] - head["first_position"] for head in heads) > 0
     old = patched.old("judged")["kv"][0]["by_head"]
-    assert old
     assert {head["last_position"] for head in old} == {None}
 
 
@@ -186,8 +182,8 @@ def shows_page(patched: Patched) -> None:
 def shows_response_format(patched: Patched) -> None:
     def saved(name: str, *logprobs: float) -> str:
         tokens = [
-            {"token": text, "tokenId": token, "logProbability": value}
-            for token, (text, value) in enumerate(zip(("yes", "no"), logprobs, strict=True))
+            {"token": f"t{token}", "tokenId": token, "logProbability": value}
+            for token, value in enumerate(logprobs)
         ]
         chosen = max(tokens, key=lambda one: one["logProbability"])
         result = {"chosenCandidates": [chosen], "topCandidates": [{"candidates": tokens}]}
