@@ -18,19 +18,24 @@ from core.text import file_name, plural
 
 GIVEN_TOKENS = 48  # of the prompt's end: enough to see what is being continued
 _FIRST = (
-    *(
-        "prompt",
-        "variant",
-        "agreed_tokens",
-        "parting_position",
-        "position",
-        "is_flip",
-        "reference_token",
-    ),
-    *("variant_token", "reference_margin_ulps", "variant_margin_ulps", "max_abs", "near_tie"),
-    *("reference_margin", "variant_margin"),
+    "prompt",
+    "variant",
+    "agreed_tokens",
+    "parting_position",
+    "position",
+    "is_flip",
+    "reference_token",
+    "variant_token",
+    "reference_margin_ulps",
+    "variant_margin_ulps",
+    "max_abs",
+    "near_tie",
+    "reference_margin",
+    "variant_margin",
     *(f"{side}_token_probability_change" for side in SIDES),
-    *("kl", "reference_token_variant_rank", "variant_token_reference_rank"),
+    "kl",
+    "reference_token_variant_rank",
+    "variant_token_reference_rank",
 )
 _COLUMNS = tuple(
     dict.fromkeys([*_FIRST, *(metric.name for metric in METRICS if metric.is_reported)]),

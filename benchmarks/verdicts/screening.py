@@ -138,7 +138,7 @@ def positions_of(
     tables = []
     for prompt, (a, b) in enumerate(zip(reference, variant, strict=True)):
         figures = compare(a, b, format_named(dtype))
-        columns = {metric.name: getattr(figures, metric.name) for metric in METRICS}
+        columns = {metric.name: metric.of(figures) for metric in METRICS}
         tables.append(pd.DataFrame(columns | {"prompt": prompt, "position": np.arange(len(a))}))
     return pd.concat(tables, ignore_index=True)
 

@@ -319,8 +319,13 @@ def _show_kernels(
 
 
 _KERNEL_KEYS = (
-    *("kernel", "library", "modules", "reference_launches", "variant_launches"),
-    *("reference_microseconds", "variant_microseconds"),
+    "kernel",
+    "library",
+    "modules",
+    "reference_launches",
+    "variant_launches",
+    "reference_microseconds",
+    "variant_microseconds",
 )
 
 

@@ -19,8 +19,17 @@ from . import options
 from .terminal.console import err, out, print_facts, print_json, print_records, print_text
 
 _LIST_KEYS = (
-    *("run_id", "name", "model", "compute_dtype", "device", "positions", "flips"),
-    *("rms_row_ulps", "noise_ratio", "verdicts", "kept"),
+    "run_id",
+    "name",
+    "model",
+    "compute_dtype",
+    "device",
+    "positions",
+    "flips",
+    "rms_row_ulps",
+    "noise_ratio",
+    "verdicts",
+    "kept",
 )
 
 

@@ -45,16 +45,9 @@ class EngineLocation:
         )
 
 
+# A prefix, as an adapter's folder is on its path: `vllm.py` would be imported in place of vLLM.
 ADAPTER_OF = {
-    "llamacpp": "adapter_llamacpp.py",
-    "vllm": "adapter_vllm.py",
-    "ct2": "adapter_ctranslate2.py",
-    "ort": "adapter_onnxruntime.py",
-    "genai": "adapter_onnxruntime_genai.py",
-    "ov": "adapter_openvino.py",
-    "mlx": "adapter_mlx.py",
-    "sglang": "adapter_sglang.py",
-    "transformers": "adapter_transformers.py",
+    path.stem.removeprefix("adapter_"): path for path in sorted(ADAPTERS.glob("adapter_*.py"))
 }
 _locations: dict[str, EngineLocation] = {}
 _descriptions: dict[tuple[str, EngineLocation], EngineDescription] = {}
@@ -105,14 +98,14 @@ def location_of(name: str) -> EngineLocation:
             f"no engine '{name}'. Engines: {series(names())}; add one by --engine"
             f" {name}=PYTHON,ADAPTER.py.",
         )
-    return EngineLocation(sys.executable, ADAPTERS / ADAPTER_OF[name])
+    return EngineLocation(sys.executable, ADAPTER_OF[name])
 
 
 def _location(name: str, place: str) -> EngineLocation:
     if Path(place).is_dir():
         return EngineLocation(
             sys.executable,
-            ADAPTERS / "adapter_dump.py",
+            ADAPTERS / "replay_dump.py",
             str(Path(place).resolve()),
         )
     python, comma, adapter = place.partition(",")
@@ -121,7 +114,7 @@ def _location(name: str, place: str) -> EngineLocation:
             f"--engine {name}: ULPscope has no adapter of this name; write {name}=PYTHON,ADAPTER.py"
             " (docs/contributing/engine.md).",
         )
-    file = Path(adapter) if comma else ADAPTERS / ADAPTER_OF[name]
+    file = Path(adapter) if comma else ADAPTER_OF[name]
     if not file.is_file():
         raise UsageError(f"--engine {name}: adapter {file} does not exist.")
     return EngineLocation(python, file.resolve())

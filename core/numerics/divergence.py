@@ -191,10 +191,7 @@ def margin_logits(side: SideRows) -> NDArray[np.float64]:
     """Top-1 minus runner-up, in logits. [rows]; equal infinities are a tie (0); NaN if the gap is
     not finite.
     """
-    best, second = (
-        side.top_logits[:, 0].astype(np.float64),
-        side.top_logits[:, 1].astype(np.float64),
-    )
+    best, second = side.top_logits[:, :2].astype(np.float64).T
     with np.errstate(invalid="ignore"):
         gap = np.where(best == second, 0.0, best - second)
     return np.where(np.isfinite(gap), gap, np.nan)

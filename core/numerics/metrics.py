@@ -4,17 +4,24 @@ JSON of reports and the tables in docs/reference/metrics.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .divergence import RowFigures
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of a pair at each position: `RowFigures` has it under this name.
+    """A figure of a pair at each position.
 
     dtype: numpy's name of it; is_nullable: undefined at some positions, which `RowFigures` says by
-    NaN, or by a token id of -1; is_reported: in the JSON of reports and the tables of pages.
+    NaN, or by a token id of -1; is_reported: in the JSON of reports and the tables of pages; value:
+    what it is of rows, None if `RowFigures` has it under this name.
     """
 
     name: str
@@ -23,6 +30,11 @@ class Metric:
     help: str
     is_nullable: bool = False
     is_reported: bool = True
+    value: Callable[[RowFigures], NDArray] | None = None
+
+    def of(self, figures: RowFigures) -> NDArray:
+        """Return the figure of each row. [rows]"""
+        return self.value(figures) if self.value else getattr(figures, self.name)
 
 
 _SAME = "over the same elements"
@@ -294,17 +306,19 @@ NULLABLE = frozenset(
 # What lists of top tokens leave open: statements on whole rows, and what no token that both sides
 # sent defines.
 OPEN_IN_LISTS = frozenset(
-    [
-        *(
-            "bit_identical",
-            "neq_share",
-            "max_abs",
-            "rms",
-            "max_ulps",
-            "max_ulps_token",
-            "mean_ulps",
-            "is_flip",
-        ),
-        *("near_tie", "could_flip", "is_tie", "near_ties", "same_top1"),
-    ],
+    {
+        "bit_identical",
+        "neq_share",
+        "max_abs",
+        "rms",
+        "max_ulps",
+        "max_ulps_token",
+        "mean_ulps",
+        "is_flip",
+        "near_tie",
+        "could_flip",
+        "is_tie",
+        "near_ties",
+        "same_top1",
+    },
 )

@@ -47,8 +47,11 @@ _PROMPTS = ("prompt", "text", "inputs", "input", "input_ids", "prompt_token_ids"
 # Paths of what several formats say, first found first:
 _TEXTS = ("text", "content", "response", "generated_text", "message.content")
 _LENGTHS = (
-    *("tokens_evaluated", "prompt_eval_count", "meta_info.prompt_tokens"),
-    *("usage.prompt_tokens", "usage.input_tokens"),
+    "tokens_evaluated",
+    "prompt_eval_count",
+    "meta_info.prompt_tokens",
+    "usage.prompt_tokens",
+    "usage.input_tokens",
 )
 _COUNTED = (
     "usage.completion_tokens",

@@ -28,8 +28,17 @@ if TYPE_CHECKING:
 
 _BYTES_A_VALUE = 24  # in the file, uncompressed
 _FIGURES = (
-    *("neq", "bit_identical", "max_abs", "rms", "is_flip", "is_tie", "could_flip"),
-    *("reference_token", "variant_token", "reference_margin", "variant_margin"),
+    "neq",
+    "bit_identical",
+    "max_abs",
+    "rms",
+    "is_flip",
+    "is_tie",
+    "could_flip",
+    "reference_token",
+    "variant_token",
+    "reference_margin",
+    "variant_margin",
 )
 
 

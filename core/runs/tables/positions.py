@@ -71,7 +71,7 @@ TOP_TOKEN = Table(
 
 def position_rows(pair: int, places: Places, figures: RowFigures) -> pa.Table:
     """Rows of a pair by position."""
-    columns = {metric.name: getattr(figures, metric.name) for metric in METRICS}
+    columns = {metric.name: metric.of(figures) for metric in METRICS}
     columns |= {
         metric.name: _nullable(columns[metric.name], metric.dtype)
         for metric in METRICS

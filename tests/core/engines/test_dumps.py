@@ -229,8 +229,8 @@ def replay(folder, monkeypatch):
     first.
     """
     monkeypatch.syspath_prepend(str(ADAPTERS))
-    adapter = importlib.import_module("adapter_dump")
-    monkeypatch.setattr(sys, "argv", ["adapter_dump.py", str(folder)])
+    adapter = importlib.import_module("replay_dump")
+    monkeypatch.setattr(sys, "argv", ["replay_dump.py", str(folder)])
 
     def call(ids=IDS, dtype="float32"):
         _, run = adapter.load({"model": MODEL, "dtype": dtype})

@@ -143,7 +143,7 @@ def test_a_folder_without_a_graph_is_refused_before_anything_is_loaded(loaded, p
 def adapter(monkeypatch):
     """The module of the adapter."""
     monkeypatch.syspath_prepend(str(registry.ADAPTERS))
-    return importlib.import_module("adapter_onnxruntime_genai")
+    return importlib.import_module("adapter_genai")
 
 
 def _graph(path, nodes):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from adapter_onnxruntime import LEVELS, require
+from adapter_ort import LEVELS, require
 from ulpscope_engine import (
     Refused,
     chunks,

@@ -7,7 +7,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from adapter_onnxruntime import export, require, show
+from adapter_ort import export, require, show
 from ulpscope_engine import Refused, is_installed, modifier, serve, version_of
 
 HELLO = {
