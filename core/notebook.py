@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _IN_MEMORY = "arrays.npz"
+
+
+def _distances(run: RunReader, pair: int) -> dict[str, Any]:
+    histogram = run.histogram(pair)
+    return {"distance": histogram.keys(), "elements": histogram.values()}
+
+
 _OF_RUN: dict[str, Callable[[RunReader], Any]] = {
     "pairs": lambda run: [(row := asdict(pair)) | row.pop("summary") for pair in run.pairs],
     "sides": lambda run: [asdict(side) for side in run.sides],
@@ -43,10 +50,7 @@ _OF_PAIR: dict[str, Callable[[RunReader, int], Any]] = {
     "positions": RunReader.positions,
     "flips": flips.flip_table,
     "checks": lambda run, pair: [row.to_json() for row in run.evidence(pair)],
-    "ulps": lambda run, pair: {
-        "distance": (n := run.histogram(pair)).keys(),
-        "elements": n.values(),
-    },
+    "ulps": _distances,
     "modules": layers.modules,
     "kernels": kernels.side_by_side,
     "kv": lambda run, pair: caches.merge(run, pair, None, "layer", "kind", "head"),

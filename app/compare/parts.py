@@ -37,6 +37,15 @@ def _ask(indices: dict[str, int | None]) -> None:
     st.session_state["compare_with"] = ",".join(parts)
 
 
+def _ask_runs(indices: dict[str, int | None]) -> None:
+    chosen = st.session_state["compare_runs"]
+    _ask({run_id: indices.get(run_id) for run_id in chosen})
+
+
+def _ask_variant(indices: dict[str, int | None], run_id: str, key: str) -> None:
+    _ask(indices | {run_id: st.session_state[key]})
+
+
 def pick(view: selection.View) -> list[RunPair]:
     """Draw the controls that choose runs, and return the chosen ones, the sidebar's pair first."""
     indices, (newest, _), cell = parse_setting(), store_cache.cards(), cell_of(view.run.run_id)
@@ -64,9 +73,8 @@ def pick(view: selection.View) -> list[RunPair]:
         format_func=labels.__getitem__,
         key="compare_runs",
         max_selections=MOST,
-        on_change=lambda: _ask(
-            {run_id: indices.get(run_id) for run_id in st.session_state["compare_runs"]},
-        ),
+        on_change=_ask_runs,
+        args=(indices,),
         placeholder="Choose one or more runs",
     )
     pairs = [RunPair(view.run, view.pair, view.table)]
@@ -92,9 +100,8 @@ def pick(view: selection.View) -> list[RunPair]:
             list(variants),
             format_func=variants.__getitem__,
             key=key,
-            on_change=lambda run_id=run_id, key=key: _ask(
-                indices | {run_id: st.session_state[key]},
-            ),
+            on_change=_ask_variant,
+            args=(indices, run_id, key),
         )
     return pairs
 

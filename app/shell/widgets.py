@@ -233,12 +233,17 @@ def escape(text: str) -> str:
 def to_markdown(text: str, *, bold: bool = False) -> str:
     """Return a stored sentence as markdown: code between backticks, everything else escaped."""
     parts = text.split("`")
-    if len(parts) % 2 == 0:  # a backtick without a partner
+    # a backtick without a partner
+    if len(parts) % 2 == 0:
         parts = [text.replace("`", "'")]
-    return "".join(
-        (f"`{code(part)}`" if part else "") if place % 2 else _marked_text(part, bold)
-        for place, part in enumerate(parts)
-    )
+    marked = []
+    for place, part in enumerate(parts):
+        if place % 2 == 0:
+            marked.append(_marked_text(part, bold))
+        # no code of no characters: in markdown two backticks open a code instead
+        elif part:
+            marked.append(f"`{code(part)}`")
+    return "".join(marked)
 
 
 def _marked_text(part: str, bold: bool) -> str:

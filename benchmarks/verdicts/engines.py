@@ -33,9 +33,12 @@ def prefill(model: Any, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
 
 def in_16_bits_only(engine: Engine) -> Engine:
     """The engine where the model is in 16 bits, a plain forward in float32 and float64."""
-    return lambda model, ids: (
-        engine(model, ids) if model.dtype.itemsize == 2 else prefill(model, ids)
-    )
+
+    def run(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        is_16_bits = model.dtype.itemsize == 2
+        return engine(model, ids) if is_16_bits else prefill(model, ids)
+
+    return run
 
 
 def walk(

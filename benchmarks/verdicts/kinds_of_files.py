@@ -66,9 +66,10 @@ def judged_files(case: FileCase, loaded: LoadedModel, prompts: Sequence[Sequence
                 noise_ratio=None,
                 first_place=None,
             )
-        options = [
-            part for option, files in controls.items() for path in files for part in (option, path)
-        ]
+        options = []
+        for option, files in controls.items():
+            for path in files:
+                options += [option, path]
         result = _run("verdict", run["run_id"], *options, *store)
         assert isinstance(result, dict), result
     (pair,) = result["pairs"]

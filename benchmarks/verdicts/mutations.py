@@ -99,6 +99,10 @@ def _of(*kinds: str) -> Applies:
     return lambda loaded: loaded.model.config.model_type in kinds
 
 
+def _shows_an_epsilon(loaded: LoadedModel) -> bool:
+    return _of("gpt2", "mixtral")(loaded) or loaded.model.config.hidden_size > 64
+
+
 @dataclass(frozen=True)
 class Mutation:
     """One side to be judged. engine: the variant; or base: how a path `mutated` walks the prompt,
@@ -560,12 +564,12 @@ def final_norm(model: Any) -> list[Any]:
 
 def activated(module: torch.nn.Module) -> Change:
     """The MLPs' activation is this module."""
-    return replacing(
-        lambda model: [
-            (layer.mlp, "act" if hasattr(layer.mlp, "act") else "act_fn", module)
-            for layer in layers(model)
-        ],
-    )
+
+    def places(model: Any) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:
+        mlps = [layer.mlp for layer in layers(model)]
+        return [(mlp, "act" if hasattr(mlp, "act") else "act_fn", module) for mlp in mlps]
+
+    return replacing(places)
 
 
 def _head_of(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> Engine:
@@ -879,9 +883,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "norm epsilon x 10 in one layer",
         norm_epsilon_of_layer(1),
-        applies=lambda loaded: (
-            _of("gpt2", "mixtral")(loaded) or loaded.model.config.hidden_size > 64
-        ),
+        applies=_shows_an_epsilon,
         module=lambda model: first_norm(layers(model)[1]),
     ),
     Mutation(

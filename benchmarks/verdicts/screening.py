@@ -93,13 +93,12 @@ def screened(
             continue  # not possible on this model
         table = positions_of(*sides, loaded.dtype)
         is_bug = case.changes(loaded) and not case.is_precision
-        kind = (
-            "injected bug"
-            if is_bug
-            else "lower precision"
-            if case.is_precision
-            else "same function"
-        )
+        if is_bug:
+            kind = "injected bug"
+        elif case.is_precision:
+            kind = "lower precision"
+        else:
+            kind = "same function"
         if not table["neq"].any():
             yield Screened(name, case.name, kind, EQUAL, 0.0)
             continue

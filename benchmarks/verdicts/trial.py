@@ -330,7 +330,9 @@ def summary(trials: Sequence[Trial]) -> Iterator[str]:
 
 def line_of(trial: Trial) -> str:
     """A case as it is printed when it is done; `read_line` reads it."""
-    sign = "WRONG" if trial.is_wrong else "ok" if trial.is_right else "-"
+    sign = "ok" if trial.is_right else "-"
+    if trial.is_wrong:
+        sign = "WRONG"
     verdict = CHANGED_NOTHING if trial.changed_nothing else trial.verdict
     sizes = ", ".join(_short(size) for size in (trial.noise_ratio, trial.worst) if size is not None)
     place = f"{trial.module or '-'} at {trial.position}" if trial.is_bug else ""

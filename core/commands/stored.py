@@ -218,8 +218,11 @@ def delete(
             *(path.stem for path in paths),
             *(deleted.intersection(run_ids) if for_good else ()),
         ]
-    change = target.restore if restore else remove if for_good else target.delete
-    word, changes = "restored" if restore else "deleted", []
+    if restore:
+        change, word = target.restore, "restored"
+    else:
+        change, word = remove if for_good else target.delete, "deleted"
+    changes: list[str] = []
     try:
         for run_id in dict.fromkeys(run_ids):
             changes.append(change(run_id))

@@ -154,7 +154,9 @@ def _rows(table: pd.DataFrame) -> Iterator[Any]:
 
 def _text(value: Any) -> str:
     """Return the text of a cell; '' if it is undefined."""
-    return "" if value is None else value if isinstance(value, str) else number(value)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else number(value)
 
 
 def _visible(token: str) -> str:

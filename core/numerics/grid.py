@@ -173,7 +173,8 @@ def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -
     grids: dict[str, tuple[float, Grid]] = {}
     refused = 0.0
     for name, precision in PRECISIONS.items():
-        fits = [fit for row in sample if len((fit := _fits(row, error, precision)).log_likelihood)]
+        fits = [_fits(row, error, precision) for row in sample]
+        fits = [fit for fit in fits if len(fit.log_likelihood)]
         evidence, magnitudes = _evidence(fits)
         if len(fits) < len(sample):
             refused = max(refused, evidence)

@@ -586,6 +586,8 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
                 kl = weighted / a_sum + (highest_of_b - b_highest) + math.log(total_of_b / a_sum)
             if is_undefined or masked == vocab:
                 kl = np.nan
-        figures[row, 3] = kl if math.isnan(kl) else max(0.0, kl) if differing else 0.0
+        if not math.isnan(kl):
+            kl = max(0.0, kl) if differing else 0.0
+        figures[row, 3] = kl
         figures[row, 4] = a_log
         figures[row, 5] = b_log

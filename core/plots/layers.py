@@ -75,7 +75,11 @@ def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
         top = max(top, 1.0)
         bottom = max(bottom, top - 2)
     powers = range(int(np.floor(bottom)), int(np.ceil(top)) + 1)
-    digits = (1,) if len(powers) > 5 else (1, 3) if len(powers) > 3 else (1, 2, 5)
+    digits: tuple[int, ...] = (1, 2, 5)
+    if len(powers) > 5:
+        digits = (1,)
+    elif len(powers) > 3:
+        digits = (1, 3)
     steps = [digit * 10.0**power for power in powers for digit in digits]
     bar |= {"tickvals": np.log10(steps).tolist(), "ticktext": [f"{step:,.4g}" for step in steps]}
     with np.errstate(divide="ignore", invalid="ignore"):

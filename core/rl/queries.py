@@ -184,7 +184,8 @@ def _read_sequences(run: Figures) -> Sequences:
     sums, maxima = ({name: np.empty(most) for name in names} for names in (SUMS, MAXIMA))
     for pairs, lengths in _pairs(run):
         part = Sequences.of(pairs, lengths)
-        place = slice(stop, stop := stop + len(part))
+        start, stop = stop, stop + len(part)
+        place = slice(start, stop)
         tokens[place] = part.tokens
         for whole, of_part in ((sums, part.sums), (maxima, part.maxima)):
             for name, values in whole.items():

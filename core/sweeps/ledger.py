@@ -267,15 +267,12 @@ class Ledger:
         states = []
         for digest, axes in cells:
             cards = tuple(of_cell.get(digest, ()))
-            state = (
-                RUNNING
-                if digest in running
-                else FAILED
-                if digest in failures
-                else DONE
-                if cards
-                else MISSING
-            )
+            if digest in running:
+                state = RUNNING
+            elif digest in failures:
+                state = FAILED
+            else:
+                state = DONE if cards else MISSING
             states.append(
                 CellState(
                     digest,

@@ -105,9 +105,9 @@ def _compute_there(compute: Compute, cell: Cell, folder: str) -> CellOutcome:
 def _reason(error: Exception) -> str:
     """Return the message of a Ray exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = (
-        clean(lines[-1] if len(lines) < 3 else lines[0], 300) if lines else type(error).__name__
-    )
+    reason = type(error).__name__
+    if lines:
+        reason = clean(lines[-1] if len(lines) < 3 else lines[0], 300)
     return f"its process was lost, {RETRIES + 1} times in all: {reason}"
 
 

@@ -205,7 +205,8 @@ def show(path, modules, decoder):
         "v_proj": (heads + pair, heads + 2 * pair),
     }
     model = onnx.load(path, load_external_data=False)
-    outputs = {output for node in model.graph.node for output in node.output if output}
+    # an output that a node leaves out has the empty name
+    outputs = {output for node in model.graph.node for output in node.output} - {""}
     norms = {node.output[0]: node for node in model.graph.node if "LayerNorm" in node.op_type}
     count = decoder["num_hidden_layers"]
     last = f"/model/layers.{count}/final_norm_layernorm"

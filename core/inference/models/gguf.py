@@ -83,9 +83,10 @@ def look(path: Path) -> GgufFile:
         raise CaptureError(
             f"{path} is a broken GGUF file ({first_line(error)}); copy the model again.",
         ) from error
-    if not isinstance(architecture := facts.get("general.architecture"), str):
+    architecture, parts = facts.get("general.architecture"), facts.get("split.count")
+    if not isinstance(architecture, str):
         raise CaptureError(f"{path} names no architecture; expected the GGUF of a language model.")
-    if isinstance(parts := facts.get("split.count"), int) and parts > 1:
+    if isinstance(parts, int) and parts > 1:
         raise CaptureError(
             f"{path} is one of {parts} parts of a model; join them with llama-gguf-split --merge.",
         )

@@ -79,11 +79,7 @@ class PromptBatch:
     prompt: tuple[int, ...] = ()
     rows: int = 1
     row: int = 0
-    neighbours: Neighbours = lambda loaded, prompt, count: neighbour_rows(
-        loaded.tokenizer,
-        prompt,
-        count,
-    )
+    neighbours: Neighbours = lambda of, prompt, count: neighbour_rows(of.tokenizer, prompt, count)
     left_padding: int = 0
     right_padding: int = 0
     call: Callable[..., Any] | None = None

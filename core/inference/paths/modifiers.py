@@ -306,6 +306,10 @@ def _invariant(batch: PromptBatch) -> Iterator[PromptBatch]:
         yield batch
 
 
+def _no_neighbours(others: Others, kind: str) -> str | None:
+    return None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N"
+
+
 def _not_invariant(loaded: LoadedModel, others: Others) -> str | None:
     for name in ("sdpa", "compile"):
         if name in others:
@@ -340,9 +344,7 @@ MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and
     "neighbours": Modifier(
         lambda batch, kind: nullcontext(replace(batch, neighbours=_NEIGHBOURS[kind])),
         (choice(*_NEIGHBOURS),),
-        lambda others, kind: (
-            None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N"
-        ),
+        _no_neighbours,
     ),
     # N masked tokens before or after every row, the prompt's own positions unchanged
     "pad": Modifier(

@@ -180,7 +180,8 @@ class SpooledOutputs(ModuleTrace):
         row_bytes = max(1, output.shape[1] * output.dtype.itemsize)
         room = max(1, self._of.part_bytes // row_bytes)
         if waiting is None and len(output) >= room:
-            for start in range(0, len(output), at_once := max(1, _LARGEST_PART_BYTES // row_bytes)):
+            at_once = max(1, _LARGEST_PART_BYTES // row_bytes)
+            for start in range(0, len(output), at_once):
                 piece = output[start : start + at_once]
                 self._emit_part(module, first + start, piece.clone() if self._of.is_kept else piece)
             return

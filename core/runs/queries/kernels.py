@@ -143,14 +143,17 @@ def in_words(table: DataFrame, names: tuple[str, str]) -> str:
         return "No kernel was seen on either side."
     clauses = []
     for side, name in zip(("reference", "variant"), names, strict=True):
-        if len(only := table.loc[table["only"] == side, "name"]):
+        only = table.loc[table["only"] == side, "name"]
+        if len(only):
             clauses.append(f"only in {_code(name)}: {_few(map(_code, only))}")
-    if len(grown := table[table["is_multiplied"]]):
+    grown = table[table["is_multiplied"]]
+    if len(grown):
         ratios = _few(
             f"{_code(row.name)} {three_digits(row.ratio)}x" for row in grown.itertuples(index=False)
         )
         clauses.append(f"different launch counts per forward: {ratios} in {_code(names[1])}")
-    return f"{opening('; '.join(clauses) or 'both sides launch the same kernels as often per forward')}."
+    says = "; ".join(clauses) or "both sides launch the same kernels as often per forward"
+    return f"{opening(says)}."
 
 
 def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: bool) -> str:

@@ -246,9 +246,8 @@ class Condition:
         value, low, high = figure["value"], figure["low"], figure["high"]
         if value is None:
             return UNDECIDED, None, f"has no {self.kind}: it is undefined for these tokens"
-        outcome = (
-            FAILED if (value < self.limit if self.sign == "<" else value > self.limit) else PASSED
-        )
+        is_beyond = value < self.limit if self.sign == "<" else value > self.limit
+        outcome = FAILED if is_beyond else PASSED
         says = f"has {self.kind} = {number(value)} {figure['unit']}".rstrip()
         if low is not None:
             says += f" (95 % interval {number(low)} to {number(high)})"
@@ -307,7 +306,9 @@ def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
     if f"{COMMAND} verdict RUN " in answer.next_command:  # a dump that is compared is not stored
         parts[-1] += f", where RUN is the id that `{COMMAND} ingest` prints"
     is_open = answer.name in (UNDECIDED, NOT_JUDGED)
-    outcome = FAILED if exit_code([answer.name]) else UNDECIDED if is_open else PASSED
+    outcome = UNDECIDED if is_open else PASSED
+    if exit_code([answer.name]):
+        outcome = FAILED
     return outcome, answer.name, f"is {answer.name}: {'; '.join(parts)}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 from ...errors import StoreError
@@ -183,12 +184,11 @@ def gate_of(
 ) -> GateReport:
     """Judge the pairs of a run by conditions. UsageError for one that cannot be decided of it."""
     check_decidable(conditions, pairs)
-    for row in (row for pair in pairs if not pair.is_list for row in (pair.figures, *pair.rows)):
-        if lost := [
-            name
-            for name, value in row.items()
-            if name not in NULLABLE and not isinstance(value, int | float)
-        ]:
+    whole = [pair for pair in pairs if not pair.is_list]
+    for row in chain.from_iterable((pair.figures, *pair.rows) for pair in whole):
+        numbers = {name: value for name, value in row.items() if name not in NULLABLE}
+        lost = [name for name, value in numbers.items() if not isinstance(value, int | float)]
+        if lost:
             raise StoreError(
                 f"{run.path.name}: its figure {lost[0]} is not a finite number; the file is"
                 " damaged.",

@@ -105,11 +105,9 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
 
     with ThreadPoolExecutor(_AFAR_THREADS, thread_name_prefix="ulpscope-listing") as pool:
         cards |= zip(missing, pool.map(read, missing), strict=True)
-    new_cards = {
-        path.stem: msgspec.json.encode(card)
-        for path in missing
-        if isinstance(card := cards[path], RunCard)
-    }
+    # a file that cannot be read is asked again next time
+    readable = [path for path in missing if isinstance(cards[path], RunCard)]
+    new_cards = {path.stem: msgspec.json.encode(cards[path]) for path in readable}
     if new_cards:
         mirror.remember(new_cards)
     cards |= read_runs([path for path in paths if path not in cards])

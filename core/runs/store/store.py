@@ -78,16 +78,18 @@ class Store:
         """Every visible run file, those of the writable directory first. of_cells: those of sweeps
         too.
         """
-        return [
-            folder / f"{run_id}{SUFFIX}"
-            for folder, ids in self._ids_by_folder()
-            for run_id in sorted(ids)
-            if of_cells or cell_of(run_id) is None
-        ]
+        paths = []
+        for folder, ids in self._ids_by_folder():
+            shown = [run_id for run_id in ids if of_cells or cell_of(run_id) is None]
+            paths += [folder / f"{run_id}{SUFFIX}" for run_id in sorted(shown)]
+        return paths
 
     def cells(self) -> set[str]:
         """Ids of the runs of cells of sweeps."""
-        return {run_id for _, ids in self._ids_by_folder() for run_id in ids if cell_of(run_id)}
+        cells: set[str] = set()
+        for _, ids in self._ids_by_folder():
+            cells.update(filter(cell_of, ids))
+        return cells
 
     def _ids_by_folder(self) -> Iterator[tuple[Path, Iterable[str]]]:
         """Each folder with the ids of its visible runs.

@@ -152,9 +152,10 @@ def _fill_open(values: Any, dtype: str) -> Any:
     """Return a column of lists with open values filled, for tables of pages: False, or no
     number.
     """
-    return (
-        values.eq(True) if dtype == "bool" else values.astype("Int64" if "int" in dtype else dtype)
-    )
+    if dtype == "bool":
+        return values.eq(True)
+    # numpy's integers have no missing value, those of pandas do
+    return values.astype("Int64" if "int" in dtype else dtype)
 
 
 def read_records(database: Database, pair: int, condition: str = "true") -> list[Record]:

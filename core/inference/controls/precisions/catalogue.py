@@ -164,9 +164,12 @@ def _unrounded(values: torch.Tensor) -> torch.Tensor:
 
 def _in(dtype: torch.dtype, rounding: Rounding) -> Rounding:
     """Round in this dtype at least, as engines do whatever they compute in."""
-    return lambda values: rounding(values.to(torch.promote_types(values.dtype, dtype))).to(
-        values.dtype,
-    )
+
+    def in_wider(values: torch.Tensor) -> torch.Tensor:
+        wider = torch.promote_types(values.dtype, dtype)
+        return rounding(values.to(wider)).to(values.dtype)
+
+    return in_wider
 
 
 def _round_weights(model: Any, rounding: Rounding) -> AbstractContextManager[None]:
