@@ -1,10 +1,11 @@
 """Fresh against cached and batch 1 against N at the shapes of an 8B model, with random weights:
 what differs, and what it costs.
 
-    python -m benchmarks.gpu --everything                          # on a GPU: its tests and all pairs
-    python -m benchmarks.gpu                                       # 8B shapes on the CUDA device
-    python -m benchmarks.gpu --shape tiny --device cpu --tokens 64 # the same code on a processor, in seconds
-    python -m benchmarks.gpu --store runs --keep                   # leave the runs in a store
+    python -m benchmarks.gpu --everything            # on a GPU: its tests and all pairs
+    python -m benchmarks.gpu                         # 8B shapes on the CUDA device
+    python -m benchmarks.gpu --store runs --keep     # leave the runs in a store
+    # the same code on a processor, in seconds
+    python -m benchmarks.gpu --shape tiny --device cpu --tokens 64
 
 Nothing is downloaded. Per pair: differing logits, largest difference, flips, bit-identical classes,
 and the wall time of the capture (stored and analysed) over that of the two bare forwards. Exit code

@@ -178,13 +178,14 @@ def compare(
     """Compare logits in memory; nothing is stored.
 
     Args:
-        reference, variant: [positions, vocab] or [prompts, positions, vocab], in the dtype that they were computed in;
-            a tuple of [sequences, vocab] is the steps of `generate`, a list of [positions, vocab] has prompts.
+        reference, variant: [positions, vocab] or [prompts, positions, vocab], in the dtype that
+            they were computed in; a tuple of [sequences, vocab] is the steps of `generate`, a list
+            of [positions, vocab] has prompts.
         compute_dtype: of arrays of 16-bit patterns, or if it is not the arrays' own.
-        holds: "padded" compares padded vocabularies over the tokens that all sides have; "logits" takes what looks
-            like log-probabilities of chosen tokens for logits.
-        more: what else a dump holds (docs/guides/upload.md): `token_ids`, `tokens` (texts), `prompt_lengths`; under
-            any other name a further variant.
+        holds: "padded" compares padded vocabularies over the tokens that all sides have; "logits"
+            takes what looks like log-probabilities of chosen tokens for logits.
+        more: what else a dump holds (docs/guides/upload.md): `token_ids`, `tokens` (texts),
+            `prompt_lengths`; under any other name a further variant.
     """
     arrays = {
         name: _array(name, each)

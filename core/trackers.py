@@ -40,8 +40,8 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
 
     Args:
         run: a run, its id or file, or a `Check` of `ulpscope.rl`.
-        to: 'wandb', 'trackio' or 'mlflow': the active run, else a new one; 'tensorboard:FOLDER'; or a tracker's own
-            run or SummaryWriter.
+        to: 'wandb', 'trackio' or 'mlflow': the active run, else a new one; 'tensorboard:FOLDER'; or
+            a tracker's own run or SummaryWriter.
         step: of the training loop.
 
     Raises:

@@ -278,7 +278,8 @@ class _Rows:
     def __init__(self, sides: int) -> None:
         self.chunks: list[list[np.ndarray]] = [[] for _ in range(sides)]
 
-    def write(self, side: int, row: int, bits: np.ndarray) -> None:  # noqa: ARG002  (the sink's signature)
+    # the sink's signature
+    def write(self, side: int, row: int, bits: np.ndarray) -> None:  # noqa: ARG002
         self.chunks[side].append(bits)
 
     def side(self, index: int) -> np.ndarray:

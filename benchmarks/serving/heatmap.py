@@ -34,8 +34,9 @@ STEPS = 8  # halvings: from the whole run to single logits
 WATCH = """(canvas) => {
   window.step = new Promise((resolve) => {
     let began = 0;
+    const begin = () => { began ||= performance.now(); };
     for (const kind of ["wheel", "pointerup", "click"])
-      document.addEventListener(kind, () => { began ||= performance.now(); }, { once: true, capture: true });
+      document.addEventListener(kind, begin, { once: true, capture: true });
     const look = () => {
       if (began && performance.now() - began > 45 && canvas.dataset.state === "drawn")
         requestAnimationFrame(() => setTimeout(() => resolve(performance.now() - began)));

@@ -39,11 +39,13 @@ WATCH = """() => {
     && !document.querySelector(".ulpscope-figure[data-state=waiting]");
   window.rerun = new Promise((resolve) => {
     let began = 0, timer = 0;
-    document.addEventListener("keydown", () => { began = performance.now(); }, { once: true, capture: true });
+    const begin = () => { began = performance.now(); };
+    document.addEventListener("keydown", begin, { once: true, capture: true });
     const observer = new MutationObserver(() => {
       const taken = performance.now() - began;
       clearTimeout(timer);
-      if (began && isDrawn()) timer = setTimeout(() => { observer.disconnect(); resolve(taken); }, 300);
+      const end = () => { observer.disconnect(); resolve(taken); };
+      if (began && isDrawn()) timer = setTimeout(end, 300);
     });
     const attributeFilter = ["data-test-script-state", "data-state"];
     observer.observe(app, { attributes: true, subtree: true, attributeFilter });

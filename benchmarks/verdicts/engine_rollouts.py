@@ -1,7 +1,7 @@
 """Causes on trial in rollouts that llama.cpp and vLLM sampled from SmolLM2 (docs/guides/rl.md).
 
-python -m benchmarks.verdicts.engine_rollouts                    # causes that the tokens show
-python -m benchmarks.verdicts.engine_rollouts --model smollm2    # and those that need the checkpoint
+python -m benchmarks.verdicts.engine_rollouts                   # causes that the tokens show
+python -m benchmarks.verdicts.engine_rollouts --model smollm2   # and those that need the checkpoint
 """
 
 from __future__ import annotations

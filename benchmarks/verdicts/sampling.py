@@ -1,8 +1,8 @@
 """Rollouts of real engines on a CPU: SmolLM2 sampled by llama.cpp's server and by vLLM, scored by
 transformers.
 
-    ulpscope model smollm2                       # and an interpreter with vLLM in ULPSCOPE_ENGINE_VLLM
-    python -m benchmarks.verdicts.sampling       # writes tests/cases/rollouts/engines
+    ulpscope model smollm2                   # and an interpreter with vLLM in ULPSCOPE_ENGINE_VLLM
+    python -m benchmarks.verdicts.sampling   # writes tests/cases/rollouts/engines
 
 `benchmarks.verdicts.engine_rollouts` plants causes in these files. Values are rounded to 3, 5 or,
 in float32, 6 digits.

@@ -1,9 +1,12 @@
 """The screening on trial: what the arrays alone say of harmless paths and of bugs
 (docs/explanation/calibration.md).
 
-python -m benchmarks.verdicts.screening                        # every tiny model and the sample model, three dtypes
-python -m benchmarks.verdicts.screening --model "gpt2 float32"   # one of them; several may be given
-python -m benchmarks.verdicts.screening --folder DIR --dtype bfloat16   # a real model, as SmolLM2
+# every tiny model and the sample model, three dtypes
+python -m benchmarks.verdicts.screening
+# one of them; several may be given
+python -m benchmarks.verdicts.screening --model "gpt2 float32"
+# a real model, as SmolLM2
+python -m benchmarks.verdicts.screening --folder DIR --dtype bfloat16
 """
 
 from __future__ import annotations

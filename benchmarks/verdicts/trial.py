@@ -1,12 +1,17 @@
 """The verdict on trial: injected bugs that it must call bugs, and other ways to compute the same
 that it must not (docs/explanation/calibration.md).
 
-python -m benchmarks.verdicts.trial                          # every model, every case, and the tables of the docs
-python -m benchmarks.verdicts.trial --model llama --quick    # one model, without what compiles
-python -m benchmarks.verdicts.trial --kinds                  # kinds that no threshold was chosen on, words counted
-python -m benchmarks.verdicts.trial --against OLD.txt        # what differs from an earlier output of this command
-python -m benchmarks.verdicts.trial --against OLD.txt NEW.txt   # the same of two outputs, nothing is run
-python -m benchmarks.verdicts.trial --drawn 20               # pairs of pure rounding on models of other weights
+# every model, every case, and the tables of the docs
+python -m benchmarks.verdicts.trial
+# one model, without what compiles
+python -m benchmarks.verdicts.trial --model llama --quick
+# kinds that no threshold was chosen on, words counted
+python -m benchmarks.verdicts.trial --kinds
+# what differs from an earlier output of this command; the same of two outputs, nothing is run
+python -m benchmarks.verdicts.trial --against OLD.txt
+python -m benchmarks.verdicts.trial --against OLD.txt NEW.txt
+# pairs of pure rounding on models of other weights
+python -m benchmarks.verdicts.trial --drawn 20
 """
 
 from __future__ import annotations

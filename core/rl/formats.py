@@ -283,7 +283,8 @@ def read_tokens(
     facts.
 
     Returns:
-        names of the sides, a note on what was left out, and how many sequences had no token in the loss.
+        names of the sides, a note on what was left out, and how many sequences had no token in the
+        loss.
 
     Raises:
         DumpError: a file cannot be read or joined; one sentence names the row.

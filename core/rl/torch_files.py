@@ -54,7 +54,8 @@ def read_responses(paths: Sequence[Path]) -> list[Response]:
     """Read and join the files of one or several steps by step and sample.
 
     Raises:
-        DumpError: a file holds more than tensors and plain values, a rank or a value is missing, or the files disagree.
+        DumpError: a file holds more than tensors and plain values, a rank or a value is missing, or
+            the files disagree.
     """
     responses = []
     parts: dict[tuple[int, int], list[tuple[Path, dict[str, Any]]]] = {}

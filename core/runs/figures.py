@@ -65,8 +65,9 @@ class Figures:
             pair: index of the pair.
 
         Returns:
-            One row per position of every prompt, columns of the table `position`, null if undefined: differences in
-            `header.unit`, ULPs of `header.compute_dtype`, KL in nats. Do not change it: the latest is cached.
+            One row per position of every prompt, columns of the table `position`, null if
+            undefined: differences in `header.unit`, ULPs of `header.compute_dtype`, KL in nats. Do
+            not change it: the latest is cached.
 
         Raises:
             StoreError: the run is too long to be read at once; see `positions_of`.

@@ -86,22 +86,25 @@ def judge(
     Args:
         model: of transformers, or one that `load_model` gives.
         prompts: token ids, one sequence a prompt.
-        reference, variant: a path ("decode+batch:8"), or a callable (model, token_ids [positions]) -> logits
-            [positions, vocab]. It is called with the model in its own dtype and with the same weights in float32. One
-            with a third parameter `watch` may hand in what its modules put out, as
-            `watch("model.layers.0.self_attn", tensor [positions, features])`, so that the module is named.
+        reference, variant: a path ("decode+batch:8"), or a callable (model, token_ids [positions])
+            -> logits [positions, vocab]. It is called with the model in its own dtype and with the
+            same weights in float32. One with a third parameter `watch` may hand in what its modules
+            put out, as `watch("model.layers.0.self_attn", tensor [positions, features])`, so that
+            the module is named.
         precisions: lower precisions that a side is declared to use; they are tried first.
         tokenizer: of `model`, for the texts of tokens.
         on_progress: gets the name of each step.
         session: of this model and these prompts, if several pairs are judged.
-        digests: sha256 of both sides' bits as they were captured before in the model's dtype, which counts as one of
-            the two calls that a side has to repeat.
+        digests: sha256 of both sides' bits as they were captured before in the model's dtype, which
+            counts as one of the two calls that a side has to repeat.
 
     Returns:
-        The verdict with its evidence; `noise_ratio` is the rms of the pair over that of the noise floor.
+        The verdict with its evidence; `noise_ratio` is the rms of the pair over that of the noise
+        floor.
 
     Raises:
-        CaptureError: a side cannot be run at all. A control that cannot be run is evidence that is not available.
+        CaptureError: a side cannot be run at all. A control that cannot be run is evidence that is
+            not available.
     """
     if any(isinstance(each, str) for each in (model, *prompts)):
         raise UsageError(

@@ -311,7 +311,8 @@ def _check_causal(source: ModelSource, config: Any) -> None:
     is_masked = bool(declared) and all(architecture in masked_models for architecture in declared)
     if not (is_listed or brings_code) or is_masked or getattr(config, "is_encoder_decoder", False):
         raise CaptureError(
-            f"model '{source.name}' is a {(declared or [kind])[0]}; expected a causal language model.",
+            f"model '{source.name}' is a {(declared or [kind])[0]};"
+            " expected a causal language model.",
         )
 
 
@@ -332,8 +333,8 @@ def _tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
         can_encode = len(tokenizer("A word.", add_special_tokens=False)["input_ids"]) > 0
     if not can_encode:
         raise CaptureError(
-            f"model '{source.name}': its tokenizer returns no tokens for a text; expected a tokenizer with"
-            " a vocabulary.",
+            f"model '{source.name}': its tokenizer returns no tokens for a text;"
+            " expected a tokenizer with a vocabulary.",
         )
     return tokenizer
 
@@ -347,8 +348,9 @@ def _check_memory(source: ModelSource, config: Any, dtype: str, device: torch.de
     for place, free in places.items():
         if needed is not None and free is not None and needed > free:
             raise CaptureError(
-                f"model '{source.name}' needs {size(needed)} in {dtype}; {place} has {size(free)} free. "
-                "Choose a smaller model, a narrower dtype or another machine.",
+                f"model '{source.name}' needs {size(needed)} in {dtype};"
+                f" {place} has {size(free)} free."
+                " Choose a smaller model, a narrower dtype or another machine.",
             )
 
 
@@ -373,7 +375,8 @@ def _weights(source: ModelSource, config: Any, dtype: str) -> Any:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         kind = type(model).__name__
         raise CaptureError(
-            f"model '{source.name}': its weights lack '{absent[0]}'{more}; expected those of a {kind}.",
+            f"model '{source.name}': its weights lack '{absent[0]}'{more};"
+            f" expected those of a {kind}.",
         )
     if source.gguf is not None:
         gguf.plain(model)

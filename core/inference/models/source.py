@@ -164,7 +164,9 @@ def _weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
             continue
         try:
             with safe_open(file, framework="numpy") as tensors:
-                slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - it is no mapping
+                # an open file of safetensors is no mapping: it has keys, and no iterator
+                names = tensors.keys()
+                slices = [tensors.get_slice(name) for name in names]
                 sizes = [itemsize if each.get_dtype() in _FLOATS else _LARGEST for each in slices]
                 total += sum(
                     math.prod(each.get_shape()) * size

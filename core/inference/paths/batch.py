@@ -31,7 +31,9 @@ _GOLDEN = 0.6180339887498949  # steps of this share of the text stay far apart
 CHUNK_BYTES = 8 << 20  # logits leave the device and reach the sink in pieces of about this size
 
 Emit = Callable[[int, torch.Tensor], None]
-"""Takes (first position, logits[rows, vocab] of consecutive positions) in order, in their compute dtype."""
+"""Takes (first position, logits[rows, vocab] of consecutive positions) in order, in their compute
+dtype.
+"""
 Run = Callable[[Sequence[int], Emit], None]
 """(token ids of a prompt, emit): hands all of its logits to `emit`."""
 Neighbours = Callable[[LoadedModel, Sequence[int], int], torch.Tensor]

@@ -29,7 +29,9 @@ from .hooks import ModuleTrace
 from .paths import Path, open_path, parse_path
 
 Engine = Callable[..., torch.Tensor]
-"""(model, token_ids [positions]) -> logits [positions, vocab]; if it has a third parameter `watch`, it gets a Watch."""
+"""(model, token_ids [positions]) -> logits [positions, vocab]; if it has a third parameter `watch`,
+it gets a Watch.
+"""
 Prompts = Sequence[Sequence[int]]
 """Token ids of each prompt."""
 Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]

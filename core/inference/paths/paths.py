@@ -283,7 +283,13 @@ class _Counting(PromptBatch):
 
     columns_of_forwards: list[int] = field(default_factory=list)
 
-    def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:  # noqa: ARG002
+    def forward(
+        self,
+        start: int,
+        stop: int,
+        emit: Emit,  # noqa: ARG002
+        cache: Cache | None = None,  # noqa: ARG002
+    ) -> None:
         self.columns_of_forwards.append(self.column_after(stop) - self.column(start))
 
 

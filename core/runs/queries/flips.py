@@ -28,8 +28,9 @@ MOST_GRID_LINES = 64  # beyond that they would be a grey field
 # Logit and rank (1 is the argmax) of either side's argmax on both sides, if it is among the stored
 # top tokens.
 _FLIPS = f"""
-SELECT p.prompt, p.position, is_flip, near_tie, reference_token, variant_token, reference_margin, variant_margin,
-    reference_margin_ulps, variant_margin_ulps, max_abs, kl, nonfinite_mismatch,
+SELECT p.prompt, p.position, is_flip, near_tie, reference_token, variant_token,
+    reference_margin, variant_margin, reference_margin_ulps, variant_margin_ulps,
+    max_abs, kl, nonfinite_mismatch,
     r.text AS reference_text, v.text AS variant_text,
     {
     ", ".join(
@@ -40,10 +41,12 @@ SELECT p.prompt, p.position, is_flip, near_tie, reference_token, variant_token, 
 },
     reference.logsumexp AS reference_logsumexp, variant.logsumexp AS variant_logsumexp
 FROM position AS p
-LEFT JOIN vocabulary AS r ON r.token_id = reference_token LEFT JOIN vocabulary AS v ON v.token_id = variant_token
+LEFT JOIN vocabulary AS r ON r.token_id = reference_token
+LEFT JOIN vocabulary AS v ON v.token_id = variant_token
 {
     " ".join(
-        f"LEFT JOIN side_position AS {s} ON {s}.side = {side} AND {s}.prompt = p.prompt AND {s}.position = p.position "
+        f"LEFT JOIN side_position AS {s} ON {s}.side = {side} AND {s}.prompt = p.prompt"
+        f" AND {s}.position = p.position "
         + " ".join(
             f"LEFT JOIN top_token AS {t}_{s} ON {t}_{s}.side = {side} AND {t}_{s}.prompt = p.prompt"
             f" AND {t}_{s}.position = p.position AND {t}_{s}.token_id = {t}_token"
@@ -58,20 +61,24 @@ WHERE p.pair = $1 AND (is_flip OR ($2 AND near_tie)) ORDER BY p.prompt, p.positi
 # They have not if a path computes the same tokens differently from call to call.
 _CONTINUATIONS = """
 WITH step AS (
-    SELECT v.prompt, v.side, count(*) AS compared, min(v.step) FILTER (v.token_id != r.token_id) AS parting
-    FROM generated_token AS v JOIN generated_token AS r USING (prompt, step) WHERE r.side = 0 AND v.side > 0
-    GROUP BY ALL)
-SELECT g.prompt, side.name AS variant, g.side - 1 AS pair, g.given_positions, coalesce(compared, 0) AS compared_tokens,
-    coalesce(parting, compared, 0) AS agreed_tokens, g.given_positions - 1 + parting AS parting_position,
-    a.token_id AS reference_token, b.token_id AS variant_token, p.reference_margin_ulps, p.variant_margin_ulps,
-    p.max_abs, p.reference_token = a.token_id AND p.variant_token = b.token_id AS is_confirmed,
+    SELECT v.prompt, v.side, count(*) AS compared,
+        min(v.step) FILTER (v.token_id != r.token_id) AS parting
+    FROM generated_token AS v JOIN generated_token AS r USING (prompt, step)
+    WHERE r.side = 0 AND v.side > 0 GROUP BY ALL)
+SELECT g.prompt, side.name AS variant, g.side - 1 AS pair, g.given_positions,
+    coalesce(compared, 0) AS compared_tokens, coalesce(parting, compared, 0) AS agreed_tokens,
+    g.given_positions - 1 + parting AS parting_position,
+    a.token_id AS reference_token, b.token_id AS variant_token,
+    p.reference_margin_ulps, p.variant_margin_ulps, p.max_abs,
+    p.reference_token = a.token_id AND p.variant_token = b.token_id AS is_confirmed,
     whole.text AS reference_continuation, g.text AS variant_continuation
 FROM generation AS g JOIN side ON side.side = g.side
 JOIN generation AS whole ON whole.side = 0 AND whole.prompt = g.prompt
 LEFT JOIN step ON step.side = g.side AND step.prompt = g.prompt
 LEFT JOIN generated_token AS a ON a.side = 0 AND a.prompt = g.prompt AND a.step = parting
 LEFT JOIN generated_token AS b ON b.side = g.side AND b.prompt = g.prompt AND b.step = parting
-LEFT JOIN position AS p ON p.pair = g.side - 1 AND p.prompt = g.prompt AND p.position = g.given_positions - 1 + parting
+LEFT JOIN position AS p ON p.pair = g.side - 1 AND p.prompt = g.prompt
+    AND p.position = g.given_positions - 1 + parting
 WHERE g.side > 0 ORDER BY g.prompt, g.side
 """
 

@@ -27,20 +27,26 @@ _REDUCING = "mm|gemm|gemv|dot|conv|matmul|attention|sum|mean|norm|softmax|reduce
 # without the numbers of layers.
 _SIDE_BY_SIDE = f"""
 WITH listed AS (
-    SELECT *, launches / greatest(forwards, 1) AS often, microseconds / greatest(forwards, 1) AS time,
-        replace(regexp_replace(replace(module, '.', '..'), '\\.\\d+(\\.|$)', '.*\\1', 'g'), '..', '.') AS place
+    SELECT *, launches / greatest(forwards, 1) AS often,
+        microseconds / greatest(forwards, 1) AS time,
+        regexp_replace(replace(module, '.', '..'), '\\.\\d+(\\.|$)', '.*\\1', 'g') AS doubled,
+        replace(doubled, '..', '.') AS place
     FROM kernel JOIN kernel_side USING (side)
-    WHERE side IN (0, $1 + 1) AND ($2::INTEGER[] IS NULL OR list_contains(if(side = 0, $2, $3), ordinal))),
+    WHERE side IN (0, $1 + 1)
+        AND ($2::INTEGER[] IS NULL OR list_contains(if(side = 0, $2, $3), ordinal))),
 pairs AS (
     SELECT library, name, list(place ORDER BY side, ordinal) AS places,
         coalesce(sum(often) FILTER (side = 0), 0)::DOUBLE AS reference_launches,
         coalesce(sum(often) FILTER (side > 0), 0)::DOUBLE AS variant_launches,
         coalesce(fsum(time) FILTER (side = 0), 0) AS reference_microseconds,
         coalesce(fsum(time) FILTER (side > 0), 0) AS variant_microseconds,
-        coalesce(list(detail ORDER BY ordinal) FILTER (side = 0 AND detail != ''), []) AS reference_details,
-        coalesce(list(detail ORDER BY ordinal) FILTER (side > 0 AND detail != ''), []) AS variant_details,
+        coalesce(list(detail ORDER BY ordinal) FILTER (side = 0 AND detail != ''), [])
+            AS reference_details,
+        coalesce(list(detail ORDER BY ordinal) FILTER (side > 0 AND detail != ''), [])
+            AS variant_details,
         list(module ORDER BY side, ordinal) AS modules,
-        CASE WHEN count(*) FILTER (side > 0) = 0 THEN 'reference' WHEN count(*) FILTER (side = 0) = 0 THEN 'variant'
+        CASE WHEN count(*) FILTER (side > 0) = 0 THEN 'reference'
+            WHEN count(*) FILTER (side = 0) = 0 THEN 'variant'
             ELSE '' END AS "only"
     FROM listed GROUP BY library, name, {{by}})
 SELECT *, variant_launches / nullif(reference_launches, 0) AS ratio,

@@ -22,7 +22,8 @@ Row = dict[str, Any]
 # rank of a row, highest for the worst; all 0 if nothing is wrong
 Key = Callable[[Row], tuple[float, ...]]
 _CONDITION = re.compile(
-    r"(flips:margin|[a-z0-9_./-]+)(?:\s*([<>:])\s*((?:\d{1,18}(?:\.\d{0,30})?|\.\d{1,30})(?:e[+-]?\d{1,4})?)\s*(ulps)?)?",
+    r"(flips:margin|[a-z0-9_./-]+)"
+    r"(?:\s*([<>:])\s*((?:\d{1,18}(?:\.\d{0,30})?|\.\d{1,30})(?:e[+-]?\d{1,4})?)\s*(ulps)?)?",
     re.ASCII | re.IGNORECASE,
 )
 
@@ -227,8 +228,8 @@ class Condition:
                 says += f"; at {of_positions(lost, rows)} it is undefined or infinite"
             if undefined > lost:
                 says += (
-                    f"; {of_positions(undefined - lost, rows)} with equal sides and undefined KL are"
-                    " left out"
+                    f"; {of_positions(undefined - lost, rows)} with equal sides and undefined KL"
+                    " are left out"
                 )
         # over elements that are finite on both sides
         if mismatch and self.kind in ("ulps", "rms", "max-abs"):

@@ -172,7 +172,8 @@ def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
             sides = f"'{clean(pair.variant, 200)}' vs '{clean(pair.reference, 200)}'"
             first = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
             notes.append(
-                f"at {of_positions(len(empty), pair.rows)} a side of {sides} holds no number, {first}.",
+                f"at {of_positions(len(empty), pair.rows)} a side of {sides} holds no number,"
+                f" {first}.",
             )
     return notes
 
@@ -219,4 +220,5 @@ def figure_text(outcome: Outcome) -> str:
         return f"{figure or ''} {outcome.unit}".strip() if figure else ""
     if outcome.unit == "positions":
         return plural(int(figure), "position")
-    return f"{percent(figure) if outcome.unit.startswith('of all') else number(figure)} {outcome.unit}".strip()
+    is_share = outcome.unit.startswith("of all")
+    return f"{percent(figure) if is_share else number(figure)} {outcome.unit}".strip()

@@ -22,7 +22,8 @@ from .differences import DECLARED, columns_of, figures_of, first_position
 KV = Table(
     "kv",
     """
-    -- KV caches of a pair after the whole prompt, by layer, kind and head; no rows if a side keeps none
+    -- KV caches of a pair after the whole prompt, by layer, kind and head; no rows if a side keeps
+    -- none
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     layer INTEGER -- 0-based layer of the model
@@ -32,7 +33,8 @@ KV = Table(
     """
     + DECLARED.format(of="cache", dtype="the compute dtype", row="one key or value of a head")
     + """
-    first_position INTEGER NULL -- lowest position of the prompt where an element differs, null if none does
+    first_position INTEGER NULL -- lowest position of the prompt where an element differs, null if
+    -- none does
     """,
 )
 

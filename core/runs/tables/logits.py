@@ -29,8 +29,8 @@ LOGITS = Table(
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt
     tile USMALLINT -- 0-based tile; tile t starts at byte 8192 t of the row
-    bits BLOB USING COMPRESSION uncompressed -- raw little-endian bits in the compute dtype; the last tile of a row is
-    -- shorter
+    bits BLOB USING COMPRESSION uncompressed -- raw little-endian bits in the compute dtype; the
+    -- last tile of a row is shorter
     """,
 )
 
