@@ -74,7 +74,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     """One run of these sides, and its figures: one object per pair."""
     paths = (reference, *variants)
-    bare_seconds(loaded, paths, ids)  # kernels are chosen and memory is taken at the first call
+    # the first call chooses kernels and takes memory
+    bare_seconds(loaded, paths, ids)
     bare = bare_seconds(loaded, paths, ids)
     began = time.perf_counter()
     request = CaptureRequest(model=loaded.name, reference=reference, variants=tuple(variants))

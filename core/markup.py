@@ -12,7 +12,8 @@ from .text import clip, legible
 LONGEST = 4000  # characters of one text
 # by class
 HEAT = {f"h{level}": f"background:rgba(213,94,0,{level * 0.0075:.4f})" for level in range(1, 101)}
-_STYLES = {  # of classes, in colors that read on black and on white
+# colors that read on black and on white
+_STYLES = {
     "box": "overflow-x:auto",
     "strip": "white-space:pre-wrap;font-family:monospace;line-height:1.9",
     "scale": (

@@ -235,7 +235,8 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = model(input_ids=ids, labels=ids).loss
             penalty = 0.0
-            if step % 4 == 0:  # one sequence in 32 shows the entropies well enough
+            # one sequence in 32 shows the entropies well enough
+            if step % 4 == 0:
                 entropies = head_entropies(model, ids[:1])
                 penalty = 4 * ENTROPY_WEIGHT * torch.relu(ENTROPY_FLOOR - entropies).sum()
         (loss + penalty).backward()

@@ -15,7 +15,8 @@ from core.runs.reader import RunReader
 from core.runs.store.store import cell_of
 from core.text import exact, multiple, number, percent, printable
 
-MOST = 5  # runs next to the first: six colors can be distinguished
+# runs next to the first: six colors can be distinguished
+MOST = 5
 
 
 def parse_setting() -> dict[str, int | None]:

@@ -16,7 +16,8 @@ from core.runs.queries.flips import SIDES, continuations
 from core.runs.reader import RunReader
 from core.text import file_name, plural
 
-GIVEN_TOKENS = 48  # of the prompt's end: enough to see what is being continued
+# of the prompt's end: enough to see what is being continued
+GIVEN_TOKENS = 48
 _FIRST = (
     *(
         "prompt",

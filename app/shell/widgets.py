@@ -29,7 +29,8 @@ from core.text import code, legible
 # Whole numbers with thousands separators of the viewer's language.
 GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[2] / "pages"
-OVERVIEW = "overview"  # name of the page that shows runs of any length
+# the only page that shows runs of any length
+OVERVIEW = "overview"
 _DOCS = PAGES.with_name("docs") / "reference"
 _ROW = re.compile(r"^\| (?!word )(.+?) \| (.+) \|$", re.MULTILINE)
 # the documents are no pages: what they link to is named, not linked

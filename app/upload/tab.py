@@ -132,7 +132,8 @@ def draw_form(files: tuple[Arrived, ...]) -> dict[str, str] | None:
                 " vocabularies.",
             )
             sides = files[0].sides
-            if len(files) > 1:  # an array each, which has no name of its own
+            # each file holds an array that has no name of its own
+            if len(files) > 1:
                 sides = {file.path.stem: array for file in files for array in file.sides.values()}
             st.dataframe(
                 {"side": list(sides), "array": list(sides.values())},

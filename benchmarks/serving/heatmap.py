@@ -29,7 +29,8 @@ POSITIONS = 4096
 ROWS = 64
 FREE_BYTES = 6 << 30
 PLACES = ((0.3, 0.3), (0.7, 0.6), (0.5, 0.15))
-STEPS = 8  # halvings: from the whole run to single logits
+# halvings: from the whole run to single logits
+STEPS = 8
 # From the event until the canvas has every tile of the new view and the frame after that.
 WATCH = """(canvas) => {
   window.step = new Promise((resolve) => {

@@ -22,7 +22,8 @@ Engine = Callable[[Any, torch.Tensor], torch.Tensor]
 Change = Callable[[Any], AbstractContextManager[None]]
 CacheChange = Callable[[Any, torch.Tensor, Any, int], None]  # model, ids, cache, tokens in it
 PREFIX = 16  # tokens that an earlier call computed
-BLOCK = 4  # tokens of a block of the cache: fits into the smallest window
+# a block of the cache fits into the smallest window
+BLOCK = 4
 
 
 def prefill(model: Any, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
@@ -237,7 +238,8 @@ def attending(change: Callable[..., Any]) -> Change:
         plain = ALL_ATTENTION_FUNCTIONS.get(name, own)
 
         def original(module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
-            if name == "eager":  # an additive mask
+            # eager attention takes an additive mask
+            if name == "eager":
                 mask = query.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(query.dtype).min)
             return plain(module, query, key, value, mask, **options)
 

@@ -126,7 +126,8 @@ def cases(
                 expected,
                 with_values(plain, rollout=values),
             )
-    for length in (2, 4, 8):  # a tool's output that the mask does not leave out
+    # a tool's output that the mask does not leave out
+    for length in (2, 4, 8):
         values = np.where(
             (plain.position >= 10) & (plain.position < 10 + length),
             0.0,

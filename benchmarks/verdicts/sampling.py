@@ -153,7 +153,8 @@ def sample_llamacpp(
         with urllib.request.urlopen(request) as answer:
             response = json.load(answer)
         entries, values = response["completion_probabilities"][::-1], []
-        for token in response["tokens"]:  # those that end within a UTF-8 character have no entry
+        # those that end within a UTF-8 character have no entry
+        for token in response["tokens"]:
             entry = (
                 entries.pop()
                 if entries and entries[-1]["id"] == token
@@ -378,7 +379,8 @@ def main() -> None:
     """Sample the files, those of one engine and model together."""
     with tempfile.TemporaryDirectory() as scratch:
         sampler = Sampler(Path(scratch))
-        os.environ["ULPSCOPE_CACHE"] = scratch  # for the GGUFs
+        # the GGUFs that are made for llama.cpp go with the scratch folder
+        os.environ["ULPSCOPE_CACHE"] = scratch
         for _, group in groupby(sorted(ROLLOUTS, key=Rollout.group), Rollout.group):
             sampler.write(list(group), FOLDER)
 

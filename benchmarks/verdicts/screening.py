@@ -93,7 +93,8 @@ def screened(
                     _logits(loaded, prompts, case.path or case.engine or "prefill"),
                 )
         except CaptureError:
-            continue  # not possible on this model
+            # not possible on this model
+            continue
         table = positions_of(*sides, loaded.dtype)
         is_bug = case.changes(loaded) and not case.is_precision
         if is_bug:

@@ -68,7 +68,8 @@ DRAWN = (
 )
 FACTORS = (1.00001, 1.0001, 1.001, 1.01, 1.1)
 REFUSED, CHANGED_NOTHING = "refused", "changed nothing"
-CLEAR = 10  # floors: a fault of so many must never be missed
+# a fault of so many floors must never be missed
+CLEAR = 10
 
 
 @dataclass(frozen=True)

@@ -115,14 +115,16 @@ def plan_of(
     """Check a request and plan its capture, of its prompts or of continuations; without `weights`
     only the model's shapes are loaded, and nothing is generated.
     """
-    prompts_of(request)  # errors before torch is loaded, as of a model to download
+    # errors come before torch is loaded, as of a model to download
+    prompts_of(request)
     packaged_folder(request.model)
     from ..inference.capture.capture import plan_capture
     from ..inference.generating.generation import plan_generation
     from ..inference.models.chat import plan_inputs
     from ..inference.paths.paths import sides_of
 
-    sides_of(request)  # errors before weights are read
+    # errors come before weights are read
+    sides_of(request)
     loaded = loaded or load(request, weights=weights)
     inputs = plan_inputs(loaded, request)
     if not request.tokens:
@@ -237,7 +239,8 @@ def _run_mitigations(
     for pair, variant in enumerate(variants):
         name = plan.header.sides[pair + 1].name
         try:
-            if variant not in rows_of:  # repeats have the same path
+            # repeats have the same path
+            if variant not in rows_of:
                 rows_of[variant] = mitigations_of(
                     plan.loaded,
                     plan.token_ids,

@@ -92,7 +92,8 @@ def print_corpus(corpus: dict[str, Any]) -> None:
     document = "chunk" if "chunks" in corpus else "prompt"
     of = f"{plural(corpus['positions'], 'position')} of {plural(corpus[f'{document}s'], document)}"
     title = f"Q: {corpus['variant']}, base: {corpus['reference']}: {of}"
-    if left_out := corpus.get("left_out"):  # a side gives no probability to a token of the other
+    # a side gives no probability to a token of the other
+    if left_out := corpus.get("left_out"):
         title += f", {left_out:,} without a finite KL left out"
     columns = ("figure", "value", "±", f"95 % interval over {document}s", "unit")
     out.print(table_of(columns, rows, title=title, text=("figure", "unit")))

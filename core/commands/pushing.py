@@ -48,7 +48,8 @@ def push(
     as_json_: options.Json = False,
 ) -> None:
     """Send a run or a dump to a server and print its link there."""
-    from ..push import PushRequest, push_file  # what speaks HTTP takes 0.2 s to load
+    # imported late: what speaks HTTP takes 0.2 s to load
+    from ..push import PushRequest, push_file
 
     url = base_of(to)
     path, title = _source(source, store)

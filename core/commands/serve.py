@@ -149,7 +149,8 @@ def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
     if read_only:
         environment[variable_of("hosting", "read_only")] = "1"
     config_file = environment.get(VARIABLE) or (FILE_NAME if Path(FILE_NAME).exists() else "")
-    if config_file:  # the server runs in the dashboard's folder, which has the theme
+    # the server runs in the dashboard's folder, which has the theme
+    if config_file:
         environment[VARIABLE] = str(Path(config_file).absolute())
     url = (
         config.hosting.public_url

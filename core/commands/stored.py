@@ -226,7 +226,8 @@ def delete(
     try:
         for run_id in dict.fromkeys(run_ids):
             changes.append(change(run_id))
-    finally:  # if one fails, those before it are still reported
+    finally:
+        # if one fails, those before it are still reported
         if changes and as_json_:
             print_json({word: changes})
         elif changes:

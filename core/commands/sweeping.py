@@ -44,7 +44,8 @@ from .terminal.stopping import EXIT_CODE, stoppable, stopping
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.models.model import LoadedModel
 
-_MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
+# a terminal's table shows so many cells; --json has all
+_MOST_SHOWN = 40
 
 
 def sweep(
@@ -280,7 +281,8 @@ def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
     print_records(rows, f"{plan.name}: {', '.join(counts)}", keys=keys, most=_MOST_SHOWN)
 
 
-_loaded: dict[tuple[object, ...], LoadedModel] = {}  # the model of the last cell, for the next one
+# the model of the last cell is kept for the next one
+_loaded: dict[tuple[object, ...], LoadedModel] = {}
 
 
 def compute_cell(cell: Cell, address: str, engines: Sequence[str] = ()) -> CellOutcome:
@@ -316,7 +318,8 @@ def outcome_of(store: Store, cell: Cell, say: Progress = no_progress) -> CellOut
         ((_, card),) = each_database([store.path_of(run_id)], read_card)
         return CellOutcome(cell, DONE, run_id, card=card if isinstance(card, CellCard) else None)
     except UlpscopeError as error:
-        if cell.digest in ledger.running():  # it began in the same moment
+        # another process began it in the same moment
+        if cell.digest in ledger.running():
             return CellOutcome(cell, RUNNING, says="another process computes it.")
         return CellOutcome(cell, FAILED, says=str(error))
     except MemoryError:
@@ -329,7 +332,8 @@ def _model_of(cell: Cell, say: Progress) -> LoadedModel:
     request = cell.request
     key = (request.model, request.dtype, request.device)
     if key not in _loaded:
-        _loaded.clear()  # before the next one takes memory
+        # the old model goes before the next one takes memory
+        _loaded.clear()
         say("loading the model")
         _loaded[key] = load(request)
     return _loaded[key]

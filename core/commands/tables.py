@@ -65,7 +65,8 @@ def print_reports(
     first_of_class = {group[0] for group in classes} | (
         {group[1] for group in classes[:1] if len(group) > 1}
     )
-    for pair in pairs:  # bit-identical variants have the same flips
+    # one variant of a class: bit-identical ones have the same flips
+    for pair in pairs:
         if pair.variant == variant if variant else pair.variant in first_of_class:
             print_flips(pair, texts, len(header.prompts) > 1)
     if len(pairs) > 1:

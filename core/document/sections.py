@@ -35,12 +35,15 @@ class Size(NamedTuple):
 
 
 FILE = Size(1500, 100, 3_000_000)  # a position takes 0.8 KB
-CELL = Size(250, 10, 100_000)  # the output of a notebook's cell: 0.2 KB, styles come on top
+# a position takes 0.2 KB in a notebook's cell, styles come on top
+CELL = Size(250, 10, 100_000)
 MOST_MODULES = 600
-_MOST_STRIPS = 8  # with their headings; more are in a box that scrolls
+# more strips are in a box that scrolls
+_MOST_STRIPS = 8
 _TOP = 3  # tokens of a side at a flip
 _LONGEST_TOKEN = 60  # characters
-_MARKS = {"flip": "b", "mismatch": "s"}  # elements of tokens, for where there are no styles
+# HTML elements that show the marks even without styles
+_MARKS = {"flip": "b", "mismatch": "s"}
 _ABOUT = {"": "'s argmax", "_margin": "'s margin"}  # of either side, in the table of positions
 
 

@@ -22,7 +22,8 @@ from ..text import clean, printable, series
 
 ADAPTERS = Path(__file__).parent / "adapters"
 CARRIERS = {"float16": "<u2", "bfloat16": "<u2", "float32": "<u4", "float64": "<u8"}
-QUIET_SECONDS = 900.0  # an engine that sends nothing for this long hangs
+# an engine that sends nothing for this long hangs
+QUIET_SECONDS = 900.0
 PROTOCOL = 2
 _WORTH = ("error", "exception", "fail", "cannot", "abort", "killed", "memory")
 
@@ -215,7 +216,8 @@ class EngineProcess:
     def _fault(self, what: str, *, with_lines: bool = True) -> CaptureError:
         """End the process. Return an error of one sentence."""
         child = self._child
-        child.wait(0.5)  # of a process that is ending, the exit code is the reason
+        # of a process that is ending, the exit code is the reason
+        child.wait(0.5)
         code = None if child.is_alive else child.code
         self.end()
         if child.is_late:

@@ -187,7 +187,8 @@ def list_engines() -> list[dict[str, Any]]:
     """Return every engine: location, version and capabilities, or the reason why it is
     unavailable.
     """
-    with ThreadPoolExecutor(4) as pool:  # each starts a process
+    # each row starts a process
+    with ThreadPoolExecutor(4) as pool:
         return list(pool.map(_row, names()))
 
 

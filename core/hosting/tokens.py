@@ -80,7 +80,8 @@ def cookie_key(store: Path) -> str:
     path = _folder(store) / "key"
     try:
         if not path.exists():
-            with suppress(FileExistsError):  # another process was faster
+            # another process was faster
+            with suppress(FileExistsError):
                 write_atomic(path, secrets.token_hex(32).encode(), is_new=True, mode=0o600)
         key = path.read_text(encoding="ascii")
     except (OSError, ValueError) as error:

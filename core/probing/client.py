@@ -21,7 +21,8 @@ MOST_BYTES = 128 << 20  # of one answer
 _CONNECTIONS = 80  # at once
 _ANSWER_SECONDS = 300.0  # for one answer
 _TRIES = 6  # of a request that a server defers
-_LONGEST_PAUSE = 30.0  # seconds between two tries, even if a server asks for more
+# seconds between two tries, even if a server asks for more
+_LONGEST_PAUSE = 30.0
 _AGAIN = (429, 503)
 _SHOWN = 200  # characters of a server's error message
 

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.integer]
 Flags = NDArray[np.bool_]
-CLAMP = 20.0  # of log-ratios before exp, in verl, slime and ms-swift
+# verl, slime and ms-swift clamp log-ratios so before exp
+CLAMP = 20.0
 # bars in the frameworks' references
 TIS, ICEPOP, DPPO, GEOMETRIC, VETO = 2.0, (0.5, 5.0), 0.2, (0.999, 1.002), 1e-4
 _LARGEST = 700.0  # of which float64 has the exponential

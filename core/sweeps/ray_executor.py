@@ -26,9 +26,11 @@ from .workers import Compute, by_model
 
 LOCAL, AUTO = "local", "auto"
 RETRIES = 2  # of a cell whose node or process was lost
-_IN_FLIGHT = 500  # tasks that Ray holds at once: waiting for 10,000 takes it seconds each time
+# waiting for 10,000 tasks takes Ray seconds each time
+_IN_FLIGHT = 500
 _WAIT_SECONDS = 1.0
-_LEAVE_SECONDS = 60.0  # for the process of a lost node to release its cell
+# the process of a lost node releases its cell within this time
+_LEAVE_SECONDS = 60.0
 _HEALTH_SECONDS = 30.0
 
 
@@ -137,7 +139,8 @@ def connection(address: str) -> Iterator[Any]:
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
-                signal.signal(number, handler)  # Ray replaces them
+                # Ray replaces them
+                signal.signal(number, handler)
     try:
         yield ray
     finally:

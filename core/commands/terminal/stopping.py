@@ -37,7 +37,8 @@ def stopping(
 
     def interrupt(*_: object) -> None:
         nonlocal is_asked
-        if not is_asked:  # a second Ctrl-C must not break off the cleanup after the first
+        # a second Ctrl-C must not break off the cleanup after the first
+        if not is_asked:
             is_asked = True
             raise KeyboardInterrupt
 
@@ -51,10 +52,12 @@ def stopping(
                     # the main thread may hold the console's lock
                     os.write(2, f"{clear}{says()}\n".encode())
                 os._exit(EXIT_CODE)
-            pipe.read()  # later signals need a reader
+            # signals that come later need a reader
+            pipe.read()
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread gets signals
+        # only the main thread gets signals
+        yield
         return
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
@@ -65,7 +68,8 @@ def stopping(
         yield
         is_over.set()
     except BaseException as error:
-        if is_asked:  # DuckDB makes a StoreError of an interrupt during a query
+        # DuckDB makes a StoreError of an interrupt during a query
+        if is_asked:
             raise KeyboardInterrupt from error
         is_over.set()
         raise

@@ -59,7 +59,8 @@ from .precisions.catalogue import Precision
 from .precisions.lowered import Question, at_widest, lowered_in_16_bits, lowered_of_pair
 from .rounding_floor import SEEDS, check_prompts, not_finite_of, own_rounding_of, rounding_floor
 
-_OWN_SEEDS = range(2)  # of reorderings in 16 bits, where they do not decide
+# few reorderings in 16 bits, since they do not decide
+_OWN_SEEDS = range(2)
 MEMOIZED_BYTES = 256 << 20  # of the logits of paths, in all dtypes together
 # bytes of a logit of another engine, some of which give float32 whatever they compute in
 _WIDEST = 4
@@ -278,7 +279,8 @@ class ModelControls(Controls):
 
         def see(side: int, logits: torch.Tensor) -> None:
             if not is_wide[side]:
-                wide = logits.cpu().numpy()  # torch would not narrow in there
+                # numpy narrows here, because torch would not
+                wide = logits.cpu().numpy()
                 is_wide[side] = bool((wide.astype(np.float32) != wide).any())
 
         with self._in(dtype) as model:
@@ -422,7 +424,8 @@ class ModelControls(Controls):
                 continue
             self.say(f"modules of '{side.name}' in {self.dtype}")
             measure = partial(module_rounding, self.loaded, self.prompts, side)
-            with suppress(CaptureError):  # its modules cannot be followed
+            # a side whose modules cannot be followed
+            with suppress(CaptureError):
                 rounding = self.session.once(("module rounding", side.name), measure, side)
                 rows.append(module_rounding_evidence(rounding, side.name, self.dtype))
         return rows

@@ -70,7 +70,8 @@ def invariant_refusal(model: torch.nn.Module) -> str | None:
     """Return why this model cannot run batch-invariantly, and the fix, or None."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for device in {tensor.device: None for _, tensor in tensors}:
-        if device.type not in ("cpu", "meta"):  # a dry run has shapes only
+        # a dry run has shapes only
+        if device.type not in ("cpu", "meta"):
             return (
                 f"it runs on a CPU only, and the model is on {device}; choose --device cpu, or an"
                 " engine with its own batch-invariant mode (vllm:...)"
@@ -101,7 +102,8 @@ class Invariant(TorchDispatchMode):
     thread is affected.
     """
 
-    supports_higher_order_operators = True  # so that they are refused here
+    # higher-order operators come here too, so that they are refused with a reason
+    supports_higher_order_operators = True
 
     def __enter__(self) -> Any:
         products.begin_sharing()
@@ -164,7 +166,8 @@ def _refuse(call: _Call) -> Any:
 
 
 def _unknown(call: _Call) -> Any:
-    with Invariant():  # einsum and its like are products underneath
+    # einsum and its like are products underneath
+    with Invariant():
         result = call.func.decompose(*call.args, **call.kwargs)
     return _refuse(call) if result is NotImplemented else result
 

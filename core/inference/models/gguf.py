@@ -79,7 +79,8 @@ def look(path: Path) -> GgufFile:
         }
         if not types:
             raise ValueError("no weights")
-    except Exception as error:  # of any kind, beyond the end of a truncated file
+    except Exception as error:
+        # reading beyond the end of a truncated file raises errors of any kind
         raise CaptureError(
             f"{path} is a broken GGUF file ({first_line(error)}); copy the model again.",
         ) from error
@@ -104,7 +105,8 @@ def look(path: Path) -> GgufFile:
     file_type: Any = facts.get("general.file_type")
     try:
         quantization = LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
-    except ValueError:  # no name of llama.cpp: the type of most elements
+    except ValueError:
+        # a number without a name in llama.cpp: the type of most elements
         elements = Counter[str]()
         for kind, count in types.values():
             elements[kind] += count

@@ -33,7 +33,8 @@ from .module_state import ModuleState, state_at_start
 from .source import ModelSource, isolate, needed_bytes, source_of
 from .torch_errors import first_line, foreign_errors_stop, quiet
 
-_ORIGIN = "dequantized_from"  # in a config: the GGUF of the weights
+# in a config it names the GGUF of the weights
+_ORIGIN = "dequantized_from"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -272,7 +273,8 @@ def _config(source: ModelSource) -> Any:
         _forget_kernels(config)
         return config
     except Exception as error:
-        if "trust_remote_code" in str(error):  # transformers' own refusal, over several lines
+        # transformers' own refusal, over several lines
+        if "trust_remote_code" in str(error):
             raise _own_code(source.name) from error
         what = "config.json" if source.gguf is None else "header"
         raise CaptureError(
@@ -369,7 +371,8 @@ def _weights(source: ModelSource, config: Any, dtype: str) -> Any:
         output_loading_info=True,
         **arguments,
     )
-    model, report = loaded  # a pair, because of output_loading_info
+    # a pair, because of output_loading_info
+    model, report = loaded
     # transformers would only warn, and fill them with random numbers
     if absent := sorted(report["missing_keys"]):
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
@@ -399,7 +402,8 @@ def rounded_parameters(
     float32.
     """
     float32_names = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    if target is torch.float16:  # modeling_utils: the second list is for overflows of float16
+    # modeling_utils: the second list is for overflows of float16
+    if target is torch.float16:
         float32_names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
     for name, parameter in model.named_parameters():
         is_kept = any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in float32_names)
@@ -436,5 +440,6 @@ def _text(tokenizer: PreTrainedTokenizerBase, token: int, raw: str | None) -> st
             readable(bytes(BYTE_LEVEL[char] for char in raw)) if is_byte_level else raw
         )  # sentencepiece: raw is '<0xE2>'
     if raw.startswith("▁") and not text.startswith(" "):
-        return f" {text}"  # sentencepiece drops the space of a first word
+        # sentencepiece drops the space of a first word
+        return f" {text}"
     return text or raw

@@ -29,7 +29,8 @@ from ..paths.batch import ignore
 from ..paths.engines import RunnableSide
 from ..paths.paths import open_path
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes on standard error
+# else the profiler writes on standard error
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 # profiled of a path's many: the first four and the last four. An event takes about 1 KB in memory
 FORWARDS = 8
 _ENTER, _LEAVE = "\x1eenter ", "\x1eleave"

@@ -170,7 +170,8 @@ class SpooledOutputs(ModuleTrace):
         if module is None:
             if self._side != 0:
                 return
-            watched = self._of.modules.get(module_of_call(name))  # None of the logits
+            # the logits belong to no module
+            watched = self._of.modules.get(module_of_call(name))
             kind, block = (watched.kind, watched.block) if watched is not None else ("head", None)
             module = self._of.order[name] = LayerModule(len(self._of.order), name, kind, block)
         waiting = self._waiting.get(name)

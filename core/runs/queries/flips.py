@@ -121,7 +121,8 @@ def flip_table(
                     columns[f"{of}_{on}_rank"][row] = rank_of(values, token)
     for of, other in (SIDES, SIDES[::-1]):
         for on in SIDES:
-            with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
+            # +inf - +inf: the probability is undefined
+            with np.errstate(invalid="ignore"):
                 share = np.exp(columns[f"{of}_{on}_logit"] - columns[f"{on}_logsumexp"])
             table[f"{of}_token_{on}_probability"] = share
         variant, reference = (table[f"{of}_token_{on}_probability"] for on in SIDES[::-1])
@@ -165,7 +166,8 @@ def beyond_noise(table: DataFrame) -> Flags:
     """
     flips = table["is_flip"].to_numpy(bool)
     difference, in_row_ulps = (table[name].to_numpy(float) for name in ("max_abs", "max_row_ulps"))
-    if not flips.any() or np.isnan(in_row_ulps).all():  # lists have no row ULPs
+    # lists have no row ULPs
+    if not flips.any() or np.isnan(in_row_ulps).all():
         return np.zeros(len(table), bool)
     margins = table[MARGINS].min(axis=1).to_numpy(float)
     typical = max(NOISE_MARGIN * float(np.nanmedian(in_row_ulps)), NEAR_TIE_ROW_ULPS)
@@ -193,7 +195,8 @@ def flips_sentence(table: DataFrame) -> str:
         f"**{plural(len(flips), 'flip')} in {plural(total, 'position')}**, first at"
         f" {place(flips.iloc[0])}."
     )
-    if table["max_row_ulps"].isna().all():  # lists have no row ULPs
+    # lists have no row ULPs
+    if table["max_row_ulps"].isna().all():
         return text
     far = table[beyond_noise(table)]
     if far.empty:
@@ -212,7 +215,8 @@ def near_ties_sentence(table: DataFrame) -> str:
     """Say how many positions are near ties, how many of them flip, and the smallest margin, in
     markdown. table: figures by position.
     """
-    is_list = table["max_row_ulps"].isna().all()  # lists have no row ULPs
+    # lists have no row ULPs
+    is_list = table["max_row_ulps"].isna().all()
     near = table[table["could_flip" if is_list else "near_tie"].fillna(False).astype(bool)]
     limit = "by what was sent" if is_list else f"(margin at most {NEAR_TIE_ROW_ULPS} row ULPs)"
     what = "is a near tie" if len(near) == 1 else "are near ties"
@@ -243,7 +247,8 @@ def margin_points(table: DataFrame) -> MarginPoints:
     is_known = ~np.isnan(margin)
     table = table[is_known]
     flips, could = (table[name].to_numpy(bool) for name in ("is_flip", "could_flip"))
-    odd = table["nonfinite_mismatch"].to_numpy() > 0  # the bound is a theorem about finite numbers
+    # the bound is a theorem about finite numbers
+    odd = table["nonfinite_mismatch"].to_numpy() > 0
     kinds = {
         "no flip possible": ~could & ~odd,
         "could flip": could & ~flips & ~odd,

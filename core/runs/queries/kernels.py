@@ -124,7 +124,8 @@ def _rows_behind(run: RunReader, side: int, first: str, equal: Sequence[str]) ->
             n for start in starts for n in takewhile(is_made.__getitem__, range(start - 1, -1, -1))
         )
         indices = [*inside, *(n for n in around if _is_within(first, names[n]))]
-    else:  # the logits, which no module of that name puts out: what ran behind the last module
+    else:
+        # the logits, which no module of that name puts out: what ran behind the last module
         begins = [
             next((n for n, module in enumerate(names) if _is_within(module, name)), -1)
             for name in equal

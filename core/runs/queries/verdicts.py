@@ -36,7 +36,8 @@ from ..file.records import IDENTICAL, LIKELY_ROUNDING, LOWER_PRECISION, NOT_JUDG
 from ..reader import RunReader, StoredPair
 from ..requests import command_with
 
-_LONGEST = 200  # characters of a command that is worth showing: a prompt may have thousands
+# a longer command is not worth showing: a prompt may have thousands of characters
+_LONGEST = 200
 # Checks that can be run independent of the others. The rest follows from them, or needs another
 # variant.
 _CAN_BE_RUN = {

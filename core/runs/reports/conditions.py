@@ -304,7 +304,8 @@ def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
     answer = pair.answer
     following = [f"next `{answer.next_command}`"] if answer.next_command else []
     parts = [answer.sentence.rstrip(". "), *following]
-    if f"{COMMAND} verdict RUN " in answer.next_command:  # a dump that is compared is not stored
+    # a dump that is only compared is not stored, and has no id yet
+    if f"{COMMAND} verdict RUN " in answer.next_command:
         parts[-1] += f", where RUN is the id that `{COMMAND} ingest` prints"
     is_open = answer.name in (UNDECIDED, NOT_JUDGED)
     outcome = UNDECIDED if is_open else PASSED

@@ -26,9 +26,12 @@ from .labels import Labels
 from .store import Store
 
 SEARCHED_CHARACTERS = 2000  # of the beginning of each prompt
-_SEARCHED_PROMPTS = 64  # of a run, so that a thousand runs of many prompts do not fill the memory
-_LONGEST_TOKEN = 200  # characters; the vocabularies there are stay below it
-_AFAR_THREADS = 8  # that fetch run files; each waits for the network most of the time
+# no more of a run, so that a thousand runs of many prompts do not fill the memory
+_SEARCHED_PROMPTS = 64
+# the tokens of the vocabularies there are stay below it
+_LONGEST_TOKEN = 200
+# several fetch run files, since each waits for the network most of the time
+_AFAR_THREADS = 8
 
 
 class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -197,7 +200,8 @@ def _read_card(database: Database) -> RunCard:
     """Plain queries: planning one that adds up takes as long as all of these."""
     path = database.path
     provenance = read_run(database)
-    keep = provenance["kept"] or ALL  # probes of operations say nothing
+    # probes of operations do not say what they kept
+    keep = provenance["kept"] or ALL
     about = {name: provenance[name] for name in _ABOUT}
     # files have their rows in any order
     pairs, sides = (

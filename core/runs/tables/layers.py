@@ -161,7 +161,8 @@ class _SpooledSide:
             self._end += count * width * part.format.itemsize
         module = self.modules[part.key]
         if (module.width, module.format) != (width, part.format):
-            module.width = 0  # it changes its shape from forward to forward: not to be compared
+            # an output that changes its shape from forward to forward cannot be compared
+            module.width = 0
             return
         self._spool.add(part.bits, module.offset + part.first * width * part.format.itemsize)
         module.is_seen[part.span] = True
@@ -251,7 +252,8 @@ class LayerRows:
                 module.width = 0
             return
         (reference, other), bits, fmt = against, part.bits, part.format
-        if other is not fmt:  # every value of both is a float32's, so there they are compared
+        # every value of both is a float32's, so there they are compared
+        if other is not fmt:
             reference, bits, fmt = widen(reference, other), widen(bits, fmt), FLOAT32
         if module is not None and module.format is not fmt:
             module.width = 0

@@ -52,9 +52,11 @@ def digest_of(responses: Iterable[Response]) -> str:
     for response in responses:
         digest.update(json.dumps([response.tokens, response.generated_from]).encode())
         for name, values in vars(response.rows).items():
-            if name != "chosen" or np.isfinite(values).any():  # which runs of 1.0.0 lack
+            # runs of 1.0.0 have no chosen values, and their digests go without
+            if name != "chosen" or np.isfinite(values).any():
                 digest.update(np.ascontiguousarray(values).data)
-        digest.update(bytes(len(response.rows)))  # a flag of each row, which no server set
+        # digests of 1.0.0 hold a flag of each row, which no server set
+        digest.update(bytes(len(response.rows)))
     return digest.hexdigest()
 
 

@@ -173,7 +173,8 @@ def read_prompts(database: Database) -> tuple[Prompt, ...]:
                FROM token GROUP BY prompt
            ) USING (prompt) ORDER BY prompt""",
     )
-    without_tokens = cache(Prompt)  # one of each length, for there may be a million
+    # one object for each length, for there may be a million prompts
+    without_tokens = cache(Prompt)
     return tuple(
         (
             Prompt(positions, tuple(ids or ()), tuple(texts or ()))

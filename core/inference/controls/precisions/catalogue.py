@@ -36,7 +36,8 @@ _OPERANDS = frozenset(
 # where activation functions are defined
 _FUNCTIONS = ("transformers.activations", "torch.nn.modules.activation")
 _OWN_TF32 = "prefill+tf32"
-_TINY = 1e-8  # least scale: a group of zeros stays zeros
+# the least scale, so that a group of zeros stays zeros
+_TINY = 1e-8
 
 
 @dataclass(frozen=True)
@@ -330,7 +331,8 @@ def parse_precisions(texts: Sequence[str]) -> tuple[Precision, ...]:
             Precision(PART_OF[part], name, rounding, dtype=_DTYPES.get(name), path=path)
             for path, rounding in product(paths, FORMATS[name])
         ]
-        if name == "tf32":  # of the GPU itself, whose library chooses which kernels round
+        # the GPU's own tf32, since its library chooses which kernels round
+        if name == "tf32":
             every.append(Precision(PRODUCTS, name, lambda values: values, path=_OWN_TF32))
     return tuple(every)
 
