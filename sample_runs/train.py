@@ -160,6 +160,7 @@ def head_entropies(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
     """Mean entropy of every head's attention in nats, [layers * heads], over the queries of `ids`
     [1, positions] behind the first 8, which see too few keys to spread over.
     """
+    # only eager attention returns its weights
     usual = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:

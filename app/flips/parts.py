@@ -113,6 +113,7 @@ def draw_continuations(view: selection.View) -> None:
         if rows := picked["rows"] or [cell[0] for cell in picked["cells"]]:
             row = table.iloc[rows[0]]
             parting = row["parting_position"]
+            # sides that never diverge have no such position, so the last given one is selected
             position = row["given_positions"] - 1 if pd.isna(parting) else parting
             selection.select(
                 variant=row["variant"],

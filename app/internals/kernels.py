@@ -30,6 +30,7 @@ def draw(view: selection.View) -> None:
     run, pair = view.run, view.pair.index
     names = view.pair.reference, view.pair.variant
     start = store_cache.cached(run, find_start, pair)
+    # what is drawn can be downloaded, and only that
     files = {}
     if start is not None:
         st.subheader("Where it starts")

@@ -75,4 +75,5 @@ def comment(
             put_comment(os.environ, name, text, artifact) or "no pull request, so no comment.",
         )
     except CommentError as error:
+        # a command of GitHub Actions: it has % as %25
         print_text(f"::warning title=ULPscope::{clean(error, 500).replace('%', '%25')}")

@@ -164,7 +164,9 @@ def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
     command += ["--server.address", address, "--server.port", str(port)]
     command += ["--server.headless", "true", "--logger.hideWelcomeMessage", "true"]
     os.chdir(ROOT)
+    # the new program does not get what Python has not written yet
     sys.stderr.flush()
+    # in place of this process, so that signals reach the server itself
     os.execve(sys.executable, command, environment)
 
 

@@ -177,6 +177,7 @@ def label(
         old.pinned if pin is None else pin,
     )
     if new != old:
+        # with the old labels the store merges what another user has changed meanwhile
         new = target.label(full, new, old)
     (print_json if as_json_ else print_facts)({"run_id": full, **asdict(new)})
 
@@ -210,6 +211,7 @@ def delete(
         return target.purge(run_id if run_id in deleted else target.delete(run_id))
 
     if not restore:
+        # all are found before the first is deleted, so that a wrong id deletes nothing
         paths = [target.find(run_id) for run_id in run_ids if not (for_good and run_id in deleted)]
         samples = [path.stem for path in paths if not target.is_writable(path)]
         if samples:
@@ -224,6 +226,7 @@ def delete(
         change, word = remove if for_good else target.delete, "deleted"
     changes: list[str] = []
     try:
+        # an id that is given twice is deleted once
         for run_id in dict.fromkeys(run_ids):
             changes.append(change(run_id))
     finally:

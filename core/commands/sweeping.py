@@ -119,6 +119,7 @@ def sweep(
     if print_:
         _print_commands(plan, cells, ledger, build, engine or (), store)
         return
+    # an unknown tag is an error before hours of work
     pinned = _runs_tagged(ledger, against)
     ledger.write_plan(sweep_plan)
     outcomes: list[CellOutcome] = []
@@ -144,6 +145,7 @@ def sweep(
                 jobs=jobs,
                 on_begin=lambda one: tell(say, one.title),
             )
+        # a sweep that is left early must end its workers too
         with closing(coming):  # type: ignore[type-var]
             for outcome in coming:
                 outcomes.append(outcome)
@@ -304,6 +306,7 @@ def outcome_of(store: Store, cell: Cell, say: Progress = no_progress) -> CellOut
             return CellOutcome(cell, FAILED, says="its prompts changed after the plan was read.")
         from ..inference.capture.capture import environment_of
 
+        # without weights: for a cell that has its run none are loaded
         environment = environment_of(plan_of(cell.request, weights=False))
         run_id = run_id_of(cell.digest, environment)
         is_there = store.has(run_id)
@@ -325,6 +328,7 @@ def outcome_of(store: Store, cell: Cell, say: Progress = no_progress) -> CellOut
     except MemoryError:
         return CellOutcome(cell, FAILED, says="its process ran out of memory.")
     except Exception as error:
+        # whatever a cell raises, the other cells go on
         return CellOutcome(cell, FAILED, says=f"{type(error).__name__}: {clean(str(error), 300)}")
 
 

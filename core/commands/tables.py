@@ -62,6 +62,7 @@ def print_reports(
     for pair in pairs:
         print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
     out.print(pair_table(pairs, header))
+    # the first of the reference's class is the reference, which has no flips of its own
     first_of_class = {group[0] for group in classes} | (
         {group[1] for group in classes[:1] if len(group) > 1}
     )

@@ -67,6 +67,7 @@ def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, 
     cells = run.stored_cells("row_ulps", pair.index, level, (0, header.rows))
     by = -(-np.array(cells.shape) // MOST_CELLS)
     cells = pyramid.maxima(cells, *by)
+    # after the maxima: only what would be drawn counts
     if np.count_nonzero(cells) <= _FEW:
         by[1] *= _BROADER
         cells = pyramid.maxima(cells, 1, _BROADER)

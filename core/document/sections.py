@@ -214,6 +214,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
         spans: list[Markup] = []
         for row, text, name, kind in zip(_rows(part), texts, names, state, strict=True):
             if spans and row.position > previous + 1:
+                # of lists there are positions that were not compared
                 spans.append(Markup("… "))
             previous = row.position
             mark = "mismatch" if row.nonfinite_mismatch else kind.replace("near tie", "")
@@ -226,6 +227,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
                 else text.replace("↵", "↵\n")
             )
             spans.append(element("a" if row.link else "span", content, **look))
+        # without spaces between tokens a browser could not break the line
         parts.append(element("p", join(*spans, between="<wbr>"), class_="strip"))
         argmaxes = {
             side: [_argmax(run, row) for row in _non_null(part[f"{side}_token"])]

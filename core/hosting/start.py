@@ -30,6 +30,7 @@ def check(config: Configuration, address: str | None = "127.0.0.1") -> None:
                 "No sign-in is configured, so the server does not listen on"
                 f" {address or 'every address'}: {HOW}.",
             )
+        # an address for others means a proxy in front, which loopback does not keep out
         if hosting.public_url:
             raise ConfigurationError(
                 f"[hosting] public_url is set, but no sign-in is configured: {HOW}.",

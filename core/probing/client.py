@@ -75,6 +75,7 @@ class Client:
             base_url=self.url,
             headers=headers,
             limits=limits,
+            # else the key would pass through a proxy that HTTP_PROXY names
             trust_env=False,
         )
 
@@ -149,6 +150,7 @@ class Client:
         path: str,
         body: Mapping[str, Any] | None,
     ) -> tuple[int, bytes, float | None]:
+        # the timeout of httpx is for one read: a slow stream would never reach it
         deadline = time.monotonic() + _ANSWER_SECONDS
         content = bytearray()
         timeout = httpx.Timeout(_ANSWER_SECONDS, connect=10.0, write=60.0)

@@ -124,6 +124,7 @@ def watch(
     def append(one: Round) -> Round:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
+            # a line begins with its end: one that was cut off by a kill spoils none after it
             file.write(b"\n" + msgspec.json.encode(one))
         if store.mirror is not None:
             store.mirror.send_small(f"{FOLDER}/{path.name}", _LARGEST)

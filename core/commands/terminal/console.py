@@ -47,6 +47,7 @@ _LABELS = {
 
 
 def json_text(value: Any) -> str:
+    # NaN is no JSON, and parsers of other languages refuse it
     return json.dumps(value, indent=1, default=str, allow_nan=False)
 
 
@@ -57,6 +58,7 @@ def print_json(value: Any) -> None:
 def print_line(**value: Any) -> None:
     """Print a line of `--progress json`."""
     sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
+    # a pipe is buffered, and its reader waits for each line
     sys.stdout.flush()
 
 

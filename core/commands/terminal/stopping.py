@@ -18,6 +18,7 @@ from .console import err, print_text
 
 SENTENCE = "stopped; nothing was stored."
 PATIENCE_SECONDS = 1.5
+# as shells have it: 128 and the number of SIGINT
 EXIT_CODE = 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -51,6 +52,7 @@ def stopping(
                 with suppress(OSError):
                     # the main thread may hold the console's lock
                     os.write(2, f"{clear}{says()}\n".encode())
+                # sys.exit would end this thread alone
                 os._exit(EXIT_CODE)
             # signals that come later need a reader
             pipe.read()
@@ -60,6 +62,7 @@ def stopping(
         yield
         return
     read_end, write_end = os.pipe()
+    # Python writes signals to descriptors that never block only
     os.set_blocking(write_end, False)
     handlers = {number: signal.signal(number, interrupt) for number in _SIGNALS}
     earlier = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -77,6 +80,7 @@ def stopping(
         signal.set_wakeup_fd(earlier)
         os.close(write_end)
         for number, handler in handlers.items():
+            # after a stop, signals stay ignored until the process has ended
             if not is_asked and handler is not None:
                 signal.signal(number, handler)
 
