@@ -50,6 +50,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def _wait(loaded: LoadedModel) -> None:
     if loaded.device.startswith("cuda"):
+        # kernels run after the call that launched them has returned
         torch.cuda.synchronize(loaded.device)
 
 
@@ -134,6 +135,7 @@ def main(arguments: list[str]) -> int:
         with scratch() as name:
             store = Store(options.store or name)
             if options.everything:
+                # an unusable device is an error before the tests are run
                 usable_device(options.device)
                 failed = not _tests_pass()
             loaded = random_model(options.shape, dtype=options.dtype, device=options.device)

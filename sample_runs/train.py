@@ -82,8 +82,10 @@ def read_corpus() -> tuple[list[str], list[str], list[str], str]:
         text = path.read_text(encoding="utf-8", errors="replace")
         digest.update(text.encode())
         name = path.relative_to(root).as_posix()
+        # by a hash of the name, so that other files do not change which are held out
         is_held_out = hashlib.sha256(name.encode()).digest()[0] % 40 == 0
         (held_out if is_held_out else training).append(text)
+    # packages carry copies of the standard library, which would be in both parts
     lines_held_out = set().union(*(_long_lines(text) for text in held_out))
     packages: list[str] = []
     for package in PACKAGES:

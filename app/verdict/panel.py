@@ -326,6 +326,7 @@ def report(view: selection.View) -> None:
     )
     if folded.open:
         with folded:
+            # written when it is opened: it has the tables of the whole pair
             text = issue_text(view.run, [view.pair], address.absolute(view))
             widgets.code_block(text, wraps=True)
             st.download_button(

@@ -118,6 +118,7 @@ def _gestures(page: Page) -> tuple[list[float], list[float], list[float]]:
                 pans.append(_step(page, canvas, page.mouse.up))
         page.mouse.move(*place)
         outwards += [_step(page, canvas, lambda: page.mouse.wheel(0, 248)) for _ in range(STEPS)]
+        # after a pan, steps out need not end at the whole run
         if canvas.get_attribute("data-window") != f"0:{POSITIONS},0:{VOCAB}":
             _step(page, canvas, page.get_by_role("button", name="Whole run").click)
     return inwards, outwards, pans
@@ -158,6 +159,7 @@ def run() -> list[Line]:
         )
         dashboard = start(folder / "runs")
         try:
+            # a fixed size, for tiles depend on it
             page = browser.new_page(viewport={"width": 1280, "height": 1000})
             url = f"{dashboard.url}/heatmap?run=large&order=id"
             first = _open(page, url)

@@ -84,6 +84,7 @@ def _visits(browser: Browser, profile: BrowserContext, url: str, key: str = "r")
     """What was reached: of a browser that was never here, of `profile`, and of a key; and when
     `profile` first showed anything.
     """
+    # a new context has no cache, as a browser that was never here
     visitor = browser.new_context()
     cold = _open(visitor.new_page(), url)
     visitor.close()
@@ -102,9 +103,11 @@ def _visits(browser: Browser, profile: BrowserContext, url: str, key: str = "r")
                 ),
             )
         page.wait_for_timeout(400)
+        # the last one stays open, for the reruns
         if number + 1 < BEFORE + WARM:
             page.close()
     page.wait_for_timeout(1500)
+    # a click gives the page the focus that keys need
     page.locator("h1").click()
     _rerun(page, key)
     reruns = statistics.median(_rerun(page, key) for _ in range(ROUNDS))
@@ -178,6 +181,7 @@ def run() -> list[Line]:
             page = browser.new_page()
             starts.append((dashboard.ready_seconds, _open(page, dashboard.url)))
             page.close()
+            # the last server stays up, for the pages
             if number < 2:
                 dashboard.process.terminate()
                 dashboard.process.wait(20)

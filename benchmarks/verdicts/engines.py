@@ -55,6 +55,7 @@ def walk(
     positions(places) -> position ids of a forward's tokens.
     """
     cache = DynamicCache(config=model.config)
+    # the cache is one for all forwards, so a change of it lasts
     parts, start = [], 0
     for stop in [*(stop for stop in stops if stop < len(ids)), len(ids)]:
         options = (
@@ -203,6 +204,7 @@ def hooking(
             yield
 
     def of_first(module: Any, arguments: Any, output: Any) -> Any:
+        # attention and some blocks return a tuple
         if isinstance(output, tuple):
             return (change(module, arguments, output[0]), *output[1:])
         return change(module, arguments, output)
@@ -234,6 +236,7 @@ def attending(change: Callable[..., Any]) -> Change:
     @contextmanager
     def attention(model: Any) -> Iterator[None]:
         name = model.config._attn_implementation
+        # eager attention is a function of the model's own module, and in no table
         own = sys.modules[type(attention_of(layers(model)[0])).__module__].eager_attention_forward
         plain = ALL_ATTENTION_FUNCTIONS.get(name, own)
 
@@ -245,12 +248,15 @@ def attending(change: Callable[..., Any]) -> Change:
 
         def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
             queries, keys = query.shape[2], key.shape[2]
+            # a kernel that is causal by itself gets no mask
             if mask is None:
                 mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril(keys - queries)
+            # an additive mask is 0 where a key is seen
             elif mask.dtype != torch.bool:
                 mask = mask >= 0
             return change(original, module, query, key, value, mask.clone(), options)
 
+        # the local mapping precedes that of the class
         with mock.patch.dict(ALL_ATTENTION_FUNCTIONS._local_mapping, {name: attend}):
             yield
 

@@ -191,6 +191,7 @@ def neighbours_block_at_one_position(model: Any, ids: torch.Tensor) -> torch.Ten
 
     def change(cache: Any, at: int) -> None:
         if at == PREFIX:
+            # a copy, because the slots are written over
             own.extend(
                 (layer.keys[:, :, -BLOCK:].clone(), layer.values[:, :, -BLOCK:].clone())
                 for layer in cache.layers
@@ -274,6 +275,7 @@ def _future_key(
     mask: Any,
     options: Any,
 ) -> Any:
+    # query 10 of the prompt, wherever the forward begins
     row = 10 - (key.shape[2] - query.shape[2])
     if 0 <= row < query.shape[2] and key.shape[2] > 11:
         mask[:, :, row, 11] = True
@@ -319,6 +321,7 @@ def _other_kinds(model: Any) -> Any:
 
 
 def _left_padded(model: Any, ids: torch.Tensor, **arguments: torch.Tensor) -> torch.Tensor:
+    # the first five rows are those of the padding
     return prefill(model, torch.nn.functional.pad(ids, (5, 0)), **arguments)[5:]
 
 
@@ -534,6 +537,7 @@ def rotary_scaled_beyond_a_length(model: Any, ids: torch.Tensor) -> torch.Tensor
 
 
 def _epsilon(module: Any) -> Iterator[tuple[Any, str, float]]:
+    # Llama's norms have the first name, LayerNorm and Gemma's the second
     for name in ("variance_epsilon", "eps"):
         if "Norm" in type(module).__name__ and hasattr(module, name):
             yield module, name, getattr(module, name)

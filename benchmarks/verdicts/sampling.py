@@ -85,6 +85,7 @@ class Rollout:
 
     @property
     def seed(self) -> int:
+        # of the name: hash() of a text changes from process to process
         return zlib.crc32(self.name.encode()) >> 1
 
     @property

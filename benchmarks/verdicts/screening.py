@@ -86,6 +86,7 @@ def screened(
     for case in (case for case in cases_of(loaded) if case.sample is None):
         try:
             with registered(case):
+                # most cases have the same reference, so it is computed once
                 if case.reference not in references:
                     references[case.reference] = _logits(loaded, prompts, case.reference)
                 sides = (
@@ -127,7 +128,9 @@ def _logits(
     carrier = format_named(loaded.dtype).carrier
     with torch.inference_mode(), side_of(side).open(loaded, None) as run:
         rows = [
-            whole_side(run, ids).to(getattr(torch, loaded.dtype)).contiguous() for ids in prompts
+            # a dump has the model's dtype, whatever an engine returns
+            whole_side(run, ids).to(getattr(torch, loaded.dtype)).contiguous()
+            for ids in prompts
         ]
     return [logits.view(_BITS[loaded.dtype]).numpy().view(carrier) for logits in rows]
 

@@ -246,6 +246,7 @@ def registered(case: Mutation) -> Iterator[None]:
     try:
         yield
     finally:
+        # else the grammar of later cases would have it too
         BASES.pop("mutated", None)
 
 
@@ -292,6 +293,7 @@ def run_kinds(names: Sequence[str], on_trial: Callable[[Trial], None], device: s
         loaded, prompts = model_named(name, device)
         session = JudgingSession(loaded, prompts[:2])
         cases = [case for case in KINDS if case.applies(loaded)]
+        # files are of one model: each case starts two processes
         for case in (*cases, *(FILE_CASES if name == SHIPPED[0] else ())):
             if isinstance(case, FileCase):
                 trials.append(try_files(case, name, loaded, prompts[:2]))

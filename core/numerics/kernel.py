@@ -590,6 +590,7 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
                 kl = weighted / a_sum + (highest_of_b - b_highest) + math.log(total_of_b / a_sum)
             if is_undefined or masked == vocab:
                 kl = np.nan
+        # a KL is never negative, but a rounded one may be
         if not math.isnan(kl):
             kl = max(0.0, kl) if differing else 0.0
         figures[row, 3] = kl
