@@ -129,6 +129,7 @@ class EngineProcess:
     ) -> None:
         self.name, self._quiet = name, quiet_seconds
         path = os.pathsep.join(filter(None, [str(ADAPTERS), os.environ.get("PYTHONPATH", "")]))
+        # adapters are files without a package, in folders that may be read-only
         more = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         command = [str(adapter), *arguments]
         try:
@@ -181,6 +182,7 @@ class EngineProcess:
             dtype, shape = head.get("dtype"), head.get("shape")
             try:
                 positions, features = head["shape"]
+                # little-endian, whatever the machine
                 bits = np.frombuffer(payload, CARRIERS[str(dtype)]).reshape(positions, features)
                 rows = EngineRows(int(head["start"]), str(dtype), bits, str(head.get("name", "")))
             except (KeyError, TypeError, ValueError) as error:
@@ -231,6 +233,7 @@ class EngineProcess:
                 else f"ended with exit code {code}"
             )
         lines = [printable(line) for line in child.error_lines[-40:]] if with_lines else []
+        # lines that name an error say more than the last ones
         worth = [line for line in lines if any(word in line.lower() for word in _WORTH)]
         last = " / ".join((worth or lines)[-2:])[:500]
         return CaptureError(

@@ -211,6 +211,7 @@ class Condition:
         else:
             value = percent(figure) if measure.unit.startswith("of ") else number(figure)
         says = measure.words.format(value, of=plural(pair.positions, "position"), unit=pair.unit)
+        # equal values may still have other bits, which a count of differing values does not show
         if self.kind == "bits" and figures["bit_identical"] is False:
             outcome = FAILED
             says += " (zeros differ in sign, or NaNs in their bits)" * (figure == 0)
@@ -357,6 +358,7 @@ def _why_not_computed(figure: str, pairs: Sequence[PairReport]) -> str:
 
 def worst_row(rows: Sequence[Row], key: Key) -> Row | None:
     """Return the row with the largest key; None if every key is 0."""
+    # max takes the first of equal rows, so a tie is decided by position
     worst = max(rows, key=key, default=None)
     return worst if worst is not None and any(key(worst)) else None
 

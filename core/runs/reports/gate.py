@@ -50,6 +50,7 @@ class GateReport:
         candidates = [
             outcome for outcome in self.failed or self.outcomes if outcome.worst is not None
         ]
+        # conditions rank positions differently: between them the difference decides
         return max(candidates, key=lambda outcome: by_difference(outcome.worst or {}), default=None)
 
     def place(self, row: Row) -> Row:
@@ -137,6 +138,7 @@ class GateReport:
         """Check the gate in a test: AssertionError with every outcome if anything failed; returns
         itself.
         """
+        # pytest then shows the line of the test, not this one
         __tracebackhide__ = True
         if self.failed:
             raise AssertionError(self.table())

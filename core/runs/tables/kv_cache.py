@@ -93,6 +93,7 @@ def kv_rows(
         raise UsageError(
             f"layer {variant.layer}: KV caches have different shapes: {ours} vs. {theirs}.",
         )
+    # a sliding window drops the earliest positions, on either side at another place
     first = max(reference.first_position, variant.first_position)
     stop = min(part.first_position + part.bits.shape[1] for part in (reference, variant))
     positions = np.arange(first, max(first, stop))

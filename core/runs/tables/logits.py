@@ -129,6 +129,7 @@ def binary_rows(rows: Bits, tile_bytes: int) -> tuple[pa.Array, int]:
     """[rows, columns] as (binary array of rows x tiles values sharing the rows' memory, tiles a
     row).
     """
+    # the buffers share the rows' memory, which must have no gaps
     rows = np.ascontiguousarray(rows)
     row_bytes = rows.shape[1] * rows.itemsize
     tiles = -(-row_bytes // tile_bytes)

@@ -76,6 +76,7 @@ def read_run(database: Database) -> dict[str, Any]:
 
     StoreError if the file is not of the version that is read.
     """
+    # the second row tells a file that only looks like a run
     rows = database.records("SELECT * FROM run_file.run LIMIT 2")
     if len(rows) != 1:
         raise StoreError(
@@ -88,6 +89,7 @@ def read_run(database: Database) -> dict[str, Any]:
             f" {FILE_VERSION}. Capture or ingest it again, or export it as npz with the version"
             " that wrote it.",
         )
+    # a build before may have had fewer columns, which are nullable
     unset = {column.name: None for column in RUN.columns if column.is_nullable}
     provenance = unset | rows[0]
     for name in RUN.names:
