@@ -59,7 +59,8 @@ def draw() -> None:
     address.adopt(name)
     try:
         view = sidebar.draw(PAGE_OF[name])
-    except UlpscopeError as error:  # a store in object storage that does not answer
+    except UlpscopeError as error:
+        # a store in object storage that does not answer
         st.error(widgets.escape(str(error)))
         st.stop()
     st.session_state["view"] = view

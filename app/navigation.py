@@ -226,7 +226,8 @@ FIRST = RUNS.name  # the page at the root
 # what has settings: tabs, other pages
 PARTS = {part.name: part for page in PAGES for part in page.tabs or (page,)}
 PAGE_OF = {part.name: page for page in PAGES for part in (page, *page.tabs)}
-MOVED = {  # addresses of earlier pages, and the tab or page that each is now
+# addresses of earlier pages, and the tab or page that each is now
+MOVED = {
     **{name: name for name in ("upload", "capture", "probe", "layers", "kv_cache", "kernels")},
     **{"repeats": "classes", "matrix": "sweeps", "ops": MACHINE.name},
 }

@@ -54,6 +54,7 @@ def run() -> list[Line]:
             def capture(plan=plan) -> None:
                 with RunWriter(store, plan.header) as writer:
                     run_capture(plan, writer)
+                    # else seven runs would be on the disk
                     store.delete(writer.finish())
 
             def bare(plan=plan) -> None:

@@ -1,10 +1,11 @@
 """Fresh against cached and batch 1 against N at the shapes of an 8B model, with random weights:
 what differs, and what it costs.
 
-    python -m benchmarks.gpu --everything                          # on a GPU: its tests and all pairs
-    python -m benchmarks.gpu                                       # 8B shapes on the CUDA device
-    python -m benchmarks.gpu --shape tiny --device cpu --tokens 64 # the same code on a processor, in seconds
-    python -m benchmarks.gpu --store runs --keep                   # leave the runs in a store
+    python -m benchmarks.gpu --everything            # on a GPU: its tests and all pairs
+    python -m benchmarks.gpu                         # 8B shapes on the CUDA device
+    python -m benchmarks.gpu --store runs --keep     # leave the runs in a store
+    # the same code on a processor, in seconds
+    python -m benchmarks.gpu --shape tiny --device cpu --tokens 64
 
 Nothing is downloaded. Per pair: differing logits, largest difference, flips, bit-identical classes,
 and the wall time of the capture (stored and analysed) over that of the two bare forwards. Exit code
@@ -49,6 +50,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def _wait(loaded: LoadedModel) -> None:
     if loaded.device.startswith("cuda"):
+        # kernels run after the call that launched them has returned
         torch.cuda.synchronize(loaded.device)
 
 
@@ -73,7 +75,8 @@ def measure(
 ) -> list[dict[str, Any]]:
     """One run of these sides, and its figures: one object per pair."""
     paths = (reference, *variants)
-    bare_seconds(loaded, paths, ids)  # kernels are chosen and memory is taken at the first call
+    # the first call chooses kernels and takes memory
+    bare_seconds(loaded, paths, ids)
     bare = bare_seconds(loaded, paths, ids)
     began = time.perf_counter()
     request = CaptureRequest(model=loaded.name, reference=reference, variants=tuple(variants))
@@ -132,6 +135,7 @@ def main(arguments: list[str]) -> int:
         with scratch() as name:
             store = Store(options.store or name)
             if options.everything:
+                # an unusable device is an error before the tests are run
                 usable_device(options.device)
                 failed = not _tests_pass()
             loaded = random_model(options.shape, dtype=options.dtype, device=options.device)

@@ -51,6 +51,7 @@ def notebook(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
     x, y = a.view(fmt.values).astype(np.float32), b.view(fmt.values).astype(np.float32)
 
     def ordinals(bits: NDArray) -> NDArray:
+        # widened before subtracting: distances of 16-bit ordinals wrap in int16
         signed = bits.view(f"i{fmt.itemsize}").astype(np.int64)
         return np.where(signed < 0, -(1 << (fmt.bits - 1)) - signed, signed)
 
@@ -111,6 +112,7 @@ def chunked_torch(
         (torch.int16, _TORCH[fmt.name]) if fmt.bits == 16 else (torch.int32, torch.float32)
     )
     whole = [torch.from_numpy(side.view(f"i{fmt.itemsize}")) for side in (a, b)]
+    # a distance of ordinals takes one bit more than the format
     wide = torch.int32 if fmt.bits == 16 else torch.int64
     parts: list[tuple] = []
     histogram = torch.zeros(1 << 16, dtype=torch.int64)
@@ -220,8 +222,10 @@ def _measure(
 ) -> tuple[dict[str, float], tuple[int, int], int]:
     """Median seconds of each, torch's best (threads, rows a chunk), bytes of the pair."""
     a, b = pair(fmt, rows)
-    check_agreement(a[:8], b[:8], fmt)  # also compiles the kernel
+    # before anything is timed, since it compiles the kernel
+    check_agreement(a[:8], b[:8], fmt)
     few = 16
+    # torch at its best: which setting is fastest depends on the machine
     tries = {str(x): partial(chunked_torch, a[:few], b[:few], fmt, *x) for x in TORCH_TRIES}
     spent = interleaved(tries, 5)
     best = min(TORCH_TRIES, key=lambda setting: spent[str(setting)])

@@ -63,6 +63,7 @@ def write_dump(path: Path, rows: int, vocab: int) -> None:
 
 
 def run() -> list[Line]:
+    # the dump and the run file are on the disk at the same time
     free = shutil.disk_usage(Path.cwd()).free
     if free < NEEDED:
         return [

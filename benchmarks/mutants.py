@@ -282,6 +282,7 @@ def killer_of(mutant: Mutant, folder: Path) -> str:
     """Return the first test that fails with a mutant, '' if it lived."""
     file = folder / mutant.file
     original = file.read_text()
+    # code that moved on must not pass for a mutant that was killed
     if original.count(mutant.old) != 1:
         raise ValueError(f"{mutant.file} has {mutant.old!r} {original.count(mutant.old)} times")
     file.write_text(original.replace(mutant.old, mutant.new))
@@ -293,6 +294,7 @@ def killer_of(mutant: Mutant, folder: Path) -> str:
             killer = killer or _first_failure(folder, ["-m", f"not browser and {cases}", *tests])
     finally:
         file.write_text(original)
+    # a test that fails on its own notices nothing
     if killer and _first_failure(folder, [killer]):
         raise RuntimeError(f"{killer} fails without '{mutant.name}' as well")
     return killer

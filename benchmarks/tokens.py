@@ -77,6 +77,7 @@ def write_files(jsonl: Path, parquet: Path, sequences: int) -> None:
                 },
             )
             file.writelines(json.dumps(row) + "\n" for row in table.to_pylist())
+            # the schema is known with the first table
             writer = writer or pq.ParquetWriter(parquet, table.schema)
             writer.write_table(table)
     if writer is not None:

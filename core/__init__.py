@@ -71,8 +71,10 @@ class OneCopy(MetaPathFinder, Loader):
 
 if __name__ == "ulpscope":
     folder = Path(__file__).parent
-    if folder.name == "core":  # an editable installation, whose clone need not be on the path
+    # an editable installation, whose clone need not be on the path
+    if folder.name == "core":
         sys.path.append(str(folder.parent))
-    core = find_spec("core")  # ours, or another package of that name
+    # it may be another package of that name
+    core = find_spec("core")
     if core is not None and core.origin and Path(core.origin).resolve() == Path(__file__).resolve():
         OneCopy("ulpscope", "core")

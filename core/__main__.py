@@ -126,17 +126,20 @@ def main() -> None:
     """Run the command line; an UlpscopeError becomes one sentence on stderr and exit code 2."""
     from .commands.terminal.console import err
 
-    if not sys.warnoptions:  # libraries' warnings are for developers: python -W shows them
+    # libraries' warnings are for developers: python -W shows them
+    if not sys.warnoptions:
         warnings.simplefilter("ignore")
     try:
         code = app(prog_name=COMMAND, standalone_mode=False)
     except UlpscopeError as error:
         err.print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
-    except TyperException as error:  # usage: an unknown option, a missing argument
+    except TyperException as error:
+        # an unknown option, a missing argument
         err.print(f"error: {error.format_message()}", markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except OSError as error:  # a file without permission, a full disk
+    except OSError as error:
+        # a file without permission, a full disk
         err.print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
     except typer.Abort:

@@ -216,8 +216,6 @@ class CaptureRequest(Request):
     def typed(self) -> str:
         """Return the command as a person types it: `judge` for a capture with --judge."""
         if self.judge and not self.tokens:
-            return (
-                f"{COMMAND}"
-                f" {shell_command(['judge', *(part for part in self.words() if part != '--judge')])}"
-            )
+            words = [part for part in self.words() if part != "--judge"]
+            return f"{COMMAND} {shell_command(['judge', *words])}"
         return super().typed()

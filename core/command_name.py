@@ -9,7 +9,8 @@ from .errors import UsageError
 from .text import clean, is_seen
 
 COMMAND = "ulpscope"
-UNSTORED = "RUN"  # id of a run that is only compared, as its commands print it
+# id of a run that is only compared, as its commands print it
+UNSTORED = "RUN"
 _IN_DOLLAR_QUOTES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "\\r", "!": "\\041"}
 
 

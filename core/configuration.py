@@ -155,14 +155,15 @@ def readable_secrets(config: Configuration, environment: Mapping[str, str]) -> l
             return []
     except OSError:
         return []
-    return [
-        f"[{section}] {each.name}"
-        for section, kind in SECTIONS.items()
-        for each in structs.fields(kind)
-        if each.type is Secret
-        and getattr(getattr(config, section), each.name)
-        and variable_of(section, each.name) not in environment
-    ]
+    readable = []
+    for section, kind in SECTIONS.items():
+        secrets = [each.name for each in structs.fields(kind) if each.type is Secret]
+        for name in secrets:
+            is_set = bool(getattr(getattr(config, section), name))
+            # a variable of the environment replaces the file's value
+            if is_set and variable_of(section, name) not in environment:
+                readable.append(f"[{section}] {name}")
+    return readable
 
 
 def as_json(config: Configuration) -> dict[str, Any]:

@@ -43,7 +43,8 @@ def lock(path: Path, *, wait: bool = True, mode: int = 0o600) -> int:
         except BaseException:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # removed or renamed between opening and locking
+        # the file was removed or renamed between opening and locking
+        os.close(descriptor)
 
 
 @contextmanager
@@ -82,7 +83,8 @@ def writing(path: Path, *, is_new: bool = False, mode: int = 0o666) -> Iterator[
         else:
             temporary.replace(path)
     finally:
-        with suppress(OSError):  # renamed, or never there
+        # the temporary file has been renamed, or was never there
+        with suppress(OSError):
             temporary.unlink()
 
 
@@ -90,7 +92,8 @@ def _open_new(path: Path, mode: int) -> int:
     """Open a new file in the folder of `path`, without a name if possible, else called `path`."""
     without_name = getattr(os, "O_TMPFILE", 0)  # Linux
     if without_name and Path(_DESCRIPTORS).is_dir():
-        with suppress(OSError):  # NFS and old file systems cannot
+        # NFS and old file systems cannot
+        with suppress(OSError):
             return os.open(path.parent, os.O_RDWR | without_name | os.O_CLOEXEC, mode)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
@@ -127,7 +130,8 @@ def discard(path: Path) -> None:
 def place_new(path: Path, target: Path) -> None:
     """Rename, but FileExistsError instead of replacing."""
     try:
-        os.link(path, target, follow_symlinks=False)  # unlike a rename, a link refuses to replace
+        # unlike a rename, a link refuses to replace a file
+        os.link(path, target, follow_symlinks=False)
     except (FileExistsError, FileNotFoundError):
         raise
     # a file system without hard links: take the name first, which fails if it is taken

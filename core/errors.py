@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from .text import clip, legible
 
-_LONGEST = 2000  # characters: a message may quote a file
+# a message may quote a file, so it is clipped at so many characters
+_LONGEST = 2000
 
 
 class UlpscopeError(Exception):

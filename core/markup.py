@@ -12,7 +12,8 @@ from .text import clip, legible
 LONGEST = 4000  # characters of one text
 # by class
 HEAT = {f"h{level}": f"background:rgba(213,94,0,{level * 0.0075:.4f})" for level in range(1, 101)}
-_STYLES = {  # of classes, in colors that read on black and on white
+# colors that read on black and on white
+_STYLES = {
     "box": "overflow-x:auto",
     "strip": "white-space:pre-wrap;font-family:monospace;line-height:1.9",
     "scale": (
@@ -23,14 +24,17 @@ _STYLES = {  # of classes, in colors that read on black and on white
     "mismatch": "background:#C8000D;color:#FFFFFF",
     **HEAT,
 }
-_PLAIN: list[tuple[str, Any]] = [  # no charts, links and headings, which would be the notebook's
+
+
+def _style_of(classes: re.Match[str]) -> str:
+    styles = [_STYLES.get(name, "") for name in classes[1].split()]
+    return f'style="{";".join(styles).strip(";")}"'
+
+
+# no charts, links and headings, which would be the notebook's
+_PLAIN: list[tuple[str, Any]] = [
     (r"(?s)<figure>.*?</figure>", ""),
-    (
-        r'class="([^"]*)"',
-        lambda of: (
-            f'style="{";".join(_STYLES.get(name, "") for name in of[1].split()).strip(";")}"'
-        ),
-    ),
+    (r'class="([^"]*)"', _style_of),
     (r' (?:(?:id|href)="[^"]*"|style="")', ""),
     (r"<(/?)h2>", r"<\1b>"),
     (r"<h[134]>(.*?)</h[134]>", r"<p><b>\1</b></p>"),

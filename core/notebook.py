@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _IN_MEMORY = "arrays.npz"
+
+
+def _distances(run: RunReader, pair: int) -> dict[str, Any]:
+    histogram = run.histogram(pair)
+    return {"distance": histogram.keys(), "elements": histogram.values()}
+
+
 _OF_RUN: dict[str, Callable[[RunReader], Any]] = {
     "pairs": lambda run: [(row := asdict(pair)) | row.pop("summary") for pair in run.pairs],
     "sides": lambda run: [asdict(side) for side in run.sides],
@@ -43,10 +50,7 @@ _OF_PAIR: dict[str, Callable[[RunReader, int], Any]] = {
     "positions": RunReader.positions,
     "flips": flips.flip_table,
     "checks": lambda run, pair: [row.to_json() for row in run.evidence(pair)],
-    "ulps": lambda run, pair: {
-        "distance": (n := run.histogram(pair)).keys(),
-        "elements": n.values(),
-    },
+    "ulps": _distances,
     "modules": layers.modules,
     "kernels": kernels.side_by_side,
     "kv": lambda run, pair: caches.merge(run, pair, None, "layer", "kind", "head"),
@@ -174,13 +178,14 @@ def compare(
     """Compare logits in memory; nothing is stored.
 
     Args:
-        reference, variant: [positions, vocab] or [prompts, positions, vocab], in the dtype that they were computed in;
-            a tuple of [sequences, vocab] is the steps of `generate`, a list of [positions, vocab] has prompts.
+        reference, variant: [positions, vocab] or [prompts, positions, vocab], in the dtype that
+            they were computed in; a tuple of [sequences, vocab] is the steps of `generate`, a list
+            of [positions, vocab] has prompts.
         compute_dtype: of arrays of 16-bit patterns, or if it is not the arrays' own.
-        holds: "padded" compares padded vocabularies over the tokens that all sides have; "logits" takes what looks
-            like log-probabilities of chosen tokens for logits.
-        more: what else a dump holds (docs/guides/upload.md): `token_ids`, `tokens` (texts), `prompt_lengths`; under
-            any other name a further variant.
+        holds: "padded" compares padded vocabularies over the tokens that all sides have; "logits"
+            takes what looks like log-probabilities of chosen tokens for logits.
+        more: what else a dump holds (docs/guides/upload.md): `token_ids`, `tokens` (texts),
+            `prompt_lengths`; under any other name a further variant.
     """
     arrays = {
         name: _array(name, each)

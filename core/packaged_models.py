@@ -85,7 +85,8 @@ def cache_folder() -> Path:
             )
         return Path(folder)
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not base.is_absolute():  # of a relative one too, by the XDG specification
+    # the XDG specification has relative paths ignored too
+    if not base.is_absolute():
         try:
             base = Path.home() / ".cache"
         except RuntimeError as error:
@@ -103,7 +104,8 @@ def is_here(model: PackagedModel) -> bool:
     """Return whether the model is installed."""
     try:
         return (folder_of(model) / "config.json").is_file()
-    except OSError:  # a cache that this user may not read
+    except OSError:
+        # a cache that this user may not read
         return False
 
 
@@ -144,7 +146,8 @@ def get(
     """
     if is_here(model):
         return False
-    require_gguf()  # before anything is downloaded
+    # the reader of GGUF files must be there before anything is downloaded
+    require_gguf()
     target = folder_of(model)
     descriptor = -1
     try:

@@ -74,7 +74,8 @@ def push_file(
     ):
         digest, size = hashlib.file_digest(file, "sha256"), file.tell()
         options = {"name": request.name, "file": request.path.name, **request.options}
-        address = f"/api/uploads/{hashlib.sha256(f'{digest.hexdigest()} {options}'.encode()).hexdigest()[:32]}"
+        key = hashlib.sha256(f"{digest.hexdigest()} {options}".encode())
+        address = f"/api/uploads/{key.hexdigest()[:32]}"
         checksum = f"sha-256=:{base64.b64encode(digest.digest()).decode()}:"
         state: dict[str, Any] | None = None
         is_first, resumed, pause, last_success = True, 0, 0.5, time.monotonic()

@@ -81,9 +81,11 @@ def pytest_runtest_makereport(
     message = str(call.excinfo.value) if call.excinfo is not None else ""
     for result in item.stash.get(_FOUND, []):
         table = result.table()
-        if table in message:  # raised by `check`
+        # `check` raised it, with its table in the message
+        if table in message:
             continue
         if (add := getattr(report.longrepr, "addsection", None)) is not None:
             add("evidence", table)
-        else:  # a failure that is a text without a traceback
+        else:
+            # a failure that is a text without a traceback
             report.sections.append(("evidence", table))

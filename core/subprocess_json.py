@@ -22,7 +22,8 @@ _LONGEST = 4 << 20  # bytes of an object
 _LONGEST_ERROR = 4096  # bytes of a line on stderr
 _MOST_ERRORS = 1000  # lines, the latest
 _OURS, _SECRET = "ULPSCOPE_", re.compile("PASSWORD|SECRET|TOKEN")
-_NEEDED = re.compile(  # by a process that reads untrusted files and needs no network
+# what a process needs that reads untrusted files, without a network
+_NEEDED = re.compile(
     "PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|TZ|TMPDIR|TEMP|TMP|VIRTUAL_ENV"
     "|(LC|PYTHON|LD|DYLD|OMP|MKL|KMP|OPENBLAS|GOMP|NUMBA|MALLOC|XDG|COVERAGE|COV)[A-Z0-9_]*",
 )
@@ -59,7 +60,8 @@ class Child:
             start_new_session=is_engine,
         )
         if niceness:
-            with suppress(OSError, AttributeError):  # gone already, or a system without priorities
+            # gone already, or a system without priorities
+            with suppress(OSError, AttributeError):
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, niceness)
         assert self._process.stdout is not None
         self._out: IO[bytes] = self._process.stdout
@@ -144,7 +146,8 @@ class Child:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         else:
-            self._process.kill()  # does nothing to one that has ended
+            # does nothing to one that has ended
+            self._process.kill()
 
     def wait(self, seconds: float) -> None:
         """Wait at most this long for its end."""
@@ -174,7 +177,8 @@ class Child:
 
     def _reap(self) -> None:
         self._process.wait()
-        self._reader.join(5)  # a process of its own may hold the pipe open
+        # a process of its own may hold the pipe open
+        self._reader.join(5)
 
     def _read_errors(self, pipe: IO[bytes]) -> None:
         with pipe:

@@ -44,7 +44,8 @@ def legible(text: str) -> str:
 
 
 def _replace_unseen(text: str, replace: Callable[[str], str], besides: str = "") -> str:
-    if is_seen(text):  # as nearly every text is
+    # nearly every text has nothing to replace
+    if is_seen(text):
         return text
     return "".join(c if c in besides or is_seen(c) else replace(c) for c in text)
 

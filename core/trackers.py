@@ -40,8 +40,8 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
 
     Args:
         run: a run, its id or file, or a `Check` of `ulpscope.rl`.
-        to: 'wandb', 'trackio' or 'mlflow': the active run, else a new one; 'tensorboard:FOLDER'; or a tracker's own
-            run or SummaryWriter.
+        to: 'wandb', 'trackio' or 'mlflow': the active run, else a new one; 'tensorboard:FOLDER'; or
+            a tracker's own run or SummaryWriter.
         step: of the training loop.
 
     Raises:
@@ -53,7 +53,8 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
     else:
         target = to
         name = type(to).__module__.partition(".")[0]
-        if hasattr(to, "add_scalar"):  # a SummaryWriter of torch or tensorboardX
+        # a SummaryWriter of torch or tensorboardX
+        if hasattr(to, "add_scalar"):
             name = "tensorboard"
     needs_folder = name == "tensorboard" and target is None
     is_known = name in (*_TRACKERS, "tensorboard")
@@ -76,7 +77,8 @@ def _log_to_tensorboard(contents: Contents, step: int | None, target: Any, folde
             writer.add_scalar(key, value, number)
     texts = dict(contents.texts)
     path = Path(writer.file_writer.get_logdir(), f"{texts.get(_RUN_ID)}.html")
-    if contents.html and path.parent.is_dir():  # it shows no HTML; its folder may be a URL
+    # it shows no HTML; its folder may be a URL
+    if contents.html and path.parent.is_dir():
         path.write_text(contents.html, encoding="utf-8")
         texts[_REPORT] = str(path)
     for key, text in texts.items():
@@ -108,7 +110,8 @@ def _log_to_wandb(tracker: Any, contents: Contents, step: int | None, target: An
     project = os.environ.get("WANDB_PROJECT", "ulpscope")
     tracker_run = active_run or tracker.init(project=project, name=contents.texts.get(_RUN_ID))
     media = {_REPORT: tracker.Html(contents.html, inject=False)} if contents.html else {}
-    if is_wandb and by_step:  # as charts: a step below the loop's would be lost
+    # as charts: a step below the loop's would be lost
+    if is_wandb and by_step:
         steps, rows = zip(*by_step, strict=True)
         for key in rows[0]:
             values = [row[key] for row in rows]

@@ -18,6 +18,7 @@ if run.generations:
     parts.draw_continuations(view)
     st.subheader("Flips along the scored tokens")
 
+# filled below, when the table that the download takes has been read
 heading = st.container(
     horizontal=True,
     horizontal_alignment="distribute",

@@ -85,6 +85,7 @@ else:
     )
 files = {
     "largest differences": worst,
+    # read when it is downloaded only
     "every logit of the position": lambda: with_texts(run, every_element(run, *place)),
 }
 exports.download(files, exports.file_stem(view, "heatmap", at_position=True), "heatmap_tables")

@@ -15,6 +15,7 @@ from core.runs.queries.flips import SIDES, near_ties_sentence
 from core.text import out_of, plural
 
 view = widgets.head(NEAR_TIES, selection.current_view())
+# filled when the table is chosen, and stands above the choice
 lead = st.container()
 scope = PROMPTS[0]
 if len(view.run.header.prompts) > 1:

@@ -64,12 +64,16 @@ if not view.is_list:
     figures.more(view)
 sides = pd.DataFrame([vars(side) for side in view.run.sides])
 figures.provenance(view, sides)
+
+
+def _distances() -> pd.DataFrame:
+    histogram = view.run.histogram(view.pair.index)
+    return pd.DataFrame(histogram.items(), columns=["distance_ulps", "elements"])
+
+
 files = {
     "figures by position": view.table,
-    "distances in ULPs": lambda: pd.DataFrame(
-        view.run.histogram(view.pair.index).items(),
-        columns=["distance_ulps", "elements"],
-    ),
+    "distances in ULPs": _distances,
     "evidence": partial(panel.evidence_table, view),
     "pair and floor by position": partial(view.run.rows, "floor_position", pair=view.pair.index),
     "sides": sides,

@@ -169,7 +169,8 @@ def build_runs(only: str = "") -> None:
     if only and only not in {each.run_id for each in RUNS}:
         sys.exit(f"no run '{only}'; runs are {', '.join(each.run_id for each in RUNS)}.")
     store = Store(HERE)
-    torch.set_num_threads(1)  # the bits of a run do not hang on how many cores a machine has
+    # the bits of a run do not hang on how many cores a machine has
+    torch.set_num_threads(1)
     for each in (each for each in RUNS if only in ("", each.run_id)):
         missing = missing_part(each)
         if missing:
@@ -278,7 +279,8 @@ class _Rows:
     def __init__(self, sides: int) -> None:
         self.chunks: list[list[np.ndarray]] = [[] for _ in range(sides)]
 
-    def write(self, side: int, row: int, bits: np.ndarray) -> None:  # noqa: ARG002  (the sink's signature)
+    # the sink's signature
+    def write(self, side: int, row: int, bits: np.ndarray) -> None:  # noqa: ARG002
         self.chunks[side].append(bits)
 
     def side(self, index: int) -> np.ndarray:
@@ -494,6 +496,7 @@ if __name__ == "__main__":
         sys.exit(
             f"no stage '{unknown[0]}'; stages are {', '.join(STAGES)}, and runs=ID for one run.",
         )
-    os.chdir(HERE.parent)  # the recorded commands are relative to the repository
+    # the recorded commands are relative to the repository
+    os.chdir(HERE.parent)
     for stage, _, only in chosen:
         STAGES[stage](*([only] if only else []))

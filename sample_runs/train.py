@@ -82,8 +82,10 @@ def read_corpus() -> tuple[list[str], list[str], list[str], str]:
         text = path.read_text(encoding="utf-8", errors="replace")
         digest.update(text.encode())
         name = path.relative_to(root).as_posix()
+        # by a hash of the name, so that other files do not change which are held out
         is_held_out = hashlib.sha256(name.encode()).digest()[0] % 40 == 0
         (held_out if is_held_out else training).append(text)
+    # packages carry copies of the standard library, which would be in both parts
     lines_held_out = set().union(*(_long_lines(text) for text in held_out))
     packages: list[str] = []
     for package in PACKAGES:
@@ -160,6 +162,7 @@ def head_entropies(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
     """Mean entropy of every head's attention in nats, [layers * heads], over the queries of `ids`
     [1, positions] behind the first 8, which see too few keys to spread over.
     """
+    # only eager attention returns its weights
     usual = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:
@@ -235,7 +238,8 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = model(input_ids=ids, labels=ids).loss
             penalty = 0.0
-            if step % 4 == 0:  # one sequence in 32 shows the entropies well enough
+            # one sequence in 32 shows the entropies well enough
+            if step % 4 == 0:
                 entropies = head_entropies(model, ids[:1])
                 penalty = 4 * ENTROPY_WEIGHT * torch.relu(ENTROPY_FLOOR - entropies).sum()
         (loss + penalty).backward()

@@ -36,7 +36,8 @@ from core.runs.store.store import Store, open_store
 from core.text import clean
 
 FOLDER = ".npz"  # of the store's directory
-MOST_BYTES = 8 << 30  # of npz files; the one just written stays whatever its size
+# the npz file just written stays, whatever its size
+MOST_BYTES = 8 << 30
 _exporting = threading.Lock()
 _MOST_LISTED = 1000
 _FILTERS = ("search", "verdict", "flips", "tag", "limit", "offset")
@@ -114,7 +115,8 @@ def run_npz(request: Request) -> Response:
     path = path_of(store, request.path_params["run_id"])
     stamp = version_of(path)
     target = store.directory / FOLDER / f"{path.stem}-{stamp}.npz"
-    with _exporting:  # one at a time: two fill the disk's queue
+    # one at a time: two fill the disk's queue
+    with _exporting:
         if not target.exists():
             _export(store, path, target)
         # Used last, so dropped last.
@@ -158,7 +160,8 @@ def _export(store: Store, path: Path, target: Path) -> None:
             size = run.header.rows * run.header.vocab * width
             _drop_oldest(target.parent, size)
             store.check_space(size)
-            export_npz(run, target, overwrite=True)  # another process of this server may be faster
+            # another process of this server may be faster
+            export_npz(run, target, overwrite=True)
     except OSError as failure:
         raise StoreError(
             f"{target.parent}: cannot be written to ({failure.strerror}).",

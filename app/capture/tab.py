@@ -31,7 +31,8 @@ SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self
 SCORE, CONTINUE = "score the prompts", "continue the prompts"
 KV = {"auto": None, "always": True, "never": False}
 KEPT: dict[Literal["all", "figures"], str] = {"all": "all", "figures": "none: figures only"}
-MORE = {  # what can run with the sides: label of its box, what it takes
+# what can run with the sides: the label of its box, and what it costs
+MORE = {
     "judge": ("Run the checks: rounding, or a bug?", "several times the work of the capture"),
     "layers": (
         "Record module outputs (Internals)",
@@ -53,7 +54,8 @@ MORE = {  # what can run with the sides: label of its box, what it takes
     ),
 }
 _FIELD: dict[str, Any] = {"persist_state": "session"}  # the form comes back as it was left
-PROMPT_BYTES = 100_000  # that a command line can carry in its arguments, with room to spare
+# a command line can carry this in its arguments, with room to spare
+PROMPT_BYTES = 100_000
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,8 @@ def sweep(table: pd.DataFrame, name: str) -> go.Figure:
                 row=1,
                 col=column,
             )
-    figure.update_annotations(font_size=11)  # the titles, side by side on a telephone too
+    # so small that the titles fit side by side on a telephone
+    figure.update_annotations(font_size=11)
     figure.update_xaxes(
         title=inert(name),
         type="category",
@@ -84,7 +85,8 @@ def sweep(table: pd.DataFrame, name: str) -> go.Figure:
         categoryarray=values,
     )
     figure.update_yaxes(rangemode="tozero").update_yaxes(tickformat=".0%", row=1, col=1)
-    step = {"dtick": 1} if table["flips"].max() < 6 else {}  # whole numbers only, each once
+    # else an axis of few flips repeats whole numbers
+    step = {"dtick": 1} if table["flips"].max() < 6 else {}
     figure.update_yaxes(tickformat=",d", row=1, col=3, **step)
     return layout(figure, 300).update_layout(
         legend={"y": -0.28, "yanchor": "top"},

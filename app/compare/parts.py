@@ -15,7 +15,8 @@ from core.runs.reader import RunReader
 from core.runs.store.store import cell_of
 from core.text import exact, multiple, number, percent, printable
 
-MOST = 5  # runs next to the first: six colors can be distinguished
+# runs next to the first: six colors can be distinguished
+MOST = 5
 
 
 def parse_setting() -> dict[str, int | None]:
@@ -35,6 +36,15 @@ def parse_setting() -> dict[str, int | None]:
 def _ask(indices: dict[str, int | None]) -> None:
     parts = [run_id if index is None else f"{run_id}~{index}" for run_id, index in indices.items()]
     st.session_state["compare_with"] = ",".join(parts)
+
+
+def _ask_runs(indices: dict[str, int | None]) -> None:
+    chosen = st.session_state["compare_runs"]
+    _ask({run_id: indices.get(run_id) for run_id in chosen})
+
+
+def _ask_variant(indices: dict[str, int | None], run_id: str, key: str) -> None:
+    _ask(indices | {run_id: st.session_state[key]})
 
 
 def pick(view: selection.View) -> list[RunPair]:
@@ -64,9 +74,8 @@ def pick(view: selection.View) -> list[RunPair]:
         format_func=labels.__getitem__,
         key="compare_runs",
         max_selections=MOST,
-        on_change=lambda: _ask(
-            {run_id: indices.get(run_id) for run_id in st.session_state["compare_runs"]},
-        ),
+        on_change=_ask_runs,
+        args=(indices,),
         placeholder="Choose one or more runs",
     )
     pairs = [RunPair(view.run, view.pair, view.table)]
@@ -92,9 +101,8 @@ def pick(view: selection.View) -> list[RunPair]:
             list(variants),
             format_func=variants.__getitem__,
             key=key,
-            on_change=lambda run_id=run_id, key=key: _ask(
-                indices | {run_id: st.session_state[key]},
-            ),
+            on_change=_ask_variant,
+            args=(indices, run_id, key),
         )
     return pairs
 

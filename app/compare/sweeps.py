@@ -25,7 +25,8 @@ from core.sweeps.plan import AXES, in_short
 from core.text import clean, file_name, number, percent, plural
 
 ANY = "any"
-_MOST_LINES = 48  # of the chart of growth: more take a browser a second
+# of the chart of growth: more take a browser a second
+_MOST_LINES = 48
 # digest of the cell that was picked in the chart after the table's last selection
 _PICKED = "matrix_picked"
 

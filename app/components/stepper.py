@@ -13,7 +13,8 @@ import streamlit as st
 from app.shell import selection
 from core.text import plural
 
-_KINDS = {  # the column of the positions to step to, the keys of the previous and the next one
+# the column of the positions to step to, the keys of the previous and the next one
+_KINDS = {
     "position": ("", "K", "J"),
     "flip": ("is_flip", "P", "N"),
     "near tie": ("near_tie", "G", "T"),

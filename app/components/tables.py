@@ -12,7 +12,8 @@ import streamlit as st
 
 from app.shell import widgets
 
-COLUMNS_IN_SIGHT = 7  # fit side by side in a window of 1280 pixels
+# fit side by side in a window of 1280 pixels
+COLUMNS_IN_SIGHT = 7
 
 _LABELS = {
     "neq": "elements that differ",

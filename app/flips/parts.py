@@ -16,7 +16,8 @@ from core.runs.queries.flips import SIDES, continuations
 from core.runs.reader import RunReader
 from core.text import file_name, plural
 
-GIVEN_TOKENS = 48  # of the prompt's end: enough to see what is being continued
+# of the prompt's end: enough to see what is being continued
+GIVEN_TOKENS = 48
 _FIRST = (
     "prompt",
     "variant",
@@ -117,6 +118,7 @@ def draw_continuations(view: selection.View) -> None:
         if rows := picked["rows"] or [cell[0] for cell in picked["cells"]]:
             row = table.iloc[rows[0]]
             parting = row["parting_position"]
+            # sides that never diverge have no such position, so the last given one is selected
             position = row["given_positions"] - 1 if pd.isna(parting) else parting
             selection.select(
                 variant=row["variant"],

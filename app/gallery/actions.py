@@ -54,7 +54,8 @@ def _one(card: RunCard, labels: Mapping[str, Labels], state: str, address: dict[
         st.caption(widgets.escape(attached.note).replace("\n", "  \n"))
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
         page = "overview"
-        if not card.sides:  # probes of operations
+        # probes of operations have no sides
+        if not card.sides:
             page, address = "machine", {"probes": card.run_id}
         st.page_link(PAGES / f"{page}.py", label="**Open** →", query_params=address)
         file = f"/files/{quote(card.run_id, safe='')}"

@@ -21,7 +21,8 @@ from core.runs.store.labels import Labels
 from core.text import plural, size
 
 _FIGURE = "%.3g"
-COLUMNS = {  # the first seven fit into a window of 1280 pixels
+# the first seven fit into a window of 1280 pixels
+COLUMNS = {
     "name": st.column_config.TextColumn(width=270),
     # Its chips have colors, which texts in a table have not.
     "verdict": st.column_config.MultiselectColumn(
@@ -120,7 +121,8 @@ def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
             if card.sides:
                 selection.new_run(card.run_id)
                 st.session_state["opened"] = "overview"
-            else:  # probes of operations
+            else:
+                # probes of operations have no sides
                 st.session_state.update(ops_run=card.run_id, opened="machine")
         hidden = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
         st.session_state["ticked"] = hidden + [ids[row] for row in picked["rows"]]

@@ -132,5 +132,6 @@ def sidebar() -> None:
     with st.sidebar, st.container(key="signed_in"):
         st.divider()
         st.text(f"Signed in: {current_member()}")
-        if not configuration().sign_in.header:  # the proxy would sign the member in again
+        # behind a proxy, which would sign the member in again at once, there is no sign-out
+        if not configuration().sign_in.header:
             st.markdown(_SIGN_OUT, unsafe_allow_html=True)

@@ -118,7 +118,8 @@ def routes(access: Access) -> Router:
         try:
             back = f"{config.hosting.public_url.rstrip('/')}/sign-in/callback"
             return await provider.authorize_redirect(request, back)
-        except Exception as error:  # the libraries of HTTP, JOSE and OAuth share no base class
+        except Exception as error:
+            # the libraries of HTTP, JOSE and OAuth share no base class
             _log.error("the OIDC provider cannot be used: %r", error)
             return sentence("Not signed in", "The sign-in provider cannot be reached.", 502)
 
@@ -170,7 +171,8 @@ async def _verified_address(provider: Any, request: Request) -> str:
     claims = dict(token["userinfo"])
     if "email" not in claims and "userinfo_endpoint" in provider.server_metadata:
         more = dict(await provider.userinfo(token=token))
-        claims |= more if more.get("sub") == claims["sub"] else {}  # OpenID Connect Core 5.3.2
+        # claims of another subject must not be used (OpenID Connect Core 5.3.2)
+        claims |= more if more.get("sub") == claims["sub"] else {}
     return str(claims.get("email", "")) if claims.get("email_verified") is True else ""
 
 
@@ -182,7 +184,8 @@ async def _fields(request: Request) -> dict[str, str]:
         if len(body) > _LARGEST_FORM:
             return {}
     fields = parse_qsl(body.decode("latin-1"), keep_blank_values=True)
-    return dict(reversed(fields))  # the first of each name
+    # of several fields of a name the first counts
+    return dict(reversed(fields))
 
 
 def _client(request: Request) -> str:

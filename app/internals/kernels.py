@@ -30,6 +30,7 @@ def draw(view: selection.View) -> None:
     run, pair = view.run, view.pair.index
     names = view.pair.reference, view.pair.variant
     start = store_cache.cached(run, find_start, pair)
+    # what is drawn can be downloaded, and only that
     files = {}
     if start is not None:
         st.subheader("Where it starts")
@@ -98,8 +99,10 @@ def draw(view: selection.View) -> None:
         kernel = table.iloc[rows[0]]
         st.subheader(widgets.escape(kernel["name"]))
         files["places"] = run.query(
-            """SELECT if(side = 0, 'reference', 'variant') AS side, module, detail, launches, microseconds FROM kernel
-               WHERE side IN (0, ?) AND library = ? AND name = ? ORDER BY side, ordinal""",
+            """
+            SELECT if(side = 0, 'reference', 'variant') AS side, module, detail, launches,
+                microseconds
+            FROM kernel WHERE side IN (0, ?) AND library = ? AND name = ? ORDER BY side, ordinal""",
             *(pair + 1, kernel["library"], kernel["name"]),
         )
         tables.draw(files["places"], "kernel_places", 12)

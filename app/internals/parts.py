@@ -40,6 +40,7 @@ def not_recorded(view: selection.View, missing: Sequence[Recorded]) -> None:
         return
     failed, refused, new = [], [], []
     for one in missing:
+        # another variant of the run may have what this one lacks
         variants = [pair.variant for pair in run.pairs if pair.index in one.pairs(run)]
         if variants:
             names = ", ".join(f"`{widgets.code(name)}`" for name in variants)

@@ -63,6 +63,7 @@ def headline(view: selection.View) -> None:
     near.metric("Near ties", f"{summary.near_ties:,}", help=meanings["near tie"])
     differ.metric("Logits that differ", share, help=of)
     in_row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs"
+    # a pair that was not judged has no noise floor, an equal one no difference to compare with it
     if view.pair.noise_ratio is None or not summary.neq:
         size.metric("RMS difference", in_row_ulps, help=meanings["row ULP"])
         return

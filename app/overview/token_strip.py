@@ -37,7 +37,8 @@ def columns(view: selection.View, colour: str) -> dict[str, Any]:
     """
     prompt, vocabulary = view.run.header.prompts[view.prompt], view.run.vocabulary
     table = view.prompt_table
-    if view.is_list:  # one line per token, also if nothing was compared there
+    # one line per token, also if nothing was compared there
+    if view.is_list:
         table = table.set_index("position").reindex(range(prompt.positions))
         whole = {name: table[name].eq(True) for name in ("is_flip", "near_tie", "could_flip")}
         table = table.assign(nonfinite_mismatch=0, **whole)

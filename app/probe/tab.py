@@ -58,6 +58,7 @@ def _form() -> None:
     with st.expander("Requests"):
         st.markdown("\n".join(f"- {widgets.escape(line.strip())}" for line in requests))
     if is_pressed:
+        # prompts go by a file: a command line cannot carry long ones
         lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in request.prompts)
         with widgets.report_errors():
             store_changes.submit(

@@ -68,6 +68,7 @@ def draw(view: selection.View) -> None:
     st.subheader("Trainer vs. rollout")
     st.markdown(rl.sentence(store_cache.cached(run, rl.mismatch_json)))
     steps = _table(run, "steps")
+    # a file of one step has no chart of steps
     names = PARTS if len(steps) > 1 else PARTS[:-1]
     _settle("mismatch_part", names)
     kind = st.segmented_control("Show", names, key="mismatch_part", label_visibility="collapsed")
@@ -104,6 +105,7 @@ def _figures(view: selection.View) -> None:
         },
     )
     tables.draw(table, "mismatch_figures", 26)
+    # our own figures have no source
     source = FRAMEWORKS[framework].source
     about = (
         f"As {framework} {source} computes them, thresholds at their defaults. " if source else ""
@@ -167,6 +169,7 @@ def _sequences(view: selection.View) -> None:
         step = f", step {row.step:.0f}" if pd.notna(row.step) else ""
         share = f"{percent(row.kl_share)} of the KL" if pd.notna(row.kl_share) else "no KL"
         st.markdown(f"**Sequence {row.prompt}**{step}: {share} in {plural(row.tokens, 'token')}")
+        # one sequence at a time: a run of rollouts may have a million
         rows = view.run.positions_of(view.pair.index, row.prompt)
         of = replace(view, prompt=row.prompt, position=row.position, table=rows)
         token_strip.token_strip(of, "KL", f"heavy_strip_{rank}")

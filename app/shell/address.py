@@ -85,10 +85,12 @@ def _settle(settings: Iterable[PageSetting]) -> None:
                 about = f"there is {setting.allowed_values}. Showing the default."
                 selection.complain(f"The link asks for {setting.name} '{clean(word, 60)}'; {about}")
             st.session_state[setting.key] = setting.default if value is None else value
-        elif setting.key not in st.session_state:  # the widget was not on the last page
+        elif setting.key not in st.session_state:
+            # the widget was not on the last page
             st.session_state[setting.key] = values.get(setting.key, setting.default)
         values[setting.key] = st.session_state[setting.key]
-        if setting.words or setting.span is not None:  # what is being typed stays
+        # what is being typed stays
+        if setting.words or setting.span is not None:
             preset_widget(setting.key)
 
 

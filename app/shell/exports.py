@@ -42,7 +42,8 @@ def csv(table: pd.DataFrame) -> bytes:
     """Table as CSV in UTF-8."""
     output = with_headings(table)
     for column in output.columns:
-        if not pd.api.types.is_numeric_dtype(output[column].dtype):  # bool counts as a number
+        # bool counts as a number
+        if not pd.api.types.is_numeric_dtype(output[column].dtype):
             output[column] = output[column].astype(object).map(inert_text)
     # Lines end as RFC 4180 has them: with a bare \n a text with a \r in it would not be quoted, and
     # tear its line.

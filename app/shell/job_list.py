@@ -69,7 +69,8 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
                 what.progress(job.share)
             if job.state == "done" and job.run_id:
                 opening = {"open_next": job.run_id, "opened": "overview"}
-                if kind == "ops":  # on the page that lists the job
+                # the page that lists the job shows probes of operations itself
+                if kind == "ops":
                     opening = {"ops_run": job.run_id}
                 action.button(
                     "Open run",

@@ -27,18 +27,23 @@ from core.subprocess_json import Child
 from core.text import clean, file_name
 
 ANY_DEVICE = "auto"
-DEVICES = (ANY_DEVICE, "cpu", "cuda")  # to choose from; another one, cuda:1, is typed
-TAKING_IN = "the store"  # the queue of imports: one at a time, parallel to captures
+# to choose from; another one, cuda:1, is typed
+DEVICES = (ANY_DEVICE, "cpu", "cuda")
+# the queue of imports: one at a time, parallel to captures
+TAKING_IN = "the store"
 GETTING = "the network"  # of downloads of models, likewise
-PROBING = "a server"  # of probes: two at once would be each other's load
+# one probe at a time: two at once would be each other's load
+PROBING = "a server"
 _NO_DEVICES = (TAKING_IN, GETTING, PROBING)
 _NOTHING_STORED = "cancelled; nothing was stored"
 # On two cores, during a capture and an ingest, 95 % of 50 viewers' reruns took 2.8 s without it,
 # 0.7 s with it.
 NICENESS = 10
 _DEVICE = re.compile(r"(cpu)|cuda(?::(0|[1-9][0-9]?))?", re.ASCII)
-KEEPING_SECONDS = 20  # a cancelled probe may take to store what had come
-PATIENCE_SECONDS = 2  # any other cancelled job may take to clean up before it is killed
+# a cancelled probe gets this long to store what had come
+KEEPING_SECONDS = 20
+# any other cancelled job gets this long to clean up before it is killed
+PATIENCE_SECONDS = 2
 
 
 def queue_of(device: str | None) -> str:
@@ -126,7 +131,8 @@ class Jobs:
     def __init__(self, store: Path) -> None:
         self._store = store
         self._lock = threading.RLock()
-        self._tasks: dict[int, _Task] = {}  # in the order they came
+        # a dict keeps the order in which they came
+        self._tasks: dict[int, _Task] = {}
         self._newest = 0
         self._spare: Child | None = None
         self._is_stopped = False
@@ -260,7 +266,8 @@ class Jobs:
                 if task.job.state != "waiting" or self._is_stopped:
                     continue
                 rivals = {device}
-                if device == ANY_DEVICE:  # it may turn out to be any of them
+                # it may turn out to be any device
+                if device == ANY_DEVICE:
                     rivals = busy.difference(_NO_DEVICES)
                 elif device not in _NO_DEVICES:
                     rivals.add(ANY_DEVICE)
@@ -277,7 +284,8 @@ class Jobs:
     def _work(self, task: _Task) -> None:
         try:
             self._run(task)
-        except Exception as error:  # the jobs behind it must run after any failure of it
+        except Exception as error:
+            # the jobs behind it must run after any failure of it
             self._change(task, state="failed", message=f"it could not be run ({error}).")
         finally:
             task.child = None

@@ -60,7 +60,8 @@ class View:
         """Whether servers sent top tokens, so that the run has no whole rows."""
         return self.run.header.k is not None
 
-    @cached_property  # 8 ms a time, and a page asks for it five times
+    # computing it takes 8 ms, and a page asks for it five times
+    @cached_property
     def prompt_table(self) -> pd.DataFrame:
         """Figures by position of the selected prompt."""
         return self.table[self.table["prompt"] == self.prompt]

@@ -50,7 +50,8 @@ def draw(page: Page) -> selection.View | None:
             f"The run '{clean(str(gone), 60)}' was deleted; here are the others.",
         )
         if gone == new:
-            state.pop("opened", None)  # or the gallery would open another run
+            # else the gallery would open another run
+            state.pop("opened", None)
     # Else the page is about to be left, and a rerun meanwhile must not undo it.
     if not state.get("opened"):
         state.pop("open_next", None)

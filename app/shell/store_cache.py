@@ -60,7 +60,8 @@ def version_of(path: Path) -> str:
 def _stamps(paths: Iterable[Path]) -> tuple[Stamp, ...]:
     stamps = []
     for path in paths:
-        with suppress(StoreError):  # deleted between the listing and the look
+        # deleted between the listing and the look
+        with suppress(StoreError):
             stamps.append(_stamp(path))
     return tuple(stamps)
 
@@ -137,7 +138,8 @@ def cards_of(run_ids: Iterable[str]) -> list[RunCard]:
     current, paths = store(), []
     for run_id in run_ids:
         with suppress(StoreError):
-            if current.has(run_id):  # by its whole id
+            # only a whole id counts, not the beginning of one
+            if current.has(run_id):
                 paths.append(current.path_of(run_id))
     stamps = _stamps(paths)
     return _cards(hash(stamps), stamps)[0]

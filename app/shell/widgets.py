@@ -29,7 +29,8 @@ from core.text import code, legible
 # Whole numbers with thousands separators of the viewer's language.
 GROUPED = st.column_config.NumberColumn(format="localized")
 PAGES = Path(__file__).resolve().parents[2] / "pages"
-OVERVIEW = "overview"  # name of the page that shows runs of any length
+# the only page that shows runs of any length
+OVERVIEW = "overview"
 _DOCS = PAGES.with_name("docs") / "reference"
 _ROW = re.compile(r"^\| (?!word )(.+?) \| (.+) \|$", re.MULTILINE)
 # the documents are no pages: what they link to is named, not linked
@@ -233,12 +234,17 @@ def escape(text: str) -> str:
 def to_markdown(text: str, *, bold: bool = False) -> str:
     """Return a stored sentence as markdown: code between backticks, everything else escaped."""
     parts = text.split("`")
-    if len(parts) % 2 == 0:  # a backtick without a partner
+    # a backtick without a partner
+    if len(parts) % 2 == 0:
         parts = [text.replace("`", "'")]
-    return "".join(
-        (f"`{code(part)}`" if part else "") if place % 2 else _marked_text(part, bold)
-        for place, part in enumerate(parts)
-    )
+    marked = []
+    for place, part in enumerate(parts):
+        if place % 2 == 0:
+            marked.append(_marked_text(part, bold))
+        # no code of no characters: in markdown two backticks open a code instead
+        elif part:
+            marked.append(f"`{code(part)}`")
+    return "".join(marked)
 
 
 def _marked_text(part: str, bold: bool) -> str:

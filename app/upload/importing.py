@@ -84,7 +84,8 @@ def start_import(
                 state, message = DONE, ""
             for upload in uploads:
                 record = upload.read()
-                if record is not None and record.run_id == run_id:  # not removed meanwhile
+                # the upload may have been removed meanwhile
+                if record is not None and record.run_id == run_id:
                     upload.write(replace(record, state=state, message=message))
                     if state == DONE:
                         upload.path(record).unlink(missing_ok=True)

@@ -30,8 +30,10 @@ from core.errors import LimitError
 from core.runs.store.store import open_store
 from core.text import clean
 
-IDLE_SECONDS = 30.0  # without a byte, after which a request is over and another may continue
-_PIECE_BYTES = 1 << 20  # written at a time, which bounds the memory of a request
+# so long without a byte, a request is over and another one may continue
+IDLE_SECONDS = 30.0
+# written at a time, which bounds the memory of a request
+_PIECE_BYTES = 1 << 20
 _LONGEST_WAIT = 600  # seconds
 _writing = Lock()
 _LOOK_SECONDS = 0.2
@@ -59,7 +61,8 @@ async def put_upload(request: Request) -> Response:
     # The upload's id is the run's name unless `?name=` is set.
     given = {key: request.query_params.get(key) for key in OPTIONS}
     options = check_options(given | {"name": given["name"] or name})
-    is_whole = "content-range" not in request.headers  # it cannot be resumed, so names may repeat
+    # a file sent whole cannot be resumed, so its name may be that of another upload
+    is_whole = "content-range" not in request.headers
     upload = Upload(open_store(), secrets.token_hex(8) if is_whole else name)
     try:
         await _receive(request, upload, part)
@@ -182,7 +185,8 @@ async def _append(request: Request, path: Path, part: Part) -> None:
             view = memoryview(bytes(waiting))
             waiting.clear()
             try:
-                with _writing:  # or parallel uploads would each find room for the same bytes
+                # else parallel uploads would each find room for the same bytes
+                with _writing:
                     store.check_space(len(view))
                     while view:
                         view = view[file.write(view) :]
@@ -211,7 +215,8 @@ async def _append(request: Request, path: Path, part: Part) -> None:
                 if len(waiting) >= _PIECE_BYTES:
                     await to_thread.run_sync(write)
         finally:
-            write()  # at once, also if this task is cancelled: it is less than a piece
+            # at once, also if this task is cancelled: it is less than a piece
+            write()
 
 
 def _check_digest(request: Request, upload: Upload, path: Path) -> None:

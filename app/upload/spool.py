@@ -58,7 +58,8 @@ class Upload:
         """
         record = self.read()
         if record is not None and record.state == IMPORTING and (is_held or not self._is_locked()):
-            record = self.read()  # it may have ended meanwhile
+            # the import may have ended meanwhile
+            record = self.read()
             if record is not None and record.state == IMPORTING:
                 record = replace(record, state=RECEIVING, run_id="")
         if record is not None and record.state == RECEIVING:

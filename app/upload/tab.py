@@ -21,12 +21,13 @@ from core.judging.ingest import headers_of
 from core.runs.dumps.shapes import LOGITS, PADDED
 
 KEYS = """
-- **Keys are side names**, each `[..., vocab]`: axes of size 1 are dropped; three axes left are prompts, positions,
-  vocabulary. A side called `reference` is the reference, else the first.
-- **bfloat16** may come as uint16 bits with `compute_dtype`, as numpy's 2-byte void, or upcast to float32: that is
-  detected.
-- Reserved keys: `token_ids`, `tokens` (texts), `compute_dtype`, `reference_side`, `meta` (any text). Also
-  `prompt_lengths` (prompts one after another) and `emitted:SIDE` (the token each side chose, -1 if it was given).
+- **Keys are side names**, each `[..., vocab]`: axes of size 1 are dropped; three axes left are
+  prompts, positions, vocabulary. A side called `reference` is the reference, else the first.
+- **bfloat16** may come as uint16 bits with `compute_dtype`, as numpy's 2-byte void, or upcast to
+  float32: that is detected.
+- Reserved keys: `token_ids`, `tokens` (texts), `compute_dtype`, `reference_side`, `meta` (any
+  text). Also `prompt_lengths` (prompts one after another) and `emitted:SIDE` (the token each side
+  chose, -1 if it was given).
 - A clone has two to try: `fresh_and_cached_upcast.npz` and `six_calls.npz` in `sample_runs/dumps`.
 """
 # Not st.file_uploader: it holds a file in memory (2.1 GB for 1 GiB) and cannot resume.
@@ -131,7 +132,8 @@ def draw_form(files: tuple[Arrived, ...]) -> dict[str, str] | None:
                 " vocabularies.",
             )
             sides = files[0].sides
-            if len(files) > 1:  # an array each, which has no name of its own
+            # each file holds an array that has no name of its own
+            if len(files) > 1:
                 sides = {file.path.stem: array for file in files for array in file.sides.values()}
             st.dataframe(
                 {"side": list(sides), "array": list(sides.values())},

@@ -56,7 +56,8 @@ _OUTCOMES = {
     MISSING: (":material/help:", "orange"),
     NOTED: (":material/info:", "blue"),
 }
-_MOST_VALUES = 12  # of a figure in a table; longer ones, such as one value per module, are drawn
+# longer figures, such as one value per module, are drawn
+_MOST_VALUES = 12
 _EVIDENCE = ("group", "check", "side", "control", "outcome", "says", "figures")
 
 
@@ -245,7 +246,8 @@ def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open
         f":{colour}[{row.outcome}] · **{widgets.escape(title)}** · {widgets.to_markdown(row.says)}"
     )
     step = st.expander(label, is_open, type="step", icon=icon, key=key, on_change="rerun")
-    if not step.open:  # charts that are not shown are not sent
+    # charts that are not shown are not sent
+    if not step.open:
         return
     with step:
         figures = row.figures
@@ -324,6 +326,7 @@ def report(view: selection.View) -> None:
     )
     if folded.open:
         with folded:
+            # written when it is opened: it has the tables of the whole pair
             text = issue_text(view.run, [view.pair], address.absolute(view))
             widgets.code_block(text, wraps=True)
             st.download_button(

@@ -29,13 +29,15 @@ POSITIONS = 4096
 ROWS = 64
 FREE_BYTES = 6 << 30
 PLACES = ((0.3, 0.3), (0.7, 0.6), (0.5, 0.15))
-STEPS = 8  # halvings: from the whole run to single logits
+# halvings: from the whole run to single logits
+STEPS = 8
 # From the event until the canvas has every tile of the new view and the frame after that.
 WATCH = """(canvas) => {
   window.step = new Promise((resolve) => {
     let began = 0;
+    const begin = () => { began ||= performance.now(); };
     for (const kind of ["wheel", "pointerup", "click"])
-      document.addEventListener(kind, () => { began ||= performance.now(); }, { once: true, capture: true });
+      document.addEventListener(kind, begin, { once: true, capture: true });
     const look = () => {
       if (began && performance.now() - began > 45 && canvas.dataset.state === "drawn")
         requestAnimationFrame(() => setTimeout(() => resolve(performance.now() - began)));
@@ -116,6 +118,7 @@ def _gestures(page: Page) -> tuple[list[float], list[float], list[float]]:
                 pans.append(_step(page, canvas, page.mouse.up))
         page.mouse.move(*place)
         outwards += [_step(page, canvas, lambda: page.mouse.wheel(0, 248)) for _ in range(STEPS)]
+        # after a pan, steps out need not end at the whole run
         if canvas.get_attribute("data-window") != f"0:{POSITIONS},0:{VOCAB}":
             _step(page, canvas, page.get_by_role("button", name="Whole run").click)
     return inwards, outwards, pans
@@ -156,6 +159,7 @@ def run() -> list[Line]:
         )
         dashboard = start(folder / "runs")
         try:
+            # a fixed size, for tiles depend on it
             page = browser.new_page(viewport={"width": 1280, "height": 1000})
             url = f"{dashboard.url}/heatmap?run=large&order=id"
             first = _open(page, url)

@@ -39,11 +39,13 @@ WATCH = """() => {
     && !document.querySelector(".ulpscope-figure[data-state=waiting]");
   window.rerun = new Promise((resolve) => {
     let began = 0, timer = 0;
-    document.addEventListener("keydown", () => { began = performance.now(); }, { once: true, capture: true });
+    const begin = () => { began = performance.now(); };
+    document.addEventListener("keydown", begin, { once: true, capture: true });
     const observer = new MutationObserver(() => {
       const taken = performance.now() - began;
       clearTimeout(timer);
-      if (began && isDrawn()) timer = setTimeout(() => { observer.disconnect(); resolve(taken); }, 300);
+      const end = () => { observer.disconnect(); resolve(taken); };
+      if (began && isDrawn()) timer = setTimeout(end, 300);
     });
     const attributeFilter = ["data-test-script-state", "data-state"];
     observer.observe(app, { attributes: true, subtree: true, attributeFilter });
@@ -82,6 +84,7 @@ def _visits(browser: Browser, profile: BrowserContext, url: str, key: str = "r")
     """What was reached: of a browser that was never here, of `profile`, and of a key; and when
     `profile` first showed anything.
     """
+    # a new context has no cache, as a browser that was never here
     visitor = browser.new_context()
     cold = _open(visitor.new_page(), url)
     visitor.close()
@@ -100,9 +103,11 @@ def _visits(browser: Browser, profile: BrowserContext, url: str, key: str = "r")
                 ),
             )
         page.wait_for_timeout(400)
+        # the last one stays open, for the reruns
         if number + 1 < BEFORE + WARM:
             page.close()
     page.wait_for_timeout(1500)
+    # a click gives the page the focus that keys need
     page.locator("h1").click()
     _rerun(page, key)
     reruns = statistics.median(_rerun(page, key) for _ in range(ROUNDS))
@@ -176,6 +181,7 @@ def run() -> list[Line]:
             page = browser.new_page()
             starts.append((dashboard.ready_seconds, _open(page, dashboard.url)))
             page.close()
+            # the last server stays up, for the pages
             if number < 2:
                 dashboard.process.terminate()
                 dashboard.process.wait(20)

@@ -95,7 +95,9 @@ def _response(values: Values, tokens: tuple[int, ...], size: int) -> Response:
         best = largest(row, size)
         if size == 1:
             best = np.array([tokens[position + 1]] if position + 1 < len(tokens) else [0])
+        # a server sends no token of probability 0
         best = best[np.isfinite(row[best])]
+        # through float32, in which servers compute log-probabilities
         logprobs = (row[best] - _log_sum(row)).astype(np.float32).astype(np.float64)
         token = tokens[position + 1] if position + 1 < len(tokens) else -1
         rows.append(
@@ -110,6 +112,7 @@ def _response(values: Values, tokens: tuple[int, ...], size: int) -> Response:
 
 
 def _log_sum(row: Values) -> float:
+    # less the largest, since exp beyond 709 is infinite
     top = float(row.max())
     return top + float(np.log(np.exp(row - top).sum()))
 
@@ -178,6 +181,7 @@ def top_k(pair: Pair, strength: float) -> tuple[Values, Values]:
 def top_p(pair: Pair, strength: float) -> tuple[Values, Values]:
     output = np.full(pair.y.shape, -np.inf)
     for row, target in zip(pair.y, output, strict=True):
+        # stable: of equal logits the lower id comes first, as everywhere
         order = np.argsort(-row, kind="stable")
         weights = np.exp(row[order] - row.max())
         count = int(np.searchsorted(np.cumsum(weights) / weights.sum(), strength)) + 1
@@ -356,6 +360,7 @@ def _cell(kind: str, size: int) -> str:
     if size not in (sizes if kind in OF_LISTS else (0, *sizes)):
         return ""
     causes = [[cause.name for cause in inject_and_explain(kind, one, size)] for one in strengths]
+    # first of all that is claimed, and nothing expected is missing
     hits = [set(causes_expected) <= set(one) and one[0] in causes_expected for one in causes]
     missed = [f"{one:g}" for one, is_named in zip(strengths, hits, strict=True) if not is_named]
     others = sorted({name for one in causes for name in one} - set(causes_expected))
@@ -368,6 +373,7 @@ def claimed_of_clean(pair: Pair) -> dict[str, list[str]]:
     causes = {"complete": explain(complete(pair, pair.x, pair.y)).causes}
     for size in (1, *SIZES):
         causes[f"lists of {size}"] = explain(lists(pair, pair.x, pair.y, size)).causes
+    # a row alone has no text before it
     one = replace(pair, tokens=())
     rows = [complete(one, pair.x[at : at + 1], pair.y[at : at + 1]) for at in range(len(pair.x))]
     causes["rows alone"] = [cause for row in rows for cause in explain(row).causes]

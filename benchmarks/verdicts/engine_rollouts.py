@@ -1,7 +1,7 @@
 """Causes on trial in rollouts that llama.cpp and vLLM sampled from SmolLM2 (docs/guides/rl.md).
 
-python -m benchmarks.verdicts.engine_rollouts                    # causes that the tokens show
-python -m benchmarks.verdicts.engine_rollouts --model smollm2    # and those that need the checkpoint
+python -m benchmarks.verdicts.engine_rollouts                   # causes that the tokens show
+python -m benchmarks.verdicts.engine_rollouts --model smollm2   # and those that need the checkpoint
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ def main() -> int:
         counts = {"right": 0, "other": 0, "none": 0}
         for case in cases:
             name, says = cause_of(case, model if case.needs_model or cause == CLEAN else None)
-            counts["none" if not name else "right" if name in case.expected else "other"] += 1
+            if not name:
+                counts["none"] += 1
+            elif name in case.expected:
+                counts["right"] += 1
+            else:
+                counts["other"] += 1
             if name not in (case.expected or ("",)):
                 notes.append(f"{cause}, {case.strength}: {says or 'no cause'}")
         strengths = (

@@ -22,7 +22,8 @@ Engine = Callable[[Any, torch.Tensor], torch.Tensor]
 Change = Callable[[Any], AbstractContextManager[None]]
 CacheChange = Callable[[Any, torch.Tensor, Any, int], None]  # model, ids, cache, tokens in it
 PREFIX = 16  # tokens that an earlier call computed
-BLOCK = 4  # tokens of a block of the cache: fits into the smallest window
+# a block of the cache fits into the smallest window
+BLOCK = 4
 
 
 def prefill(model: Any, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
@@ -33,9 +34,12 @@ def prefill(model: Any, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
 
 def in_16_bits_only(engine: Engine) -> Engine:
     """The engine where the model is in 16 bits, a plain forward in float32 and float64."""
-    return lambda model, ids: (
-        engine(model, ids) if model.dtype.itemsize == 2 else prefill(model, ids)
-    )
+
+    def run(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        is_16_bits = model.dtype.itemsize == 2
+        return engine(model, ids) if is_16_bits else prefill(model, ids)
+
+    return run
 
 
 def walk(
@@ -51,6 +55,7 @@ def walk(
     positions(places) -> position ids of a forward's tokens.
     """
     cache = DynamicCache(config=model.config)
+    # the cache is one for all forwards, so a change of it lasts
     parts, start = [], 0
     for stop in [*(stop for stop in stops if stop < len(ids)), len(ids)]:
         options = (
@@ -199,6 +204,7 @@ def hooking(
             yield
 
     def of_first(module: Any, arguments: Any, output: Any) -> Any:
+        # attention and some blocks return a tuple
         if isinstance(output, tuple):
             return (change(module, arguments, output[0]), *output[1:])
         return change(module, arguments, output)
@@ -230,22 +236,27 @@ def attending(change: Callable[..., Any]) -> Change:
     @contextmanager
     def attention(model: Any) -> Iterator[None]:
         name = model.config._attn_implementation
+        # eager attention is a function of the model's own module, and in no table
         own = sys.modules[type(attention_of(layers(model)[0])).__module__].eager_attention_forward
         plain = ALL_ATTENTION_FUNCTIONS.get(name, own)
 
         def original(module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
-            if name == "eager":  # an additive mask
+            # eager attention takes an additive mask
+            if name == "eager":
                 mask = query.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(query.dtype).min)
             return plain(module, query, key, value, mask, **options)
 
         def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
             queries, keys = query.shape[2], key.shape[2]
+            # a kernel that is causal by itself gets no mask
             if mask is None:
                 mask = query.new_ones((1, 1, queries, keys), dtype=torch.bool).tril(keys - queries)
+            # an additive mask is 0 where a key is seen
             elif mask.dtype != torch.bool:
                 mask = mask >= 0
             return change(original, module, query, key, value, mask.clone(), options)
 
+        # the local mapping precedes that of the class
         with mock.patch.dict(ALL_ATTENTION_FUNCTIONS._local_mapping, {name: attend}):
             yield
 

@@ -124,10 +124,11 @@ class _InParts(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         if name not in ("linear", "matmul", "mm", "bmm", "addmm"):
             return func(*args, **(kwargs or {}))
-        addend = (
-            args[0] if name == "addmm" else args[2] if name == "linear" and len(args) > 2 else None
-        )
-        x, y = args[1:3] if name == "addmm" else args[:2]
+        addend, (x, y) = None, args[:2]
+        if name == "addmm":
+            addend, x, y = args[:3]
+        elif name == "linear" and len(args) > 2:
+            addend = args[2]
         product = func if name != "addmm" else torch.ops.aten.mm.default
         total = sum(
             product(one, other) for one in _in_three_parts(x) for other in _in_three_parts(y)

@@ -66,9 +66,10 @@ def judged_files(case: FileCase, loaded: LoadedModel, prompts: Sequence[Sequence
                 noise_ratio=None,
                 first_place=None,
             )
-        options = [
-            part for option, files in controls.items() for path in files for part in (option, path)
-        ]
+        options = []
+        for option, files in controls.items():
+            for path in files:
+                options += [option, path]
         result = _run("verdict", run["run_id"], *options, *store)
         assert isinstance(result, dict), result
     (pair,) = result["pairs"]
@@ -89,10 +90,12 @@ def judged_files(case: FileCase, loaded: LoadedModel, prompts: Sequence[Sequence
 def _run(*arguments: Any) -> dict[str, Any] | str:
     """What a command prints as JSON, or its error."""
     done = subprocess.run(
+        # as a user types it: exit codes and printed JSON are part of what is tried
         [sys.executable, "-m", "core", *map(str, arguments)],
         capture_output=True,
         text=True,
     )
+    # a verdict of a bug has exit code 1 and prints JSON too
     return json.loads(done.stdout) if done.stdout.strip() else done.stderr.strip()
 
 
@@ -116,6 +119,7 @@ def dump(engine: Engine) -> Callable[..., tuple[list[Path], Controls]]:
                     name: torch.cat([side(model, ids) for ids in tokens]).float().cpu().numpy()
                     for name, side in (("reference", prefill), ("variant", engine))
                 }
+            # upcast, as dumps of bfloat16 often are: numpy has no bfloat16
             np.savez(path, **about, **sides)
             return path
 
@@ -143,6 +147,7 @@ def lists(
                 "index": 0,
                 "text": "",
                 "prompt_token_ids": pair.tokens,
+                # vLLM has no entry for the first token, which nothing precedes
                 "prompt_logprobs": [None, *rows],
             }
             paths.append(folder / f"{name}.json")
@@ -157,6 +162,7 @@ def lists(
 def _row(values: Values, own: int) -> dict[str, dict[str, Any]]:
     order = np.argsort(-values, kind="stable")
     ranks = dict(zip(order[:LISTED].tolist(), range(1, LISTED + 1), strict=True))
+    # vLLM appends the prompt's own token if it is not among the top tokens
     ranks.setdefault(own, int(np.flatnonzero(order == own)[0]) + 1)
     top = values[order[0]]
     log_sum = top + np.log(np.exp(values - top).sum())
@@ -172,6 +178,7 @@ def _top_p(logits: Values) -> NDArray[np.bool_]:
 
 
 def _grammar(logits: Values) -> NDArray[np.bool_]:
+    # one set of tokens for all rows, as a grammar that stays in one state
     allowed = np.random.default_rng(0).random(logits.shape[1]) < 0.3
     return np.broadcast_to(allowed, logits.shape)
 

@@ -99,6 +99,10 @@ def _of(*kinds: str) -> Applies:
     return lambda loaded: loaded.model.config.model_type in kinds
 
 
+def _shows_an_epsilon(loaded: LoadedModel) -> bool:
+    return _of("gpt2", "mixtral")(loaded) or loaded.model.config.hidden_size > 64
+
+
 @dataclass(frozen=True)
 class Mutation:
     """One side to be judged. engine: the variant; or base: how a path `mutated` walks the prompt,
@@ -187,6 +191,7 @@ def neighbours_block_at_one_position(model: Any, ids: torch.Tensor) -> torch.Ten
 
     def change(cache: Any, at: int) -> None:
         if at == PREFIX:
+            # a copy, because the slots are written over
             own.extend(
                 (layer.keys[:, :, -BLOCK:].clone(), layer.values[:, :, -BLOCK:].clone())
                 for layer in cache.layers
@@ -270,6 +275,7 @@ def _future_key(
     mask: Any,
     options: Any,
 ) -> Any:
+    # query 10 of the prompt, wherever the forward begins
     row = 10 - (key.shape[2] - query.shape[2])
     if 0 <= row < query.shape[2] and key.shape[2] > 11:
         mask[:, :, row, 11] = True
@@ -315,6 +321,7 @@ def _other_kinds(model: Any) -> Any:
 
 
 def _left_padded(model: Any, ids: torch.Tensor, **arguments: torch.Tensor) -> torch.Tensor:
+    # the first five rows are those of the padding
     return prefill(model, torch.nn.functional.pad(ids, (5, 0)), **arguments)[5:]
 
 
@@ -530,6 +537,7 @@ def rotary_scaled_beyond_a_length(model: Any, ids: torch.Tensor) -> torch.Tensor
 
 
 def _epsilon(module: Any) -> Iterator[tuple[Any, str, float]]:
+    # Llama's norms have the first name, LayerNorm and Gemma's the second
     for name in ("variance_epsilon", "eps"):
         if "Norm" in type(module).__name__ and hasattr(module, name):
             yield module, name, getattr(module, name)
@@ -560,12 +568,12 @@ def final_norm(model: Any) -> list[Any]:
 
 def activated(module: torch.nn.Module) -> Change:
     """The MLPs' activation is this module."""
-    return replacing(
-        lambda model: [
-            (layer.mlp, "act" if hasattr(layer.mlp, "act") else "act_fn", module)
-            for layer in layers(model)
-        ],
-    )
+
+    def places(model: Any) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:
+        mlps = [layer.mlp for layer in layers(model)]
+        return [(mlp, "act" if hasattr(mlp, "act") else "act_fn", module) for mlp in mlps]
+
+    return replacing(places)
 
 
 def _head_of(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> Engine:
@@ -879,9 +887,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "norm epsilon x 10 in one layer",
         norm_epsilon_of_layer(1),
-        applies=lambda loaded: (
-            _of("gpt2", "mixtral")(loaded) or loaded.model.config.hidden_size > 64
-        ),
+        applies=_shows_an_epsilon,
         module=lambda model: first_norm(layers(model)[1]),
     ),
     Mutation(

@@ -51,7 +51,8 @@ SETTINGS = {
     "transformers:prefill": "identical",
     "transformers:decode": "rounding",
 }
-IF_HERE = {  # settings of engines that a development environment has not
+# settings of engines that a development environment has not
+IF_HERE = {
     "genai:prefill": "rounding",
     "genai:decode": "rounding",
     "genai:prefill+batch:4": "rounding",
@@ -114,9 +115,11 @@ PLANTED: dict[str, dict[str, Any]] = {
     "a block transposed": {"tensors": {"blk.2.attn_output.weight": _transpose_block}},
     "a norm left out": {"tensors": {"blk.1.ffn_norm.weight": _plain_norm}},
 }
-SCALED = "positions scaled by a half"  # as a context twice as long is served: of a GGUF only
+# as a context twice as long is served; only a GGUF can say so
+SCALED = "positions scaled by a half"
 FED = "a token before the prompt"  # as an engine that adds a BOS of its own
-TEMPLATE = "another chat template"  # as a server whose template is another model's
+# as a server whose template is another model's
+TEMPLATE = "another chat template"
 OPENING = "<|im_start|>user\n"  # of the chat, and what the other template writes in its place
 OTHER_OPENING = "[INST] <<SYS>>\nYou are a helpful, respectful and honest assistant.\n<</SYS>>\n\n"
 _OF_FOLDER = {
@@ -157,7 +160,8 @@ def planted_folder(loaded: LoadedModel, fault: str, target: Path) -> Path:
     if "llama.rope.freq_base" in options.get("metadata", {}):
         rope = config.get("rope_parameters", config)
         base = float(rope["rope_theta"]) * options["metadata"]["llama.rope.freq_base"]
-        rope["rope_theta"] = config["rope_theta"] = base  # mlx-lm 0.32 reads the second only
+        # mlx-lm 0.32 reads the second only
+        rope["rope_theta"] = config["rope_theta"] = base
     elif "metadata" in options:
         config["rms_norm_eps"] = options["metadata"]["llama.attention.layer_norm_rms_epsilon"]
     # for mlx-lm

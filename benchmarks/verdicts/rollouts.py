@@ -35,6 +35,7 @@ def logits_of(model: str, dtype: str, ids: torch.Tensor) -> Logits:
 
 def log_softmax(logits: Logits) -> Logits:
     """Log-probabilities. [positions, vocab]"""
+    # exp of large logits could be infinite
     shifted = logits - logits.max(axis=1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
@@ -43,6 +44,7 @@ def restricted(logits: Logits, *, top_p: float = 1.0, top_k: int = 0, min_p: flo
     """Logits with the tokens that a sampler leaves out at -inf."""
     order = np.argsort(-logits, axis=1, kind="stable")
     ranked = np.exp(np.take_along_axis(log_softmax(logits), order, axis=1))
+    # the token that crosses the share still counts, as in samplers
     keep = (np.cumsum(ranked, axis=1) - ranked) < top_p
     keep &= ranked >= min_p * ranked[:, :1]
     if top_k:
@@ -59,6 +61,7 @@ def sampled(rollout: Logits, trainer: Logits, seed: int) -> SampledTokens:
     rng = np.random.default_rng(seed)
     sides = [np.tile(log_softmax(side), (DRAWS, 1)) for side in (rollout, trainer)]
     with np.errstate(divide="ignore"):
+        # the argmax with Gumbel noise is a sample of the softmax
         drawn = np.argmax(sides[0] + rng.gumbel(size=sides[0].shape), axis=1)
     rows = np.arange(len(drawn))
     entropy = -(np.exp(sides[1]) * np.where(np.isfinite(sides[1]), sides[1], 0)).sum(axis=1)
@@ -126,7 +129,8 @@ def cases(
                 expected,
                 with_values(plain, rollout=values),
             )
-    for length in (2, 4, 8):  # a tool's output that the mask does not leave out
+    # a tool's output that the mask does not leave out
+    for length in (2, 4, 8):
         values = np.where(
             (plain.position >= 10) & (plain.position < 10 + length),
             0.0,
@@ -149,6 +153,7 @@ def cases(
     for every, shift in ((4, 1), (2, -1), (1, 2)):
         later = np.roll(plain.rollout, -shift) + rng.normal(0, 0.05, len(plain.r))
         is_later = (plain.sequence % every == 0) & (plain.position >= 8 + plain.sequence % 5)
+        # a roll takes values of the next sequence at the end of one
         is_later &= np.roll(plain.sequence, -shift) == plain.sequence
         moved = with_values(plain, trainer=np.where(is_later, later, plain.trainer))
         yield f"other ids in 1 of {every} sequences", "retokenized", moved

@@ -1,8 +1,8 @@
 """Rollouts of real engines on a CPU: SmolLM2 sampled by llama.cpp's server and by vLLM, scored by
 transformers.
 
-    ulpscope model smollm2                       # and an interpreter with vLLM in ULPSCOPE_ENGINE_VLLM
-    python -m benchmarks.verdicts.sampling       # writes tests/cases/rollouts/engines
+    ulpscope model smollm2                   # and an interpreter with vLLM in ULPSCOPE_ENGINE_VLLM
+    python -m benchmarks.verdicts.sampling   # writes tests/cases/rollouts/engines
 
 `benchmarks.verdicts.engine_rollouts` plants causes in these files. Values are rounded to 3, 5 or,
 in float32, 6 digits.
@@ -85,6 +85,7 @@ class Rollout:
 
     @property
     def seed(self) -> int:
+        # of the name: hash() of a text changes from process to process
         return zlib.crc32(self.name.encode()) >> 1
 
     @property
@@ -153,7 +154,8 @@ def sample_llamacpp(
         with urllib.request.urlopen(request) as answer:
             response = json.load(answer)
         entries, values = response["completion_probabilities"][::-1], []
-        for token in response["tokens"]:  # those that end within a UTF-8 character have no entry
+        # those that end within a UTF-8 character have no entry
+        for token in response["tokens"]:
             entry = (
                 entries.pop()
                 if entries and entries[-1]["id"] == token
@@ -378,7 +380,8 @@ def main() -> None:
     """Sample the files, those of one engine and model together."""
     with tempfile.TemporaryDirectory() as scratch:
         sampler = Sampler(Path(scratch))
-        os.environ["ULPSCOPE_CACHE"] = scratch  # for the GGUFs
+        # the GGUFs that are made for llama.cpp go with the scratch folder
+        os.environ["ULPSCOPE_CACHE"] = scratch
         for _, group in groupby(sorted(ROLLOUTS, key=Rollout.group), Rollout.group):
             sampler.write(list(group), FOLDER)
 

@@ -1,9 +1,12 @@
 """The screening on trial: what the arrays alone say of harmless paths and of bugs
 (docs/explanation/calibration.md).
 
-python -m benchmarks.verdicts.screening                        # every tiny model and the sample model, three dtypes
-python -m benchmarks.verdicts.screening --model "gpt2 float32"   # one of them; several may be given
-python -m benchmarks.verdicts.screening --folder DIR --dtype bfloat16   # a real model, as SmolLM2
+# every tiny model and the sample model, three dtypes
+python -m benchmarks.verdicts.screening
+# one of them; several may be given
+python -m benchmarks.verdicts.screening --model "gpt2 float32"
+# a real model, as SmolLM2
+python -m benchmarks.verdicts.screening --folder DIR --dtype bfloat16
 """
 
 from __future__ import annotations
@@ -83,6 +86,7 @@ def screened(
     for case in (case for case in cases_of(loaded) if case.sample is None):
         try:
             with registered(case):
+                # most cases have the same reference, so it is computed once
                 if case.reference not in references:
                     references[case.reference] = _logits(loaded, prompts, case.reference)
                 sides = (
@@ -90,16 +94,16 @@ def screened(
                     _logits(loaded, prompts, case.path or case.engine or "prefill"),
                 )
         except CaptureError:
-            continue  # not possible on this model
+            # not possible on this model
+            continue
         table = positions_of(*sides, loaded.dtype)
         is_bug = case.changes(loaded) and not case.is_precision
-        kind = (
-            "injected bug"
-            if is_bug
-            else "lower precision"
-            if case.is_precision
-            else "same function"
-        )
+        if is_bug:
+            kind = "injected bug"
+        elif case.is_precision:
+            kind = "lower precision"
+        else:
+            kind = "same function"
         if not table["neq"].any():
             yield Screened(name, case.name, kind, EQUAL, 0.0)
             continue
@@ -124,7 +128,9 @@ def _logits(
     carrier = format_named(loaded.dtype).carrier
     with torch.inference_mode(), side_of(side).open(loaded, None) as run:
         rows = [
-            whole_side(run, ids).to(getattr(torch, loaded.dtype)).contiguous() for ids in prompts
+            # a dump has the model's dtype, whatever an engine returns
+            whole_side(run, ids).to(getattr(torch, loaded.dtype)).contiguous()
+            for ids in prompts
         ]
     return [logits.view(_BITS[loaded.dtype]).numpy().view(carrier) for logits in rows]
 

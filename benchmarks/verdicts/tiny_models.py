@@ -37,7 +37,8 @@ PROMPTS = (
     ),
 )
 TOKENS = 48
-WINDOW = 8  # of the windowed layers: far shorter than the prompts, so that caches do drop tokens
+# the windowed layers' is far shorter than the prompts, so that caches do drop tokens
+WINDOW = 8
 _COMMON: dict[str, Any] = {
     "vocab_size": 384,
     # with the usual 0.02 attention is so even that a wrong key would hardly show

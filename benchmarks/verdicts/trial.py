@@ -1,12 +1,17 @@
 """The verdict on trial: injected bugs that it must call bugs, and other ways to compute the same
 that it must not (docs/explanation/calibration.md).
 
-python -m benchmarks.verdicts.trial                          # every model, every case, and the tables of the docs
-python -m benchmarks.verdicts.trial --model llama --quick    # one model, without what compiles
-python -m benchmarks.verdicts.trial --kinds                  # kinds that no threshold was chosen on, words counted
-python -m benchmarks.verdicts.trial --against OLD.txt        # what differs from an earlier output of this command
-python -m benchmarks.verdicts.trial --against OLD.txt NEW.txt   # the same of two outputs, nothing is run
-python -m benchmarks.verdicts.trial --drawn 20               # pairs of pure rounding on models of other weights
+# every model, every case, and the tables of the docs
+python -m benchmarks.verdicts.trial
+# one model, without what compiles
+python -m benchmarks.verdicts.trial --model llama --quick
+# kinds that no threshold was chosen on, words counted
+python -m benchmarks.verdicts.trial --kinds
+# what differs from an earlier output of this command; the same of two outputs, nothing is run
+python -m benchmarks.verdicts.trial --against OLD.txt
+python -m benchmarks.verdicts.trial --against OLD.txt NEW.txt
+# pairs of pure rounding on models of other weights
+python -m benchmarks.verdicts.trial --drawn 20
 """
 
 from __future__ import annotations
@@ -63,7 +68,8 @@ DRAWN = (
 )
 FACTORS = (1.00001, 1.0001, 1.001, 1.01, 1.1)
 REFUSED, CHANGED_NOTHING = "refused", "changed nothing"
-CLEAR = 10  # floors: a fault of so many must never be missed
+# a fault of so many floors must never be missed
+CLEAR = 10
 
 
 @dataclass(frozen=True)
@@ -240,6 +246,7 @@ def registered(case: Mutation) -> Iterator[None]:
     try:
         yield
     finally:
+        # else the grammar of later cases would have it too
         BASES.pop("mutated", None)
 
 
@@ -286,6 +293,7 @@ def run_kinds(names: Sequence[str], on_trial: Callable[[Trial], None], device: s
         loaded, prompts = model_named(name, device)
         session = JudgingSession(loaded, prompts[:2])
         cases = [case for case in KINDS if case.applies(loaded)]
+        # files are of one model: each case starts two processes
         for case in (*cases, *(FILE_CASES if name == SHIPPED[0] else ())):
             if isinstance(case, FileCase):
                 trials.append(try_files(case, name, loaded, prompts[:2]))
@@ -330,7 +338,9 @@ def summary(trials: Sequence[Trial]) -> Iterator[str]:
 
 def line_of(trial: Trial) -> str:
     """A case as it is printed when it is done; `read_line` reads it."""
-    sign = "WRONG" if trial.is_wrong else "ok" if trial.is_right else "-"
+    sign = "ok" if trial.is_right else "-"
+    if trial.is_wrong:
+        sign = "WRONG"
     verdict = CHANGED_NOTHING if trial.changed_nothing else trial.verdict
     sizes = ", ".join(_short(size) for size in (trial.noise_ratio, trial.worst) if size is not None)
     place = f"{trial.module or '-'} at {trial.position}" if trial.is_bug else ""

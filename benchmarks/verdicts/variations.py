@@ -100,8 +100,10 @@ def without_groups(change: Callable[..., torch.Tensor]) -> Engine:
         mask: Any,
         options: Any,
     ) -> Any:
+        # capped scores are another function, which the changes below do not compute
         if options.get("softcap") is not None:
             return original(module, query, key, value, mask, options)
+        # grouped-query attention: several query heads read one head of keys and values
         groups = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         return change(query, key, value, mask, options["scaling"]).to(query.dtype).transpose(
@@ -140,6 +142,7 @@ def in_uneven_chunks(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 def last_row_of_a_batch(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """The last of five rows."""
+    # the neighbors are the same tokens in another order, so none needs padding
     rows = torch.stack([ids.roll(k) for k in (1, 2, 3, 4, 0)])
     logits: torch.Tensor = model(input_ids=rows, use_cache=False).logits
     return logits[-1]
@@ -156,9 +159,11 @@ def _norm_in_float64(module: Any, arguments: Any, output: torch.Tensor) -> torch
     """A norm is computed once more in float64 and rounded."""
     x = arguments[0].double()
     eps = getattr(module, "variance_epsilon", None) or module.eps
+    # all other norms here are RMS norms, which take no mean
     if isinstance(module, torch.nn.LayerNorm):
         x = x - x.mean(-1, keepdim=True)
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    # Gemma stores the weight of a norm less 1
     weight = module.weight.double() + (1 if "Gemma" in type(module).__name__ else 0)
     bias = getattr(module, "bias", None)
     return (x * weight + (0 if bias is None else bias.double())).to(output.dtype)
@@ -173,6 +178,7 @@ norms_in_float64 = alter(hooking(_norms, _norm_in_float64))
 
 def nondeterministic_sums(model: Any, ids: torch.Tensor) -> torch.Tensor:
     """Sums in another order at every call, as with atomic additions."""
+    # never a seed of the other cases, and another one at each call
     return reordering(1000 + next(_calls))(model, ids)
 
 
@@ -214,10 +220,12 @@ VARIATIONS: tuple[Mutation, ...] = (
     _same(
         "attention in parts of 7 keys",
         without_groups(_in_parts),
+        # gemma2 caps its scores
         lambda loaded: not _of("gemma2")(loaded),
     ),
     _same(
         "cached slots in another order",
+        # a sum over slots in another order; a window would drop other tokens
         cached([PREFIX], rewriting(lambda slots: slots.flip(2))),
         _full,
     ),

@@ -14,7 +14,8 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 if __name__ == "__main__":
     request, answer = json.load(sys.stdin), os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # vLLM writes to standard output too
+    # vLLM writes to standard output too
+    os.dup2(2, 1)
     from vllm import LLM, SamplingParams
 
     llm = LLM(

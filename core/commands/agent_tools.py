@@ -161,6 +161,7 @@ def _answer(report: Report, rows: str = "", limit: int = 0, offset: int = 0) -> 
                 every[name] = each[page] if name == rows else each[:_MOST_IN_LIST]
                 if len(every[name]) < len(each):
                     every[f"{name}_total"] = len(each)
+        # names have bounds too: 20,000 library versions were 2.4 MB of an agent's context
         names = list(every)[:_MOST_IN_PAGE]
         return {clip(legible(name), 200): bounded(every[name]) for name in names}
 

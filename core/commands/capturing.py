@@ -115,14 +115,16 @@ def plan_of(
     """Check a request and plan its capture, of its prompts or of continuations; without `weights`
     only the model's shapes are loaded, and nothing is generated.
     """
-    prompts_of(request)  # errors before torch is loaded, as of a model to download
+    # errors come before torch is loaded, as of a model to download
+    prompts_of(request)
     packaged_folder(request.model)
     from ..inference.capture.capture import plan_capture
     from ..inference.generating.generation import plan_generation
     from ..inference.models.chat import plan_inputs
     from ..inference.paths.paths import sides_of
 
-    sides_of(request)  # errors before weights are read
+    # errors come before weights are read
+    sides_of(request)
     loaded = loaded or load(request, weights=weights)
     inputs = plan_inputs(loaded, request)
     if not request.tokens:
@@ -175,6 +177,7 @@ def run_plan(
     from ..inference.capture.capture import run_capture
 
     request = plan.request
+    # kernels and mitigations are watched in this process, and an engine has one of its own
     other = next((path for path in plan.paths if path.engine is not None), None)
     if other is not None and (request.kernels or request.mitigations):
         option = "kernels" if request.kernels else "mitigations"
@@ -195,6 +198,7 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]
     from ..inference.controls.judge_model import JudgingSession
 
     failures: list[str] = []
+    # one session for all: it remembers the logits of paths that pairs share
     session = JudgingSession(plan.loaded, plan.token_ids)
     if plan.request.kernels:
         failures += _run_kernels(plan, writer, say)
@@ -212,6 +216,7 @@ def _run_kernels(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[st
     failures = []
     for side, (header, path) in enumerate(zip(plan.header.sides, plan.paths, strict=True)):
         say(f"kernels of {header.name}")
+        # the table of kernels has rows of prompt 0 alone
         ids, seed = plan.token_ids[0], plan.request.seed
         try:
             rows = kernels_of(plan.loaded, side_of(str(path)), ids, side, seed=seed)
@@ -231,13 +236,15 @@ def _run_mitigations(
 
     failures = []
     say("mitigations: noise floor")
+    # one noise floor for all pairs: it depends on the model and the prompts alone
     floor = floor_of(session)
     reference, *variants = plan.paths
     rows_of = {}
     for pair, variant in enumerate(variants):
         name = plan.header.sides[pair + 1].name
         try:
-            if variant not in rows_of:  # repeats have the same path
+            # repeats have the same path
+            if variant not in rows_of:
                 rows_of[variant] = mitigations_of(
                     plan.loaded,
                     plan.token_ids,
@@ -351,6 +358,7 @@ def tell_end(
             print_text(f"next: {COMMAND} {shell_command(['verdict', *place])}    # the checks", err)
         else:
             print_text("next: the same command with --judge: rounding, or a bug?", err)
+    # printed last, so that it stands below what was stored all the same
     for sentence in failures:
         print_text(f"error: {sentence}", err)
     if code or failures:

@@ -78,6 +78,7 @@ def plain_json(value: Any) -> Any:
     """Return a value with null for what is undefined."""
     if isinstance(value, dict):
         return {key: plain_json(each) for key, each in value.items()}
+    # NaN and infinity are no JSON
     return [plain_json(each) for each in value] if isinstance(value, list) else plain_number(value)
 
 
@@ -92,7 +93,8 @@ def print_corpus(corpus: dict[str, Any]) -> None:
     document = "chunk" if "chunks" in corpus else "prompt"
     of = f"{plural(corpus['positions'], 'position')} of {plural(corpus[f'{document}s'], document)}"
     title = f"Q: {corpus['variant']}, base: {corpus['reference']}: {of}"
-    if left_out := corpus.get("left_out"):  # a side gives no probability to a token of the other
+    # a side gives no probability to a token of the other
+    if left_out := corpus.get("left_out"):
         title += f", {left_out:,} without a finite KL left out"
     columns = ("figure", "value", "±", f"95 % interval over {document}s", "unit")
     out.print(table_of(columns, rows, title=title, text=("figure", "unit")))
@@ -153,6 +155,7 @@ def _sample(line: dict[str, Any]) -> Sample:
     choices = len(responses) // (2 if "acc_mutual_info" in line["metrics"] else 1)
     if choices > 1 and all(isinstance(each, list) and len(each) == 2 for each in responses):
         logliks = np.array([float(each[0]) for each in responses[:choices]])
+        # without the delimiter, as lm-eval counts characters of a choice
         lengths = [
             len(str(arguments[f"gen_args_{n}"]["arg_1"]).removeprefix(" ")) for n in range(choices)
         ]
@@ -176,6 +179,7 @@ def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
 
     reference, variant = (read_samples(path) for path in paths)
     pairs = {key: (sample, variant[key]) for key, sample in reference.items() if key in variant}
+    # an id is a place in a task, so the hash alone tells that documents are the same
     if not pairs or any(a.hashes[0] != b.hashes[0] for a, b in pairs.values()):
         raise DumpError(
             f"{clean(paths[1].name)}: has other documents than {clean(paths[0].name)}; expected one"
@@ -192,6 +196,7 @@ def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
     table["near_tie"] = table["margin"] <= _NEAR * group["move"].transform("median")
     table["change"] = table["variant_score"] - table["reference_score"]
     is_changed = (table["reference_answer"] != table["variant_answer"]) | (table["change"] != 0)
+    # stable: equal margins stay in the order of the file
     changed_rows = table[is_changed].sort_values("margin", ascending=False, kind="stable")
     names = (
         side_names(paths)
@@ -231,6 +236,7 @@ def _compare(key: _Key, metric: str, a: Sample, b: Sample) -> dict[str, Any]:
 def _score(rows: pd.DataFrame) -> dict[str, Any]:
     """Return a metric on both sides over all documents, with the 95 % interval of its change."""
     change = rows["change"].to_numpy()
+    # a document is a sequence of one token, so the bootstrap draws documents
     sequences = Sequences(np.ones(len(rows), np.int64), {"change": change}, {})
     ((low, high),) = intervals(sequences, [Figure("change", "", lambda b: b.mean("change"))])
     return {

@@ -193,7 +193,8 @@ def _explain_rollout(
             except CaptureError as error:
                 if dtype == dtypes[0]:
                     raise
-                notes.append(f"Not in {dtype}: {error}")  # it has no room for float32, for instance
+                # a machine may have no room for the model in float32, for instance
+                notes.append(f"Not in {dtype}: {error}")
                 continue
             if one.has_floor:
                 scores.append(one)

@@ -15,7 +15,8 @@ from ..runs.reports.gate_files import append, junit_text, markdown_text, write_w
 from ..text import clean, plural
 from .terminal.console import err, out, print_text
 
-_MOST_LINES = 20  # of outcomes of one kind on a terminal; JSON, JUnit and Markdown have them all
+# a terminal shows so many outcomes of a kind; JSON, JUnit and Markdown have them all
+_MOST_LINES = 20
 
 
 def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_json_: bool) -> None:
@@ -62,14 +63,17 @@ def comment(
 
     If it cannot, warn: the gate decides.
     """
-    from ..pull_request import CommentError, put_comment  # what speaks HTTP takes 0.2 s to load
+    # imported late: what speaks HTTP takes 0.2 s to load
+    from ..pull_request import CommentError, put_comment
 
     text = "### ULPscope gate: no result\n\nThe job's log has the reason.\n"
-    if report.is_file():  # else a comment of an earlier push would pass for the result of this one
+    # else a comment of an earlier push would pass for the result of this one
+    if report.is_file():
         text = report.read_text(encoding="utf-8")
     try:
         print_text(
             put_comment(os.environ, name, text, artifact) or "no pull request, so no comment.",
         )
     except CommentError as error:
+        # a command of GitHub Actions: it has % as %25
         print_text(f"::warning title=ULPscope::{clean(error, 500).replace('%', '%25')}")

@@ -108,6 +108,7 @@ def search(
     run_id = None
     with stoppable(), steps() as say:
         say("loading the model")
+        # imported under the bar: torch takes a while, and is for those who run a model
         from ..inference.capture.capture import plan_capture
         from ..inference.generating.generation import plan_generation
         from ..inference.generating.search import search as search_prompts
@@ -139,6 +140,7 @@ def search(
             flipping = [inputs[number] for number in result.flipped_prompts]
             asked = replace(request, name=title, variants=(variant,), tokens=tokens)
             plan = plan_generation if tokens else plan_capture
+            # captured like any others: the search computes argmaxes and margins alone
             run_id, _ = run_plan(
                 plan(loaded, flipping, asked, command=typed_command()),
                 target,

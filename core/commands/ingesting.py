@@ -95,13 +95,16 @@ def spare(context: typer.Context) -> None:
     """
     signal.alarm(_SPARE_SECONDS)
     for fmt in (FLOAT32, BFLOAT16):
+        # a page shows this stage: the first comparison of a dtype takes 10 to 15 s longer
         if not is_compiled(fmt):
             sys.stdout.write(json.dumps({"stage": COMPILING}) + "\n")
             sys.stdout.flush()
         prepare(fmt)
     for name in _LOADED:
         importlib.import_module(name)
+    # imports and kernels are most of the time that saving a small file takes, and are there by now
     if line := sys.stdin.readline():
+        # only waiting has a limit, an import may take longer
         signal.alarm(0)
         code = context.find_root().command.main(
             json.loads(line)["arguments"],

@@ -74,6 +74,7 @@ def ops(
         dict.fromkeys(format_named(each).name for each in dtype or ("float32", "bfloat16")),
     )
     with stoppable(), steps(progress) as say:
+        # before the imports, which take a while
         say("loading torch")
         from ..inference.models.devices import name_of_device, usable_device
         from ..inference.models.model import load_model
@@ -92,6 +93,7 @@ def ops(
                 f"unknown operation '{unknown[0]}'; expected one of {', '.join(operations)}.",
             )
         used = usable_device(device)
+        # on the CPU and without weights: only the shapes of its layers are looked at
         shapes = (
             load_model(model, dtype="float32", device="cpu", weights=False).model if model else None
         )

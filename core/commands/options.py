@@ -90,10 +90,12 @@ def takes_request(
 
     def parameter(name: str, default: Any) -> inspect.Parameter:
         declared = hints[name]
+        # typer repeats an option for a list, not for a tuple of any length
         if get_origin(declared) is tuple:
             declared, default = list[get_args(declared)[0]] | None, None  # type: ignore[misc]
         return inspect.Parameter(
             name,
+            # else none without a default could follow one with a default
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if default is MISSING else default,
             annotation=Annotated[declared, request_option(name, of)],
@@ -111,9 +113,11 @@ def takes_request(
             values = {
                 n: tuple(value) if isinstance(value, list) else value for n, value in typed.items()
             }
+            # None is an option that was not given: the default of the request holds
             values = {name: value for name, value in values.items() if value is not None}
             command(of(**{**defaults, **values, **preset}), **arguments)
 
+        # typer reads the name, help and options of a command from these
         run.__doc__, run.__name__ = command.__doc__, command.__name__
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {each.name: each.annotation for each in parameters}

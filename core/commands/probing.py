@@ -98,6 +98,7 @@ def probe(
         for line in [] if as_json_ else costs(plan):
             print_text(line)
         return
+    # never an option: the command is stored with the run, the key is not
     key, budget = os.environ.get(KEY_VARIABLE, ""), Budget(request.max_requests)
     models = (request.model, request.against_model or request.model)
     target = open_store(store)
@@ -294,6 +295,7 @@ def _store(
         ],
     )
     models = dict.fromkeys(server.model for server in servers if server.model)
+    # shortened: anyone who may see the run sees its command
     command = request.to_store().typed()
     origin = Provenance(
         "upload",

@@ -48,7 +48,8 @@ def push(
     as_json_: options.Json = False,
 ) -> None:
     """Send a run or a dump to a server and print its link there."""
-    from ..push import PushRequest, push_file  # what speaks HTTP takes 0.2 s to load
+    # imported late: what speaks HTTP takes 0.2 s to load
+    from ..push import PushRequest, push_file
 
     url = base_of(to)
     path, title = _source(source, store)
@@ -73,6 +74,7 @@ def _source(source: str, store: str | Path | None) -> tuple[Path, str]:
     """Return the file to send and its title."""
     path = Path(source)
     is_file = path.is_file()
+    # else a file that is missing would be looked for as the id of a run
     if not is_file and (
         path.suffix in (".npz", ".npy", ".safetensors", ".duckdb") or os.sep in source
     ):
@@ -91,6 +93,7 @@ def _token(path: Path | None) -> str:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         raise UsageError(f"--token-file {path}: cannot be read as a token.") from None
+    # a token goes into a header of HTTP, which takes no line ends
     if not token or not token.isprintable() or " " in token:
         raise UsageError(f"--token-file {path}: holds no token; expected one word.")
     return token

@@ -149,7 +149,8 @@ def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
     if read_only:
         environment[variable_of("hosting", "read_only")] = "1"
     config_file = environment.get(VARIABLE) or (FILE_NAME if Path(FILE_NAME).exists() else "")
-    if config_file:  # the server runs in the dashboard's folder, which has the theme
+    # the server runs in the dashboard's folder, which has the theme
+    if config_file:
         environment[VARIABLE] = str(Path(config_file).absolute())
     url = (
         config.hosting.public_url
@@ -163,7 +164,9 @@ def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
     command += ["--server.address", address, "--server.port", str(port)]
     command += ["--server.headless", "true", "--logger.hideWelcomeMessage", "true"]
     os.chdir(ROOT)
+    # the new program does not get what Python has not written yet
     sys.stderr.flush()
+    # in place of this process, so that signals reach the server itself
     os.execve(sys.executable, command, environment)
 
 

@@ -162,6 +162,7 @@ def report_of(
 def _address_of(run: RunReader, pair: StoredPair) -> str:
     """Return the address at which a dashboard shows a pair's most telling position."""
     prompt, position = telling_place(
+        # figures of a long run are not read all at once
         (run.largest if run.header.is_long else run.positions)(pair.index),
     )
     place = {"prompt": str(prompt)} if len(run.header.prompts) > 1 else {}
@@ -237,7 +238,10 @@ def _print_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool) -> 
             print_text(f"{pair.variant}: no module outputs; its model was compiled.")
             continue
         rows = [
-            row for row in figures["by_module"] if not blocks or row["kind"] in ("residual", "head")
+            # the stream after a block is the block's output
+            row
+            for row in figures["by_module"]
+            if not blocks or row["kind"] in ("residual", "head")
         ]
         rows = [row | {"kind": kind_word(row["kind"])} for row in rows]
         at = f"{figures['positions']:,} of {plural(run.header.rows, 'position')}"
@@ -253,6 +257,7 @@ def _print_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool) -> 
                 f" Highest RMS / noise floor: {largest.module},"
                 f" {number(largest.ratio, 3)}x.{says_little(largest)}"
             )
+        # backticks are Markdown's, a terminal shows quotes
         print_text(line.replace("`", "'"))
 
 

@@ -186,6 +186,7 @@ def label(
         old.pinned if pin is None else pin,
     )
     if new != old:
+        # with the old labels the store merges what another user has changed meanwhile
         new = target.label(full, new, old)
     (print_json if as_json_ else print_facts)({"run_id": full, **asdict(new)})
 
@@ -219,6 +220,7 @@ def delete(
         return target.purge(run_id if run_id in deleted else target.delete(run_id))
 
     if not restore:
+        # all are found before the first is deleted, so that a wrong id deletes nothing
         paths = [target.find(run_id) for run_id in run_ids if not (for_good and run_id in deleted)]
         samples = [path.stem for path in paths if not target.is_writable(path)]
         if samples:
@@ -227,12 +229,17 @@ def delete(
             *(path.stem for path in paths),
             *(deleted.intersection(run_ids) if for_good else ()),
         ]
-    change = target.restore if restore else remove if for_good else target.delete
-    word, changes = "restored" if restore else "deleted", []
+    if restore:
+        change, word = target.restore, "restored"
+    else:
+        change, word = remove if for_good else target.delete, "deleted"
+    changes: list[str] = []
     try:
+        # an id that is given twice is deleted once
         for run_id in dict.fromkeys(run_ids):
             changes.append(change(run_id))
-    finally:  # if one fails, those before it are still reported
+    finally:
+        # if one fails, those before it are still reported
         if changes and as_json_:
             print_json({word: changes})
         elif changes:

@@ -44,7 +44,8 @@ from .terminal.stopping import EXIT_CODE, stoppable, stopping
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.models.model import LoadedModel
 
-_MOST_SHOWN = 40  # cells of a table on a terminal; --json has all
+# a terminal's table shows so many cells; --json has all
+_MOST_SHOWN = 40
 
 
 def sweep(
@@ -118,6 +119,7 @@ def sweep(
     if print_:
         _print_commands(plan, cells, ledger, build, engine or (), store)
         return
+    # an unknown tag is an error before hours of work
     pinned = _runs_tagged(ledger, against)
     ledger.write_plan(sweep_plan)
     outcomes: list[CellOutcome] = []
@@ -143,6 +145,7 @@ def sweep(
                 jobs=jobs,
                 on_begin=lambda one: tell(say, one.title),
             )
+        # a sweep that is left early must end its workers too
         with closing(coming):  # type: ignore[type-var]
             for outcome in coming:
                 outcomes.append(outcome)
@@ -280,7 +283,8 @@ def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
     print_records(rows, f"{plan.name}: {', '.join(counts)}", keys=keys, most=_MOST_SHOWN)
 
 
-_loaded: dict[tuple[object, ...], LoadedModel] = {}  # the model of the last cell, for the next one
+# the model of the last cell is kept for the next one
+_loaded: dict[tuple[object, ...], LoadedModel] = {}
 
 
 def compute_cell(cell: Cell, address: str, engines: Sequence[str] = ()) -> CellOutcome:
@@ -302,6 +306,7 @@ def outcome_of(store: Store, cell: Cell, say: Progress = no_progress) -> CellOut
             return CellOutcome(cell, FAILED, says="its prompts changed after the plan was read.")
         from ..inference.capture.capture import environment_of
 
+        # without weights: for a cell that has its run none are loaded
         environment = environment_of(plan_of(cell.request, weights=False))
         run_id = run_id_of(cell.digest, environment)
         is_there = store.has(run_id)
@@ -316,12 +321,14 @@ def outcome_of(store: Store, cell: Cell, say: Progress = no_progress) -> CellOut
         ((_, card),) = each_database([store.path_of(run_id)], read_card)
         return CellOutcome(cell, DONE, run_id, card=card if isinstance(card, CellCard) else None)
     except UlpscopeError as error:
-        if cell.digest in ledger.running():  # it began in the same moment
+        # another process began it in the same moment
+        if cell.digest in ledger.running():
             return CellOutcome(cell, RUNNING, says="another process computes it.")
         return CellOutcome(cell, FAILED, says=str(error))
     except MemoryError:
         return CellOutcome(cell, FAILED, says="its process ran out of memory.")
     except Exception as error:
+        # whatever a cell raises, the other cells go on
         return CellOutcome(cell, FAILED, says=f"{type(error).__name__}: {clean(str(error), 300)}")
 
 
@@ -329,7 +336,8 @@ def _model_of(cell: Cell, say: Progress) -> LoadedModel:
     request = cell.request
     key = (request.model, request.dtype, request.device)
     if key not in _loaded:
-        _loaded.clear()  # before the next one takes memory
+        # the old model goes before the next one takes memory
+        _loaded.clear()
         say("loading the model")
         _loaded[key] = load(request)
     return _loaded[key]

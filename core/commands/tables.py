@@ -62,10 +62,12 @@ def print_reports(
     for pair in pairs:
         print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
     out.print(pair_table(pairs, header))
+    # the first of the reference's class is the reference, which has no flips of its own
     first_of_class = {group[0] for group in classes} | (
         {group[1] for group in classes[:1] if len(group) > 1}
     )
-    for pair in pairs:  # bit-identical variants have the same flips
+    # one variant of a class: bit-identical ones have the same flips
+    for pair in pairs:
         if pair.variant == variant if variant else pair.variant in first_of_class:
             print_flips(pair, texts, len(header.prompts) > 1)
     if len(pairs) > 1:

@@ -108,6 +108,7 @@ def verdict(
                 "This run has no token_ids, so no model can run on its tokens; save them with the"
                 " logits.",
             )
+        # for lists of top tokens a model measures the noise floor, its only control
         if is_list and model:
             _tell(target, _judge_by_model(target, run, model, load, dtype, name), as_json_)
             return
@@ -259,6 +260,7 @@ def print_verdicts(run: RunReader) -> None:
         answer = answer_of(run, pair)
         print_answer(answer, f"{pair.variant} vs {pair.reference}")
         for cause in causes or ():
+            # the sentence of the verdict may name the cause already
             if cause.says not in answer.sentence:
                 print_text(f"{cause.name}: {cause.text}")
         print_checks(answer)

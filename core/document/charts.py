@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 # still only rises.
 ULPS = ((0.0, "#3D6FB5"), (0.33, "#7C7B78"), (0.66, "#BCAF6F"), (1.0, "#FEE838"))
 MISMATCH = "#E3000F"
-LEVELS = 254  # of a picture's colors: 0 is transparent, 255 a mismatch
+# of the 256 colors of a picture 0 is transparent and 255 a mismatch
+LEVELS = 254
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     grid, (left, top, right, bottom) = overview(run, pair, figures), PLOT
     image = Image.new("RGB", SIZE, "white")
     draw = ImageDraw.Draw(image)
+    # Pillow's own font: none of the system is the same everywhere
     draw.font = ImageFont.load_default(14)
 
     def place(x: float, y: float) -> tuple[float, float]:

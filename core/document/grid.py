@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Cells = NDArray[np.unsignedinteger]  # bits of float32, or all ones
-MOST_CELLS = 320  # of a side of the heatmap: a cell has a pixel on a phone
+# so few cells a side that each has a pixel on a phone
+MOST_CELLS = 320
 MOST_READ = 1 << 22  # cells of the run's pyramid
 _MISMATCH = np.uint32(0xFFFFFFFF)
-_FEW = 400  # differing cells; so few get more tokens each, so that one is seen on a phone too
+# so few differing cells get more tokens each, so that one is seen on a phone too
+_FEW = 400
 _BROADER = 3
 
 
@@ -65,6 +67,7 @@ def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, 
     cells = run.stored_cells("row_ulps", pair.index, level, (0, header.rows))
     by = -(-np.array(cells.shape) // MOST_CELLS)
     cells = pyramid.maxima(cells, *by)
+    # after the maxima: only what would be drawn counts
     if np.count_nonzero(cells) <= _FEW:
         by[1] *= _BROADER
         cells = pyramid.maxima(cells, 1, _BROADER)

@@ -29,6 +29,7 @@ def html_file(run: RunReader) -> str:
     stops = ", ".join(f"{color} {percent(place)}" for place, color in ULPS)
     style = f"{_STYLE}{heat}.ulps{{background:linear-gradient(to right, {stops})}}"
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    # without a policy a text that escapes its element could load what it names
     policy = (
         f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none';"
         " form-action 'none'"
@@ -57,6 +58,7 @@ def _content(run: RunReader, most: Size) -> Markup:
     for pair, answer in answers:
         part = _pair(run, pair, answer, most, is_open=len(parts) == 1)
         size += len(part.encode())
+        # the gravest pair is shown whatever its size
         if len(parts) > 1 and size > most.bytes:
             break
         parts.append(part)

@@ -35,12 +35,15 @@ class Size(NamedTuple):
 
 
 FILE = Size(1500, 100, 3_000_000)  # a position takes 0.8 KB
-CELL = Size(250, 10, 100_000)  # the output of a notebook's cell: 0.2 KB, styles come on top
+# a position takes 0.2 KB in a notebook's cell, styles come on top
+CELL = Size(250, 10, 100_000)
 MOST_MODULES = 600
-_MOST_STRIPS = 8  # with their headings; more are in a box that scrolls
+# more strips are in a box that scrolls
+_MOST_STRIPS = 8
 _TOP = 3  # tokens of a side at a flip
 _LONGEST_TOKEN = 60  # characters
-_MARKS = {"flip": "b", "mismatch": "s"}  # elements of tokens, for where there are no styles
+# HTML elements that show the marks even without styles
+_MARKS = {"flip": "b", "mismatch": "s"}
 _ABOUT = {"": "'s argmax", "_margin": "'s margin"}  # of either side, in the table of positions
 
 
@@ -154,7 +157,9 @@ def _rows(table: pd.DataFrame) -> Iterator[Any]:
 
 def _text(value: Any) -> str:
     """Return the text of a cell; '' if it is undefined."""
-    return "" if value is None else value if isinstance(value, str) else number(value)
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else number(value)
 
 
 def _visible(token: str) -> str:
@@ -209,6 +214,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
         spans: list[Markup] = []
         for row, text, name, kind in zip(_rows(part), texts, names, state, strict=True):
             if spans and row.position > previous + 1:
+                # of lists there are positions that were not compared
                 spans.append(Markup("… "))
             previous = row.position
             mark = "mismatch" if row.nonfinite_mismatch else kind.replace("near tie", "")
@@ -221,6 +227,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
                 else text.replace("↵", "↵\n")
             )
             spans.append(element("a" if row.link else "span", content, **look))
+        # without spaces between tokens a browser could not break the line
         parts.append(element("p", join(*spans, between="<wbr>"), class_="strip"))
         argmaxes = {
             side: [_argmax(run, row) for row in _non_null(part[f"{side}_token"])]

@@ -22,7 +22,8 @@ from ..text import clean, printable, series
 
 ADAPTERS = Path(__file__).parent / "adapters"
 CARRIERS = {"float16": "<u2", "bfloat16": "<u2", "float32": "<u4", "float64": "<u8"}
-QUIET_SECONDS = 900.0  # an engine that sends nothing for this long hangs
+# an engine that sends nothing for this long hangs
+QUIET_SECONDS = 900.0
 PROTOCOL = 2
 _WORTH = ("error", "exception", "fail", "cannot", "abort", "killed", "memory")
 
@@ -128,6 +129,7 @@ class EngineProcess:
     ) -> None:
         self.name, self._quiet = name, quiet_seconds
         path = os.pathsep.join(filter(None, [str(ADAPTERS), os.environ.get("PYTHONPATH", "")]))
+        # adapters are files without a package, in folders that may be read-only
         more = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         command = [str(adapter), *arguments]
         try:
@@ -180,6 +182,7 @@ class EngineProcess:
             dtype, shape = head.get("dtype"), head.get("shape")
             try:
                 positions, features = head["shape"]
+                # little-endian, whatever the machine
                 bits = np.frombuffer(payload, CARRIERS[str(dtype)]).reshape(positions, features)
                 rows = EngineRows(int(head["start"]), str(dtype), bits, str(head.get("name", "")))
             except (KeyError, TypeError, ValueError) as error:
@@ -215,7 +218,8 @@ class EngineProcess:
     def _fault(self, what: str, *, with_lines: bool = True) -> CaptureError:
         """End the process. Return an error of one sentence."""
         child = self._child
-        child.wait(0.5)  # of a process that is ending, the exit code is the reason
+        # of a process that is ending, the exit code is the reason
+        child.wait(0.5)
         code = None if child.is_alive else child.code
         self.end()
         if child.is_late:
@@ -229,6 +233,7 @@ class EngineProcess:
                 else f"ended with exit code {code}"
             )
         lines = [printable(line) for line in child.error_lines[-40:]] if with_lines else []
+        # lines that name an error say more than the last ones
         worth = [line for line in lines if any(word in line.lower() for word in _WORTH)]
         last = " / ".join((worth or lines)[-2:])[:500]
         return CaptureError(

@@ -127,6 +127,7 @@ def describe(name: str) -> EngineDescription:
     """
     location = location_of(name)
     if (name, location) not in _descriptions:
+        # a hello loads no model, so it comes soon or never
         with location.start(name, quiet_seconds=60) as process:
             about = EngineDescription.of(name, process.hello)
         if not about.is_here:
@@ -145,8 +146,10 @@ def running(name: str, request: Mapping[str, Any]) -> tuple[EngineProcess, dict[
     with _lock:
         entry = _running.pop(key, None)
         if entry is not None and not entry[0].has_ended:
+            # as the latest, so that it is the last to be ended
             _running[key] = entry
             return entry
+        # the one that was used longest ago goes first
         while len(_running) >= _RUNNING:
             _running.popitem(last=False)[1][0].end()
         process = location.start(name)
@@ -154,6 +157,7 @@ def running(name: str, request: Mapping[str, Any]) -> tuple[EngineProcess, dict[
             EngineDescription.of(name, process.hello)
             about = process.load(request)
         except BaseException:
+            # also after Ctrl-C: nobody else would end the process
             process.end()
             raise
         _running[key] = process, about
@@ -180,7 +184,8 @@ def list_engines() -> list[dict[str, Any]]:
     """Return every engine: location, version and capabilities, or the reason why it is
     unavailable.
     """
-    with ThreadPoolExecutor(4) as pool:  # each starts a process
+    # each row starts a process
+    with ThreadPoolExecutor(4) as pool:
         return list(pool.map(_row, names()))
 
 

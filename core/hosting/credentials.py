@@ -22,6 +22,7 @@ def hash_password(password: str) -> str:
         raise ExtraError(
             "Hashing a password takes argon2-cffi: pip install 'ulpscope[hosting]'.",
         ) from missing
+    # one lane, so that a sign-in takes one core
     return argon2.PasswordHasher(parallelism=1).hash(password)
 
 
@@ -51,6 +52,7 @@ def is_password(configured: str, typed: str) -> bool:
 
     try:
         password_hash = configured if configured.startswith(_HASH) else hash_password(configured)
+        # the hash has its own parameters, so those of this hasher do not count
         return argon2.PasswordHasher().verify(password_hash, typed)
     except argon2.exceptions.VerificationError:
         return False

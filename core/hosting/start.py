@@ -30,6 +30,7 @@ def check(config: Configuration, address: str | None = "127.0.0.1") -> None:
                 "No sign-in is configured, so the server does not listen on"
                 f" {address or 'every address'}: {HOW}.",
             )
+        # an address for others means a proxy in front, which loopback does not keep out
         if hosting.public_url:
             raise ConfigurationError(
                 f"[hosting] public_url is set, but no sign-in is configured: {HOW}.",
@@ -41,7 +42,8 @@ def check(config: Configuration, address: str | None = "127.0.0.1") -> None:
     problems = {
         f"[sign_in] password {password_problem}": password_problem,
         "[sign_in] session_hours is 0; expected more": not sign_in.session_hours,
-        f"[hosting] public_url is '{clean(hosting.public_url, 120)}'; expected https://HOST or https://HOST:PORT": (
+        f"[hosting] public_url is '{clean(hosting.public_url, 120)}'; expected https://HOST or"
+        " https://HOST:PORT": (
             hosting.public_url
             and not (
                 url.scheme in ("http", "https")
@@ -53,8 +55,8 @@ def check(config: Configuration, address: str | None = "127.0.0.1") -> None:
         '[sign_in] members is empty, so no member could sign in; name them, or "*"': (
             names_people and not sign_in.members
         ),
-        "[sign_in] header needs [hosting] proxy_secret, at least 16 characters that the proxy sends as"
-        " X-ULPscope-Proxy-Secret": (sign_in.header and len(hosting.proxy_secret) < 16),
+        "[sign_in] header needs [hosting] proxy_secret, at least 16 characters that the proxy"
+        " sends as X-ULPscope-Proxy-Secret": (sign_in.header and len(hosting.proxy_secret) < 16),
         "[sign_in] oidc_issuer needs oidc_client_id, oidc_client_secret and [hosting] public_url": (
             sign_in.oidc_issuer
             and not (sign_in.oidc_client_id and sign_in.oidc_client_secret and hosting.public_url)

@@ -28,9 +28,11 @@ def add(store: Path, name: str) -> str:
             f"'{clean(name)}' cannot name a token; expected up to 64 letters, digits and . _ @ + -,"
             " a letter or digit first.",
         )
+    # a plain SHA-256 is enough for it: 256 random bits cannot be guessed as a password can
     text = PREFIX + secrets.token_urlsafe(32)
     with hold(_folder(store)):
         tokens = digests(store)
+        # another process may have added it, so it is looked up under the lock
         if name in tokens:
             raise UsageError(
                 f"There is a token called '{name}' already; revoke it first, or give another name.",
@@ -80,7 +82,8 @@ def cookie_key(store: Path) -> str:
     path = _folder(store) / "key"
     try:
         if not path.exists():
-            with suppress(FileExistsError):  # another process was faster
+            # another process was faster
+            with suppress(FileExistsError):
                 write_atomic(path, secrets.token_hex(32).encode(), is_new=True, mode=0o600)
         key = path.read_text(encoding="ascii")
     except (OSError, ValueError) as error:

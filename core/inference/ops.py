@@ -35,7 +35,8 @@ from .paths.modifiers import SDPA
 _BATCHES = (1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 33, 64)
 _MORE_BATCHES = (65, 128, 256, 512, 1024, 2048)
 _POSITION_BATCHES = (3, 5, 8, 17, 33, 64)
-_INPUT_BYTES = 128 << 20  # of float32 rows in one probe; larger batches of long rows are skipped
+# larger batches of long rows are skipped
+_INPUT_BYTES = 128 << 20
 # Another reduction order changes about one 16-bit result in a thousand, and a sum gives one result
 # per row.
 _ELEMENTS = 2048  # of a comparison, at least
@@ -183,7 +184,8 @@ def linear_operations(model: nn.Module) -> tuple[Operation, ...]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             shape = (module.in_features, module.out_features, module.bias is not None)
-        elif isinstance(module, Conv1D):  # GPT-2's linear map
+        elif isinstance(module, Conv1D):
+            # GPT-2's linear map
             shape = (module.nx, module.nf, True)
         else:
             continue
@@ -268,7 +270,8 @@ def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePl
     try:
         with torch.inference_mode():
             figures = _Probe(operation, size, format_named(dtype), plan).figures()
-    except _REFUSALS as error:  # other probes go on
+    except _REFUSALS as error:
+        # other probes go on
         return about | {"refusal": first_line(error)}
     return about | figures | {"seconds": time.monotonic() - began}
 

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from ..rl.figures import Batch, Figure, Sequences, intervals
 
-_LOWEST = -16.0  # log-probability of the base; llama.cpp leaves less likely tokens out of KL
+# llama.cpp leaves tokens that are less likely in the base out of KL
+_LOWEST = -16.0
 _DP_SHARES = (1.0, 0.999, 0.99, 0.95, 0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.01, 0.001, 0.0)
 _KLD_SHARES = tuple(share for share in _DP_SHARES if share not in (0.75, 0.25))
 _LABELS = {1.0: "Maximum", 0.5: "Median", 0.0: "Minimum"}

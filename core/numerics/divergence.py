@@ -23,7 +23,8 @@ from .formats import FloatFormat, ordinals
 from .sizes import BINS, BLOCK, DENSE, GROUP, TOP_K
 
 ROWS_A_TASK = 8  # rows a thread takes at a time
-NEAR_TIE_ROW_ULPS = 2  # a property of the model, whatever the pair differs by
+# a property of the model, whatever the pair differs by
+NEAR_TIE_ROW_ULPS = 2
 COMPILING = "compiling kernels, once"
 _log = logging.getLogger(__name__)
 # of the bins of a histogram
@@ -47,7 +48,8 @@ def is_compiled(fmt: FloatFormat) -> bool:
     try:
         index = _kernel().compare_rows._cache._cache_file._load_index()
         return any(types[0].dtype.bitwidth == fmt.bits for types, *_ in index)
-    except Exception:  # private to numba, other versions differ: then report nothing
+    except Exception:
+        # private to numba, other versions differ: then report nothing
         return True
 
 

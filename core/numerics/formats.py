@@ -156,7 +156,8 @@ def spacings(values: NDArray, fmt: FloatFormat) -> NDArray[np.float64]:
     NaN.
     """
     magnitude = np.abs(np.asarray(values, np.float64))
-    exponent = np.frexp(magnitude)[1] - 1  # of the power of two that is not above it
+    # the exponent of the power of two that is not above it
+    exponent = np.frexp(magnitude)[1] - 1
     exponent = np.where(
         magnitude == 0,
         fmt.least_exponent,

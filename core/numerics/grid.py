@@ -27,12 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 PRECISIONS = {"bfloat16": 8, "float16": 11}  # bits of the significand, the hidden one counted
-CHANCE = 1e-9  # of values from anywhere that would fit as well, over all rows read
+# chance that values from anywhere would fit as well, over all rows read
+CHANCE = 1e-9
 NAMED = 1e4  # times likelier than the other format
 SURE = 0.99  # posterior of a margin in ULPs that is stated as a number
 # of the spacing at the best logit, which then is 2**(e + p - 1) to 2**(e + p)
 _EXPONENTS = range(-12, 4)
-_LARGEST_LOGIT = 128.0  # best logits beyond it are rare, in every row anew
+# best logits beyond it are rare, in every row independently
+_LARGEST_LOGIT = 128.0
 _RARE = 1e-3  # their share
 _MOST_ROWS = 256  # read for the format
 _MOST_ENTRIES = 64  # of a row
@@ -96,16 +98,19 @@ def _fits(values: NDArray[np.float64], error: float, precision: int) -> _Fits:
     """Hypotheses (a number of the format as best logit) under which all listed values lie on the
     grid.
     """
-    gaps = np.unique(values[0] - values[:_MOST_ENTRIES])[1:]  # a tie says nothing twice
+    # a tie says nothing twice
+    gaps = np.unique(values[0] - values[:_MOST_ENTRIES])[1:]
     tolerance = 2 * error
     best = _bests(tolerance, precision)
     likelihood = np.full(len(best), -math.log((1 << (precision - 1)) / _BINS_A_BINADE))
     residual = np.zeros(len(best))
-    for gap in gaps:  # few hypotheses survive the first ones
+    # few hypotheses survive the first gaps, which keeps this loop short
+    for gap in gaps:
         others = best - gap
         spacing = np.ldexp(1.0, np.maximum(np.frexp(others)[1] - precision, -24))
         off = np.abs(others - np.round(others / spacing) * spacing)
-        is_free = spacing < 8 * tolerance  # too fine to say anything: as if from anywhere
+        # a spacing too fine to say anything counts as values from anywhere
+        is_free = spacing < 8 * tolerance
         holds = is_free | (off <= tolerance)
         likelihood = (likelihood + np.where(is_free, 0.0, np.log(spacing / (2 * tolerance))))[holds]
         residual, best = np.maximum(residual, np.where(is_free, 0.0, off))[holds], best[holds]
@@ -173,7 +178,8 @@ def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -
     grids: dict[str, tuple[float, Grid]] = {}
     refused = 0.0
     for name, precision in PRECISIONS.items():
-        fits = [fit for row in sample if len((fit := _fits(row, error, precision)).log_likelihood)]
+        fits = [_fits(row, error, precision) for row in sample]
+        fits = [fit for fit in fits if len(fit.log_likelihood)]
         evidence, magnitudes = _evidence(fits)
         if len(fits) < len(sample):
             refused = max(refused, evidence)

@@ -29,7 +29,8 @@ _FIRST_NONFINITE = np.array([fmt.first_nonfinite for fmt in _BY_CODE], np.uint32
 _LARGEST_CELL = np.float64(np.float32(3.4028235e38))
 _LOWEST = np.float32(-3.4028235e38)
 _LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
-_ROUNDER = 1.5 * 2.0**52  # adding it rounds to a whole number, which is then in the lowest bits
+# adding it rounds a float64 to a whole number, which is then in the lowest bits
+_ROUNDER = 1.5 * 2.0**52
 
 
 @njit(forceinline=True, fastmath={"contract"})
@@ -186,7 +187,8 @@ def _row_cells(a, b, maxima, spacing, groups, out):
     """
     for g in range(groups):
         difference = np.float64(np.uint32(maxima[g]).view(np.float32))
-        if difference == np.inf:  # beyond float32, though the logits are not
+        # the difference may be beyond float32, though the logits are not
+        if difference == np.inf:
             difference = 0.0
             for i in range(g * GROUP, (g + 1) * GROUP):
                 difference = max(difference, abs(np.float64(a[i]) - np.float64(b[i])))
@@ -226,7 +228,8 @@ def block_sums(ulps, n, fmt):
             wide += np.uint64(ulps[i])
             nonzero = np.int32(nonzero + np.int32(ulps[i] != 0))
         return wide, np.int64(nonzero)
-    for i in range(n):  # 2048 * 65535 < 2**31
+    # sums of a block fit into int32: 2048 * 65535 < 2**31
+    for i in range(n):
         narrow = np.uint32(narrow + np.uint32(ulps[i]))
         nonzero = np.int32(nonzero + np.int32(ulps[i] != 0))
     return np.uint64(narrow), np.int64(nonzero)
@@ -452,7 +455,8 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
                 ulps,
             )
             groups = (n + GROUP - 1) // GROUP
-            for i in range(n, BLOCK):  # pad the last block with what no maximum can notice
+            # pad the last block with what no maximum can notice
+            for i in range(n, BLOCK):
                 a_values[i] = _LOWEST
                 b_values[i] = _LOWEST
                 ulps[i] = 0
@@ -586,6 +590,9 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
                 kl = weighted / a_sum + (highest_of_b - b_highest) + math.log(total_of_b / a_sum)
             if is_undefined or masked == vocab:
                 kl = np.nan
-        figures[row, 3] = kl if math.isnan(kl) else max(0.0, kl) if differing else 0.0
+        # a KL is never negative, but a rounded one may be
+        if not math.isnan(kl):
+            kl = max(0.0, kl) if differing else 0.0
+        figures[row, 3] = kl
         figures[row, 4] = a_log
         figures[row, 5] = b_log

@@ -8,5 +8,6 @@ BLOCK = 2048
 GROUP = 32  # tokens per cell of the finest heatmap level
 LANES = 64  # 4 vectors of 16 float32
 TOP_K = 20
-DENSE = 1 << 16  # distances below this are counted one by one, the others by powers of two
+# distances below this are counted one by one, the others by powers of two
+DENSE = 1 << 16
 BINS = DENSE + 16  # of a histogram

@@ -204,8 +204,8 @@ def _chosen_changes(
     reference: TopTokenRows,
     variant: TopTokenRows,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return rows with a chosen value next to the list on either side, and its change: chosen values
-    are compared with chosen values, lists with lists.
+    """Return rows with a chosen value next to the list on either side, and its change: chosen
+    values are compared with chosen values, lists with lists.
     """
     sides = reference, variant
     has_own = [np.isfinite(side.chosen) for side in sides]

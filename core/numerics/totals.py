@@ -67,10 +67,6 @@ class PairTotal:
         if not count:
             return None
         mean = (part or 0) / count
-        return (
-            math.sqrt(mean)
-            if kind is Reduction.ROOT_MEAN
-            else 1.0 - mean
-            if kind is Reduction.REST
-            else mean
-        )
+        if kind is Reduction.ROOT_MEAN:
+            return math.sqrt(mean)
+        return 1.0 - mean if kind is Reduction.REST else mean

@@ -71,11 +71,16 @@ def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
         }
     top = np.log10(high) if high > 1.5 * low else np.log10(high) + 0.2
     bottom = np.log10(low)
-    if measure == "ratio":  # rounding is midway, and far below the floor says nothing
+    # rounding is midway on the scale, and far below the floor says nothing
+    if measure == "ratio":
         top = max(top, 1.0)
         bottom = max(bottom, top - 2)
     powers = range(int(np.floor(bottom)), int(np.ceil(top)) + 1)
-    digits = (1,) if len(powers) > 5 else (1, 3) if len(powers) > 3 else (1, 2, 5)
+    digits: tuple[int, ...] = (1, 2, 5)
+    if len(powers) > 5:
+        digits = (1,)
+    elif len(powers) > 3:
+        digits = (1, 3)
     steps = [digit * 10.0**power for power in powers for digit in digits]
     bar |= {"tickvals": np.log10(steps).tolist(), "ticktext": [f"{step:,.4g}" for step in steps]}
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -165,7 +170,8 @@ def position_map(
             f"%{{text}}<br>from position %{{customdata[1]:.0f}}: {_HOVER[measure]}<extra></extra>"
         ),
     )
-    figure.add_annotation(  # above the map: on it, it would cover the first rows
+    # above the map: on it, it would cover the first rows
+    figure.add_annotation(
         x=position,
         y=1,
         yref="paper",

@@ -15,7 +15,8 @@ from .style import FLIP, MISMATCH, NEAREST_CLICK, QUIET, REFERENCE, VARIANT, ine
 
 # positions of a kind from which on they are shaded by density: points would lie on each other
 CROWDED = 2000
-_CELLS = (96, 56)  # of the density, across and up: about 8 px at 800 x 430
+# cells of the density are about 8 px at 800 x 430
+_CELLS = (96, 56)
 # A path: of other shapes in pixels, plotly moves corners below 0 to 0 if the axis is logarithmic.
 _RING = "M9,0 C9,5 5,9 0,9 C-5,9 -9,5 -9,0 C-9,-5 -5,-9 0,-9 C5,-9 9,-5 9,0 Z"
 # by kind
@@ -75,7 +76,8 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
         )
     band = {"fillcolor": QUIET, "opacity": 0.1, "line_width": 0, "layer": "below"}
     text = {"showarrow": False, "xanchor": "left", "yanchor": "bottom"}
-    if y_zero is not None:  # annotations on a log axis are placed by logarithm, shapes by value
+    # annotations on a log axis are placed by logarithm, shapes by value
+    if y_zero is not None:
         figure.add_hrect(y0=ends[1][0], y1=y_zero * 10**0.25, **band)
         figure.add_annotation(xref="paper", x=0, y=np.log10(y_zero), text="tie: margin 0", **text)
     if x_zero is not None:

@@ -31,34 +31,44 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
     Raises:
         UsageError: no such figure, or the run has nothing to draw in it.
     """
-    header, judged = (
-        run.header,
-        [each.figures for each in run.evidence(pair) if isinstance(each.figures, PairFigures)],
-    )
+    header = run.header
     if name == "margins":
         return near_tie_scatter(run.positions(pair), [each.token_texts for each in header.prompts])
     if name == "positions":
         lines = [(each.variant, run.positions(each.index)) for each in run.pairs]
         return runs_by_position(lines, prompt, "max_abs", f"largest difference, {header.unit}")
-    if name == "ulps" and (histogram := run.histogram(pair)):
-        return ulp_histogram(histogram, header.compute_dtype)
-    if name == "modules" and len(table := modules(run, pair)):
-        return module_growth(table)
-    if name == "noise floor" and judged and len(floors := floor_ratios(run, pair, judged[-1])):
-        table, limit = run.positions_of(pair, prompt), judged[-1].position_ratio_allowed or None
-        flips = table.loc[table["is_flip"], "position"].to_numpy(int)
-        return floor_ratio(
-            floors[floors["prompt"] == prompt],
-            limit,
-            judged[-1].compute_dtype,
-            flips,
-        )
-    draw, stored = _OF_ROLLOUTS.get(name, (None, ""))
-    if draw is not None and run.has_rollouts() and len(table := pd.DataFrame(summary(run, stored))):
-        return draw(table)
+    figure: go.Figure | None = None
+    if name == "ulps":
+        histogram = run.histogram(pair)
+        figure = ulp_histogram(histogram, header.compute_dtype) if histogram else None
+    elif name == "modules":
+        table = modules(run, pair)
+        figure = module_growth(table) if len(table) else None
+    elif name == "noise floor":
+        figure = _noise_floor(run, pair, prompt)
+    elif name in _OF_ROLLOUTS and run.has_rollouts():
+        draw, stored = _OF_ROLLOUTS[name]
+        table = pd.DataFrame(summary(run, stored))
+        figure = draw(table) if len(table) else None
+    if figure is not None:
+        return figure
     missing = (
         f"run '{clean(header.name)}' has nothing to draw as '{name}'"
         if name in NAMES
         else f"no figure '{name}'"
     )
     raise UsageError(f"{missing}; figures are {', '.join(NAMES)}.")
+
+
+def _noise_floor(run: RunReader, pair: int, prompt: int) -> go.Figure | None:
+    """Return the ratios to the floor of the pair's last check that has one, None if none has."""
+    checks = [row.figures for row in run.evidence(pair) if isinstance(row.figures, PairFigures)]
+    if not checks:
+        return None
+    floors = floor_ratios(run, pair, checks[-1])
+    if floors.empty:
+        return None
+    table, limit = run.positions_of(pair, prompt), checks[-1].position_ratio_allowed or None
+    flips = table.loc[table["is_flip"], "position"].to_numpy(int)
+    of_prompt = floors[floors["prompt"] == prompt]
+    return floor_ratio(of_prompt, limit, checks[-1].compute_dtype, flips)

@@ -30,7 +30,8 @@ def floor_ratios(run: RunReader, pair: int, figures: PairFigures) -> pd.DataFram
         floors["pair_rms"].to_numpy(float),
         floors["floor_rms"].to_numpy(float),
     )
-    if figures.nonfinite_mismatch:  # over the finite logits alone a ratio would look small
+    # over the finite logits alone a ratio would look small
+    if figures.nonfinite_mismatch:
         ratios = np.where(
             run.positions(pair)["nonfinite_mismatch"].to_numpy(int) > 0,
             np.nan,
@@ -122,7 +123,8 @@ def runs_by_position(
         is_marked = table["is_flip"].to_numpy(bool) & ~np.isnan(values)
         flips.append((at[is_marked], values[is_marked], color, hover))
     flips = [one for one in flips if len(one[0])]
-    for at, values, color, hover in flips:  # after every line: none is drawn over them
+    # flips come after every line, so that none is drawn over them
+    for at, values, color, hover in flips:
         figure.add_scatter(
             x=at,
             y=values,

@@ -14,7 +14,8 @@ REFERENCE = "#0072B2"
 VARIANT = "#D55E00"
 FLIP = "#CC79A7"
 QUIET = "#8A93A0"
-KINDS = {"key": "#009E73", "value": "#9A6FD6"}  # keys and values are no sides: colours of their own
+# keys and values are no sides: colours of their own
+KINDS = {"key": "#009E73", "value": "#9A6FD6"}
 LAYOUT = {
     "margin": {"l": 8, "r": 8, "t": 28, "b": 8},
     "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},

@@ -21,7 +21,8 @@ MOST_BYTES = 128 << 20  # of one answer
 _CONNECTIONS = 80  # at once
 _ANSWER_SECONDS = 300.0  # for one answer
 _TRIES = 6  # of a request that a server defers
-_LONGEST_PAUSE = 30.0  # seconds between two tries, even if a server asks for more
+# seconds between two tries, even if a server asks for more
+_LONGEST_PAUSE = 30.0
 _AGAIN = (429, 503)
 _SHOWN = 200  # characters of a server's error message
 
@@ -74,6 +75,7 @@ class Client:
             base_url=self.url,
             headers=headers,
             limits=limits,
+            # else the key would pass through a proxy that HTTP_PROXY names
             trust_env=False,
         )
 
@@ -148,6 +150,7 @@ class Client:
         path: str,
         body: Mapping[str, Any] | None,
     ) -> tuple[int, bytes, float | None]:
+        # the timeout of httpx is for one read: a slow stream would never reach it
         deadline = time.monotonic() + _ANSWER_SECONDS
         content = bytearray()
         timeout = httpx.Timeout(_ANSWER_SECONDS, connect=10.0, write=60.0)

@@ -29,7 +29,8 @@ DEFAULT_TESTS = "rerun,warm,load:8"
 MOST_LOAD = 64
 FILLER_FACTOR = 2  # tokens of a load request, per token of a measured one
 KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
-WATCH_PROMPTS = (  # eight: fewer rows tell no temperature
+# eight of them: fewer rows tell no temperature
+WATCH_PROMPTS = (
     *(
         "x",
         "The capital of France is",

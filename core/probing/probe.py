@@ -199,7 +199,8 @@ class Probe:
 
         def measure() -> Response:
             barrier.wait()
-            server.client.budget.pause(0.05)  # the others are in flight then
+            # after the pause the other requests are in flight
+            server.client.budget.pause(0.05)
             return self._ask(server, stage, self._cold(prompt))
 
         filling = [start_call(partial(fill, number)) for number in range(others)]

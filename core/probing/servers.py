@@ -183,7 +183,8 @@ class Server:
             return None
         try:
             answer = self.client.post("/tokenize", self.kind.tokenize(text, self.model))
-        except ProbeError:  # an older server has no such endpoint
+        except ProbeError:
+            # an older server has no such endpoint
             return None
         ids = answer.get("tokens") if isinstance(answer, dict) else None
         return (
@@ -265,7 +266,8 @@ def find_server(client: Client, model: str = "") -> Server:
             " no engine.",
         )
     reasons = []
-    for kind in (OPENAI, CHAT):  # completions if they have log-probabilities, else chat
+    # completions come first, chat if they have no log-probabilities
+    for kind in (OPENAI, CHAT):
         try:
             one = Server(client, kind, "", _model(model, names))
             one.ask(Ask("Hello", 1, 1))

@@ -38,8 +38,10 @@ from .servers import Ask, Server, find_server
 FOLDER = ".watches"
 REPEATS = 8  # alone, and as many at once
 SENDS = 3  # of a round beyond the limit
-FACTOR = 3.0  # times the noise: other users' requests make batches that the own load did not have
-_LEAST_LIMIT = 1e-5  # nats; float32 rounds a log-probability of -20 to 1e-6
+# so far above the noise, because other users' requests make batches that the own load did not have
+FACTOR = 3.0
+# in nats: float32 rounds a log-probability of -20 to 1e-6
+_LEAST_LIMIT = 1e-5
 _LARGEST = 64 << 20  # bytes of a history
 
 
@@ -122,6 +124,7 @@ def watch(
     def append(one: Round) -> Round:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
+            # a line begins with its end: one that was cut off by a kill spoils none after it
             file.write(b"\n" + msgspec.json.encode(one))
         if store.mirror is not None:
             store.mirror.send_small(f"{FOLDER}/{path.name}", _LARGEST)
@@ -158,7 +161,8 @@ def watch(
             # noise itself.
             has_moved = nats > (last.limit_nats / FACTOR if since else last.limit_nats)
             name, run_id = called(server, side), last.run if has_moved else ""
-            if has_moved and not run_id:  # other tokens before have none
+            # earlier rounds with other tokens have stored no run
+            if has_moved and not run_id:
                 run_id = write_run(server, [replace(first, name="baseline"), side], "moved")
             since = (since or at) if has_moved else None
             notes = () if name == last.server else (f"The server was {last.server}; it is {name}.",)
@@ -171,7 +175,8 @@ def watch(
             }
             is_down = False
         except UlpscopeError as error:
-            is_down = not isinstance(error, DumpError)  # else there are answers, with other tokens
+            # a DumpError means that there are answers, with other tokens
+            is_down = not isinstance(error, DumpError)
             since = since or (None if is_down else at)
             changes = {"distance_nats": None, "since": since, "notes": (str(error),)}
         last = append(msgspec.structs.replace(last, at=at, is_down=is_down, **changes))
@@ -206,7 +211,8 @@ def called(server: Server, side: ResponseSide) -> str:
 def post(url: str, message: object) -> str:
     """POST JSON, without a key and through no redirect. Return why it failed, '' if it did not."""
     try:
-        with httpx.stream("POST", url, json=message, timeout=30) as answer:  # its body is not read
+        # its body is not read
+        with httpx.stream("POST", url, json=message, timeout=30) as answer:
             return "" if answer.is_success else f"{answer.status_code}"
     # their sentences have the URL, which may be a secret
     except (httpx.HTTPError, httpx.InvalidURL) as error:

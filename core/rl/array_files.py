@@ -36,7 +36,8 @@ def is_batch(path: Path) -> bool:
     try:
         return bool(_arrays(path))
     except DumpError:
-        return False  # or a dump, whose reader says what is wrong
+        # it may still be a dump, whose reader says what is wrong
+        return False
 
 
 def read_batch(path: Path) -> list[Response]:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Integers = NDArray[np.integer]
 Flags = NDArray[np.bool_]
-CLAMP = 20.0  # of log-ratios before exp, in verl, slime and ms-swift
+# verl, slime and ms-swift clamp log-ratios so before exp
+CLAMP = 20.0
 # bars in the frameworks' references
 TIS, ICEPOP, DPPO, GEOMETRIC, VETO = 2.0, (0.5, 5.0), 0.2, (0.999, 1.002), 1e-4
 _LARGEST = 700.0  # of which float64 has the exponential
@@ -320,6 +321,16 @@ def _deviation_of_means(means: NDArray) -> float:
     return np.std(means, ddof=1) if len(means) > 1 else np.nan
 
 
+def _deviation_truncated(b: Batch) -> float:
+    # never negative: of equal ratios the difference of the means rounds to either side of 0
+    return np.sqrt(max(b.mean("truncated^2") - b.mean("truncated") ** 2, 0))
+
+
+def _outside_geometric(b: Batch) -> float:
+    low, high = GEOMETRIC
+    return b.over_sequences((b.geometric_ratio < low) | (b.geometric_ratio > high))
+
+
 # What a figure is if it is more than a method of Batch with the names of quantities.
 _VALUES: dict[str, Value] = {
     "k2": lambda b: b.mean("r^2") / 2,
@@ -329,27 +340,19 @@ _VALUES: dict[str, Value] = {
     "masked chi2": lambda b: b.over_trained(b.sequences.means("ratio^2") - 1),
     "ratio of sequences": lambda b: b.over_sequences(np.exp(b.log_ratio)),
     "geometric mean": lambda b: b.over_sequences(b.geometric_ratio),
-    "outside geometric": lambda b: b.over_sequences(
-        (b.geometric_ratio < GEOMETRIC[0]) | (b.geometric_ratio > GEOMETRIC[1]),
-    ),
+    "outside geometric": _outside_geometric,
     "vetoed": lambda b: b.over_sequences(b.sequences.sums["below veto"] > 0),
     "log perplexity trainer": lambda b: -b.mean_of_means("trainer"),
     "log perplexity rollout": lambda b: -b.mean_of_means("rollout"),
-    "masked perplexity trainer": lambda b: b.over_trained(
-        np.exp(-b.sequences.means("trainer")),
-    ),
-    "masked perplexity rollout": lambda b: b.over_trained(
-        np.exp(-b.sequences.means("rollout")),
-    ),
+    "masked perplexity trainer": lambda b: b.over_trained(np.exp(-b.sequences.means("trainer"))),
+    "masked perplexity rollout": lambda b: b.over_trained(np.exp(-b.sequences.means("rollout"))),
     "mean |mean -r|": lambda b: b.over_sequences(np.abs(b.sequences.means("-r"))),
     "mean exp mean -r": lambda b: b.over_sequences(np.exp(b.sequences.means("-r"))),
     "largest mean -r": _of_means(np.max, "-r"),
     "least mean -r": _of_means(np.min, "-r"),
     "largest truncated": lambda b: min(np.exp(b.max("r")), TIS),
     "least truncated": lambda b: min(np.exp(max(-b.max("-r"), -CLAMP)), TIS),
-    "std truncated": lambda b: np.sqrt(
-        max(b.mean("truncated^2") - b.mean("truncated") ** 2, 0),
-    ),
+    "std truncated": _deviation_truncated,
     "std of mean truncated": _of_means(_deviation_of_means, "truncated"),
     "largest mean truncated": _of_means(np.max, "truncated"),
     "least mean truncated": _of_means(np.min, "truncated"),

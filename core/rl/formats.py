@@ -24,8 +24,10 @@ from .array_files import is_batch, read_batch
 from .torch_files import is_rollout, read_responses
 
 _PARQUET = b"PAR1"
-_LONGEST_LINE = 64 << 20  # bytes; of a million tokens with both values
-_LOWEST = -745  # below, a probability is 0 in float64: placeholders
+# a line of a million tokens with both values has fewer bytes
+_LONGEST_LINE = 64 << 20
+# below it a probability is 0 in float64, so values are placeholders
+_LOWEST = -745
 # A certain token's logit less the log-sum, both rounded to bfloat16, is above 0 by up to a step:
 # 0.125 at logits of 16 to 32, 0.25 above. What is farther above 0 is no log-probability.
 _HIGHEST = 0.25
@@ -173,12 +175,14 @@ def layout_of(path: Path) -> Layout | None:
         try:
             names = _parquet_columns(path)
         except DumpError:
-            names = {"token_ids", *SIDES}  # so that it is read, and refused
+            # token ids are read, and then refused
+            names = {"token_ids", *SIDES}
     else:
         try:
             row = json.loads(line)
             names = set(row) if isinstance(row, dict) and not _is_of_lists(row) else set()
-        except (ValueError, RecursionError):  # cut off, or too deep
+        except (ValueError, RecursionError):
+            # JSON that is cut off, or nested too deep
             names = {
                 name.decode("ascii", "replace") for name in re.findall(rb'"(\w{1,40})": ?\[', line)
             }
@@ -191,7 +195,8 @@ def _parquet_columns(path: Path) -> set[str]:
 
     try:
         return set(pq.read_schema(path).names)
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: a name that is no UTF-8
+    except (pa.ArrowException, OSError, ValueError) as error:
+        # a ValueError is of a name that is no UTF-8
         reason = clean(error, 120).rstrip(".")
         raise DumpError(
             f"{clean(path.name)}: its Parquet footer is damaged or cut off ({reason}).",
@@ -283,7 +288,8 @@ def read_tokens(
     facts.
 
     Returns:
-        names of the sides, a note on what was left out, and how many sequences had no token in the loss.
+        names of the sides, a note on what was left out, and how many sequences had no token in the
+        loss.
 
     Raises:
         DumpError: a file cannot be read or joined; one sentence names the row.

@@ -46,13 +46,15 @@ def check(
     """Compare the log-probabilities of the sampled tokens.
 
     Args:
-        rollout, trainer: [responses, tokens] each, nats; arrays, or tensors on any device. NaN: missing.
+        rollout, trainer: [responses, tokens] each, nats; arrays, or tensors on any device. NaN:
+            missing.
         mask: [responses, tokens], nonzero for tokens of the loss; all if None.
-        entropy: [responses, tokens] of the trainer's distribution; without it no temperature is named.
+        entropy: [responses, tokens] of the trainer's distribution; without it no temperature is
+            named.
 
     Returns:
-        mean_abs, max_abs, k1, k3, ratio, ess, missing (share of the tokens), and a warning if a cause is named, or ESS
-        is below 0.3, or k3 above 0.1 nats.
+        mean_abs, max_abs, k1, k3, ratio, ess, missing (share of the tokens), and a warning if a
+        cause is named, or ESS is below 0.3, or k3 above 0.1 nats.
 
     Raises:
         UsageError: shapes differ, or no token has both values.
@@ -158,7 +160,8 @@ class MismatchMixin:
                 self._metrics[mode][f"mismatch/{name}"].append(value)  # type: ignore[attr-defined]
             if result.warning and result.cause not in self._warned:
                 self._warned |= {result.cause}
-                log.warning("step %s: %s", self.state.global_step, result.warning)  # type: ignore[attr-defined]
+                step = self.state.global_step  # type: ignore[attr-defined]
+                log.warning("step %s: %s", step, result.warning)
         return loss
 
 

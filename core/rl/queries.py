@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TOKENS_AT_ONCE = 1 << 20
-_BINS = 10_000  # of a logarithm: values within 0.01 % of each other are together
+# bins of a logarithm: values within 0.01 % of each other are together
+_BINS = 10_000
 GROUPS = 16  # into which the values of a quantity are put
 _KL = "2 * exp(r / 2) * sinh(r / 2) - r"  # k3 = exp(r) - 1 - r, also near 0
 # tokens of the loss with both values
@@ -111,7 +112,8 @@ def sentence(mismatch: Mapping[str, Any]) -> str:
     if mismatch["left_out"]:
         text += f" {mismatch['left_out']}"
     name, share = next(iter(mismatch["explained_by"].items()), ("", 0.0))
-    if share >= 0.02 and tokens >= 1000:  # fewer tokens tell nothing
+    # fewer tokens tell nothing
+    if share >= 0.02 and tokens >= 1000:
         text += f" |r| depends most on the {name}: {percent(share)} of its variance."
     return text
 
@@ -130,7 +132,8 @@ def summaries(run: Figures, masked: int = 0) -> dict[str, Any]:
         run,
         "SELECT count(*), count(DISTINCT prompt) FROM chosen_token WHERE is_trained",
     )
-    masked += responses - len(sequences)  # and those without a value on a side
+    # responses without a value on a side count as masked too
+    masked += responses - len(sequences)
     tokens = int(sequences.tokens.sum())
     tables = {
         "histogram": histogram(run),
@@ -184,7 +187,8 @@ def _read_sequences(run: Figures) -> Sequences:
     sums, maxima = ({name: np.empty(most) for name in names} for names in (SUMS, MAXIMA))
     for pairs, lengths in _pairs(run):
         part = Sequences.of(pairs, lengths)
-        place = slice(stop, stop := stop + len(part))
+        start, stop = stop, stop + len(part)
+        place = slice(start, stop)
         tokens[place] = part.tokens
         for whole, of_part in ((sums, part.sums), (maxima, part.maxima)):
             for name, values in whole.items():

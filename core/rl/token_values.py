@@ -16,15 +16,19 @@ from .figures import Floats, SampledTokens
 MOST = 0.1  # of the squared difference, that a named cause leaves
 CONTRAST = 9.0  # of squared differences per token, within a part of the tokens and outside
 _OUTLIERS = 0.01  # of the tokens, which a cause need not explain
-_MANY = 0.9  # of the tokens, whose difference has to shrink too: not that of one outlier alone
+# of so many tokens the difference has to shrink too, not that of one outlier alone
+_MANY = 0.9
 # of the squared difference, left by values in other units, which noise alone sets apart
 _EXACTLY = 0.02
 _CONSTANT = 0.01  # of the tokens
 _FAR = 5.0  # nats, from a placeholder to any other value of its side
-_SENTINEL = -50.0  # a whole number below is no value: no model samples a token of probability 1e-22
-MOST_MASS = 3.0  # that a renormalization adds to a log-probability: no sampler keeps less than 0.05
+# a whole number below is no value: no model samples a token of probability 1e-22
+_SENTINEL = -50.0
+# a renormalization adds no more to a log-probability: no sampler keeps less than 0.05
+MOST_MASS = 3.0
 _BASES = {1 / np.log(2): "2", 1 / np.log(10): "10"}
-_DIFFERENT = 0.25  # nats, by which another token's value differs, and engines do not
+# values of another token differ by more nats, those of engines by less
+_DIFFERENT = 0.25
 _RELATED = 0.8  # correlation of values of one token
 _QUANTILES, _MOST_RESPONSES, _LEAST_RESPONSE = 16, 512, 8
 
@@ -81,8 +85,10 @@ def _repeated(own: Floats) -> Floats:
     is_sentinel = (counts > 1) | ((values <= _SENTINEL) & (values == np.round(values)))
     is_far = is_sentinel & (np.diff(values, append=np.inf) > _FAR)
     is_far[-1:] = False
-    is_far &= np.logical_and.accumulate(is_sentinel)  # nothing but such values lies below it
-    is_frequent[:1] |= counts[:1] > 2  # perhaps a bound
+    # nothing but such values lies below it
+    is_far &= np.logical_and.accumulate(is_sentinel)
+    # the lowest value, if it repeats, may be a bound
+    is_frequent[:1] |= counts[:1] > 2
     return values[is_frequent | is_far]
 
 

@@ -30,7 +30,8 @@ _VALUES = {
 }
 
 
-_HEAD = 1 << 20  # bytes of a pickle: either framework writes `rollout_id` first
+# enough of a pickle: either framework writes `rollout_id` first
+_HEAD = 1 << 20
 _FILE = "a file of slime or miles"
 _MOST_RANKS = 4096
 
@@ -54,7 +55,8 @@ def read_responses(paths: Sequence[Path]) -> list[Response]:
     """Read and join the files of one or several steps by step and sample.
 
     Raises:
-        DumpError: a file holds more than tensors and plain values, a rank or a value is missing, or the files disagree.
+        DumpError: a file holds more than tensors and plain values, a rank or a value is missing, or
+            the files disagree.
     """
     responses = []
     parts: dict[tuple[int, int], list[tuple[Path, dict[str, Any]]]] = {}
@@ -100,7 +102,8 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _samples(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the samples of a file, each a dictionary with its number as `sample`."""
-    if "rollout_data" in content:  # of miles: columns, for one rank
+    # a file of miles has columns, for one rank
+    if "rollout_data" in content:
         columns = content["rollout_data"]
         for row, sample in enumerate(columns["sample_indices"]):
             values = {
@@ -177,7 +180,8 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]])
             name: value for name, value in facts.items() if isinstance(value, int | float | str)
         }
         rank = re.search(r"_(\d{1,9})\.pt$", path.name)
-        if "cp_rank" in sample and rank:  # miles; of context-parallel ranks the first
+        # miles writes every context-parallel rank; the first is read
+        if "cp_rank" in sample and rank:
             response.setdefault("sampling", json.dumps({"rank": int(rank[1])}))
     for name, column in _VALUES.items():
         slices = [
@@ -260,6 +264,7 @@ def _places_of_rank(one: Mapping[str, Any], length: int, rank: int, size: int) -
     total = int(one["total_lengths"])
     padded = int(one["max_seq_len"]) if one.get("qkv_format") == "bshd" else total
     chunk = -(-padded // (2 * size))
-    scores = np.arange(length) + total - length - 1  # the position whose logits score each token
+    # the position whose logits score each token
+    scores = np.arange(length) + total - length - 1
     owner = np.minimum(scores // chunk, 2 * size - 1)
     return np.concatenate([np.flatnonzero(owner == each) for each in (rank, 2 * size - rank - 1)])

@@ -123,19 +123,24 @@ _INSERT_TOKENS = f"""
         {", ".join(f"unnest({name}) AS {name}" for name in _LISTS)} FROM arriving;
 """
 _INSERT_SIDE = f"""
-    INSERT INTO response BY NAME SELECT {{side}} AS side, prompt, '{FORMAT}' AS format, false AS is_start_known,
-        0 AS generated_from, 1 AS asked, '' AS model, '' AS text, '[]' AS tokens, '[]' AS warnings,
-        CASE WHEN name IS NULL THEN '{{{{}}}}' ELSE to_json({{{{sequence: name}}}})::VARCHAR END AS settings
+    INSERT INTO response BY NAME SELECT {{side}} AS side, prompt, '{FORMAT}' AS format,
+        false AS is_start_known, 0 AS generated_from, 1 AS asked, '' AS model, '' AS text,
+        '[]' AS tokens, '[]' AS warnings,
+        CASE WHEN name IS NULL THEN '{{{{}}}}' ELSE to_json({{{{sequence: name}}}})::VARCHAR END
+            AS settings
         FROM sequence;
-    INSERT INTO side_position BY NAME SELECT {{side}} AS side, prompt, position, 0.0 AS logsumexp, 0 AS best,
-        token_id AS chosen, ({{values}} IS NULL AND is_trained)::INTEGER AS missing FROM chosen_token;
-    INSERT INTO top_token BY NAME SELECT {{side}} AS side, prompt, position, 0 AS rank, token_id, {{values}} AS logit
+    INSERT INTO side_position BY NAME SELECT {{side}} AS side, prompt, position,
+        0.0 AS logsumexp, 0 AS best, token_id AS chosen,
+        ({{values}} IS NULL AND is_trained)::INTEGER AS missing FROM chosen_token;
+    INSERT INTO top_token BY NAME SELECT {{side}} AS side, prompt, position, 0 AS rank, token_id,
+        {{values}} AS logit
         FROM chosen_token WHERE {{values}} IS NOT NULL AND is_trained;
 """
 _INSERT_POSITIONS = """
-    INSERT INTO position BY NAME SELECT 0 AS pair, prompt, position, coalesce(delta != 0, false)::INTEGER AS neq,
-        CASE WHEN delta != 0 THEN false END AS bit_identical, abs(delta) AS max_abs, sqrt(delta * delta) AS rms,
-        0 AS nonfinite_mismatch
+    INSERT INTO position BY NAME SELECT 0 AS pair, prompt, position,
+        coalesce(delta != 0, false)::INTEGER AS neq,
+        CASE WHEN delta != 0 THEN false END AS bit_identical, abs(delta) AS max_abs,
+        sqrt(delta * delta) AS rms, 0 AS nonfinite_mismatch
         FROM (SELECT *, variant - reference AS delta FROM chosen_token) WHERE is_trained;
     DROP TABLE arriving;
 """

@@ -23,7 +23,8 @@ from .reader import RunReader
 
 _ROW_BYTES = 8 << 20  # of a side's log-probabilities at a time
 _GROUPS = 8  # of positions
-_RANGE = 16.0  # nats from the largest value of a row to the lowest that --kl-divergence-base stores
+# --kl-divergence-base stores values down to so many nats below the largest of a row
+_RANGE = 16.0
 
 
 def are_logs(paths: Sequence[Path]) -> bool:
@@ -76,7 +77,8 @@ def _is_cut(rows: NDArray[np.float32], targets: NDArray[np.integer]) -> Flags:
     [rows]
     """
     lowest = rows.min(axis=1)
-    is_full = rows.max(axis=1) - lowest > _RANGE - 0.001  # float32 rounds both ends
+    # a little less, because float32 rounds both ends
+    is_full = rows.max(axis=1) - lowest > _RANGE - 0.001
     return is_full & (rows[np.arange(len(targets)), targets] == lowest)
 
 

@@ -65,8 +65,9 @@ class Figures:
             pair: index of the pair.
 
         Returns:
-            One row per position of every prompt, columns of the table `position`, null if undefined: differences in
-            `header.unit`, ULPs of `header.compute_dtype`, KL in nats. Do not change it: the latest is cached.
+            One row per position of every prompt, columns of the table `position`, null if
+            undefined: differences in `header.unit`, ULPs of `header.compute_dtype`, KL in nats. Do
+            not change it: the latest is cached.
 
         Raises:
             StoreError: the run is too long to be read at once; see `positions_of`.
@@ -80,7 +81,8 @@ class Figures:
 
     def largest(self, pair: int) -> DataFrame:
         """Return the row of `positions` with the largest difference, the first of equal ones."""
-        largest = "SELECT max_abs FROM pair WHERE pair = $1"  # by which row groups are skipped
+        # with the pair's stored maximum DuckDB skips row groups that do not reach it
+        largest = "SELECT max_abs FROM pair WHERE pair = $1"
         sql = (
             "SELECT coalesce(min(prompt), 0) FROM position WHERE pair = $1 AND max_abs ="
             f" ({largest})"

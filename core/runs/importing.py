@@ -26,7 +26,8 @@ from .tables.schema import TABLES, check_rows, check_tables, stored_columns
 NOTE = "Imported from a run file: its figures and verdicts are as that file has them."
 _CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
 
-_OBJECTS = {  # what a run file has none of; each query names the first
+# objects that a run file has none of; each query names the first
+_OBJECTS = {
     "schema": (
         "SELECT schema_name FROM duckdb_schemas() WHERE database_name = 'run_file' AND schema_name"
         " <> 'main'"
@@ -48,7 +49,8 @@ def is_run_file(path: Path) -> bool:
     """
     try:
         with path.open("rb") as file:
-            return file.read(12)[8:] == b"DUCK"  # after a checksum
+            # DuckDB's magic bytes follow a checksum
+            return file.read(12)[8:] == b"DUCK"
     except OSError as error:
         raise StoreError(f"{clean(path.name)}: cannot be read ({error.strerror}).") from error
 
@@ -106,7 +108,8 @@ def check_schema(path: Path) -> str:
         for table, columns in stored_columns(database).items():
             types = TABLES[table].types if table in TABLES else {}
             for name, stored_type in columns.items():
-                expected = types.get(name, stored_type)  # a newer build's columns are left alone
+                # a newer build's columns are left alone
+                expected = types.get(name, stored_type)
                 if stored_type != expected:
                     raise StoreError(
                         f"{file}: the column {table}.{name} has the type {clean(stored_type, 60)};"

@@ -68,7 +68,8 @@ class RunReader(Figures):
         self._database.abandon()
 
     def _read_header(self, about: Record) -> RunHeader:
-        if about["kind"] == "ops":  # core.runs.ops_run reads those
+        # core.runs.ops_run reads those
+        if about["kind"] == "ops":
             raise StoreError(
                 f"run '{self.run_id}' holds probes of operations, so no sides and no logits;"
                 f" `{COMMAND} ops --show {self.run_id}` and the Machine page show it.",

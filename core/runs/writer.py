@@ -239,7 +239,8 @@ class RunWriter:
                 narrow = narrow_cells(self.header, cells)
                 self._cells.setdefault((pair, pyramid.name), []).append(narrow)
         for index, of_side in ((0, figures.reference), (side, figures.variant)):
-            if index or side == 1:  # the reference's own figures are the same in every pair
+            # the reference's own figures are the same in every pair
+            if index or side == 1:
                 tables.append(("side_position", side_position_rows(index, places, of_side)))
                 tables.append(("top_token", top_token_rows(index, places, of_side)))
         self._keep(len(places), tables)

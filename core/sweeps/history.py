@@ -153,7 +153,9 @@ def _outcome(change: CellChange, condition: str) -> Outcome:
         is_failed, figure = bool(change.what), ", ".join(change.what) or "nothing"
     if now is not None and change.state.state == DONE:
         is_open = condition == "changed" and change.baseline is None
-        outcome = UNDECIDED if is_open else FAILED if is_failed else PASSED
+        outcome = FAILED if is_failed else PASSED
+        if is_open:
+            outcome = UNDECIDED
     else:
         figure = None
     engine = "" if axes["engine"] == OWN_ENGINE else f"{axes['engine']}:"

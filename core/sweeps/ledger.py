@@ -44,10 +44,12 @@ _WORST_FIRST = (
 )
 SEVERITY = {name: place for place, name in enumerate(_WORST_FIRST)}
 _MOST_BLOCKS = 1 << 16  # of all prompts
-_MOST_SIDES = 64  # of a cell: a reference and a variant, each as often as it is repeated
+# a cell has a reference and a variant, each as often as it is repeated
+_MOST_SIDES = 64
 FOLDER = ".sweeps"
 DONE, FAILED, RUNNING, MISSING = "done", "failed", "running", "missing"
-_LARGEST = 64 << 20  # bytes of a small file: a plan of 100,000 cells takes some 30 MB
+# a plan of 100,000 cells takes some 30 MB
+_LARGEST = 64 << 20
 T = TypeVar("T", bound=msgspec.Struct)
 _SETTLED_SECONDS = 1.0  # after which a writer that lives has locked its folder
 
@@ -177,7 +179,8 @@ class Ledger:
         self.store = store
         self.folder = store.directory / FOLDER
         self._cards: dict[str, CellCard] = {}
-        self._finished: set[str] = set()  # a listing of objects is seconds old
+        # a listing of objects is seconds old
+        self._finished: set[str] = set()
         self._plans: dict[Path, tuple[int, StoredPlan]] = {}
 
     def write_plan(self, plan: SweepPlan) -> None:
@@ -237,7 +240,8 @@ class Ledger:
         for path in self.store.directory.glob(f"{PREFIX}cell-*"):
             if (digest := cell_of(path.name.removeprefix(PREFIX))) is None:
                 continue
-            with suppress(OSError):  # BlockingIOError, if its writer lives
+            # a BlockingIOError: its writer lives
+            with suppress(OSError):
                 if time.time() - path.stat().st_mtime > _SETTLED_SECONDS:
                     os.close(lock(path / LOCK, wait=False))
                     continue
@@ -267,15 +271,12 @@ class Ledger:
         states = []
         for digest, axes in cells:
             cards = tuple(of_cell.get(digest, ()))
-            state = (
-                RUNNING
-                if digest in running
-                else FAILED
-                if digest in failures
-                else DONE
-                if cards
-                else MISSING
-            )
+            if digest in running:
+                state = RUNNING
+            elif digest in failures:
+                state = FAILED
+            else:
+                state = DONE if cards else MISSING
             states.append(
                 CellState(
                     digest,
@@ -289,7 +290,8 @@ class Ledger:
 
     def _write_card(self, card: CellCard) -> None:
         self._cards[card.run_id] = card
-        with suppress(StoreError):  # a store that is only read has none
+        # a store that is only read has no failures
+        with suppress(StoreError):
             self._write(f"cards/{card.run_id}.json", card)
 
     def _bring(self, folder: str) -> None:

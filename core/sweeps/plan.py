@@ -24,10 +24,13 @@ from ..text import clean, plural
 
 Axis = Literal["model", "prompts", "reference", "engine", "path", "dtype", "device"]
 AXES: tuple[Axis, ...] = get_args(Axis)
-OWN_ENGINE = "transformers"  # of this process; its paths have no engine name
-APART = ", apart"  # a transformers of another process, `transformers:decode` among the paths
+# the engine of this process, whose paths have no engine name
+OWN_ENGINE = "transformers"
+# a transformers of another process, `transformers:decode` among the paths
+APART = ", apart"
 MOST_CELLS = 100_000
-_DIGEST = 16  # hexadecimal digits, 64 bits: of 100,000 cells two collide with a chance of 3e-10
+# hexadecimal digits, 64 bits: of 100,000 cells two collide with a chance of 3e-10
+_DIGEST = 16
 Values = tuple[str, ...]
 
 
@@ -120,7 +123,8 @@ def read_plan(path: Path, build: str = "") -> SweepPlan:
     lists = [tuple(dict.fromkeys(getattr(plan, f"{axis.rstrip('s')}s"))) for axis in AXES]
     if (count := math.prod(map(len, lists))) > MOST_CELLS:
         raise UsageError(f"{path}: {count:,} cells; a plan has at most {MOST_CELLS:,}.")
-    engines = frozenset(engine_names())  # each call reads the configuration
+    # each call reads the configuration
+    engines = frozenset(engine_names())
     cells: dict[str, Cell] = {}
     digests: dict[str, str] = {}
     for values in itertools.product(*lists):

@@ -26,9 +26,11 @@ from .workers import Compute, by_model
 
 LOCAL, AUTO = "local", "auto"
 RETRIES = 2  # of a cell whose node or process was lost
-_IN_FLIGHT = 500  # tasks that Ray holds at once: waiting for 10,000 takes it seconds each time
+# waiting for 10,000 tasks takes Ray seconds each time
+_IN_FLIGHT = 500
 _WAIT_SECONDS = 1.0
-_LEAVE_SECONDS = 60.0  # for the process of a lost node to release its cell
+# the process of a lost node releases its cell within this time
+_LEAVE_SECONDS = 60.0
 _HEALTH_SECONDS = 30.0
 
 
@@ -105,9 +107,9 @@ def _compute_there(compute: Compute, cell: Cell, folder: str) -> CellOutcome:
 def _reason(error: Exception) -> str:
     """Return the message of a Ray exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = (
-        clean(lines[-1] if len(lines) < 3 else lines[0], 300) if lines else type(error).__name__
-    )
+    reason = type(error).__name__
+    if lines:
+        reason = clean(lines[-1] if len(lines) < 3 else lines[0], 300)
     return f"its process was lost, {RETRIES + 1} times in all: {reason}"
 
 
@@ -137,7 +139,8 @@ def connection(address: str) -> Iterator[Any]:
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
-                signal.signal(number, handler)  # Ray replaces them
+                # Ray replaces them
+                signal.signal(number, handler)
     try:
         yield ray
     finally:

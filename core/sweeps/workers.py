@@ -20,7 +20,8 @@ from .plan import Cell
 
 # can be pickled; computes a cell unless its run exists; never raises
 Compute = Callable[[Cell], CellOutcome]
-_PATIENCE_SECONDS = 20.0  # for a worker to remove what it was writing
+# a worker gets this long to remove what it was writing
+_PATIENCE_SECONDS = 20.0
 
 
 class Worker:
@@ -42,7 +43,8 @@ class Worker:
             self._process.start()
             end.close()
         process = self._process
-        with suppress(EOFError, OSError):  # it has ended
+        # the worker has ended
+        with suppress(EOFError, OSError):
             self._pipe.send(cell)
             outcome: CellOutcome = self._pipe.recv()
             return outcome
@@ -73,7 +75,8 @@ class Worker:
 
 def _serve(compute: Compute, pipe: Connection) -> None:
     """Compute the cells that arrive, in a worker process that ends with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too; the driver ends it
+    # Ctrl-C reaches it too; the driver ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
@@ -106,7 +109,8 @@ def compute_here(
     def work(worker: Worker, waiting: deque[Cell]) -> None:
         try:
             while waiting and not is_over.is_set():
-                with suppress(IndexError):  # another took the last one
+                # another worker took the last one
+                with suppress(IndexError):
                     cell = waiting.popleft()
                     on_begin(cell)
                     outcomes.put(worker.compute(cell))

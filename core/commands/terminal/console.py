@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import progress as rich_progress
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -47,6 +47,7 @@ _LABELS = {
 
 
 def json_text(value: Any) -> str:
+    # NaN is no JSON, and parsers of other languages refuse it
     return json.dumps(value, indent=1, default=str, allow_nan=False)
 
 
@@ -57,6 +58,7 @@ def print_json(value: Any) -> None:
 def print_line(**value: Any) -> None:
     """Print a line of `--progress json`."""
     sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
+    # a pipe is buffered, and its reader waits for each line
     sys.stdout.flush()
 
 
@@ -77,8 +79,8 @@ def table_of(
     """
     table = Table(title=None if title is None else escape(title))
     for name in columns:
-        justify = "left" if text is None or name in text else "right"
-        table.add_column(name, justify=justify, overflow="fold", no_wrap=name in _UNBROKEN)  # type: ignore[arg-type]
+        justify: JustifyMethod = "left" if text is None or name in text else "right"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name in _UNBROKEN)
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
     return table

@@ -18,6 +18,7 @@ from .console import err, print_text
 
 SENTENCE = "stopped; nothing was stored."
 PATIENCE_SECONDS = 1.5
+# as shells have it: 128 and the number of SIGINT
 EXIT_CODE = 130
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -37,7 +38,8 @@ def stopping(
 
     def interrupt(*_: object) -> None:
         nonlocal is_asked
-        if not is_asked:  # a second Ctrl-C must not break off the cleanup after the first
+        # a second Ctrl-C must not break off the cleanup after the first
+        if not is_asked:
             is_asked = True
             raise KeyboardInterrupt
 
@@ -50,13 +52,17 @@ def stopping(
                 with suppress(OSError):
                     # the main thread may hold the console's lock
                     os.write(2, f"{clear}{says()}\n".encode())
+                # sys.exit would end this thread alone
                 os._exit(EXIT_CODE)
-            pipe.read()  # later signals need a reader
+            # signals that come later need a reader
+            pipe.read()
 
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread gets signals
+        # only the main thread gets signals
+        yield
         return
     read_end, write_end = os.pipe()
+    # Python writes signals to descriptors that never block only
     os.set_blocking(write_end, False)
     handlers = {number: signal.signal(number, interrupt) for number in _SIGNALS}
     earlier = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -65,7 +71,8 @@ def stopping(
         yield
         is_over.set()
     except BaseException as error:
-        if is_asked:  # DuckDB makes a StoreError of an interrupt during a query
+        # DuckDB makes a StoreError of an interrupt during a query
+        if is_asked:
             raise KeyboardInterrupt from error
         is_over.set()
         raise
@@ -73,6 +80,7 @@ def stopping(
         signal.set_wakeup_fd(earlier)
         os.close(write_end)
         for number, handler in handlers.items():
+            # after a stop, signals stay ignored until the process has ended
             if not is_asked and handler is not None:
                 signal.signal(number, handler)
 

@@ -205,7 +205,8 @@ def show(path, modules, decoder):
         "v_proj": (heads + pair, heads + 2 * pair),
     }
     model = onnx.load(path, load_external_data=False)
-    outputs = {output for node in model.graph.node for output in node.output if output}
+    # an output that a node leaves out has the empty name
+    outputs = {output for node in model.graph.node for output in node.output} - {""}
     norms = {node.output[0]: node for node in model.graph.node if "LayerNorm" in node.op_type}
     count = decoder["num_hidden_layers"]
     last = f"/model/layers.{count}/final_norm_layernorm"
@@ -222,7 +223,8 @@ def show(path, modules, decoder):
             if start or not block.isdigit() or (part and part not in OF_BLOCK):
                 continue
             output = f"/model/layers.{block}/{OF_BLOCK.get(part)}"
-        if output == f"/model/layers.{block}/None":  # the stream after a block
+        # the stream after a block
+        if output == f"/model/layers.{block}/None":
             norm = (
                 last
                 if int(block) + 1 == count
@@ -231,7 +233,8 @@ def show(path, modules, decoder):
             output = f"{norm}/output_3"
             node = norms.get(f"{norm}/output_0")
             if node is not None and len(node.output) == 1 and node.op_type.startswith("Skip"):
-                node.output.extend(["", "", output])  # the sum, unused after the last block
+                # the node can give the sum too, which nothing uses after the last block
+                node.output.extend(["", "", output])
                 outputs.add(output)
         name = module.rpartition(".")[2]
         if output not in outputs and name in ends:
@@ -263,7 +266,8 @@ class GenAIEngine:
             if not is_own:
                 build(folder, target, kind, activations)
                 folder = target
-            elif request.get("modules"):  # which changes the graph
+            elif request.get("modules"):
+                # modules change the graph, so it is changed in a copy
                 folder = shutil.copytree(folder, target, ignore=NOT_OF_GRAPH, dirs_exist_ok=True)
             vocab = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"][
                 "vocab_size"

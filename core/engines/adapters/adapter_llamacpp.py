@@ -39,7 +39,8 @@ OF_MODEL = {"model.embed_tokens": ("inp_embd", "embd"), "model.norm": ("result_n
 # as transformers' embedding of a Gemma puts it out
 OF_GEMMA = {**OF_MODEL, "model.embed_tokens": ("inp_scaled",)}
 EVALUATED = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
-ROOM = 4096  # bytes: more than any version's parameters take
+# more bytes than any version's parameters take
+ROOM = 4096
 HELLO = {
     "engine": "llama.cpp",
     "model": "gguf",
@@ -153,7 +154,8 @@ class ContextParams:
 
     def follow(self, callback):
         """Call an EVALUATED with every tensor of the graph."""
-        place = self.cache - 16  # cb_eval and its data come before the cache's types
+        # cb_eval and its data come before the cache's types
+        place = self.cache - 16
         if any(self.params.data[place : self.cache]):
             raise Refused(
                 "this build's llama_context_params have no callback at the place that ULPscope"
@@ -305,7 +307,8 @@ class LlamaCppEngine:
             for n, (token, position, row) in enumerate(tokens):
                 batch.token[n], batch.pos[n], batch.n_seq_id[n] = token, position, 1
                 batch.seq_id[n][0] = row
-                batch.logits[n] = 1  # of every row: the request must not change what is computed
+                # logits of every row: the request must not change what is computed
+                batch.logits[n] = 1
             if self.modules is not None:
                 self.modules.begin(rows, start, most)
             code = self.lib.llama_decode(self.context, batch)
@@ -394,7 +397,8 @@ class GraphTensors:
         try:
             name = self.lib.ggml_get_name(tensor).decode(errors="replace")
             if self.rows is None or name not in self.names:
-                return not is_asked  # any other tensor is computed with those that follow it
+                # any other tensor is computed with those that follow it
+                return not is_asked
             if is_asked:
                 return self.is_output(tensor, name)
             features, positions = (ctypes.c_int64 * 2).from_address(tensor + 16)
@@ -407,7 +411,8 @@ class GraphTensors:
             for module in self.names[name] if len(rows) else ():
                 self.rows.module(module, start, rows)
             self.done[name] += len(values)
-        except Exception as error:  # nothing may leave a callback of C
+        except Exception as error:
+            # nothing may leave a callback of C
             self.failed = error
         return True
 

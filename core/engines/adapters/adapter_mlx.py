@@ -37,7 +37,8 @@ def bits_of(array):
     """Return an array in numpy, and its dtype if numpy has none."""
     import mlx.core as mx
 
-    if array.dtype == mx.bfloat16:  # numpy has none: its bits
+    # numpy has no bfloat16, so its bits are sent
+    if array.dtype == mx.bfloat16:
         return np.array(array.view(mx.uint16)), "bfloat16"
     return np.array(array), None
 

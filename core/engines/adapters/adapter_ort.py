@@ -79,7 +79,8 @@ def show(path, modules):
 
     model = onnx.load(path, load_external_data=False)
     outputs = {}
-    for node in model.graph.node:  # the last of a module's nodes gives its output
+    # later nodes replace earlier ones: the last of a module's gives its output
+    for node in model.graph.node:
         scopes = next((prop.value for prop in node.metadata_props if prop.key == SCOPES), "[]")
         for scope in ast.literal_eval(scopes):
             name = scope.removeprefix(OWN)

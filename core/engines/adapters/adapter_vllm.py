@@ -101,7 +101,8 @@ def load(request):
     """Start the engine with raw logits of the whole vocabulary, and no reuse unless requested."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, which ends with this one
+    # the engine in one process, which ends with this one
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM, SamplingParams
 
     options, base = request["modifiers"], request["base"][0]
@@ -177,7 +178,8 @@ def load(request):
             return
         if base == "decode":
             begins = [ids[:1], *(other[:1] for other in others)]
-            forced = [*ids[1:], ids[0]]  # the last one is generated and ignored
+            # the last one is generated and ignored
+            forced = [*ids[1:], ids[0]]
             outputs = ask(
                 begins,
                 len(ids),

@@ -52,7 +52,8 @@ def read(path):
 
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch raises anything on a damaged or hostile file
+    except Exception as error:
+        # torch raises anything on a damaged or hostile file
         reason = " ".join(str(error).split())[:120]
         raise Refused(f"{path.name} holds more than tensors, or is damaged ({reason}).") from error
     if not isinstance(content, dict):
@@ -125,7 +126,8 @@ def chain(passes, prompt):
             if not runs and position:
                 continue
             if not runs:
-                break  # the prompt does not begin here
+                # the prompt does not begin here
+                break
             most = max(count for _, count in runs)
             best = [row for row, count in runs if count == most]
             if len(best) > 1:

@@ -85,7 +85,8 @@ def serve(
     rows) computes one prompt.
     """
     frames = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the engine prints goes to stderr, never between frames
+    # what the engine prints goes to stderr, never between frames
+    os.dup2(2, 1)
     lock = threading.Lock()
 
     def send(head: dict[str, Any], payload: Any = None) -> None:
@@ -102,7 +103,8 @@ def serve(
     def listen() -> None:
         for line in sys.stdin.buffer:
             requests.put(json.loads(line))
-        os._exit(0)  # the hub has gone
+        # the hub has gone
+        os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
     send(dict(hello, type="hello", protocol=PROTOCOL))
@@ -112,7 +114,8 @@ def serve(
         head = requests.get()
         try:
             if head["type"] == "load":
-                run = None  # frees the old model before the new one is loaded
+                # frees the old model before the new one is loaded
+                run = None
                 about, run = load(head)
                 send(dict(about, type="loaded"))
             elif head["type"] == "run" and run is not None:

@@ -187,7 +187,8 @@ def run_capture(
                 try:
                     with torch_errors_stop(path):
                         layers.floor(path, tell)
-                except CaptureError as error:  # the run has its sides without it
+                except CaptureError as error:
+                    # the run has its sides without it
                     missing.append(f"The modules have no noise floor: {error}")
     return missing
 

@@ -114,7 +114,8 @@ def _cache_bytes(loaded: LoadedModel, columns: int) -> int | None:
             model.set_experts_implementation("batched_mm")
         with quiet(), torch.inference_mode():
             model(input_ids=ids, past_key_values=cache, use_cache=True)
-    except Exception:  # code that branches on values: without an estimate the capture still runs
+    except Exception:
+        # code that branches on values has no estimate, and the capture still runs
         return None
     finally:
         if experts is not None:

@@ -31,7 +31,8 @@ from ..paths.engines import Prompts, whole_side
 from ..paths.paths import Path, check_path, open_path
 from ..paths.sliced_head import attribute_replaced
 
-ROUNDS = 6  # the smallest and the largest of six ratios hold their median with 97 % (sign test)
+# the smallest and the largest of six ratios hold their median with 97 % (sign test)
+ROUNDS = 6
 TIMED_FORWARDS, TIMED_TOKENS = 16, 64  # of a path, at most
 
 
@@ -84,7 +85,8 @@ def mitigations_of(
         timed[len(rows)] = mitigation, sides
         rows.append(replace(row, **figures))
     on_progress("throughput")
-    with suppress(UlpscopeError):  # the figures do not need it
+    # the figures do not need it
+    with suppress(UlpscopeError):
         for index, figures in _throughput(loaded, prompts[0], timed, rounds).items():
             rows[index] = replace(rows[index], turns=rounds, **figures)
     return rows
@@ -126,7 +128,8 @@ def _compare(
         "neq": summary.neq,
         "flips": summary.flips,
     }
-    if not summary.nonfinite_mismatch:  # the finite elements alone would look small
+    # the finite elements alone would look small
+    if not summary.nonfinite_mismatch:
         figures |= {
             "max_abs": summary.max_abs,
             "rms": summary.rms,
@@ -156,7 +159,8 @@ def _throughput(
             mitigation, paths = timed[row]
             with quiet(), mitigation.model(loaded) as model:
                 took = _seconds(model, paths[side], ids[: tokens[side]])
-            if number:  # the first round warms up
+            # the first round only warms up
+            if number:
                 seconds[row, side].append(took)
     figures: dict[int, dict[str, Any]] = {row: {} for row in timed}
     for (row, side), own in seconds.items():
@@ -217,7 +221,8 @@ def _head_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
         "forward",
         lambda x: torch.nn.functional.linear(x.float(), weight, bias),
     ):
-        yield replace(loaded, dtype="float32")  # the dtype of the logits
+        # the logits become float32 as well
+        yield replace(loaded, dtype="float32")
 
 
 @contextmanager

@@ -39,9 +39,11 @@ from ..paths.paths import parse_path
 from .reordering import reorder, reordering_refusal
 from .rounding_floor import groups_of
 
-_SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}  # of a float32 significand beyond the dtype's
+# bits of a float32 significand that the dtype does not have
+_SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}
 DRAWS = 8
-_DECODED = 1024  # positions up to which token-by-token decode is one of the model's paths
+# token-by-token decode is one of the model's paths up to so many positions
+_DECODED = 1024
 
 
 class DrawnRounding(TorchDispatchMode):
@@ -94,7 +96,8 @@ class DrawnRounding(TorchDispatchMode):
                 return result
         first = _first(wide)
         if not isinstance(first, torch.Tensor) or first.dtype != torch.float32:
-            return result  # indices, comparisons
+            # indices and comparisons have nothing to round
+            return result
         narrow = self._round(first)
         return type(result)((narrow, *result[1:])) if isinstance(result, tuple | list) else narrow
 
@@ -126,7 +129,8 @@ class DrawnRounding(TorchDispatchMode):
         seed = self._seed * 1_000_003 + self._calls
         moves = bits.mul(-1640531535).add_((seed * 0x9E3779B1) & 0x7FFFFFFF)
         moves = moves.bitwise_xor_(moves >> 15).mul_(-2048144777).bitwise_right_shift_(33 - spare)
-        is_exact = bits.bitwise_and((1 << spare) - 1) == 0  # copies, gathered rows, infinities
+        # copies, gathered rows and infinities need no rounding
+        is_exact = bits.bitwise_and((1 << spare) - 1) == 0
         self.roundings += 1
         return moves.masked_fill_(is_exact, 0).add_(bits).view(torch.float32).to(self._dtype)
 
@@ -242,7 +246,8 @@ class RoundingDraws:
                 yield run
 
         paths = [self.plain]
-        if self.plain is PLAIN:  # eager attention rounds its weights too, which others do not
+        # eager attention rounds its weights too, which others do not
+        if self.plain is PLAIN:
             names = [
                 "prefill+attn:eager",
                 *(["decode"] if sum(map(len, self.prompts)) <= _DECODED else []),

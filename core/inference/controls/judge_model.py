@@ -59,7 +59,8 @@ from .precisions.catalogue import Precision
 from .precisions.lowered import Question, at_widest, lowered_in_16_bits, lowered_of_pair
 from .rounding_floor import SEEDS, check_prompts, not_finite_of, own_rounding_of, rounding_floor
 
-_OWN_SEEDS = range(2)  # of reorderings in 16 bits, where they do not decide
+# few reorderings in 16 bits, since they do not decide
+_OWN_SEEDS = range(2)
 MEMOIZED_BYTES = 256 << 20  # of the logits of paths, in all dtypes together
 # bytes of a logit of another engine, some of which give float32 whatever they compute in
 _WIDEST = 4
@@ -86,22 +87,25 @@ def judge(
     Args:
         model: of transformers, or one that `load_model` gives.
         prompts: token ids, one sequence a prompt.
-        reference, variant: a path ("decode+batch:8"), or a callable (model, token_ids [positions]) -> logits
-            [positions, vocab]. It is called with the model in its own dtype and with the same weights in float32. One
-            with a third parameter `watch` may hand in what its modules put out, as
-            `watch("model.layers.0.self_attn", tensor [positions, features])`, so that the module is named.
+        reference, variant: a path ("decode+batch:8"), or a callable (model, token_ids [positions])
+            -> logits [positions, vocab]. It is called with the model in its own dtype and with the
+            same weights in float32. One with a third parameter `watch` may hand in what its modules
+            put out, as `watch("model.layers.0.self_attn", tensor [positions, features])`, so that
+            the module is named.
         precisions: lower precisions that a side is declared to use; they are tried first.
         tokenizer: of `model`, for the texts of tokens.
         on_progress: gets the name of each step.
         session: of this model and these prompts, if several pairs are judged.
-        digests: sha256 of both sides' bits as they were captured before in the model's dtype, which counts as one of
-            the two calls that a side has to repeat.
+        digests: sha256 of both sides' bits as they were captured before in the model's dtype, which
+            counts as one of the two calls that a side has to repeat.
 
     Returns:
-        The verdict with its evidence; `noise_ratio` is the rms of the pair over that of the noise floor.
+        The verdict with its evidence; `noise_ratio` is the rms of the pair over that of the noise
+        floor.
 
     Raises:
-        CaptureError: a side cannot be run at all. A control that cannot be run is evidence that is not available.
+        CaptureError: a side cannot be run at all. A control that cannot be run is evidence that is
+            not available.
     """
     if any(isinstance(each, str) for each in (model, *prompts)):
         raise UsageError(
@@ -275,7 +279,8 @@ class ModelControls(Controls):
 
         def see(side: int, logits: torch.Tensor) -> None:
             if not is_wide[side]:
-                wide = logits.cpu().numpy()  # torch would not narrow in there
+                # numpy narrows here, because torch would not
+                wide = logits.cpu().numpy()
                 is_wide[side] = bool((wide.astype(np.float32) != wide).any())
 
         with self._in(dtype) as model:
@@ -419,7 +424,8 @@ class ModelControls(Controls):
                 continue
             self.say(f"modules of '{side.name}' in {self.dtype}")
             measure = partial(module_rounding, self.loaded, self.prompts, side)
-            with suppress(CaptureError):  # its modules cannot be followed
+            # a side whose modules cannot be followed
+            with suppress(CaptureError):
                 rounding = self.session.once(("module rounding", side.name), measure, side)
                 rows.append(module_rounding_evidence(rounding, side.name, self.dtype))
         return rows

@@ -89,7 +89,8 @@ class _DumpOfModel(DumpControls):
         return self.model.chooses_keys
 
     def validity(self) -> list[Evidence]:
-        return self.rows  # `exact` compares the errors of the sides
+        # `exact` compares the errors of the sides
+        return self.rows
 
     @model_errors_stop()
     def floor(self, dtype: str) -> NoiseFloor:

@@ -247,7 +247,8 @@ def first_not_finite(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide
     """
     names: list[str] = []
 
-    def is_finite(values: Any) -> bool:  # negative infinity is a mask
+    # negative infinity is a mask
+    def is_finite(values: Any) -> bool:
         tensors = [
             each
             for each in tree_leaves(values)

@@ -24,8 +24,10 @@ from .drawn_roundings import DRAWS, DrawnRounding
 from .modules_alone import fits, followed_modules, graft_outputs, record_outputs
 
 Outputs = Mapping[str, torch.Tensor]
-_POSITIONS = 256  # with which a scale of the scores shows to 0.1 % in bfloat16
-_STEP = 2.0**-6  # of the scale of the scores: small, and far above float32's rounding
+# with so many positions a scale of the scores shows to 0.1 % in bfloat16
+_POSITIONS = 256
+# a step of the scores' scale that is small, and far above float32's rounding
+_STEP = 2.0**-6
 
 
 def module_rounding(

@@ -33,7 +33,8 @@ _NO_PRODUCTS = {
     f"aten::{name}"
     for name in ("embedding", "conv1d", "conv2d", "conv3d", "convolution", "_convolution")
 }
-_ALIGNED = 64  # elements: of 2 bytes or more, a multiple of the 64 bytes that kernels look at
+# so many elements of 2 bytes or more are a multiple of the 64 bytes that kernels look at
+_ALIGNED = 64
 _NO_MAP = (torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
 
 
@@ -151,7 +152,8 @@ class _Reorder(TorchDispatchMode):
     def __init__(self, weights: _Weights, seed: int) -> None:
         super().__init__()
         self._weights, self._seed = weights, seed
-        self.products: set[str] = set()  # by weight; experts in one parameter are one
+        # named by weight, so experts in one parameter are one
+        self.products: set[str] = set()
         self.computed_with: set[str] = set()
         self._orders: dict[Any, torch.Tensor] = {}
 
@@ -175,7 +177,8 @@ class _Reorder(TorchDispatchMode):
         if operation in _NO_PRODUCTS or torch.Tag.pointwise in func.tags:
             self.computed_with.update(names)
             return func(*args, **kwargs)
-        with self:  # einsum and its like are products underneath
+        # einsum and its like are products underneath
+        with self:
             result = func.decompose(*args, **kwargs)
         if result is NotImplemented:
             raise CaptureError(
@@ -190,7 +193,8 @@ class _Reorder(TorchDispatchMode):
         name = self._weights.name(second) or self._weights.name(first)
         is_linear = operation == "aten::linear"
         if name is None:
-            if not is_linear:  # two activations: attention
+            # products of two activations are attention's
+            if not is_linear:
                 return func(*args, **kwargs)
             name = f"a weight of {list(second.shape)}"
         self.products.add(name)

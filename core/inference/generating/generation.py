@@ -45,7 +45,8 @@ def plan_generation(
     ids, paths = _check(loaded, prompts, request)
     continuations: list[list[tuple[int, ...]]] = [[] for _ in paths]
     if not is_dry:
-        plan_capture(loaded, ids, request)  # raises its errors before any forward
+        # raises its errors before any forward
+        plan_capture(loaded, ids, request)
         for path, own in zip(paths, continuations, strict=True):
             for one, _ in continue_all(path, loaded, ids, tokens, seed=request.seed):
                 own.append(one)
@@ -115,7 +116,8 @@ def _continuation(
             return None
         token, margin = best_and_margin(logits)
         own.append(int(token))
-        margins.append(margin)  # stays on the device: only the token is waited for
+        # the margin stays on the device: only the token is waited for
+        margins.append(margin)
         return own[-1]
 
     run.continue_prompt(ids, tokens, choose, ignore)

@@ -165,7 +165,8 @@ def _compare(
         for scores in make(paths[0], [ids for _, ids in batch]):
             references.append(scores)
             if seconds_left() < half:
-                break  # the variant needs the other half
+                # the variant needs the other half
+                break
         variants = make(paths[1], [ids for _, ids in batch[: len(references)]])
         # the variants first, so that their path is exhausted and the model restored
         for theirs, ours, (number, ids) in zip(variants, references, batch, strict=False):

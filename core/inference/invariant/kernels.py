@@ -15,15 +15,20 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-_PANEL = 32  # rows of w that stay in the second-level cache for all rows of x
+# so many rows of w stay in the second-level cache for all rows of x
+_PANEL = 32
 _QUERIES = 48  # queries whose scores are stored at once
-_COLUMNS, _DEPTH = 1024, 64  # part of w that stays in the second-level cache
-_MASKED = np.float32(-1e30)  # a mask adds the most negative number of its dtype, or minus infinity
-_FLOOR = np.float32(-87.0)  # e to less is below the normal float32 numbers, and taken as 0
+# part of w that stays in the second-level cache
+_COLUMNS, _DEPTH = 1024, 64
+# a mask adds the most negative number of its dtype, or minus infinity
+_MASKED = np.float32(-1e30)
+# e to less is below the normal float32 numbers, and is taken as 0
+_FLOOR = np.float32(-87.0)
 _LOG2E = np.float32(1.44269504)
 _LN2_HIGH = np.float32(0.693359375)
 _LN2_LOW = np.float32(-2.12194440e-4)
-_ROUNDER = np.float32(1.5 * 2**23)  # adding and taking it away rounds to a whole number
+# adding and taking it away rounds to a whole number
+_ROUNDER = np.float32(1.5 * 2**23)
 
 
 def _widen(value): ...

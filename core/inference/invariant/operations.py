@@ -70,7 +70,8 @@ def invariant_refusal(model: torch.nn.Module) -> str | None:
     """Return why this model cannot run batch-invariantly, and the fix, or None."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for device in {tensor.device: None for _, tensor in tensors}:
-        if device.type not in ("cpu", "meta"):  # a dry run has shapes only
+        # a dry run has shapes only
+        if device.type not in ("cpu", "meta"):
             return (
                 f"it runs on a CPU only, and the model is on {device}; choose --device cpu, or an"
                 " engine with its own batch-invariant mode (vllm:...)"
@@ -101,7 +102,8 @@ class Invariant(TorchDispatchMode):
     thread is affected.
     """
 
-    supports_higher_order_operators = True  # so that they are refused here
+    # higher-order operators come here too, so that they are refused with a reason
+    supports_higher_order_operators = True
 
     def __enter__(self) -> Any:
         products.begin_sharing()
@@ -164,7 +166,8 @@ def _refuse(call: _Call) -> Any:
 
 
 def _unknown(call: _Call) -> Any:
-    with Invariant():  # einsum and its like are products underneath
+    # einsum and its like are products underneath
+    with Invariant():
         result = call.func.decompose(*call.args, **call.kwargs)
     return _refuse(call) if result is NotImplemented else result
 
@@ -346,29 +349,34 @@ _TAKEN_OVER: dict[Any, Handler] = {
 }
 _INEXACT = _operations(
     """
-    exp exp2 expm1 log log2 log1p sin cos tanh sigmoid erf silu gelu softplus elu mish log_sigmoid logit rsqrt
+    exp exp2 expm1 log log2 log1p sin cos tanh sigmoid erf silu gelu softplus elu mish log_sigmoid
+    logit rsqrt
     """,
 )
-"""Elementwise and not correctly rounded: torch's vectorized and scalar branches may differ in the last bit."""
+"""Elementwise and not correctly rounded: torch's vectorized and scalar branches may differ in the
+last bit.
+"""
 _EXACT_POINTWISE = _operations(
     """
-    mul mul_ div div_ neg abs sqrt reciprocal relu clamp clamp_min clamp_max maximum minimum where masked_fill
-    masked_fill_ clone sign round eq ne lt le gt ge isnan isinf isfinite logical_not logical_and logical_or __and__
-    bitwise_and bitwise_or bitwise_not floor ceil trunc fill fill_ square square_
+    mul mul_ div div_ neg abs sqrt reciprocal relu clamp clamp_min clamp_max maximum minimum where
+    masked_fill masked_fill_ clone sign round eq ne lt le gt ge isnan isinf isfinite logical_not
+    logical_and logical_or __and__ bitwise_and bitwise_or bitwise_not floor ceil trunc fill fill_
+    square square_
     """,
 )
 """Elementwise and correctly rounded, or exact."""
 _EXACT = _operations(
     """
-    alias all any arange argmax argmin argsort sort topk max min amax amin cat stack chunk split split_with_sizes
-    contiguous clone copy_ detach detach_ dropout embedding empty empty_like new_empty empty_strided full full_like
-    new_full zeros zeros_like new_zeros ones ones_like new_ones scalar_tensor fill_ zero_ expand expand_as flatten
-    gather index index_select index_copy_ index_copy is_nonzero item _local_scalar_dense lift_fresh masked_select
-    movedim narrow nonzero permute repeat repeat_interleave reshape resolve_conj resolve_neg roll scatter scatter_
-    select slice slice_scatter squeeze swapaxes t to _to_copy transpose tril triu type_as unbind unflatten unsqueeze
-    _unsafe_view view view_as where constant_pad_nd pad one_hot histc bincount equal _reshape_alias numpy_T diff
-    floor_divide resize_ bucketize __and__ __or__ _assert_async flip is_same_size set_ unfold real result_type
-    __getitem__
+    alias all any arange argmax argmin argsort sort topk max min amax amin cat stack chunk split
+    split_with_sizes contiguous clone copy_ detach detach_ dropout embedding empty empty_like
+    new_empty empty_strided full full_like new_full zeros zeros_like new_zeros ones ones_like
+    new_ones scalar_tensor fill_ zero_ expand expand_as flatten gather index index_select
+    index_copy_ index_copy is_nonzero item _local_scalar_dense lift_fresh masked_select movedim
+    narrow nonzero permute repeat repeat_interleave reshape resolve_conj resolve_neg roll scatter
+    scatter_ select slice slice_scatter squeeze swapaxes t to _to_copy transpose tril triu type_as
+    unbind unflatten unsqueeze _unsafe_view view view_as where constant_pad_nd pad one_hot histc
+    bincount equal _reshape_alias numpy_T diff floor_divide resize_ bucketize __and__ __or__
+    _assert_async flip is_same_size set_ unfold real result_type __getitem__
     """,
 )
 """Moves, selects, counts or creates numbers; adds none."""

@@ -16,8 +16,10 @@ import torch
 from ...errors import CaptureError
 from . import kernels
 
-_LEAST_WORK = 1 << 22  # multiplications; fewer are not worth another thread
-_READ = 8  # multiplications that take as long as reading one weight from memory
+# fewer multiplications are not worth another thread
+_LEAST_WORK = 1 << 22
+# so many multiplications take as long as reading one weight from memory
+_READ = 8
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -247,9 +249,12 @@ def elementwise(
     return func(flat, *rest, **options)[:length].view(x.shape)
 
 
-_GRAIN = 32768  # elements: at::internal::GRAIN_SIZE, below which one thread does most functions
-_GELU_GRAIN = 16384  # GELU_MIN_ELEMENTS_FOR_MULTI_THREADING, beyond which all threads share a gelu
-_VECTORS = 64  # elements of two vectors: 512 bits of bfloat16; a multiple of every narrower kind
+# at::internal::GRAIN_SIZE: for fewer elements one thread does most functions
+_GRAIN = 32768
+# GELU_MIN_ELEMENTS_FOR_MULTI_THREADING, beyond which all threads share a gelu
+_GELU_GRAIN = 16384
+# two vectors of 512 bits of bfloat16: a multiple of every narrower kind
+_VECTORS = 64
 
 
 def _aligned_length(length: int) -> int:
@@ -268,7 +273,8 @@ def _aligned_length(length: int) -> int:
         filled += _VECTORS
 
 
-_threads: list[int] = []  # of the modes that are open; without one, as many as torch has
+# threads of the modes that are open; without one, as many as torch has
+_threads: list[int] = []
 
 
 def begin_sharing() -> None:

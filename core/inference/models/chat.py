@@ -53,8 +53,10 @@ def chat_tokens(
     """
     try:
         with quiet():
-            template = str(loaded.tokenizer.get_chat_template())  # the default one of several
-    except Exception as error:  # ValueError if there is none, others if a tokenizer cannot have one
+            # the default one of several
+            template = str(loaded.tokenizer.get_chat_template())
+    except Exception as error:
+        # ValueError if there is none, others if a tokenizer cannot have one
         reason = f"the tokenizer of '{loaded.name}' has no chat template"
         raise CaptureError(
             f"{label}: {reason}; give the prompt as text, or choose a chat model.",

@@ -84,7 +84,8 @@ def free_host_bytes() -> int | None:
         lines = Path("/proc/meminfo").read_text().splitlines()
         sizes += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     for *files, reclaimable in _LIMIT_FILES:
-        with suppress(OSError, ValueError):  # no such file, or the word "max"
+        # no such file, or the word "max" in place of a number
+        with suppress(OSError, ValueError):
             limit, usage, text = ((_CGROUP / name).read_text() for name in files)
             statistics = dict(line.split(maxsplit=1) for line in text.splitlines())
             sizes.append(max(0, int(limit) - int(usage) + int(statistics.get(reclaimable, "0"))))

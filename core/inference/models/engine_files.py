@@ -102,7 +102,8 @@ def _write_once(
     try:
         if not path.exists():
             place.mkdir(parents=True, exist_ok=True)
-            with hold(place / _LOCK):  # concurrent processes write it once
+            # concurrent processes write it once
+            with hold(place / _LOCK):
                 if not path.exists():
                     _make_room(place)
                     with making(path) as begun:
@@ -186,7 +187,8 @@ def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) 
             )
             values = np.ascontiguousarray(of_heads.swapaxes(1, 2).reshape(values.shape))
         if kind == "gemma" and tensor.endswith("norm"):
-            values = values + np.float32(1)  # transformers adds it, llama.cpp has it in the file
+            # transformers adds it, llama.cpp has it in the file
+            values = values + np.float32(1)
         is_matrix = values.ndim > 1 and dtype != "float32"
         data, raw_dtype = (
             _in_dtype(name, values, dtype) if is_matrix else (values, gguf.GGMLQuantizationType.F32)

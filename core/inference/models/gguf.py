@@ -79,13 +79,15 @@ def look(path: Path) -> GgufFile:
         }
         if not types:
             raise ValueError("no weights")
-    except Exception as error:  # of any kind, beyond the end of a truncated file
+    except Exception as error:
+        # reading beyond the end of a truncated file raises errors of any kind
         raise CaptureError(
             f"{path} is a broken GGUF file ({first_line(error)}); copy the model again.",
         ) from error
-    if not isinstance(architecture := facts.get("general.architecture"), str):
+    architecture, parts = facts.get("general.architecture"), facts.get("split.count")
+    if not isinstance(architecture, str):
         raise CaptureError(f"{path} names no architecture; expected the GGUF of a language model.")
-    if isinstance(parts := facts.get("split.count"), int) and parts > 1:
+    if isinstance(parts, int) and parts > 1:
         raise CaptureError(
             f"{path} is one of {parts} parts of a model; join them with llama-gguf-split --merge.",
         )
@@ -103,7 +105,8 @@ def look(path: Path) -> GgufFile:
     file_type: Any = facts.get("general.file_type")
     try:
         quantization = LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
-    except ValueError:  # no name of llama.cpp: the type of most elements
+    except ValueError:
+        # a number without a name in llama.cpp: the type of most elements
         elements = Counter[str]()
         for kind, count in types.values():
             elements[kind] += count

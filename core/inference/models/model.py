@@ -33,7 +33,8 @@ from .module_state import ModuleState, state_at_start
 from .source import ModelSource, isolate, needed_bytes, source_of
 from .torch_errors import first_line, foreign_errors_stop, quiet
 
-_ORIGIN = "dequantized_from"  # in a config: the GGUF of the weights
+# in a config it names the GGUF of the weights
+_ORIGIN = "dequantized_from"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
 
@@ -272,7 +273,8 @@ def _config(source: ModelSource) -> Any:
         _forget_kernels(config)
         return config
     except Exception as error:
-        if "trust_remote_code" in str(error):  # transformers' own refusal, over several lines
+        # transformers' own refusal, over several lines
+        if "trust_remote_code" in str(error):
             raise _own_code(source.name) from error
         what = "config.json" if source.gguf is None else "header"
         raise CaptureError(
@@ -311,7 +313,8 @@ def _check_causal(source: ModelSource, config: Any) -> None:
     is_masked = bool(declared) and all(architecture in masked_models for architecture in declared)
     if not (is_listed or brings_code) or is_masked or getattr(config, "is_encoder_decoder", False):
         raise CaptureError(
-            f"model '{source.name}' is a {(declared or [kind])[0]}; expected a causal language model.",
+            f"model '{source.name}' is a {(declared or [kind])[0]};"
+            " expected a causal language model.",
         )
 
 
@@ -332,8 +335,8 @@ def _tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
         can_encode = len(tokenizer("A word.", add_special_tokens=False)["input_ids"]) > 0
     if not can_encode:
         raise CaptureError(
-            f"model '{source.name}': its tokenizer returns no tokens for a text; expected a tokenizer with"
-            " a vocabulary.",
+            f"model '{source.name}': its tokenizer returns no tokens for a text;"
+            " expected a tokenizer with a vocabulary.",
         )
     return tokenizer
 
@@ -347,8 +350,9 @@ def _check_memory(source: ModelSource, config: Any, dtype: str, device: torch.de
     for place, free in places.items():
         if needed is not None and free is not None and needed > free:
             raise CaptureError(
-                f"model '{source.name}' needs {size(needed)} in {dtype}; {place} has {size(free)} free. "
-                "Choose a smaller model, a narrower dtype or another machine.",
+                f"model '{source.name}' needs {size(needed)} in {dtype};"
+                f" {place} has {size(free)} free."
+                " Choose a smaller model, a narrower dtype or another machine.",
             )
 
 
@@ -367,13 +371,15 @@ def _weights(source: ModelSource, config: Any, dtype: str) -> Any:
         output_loading_info=True,
         **arguments,
     )
-    model, report = loaded  # a pair, because of output_loading_info
+    # a pair, because of output_loading_info
+    model, report = loaded
     # transformers would only warn, and fill them with random numbers
     if absent := sorted(report["missing_keys"]):
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         kind = type(model).__name__
         raise CaptureError(
-            f"model '{source.name}': its weights lack '{absent[0]}'{more}; expected those of a {kind}.",
+            f"model '{source.name}': its weights lack '{absent[0]}'{more};"
+            f" expected those of a {kind}.",
         )
     if source.gguf is not None:
         gguf.plain(model)
@@ -396,7 +402,8 @@ def rounded_parameters(
     float32.
     """
     float32_names = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    if target is torch.float16:  # modeling_utils: the second list is for overflows of float16
+    # modeling_utils: the second list is for overflows of float16
+    if target is torch.float16:
         float32_names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
     for name, parameter in model.named_parameters():
         is_kept = any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in float32_names)
@@ -433,5 +440,6 @@ def _text(tokenizer: PreTrainedTokenizerBase, token: int, raw: str | None) -> st
             readable(bytes(BYTE_LEVEL[char] for char in raw)) if is_byte_level else raw
         )  # sentencepiece: raw is '<0xE2>'
     if raw.startswith("▁") and not text.startswith(" "):
-        return f" {text}"  # sentencepiece drops the space of a first word
+        # sentencepiece drops the space of a first word
+        return f" {text}"
     return text or raw

@@ -60,7 +60,8 @@ class ModelSource:
         if self.gguf is not None:
             return more | {"local_files_only": True, "gguf_file": gguf.FILE}
         if self.folder is not None:
-            return more | {"local_files_only": True}  # a folder must never make a call to the hub
+            # a folder must never make a call to the hub
+            return more | {"local_files_only": True}
         return more | {"revision": self.revision}
 
     @property
@@ -107,7 +108,8 @@ def source_of(name: str, revision: str | None) -> ModelSource:
     except tuple(_OF_HUB) as error:
         reason = next(words for kind, words in _OF_HUB.items() if isinstance(error, kind))
         raise CaptureError(f"model '{name}'{reason.format(revision=revision)}") from error
-    except Exception as error:  # of the HTTP client without a network: use a copy in the cache
+    except Exception as error:
+        # without a network the HTTP client raises errors of its own: use a copy in the cache
         cached = _cached_folder(name, revision)
         if cached is None:
             raise CaptureError(
@@ -164,13 +166,16 @@ def _weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
             continue
         try:
             with safe_open(file, framework="numpy") as tensors:
-                slices = [tensors.get_slice(name) for name in tensors.keys()]  # noqa: SIM118 - it is no mapping
+                # an open file of safetensors is no mapping: it has keys, and no iterator
+                names = tensors.keys()
+                slices = [tensors.get_slice(name) for name in names]
                 sizes = [itemsize if each.get_dtype() in _FLOATS else _LARGEST for each in slices]
                 total += sum(
                     math.prod(each.get_shape()) * size
                     for each, size in zip(slices, sizes, strict=True)
                 )
-        except Exception as error:  # a git-lfs pointer, or a truncated download
+        except Exception as error:
+            # a git-lfs pointer, or a truncated download
             raise CaptureError(
                 f"{file} is not a complete safetensors file ({error}); copy the model again.",
             ) from error

@@ -27,11 +27,15 @@ from .sliced_head import columns_at_once, sliced_logits
 
 _TEXT = Path(__file__).with_name("neighbours.txt")
 _KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, list[int]] = WeakKeyDictionary()
-_GOLDEN = 0.6180339887498949  # steps of this share of the text stay far apart
-CHUNK_BYTES = 8 << 20  # logits leave the device and reach the sink in pieces of about this size
+# multiples of the golden ratio's share of the text stay far apart
+_GOLDEN = 0.6180339887498949
+# logits leave the device and reach the sink in pieces of about this size
+CHUNK_BYTES = 8 << 20
 
 Emit = Callable[[int, torch.Tensor], None]
-"""Takes (first position, logits[rows, vocab] of consecutive positions) in order, in their compute dtype."""
+"""Takes (first position, logits[rows, vocab] of consecutive positions) in order, in their compute
+dtype.
+"""
 Run = Callable[[Sequence[int], Emit], None]
 """(token ids of a prompt, emit): hands all of its logits to `emit`."""
 Neighbours = Callable[[LoadedModel, Sequence[int], int], torch.Tensor]
@@ -79,11 +83,7 @@ class PromptBatch:
     prompt: tuple[int, ...] = ()
     rows: int = 1
     row: int = 0
-    neighbours: Neighbours = lambda loaded, prompt, count: neighbour_rows(
-        loaded.tokenizer,
-        prompt,
-        count,
-    )
+    neighbours: Neighbours = lambda of, prompt, count: neighbour_rows(of.tokenizer, prompt, count)
     left_padding: int = 0
     right_padding: int = 0
     call: Callable[..., Any] | None = None
@@ -278,7 +278,8 @@ def neighbour_rows(
     # the text repeats, so that every offset has a whole window
     around = text * (2 + length // max(1, len(text)))
     step = max(1, round(len(text) * _GOLDEN))
-    while gcd(step, len(text)) > 1:  # coprime, so that each offset comes up once
+    # a step coprime to the text brings up each offset once
+    while gcd(step, len(text)) > 1:
         step += 1
     rows: list[list[int]] = []
     windows = {tuple(prompt)}

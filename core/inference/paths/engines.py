@@ -29,7 +29,9 @@ from .hooks import ModuleTrace
 from .paths import Path, open_path, parse_path
 
 Engine = Callable[..., torch.Tensor]
-"""(model, token_ids [positions]) -> logits [positions, vocab]; if it has a third parameter `watch`, it gets a Watch."""
+"""(model, token_ids [positions]) -> logits [positions, vocab]; if it has a third parameter `watch`,
+it gets a Watch.
+"""
 Prompts = Sequence[Sequence[int]]
 """Token ids of each prompt."""
 Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
@@ -96,7 +98,8 @@ def side_of(source: str | Engine) -> RunnableSide:
     name = getattr(source, "__name__", type(source).__name__)
     try:
         hands_in = "watch" in inspect.signature(source).parameters
-    except (TypeError, ValueError):  # some callables have no signature
+    except (TypeError, ValueError):
+        # some callables have no signature
         hands_in = False
     run_of = partial(_run_of, name, source, hands_in=hands_in)
     return RunnableSide(
@@ -128,7 +131,8 @@ class Watch:
         self._model = type(loaded.model).__name__
         try:
             self._names = list(traced_modules(loaded.model))
-        except CaptureError:  # a model without blocks: its modules are not compared
+        except CaptureError:
+            # a model without blocks: its modules are not compared
             self._names = []
 
     def __call__(self, name: str, tensor: torch.Tensor, start: int = 0) -> None:
@@ -197,7 +201,8 @@ def _run_of(
 def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
     """Return all logits of a prompt. [positions, vocab]"""
     pieces: list[torch.Tensor] = []
-    run(ids, lambda _, logits: pieces.append(logits.clone()))  # a view would keep its base alive
+    # a view would keep its base alive
+    run(ids, lambda _, logits: pieces.append(logits.clone()))
     return torch.cat(pieces)
 
 

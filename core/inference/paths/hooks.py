@@ -156,12 +156,15 @@ class ModuleTrace:
             )
         if output.ndim not in (3, 4) or shape[0] not in (1, rows):
             return None
-        own = output[row if shape[0] == rows else 0]  # position embeddings are one row for all
+        # position embeddings are one row for all
+        own = output[row if shape[0] == rows else 0]
         if output.ndim == 3:
             return own if shape[1] == columns else None
-        if shape[1] == columns and (shape[2] != columns or columns == 1):  # a norm of each head
+        # the layout of a norm of each head
+        if shape[1] == columns and (shape[2] != columns or columns == 1):
             return own.reshape(columns, -1)
-        if shape[2] == columns and shape[1] != columns:  # or [rows, heads, columns, width]
+        # the other layout is [rows, heads, columns, width]
+        if shape[2] == columns and shape[1] != columns:
             return own.transpose(0, 1).reshape(columns, -1)
         return None
 

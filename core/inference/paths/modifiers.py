@@ -30,7 +30,8 @@ from ..models.dtypes import converted, converted_bytes
 from ..models.model import LoadedModel
 from .batch import Neighbours, PromptBatch
 
-_MOST_THREADS = 256  # a typing error of more would make the operating system end the process
+# a typing error of more digits would make the operating system end the process
+_MOST_THREADS = 256
 SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -262,7 +263,8 @@ def _compile(batch: PromptBatch) -> Iterator[PromptBatch]:
     """Compile the model. If torch.compile gives up, which would silently run eagerly, that is an
     error.
     """
-    import torch._dynamo  # a second of imports that no other path needs
+    # a second of imports that no other path needs
+    import torch._dynamo
 
     torch.compiler.reset()
     try:
@@ -306,6 +308,10 @@ def _invariant(batch: PromptBatch) -> Iterator[PromptBatch]:
         yield batch
 
 
+def _no_neighbours(others: Others, kind: str) -> str | None:
+    return None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N"
+
+
 def _not_invariant(loaded: LoadedModel, others: Others) -> str | None:
     for name in ("sdpa", "compile"):
         if name in others:
@@ -326,7 +332,8 @@ _AN_ATTENTION = Argument(  # which only the model can refuse
     lambda text: text.lower() if text.replace("_", "").isalnum() else None,
 )
 _ROW = whole_number(0, syntax="I")
-MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and applied
+# in the order in which they are written and applied
+MODIFIERS: dict[str, Modifier] = {
     # N rows, 1..N-1 of other sequences of the same length: same work, different shapes
     "batch": Modifier(
         lambda batch, rows: nullcontext(replace(batch, rows=rows)),
@@ -340,9 +347,7 @@ MODIFIERS: dict[str, Modifier] = {  # in the order in which they are written and
     "neighbours": Modifier(
         lambda batch, kind: nullcontext(replace(batch, neighbours=_NEIGHBOURS[kind])),
         (choice(*_NEIGHBOURS),),
-        lambda others, kind: (
-            None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N"
-        ),
+        _no_neighbours,
     ),
     # N masked tokens before or after every row, the prompt's own positions unchanged
     "pad": Modifier(

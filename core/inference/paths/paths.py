@@ -116,7 +116,8 @@ class Path:
         """Return a lower bound of a forward's bytes without weights: logits, one layer's
         activations, its cache.
         """
-        if self.engine is not None:  # in a process of its own
+        # an engine has a process of its own
+        if self.engine is not None:
             return self.logits_bytes(loaded, positions)
         text = loaded.model.config.get_text_config(decoder=True)
         hidden = int(getattr(text, "hidden_size", 0) or 0)
@@ -135,7 +136,8 @@ class Path:
     @property
     def reads_cache(self) -> bool:
         """True if any of its forwards reads the keys and values of an earlier one."""
-        if self.engine is not None:  # its cache is not visible
+        # the cache of an engine is not visible
+        if self.engine is not None:
             return False
         return BASES[self.base.name].reads_cache
 
@@ -250,7 +252,8 @@ def sides_of(request: CaptureRequest) -> tuple[NamedPath, ...]:
     if repeat == 1:
         return tuple(NamedPath(str(path), path) for path in paths)
     sides = []
-    for path in paths:  # the first call fills the cache that the later ones read
+    # the first call fills the cache that the later ones read
+    for path in paths:
         is_filling = path.base.name in ("blocks", "reuse")
         filling = replace(path, base=Step("prefill")) if is_filling else path
         sides += [
@@ -283,7 +286,13 @@ class _Counting(PromptBatch):
 
     columns_of_forwards: list[int] = field(default_factory=list)
 
-    def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:  # noqa: ARG002
+    def forward(
+        self,
+        start: int,
+        stop: int,
+        emit: Emit,  # noqa: ARG002
+        cache: Cache | None = None,  # noqa: ARG002
+    ) -> None:
         self.columns_of_forwards.append(self.column_after(stop) - self.column(start))
 
 
@@ -303,7 +312,8 @@ class OpenPath:
         self.path = path
         self._engine = engine
         self._batch = batch
-        self._asked = loaded  # before the modifiers: its dtype is the run's
+        # taken before the modifiers, for its dtype is the run's
+        self._asked = loaded
 
     def __call__(self, token_ids: Sequence[int], emit: Emit) -> None:
         """Send `emit` the logits of a prompt's token ids."""
@@ -328,7 +338,8 @@ class OpenPath:
 
         def keep_last(position: int, logits: torch.Tensor) -> None:
             nonlocal last
-            last = logits[-1:].clone()  # a view would keep its base alive
+            # a view would keep its base alive
+            last = logits[-1:].clone()
             emit(position, logits)
 
         self._run(batch, keep_last)
@@ -363,7 +374,8 @@ class OpenPath:
             nonlocal done
             self._check(position, done, logits)
             done += len(logits)
-            emit(position, logits.to(self._asked.torch_dtype))  # exact, or the path was refused
+            # exact, or the path was refused
+            emit(position, logits.to(self._asked.torch_dtype))
 
         BASES[self.path.base.name].compute(batch, check_emit, *self.path.base.values)
         if done != batch.positions:

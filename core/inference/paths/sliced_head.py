@@ -91,7 +91,8 @@ class _Standing:
 @contextmanager
 def attribute_replaced(owner: torch.nn.Module, name: str, value: Any) -> Iterator[None]:
     """Replace an instance attribute inside the `with`."""
-    own = owner.__dict__.get(name)  # accelerate, for one, puts its own forward on the instance
+    # accelerate, for one, puts its own forward on the instance
+    own = owner.__dict__.get(name)
     owner.__dict__[name] = value
     try:
         yield

@@ -29,16 +29,18 @@ from ..paths.batch import ignore
 from ..paths.engines import RunnableSide
 from ..paths.paths import open_path
 
-os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes on standard error
+# else the profiler writes on standard error
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 # profiled of a path's many: the first four and the last four. An event takes about 1 KB in memory
 FORWARDS = 8
 _ENTER, _LEAVE = "\x1eenter ", "\x1eleave"
 _MODULE = "module "
 # oneDNN:
-# onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0
-# ...,,,13x384:384x2048,0.05
+# onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,
+# src:bf16::blocked:ab::f0 ...,,,13x384:384x2048,0.05
 _ONEDNN = re.compile(
-    r"^onednn_verbose,(?:v\d+,)?(?:primitive,)?exec,cpu,([^,]+),([^,]+),[^,]*,([^,]*),.*,([^,]*),([\d.e+-]+)$",
+    r"^onednn_verbose,(?:v\d+,)?(?:primitive,)?exec,cpu,"
+    r"([^,]+),([^,]+),[^,]*,([^,]*),.*,([^,]*),([\d.e+-]+)$",
 )
 # MKL_VERBOSE SGEMM(T,N,2048,13,384,0x7ff...,...) 9.75us CNR:OFF ...
 _MKL = re.compile(r"^MKL_VERBOSE ([A-Z]\w*)\(([^)]*)\) ([\d.]+)([num]?s)\b")

@@ -170,7 +170,8 @@ class SpooledOutputs(ModuleTrace):
         if module is None:
             if self._side != 0:
                 return
-            watched = self._of.modules.get(module_of_call(name))  # None of the logits
+            # the logits belong to no module
+            watched = self._of.modules.get(module_of_call(name))
             kind, block = (watched.kind, watched.block) if watched is not None else ("head", None)
             module = self._of.order[name] = LayerModule(len(self._of.order), name, kind, block)
         waiting = self._waiting.get(name)
@@ -180,7 +181,8 @@ class SpooledOutputs(ModuleTrace):
         row_bytes = max(1, output.shape[1] * output.dtype.itemsize)
         room = max(1, self._of.part_bytes // row_bytes)
         if waiting is None and len(output) >= room:
-            for start in range(0, len(output), at_once := max(1, _LARGEST_PART_BYTES // row_bytes)):
+            at_once = max(1, _LARGEST_PART_BYTES // row_bytes)
+            for start in range(0, len(output), at_once):
                 piece = output[start : start + at_once]
                 self._emit_part(module, first + start, piece.clone() if self._of.is_kept else piece)
             return

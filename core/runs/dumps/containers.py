@@ -37,7 +37,8 @@ from .arrays import (
     rows_of,
 )
 
-MOST_ARRAYS = 2 * MAX_SIDES + 8  # every side, its emitted tokens, and the shared keys
+# every side, its emitted tokens, and the shared keys
+MOST_ARRAYS = 2 * MAX_SIDES + 8
 MAX_KEY_LENGTH = 200
 # of a zip directory or safetensors header; of MOST_ARRAYS one takes 0.5 MB; parsed it takes some 20
 # times as much

@@ -33,7 +33,8 @@ MIB = 1 << 20
 CHUNK_BYTES = 32 * MIB  # a side
 # all sides; the caller may still hold one chunk while the next is read
 CHUNK_BYTES_TOGETHER = 64 * MIB
-CONVERT_ELEMENTS = MIB  # converted at a time, which bounds the temporaries
+# converted at a time, so that temporaries stay small
+CONVERT_ELEMENTS = MIB
 LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
 # of names of sides: of the reference, and of variants; others come between
 _RANKS = {
@@ -129,7 +130,8 @@ class Dump:
             for first in range(0, len(raw), at_once):
                 bits = side.bits(raw[first : first + at_once])
                 converted = convert(bits, side.fmt, self._format)
-                if converted is None:  # it was checked when opened, so the file has changed
+                # it was checked when opened, so the file has changed
+                if converted is None:
                     raise side.lossy(bits, self._format)
                 out[first : first + len(converted)] = converted
             yield out
@@ -198,7 +200,8 @@ def open_dump(
         raise UsageError(f"{dump_name}: no side '{clean(reference, 60)}'; there are {names}.")
     # of two files the first is it, under any name
     if reference is not None or len(containers) == 1:
-        is_sorted = containers[0].kind == "safetensors"  # which say nothing by their order
+        # safetensors sorts its arrays, so their order says nothing
+        is_sorted = containers[0].kind == "safetensors"
         # stable: others stay in file order
         sides.sort(key=lambda side: _rank(side.name, reference, is_sorted))
     target = override or dtype

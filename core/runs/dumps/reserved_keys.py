@@ -19,9 +19,11 @@ from .containers import Container
 
 TOKEN_IDS = ("token_ids", "input_ids", "prompt_token_ids")  # the first that is there counts
 RESERVED = (*TOKEN_IDS, "tokens", "prompt_lengths", "compute_dtype", "reference_side", "meta")
-EMITTED = "emitted"  # in a file of one side; `emitted:SIDE` in a file of several
+# the key in a file of one side; it is `emitted:SIDE` in a file of several
+EMITTED = "emitted"
 TEXT_BYTES = 64 << 20  # the texts of all tokens, as an array
-META_BYTES = LONGEST_NOTE // 2  # of UTF-8: it becomes part of the run's note
+# half of a note: it becomes part of the run's
+META_BYTES = LONGEST_NOTE // 2
 MAX_TOKEN_ID = (1 << 31) - 1
 
 
@@ -154,7 +156,8 @@ def _text(container: Container, key: str) -> str:
         return container.texts.get(key, "")
     if array.size != 1:
         raise array.refusal(f"has shape {clean(array.shape)}", "a single text")
-    return _strings(array, 4 * META_BYTES)[0]  # numpy's characters have four bytes each
+    # numpy's characters have four bytes each
+    return _strings(array, 4 * META_BYTES)[0]
 
 
 def _check_fits(array: StoredArray, counts: tuple[int, int]) -> None:

@@ -22,7 +22,8 @@ from ...text import clean
 from ..file.records import SideHeader
 from .arrays import StoredArray
 
-NORMALISED = 0.05  # nats; rounding of bfloat16 at a log-probability near -10 is 0.02
+# in nats: rounding of bfloat16 at a log-probability near -10 is 0.02
+NORMALISED = 0.05
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def side_of(name: str, array: StoredArray, bits_format: FloatFormat | None) -> D
         return DumpSide(name, array, FLOAT16 if size == 2 else FLOAT32, is_double=size == 8)
     if kind == "V" and size == 2:
         return DumpSide(name, array, BFLOAT16)
-    if kind in "ui" and size == 2:  # int16 too: it is what older torch offers as a view of bfloat16
+    # int16 too: it is what older torch offers as a view of bfloat16
+    if kind in "ui" and size == 2:
         if bits_format in (BFLOAT16, FLOAT16):
             return DumpSide(name, array, bits_format)
         raise DumpError(

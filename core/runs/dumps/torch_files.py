@@ -29,7 +29,8 @@ _INSTEAD = (
     "tensors alone, as torch.save({'reference': a, 'variant': b}, ...) or"
     " safetensors.torch.save_file write"
 )
-_MOST_ITEMS = 1 << 16  # tensors, lists and texts; a pickle can name one dict a million times
+# tensors, lists and texts; a pickle can name one dict a million times
+_MOST_ITEMS = 1 << 16
 _DEEPEST = 3  # dicts within dicts
 
 
@@ -135,7 +136,8 @@ def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
         for one in tensors:
             # tensors may share a storage: each counts once
             storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
-            is_bfloat16 = one.dtype is torch.bfloat16  # which numpy has not
+            # numpy has no bfloat16
+            is_bfloat16 = one.dtype is torch.bfloat16
             plain = one.detach().view(torch.int16) if is_bfloat16 else one.detach()
             views.append(plain.numpy().view("V2") if is_bfloat16 else plain.numpy())
     if sum(view.nbytes for view in views) > sum(storages.values()):

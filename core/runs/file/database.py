@@ -211,7 +211,8 @@ class Database:
         """Write everything and close the file."""
         with _edge(self.path):
             self._connection.execute("USE memory")
-            self._connection.execute("DETACH run_file")  # this checkpoints: no log file is left
+            # detaching checkpoints the file, so no log file is left beside it
+            self._connection.execute("DETACH run_file")
             self._connection.close()
 
     def abandon(self) -> None:
@@ -227,7 +228,8 @@ def _connect(*statements: str, **config: Any) -> duckdb.DuckDBPyConnection:
     try:
         # in Jupyter without ipywidgets it is off and cannot be set
         with suppress(duckdb.InvalidInputException):
-            connection.execute("SET enable_progress_bar = false")  # it is printed among results
+            # the progress bar would be printed among results
+            connection.execute("SET enable_progress_bar = false")
         for statement in statements:
             connection.execute(statement)
     except BaseException:
@@ -283,7 +285,8 @@ def _regular_file(path: Path) -> Path:
     return.
     """
     place = path.resolve()
-    str(place).encode()  # DuckDB takes no name that is not text
+    # DuckDB takes no name that is not UTF-8
+    str(place).encode()
     if not stat.S_ISREG(place.stat().st_mode):
         raise StoreError(f"{_name(path)}: not a regular file, so not a run file.")
     return place
@@ -328,7 +331,8 @@ def _read_share(
     a new one.
     """
     allowed = f"SET allowed_directories = [{', '.join(map(_quote, folders))}]"
-    few = "PRAGMA disable_optimizer"  # the queries of a listing are too small for one to pay
+    # the queries of a listing are too small for one to pay
+    few = "PRAGMA disable_optimizer"
     results: list[Read | StoreError] = []
     connection: duckdb.DuckDBPyConnection | None = None
     for path in paths:

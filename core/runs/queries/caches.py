@@ -12,7 +12,8 @@ from ..tables.kv_cache import KINDS
 from .layers import pool, records
 
 _FIGURES = """
-    sum(elements)::BIGINT AS elements, sum(neq)::BIGINT AS neq, sum(neq) / greatest(sum(elements), 1) AS neq_share,
+    sum(elements)::BIGINT AS elements, sum(neq)::BIGINT AS neq,
+    sum(neq) / greatest(sum(elements), 1) AS neq_share,
     max(max_abs) AS max_abs, sqrt(fsum(rms * rms * finite) / greatest(sum(finite), 1)) AS rms,
     max(max_ulps) AS max_ulps, fsum(mean_ulps * finite) / greatest(sum(finite), 1) AS mean_ulps,
     max(max_row_ulps) AS max_row_ulps,
@@ -27,19 +28,24 @@ FROM kv WHERE pair = $1 AND ($2::INTEGER IS NULL OR prompt = $2) GROUP BY {{by}}
 _SUMMARY = f"""
 WITH part(name, kinds, layers) AS (VALUES ('together', 'key value', NULL), ('keys', 'key', NULL),
     ('values', 'value', NULL), ('layer_0_keys', 'key', 0)),
-chosen AS (SELECT * FROM kv JOIN part ON contains(kinds, kind) AND (layers IS NULL OR layer = layers) WHERE pair = $1)
+chosen AS (
+    SELECT *, (layer, prompt, first_position, head) AS place
+    FROM kv JOIN part ON contains(kinds, kind) AND (layers IS NULL OR layer = layers)
+    WHERE pair = $1)
 SELECT prompt AS of_prompt, name, {_FIGURES}, min(layer) FILTER (neq > 0) AS first_layer,
-    min(layer) FILTER (neq > 0 AND kind = 'key') AS key, min(layer) FILTER (neq > 0 AND kind = 'value') AS value,
-    arg_min(prompt, (layer, prompt, first_position, head)) FILTER (neq > 0) AS first_prompt,
-    arg_min(first_position, (layer, prompt, first_position, head)) FILTER (neq > 0) AS first_position,
-    arg_min(head, (layer, prompt, first_position, head)) FILTER (neq > 0) AS first_head
+    min(layer) FILTER (neq > 0 AND kind = 'key') AS key,
+    min(layer) FILTER (neq > 0 AND kind = 'value') AS value,
+    arg_min(prompt, place) FILTER (neq > 0) AS first_prompt,
+    arg_min(first_position, place) FILTER (neq > 0) AS first_position,
+    arg_min(head, place) FILTER (neq > 0) AS first_head
 FROM chosen GROUP BY GROUPING SETS ((name), (name, prompt)) ORDER BY of_prompt NULLS FIRST
 """
 MEASURES = ("neq_share", "max_row_ulps", "max_ulps")  # of a cell by position
 _HERE = """
 SELECT p.*, layer AS "row", whole.elements / count(*) OVER (PARTITION BY layer) AS width
 FROM kv_position AS p JOIN (
-    SELECT layer, sum(elements) AS elements FROM kv WHERE pair = $2 AND prompt = $3 AND kind = $4 GROUP BY layer
+    SELECT layer, sum(elements) AS elements
+    FROM kv WHERE pair = $2 AND prompt = $3 AND kind = $4 GROUP BY layer
 ) AS whole USING (layer) WHERE pair = $2 AND prompt = $3 AND kind = $4
 """
 

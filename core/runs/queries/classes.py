@@ -10,14 +10,15 @@ from ..reader import RunReader
 # class.
 _CLASSES = """
 WITH class AS (
-    SELECT bit_class AS class, list(name ORDER BY side) AS sides, count(*) AS count, min(side) AS side
+    SELECT bit_class AS class, list(name ORDER BY side) AS sides, count(*) AS count,
+        min(side) AS side
     FROM side GROUP BY bit_class)
 SELECT class.*, neq, neq_share, max_abs, max_ulps, max_row_ulps, flips
 FROM class LEFT JOIN pair ON pair.variant = class.side ORDER BY class.side
 """
 _SWEPT = """
-SELECT name AS side, bit_class AS class, coalesce(neq_share, 0) AS neq_share, coalesce(max_abs, 0) AS max_abs,
-    coalesce(flips, 0) AS flips
+SELECT name AS side, bit_class AS class, coalesce(neq_share, 0) AS neq_share,
+    coalesce(max_abs, 0) AS max_abs, coalesce(flips, 0) AS flips
 FROM side LEFT JOIN pair ON pair.variant = side.side ORDER BY side.side
 """
 # What a path without the step has: `prefill` is `prefill+batch:1`.

@@ -30,8 +30,11 @@ FIGURES = (
     ("min_margin", "smallest margin, logits", False),
 )
 _DISTRIBUTION = """
-SELECT * FROM (SELECT distance, sum(elements) OVER (ORDER BY distance DESC) / sum(elements) OVER () AS share
-               FROM ulp_histogram WHERE pair = ?) WHERE distance > 0 ORDER BY distance
+SELECT * FROM (
+    SELECT distance,
+        sum(elements) OVER (ORDER BY distance DESC) / sum(elements) OVER () AS share
+    FROM ulp_histogram WHERE pair = ?)
+WHERE distance > 0 ORDER BY distance
 """
 
 

@@ -83,7 +83,8 @@ def top_of_sides(
             logits_here = top["logit"].loc[ids].to_numpy(float)
         table[f"{name}_rank"] = ranks
         table[f"{name}_logit"] = logits_here
-        with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
+        # +inf - +inf: the probability is undefined
+        with np.errstate(invalid="ignore"):
             table[f"{name}_probability"] = np.exp(logits_here - top["logsumexp"].max())
     return with_texts(run, pd.DataFrame(table))
 
@@ -108,7 +109,8 @@ def every_element(run: RunReader, pair: int, prompt: int, position: int) -> Data
     fmt = run.header.format
     bits = run.at_sides((0, pair + 1), prompt, position)
     row = sum(run.header.lengths[:prompt]) + position
-    with np.errstate(invalid="ignore"):  # signalling NaNs, infinity less infinity
+    # signalling NaNs and infinity less infinity raise the flag
+    with np.errstate(invalid="ignore"):
         reference, variant = (values_of(side, fmt).astype(np.float64) for side in bits)
         is_same = (reference == variant) | (np.isnan(reference) & np.isnan(variant))
         is_mismatch = ~is_same & ~(np.isfinite(reference) & np.isfinite(variant))

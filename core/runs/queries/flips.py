@@ -28,8 +28,9 @@ MOST_GRID_LINES = 64  # beyond that they would be a grey field
 # Logit and rank (1 is the argmax) of either side's argmax on both sides, if it is among the stored
 # top tokens.
 _FLIPS = f"""
-SELECT p.prompt, p.position, is_flip, near_tie, reference_token, variant_token, reference_margin, variant_margin,
-    reference_margin_ulps, variant_margin_ulps, max_abs, kl, nonfinite_mismatch,
+SELECT p.prompt, p.position, is_flip, near_tie, reference_token, variant_token,
+    reference_margin, variant_margin, reference_margin_ulps, variant_margin_ulps,
+    max_abs, kl, nonfinite_mismatch,
     r.text AS reference_text, v.text AS variant_text,
     {
     ", ".join(
@@ -40,10 +41,12 @@ SELECT p.prompt, p.position, is_flip, near_tie, reference_token, variant_token, 
 },
     reference.logsumexp AS reference_logsumexp, variant.logsumexp AS variant_logsumexp
 FROM position AS p
-LEFT JOIN vocabulary AS r ON r.token_id = reference_token LEFT JOIN vocabulary AS v ON v.token_id = variant_token
+LEFT JOIN vocabulary AS r ON r.token_id = reference_token
+LEFT JOIN vocabulary AS v ON v.token_id = variant_token
 {
     " ".join(
-        f"LEFT JOIN side_position AS {s} ON {s}.side = {side} AND {s}.prompt = p.prompt AND {s}.position = p.position "
+        f"LEFT JOIN side_position AS {s} ON {s}.side = {side} AND {s}.prompt = p.prompt"
+        f" AND {s}.position = p.position "
         + " ".join(
             f"LEFT JOIN top_token AS {t}_{s} ON {t}_{s}.side = {side} AND {t}_{s}.prompt = p.prompt"
             f" AND {t}_{s}.position = p.position AND {t}_{s}.token_id = {t}_token"
@@ -58,20 +61,24 @@ WHERE p.pair = $1 AND (is_flip OR ($2 AND near_tie)) ORDER BY p.prompt, p.positi
 # They have not if a path computes the same tokens differently from call to call.
 _CONTINUATIONS = """
 WITH step AS (
-    SELECT v.prompt, v.side, count(*) AS compared, min(v.step) FILTER (v.token_id != r.token_id) AS parting
-    FROM generated_token AS v JOIN generated_token AS r USING (prompt, step) WHERE r.side = 0 AND v.side > 0
-    GROUP BY ALL)
-SELECT g.prompt, side.name AS variant, g.side - 1 AS pair, g.given_positions, coalesce(compared, 0) AS compared_tokens,
-    coalesce(parting, compared, 0) AS agreed_tokens, g.given_positions - 1 + parting AS parting_position,
-    a.token_id AS reference_token, b.token_id AS variant_token, p.reference_margin_ulps, p.variant_margin_ulps,
-    p.max_abs, p.reference_token = a.token_id AND p.variant_token = b.token_id AS is_confirmed,
+    SELECT v.prompt, v.side, count(*) AS compared,
+        min(v.step) FILTER (v.token_id != r.token_id) AS parting
+    FROM generated_token AS v JOIN generated_token AS r USING (prompt, step)
+    WHERE r.side = 0 AND v.side > 0 GROUP BY ALL)
+SELECT g.prompt, side.name AS variant, g.side - 1 AS pair, g.given_positions,
+    coalesce(compared, 0) AS compared_tokens, coalesce(parting, compared, 0) AS agreed_tokens,
+    g.given_positions - 1 + parting AS parting_position,
+    a.token_id AS reference_token, b.token_id AS variant_token,
+    p.reference_margin_ulps, p.variant_margin_ulps, p.max_abs,
+    p.reference_token = a.token_id AND p.variant_token = b.token_id AS is_confirmed,
     whole.text AS reference_continuation, g.text AS variant_continuation
 FROM generation AS g JOIN side ON side.side = g.side
 JOIN generation AS whole ON whole.side = 0 AND whole.prompt = g.prompt
 LEFT JOIN step ON step.side = g.side AND step.prompt = g.prompt
 LEFT JOIN generated_token AS a ON a.side = 0 AND a.prompt = g.prompt AND a.step = parting
 LEFT JOIN generated_token AS b ON b.side = g.side AND b.prompt = g.prompt AND b.step = parting
-LEFT JOIN position AS p ON p.pair = g.side - 1 AND p.prompt = g.prompt AND p.position = g.given_positions - 1 + parting
+LEFT JOIN position AS p ON p.pair = g.side - 1 AND p.prompt = g.prompt
+    AND p.position = g.given_positions - 1 + parting
 WHERE g.side > 0 ORDER BY g.prompt, g.side
 """
 
@@ -114,7 +121,8 @@ def flip_table(
                     columns[f"{of}_{on}_rank"][row] = rank_of(values, token)
     for of, other in (SIDES, SIDES[::-1]):
         for on in SIDES:
-            with np.errstate(invalid="ignore"):  # +inf - +inf: the probability is undefined
+            # +inf - +inf: the probability is undefined
+            with np.errstate(invalid="ignore"):
                 share = np.exp(columns[f"{of}_{on}_logit"] - columns[f"{on}_logsumexp"])
             table[f"{of}_token_{on}_probability"] = share
         variant, reference = (table[f"{of}_token_{on}_probability"] for on in SIDES[::-1])
@@ -158,7 +166,8 @@ def beyond_noise(table: DataFrame) -> Flags:
     """
     flips = table["is_flip"].to_numpy(bool)
     difference, in_row_ulps = (table[name].to_numpy(float) for name in ("max_abs", "max_row_ulps"))
-    if not flips.any() or np.isnan(in_row_ulps).all():  # lists have no row ULPs
+    # lists have no row ULPs
+    if not flips.any() or np.isnan(in_row_ulps).all():
         return np.zeros(len(table), bool)
     margins = table[MARGINS].min(axis=1).to_numpy(float)
     typical = max(NOISE_MARGIN * float(np.nanmedian(in_row_ulps)), NEAR_TIE_ROW_ULPS)
@@ -186,7 +195,8 @@ def flips_sentence(table: DataFrame) -> str:
         f"**{plural(len(flips), 'flip')} in {plural(total, 'position')}**, first at"
         f" {place(flips.iloc[0])}."
     )
-    if table["max_row_ulps"].isna().all():  # lists have no row ULPs
+    # lists have no row ULPs
+    if table["max_row_ulps"].isna().all():
         return text
     far = table[beyond_noise(table)]
     if far.empty:
@@ -205,7 +215,8 @@ def near_ties_sentence(table: DataFrame) -> str:
     """Say how many positions are near ties, how many of them flip, and the smallest margin, in
     markdown. table: figures by position.
     """
-    is_list = table["max_row_ulps"].isna().all()  # lists have no row ULPs
+    # lists have no row ULPs
+    is_list = table["max_row_ulps"].isna().all()
     near = table[table["could_flip" if is_list else "near_tie"].fillna(False).astype(bool)]
     limit = "by what was sent" if is_list else f"(margin at most {NEAR_TIE_ROW_ULPS} row ULPs)"
     what = "is a near tie" if len(near) == 1 else "are near ties"
@@ -236,7 +247,8 @@ def margin_points(table: DataFrame) -> MarginPoints:
     is_known = ~np.isnan(margin)
     table = table[is_known]
     flips, could = (table[name].to_numpy(bool) for name in ("is_flip", "could_flip"))
-    odd = table["nonfinite_mismatch"].to_numpy() > 0  # the bound is a theorem about finite numbers
+    # the bound is a theorem about finite numbers
+    odd = table["nonfinite_mismatch"].to_numpy() > 0
     kinds = {
         "no flip possible": ~could & ~odd,
         "could flip": could & ~flips & ~odd,

@@ -67,7 +67,8 @@ def heat(table: DataFrame, colour: str, dtype: str, unit_of_values: str = "logit
     if not unit.endswith("log scale"):
         return Heat(_levels(values / highest), unit, "0", _figure(highest), (0, 100))
     lowest = float(values[values > 0].min())
-    low, high = np.log(lowest) - 0.7, np.log(highest)  # the smallest that differs is still seen
+    # begins below the lowest, so that the smallest that differs is still seen
+    low, high = np.log(lowest) - 0.7, np.log(highest)
     logs = np.log(np.maximum(values, lowest))
     levels = _levels(np.where(values > 0, (logs - low) / (high - low), 0.0))
     stops = round(100 * 0.7 / (high - low)), 100

@@ -43,8 +43,10 @@ Keep = Callable[[tuple, Callable[[], Cells]], Cells]
 
 TILE_ROWS = 64
 TILE_COLUMNS = 1024
-GROUP_LEVEL = 5  # the stored pyramid and the blocks begin with cells of 2^5 columns
-WORK = 1 << 24  # logits, or cells of the stored pyramid, that one tile may read: 60 ms
+# the stored pyramid and the blocks begin with cells of 2^5 columns
+GROUP_LEVEL = 5
+# logits, or cells of the stored pyramid, that one tile may read: 60 ms
+WORK = 1 << 24
 RANKED_WORK = 1 << 26  # logits that one tile may put in order of rank for single ranks
 # Logits of whole rows that one picture may read: single logits lie in blocks of 32 to 64 tiles, so
 # a row is read whole. 130 ms.
@@ -139,13 +141,15 @@ def _work_fits(
 ) -> bool:
     header = run.header
     if not run.has_all_logits and 1 << column_level < pyramid.cell_shape(run.levels().start)[1]:
-        return False  # no finer cells are there
+        # no finer cells are there
+        return False
     rows = min(header.rows, TILE_ROWS << row_level)
     if column_level < GROUP_LEVEL:
         columns = min(header.vocab, TILE_COLUMNS << column_level)
         return rows * columns <= WORK and (order == "id" or rows * header.vocab <= RANKED_WORK)
     if not _is_stored(order, measure):
-        return True  # whole rows, and no more of them than `is_offered` allows
+        # whole rows are read, and no more of them than `is_offered` allows
+        return True
     height, width = pyramid.cell_shape(_stored_level(run, row_level, column_level))
     return (rows // height) * (header.vocab // width) <= WORK
 

@@ -27,20 +27,26 @@ _REDUCING = "mm|gemm|gemv|dot|conv|matmul|attention|sum|mean|norm|softmax|reduce
 # without the numbers of layers.
 _SIDE_BY_SIDE = f"""
 WITH listed AS (
-    SELECT *, launches / greatest(forwards, 1) AS often, microseconds / greatest(forwards, 1) AS time,
-        replace(regexp_replace(replace(module, '.', '..'), '\\.\\d+(\\.|$)', '.*\\1', 'g'), '..', '.') AS place
+    SELECT *, launches / greatest(forwards, 1) AS often,
+        microseconds / greatest(forwards, 1) AS time,
+        regexp_replace(replace(module, '.', '..'), '\\.\\d+(\\.|$)', '.*\\1', 'g') AS doubled,
+        replace(doubled, '..', '.') AS place
     FROM kernel JOIN kernel_side USING (side)
-    WHERE side IN (0, $1 + 1) AND ($2::INTEGER[] IS NULL OR list_contains(if(side = 0, $2, $3), ordinal))),
+    WHERE side IN (0, $1 + 1)
+        AND ($2::INTEGER[] IS NULL OR list_contains(if(side = 0, $2, $3), ordinal))),
 pairs AS (
     SELECT library, name, list(place ORDER BY side, ordinal) AS places,
         coalesce(sum(often) FILTER (side = 0), 0)::DOUBLE AS reference_launches,
         coalesce(sum(often) FILTER (side > 0), 0)::DOUBLE AS variant_launches,
         coalesce(fsum(time) FILTER (side = 0), 0) AS reference_microseconds,
         coalesce(fsum(time) FILTER (side > 0), 0) AS variant_microseconds,
-        coalesce(list(detail ORDER BY ordinal) FILTER (side = 0 AND detail != ''), []) AS reference_details,
-        coalesce(list(detail ORDER BY ordinal) FILTER (side > 0 AND detail != ''), []) AS variant_details,
+        coalesce(list(detail ORDER BY ordinal) FILTER (side = 0 AND detail != ''), [])
+            AS reference_details,
+        coalesce(list(detail ORDER BY ordinal) FILTER (side > 0 AND detail != ''), [])
+            AS variant_details,
         list(module ORDER BY side, ordinal) AS modules,
-        CASE WHEN count(*) FILTER (side > 0) = 0 THEN 'reference' WHEN count(*) FILTER (side = 0) = 0 THEN 'variant'
+        CASE WHEN count(*) FILTER (side > 0) = 0 THEN 'reference'
+            WHEN count(*) FILTER (side = 0) = 0 THEN 'variant'
             ELSE '' END AS "only"
     FROM listed GROUP BY library, name, {{by}})
 SELECT *, variant_launches / nullif(reference_launches, 0) AS ratio,
@@ -118,7 +124,8 @@ def _rows_behind(run: RunReader, side: int, first: str, equal: Sequence[str]) ->
             n for start in starts for n in takewhile(is_made.__getitem__, range(start - 1, -1, -1))
         )
         indices = [*inside, *(n for n in around if _is_within(first, names[n]))]
-    else:  # the logits, which no module of that name puts out: what ran behind the last module
+    else:
+        # the logits, which no module of that name puts out: what ran behind the last module
         begins = [
             next((n for n, module in enumerate(names) if _is_within(module, name)), -1)
             for name in equal
@@ -143,14 +150,17 @@ def in_words(table: DataFrame, names: tuple[str, str]) -> str:
         return "No kernel was seen on either side."
     clauses = []
     for side, name in zip(("reference", "variant"), names, strict=True):
-        if len(only := table.loc[table["only"] == side, "name"]):
+        only = table.loc[table["only"] == side, "name"]
+        if len(only):
             clauses.append(f"only in {_code(name)}: {_few(map(_code, only))}")
-    if len(grown := table[table["is_multiplied"]]):
+    grown = table[table["is_multiplied"]]
+    if len(grown):
         ratios = _few(
             f"{_code(row.name)} {three_digits(row.ratio)}x" for row in grown.itertuples(index=False)
         )
         clauses.append(f"different launch counts per forward: {ratios} in {_code(names[1])}")
-    return f"{opening('; '.join(clauses) or 'both sides launch the same kernels as often per forward')}."
+    says = "; ".join(clauses) or "both sides launch the same kernels as often per forward"
+    return f"{opening(says)}."
 
 
 def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: bool) -> str:

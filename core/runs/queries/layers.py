@@ -24,23 +24,30 @@ _MODULES = """
 WITH chosen AS (SELECT * FROM layer WHERE pair = $1 AND ($2::INTEGER IS NULL OR prompt = $2)),
 sums AS (
     SELECT ordinal, any_value(module) AS module, any_value(kind) AS kind, any_value(block) AS block,
-        any_value(dtype) AS dtype, sum(positions)::BIGINT AS positions, sum(elements)::BIGINT AS elements,
+        any_value(dtype) AS dtype, sum(positions)::BIGINT AS positions,
+        sum(elements)::BIGINT AS elements,
         sum(neq)::BIGINT AS neq, greatest(sum(finite), 1)::DOUBLE AS finite,
         CASE WHEN sum(finite) > 0 OR sum(nonfinite_mismatch) = 0 THEN 1 END AS is_sized,
         max(max_abs) AS max_abs, fsum(rms * rms * finite) AS squares, max(max_ulps) AS max_ulps,
-        CASE WHEN count(floor_rms) = count(*) THEN fsum(floor_rms * floor_rms * finite) END AS floor_squares,
+        CASE WHEN count(floor_rms) = count(*) THEN fsum(floor_rms * floor_rms * finite) END
+            AS floor_squares,
         fsum(mean_ulps * finite) AS ulps, max(max_row_ulps) AS max_row_ulps,
         fsum(coalesce(rms_row_ulps * rms_row_ulps, 0) * finite) AS row_squares,
-        sum(nonfinite_mismatch)::BIGINT AS nonfinite_mismatch, min(prompt) FILTER (neq > 0) AS first_prompt,
+        sum(nonfinite_mismatch)::BIGINT AS nonfinite_mismatch,
+        min(prompt) FILTER (neq > 0) AS first_prompt,
         arg_min(first_position, prompt) FILTER (neq > 0) AS first_position
     FROM chosen GROUP BY ordinal HAVING count(*) = (SELECT count(DISTINCT prompt) FROM chosen)),
-sizes AS (SELECT *, sqrt(squares / finite) AS size, sqrt(floor_squares / finite) AS floor_rms FROM sums)
-SELECT ordinal, module, kind, block, dtype, positions, elements, neq, neq / greatest(elements, 1) AS neq_share,
+sizes AS (
+    SELECT *, sqrt(squares / finite) AS size, sqrt(floor_squares / finite) AS floor_rms FROM sums)
+SELECT ordinal, module, kind, block, dtype, positions, elements, neq,
+    neq / greatest(elements, 1) AS neq_share,
     max_abs * is_sized AS max_abs, size * is_sized AS rms, floor_rms,
-    is_sized * CASE WHEN floor_rms > 0 THEN size / floor_rms WHEN size > 0 THEN 'inf'::DOUBLE ELSE floor_rms END
-        AS ratio,
-    max_ulps * is_sized AS max_ulps, ulps / finite * is_sized AS mean_ulps, max_row_ulps * is_sized AS max_row_ulps,
-    CASE WHEN max_row_ulps IS NOT NULL THEN sqrt(row_squares / finite) * is_sized END AS rms_row_ulps,
+    is_sized * CASE WHEN floor_rms > 0 THEN size / floor_rms
+        WHEN size > 0 THEN 'inf'::DOUBLE ELSE floor_rms END AS ratio,
+    max_ulps * is_sized AS max_ulps, ulps / finite * is_sized AS mean_ulps,
+    max_row_ulps * is_sized AS max_row_ulps,
+    CASE WHEN max_row_ulps IS NOT NULL THEN sqrt(row_squares / finite) * is_sized END
+        AS rms_row_ulps,
     nonfinite_mismatch, first_prompt, first_position
 FROM sizes ORDER BY ordinal
 """
@@ -48,8 +55,8 @@ FROM sizes ORDER BY ordinal
 # often 0
 MEASURES = {
     "ratio": (
-        """CASE WHEN floor_rms IS NULL THEN NULL WHEN rms = 0 THEN 0 WHEN floor_rms = 0 THEN 'inf'::DOUBLE
-        ELSE rms / floor_rms END"""
+        "CASE WHEN floor_rms IS NULL THEN NULL WHEN rms = 0 THEN 0"
+        " WHEN floor_rms = 0 THEN 'inf'::DOUBLE ELSE rms / floor_rms END"
     ),
     "neq_share": "neq / width",
     "max_row_ulps": "max_row_ulps",
@@ -57,15 +64,18 @@ MEASURES = {
 }
 _CELLS = """
 WITH cells AS ({cells}), place AS (
-    SELECT position, (row_number() OVER (ORDER BY position) - 1) // ceil(count(*) OVER () / $1)::BIGINT AS cell
+    SELECT position,
+        (row_number() OVER (ORDER BY position) - 1) // ceil(count(*) OVER () / $1)::BIGINT AS cell
     FROM (SELECT DISTINCT position FROM cells))
-SELECT "row", cell, min(position) AS first_position, max(position) AS last_position, max({measure}) AS value,
-    bool_or(neq > 0 AND max_ulps = 0) AS is_mismatch
+SELECT "row", cell, min(position) AS first_position, max(position) AS last_position,
+    max({measure}) AS value, bool_or(neq > 0 AND max_ulps = 0) AS is_mismatch
 FROM cells JOIN place USING (position) GROUP BY ALL ORDER BY "row", cell
 """
 _HERE = """
-SELECT p.* EXCLUDE floor_rms, ordinal AS "row", whole.floor_rms, whole.elements / whole.positions AS width
-FROM layer_position AS p JOIN layer AS whole USING (pair, prompt, ordinal) WHERE pair = $2 AND prompt = $3
+SELECT p.* EXCLUDE floor_rms, ordinal AS "row", whole.floor_rms,
+    whole.elements / whole.positions AS width
+FROM layer_position AS p JOIN layer AS whole USING (pair, prompt, ordinal)
+WHERE pair = $2 AND prompt = $3
 """
 
 

@@ -36,7 +36,8 @@ from ..file.records import IDENTICAL, LIKELY_ROUNDING, LOWER_PRECISION, NOT_JUDG
 from ..reader import RunReader, StoredPair
 from ..requests import command_with
 
-_LONGEST = 200  # characters of a command that is worth showing: a prompt may have thousands
+# a longer command is not worth showing: a prompt may have thousands of characters
+_LONGEST = 200
 # Checks that can be run independent of the others. The rest follows from them, or needs another
 # variant.
 _CAN_BE_RUN = {
@@ -79,7 +80,8 @@ class Answer:
         titled = []
         for row in self.checks:
             title = CHECK_GROUPS[row.group]
-            if len(same := [each for each in self.checks if each.group == row.group]) > 1:
+            same = [each for each in self.checks if each.group == row.group]
+            if len(same) > 1:
                 is_alone = [each.check for each in same].count(row.check) == 1
                 title += f": {row.check.value if is_alone or not row.side else row.side}"
             titled.append((title, row))
@@ -200,13 +202,12 @@ def _used_controls(evidence: Sequence[Evidence]) -> frozenset[str]:
     """Return the controls that the pair was judged with and that did not decide: `float32`,
     `floor`, `model`, ...
     """
-    rows = (row.figures for row in evidence if row.group == FLOAT32 and row.outcome == MISSING)
-    return frozenset(
-        name
-        for figures in rows
-        if isinstance(figures, Unmeasured | ShrinkFigures)
-        for name in figures.controls or ()
-    )
+    used: set[str] = set()
+    for row in evidence:
+        is_undecided = row.group == FLOAT32 and row.outcome == MISSING
+        if is_undecided and isinstance(row.figures, Unmeasured | ShrinkFigures):
+            used.update(row.figures.controls or ())
+    return frozenset(used)
 
 
 def deciding_controls(run: RunReader, evidence: Sequence[Evidence]) -> dict[str, str]:

@@ -22,7 +22,8 @@ Row = dict[str, Any]
 # rank of a row, highest for the worst; all 0 if nothing is wrong
 Key = Callable[[Row], tuple[float, ...]]
 _CONDITION = re.compile(
-    r"(flips:margin|[a-z0-9_./-]+)(?:\s*([<>:])\s*((?:\d{1,18}(?:\.\d{0,30})?|\.\d{1,30})(?:e[+-]?\d{1,4})?)\s*(ulps)?)?",
+    r"(flips:margin|[a-z0-9_./-]+)"
+    r"(?:\s*([<>:])\s*((?:\d{1,18}(?:\.\d{0,30})?|\.\d{1,30})(?:e[+-]?\d{1,4})?)\s*(ulps)?)?",
     re.ASCII | re.IGNORECASE,
 )
 
@@ -210,6 +211,7 @@ class Condition:
         else:
             value = percent(figure) if measure.unit.startswith("of ") else number(figure)
         says = measure.words.format(value, of=plural(pair.positions, "position"), unit=pair.unit)
+        # equal values may still have other bits, which a count of differing values does not show
         if self.kind == "bits" and figures["bit_identical"] is False:
             outcome = FAILED
             says += " (zeros differ in sign, or NaNs in their bits)" * (figure == 0)
@@ -227,8 +229,8 @@ class Condition:
                 says += f"; at {of_positions(lost, rows)} it is undefined or infinite"
             if undefined > lost:
                 says += (
-                    f"; {of_positions(undefined - lost, rows)} with equal sides and undefined KL are"
-                    " left out"
+                    f"; {of_positions(undefined - lost, rows)} with equal sides and undefined KL"
+                    " are left out"
                 )
         # over elements that are finite on both sides
         if mismatch and self.kind in ("ulps", "rms", "max-abs"):
@@ -246,9 +248,8 @@ class Condition:
         value, low, high = figure["value"], figure["low"], figure["high"]
         if value is None:
             return UNDECIDED, None, f"has no {self.kind}: it is undefined for these tokens"
-        outcome = (
-            FAILED if (value < self.limit if self.sign == "<" else value > self.limit) else PASSED
-        )
+        is_beyond = value < self.limit if self.sign == "<" else value > self.limit
+        outcome = FAILED if is_beyond else PASSED
         says = f"has {self.kind} = {number(value)} {figure['unit']}".rstrip()
         if low is not None:
             says += f" (95 % interval {number(low)} to {number(high)})"
@@ -304,10 +305,13 @@ def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
     answer = pair.answer
     following = [f"next `{answer.next_command}`"] if answer.next_command else []
     parts = [answer.sentence.rstrip(". "), *following]
-    if f"{COMMAND} verdict RUN " in answer.next_command:  # a dump that is compared is not stored
+    # a dump that is only compared is not stored, and has no id yet
+    if f"{COMMAND} verdict RUN " in answer.next_command:
         parts[-1] += f", where RUN is the id that `{COMMAND} ingest` prints"
     is_open = answer.name in (UNDECIDED, NOT_JUDGED)
-    outcome = FAILED if exit_code([answer.name]) else UNDECIDED if is_open else PASSED
+    outcome = UNDECIDED if is_open else PASSED
+    if exit_code([answer.name]):
+        outcome = FAILED
     return outcome, answer.name, f"is {answer.name}: {'; '.join(parts)}"
 
 
@@ -354,6 +358,7 @@ def _why_not_computed(figure: str, pairs: Sequence[PairReport]) -> str:
 
 def worst_row(rows: Sequence[Row], key: Key) -> Row | None:
     """Return the row with the largest key; None if every key is 0."""
+    # max takes the first of equal rows, so a tie is decided by position
     worst = max(rows, key=key, default=None)
     return worst if worst is not None and any(key(worst)) else None
 

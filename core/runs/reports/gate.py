@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 from ...errors import StoreError
@@ -49,6 +50,7 @@ class GateReport:
         candidates = [
             outcome for outcome in self.failed or self.outcomes if outcome.worst is not None
         ]
+        # conditions rank positions differently: between them the difference decides
         return max(candidates, key=lambda outcome: by_difference(outcome.worst or {}), default=None)
 
     def place(self, row: Row) -> Row:
@@ -136,6 +138,7 @@ class GateReport:
         """Check the gate in a test: AssertionError with every outcome if anything failed; returns
         itself.
         """
+        # pytest then shows the line of the test, not this one
         __tracebackhide__ = True
         if self.failed:
             raise AssertionError(self.table())
@@ -171,7 +174,8 @@ def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
             sides = f"'{clean(pair.variant, 200)}' vs '{clean(pair.reference, 200)}'"
             first = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
             notes.append(
-                f"at {of_positions(len(empty), pair.rows)} a side of {sides} holds no number, {first}.",
+                f"at {of_positions(len(empty), pair.rows)} a side of {sides} holds no number,"
+                f" {first}.",
             )
     return notes
 
@@ -183,12 +187,11 @@ def gate_of(
 ) -> GateReport:
     """Judge the pairs of a run by conditions. UsageError for one that cannot be decided of it."""
     check_decidable(conditions, pairs)
-    for row in (row for pair in pairs if not pair.is_list for row in (pair.figures, *pair.rows)):
-        if lost := [
-            name
-            for name, value in row.items()
-            if name not in NULLABLE and not isinstance(value, int | float)
-        ]:
+    whole = [pair for pair in pairs if not pair.is_list]
+    for row in chain.from_iterable((pair.figures, *pair.rows) for pair in whole):
+        numbers = {name: value for name, value in row.items() if name not in NULLABLE}
+        lost = [name for name, value in numbers.items() if not isinstance(value, int | float)]
+        if lost:
             raise StoreError(
                 f"{run.path.name}: its figure {lost[0]} is not a finite number; the file is"
                 " damaged.",
@@ -219,4 +222,5 @@ def figure_text(outcome: Outcome) -> str:
         return f"{figure or ''} {outcome.unit}".strip() if figure else ""
     if outcome.unit == "positions":
         return plural(int(figure), "position")
-    return f"{percent(figure) if outcome.unit.startswith('of all') else number(figure)} {outcome.unit}".strip()
+    is_share = outcome.unit.startswith("of all")
+    return f"{percent(figure) if is_share else number(figure)} {outcome.unit}".strip()

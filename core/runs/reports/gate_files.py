@@ -40,7 +40,8 @@ def junit_text(report: GateReport) -> str:
             {"name": name, "tests": str(len(outcomes)), **attributes},
         )
         for outcome in outcomes:
-            class_name = f"ulpscope.{name.replace('.', '_')}"  # a dot would make packages of it
+            # a dot would make packages of it
+            class_name = f"ulpscope.{name.replace('.', '_')}"
             test = ET.SubElement(
                 suite,
                 "testcase",
@@ -115,8 +116,10 @@ def write_whole(path: Path, text: str) -> None:
     """Write a file that is there whole or not at all, over an older one; StoreError if it cannot be
     written.
     """
-    target = path.resolve()  # a link keeps pointing where it does
-    if target.exists() and not target.is_file():  # a device or a folder is never replaced
+    # a link keeps pointing where it does, and its target is replaced
+    target = path.resolve()
+    # a device or a folder is never replaced
+    if target.exists() and not target.is_file():
         raise StoreError(f"{path}: is not a file; expected a new name, or a file to replace.")
     with _writing(path):
         write_atomic(target, text.encode())

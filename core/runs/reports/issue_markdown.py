@@ -45,6 +45,7 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
     parts = [
         *_pair(run, pair, answer),
         " · ".join(filter(None, line)),
+        # the command draws the gravest pair of the whole run
         picture if pairs == run.pairs else "",
     ]
     if others := answers[1:]:
@@ -92,11 +93,13 @@ def _provenance(run: RunReader) -> str:
 
 def _is_folder(about: Provenance) -> bool:
     """Return whether the model is a folder or file of the machine that captured it."""
+    # a hub revision is a commit, and the digest of files begins with sha256:
     return about.revision.startswith("sha256:") and about.model not in PACKAGED
 
 
 def _model_of(about: Provenance) -> str:
     """Return the model's id, or the name of its folder."""
+    # never the whole path, which is of the user's machine
     return about.model.rstrip("/").rsplit("/", 1)[-1] if _is_folder(about) else about.model
 
 
@@ -128,6 +131,7 @@ def _reproduction(run: RunReader) -> list[str]:
             f"MODEL is a folder with the weights of {code(about.revision)}; replace it with yours.",
         )
     if len(prompts) <= _LONGEST_PROMPTS:
+        # quoted, so that a shell expands nothing in the prompts
         lines += ["cat > prompts.jsonl <<'END'", prompts + "END"]
     else:
         count = plural(len(run.header.prompts), "prompt")
@@ -223,6 +227,7 @@ def _prompts(run: RunReader, pair: StoredPair) -> list[str]:
     parts = []
     for place in order[:_MOST_PROMPTS]:
         prompt = prompts[place]
+        # a character may be spread over several tokens
         text = join_bytes("".join(prompt.token_texts)) or " ".join(map(str, prompt.token_ids))
         if text:
             limit = f", first {LONGEST_PROMPT:,} characters" if len(text) > LONGEST_PROMPT else ""

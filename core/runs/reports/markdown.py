@@ -41,6 +41,7 @@ def code(text: str) -> str:
     """
     inner = printable(text).strip().replace("|", "\\|") or " "
     fence = _fence(inner, 1)
+    # else the text's own backtick would be part of the fence
     pad = " " if inner.startswith("`") or inner.endswith("`") else ""
     return f"{fence}{pad}{inner}{pad}{fence}"
 
@@ -61,8 +62,10 @@ def plain(text: str) -> str:
 
 
 def _escape(text: str) -> str:
+    # underscores within words stay: they mark nothing, and names are full of them
     safe = re.sub(r"([\\*\[\]|<>#~]|&(?=#?\w+;)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))", r"\\\1", text)
     return (
+        # a backslash does not stop mentions and bare links, a space of no width does
         safe.replace("`", "'")
         .replace("@", "@\u200b")
         .replace("://", ":\u200b//")

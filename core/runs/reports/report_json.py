@@ -26,6 +26,7 @@ def plain_number(value: Any) -> Any:
     """Return a value as JSON knows it; undefined numbers become null."""
     if value is None or value != value or (isinstance(value, float) and math.isinf(value)):
         return None
+    # json takes no numbers of numpy
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -151,6 +152,7 @@ def as_json(
         selection = matches[0]
 
     def with_place(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+        # a run of one prompt names none, as the contract has it
         place = {"prompt": row["prompt"]} if len(header.prompts) > 1 else {}
         return {**place, "position": row["position"], **{name: row[name] for name in names}}
 

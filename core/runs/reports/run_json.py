@@ -55,6 +55,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
     header = run.header
     if with_positions:
         header.check_short()
+    # only rows of the first pair are in the report, and those of all would be read
     pairs, classes = report_of_run(run, only=0)
     report = as_json(pairs, classes, header, with_positions=with_positions)
     caches = [

@@ -26,9 +26,12 @@ from .labels import Labels
 from .store import Store
 
 SEARCHED_CHARACTERS = 2000  # of the beginning of each prompt
-_SEARCHED_PROMPTS = 64  # of a run, so that a thousand runs of many prompts do not fill the memory
-_LONGEST_TOKEN = 200  # characters; the vocabularies there are stay below it
-_AFAR_THREADS = 8  # that fetch run files; each waits for the network most of the time
+# no more of a run, so that a thousand runs of many prompts do not fill the memory
+_SEARCHED_PROMPTS = 64
+# the tokens of the vocabularies there are stay below it
+_LONGEST_TOKEN = 200
+# several fetch run files, since each waits for the network most of the time
+_AFAR_THREADS = 8
 
 
 class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -105,11 +108,9 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
 
     with ThreadPoolExecutor(_AFAR_THREADS, thread_name_prefix="ulpscope-listing") as pool:
         cards |= zip(missing, pool.map(read, missing), strict=True)
-    new_cards = {
-        path.stem: msgspec.json.encode(card)
-        for path in missing
-        if isinstance(card := cards[path], RunCard)
-    }
+    # a file that cannot be read is asked again next time
+    readable = [path for path in missing if isinstance(cards[path], RunCard)]
+    new_cards = {path.stem: msgspec.json.encode(cards[path]) for path in readable}
     if new_cards:
         mirror.remember(new_cards)
     cards |= read_runs([path for path in paths if path not in cards])
@@ -199,7 +200,8 @@ def _read_card(database: Database) -> RunCard:
     """Plain queries: planning one that adds up takes as long as all of these."""
     path = database.path
     provenance = read_run(database)
-    keep = provenance["kept"] or ALL  # probes of operations say nothing
+    # probes of operations do not say what they kept
+    keep = provenance["kept"] or ALL
     about = {name: provenance[name] for name in _ABOUT}
     # files have their rows in any order
     pairs, sides = (

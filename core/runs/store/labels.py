@@ -168,12 +168,14 @@ def _merge(base: Labels, mine: Labels, current: Labels) -> Labels:
     tags = [tag for tag in current.tags if tag in mine.tags or tag not in base.tags]
     tags += [tag for tag in mine.tags if tag not in base.tags and tag not in tags]
     if current.tags == base.tags:
-        tags = list(mine.tags)  # in the order that was chosen
+        # tags keep the order that was chosen
+        tags = list(mine.tags)
     if mine.note == base.note:
         note = current.note
     elif current.note in (base.note, mine.note, ""):
         note = mine.note
-    else:  # both have changed it: the other's is never lost, not even to an empty one
+    else:
+        # both have changed it: the other's is never lost, not even to an empty one
         note = f"{current.note}\n\n{mine.note}" if mine.note else current.note
     pinned = current.pinned if mine.pinned == base.pinned else mine.pinned
     return Labels(tuple(tags), note, pinned, mine.judged_as or current.judged_as)

@@ -38,7 +38,8 @@ from . import labels
 
 INDEX = ".index.json.gz"
 SUFFIX = ".duckdb"
-URL_FILE = ".url"  # in the folder, so that opening it opens the store
+# it lies in the folder, so that opening the folder opens the store
+URL_FILE = ".url"
 SCHEMES = ("s3", "s3a", "gs", "az", "azure")
 SHORT_SECONDS, LONG_SECONDS = 15, 300  # limits of one request: a question, a piece of a run
 RETRIES = 2
@@ -46,12 +47,15 @@ MOST_TRIES = 20  # of a conditional put that others came before
 PIECE_BYTES = 8 << 20  # of a download
 # of a put in one request, which the backend refuses over another; beyond, pieces are put
 SINGLE_BYTES = 64 << 20
-LIST_SECONDS = 3.0  # for which a list is not read again: the gallery refreshes that often
+# a list is not read again sooner: the gallery refreshes that often
+LIST_SECONDS = 3.0
 DEAD_SECONDS = 30.0  # for which a dead endpoint is not asked again
-USED_SECONDS = 600.0  # a file used within them stays in the cache: a page may be about to open it
+# a file used within them stays in the cache: a page may be about to open it
+USED_SECONDS = 600.0
 ABANDONED_SECONDS = 24 * 3600
 _UNSENT = "unsent"  # folder of finished runs that could not be put
-_mirrors: dict[tuple[int, Path], Mirror] = {}  # by process: connections do not survive a fork
+# by process: connections do not survive a fork
+_mirrors: dict[tuple[int, Path], Mirror] = {}
 _open_lock = threading.Lock()
 Result = TypeVar("Result")
 Meta = Mapping[str, Any]  # size, e_tag and last_modified of an object, as obstore has them
@@ -154,7 +158,8 @@ class Mirror:
                 end = min(file.tell() + PIECE_BYTES, remote["size"])
                 options = {"range": (file.tell(), end), "if_match": remote["e_tag"]}
                 body = None
-                with suppress(FileExistsError):  # of another tag
+                # the object may have another tag by now
+                with suppress(FileExistsError):
                     body = self._ask("read", partial(self._piece, path.name, options))
                 if not body or len(body) != end - file.tell():
                     raise StoreError(
@@ -190,7 +195,8 @@ class Mirror:
             digest = md5(body, usedforsecurity=False).hexdigest()
             try:
                 is_new = self._put_if(self._long, name, body, "create")
-            except StoreError:  # obstore does not repeat a put whose answer got lost
+            except StoreError:
+                # obstore does not repeat a put whose answer got lost
                 is_new = self._put_if(self._long, name, body, "create")
         else:
             is_new = self._ask("look at", head) is None
@@ -236,7 +242,8 @@ class Mirror:
                 result = work(Path(name))
                 mode = {"e_tag": tag} if tag else "create"
                 if self._put_if(self._short, labels.FILE, copy.read_bytes(), mode):
-                    self._fresh_until = 0.0  # the list has the old tag
+                    # the list still has the old tag
+                    self._fresh_until = 0.0
                     return result
             time.sleep(random.uniform(0.01, 0.2))
         raise StoreError(
@@ -329,7 +336,8 @@ class Mirror:
         longest ago until the folder holds no more than it may.
         """
         os.utime(newest, (time.time(), remote["last_modified"].timestamp()))
-        for path in self.folder.glob(f"{WRITING}*"):  # of killed processes
+        # killed processes leave their files
+        for path in self.folder.glob(f"{WRITING}*"):
             if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                 discard(path)
         most, files = configuration().limits.cache_bytes, []
@@ -368,7 +376,8 @@ class Mirror:
 
 
 _NO_CREDENTIALS = "no credentials for it are in the environment"
-_REASONS = {  # in words of ours: a backend's own may quote keys
+# in words of ours: a backend's own may quote keys
+_REASONS = {
     **dict.fromkeys(("permissiondenied", "unauthenticated"), "access is denied"),
     # of the cloud's own machines
     **dict.fromkeys(("credential", "metadata", "/api/token"), _NO_CREDENTIALS),
@@ -422,7 +431,8 @@ def mirror_for(url: str) -> Path:
     folder = cache_folder() / "stores" / f"{slug(url)}-{sha256(url.encode()).hexdigest()[:16]}"
     try:
         if not (folder / URL_FILE).exists():
-            _connect(url, SHORT_SECONDS)  # what is no URL of a store gets no folder
+            # connected first: what is no URL of a store gets no folder
+            _connect(url, SHORT_SECONDS)
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(folder / URL_FILE, url.encode())
     except OSError as error:

@@ -13,7 +13,8 @@ from ...disk import lock
 
 PREFIX = ".partial-"
 LOCK = "lock"
-_TRIES = 1000  # and as many milliseconds, to make a directory that sweeps find too early
+# a sweep may find the directory before it is locked; each further try waits a millisecond
+_TRIES = 1000
 _living: set[Partial] = set()  # of this process
 
 
@@ -48,7 +49,8 @@ class Partial:
             except FileExistsError:
                 if not was_swept:
                     return None
-                time.sleep(0.001)  # a sweep holds its lock and has not removed it yet
+                # a sweep holds its lock and has not removed it yet
+                time.sleep(0.001)
                 continue
             descriptor = _lock(directory)
             if descriptor is not None:
@@ -97,7 +99,8 @@ def sweep(store: Path) -> list[Path]:
             continue
         try:
             descriptor = _lock(directory)
-        except OSError:  # another user's, or gone meanwhile
+        except OSError:
+            # another user's, or gone meanwhile
             continue
         if descriptor is not None:
             shutil.rmtree(directory, ignore_errors=True)

@@ -66,7 +66,8 @@ class Store:
     def __init__(self, directory: Path, read_only: Sequence[Path] = ()) -> None:
         self.directory = directory
         self.mirror = mirror_of(directory)
-        own = directory.resolve()  # else every run would be there twice
+        # else every run would be there twice
+        own = directory.resolve()
         self.read_only = tuple(folder for folder in read_only if folder.resolve() != own)
 
     @property
@@ -78,16 +79,18 @@ class Store:
         """Every visible run file, those of the writable directory first. of_cells: those of sweeps
         too.
         """
-        return [
-            folder / f"{run_id}{SUFFIX}"
-            for folder, ids in self._ids_by_folder()
-            for run_id in sorted(ids)
-            if of_cells or cell_of(run_id) is None
-        ]
+        paths = []
+        for folder, ids in self._ids_by_folder():
+            shown = [run_id for run_id in ids if of_cells or cell_of(run_id) is None]
+            paths += [folder / f"{run_id}{SUFFIX}" for run_id in sorted(shown)]
+        return paths
 
     def cells(self) -> set[str]:
         """Ids of the runs of cells of sweeps."""
-        return {run_id for _, ids in self._ids_by_folder() for run_id in ids if cell_of(run_id)}
+        cells: set[str] = set()
+        for _, ids in self._ids_by_folder():
+            cells.update(filter(cell_of, ids))
+        return cells
 
     def _ids_by_folder(self) -> Iterator[tuple[Path, Iterable[str]]]:
         """Each folder with the ids of its visible runs.
@@ -138,7 +141,8 @@ class Store:
             if (remote := runs.get(path.stem)) is not None and path.parent == self.directory:
                 stamps.append((str(path), zlib.crc32(remote["e_tag"].encode()), remote["size"]))
                 continue
-            with suppress(OSError):  # deleted between the listing and the look
+            # deleted between the listing and the look
+            with suppress(OSError):
                 status = path.stat()
                 stamps.append((str(path), status.st_mtime_ns, status.st_size))
         return stamps
@@ -317,7 +321,8 @@ class Store:
                 " '_'.",
             )
         if self.mirror is not None:
-            self.mirror.runs()  # asked now, before hours of capture
+            # the store is asked now, before hours of capture
+            self.mirror.runs()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             for _ in range(1 if run_id else 1000):
@@ -367,7 +372,8 @@ class Store:
         target = self._target(run_id)
         try:
             to_disk(path)
-            if run_id in self._deleted():  # its place is free
+            # a deleted run leaves its place free
+            if run_id in self._deleted():
                 self._remove([run_id])
             if self.mirror is not None:
                 self.mirror.put(path, run_id)

@@ -14,7 +14,8 @@ from ..file.table import null_if_nan
 DECLARED = """
     neq BIGINT -- elements whose values differ; +0 equals -0, NaN equals NaN
     finite BIGINT -- elements finite on both sides, over which distances are taken
-    max_abs DOUBLE -- largest absolute difference, unit of the {of}, over elements finite on both sides
+    max_abs DOUBLE -- largest absolute difference, unit of the {of}, over elements finite on both
+    -- sides
     rms DOUBLE -- root mean square of the difference, unit of the {of}
     max_ulps BIGINT -- largest distance, ULPs of {dtype}
     mean_ulps DOUBLE -- mean distance, ULPs of {dtype}

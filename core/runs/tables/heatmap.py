@@ -21,9 +21,10 @@ _TILES = """
     -- heatmap pyramid: {help}
     pair INTEGER -- index of the pair
     level INTEGER -- level of detail, 0 is the finest
-    first_row INTEGER -- first row of the cells; rows count positions of all prompts, one after another
-    cells BLOB USING COMPRESSION uncompressed -- one cell for each group of tokens, {bits}; all ones: NaN or infinity
-    -- mismatch
+    first_row INTEGER -- first row of the cells; rows count positions of all prompts, one after
+    -- another
+    cells BLOB USING COMPRESSION uncompressed -- one cell for each group of tokens, {bits}; all
+    -- ones: NaN or infinity mismatch
     """
 _ULPS = "largest ULP distance in cells of 4^level rows x 32 * 4^level tokens"
 _ROW_ULPS = "largest difference in row ULPs, in cells as in ulp_tile"
@@ -111,7 +112,8 @@ def read_cells(
     """
     span, tokens = pyramid.cell_shape(level)
     result = database.table(
-        f"""SELECT cells FROM {table.name} WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ?
+        f"""SELECT cells FROM {table.name}
+            WHERE pair = ? AND level = ? AND first_row >= ? AND first_row < ?
             ORDER BY first_row""",
         [pair, level, rows[0] // span * span, rows[1]],
     )

@@ -23,7 +23,8 @@ class KernelRow:
 KERNEL = Table(
     "kernel",
     """
-    -- what each side launched for prompt 0, one row per kernel and module; no rows if it was not watched
+    -- what each side launched for prompt 0, one row per kernel and module; no rows if it was not
+    -- watched
     side INTEGER -- index of the side
     ordinal INTEGER -- 0-based, in the order in which they first ran
     module VARCHAR -- innermost module of the model that ran; empty for the model itself

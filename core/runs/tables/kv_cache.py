@@ -22,7 +22,8 @@ from .differences import DECLARED, columns_of, figures_of, first_position
 KV = Table(
     "kv",
     """
-    -- KV caches of a pair after the whole prompt, by layer, kind and head; no rows if a side keeps none
+    -- KV caches of a pair after the whole prompt, by layer, kind and head; no rows if a side keeps
+    -- none
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     layer INTEGER -- 0-based layer of the model
@@ -32,7 +33,8 @@ KV = Table(
     """
     + DECLARED.format(of="cache", dtype="the compute dtype", row="one key or value of a head")
     + """
-    first_position INTEGER NULL -- lowest position of the prompt where an element differs, null if none does
+    first_position INTEGER NULL -- lowest position of the prompt where an element differs, null if
+    -- none does
     """,
 )
 
@@ -91,6 +93,7 @@ def kv_rows(
         raise UsageError(
             f"layer {variant.layer}: KV caches have different shapes: {ours} vs. {theirs}.",
         )
+    # a sliding window drops the earliest positions, on either side at another place
     first = max(reference.first_position, variant.first_position)
     stop = min(part.first_position + part.bits.shape[1] for part in (reference, variant))
     positions = np.arange(first, max(first, stop))

@@ -26,26 +26,27 @@ from .differences import DECLARED, FIGURES, columns_of, figures_of, first_positi
 LAYER = Table(
     "layer",
     """
-    -- outputs of the model's modules on both sides of a pair at the compared positions; no rows if a capture did
-    -- not compare them
+    -- outputs of the model's modules on both sides of a pair at the compared positions; no rows if
+    -- a capture did not compare them
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     ordinal INTEGER -- 0-based place in the order in which the modules run
-    module VARCHAR -- name of the module in the model; logits: what the model gives in the end, its head and all behind
-    -- it
-    kind VARCHAR -- embedding, norm, projection (in attention), attention (its whole), mlp (whole or part), residual
-    -- (the stream after a block), head or other
+    module VARCHAR -- name of the module in the model; logits: what the model gives in the end, its
+    -- head and all behind it
+    kind VARCHAR -- embedding, norm, projection (in attention), attention (its whole), mlp (whole or
+    -- part), residual (the stream after a block), head or other
     block INTEGER NULL -- 0-based block it belongs to, null outside the blocks
-    dtype VARCHAR -- dtype of the module's output on both sides, in which ULPs are counted; float32 if the two
-    -- differ
+    dtype VARCHAR -- dtype of the module's output on both sides, in which ULPs are counted; float32
+    -- if the two differ
     positions INTEGER -- compared positions of the prompt
     elements BIGINT -- elements compared: compared positions x width of the output
     """
     + DECLARED.format(of="output", dtype="dtype", row="the output at one position")
     + """
-    first_position INTEGER NULL -- lowest compared position where an element differs, null if none does
-    floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds, unit of the output;
-    -- null if none was run
+    first_position INTEGER NULL -- lowest compared position where an element differs, null if none
+    -- does
+    floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds, unit
+    -- of the output; null if none was run
     """,
 )
 
@@ -61,7 +62,8 @@ LAYER_POSITION = Table(
     rms DOUBLE -- root mean square of the difference, unit of the output
     max_ulps BIGINT -- largest distance, ULPs of layer.dtype
     max_row_ulps DOUBLE NULL -- largest difference in row ULPs, as in layer
-    floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds; null if none was run
+    floor_rms DOUBLE NULL -- the same rms of reordered prefills to a plain one, over all seeds; null
+    -- if none was run
     """,
 )
 # of layer_position at a time: an Arrow table of a million rows would hold 50 MB
@@ -159,7 +161,8 @@ class _SpooledSide:
             self._end += count * width * part.format.itemsize
         module = self.modules[part.key]
         if (module.width, module.format) != (width, part.format):
-            module.width = 0  # it changes its shape from forward to forward: not to be compared
+            # an output that changes its shape from forward to forward cannot be compared
+            module.width = 0
             return
         self._spool.add(part.bits, module.offset + part.first * width * part.format.itemsize)
         module.is_seen[part.span] = True
@@ -249,7 +252,8 @@ class LayerRows:
                 module.width = 0
             return
         (reference, other), bits, fmt = against, part.bits, part.format
-        if other is not fmt:  # every value of both is a float32's, so there they are compared
+        # every value of both is a float32's, so there they are compared
+        if other is not fmt:
             reference, bits, fmt = widen(reference, other), widen(bits, fmt), FLOAT32
         if module is not None and module.format is not fmt:
             module.width = 0

@@ -29,8 +29,8 @@ LOGITS = Table(
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt
     tile USMALLINT -- 0-based tile; tile t starts at byte 8192 t of the row
-    bits BLOB USING COMPRESSION uncompressed -- raw little-endian bits in the compute dtype; the last tile of a row is
-    -- shorter
+    bits BLOB USING COMPRESSION uncompressed -- raw little-endian bits in the compute dtype; the
+    -- last tile of a row is shorter
     """,
 )
 
@@ -129,6 +129,7 @@ def binary_rows(rows: Bits, tile_bytes: int) -> tuple[pa.Array, int]:
     """[rows, columns] as (binary array of rows x tiles values sharing the rows' memory, tiles a
     row).
     """
+    # the buffers share the rows' memory, which must have no gaps
     rows = np.ascontiguousarray(rows)
     row_bytes = rows.shape[1] * rows.itemsize
     tiles = -(-row_bytes // tile_bytes)

@@ -17,7 +17,8 @@ from ..file.table import Table
 OP = Table(
     "op",
     """
-    -- torch operations probed on one machine, one row per operation, dtype and size; filled in runs of kind ops only
+    -- torch operations probed on one machine, one row per operation, dtype and size; filled in runs
+    -- of kind ops only
     probe INTEGER -- 0-based number, in the order of probing
     op VARCHAR -- name of the operation
     backend VARCHAR -- backend of attention; empty for other operations
@@ -25,28 +26,35 @@ OP = Table(
     size VARCHAR -- size of one row of its inputs, and of what the rows share
     modules VARCHAR -- modules of run.model that have this size; empty otherwise
     elements BIGINT -- elements of the result of one row
-    rows_tried INTEGER -- rows that were row 0 of batches of their own; the classes are over all of them
-    is_repeatable BOOLEAN NULL -- every call gave the bits of the first at its batch size; null if not asked
+    rows_tried INTEGER -- rows that were row 0 of batches of their own; the classes are over all of
+    -- them
+    is_repeatable BOOLEAN NULL -- every call gave the bits of the first at its batch size; null if
+    -- not asked
     calls BIGINT NULL -- calls made, over all batch sizes
     differing_calls BIGINT NULL -- calls that gave other bits than the first at their batch size
-    worst_batch BIGINT NULL -- batch size of the call with most differing elements; 0 if none differs
+    worst_batch BIGINT NULL -- batch size of the call with most differing elements; 0 if none
+    -- differs
     worst_call BIGINT NULL -- its 0-based number at that batch size
     worst_neq BIGINT NULL -- its elements that differ from the first call
     worst_elements BIGINT NULL -- its elements in all
     worst_max_ulps BIGINT NULL -- its largest distance to the first call, ULPs of the dtype
-    is_batch_invariant BOOLEAN NULL -- row 0 has the same bits at every batch size; null if not asked or without
-    -- meaning (see note)
-    batch_classes VARCHAR -- JSON: batch sizes of equal bits of row 0, first that of batch 1; digest of the bits,
-    -- elements that differ from batch 1, largest distance in ULPs
+    is_batch_invariant BOOLEAN NULL -- row 0 has the same bits at every batch size; null if not
+    -- asked or without meaning (see note)
+    batch_classes VARCHAR -- JSON: batch sizes of equal bits of row 0, first that of batch 1; digest
+    -- of the bits, elements that differ from batch 1, largest distance in ULPs
     batch_neq BIGINT NULL -- most elements of the rows tried that differ from batch 1 in any class
-    batch_max_ulps BIGINT NULL -- largest distance of row 0 to batch 1 in any class, ULPs of the dtype
-    is_position_invariant BOOLEAN NULL -- one row at every index of a batch has the same bits; null if not asked
-    row_positions VARCHAR -- JSON: for each batch size, the indices of a batch of one row's copies in groups of equal
-    -- bits
-    relative_rms DOUBLE NULL -- rms of row 0 alone minus a float64 computation of it, over the rms of the latter
+    batch_max_ulps BIGINT NULL -- largest distance of row 0 to batch 1 in any class, ULPs of the
+    -- dtype
+    is_position_invariant BOOLEAN NULL -- one row at every index of a batch has the same bits; null
+    -- if not asked
+    row_positions VARCHAR -- JSON: for each batch size, the indices of a batch of one row's copies
+    -- in groups of equal bits
+    relative_rms DOUBLE NULL -- rms of row 0 alone minus a float64 computation of it, over the rms
+    -- of the latter
     seconds DOUBLE -- wall time of the probe, seconds
     note VARCHAR -- why a question was not asked, or not at every batch size; empty otherwise
-    refusal VARCHAR -- why the machine does not have the operation, one sentence; empty if it was measured
+    refusal VARCHAR -- why the machine does not have the operation, one sentence; empty if it was
+    -- measured
     """,
 )
 OpRow = dict[str, Any]

@@ -23,14 +23,15 @@ PAIR = Table(
     pair INTEGER -- 0-based index
     reference INTEGER -- index of the reference side
     variant INTEGER -- index of the variant side
-    is_histogram_exact BOOLEAN -- false: distances of 65536 and more are rounded down to powers of two
-    verdict VARCHAR NULL -- identical, rounding, nondeterministic, bug suspected, invalid dump or undecided, with rows
-    -- in evidence; null: not judged
+    is_histogram_exact BOOLEAN -- false: distances of 65536 and more are rounded down to powers of
+    -- two
+    verdict VARCHAR NULL -- identical, rounding, nondeterministic, bug suspected, invalid dump or
+    -- undecided, with rows in evidence; null: not judged
     because VARCHAR NULL -- the verdict in a sentence, null: not judged
     first_prompt INTEGER NULL -- prompt at which a fault shows first, null if none does
     first_position INTEGER NULL -- position of that prompt
-    noise_ratio DOUBLE NULL -- rms of the pair over rms of the noise floor, both in float32 (float64 for a mixture
-    -- of experts) if they could be had; null if not measured
+    noise_ratio DOUBLE NULL -- rms of the pair over rms of the noise floor, both in float32 (float64
+    -- for a mixture of experts) if they could be had; null if not measured
     """,
     [
         column(

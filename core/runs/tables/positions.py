@@ -22,8 +22,8 @@ from ..file.table import Table, column, null_if_nan, nullable
 POSITION = Table(
     "position",
     """
-    -- figures of a pair at each position; of lists at those at which both sides sent a row of equal context, over the
-    -- values that both sent
+    -- figures of a pair at each position; of lists at those at which both sides sent a row of equal
+    -- context, over the values that both sent
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt; its logits score the next token
@@ -47,7 +47,8 @@ SIDE_POSITION = Table(
     side INTEGER -- index of the side
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt
-    logsumexp DOUBLE NULL -- log of the sum of exp(logit), nats; probability = exp(logit - logsumexp); null if NaN
+    logsumexp DOUBLE NULL -- log of the sum of exp(logit), nats; probability = exp(logit -
+    -- logsumexp); null if NaN
     best INTEGER NULL -- of a list: how many of its values are the largest of the whole row
     chosen INTEGER NULL -- of a list: token that was emitted or is given next; null if unknown
     missing INTEGER NULL -- of a list: placeholders in place of values
@@ -58,11 +59,13 @@ SIDE_POSITION = Table(
 TOP_TOKEN = Table(
     "top_token",
     """
-    -- the 20 largest logits of each side and position, equal ones by token id; of lists every value that was sent
+    -- the 20 largest logits of each side and position, equal ones by token id; of lists every value
+    -- that was sent
     side INTEGER -- index of the side
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt
-    rank INTEGER -- place by logit, counted from 0: 0 is the argmax, which pages and downloads call rank 1
+    rank INTEGER -- place by logit, counted from 0: 0 is the argmax, which pages and downloads call
+    -- rank 1
     token_id INTEGER -- token id
     logit DOUBLE -- its logit, or what side.holds says, exact
     """,
@@ -152,9 +155,10 @@ def _fill_open(values: Any, dtype: str) -> Any:
     """Return a column of lists with open values filled, for tables of pages: False, or no
     number.
     """
-    return (
-        values.eq(True) if dtype == "bool" else values.astype("Int64" if "int" in dtype else dtype)
-    )
+    if dtype == "bool":
+        return values.eq(True)
+    # numpy's integers have no missing value, those of pandas do
+    return values.astype("Int64" if "int" in dtype else dtype)
 
 
 def read_records(database: Database, pair: int, condition: str = "true") -> list[Record]:

@@ -20,8 +20,10 @@ RESPONSE = Table(
     side INTEGER -- index of the side
     prompt INTEGER -- index of the prompt
     format VARCHAR -- name of the payload's format
-    is_start_known BOOLEAN -- false: position 0 scored the first generated token, and the prompt is not said
-    generated_from INTEGER NULL -- first position computed while generating; null if all are of the prompt
+    is_start_known BOOLEAN -- false: position 0 scored the first generated token, and the prompt is
+    -- not said
+    generated_from INTEGER NULL -- first position computed while generating; null if all are of the
+    -- prompt
     is_processed BOOLEAN NULL -- unused, null
     asked INTEGER NULL -- requested values per row; null if not known
     vocab INTEGER NULL -- tokens of the vocabulary; null if not said
@@ -29,7 +31,8 @@ RESPONSE = Table(
     model VARCHAR -- model as the payload names it
     text VARCHAR -- text that was generated
     tokens VARCHAR -- JSON array: token ids of prompt and answer, -1 if not said
-    settings VARCHAR -- JSON object: accepted drafts, the name of a sequence, chosen values that lists contradict
+    settings VARCHAR -- JSON object: accepted drafts, the name of a sequence, chosen values that
+    -- lists contradict
     warnings VARCHAR -- JSON array: what its reader has to say of it
     """,
 )
@@ -49,9 +52,11 @@ def digest_of(responses: Iterable[Response]) -> str:
     for response in responses:
         digest.update(json.dumps([response.tokens, response.generated_from]).encode())
         for name, values in vars(response.rows).items():
-            if name != "chosen" or np.isfinite(values).any():  # which runs of 1.0.0 lack
+            # runs of 1.0.0 have no chosen values, and their digests go without
+            if name != "chosen" or np.isfinite(values).any():
                 digest.update(np.ascontiguousarray(values).data)
-        digest.update(bytes(len(response.rows)))  # a flag of each row, which no server set
+        # digests of 1.0.0 hold a flag of each row, which no server set
+        digest.update(bytes(len(response.rows)))
     return digest.hexdigest()
 
 
@@ -92,8 +97,9 @@ def responses_of(
 ) -> Iterator[Response]:
     """Return the responses of a side, some hundred thousand rows read at a time."""
     sql = f"""SELECT min(prompt), max(prompt) FROM (
-        SELECT prompt, (sum(positions) OVER (ORDER BY prompt) - positions) // {_CHUNK_ROWS} AS chunk FROM prompt
-        ) GROUP BY chunk ORDER BY chunk"""
+        SELECT prompt,
+            (sum(positions) OVER (ORDER BY prompt) - positions) // {_CHUNK_ROWS} AS chunk
+        FROM prompt) GROUP BY chunk ORDER BY chunk"""
     for prompts in database.rows(sql):
         yield from _read_responses(database, [side, *prompts], keys, texts)
 

@@ -43,8 +43,10 @@ CHOSEN_TOKEN = Table(
 MISMATCH = Table(
     "mismatch",
     """
-    -- figures over all tokens, computed when the run is stored; filled in runs of chosen tokens only
-    name VARCHAR -- figures of a framework, histogram, density, bars, steps, heaviest, explained, tokens, by a quantity
+    -- figures over all tokens, computed when the run is stored; filled in runs of chosen tokens
+    -- only
+    name VARCHAR -- figures of a framework, histogram, density, bars, steps, heaviest, explained,
+    -- tokens, by a quantity
     content VARCHAR -- JSON: rows by the names of their columns; explained: shares; tokens: counts
     """,
 )

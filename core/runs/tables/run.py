@@ -24,21 +24,26 @@ RUN = Table(
     run_id VARCHAR -- the file name without .duckdb
     name VARCHAR -- what a person called it
     created TIMESTAMP -- when the capture or upload began, UTC
-    kind VARCHAR -- capture: forwards run by ULPscope; upload: a dump from elsewhere; ops: probes of operations
+    kind VARCHAR -- capture: forwards run by ULPscope; upload: a dump from elsewhere; ops: probes of
+    -- operations
     model VARCHAR -- folder or hub id of the model, empty if unknown
-    revision VARCHAR -- hub revision, or sha256: and the digest of a local folder's weight files; empty if unknown
-    compute_dtype VARCHAR -- dtype the logits were computed in; ULPs are counted in it; empty if lists do not show it
+    revision VARCHAR -- hub revision, or sha256: and the digest of a local folder's weight files;
+    -- empty if unknown
+    compute_dtype VARCHAR -- dtype the logits were computed in; ULPs are counted in it; empty if
+    -- lists do not show it
     vocab INTEGER -- logits per position, number of tokens; 0: of lists, if nothing says it
     positions INTEGER -- positions of all prompts together
     device VARCHAR -- cpu, cuda, ...; empty if unknown
     device_name VARCHAR -- processor or GPU name; empty if unknown
     seed HUGEINT NULL -- seed set before each side, null if none
     command VARCHAR -- command line that repeats the capture
-    request VARCHAR NULL -- JSON object: the request of the capture; null if the run was not captured
+    request VARCHAR NULL -- JSON object: the request of the capture; null if the run was not
+    -- captured
     note VARCHAR -- free text, such as how the compute dtype was found
     versions VARCHAR -- JSON object: library or setting to its version or value
     file_version INTEGER -- version of this form of run file
-    kept VARCHAR NULL -- what is kept of the logits: all; figures: none; null if a run of its kind has none
+    kept VARCHAR NULL -- what is kept of the logits: all; figures: none; null if a run of its kind
+    -- has none
     """,
 )
 
@@ -71,6 +76,7 @@ def read_run(database: Database) -> dict[str, Any]:
 
     StoreError if the file is not of the version that is read.
     """
+    # the second row tells a file that only looks like a run
     rows = database.records("SELECT * FROM run_file.run LIMIT 2")
     if len(rows) != 1:
         raise StoreError(
@@ -83,6 +89,7 @@ def read_run(database: Database) -> dict[str, Any]:
             f" {FILE_VERSION}. Capture or ingest it again, or export it as npz with the version"
             " that wrote it.",
         )
+    # a build before may have had fewer columns, which are nullable
     unset = {column.name: None for column in RUN.columns if column.is_nullable}
     provenance = unset | rows[0]
     for name in RUN.names:
@@ -162,11 +169,14 @@ def read_prompts(database: Database) -> tuple[Prompt, ...]:
     """Read the prompts in their order."""
     rows = database.rows(
         """SELECT positions, ids, texts FROM prompt LEFT JOIN (
-               SELECT prompt, list(token_id ORDER BY position) FILTER (token_id IS NOT NULL) AS ids,
-                   list(text ORDER BY position) FILTER (text IS NOT NULL) AS texts FROM token GROUP BY prompt
+               SELECT prompt,
+                   list(token_id ORDER BY position) FILTER (token_id IS NOT NULL) AS ids,
+                   list(text ORDER BY position) FILTER (text IS NOT NULL) AS texts
+               FROM token GROUP BY prompt
            ) USING (prompt) ORDER BY prompt""",
     )
-    without_tokens = cache(Prompt)  # one of each length, for there may be a million
+    # one object for each length, for there may be a million prompts
+    without_tokens = cache(Prompt)
     return tuple(
         (
             Prompt(positions, tuple(ids or ()), tuple(texts or ()))
@@ -185,15 +195,18 @@ SIDE = Table(
     name VARCHAR -- name of the side
     path VARCHAR -- path that computed it, empty if unknown
     compute_dtype VARCHAR -- dtype of the stored bits
-    source_dtype VARCHAR -- dtype the array was given in; widening the stored bits restores it exactly
+    source_dtype VARCHAR -- dtype the array was given in; widening the stored bits restores it
+    -- exactly
     sha256 VARCHAR -- SHA-256 of its stored bits, rows in order, little-endian
-    values_sha256 VARCHAR -- what equal values are known by in any run: SHA-256 of its values as bits of values_dtype
-    values_dtype VARCHAR -- bfloat16 if every value of the side is one, else float16 if every value is one, else
-    -- float32
+    values_sha256 VARCHAR -- what equal values are known by in any run: SHA-256 of its values as
+    -- bits of values_dtype
+    values_dtype VARCHAR -- bfloat16 if every value of the side is one, else float16 if every value
+    -- is one, else float32
     bit_class INTEGER -- sides of the same number are bit-identical
     holds VARCHAR -- what its values are: logit, or of lists logprob
     k INTEGER NULL -- of lists: most values that were sent for a position; null: whole rows
-    keys VARCHAR NULL -- of lists: token_id, or text if the engine sent texts only and token ids are made up
+    keys VARCHAR NULL -- of lists: token_id, or text if the engine sent texts only and token ids are
+    -- made up
     """,
 )
 
@@ -248,7 +261,8 @@ def insert_sides(
 def read_sides(database: Database) -> list[StoredSide]:
     """Read the sides in their order."""
     rows = database.rows(
-        """SELECT side, name, path, source_dtype, values_sha256, values_dtype, sha256, bit_class, holds, k
+        """SELECT side, name, path, source_dtype, values_sha256, values_dtype, sha256, bit_class,
+               holds, k
            FROM side ORDER BY side""",
     )
     with database.decoding("list of sides"):
@@ -258,12 +272,12 @@ def read_sides(database: Database) -> list[StoredSide]:
 GENERATION = Table(
     "generation",
     """
-    -- prompts that every side continued greedily and freely; the prompt's tokens beyond given_positions are the
-    -- reference's
+    -- prompts that every side continued greedily and freely; the prompt's tokens beyond
+    -- given_positions are the reference's
     side INTEGER -- index of the side
     prompt INTEGER -- index of the prompt
-    given_positions INTEGER -- positions that were given; the logits of the last of them chose the first generated
-    -- token
+    given_positions INTEGER -- positions that were given; the logits of the last of them chose the
+    -- first generated token
     asked INTEGER -- tokens requested of the side; fewer if it ended its text
     text VARCHAR -- what it generated, as the tokenizer decodes it
     """,
@@ -281,9 +295,11 @@ GENERATED_TOKEN = Table(
 )
 
 _GENERATIONS = """
-WITH made AS (SELECT prompt, side, list(token_id ORDER BY step) AS tokens FROM generated_token GROUP BY prompt, side)
-SELECT prompt, any_value(given_positions), any_value(asked), list(coalesce(tokens, []) ORDER BY side),
-    list(text ORDER BY side)
+WITH made AS (
+    SELECT prompt, side, list(token_id ORDER BY step) AS tokens
+    FROM generated_token GROUP BY prompt, side)
+SELECT prompt, any_value(given_positions), any_value(asked),
+    list(coalesce(tokens, []) ORDER BY side), list(text ORDER BY side)
 FROM generation LEFT JOIN made USING (prompt, side) GROUP BY prompt ORDER BY prompt
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from ...errors import StoreError
 from ...numerics.arrays import Record
@@ -41,12 +42,8 @@ _MODULES = (
     mitigations,
     rl,
 )
-TABLES = {
-    table.name: table
-    for module in _MODULES
-    for table in vars(module).values()
-    if isinstance(table, Table)
-}  # those that each module declares
+_DECLARED = chain.from_iterable(vars(module).values() for module in _MODULES)
+TABLES = {table.name: table for table in _DECLARED if isinstance(table, Table)}
 _NAMED = 3  # of what is unknown, in the note
 
 # A run file of 1.0.0 or later grows by addition: a build reads the files of every other one.

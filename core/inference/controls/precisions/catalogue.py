@@ -36,7 +36,8 @@ _OPERANDS = frozenset(
 # where activation functions are defined
 _FUNCTIONS = ("transformers.activations", "torch.nn.modules.activation")
 _OWN_TF32 = "prefill+tf32"
-_TINY = 1e-8  # least scale: a group of zeros stays zeros
+# the least scale, so that a group of zeros stays zeros
+_TINY = 1e-8
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,12 @@ def _unrounded(values: torch.Tensor) -> torch.Tensor:
 
 def _in(dtype: torch.dtype, rounding: Rounding) -> Rounding:
     """Round in this dtype at least, as engines do whatever they compute in."""
-    return lambda values: rounding(values.to(torch.promote_types(values.dtype, dtype))).to(
-        values.dtype,
-    )
+
+    def in_wider(values: torch.Tensor) -> torch.Tensor:
+        wider = torch.promote_types(values.dtype, dtype)
+        return rounding(values.to(wider)).to(values.dtype)
+
+    return in_wider
 
 
 def _round_weights(model: Any, rounding: Rounding) -> AbstractContextManager[None]:
@@ -327,7 +331,8 @@ def parse_precisions(texts: Sequence[str]) -> tuple[Precision, ...]:
             Precision(PART_OF[part], name, rounding, dtype=_DTYPES.get(name), path=path)
             for path, rounding in product(paths, FORMATS[name])
         ]
-        if name == "tf32":  # of the GPU itself, whose library chooses which kernels round
+        # the GPU's own tf32, since its library chooses which kernels round
+        if name == "tf32":
             every.append(Precision(PRODUCTS, name, lambda values: values, path=_OWN_TF32))
     return tuple(every)
 

@@ -48,7 +48,8 @@ from .catalogue import ACTIVATIONS, CACHE, LAYERS, Precision, Stored, cast, cata
 Squares = NDArray[np.float64]
 _Candidate = tuple[Precision, PrecisionVerdict]
 SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
-MOST_LEFT = 0.5  # of a side's distance, beyond which a precision explains nothing
+# a precision that leaves more of a side's distance explains nothing
+MOST_LEFT = 0.5
 # Of its distance to float32. Between two values of 8 bits, 16 bits often fall to the other one than
 # float32 does: an fp8 cache of a tiny Gemma 2 leaves 0.96. What has nothing of the precision in it
 # leaves more than there was.
@@ -58,8 +59,10 @@ _ALIKE = 10.0  # floors within which a side is at the model's own
 _LOOKED_INTO, _AS_GOOD, _LEAST_LEFT = 3, 1.2, 1e-3
 # of a side's distance, up to which a precision is part of it; of the positions
 _EXPLAINED, _SOME = 0.1, 0.2
-_EXCESS_LEFT = 0.5  # of the squared error beyond rounding to 16 bits: less may go by chance
-_FEWEST_EXPLAINED = 3  # positions before a fault, by which the precision under it is known
+# of the squared error beyond rounding to 16 bits, less may go by chance
+_EXCESS_LEFT = 0.5
+# fewer positions before a fault do not show the precision under it
+_FEWEST_EXPLAINED = 3
 # the measure of a setting's rounding, and bits of its significand
 _COARSE, _BITS = "prefill+dtype:bfloat16", 8
 _BITS_OF = {"float32": 24, "float16": 11, "bfloat16": 8}
@@ -187,7 +190,8 @@ def lowered_in_16_bits(
                 suspect.faulty_walks.append(fault.ratio)
                 continue
             if rms_ratio(moved, draws) <= _EXPLAINED:
-                continue  # far less than rounding to 16 bits explains nothing beyond it
+                # far less than rounding to 16 bits explains nothing beyond it
+                continue
             verdict, test = suspect.by_draws(loaded, precision)
             outcome = verdict.evidence.outcome
             is_less = ratio <= DRAWN.over_all or test.ratio**2 - 1 <= _EXCESS_LEFT * (ratio**2 - 1)
@@ -379,7 +383,8 @@ class _Suspect:
                 continue
             rounded = question.squares(loaded, precision.side)
             if rms_ratio(rounded[differs], floor[:, differs]) <= WIDE.over_all:
-                continue  # it rounds nothing, as integers scaled to one token each
+                # a precision may round nothing, as integers scaled to one token each
+                continue
             rest = divergence_of(loaded, question.prompts, (precision.side, question.memoize(side)))
             if rest.nonfinite_mismatch:
                 continue
@@ -449,7 +454,8 @@ class _Suspect:
             question.say,
             always_check_draws=False,
         )
-        is_sound = test.is_passed or row.outcome == NOTED  # another expert, by a near tie
+        # NOTED: another expert was chosen, by a near tie
+        is_sound = test.is_passed or row.outcome == NOTED
         squares = np.stack([draw.squares for draw in draws.draws])
         return None if is_sound else test, squares
 
