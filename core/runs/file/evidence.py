@@ -388,7 +388,7 @@ class ModuleRoundingFigures(CheckFigures):
     modules_beyond: Annotated[tuple[str, ...], "modules that differ by more given identical inputs"]
     modules: Annotated[int, "modules"]
     score_scale: Annotated[float | None, "relative error of the attention scores' scale"] = None
-    largest_score_scale_allowed: Annotated[float | None, "its limit"] = None
+    largest_score_scale_allowed: Annotated[float | None, "largest such error allowed"] = None
 
 
 class AloneFigures(CheckFigures):
