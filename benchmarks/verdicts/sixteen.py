@@ -365,7 +365,7 @@ def summary(
 
 
 def table(trials: Sequence[Tried]) -> Iterator[str]:
-    """Lines of Markdown: a line a fault, a column a size, seen of planted."""
+    """Lines of Markdown: a line a fault, a column a size, seen of planted, undecided among them."""
     ranges = list(itertools.pairwise(SIZES))
     ends = [
         f"{low:g} to {high:g}" if high < np.inf else f"{low:g} and more" for low, high in ranges
@@ -378,7 +378,10 @@ def table(trials: Sequence[Tried]) -> Iterator[str]:
         cells = []
         for low, high in ranges:
             own = [one for one in trials if one.case in names and low < one.size <= high]
-            cells.append(f"{sum(one.is_seen for one in own)} of {len(own)}" if own else "")
+            seen = f"{sum(one.is_seen for one in own)} of {len(own)}" if own else ""
+            if count := sum(one.is_open for one in own):
+                seen += f", {count} undecided"
+            cells.append(seen)
         yield f"| {group} | {' | '.join(cells)} |"
 
 
