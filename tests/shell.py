@@ -28,7 +28,7 @@ def words_of(command: str) -> list[str]:
     return done.stdout.decode().split("\0")[:-1]
 
 
-def command_in(folder: Path) -> None:
+def command_in(folder: Path):
     """Put `ulpscope` into a folder: this clone's, by the Python of these tests."""
     folder.mkdir(exist_ok=True)
     path = folder / "ulpscope"
@@ -39,7 +39,7 @@ def command_in(folder: Path) -> None:
     path.chmod(0o755)
 
 
-def run_workflow(page: str, folder: Path, **variables: str) -> None:
+def run_workflow(page: str, folder: Path, **variables: str):
     """Run every `run` step of a documented workflow that calls ULPscope, in a folder with the
     sample runs.
     """

@@ -41,7 +41,7 @@ def commands(text: str) -> list[str]:
     ]
 
 
-def parse(command: str) -> None:
+def parse(command: str):
     """Raise what the command line would: it knows no such command, option or value."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|)>")
     lexer.whitespace_split = True
@@ -146,7 +146,7 @@ def test_the_site_lists_every_page_but_decisions():
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path) -> Path:
     """The top of a clone whose `.venv` is the Python of these tests."""
     top = tmp_path / "clone"
     (top / ".venv" / "bin").mkdir(parents=True)

@@ -27,7 +27,7 @@ assert len(ours) == len(set(ours)) > 9
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
+def installed(tmp_path) -> Path:
     """A folder in which the clone's package is called `ulpscope`, as an editable installation has
     it.
     """
@@ -52,22 +52,22 @@ def run(installed: Path, *arguments: str, has_clone: bool = True) -> str:
 
 @pytest.mark.parametrize("imports", ["import ulpscope, core", "import core, ulpscope"])
 def test_a_clone_has_one_copy_of_every_module_under_both_names(
-    imports: str,
-    installed: Path,
-) -> None:
+    imports,
+    installed,
+):
     run(installed, "-c", SAME.format(imports=imports, root=str(ROOT)))
 
 
-def test_the_dashboard_of_the_wheel_has_one_copy_as_well(installed: Path) -> None:
+def test_the_dashboard_of_the_wheel_has_one_copy_as_well(installed):
     imports = "import ulpscope; ulpscope.OneCopy('core', 'ulpscope'); import core"
     run(installed, "-c", SAME.format(imports=imports, root=str(ROOT)), has_clone=False)
 
 
-def test_the_module_runs_by_either_name(installed: Path) -> None:
+def test_the_module_runs_by_either_name(installed):
     assert run(installed, "-m", "ulpscope", "--help") == run(installed, "-m", "core", "--help")
 
 
-def test_a_package_called_core_of_somebody_else_is_left_alone(installed: Path) -> None:
+def test_a_package_called_core_of_somebody_else_is_left_alone(installed):
     (installed / "core").mkdir()
     (installed / "core" / "__init__.py").write_text("theirs = 1")
     code = "import ulpscope.errors, core; print(ulpscope.errors.__name__, core.theirs)"

@@ -107,7 +107,7 @@ def closure(asked: Iterable[str], extra: str = "") -> dict[str, Distribution]:
     return found
 
 
-def link(distributions: Iterable[Distribution], folder: Path) -> None:
+def link(distributions: Iterable[Distribution], folder: Path):
     """Links in `folder` to all files of these distributions."""
     folder.mkdir(parents=True)
     for one in distributions:
@@ -118,7 +118,7 @@ def link(distributions: Iterable[Distribution], folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def installed(tmp_path_factory) -> Installed:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build leaves folders behind
     for name in ("core", "app", "pages", ".streamlit", "docs/reference"):
@@ -159,7 +159,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 @pytest.fixture
-def dumps(tmp_path: Path) -> Path:
+def dumps(tmp_path) -> Path:
     """A folder with two dumps of one side each, of which the second has a different argmax at
     position 2.
     """
@@ -172,7 +172,7 @@ def dumps(tmp_path: Path) -> Path:
 
 
 def test_the_wheel_holds_every_file_of_core_and_the_dashboard_the_licence_and_the_readme(installed):
-    def files(folder: str, pattern: str = "*") -> set[str]:
+    def files(folder, pattern="*"):
         return {
             path.relative_to(ROOT).as_posix()
             for path in (ROOT / folder).rglob(pattern)
@@ -204,7 +204,7 @@ def test_the_wheel_holds_every_file_of_core_and_the_dashboard_the_licence_and_th
 
 @pytest.mark.thorough
 def test_without_extras_the_command_compares_stores_reads_and_exports(installed, dumps):
-    def ulpscope(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    def ulpscope(*arguments, code=0):
         done = installed.run(dumps, "ulpscope", *arguments)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
@@ -233,7 +233,7 @@ def test_without_extras_the_command_compares_stores_reads_and_exports(installed,
 
 @pytest.mark.thorough
 def test_with_the_extra_hosting_it_serves_pages_and_takes_an_upload(installed, dumps):
-    def ulpscope(*arguments: object) -> str:
+    def ulpscope(*arguments):
         return installed.run(dumps, "ulpscope", *arguments, extra="hosting").stdout
 
     assert "ulpscope[hosting]" in " ".join(installed.run(dumps, "ulpscope", "serve").stderr.split())

@@ -17,7 +17,7 @@ from app.components import plots
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _wait_for(runner: local_script_runner.LocalScriptRunner, timeout: float) -> None:
+def _wait_for(runner: local_script_runner.LocalScriptRunner, timeout: float):
     """Streamlit's own looks a thousand times a second, and takes the interpreter from the page that
     it waits for.
     """

@@ -13,7 +13,6 @@ from core.capture_request import CaptureRequest
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.run_json import run_json
-from core.runs.store.store import Store
 from core.text import is_seen
 from tests.app.opening import codes, open_page, page_text
 from tests.core.runs.damaging import damaged, with_texts
@@ -62,7 +61,7 @@ def harmful(text: str) -> list[str]:
     "page",
     ["layers", "overview", pytest.param("kernels", marks=pytest.mark.thorough)],
 )
-def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, bare_store: Store) -> None:
+def test_nothing_unseen_is_copied_and_no_command_but_ours(page, bare_store):
     of_a_stranger(bare_store.path_of(judged_run(bare_store, None, run_id="unjudged")))
     app = open_page(page, ("copy_report",), run="unjudged")
     found = codes(app)
@@ -74,8 +73,8 @@ def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, bare_store:
 
 
 def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(
-    bare_store: Store,
-) -> None:
+    bare_store,
+):
     run_id = judged_run(bare_store, None, run_id="stated", request=None)
     damaged(bare_store.path_of(run_id), f"UPDATE run SET command = '{STATED}\x1b'")
     app = open_page("overview", ("copy_report", "provenance"), run=run_id)

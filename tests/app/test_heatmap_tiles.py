@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from tests.core.runs.made_runs import calm_sides, header_of, write_run
 ROW, TOKEN = 40, 1234
 
 
-def one(store: Store) -> None:
+def one(store: Store):
     """The run `one`: 70 x 3000 in two prompts; one element differs by one ULP."""
     header = replace(header_of("bfloat16", (30, 40), 3000), vocabulary={7: " t"})
     sides = calm_sides(header)
@@ -32,7 +31,7 @@ def one(store: Store) -> None:
 
 
 @pytest.fixture
-def store(built: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(built, monkeypatch) -> Store:
     """With the run `one`, which tests only read."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(built(one)))
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
@@ -40,7 +39,7 @@ def store(built: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.fixture
-def client(store: Store) -> Iterator[TestClient]:
+def client(store) -> Iterator[TestClient]:
     with TestClient(Starlette(routes=routes.ROUTES)) as served:
         yield served
 

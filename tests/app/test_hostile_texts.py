@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
@@ -116,15 +115,15 @@ def seen(app: AppTest) -> set[tuple[str, str, str]]:
 
 @pytest.fixture
 def hostile(
-    built: Callable[..., Path],
-    bare_store: Store,
-    monkeypatch: pytest.MonkeyPatch,
+    built,
+    bare_store,
+    monkeypatch,
 ) -> Callable[[str], None]:
     """Makes the store one with such a run made of a sample, which tests only read."""
     return lambda sample: monkeypatch.setenv("ULPSCOPE_STORE", str(built(hostile_run, sample)))
 
 
-def hostile_run(store: Store, sample: str) -> None:
+def hostile_run(store: Store, sample: str):
     path = copied(store.directory / "mine.duckdb")
     path.chmod(0o644)
     path.write_bytes((ROOT / "tests" / "runs" / f"{sample}.duckdb").read_bytes())
@@ -138,10 +137,10 @@ def hostile_run(store: Store, sample: str) -> None:
 
 @pytest.mark.parametrize(("sample", "page"), covering(SAMPLES, list(PAGES), whole=SAMPLES[:1]))
 def test_no_text_of_a_run_becomes_markup(
-    page: str,
-    sample: str,
-    hostile: Callable[[str], None],
-) -> None:
+    page,
+    sample,
+    hostile,
+):
     hostile(sample)
     app = open_page(
         page,
@@ -154,7 +153,7 @@ def test_no_text_of_a_run_becomes_markup(
         assert seen(app) == set()
 
 
-def test_probes_of_operations_and_runs_side_by_side_are_inert_too(bare_store: Store) -> None:
+def test_probes_of_operations_and_runs_side_by_side_are_inert_too(bare_store):
     hostile_run(bare_store, SAMPLES[0])
     copied(bare_store.directory / "other.duckdb")
     with_texts(bare_store.directory / "other.duckdb", HOSTILE)
@@ -175,7 +174,7 @@ def test_probes_of_operations_and_runs_side_by_side_are_inert_too(bare_store: St
         assert seen(open_page(page, **link)) == set()
 
 
-def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(bare_store: Store) -> None:
+def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(bare_store):
     hostile_run(bare_store, SAMPLES[0])
     (bare_store.directory / "[y](evil) **boldly**.duckdb").write_bytes(b"not a database")
     for page, link in (
@@ -187,6 +186,6 @@ def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(bare_store: Store)
 
 
 @pytest.mark.parametrize("text", [HOSTILE, f"`{HOSTILE}`", f"**{HOSTILE}**"])
-def test_the_measure_sees_all_that_a_text_can_become(text: str) -> None:
+def test_the_measure_sees_all_that_a_text_can_become(text):
     assert set(live(text)) >= {"a link", "HTML", "emphasis", "a colour", "an address", "a heading"}
     assert live(escape(HOSTILE)) == live(f"`{code(HOSTILE)}`") == []

@@ -131,7 +131,7 @@ def test_files_are_imported_one_at_a_time_parallel_to_captures_in_a_list_of_thei
     assert ends == ["cancelled"]
 
 
-def program(monkeypatch, tmp_path, source: str) -> None:
+def program(monkeypatch, tmp_path, source: str):
     """In place of the command line: a program that is given the job's arguments."""
     monkeypatch.setattr(subprocess_json, "ROOT", tmp_path)
     (tmp_path / "core").mkdir(exist_ok=True)

@@ -27,7 +27,7 @@ NO_SCROLL = "document.scrollingElement.scrollWidth - document.scrollingElement.c
 
 
 @pytest.fixture(scope="module")
-def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def dashboard(tmp_path_factory) -> Iterator[Server]:
     """One whose samples are the shipped ones."""
     samples = str(ROOT / "sample_runs")
     with serving(tmp_path_factory.mktemp("shipped") / "runs", samples=samples) as running:
@@ -57,10 +57,10 @@ def faults(page: Page) -> list[str]:
     ],
 )
 def test_a_page_stands_without_a_serious_fault(
-    name: str,
-    scheme: Any,
-    page: Page,
-    dashboard: Server,
+    name,
+    scheme,
+    page,
+    dashboard,
 ):
     page.emulate_media(color_scheme=scheme)
     of, tab = PAGE_OF[name], f"&tab={name}" if name in TABS else ""
@@ -76,7 +76,7 @@ def test_a_page_stands_without_a_serious_fault(
         assert page.evaluate(NO_SCROLL) <= 0
 
 
-def test_a_planted_fault_is_found(page: Page, dashboard: Server):
+def test_a_planted_fault_is_found(page, dashboard):
     visit(page, dashboard, f"flips?{RUN}")
     page.evaluate(
         """() => {

@@ -10,7 +10,6 @@ import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from tests.browser.driving import pause, settle, visit
-from tests.serving import Server
 
 AT = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 RANGE = "figure => figure._fullLayout.xaxis.range.map((end) => Math.round(end * 1e6) / 1e6)"
@@ -20,7 +19,7 @@ def figure(page: Page, key: str) -> Locator:
     return page.locator(f".st-key-{key} .js-plotly-plot")
 
 
-def step(page: Page, key: str, position: int) -> None:
+def step(page: Page, key: str, position: int):
     page.keyboard.press(key)
     expect(
         page.get_by_role("heading", name=f"Top tokens at position {position}", exact=True),
@@ -28,7 +27,7 @@ def step(page: Page, key: str, position: int) -> None:
     settle(page)
 
 
-def zoom(page: Page, chart: Locator) -> None:
+def zoom(page: Page, chart: Locator):
     box = chart.locator(".nsewdrag").first.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.3 * box["height"])
@@ -39,8 +38,8 @@ def zoom(page: Page, chart: Locator) -> None:
 
 
 def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(
-    page: Page,
-    dashboard: Server,
+    page,
+    dashboard,
 ):
     visit(page, dashboard, f"near_ties?{AT}")
     chart = figure(page, "near_ties")
@@ -77,7 +76,7 @@ def contrast(one: str, other: str) -> float:
     ("scheme", "back"),
     [("light", "rgb(255, 255, 255)"), ("dark", "rgb(17, 21, 27)")],
 )
-def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Server, scheme, back):
+def test_words_of_a_figure_are_legible_in_both_themes(page, dashboard, scheme, back):
     page.emulate_media(color_scheme=scheme)
     visit(page, dashboard, f"near_ties?{AT}")
     expect(figure(page, "near_ties").locator(".xtick text").first).to_be_visible()
@@ -93,7 +92,7 @@ def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Ser
 
 
 @pytest.mark.thorough
-def test_a_figure_opens_over_the_whole_window_and_comes_back(page: Page, dashboard: Server):
+def test_a_figure_opens_over_the_whole_window_and_comes_back(page, dashboard):
     visit(page, dashboard, f"near_ties?{AT}")
     chart = figure(page, "near_ties")
     before = chart.bounding_box()

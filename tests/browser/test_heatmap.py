@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.file.records import Prompt
@@ -38,7 +38,7 @@ COLOURED = """(canvas) => {
 
 
 @pytest.fixture(scope="module")
-def runs(dashboard: Server) -> Iterator[list[np.ndarray]]:
+def runs(dashboard) -> Iterator[list[np.ndarray]]:
     """`one-differs`: one logit differs by one ULP. Gone afterwards: other tests count runs."""
     header = header_of("bfloat16", (400, 200), VOCAB)
     header = replace(header, prompts=(Prompt(400), Prompt(200)), vocabulary={TOKEN: TEXT})
@@ -55,7 +55,7 @@ def opened(page: Page, dashboard: Server, link: str, order: str = "&order=id") -
     return wait_for_map(page)
 
 
-def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashboard: Server, runs):
+def test_one_differing_logit_is_seen_clicked_reached_and_told(page, dashboard, runs):
     canvas = opened(page, dashboard, "run=one-differs")
     coloured = canvas.evaluate(COLOURED)
     assert 9 <= len(coloured) <= 100  # a point of five pixels or so
@@ -99,9 +99,9 @@ def test_one_differing_logit_is_seen_clicked_reached_and_told(page: Page, dashbo
 
 
 def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(
-    page: Page,
-    dashboard: Server,
-    browser: Browser,
+    page,
+    dashboard,
+    browser,
 ):
     canvas = opened(page, dashboard, "run=fresh-against-cached")
     whole = page.get_by_role("button", name="Whole run")
@@ -164,7 +164,7 @@ def test_wheel_and_drag_move_the_window_and_the_address_keeps_it(
     page.wait_for_url(re.compile("heatmap(?!.*rows=)"))
 
 
-def test_the_keyboard_reaches_everything(page: Page, dashboard: Server):
+def test_the_keyboard_reaches_everything(page, dashboard):
     canvas = opened(page, dashboard, "run=batch-1-against-n")
     canvas.focus()
     page.keyboard.press("+")
@@ -191,8 +191,8 @@ def test_the_keyboard_reaches_everything(page: Page, dashboard: Server):
 
 
 def test_the_first_ranks_come_first_with_texts_and_a_token_is_found_in_either_order(
-    page: Page,
-    dashboard: Server,
+    page,
+    dashboard,
 ):
     canvas = opened(page, dashboard, "run=batch-1-against-n", order="")
     assert window(canvas) == (0, 287, 0, 64)
@@ -222,7 +222,7 @@ def test_the_first_ranks_come_first_with_texts_and_a_token_is_found_in_either_or
 
 
 @pytest.mark.thorough
-def test_colours_need_no_tile_and_a_tile_is_fetched_once(page: Page, dashboard: Server):
+def test_colours_need_no_tile_and_a_tile_is_fetched_once(page, dashboard):
     asked: list[str] = []
     page.on(
         "request",
@@ -249,7 +249,7 @@ def test_colours_need_no_tile_and_a_tile_is_fetched_once(page: Page, dashboard: 
 
 
 @pytest.mark.thorough
-def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Server):
+def test_a_tile_that_fails_is_said_in_a_sentence(page, dashboard):
     page.route(
         "**/tiles/**",
         lambda route: route.fulfill(
@@ -266,7 +266,7 @@ def test_a_tile_that_fails_is_said_in_a_sentence(page: Page, dashboard: Server):
     wait_for_map(page)
 
 
-def test_colours_are_in_the_link_and_the_map_is_saved_as_a_picture(page: Page, dashboard: Server):
+def test_colours_are_in_the_link_and_the_map_is_saved_as_a_picture(page, dashboard):
     canvas = opened(page, dashboard, "run=batch-1-against-n&position=89&rows=80:97&tokens=0:1024")
     before = canvas.evaluate(COLOURED)
     for name in ("row ULPs", "linear"):  # what the map opens in

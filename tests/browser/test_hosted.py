@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from app.main import PAGES
 from core.judging.ingest import ingest
@@ -25,13 +25,13 @@ LINK = "flips?run=fresh-against-cached&position=144"
 
 
 @pytest.fixture(scope="module")
-def hosted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def hosted(tmp_path_factory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("hosted") / "runs", sign_in_password=PASSWORD) as running:
         yield running
 
 
 @pytest.fixture
-def viewer(browser: Browser) -> Iterator[Page]:
+def viewer(browser) -> Iterator[Page]:
     """A browser that knows nothing yet. Fails if a page asked anything of the outside or the policy
     stopped anything.
     """

@@ -26,7 +26,7 @@ PARTS = re.compile(r"/api/uploads/[0-9a-f]+\?")
 
 
 @pytest.fixture(scope="module")
-def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def dashboard(tmp_path_factory) -> Iterator[Server]:
     """One of its own, with the run `flips`, whose modules differ from position 22 on."""
     store = Store(tmp_path_factory.mktemp("jobs") / "runs")
     changed = {
@@ -40,7 +40,7 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def go(page: Page, title: str) -> None:
+def go(page: Page, title: str):
     page.get_by_role("link", name=title, exact=True).click()
     expect(page.locator("h1")).to_have_text(title)
     settle(page)
@@ -52,7 +52,7 @@ def said(page: Page, *names: str) -> list[str]:
     return [query.get(name, ["-"])[-1] for name in names]
 
 
-def hand_over(page: Page, other: Page) -> None:
+def hand_over(page: Page, other: Page):
     """Open the link to this view, out of the clipboard, on a colleague's page."""
     page.get_by_role("button", name="Link to this view").click()
     block = page.get_by_test_id("stPopoverBody").get_by_test_id("stCode")
@@ -92,7 +92,7 @@ def shown(page: Page) -> list[str]:
         }""")
 
 
-def expect_shown(page: Page, expected: list[str]) -> None:
+def expect_shown(page: Page, expected: list[str]):
     """Once everything has arrived; charts and previews of a command come in later than the script
     ends.
     """
@@ -103,7 +103,7 @@ def expect_shown(page: Page, expected: list[str]) -> None:
     )
 
 
-def test_a_link_restores_the_view(page: Page, dashboard: Server) -> None:
+def test_a_link_restores_the_view(page, dashboard):
     """Overview by controls, keys and a click; the heatmap's window; a tab of Internals."""
     other = colleague(page)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -152,7 +152,7 @@ def test_a_link_restores_the_view(page: Page, dashboard: Server) -> None:
     expect_shown(other, shown(page))
 
 
-def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Server) -> None:
+def test_a_flip_leads_to_its_logits_and_to_a_module(page, dashboard):
     visit(page, dashboard)
     click_row(page, "a run")
     expect(page.locator("h1")).to_have_text("Overview")
@@ -207,7 +207,7 @@ def row(page: Page, name: str) -> Locator:
     return page.get_by_role("list", name="Files").get_by_role("listitem").filter(has_text=name)
 
 
-def choose_file(page: Page, path: Path) -> None:
+def choose_file(page: Page, path: Path):
     page.get_by_label("Files to upload").set_input_files(path)
 
 
@@ -227,7 +227,7 @@ def first_byte(request: Request) -> int:
     return int((re.findall(r"bytes (\d+)", request.headers.get("content-range", "")) or [-1])[0])
 
 
-def test_an_upload_goes_on_after_a_reload_and_becomes_a_run(page: Page, dashboard: Server) -> None:
+def test_an_upload_goes_on_after_a_reload_and_becomes_a_run(page, dashboard):
     """It is reloaded when the first part is there."""
     path = large_dump(dashboard.store.parent)
     visit(page, dashboard)

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from core.judging.ingest import ingest
 from core.runs.queries.heat import COLOURS
@@ -82,9 +82,9 @@ CONTRASTS = """() => {
 @pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_on_every_colour_has_the_contrast_of_wcag_aa(
-    browser: Browser,
-    dashboard: Server,
-    scheme: str,
+    browser,
+    dashboard,
+    scheme,
 ):
     page = browser.new_context(
         viewport={"width": 1280, "height": 900},
@@ -104,7 +104,7 @@ def test_text_on_every_colour_has_the_contrast_of_wcag_aa(
     page.context.close()
 
 
-def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashboard: Server):
+def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page, dashboard):
     visit(page, dashboard, f"overview?{AT_36}")
     assert page.locator(".strip [tabindex]").count() == 1
     token(page, 36).focus()
@@ -141,7 +141,7 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashb
     expect(page.get_by_role("tooltip")).to_be_hidden()
 
 
-def test_token_texts_are_text_whatever_they_are(page: Page, dashboard: Server):
+def test_token_texts_are_text_whatever_they_are(page, dashboard):
     run = run_of(dashboard, "hostile", HOSTILE)
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
     visit(page, dashboard, f"overview?run={run}")

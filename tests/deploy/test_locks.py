@@ -38,7 +38,7 @@ def complaints(lock: str) -> list[str]:
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
-def test_a_lock_has_every_pinned_package_and_a_hash_of_each(lock: Path) -> None:
+def test_a_lock_has_every_pinned_package_and_a_hash_of_each(lock):
     text = lock.read_text()
     assert complaints(text) == []
     assert len(ENTRY.findall(text)) > 2 * len(PINNED)
@@ -48,7 +48,7 @@ def test_a_lock_has_every_pinned_package_and_a_hash_of_each(lock: Path) -> None:
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
-def test_an_image_without_captures_leaves_out_torch_and_what_it_brings(lock: Path) -> None:
+def test_an_image_without_captures_leaves_out_torch_and_what_it_brings(lock):
     order = re.search(r"sed -i -E '(.+?)' \$LOCK", (ROOT / "deploy" / "Dockerfile").read_text())
     assert order
     left = subprocess.run(

@@ -51,13 +51,13 @@ def _kill(work: str, times: int, tmp_path: Path) -> Watched:
 @pytest.mark.parametrize("times", [6, pytest.param(45, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("work", ["change", "ingest"])
 def test_a_worker_killed_at_any_moment_leaves_whole_runs_and_all_of_them(
-    work: str,
-    times: int,
-    tmp_path: Path,
-) -> None:
+    work,
+    times,
+    tmp_path,
+):
     _kill(work, times, tmp_path).check_that_it_goes_on()
 
 
-def test_a_store_that_writes_where_readers_look_is_caught(tmp_path: Path) -> None:
+def test_a_store_that_writes_where_readers_look_is_caught(tmp_path):
     with pytest.raises(AssertionError, match="half a run is visible"):
         _kill("careless", 20, tmp_path)

@@ -55,7 +55,7 @@ class Outcome:
         return "" if self.how == "read" or is_sentence else f"no sentence: {self.text!r}"
 
 
-def read_everything(path: Path) -> None:
+def read_everything(path: Path):
     """All that any page, route or command reads of such a file."""
     if path.suffix != ".duckdb":
         with open_dump([path], fewest_sides=1) as dump:
@@ -74,7 +74,7 @@ def read_everything(path: Path) -> None:
         _read_run(path)
 
 
-def _read_run(path: Path) -> None:
+def _read_run(path: Path):
     with RunReader(path) as run:
         rows, vocab = run.header.rows, run.header.vocab
         if run.header.k is not None:
@@ -108,21 +108,21 @@ def _read_run(path: Path) -> None:
         (junit_text(gate) + markdown_text(gate)).encode()
 
 
-def _read_lists(run: RunReader) -> None:
+def _read_lists(run: RunReader):
     sides = run.responses()
     for side in sides[1:]:
         pair = compare_sides(sides[0], side)
         explain(rows_of_lists(pair, sides[0], side))
 
 
-def _plant(fault: str) -> None:
+def _plant(fault: str):
     if fault == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif fault == "raise":
         raise KeyError("planted")
 
 
-def _in_child(path: Path, fault: str, told: int) -> None:
+def _in_child(path: Path, fault: str, told: int):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # DuckDB's last words
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -160,7 +160,7 @@ def outcome(path: Path, fault: str = "") -> Outcome:
     return Outcome(**json.loads(answer))
 
 
-def main() -> None:
+def main():
     """Take `[path, fault]` as JSON a line: a process without the threads of pytest, for forks."""
     for line in sys.stdin:
         path, fault = json.loads(line)

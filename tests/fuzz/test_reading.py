@@ -51,7 +51,7 @@ def read() -> Iterator[Read]:
 
 
 @pytest.mark.parametrize("name", sorted(DUMPS | RUNS))
-def test_a_whole_file_is_read(name: str, read: Read, tmp_path: Path) -> None:
+def test_a_whole_file_is_read(name, read, tmp_path):
     (tmp_path / name).write_bytes((DUMPS | RUNS)[name])
     assert read(tmp_path / name) == Outcome("read", "")
 
@@ -59,11 +59,11 @@ def test_a_whole_file_is_read(name: str, read: Read, tmp_path: Path) -> None:
 @pytest.mark.parametrize("examples", [8, pytest.param(LONG, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", ["dump", "archive behind its checksums", "run"])
 def test_a_damaged_file_is_a_sentence_or_what_it_was(
-    kind: str,
-    examples: int,
-    read: Read,
-    tmp_path: Path,
-) -> None:
+    kind,
+    examples,
+    read,
+    tmp_path,
+):
     files = {"dump": DUMPS, "run": RUNS}.get(kind, ARCHIVES)
     seen: Counter[str] = Counter()
 
@@ -78,7 +78,7 @@ def test_a_damaged_file_is_a_sentence_or_what_it_was(
         st.integers(0, 7),
         st.lists(DAMAGES, min_size=1, max_size=4),
     )
-    def each(name: str, member: int, damages: list) -> None:
+    def each(name, member, damages):
         raw = files[name]
         path = tmp_path / name
         path.write_bytes(
@@ -98,6 +98,6 @@ PLANTED = {"crash": "signal", "raise": "exception: KeyError"}
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_of_a_reader_is_seen(fault: str, read: Read, tmp_path: Path) -> None:
+def test_a_planted_fault_of_a_reader_is_seen(fault, read, tmp_path):
     (tmp_path / "plain.npz").write_bytes(DUMPS["plain.npz"])
     assert PLANTED[fault] in read(tmp_path / "plain.npz", fault).fault

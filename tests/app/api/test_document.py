@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +31,7 @@ def _script(url: str) -> str:
     not all(map(shutil.which, ("curl", "openssl", "bash"))),
     reason="the examples need curl and openssl",
 )
-def test_every_example_does_what_it_says(tmp_path: Path) -> None:
+def test_every_example_does_what_it_says(tmp_path):
     (tmp_path / "sample_runs").symlink_to(ROOT / "sample_runs")
     (tmp_path / "bin").mkdir()
     for name in ("python", "python3"):

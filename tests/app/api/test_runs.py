@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from tests.core.runs.made_runs import calm_sides, copied, header_of, write_run
 
 
 @pytest.fixture
-def three(store: Path) -> list[str]:
+def three(store) -> list[str]:
     """Ids of three runs, the newest last."""
     made = []
     for name, dtype in (
@@ -61,7 +60,7 @@ def ids(client: TestClient, query: str = "") -> list[str]:
     return [run["run_id"] for run in answer.json()["runs"]]
 
 
-def test_the_list_filters_as_the_gallery_does(client: TestClient, three: list[str]) -> None:
+def test_the_list_filters_as_the_gallery_does(client, three):
     assert sorted(ids(client)) == three
     assert ids(client, "search=second") == ["run-1"]
     assert sorted(ids(client, "search=bfloat16")) == ["run-0", "run-2"]
@@ -88,18 +87,18 @@ def test_the_list_filters_as_the_gallery_does(client: TestClient, three: list[st
         "search=" + "x" * 200,
     ],
 )
-def test_a_filter_that_means_nothing_is_a_sentence(query: str, client: TestClient) -> None:
+def test_a_filter_that_means_nothing_is_a_sentence(query, client):
     answer = client.get(f"/api/runs?{query}")
     assert answer.status_code == 400
     assert answer.json()["error"].endswith(".")
 
 
 def test_one_run_is_what_the_command_line_prints(
-    client: TestClient,
-    three: list[str],
-    store: Path,
+    client,
+    three,
+    store,
     capsys,
-) -> None:
+):
     told = client.get("/api/runs/run-1?positions=1").json()
     printed = json.loads(
         _printed(capsys, "show", "run-1", "--json", "--positions", "--store", str(store)),
@@ -125,22 +124,22 @@ def test_one_run_is_what_the_command_line_prints(
     ],
 )
 def test_what_is_not_there_or_not_meant_is_a_status(
-    method: str,
-    path: str,
-    status: int,
-    client: TestClient,
-    three: list[str],
-) -> None:
+    method,
+    path,
+    status,
+    client,
+    three,
+):
     answer = client.request(method, path)
     assert answer.status_code == status, answer.text
     assert status == 405 or "%2f" in path or set(answer.json()) == {"error"}
 
 
 def test_the_file_comes_in_ranges_and_only_if_it_has_changed(
-    client: TestClient,
-    three: list[str],
-    store: Path,
-) -> None:
+    client,
+    three,
+    store,
+):
     body = (store / "run-0.duckdb").read_bytes()
     whole = client.get("/api/runs/run-0/file")
     assert whole.content == body
@@ -163,7 +162,7 @@ def test_the_file_comes_in_ranges_and_only_if_it_has_changed(
     assert client.get("/files/run-0.duckdb").content == body
 
 
-def test_the_html_file_is_a_download(client: TestClient, three: list[str], store: Path) -> None:
+def test_the_html_file_is_a_download(client, three, store):
     answer = client.get("/files/run-0.html")
     assert answer.headers["content-disposition"] == "attachment; filename*=utf-8''run-0.html"
     with RunReader(store / "run-0.duckdb") as run:
@@ -171,12 +170,12 @@ def test_the_html_file_is_a_download(client: TestClient, three: list[str], store
 
 
 def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(
-    client: TestClient,
-    three: list[str],
-    store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    client,
+    three,
+    store,
+    tmp_path,
+    monkeypatch,
+):
     first = client.get("/api/runs/run-1/npz")
     kept = list((store / ".npz").iterdir())
     assert len(kept) == 1
@@ -195,11 +194,11 @@ def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(
 
 
 def test_kept_npz_files_stay_within_bounds(
-    client: TestClient,
-    three: list[str],
-    store: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    client,
+    three,
+    store,
+    monkeypatch,
+):
     for run_id in three:
         assert client.get(f"/api/runs/{run_id}/npz").status_code == 200
     assert len(list((store / ".npz").iterdir())) == 3
@@ -212,9 +211,9 @@ def test_kept_npz_files_stay_within_bounds(
 
 
 def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(
-    store: Path,
-    three: list[str],
-) -> None:
+    store,
+    three,
+):
     """As Streamlit's server does it: a range of a compressed whole would be of other bytes."""
     packed = Starlette(routes=ROUTES, middleware=[Middleware(GZipMiddleware, minimum_size=10)])
     with TestClient(packed) as client:
@@ -226,10 +225,10 @@ def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(
 
 
 def test_a_damaged_run_is_a_sentence_and_harms_no_list(
-    client: TestClient,
-    three: list[str],
-    store: Path,
-) -> None:
+    client,
+    three,
+    store,
+):
     damaged(
         store / "run-0.duckdb",
         "UPDATE pair SET neq_share = 'nan'::DOUBLE, noise_ratio = 'inf'::DOUBLE",

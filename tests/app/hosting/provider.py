@@ -33,7 +33,7 @@ def encoded(content: bytes) -> str:
 class Provider:
     """claims: what it says of who signs in, over what is right; faults: what it does wrong."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str):
         self.url = url
         self.claims: dict[str, Any] = {}
         self.faults: set[str] = set()

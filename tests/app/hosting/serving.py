@@ -26,7 +26,7 @@ async def echo(request: Request) -> Response:
     return JSONResponse({"member": member_of(request), "headers": dict(request.headers.items())})
 
 
-async def talk(websocket: WebSocket) -> None:
+async def talk(websocket: WebSocket):
     await websocket.accept()
     await websocket.send_text("hello")
 

@@ -60,7 +60,7 @@ class Hosted:
 
 
 @pytest.fixture(scope="module")
-def hosted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+def hosted(tmp_path_factory) -> Iterator[Hosted]:
     folder = tmp_path_factory.mktemp("hosted")
     copied(folder / "runs" / "mine.duckdb")
     token = tokens.add(folder / "runs", "ada")
@@ -75,7 +75,7 @@ def hosted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosted]:
+def local(tmp_path_factory) -> Iterator[Hosted]:
     folder = tmp_path_factory.mktemp("local")
     copied(folder / "runs" / "mine.duckdb")
     with serving(folder / "runs", samples="", limits_free_bytes="0") as running:

@@ -238,7 +238,7 @@ def test_wrong_guesses_of_one_address_delay_no_other(monkeypatch):
     """
     may_go_on, checked = Event(), []
 
-    def is_password(configured: str, typed: str) -> bool:
+    def is_password(configured, typed):
         may_go_on.wait(30)
         checked.append(typed)
         return configured == typed
@@ -246,12 +246,12 @@ def test_wrong_guesses_of_one_address_delay_no_other(monkeypatch):
     monkeypatch.setattr(credentials, "is_password", is_password)
     app = browser(password=PASSWORD).app
 
-    async def attempt(address: str, secret: str) -> int:
+    async def attempt(address, secret):
         transport = httpx2.ASGITransport(app, client=(address, 1))
         async with httpx2.AsyncClient(transport=transport, base_url=URL) as client:
             return (await client.post("/sign-in", data={"secret": secret})).status_code
 
-    async def attack() -> tuple[list[int], int, list[int]]:
+    async def attack():
         guesses = [
             asyncio.create_task(attempt("192.0.2.1", f"wrong {number}")) for number in range(60)
         ]

@@ -21,7 +21,7 @@ def running() -> Iterator[Provider]:
 
 
 @pytest.fixture
-def provider(running: Provider) -> Provider:
+def provider(running) -> Provider:
     running.claims, running.faults = {"email": "ada@example.org", "email_verified": True}, set()
     return running
 

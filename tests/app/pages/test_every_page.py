@@ -58,7 +58,7 @@ def test_every_page_draws_a_dump_of_every_form(case, own_store):
         open_page(page, run=run_id, position="3" if case != "six_repeats_bf16" else "0")
 
 
-def kept_runs(store: Store) -> None:
+def kept_runs(store: Store):
     """A run with its logits, one with figures only."""
     header = header_of("float32", (12,), 64)
     for kept in KEEPS:

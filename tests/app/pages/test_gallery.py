@@ -32,12 +32,12 @@ SAMPLES = {
 
 
 @pytest.fixture(autouse=True)
-def own_store(own_store: Store) -> Store:
+def own_store(own_store) -> Store:
     return Store(own_store.directory, [ROOT / "tests" / "runs"])
 
 
 @pytest.fixture
-def mine(own_store: Store) -> Path:
+def mine(own_store) -> Path:
     """A run of one's own."""
     own_store.directory.mkdir()
     return Path(

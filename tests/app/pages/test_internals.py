@@ -35,7 +35,7 @@ def growing(built, own_store, monkeypatch) -> str:
     return "growing"
 
 
-def growing_run(store: Store) -> None:
+def growing_run(store: Store):
     layer_run(store, GROWING, run_id="growing")
 
 

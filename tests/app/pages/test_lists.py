@@ -29,7 +29,7 @@ PAGES = (
 )
 
 
-def fill(store: Store) -> None:
+def fill(store: Store):
     """An engine twice, slightly different; two short answers with a flip; answers without a common
     token.
     """
@@ -64,7 +64,7 @@ def fill(store: Store) -> None:
 
 
 @pytest.fixture
-def store(built, monkeypatch: pytest.MonkeyPatch) -> Path:
+def store(built, monkeypatch) -> Path:
     directory = built(fill)
     monkeypatch.setenv("ULPSCOPE_STORE", str(directory))
     return directory
@@ -73,7 +73,7 @@ def store(built, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("run", ["apart", "parted", "bare", "drafted"])
-def test_every_page_opens(page: str, run: str) -> None:
+def test_every_page_opens(page, run):
     text = page_text(open_page(page, run=run))
     if page == "heatmap":
         assert "needs whole rows of logits" in text
@@ -82,7 +82,7 @@ def test_every_page_opens(page: str, run: str) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_the_overview_has_the_figures_of_what_both_sent() -> None:
+def test_the_overview_has_the_figures_of_what_both_sent():
     app = open_page("overview", run="parted")
     text = page_text(app)
     assert text.count("A server sent the log-probabilities") == 1
@@ -95,7 +95,7 @@ def test_the_overview_has_the_figures_of_what_both_sent() -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_simple_causes_are_looked_for_when_they_are_asked_for() -> None:
+def test_simple_causes_are_looked_for_when_they_are_asked_for():
     app = open_page("overview", run="apart")
     assert "No common cause fits." not in page_text(app)
     app.session_state["causes"] = True

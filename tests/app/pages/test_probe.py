@@ -17,7 +17,7 @@ from tests.waiting import until
 
 
 @pytest.fixture
-def store(own_jobs: Store) -> Store:
+def store(own_jobs) -> Store:
     return own_jobs
 
 
@@ -26,9 +26,9 @@ def button(app: Any) -> Any:
 
 
 def test_what_it_takes_is_said_and_the_key_is_in_no_argument(
-    store: Store,
-    submitted: list[dict[str, Any]],
-) -> None:
+    store,
+    submitted,
+):
     app = open_page("probe")
     app.text_input(key="probe_url").set_value("http://127.0.0.1:9/v1").run()
     assert "most 23 requests" in page_text(app).replace("\\", "")
@@ -59,14 +59,14 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(
 
 @pytest.mark.usefixtures("store", "submitted")
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://x", "http://a:b@host"])
-def test_an_address_that_is_none_is_a_sentence(address: str) -> None:
+def test_an_address_that_is_none_is_a_sentence(address):
     app = open_page("probe")
     app.text_input(key="probe_url").set_value(address).run()
     assert "not a server address" in app.warning[0].value.replace("\\", "")
     assert button(app).disabled
 
 
-def test_a_probe_becomes_a_run_that_opens(store: Store) -> None:
+def test_a_probe_becomes_a_run_that_opens(store):
     with odd.serving(odd.good) as (address, seen):
         app = open_page("probe")
         app.text_input(key="probe_url").set_value(address).run()

@@ -92,7 +92,7 @@ def sequences() -> list[dict[str, Any]]:
 def planted(built, sequences, monkeypatch):
     """Opens the Overview of a run of these sequences by a link."""
 
-    def build(store: Store) -> None:
+    def build(store: Store):
         path = store.directory.parent / "planted.parquet"
         pq.write_table(
             pa.Table.from_pylist(

@@ -34,8 +34,8 @@ def plant(store: Store, name: str, *distances: float | None, moved_at: int | Non
 
 
 def test_an_endpoint_that_moved_is_first_with_its_time_its_chart_and_its_run(
-    bare_store: Store,
-) -> None:
+    bare_store,
+):
     store_run(bare_store, "run", engine_side("a", 1, 4), engine_side("b", 2, 4))
     assert "Watched endpoints" not in [tab.label for tab in open_page("compare").tabs]
     plant(bare_store, "steady", None, 0.0, 0.02, None)

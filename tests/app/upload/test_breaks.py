@@ -62,7 +62,7 @@ def has_arrived_whole(server: Server) -> bool:
     return path.read_bytes() == BODY
 
 
-def test_a_socket_that_is_reset_keeps_every_byte_that_arrived(tmp_path: Path) -> None:
+def test_a_socket_that_is_reset_keeps_every_byte_that_arrived(tmp_path):
     with serving(tmp_path / "runs") as server:
         line = begun(server, 0, 1_300_777)
         until(lambda: received(server) >= 1 << 20)
@@ -72,7 +72,7 @@ def test_a_socket_that_is_reset_keeps_every_byte_that_arrived(tmp_path: Path) ->
         assert has_arrived_whole(server)
 
 
-def test_an_upload_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
+def test_an_upload_goes_on_after_the_server_was_killed(tmp_path):
     with serving(tmp_path / "runs") as server:
         begun(server, 0, len(BODY) - 1)
         arrived = until(lambda: received(server) if received(server) >= 1 << 20 else 0)
@@ -84,8 +84,8 @@ def test_an_upload_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
 
 
 def test_a_server_killed_in_an_import_leaves_no_half_run_and_imports_it_again(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     store = tmp_path / "runs"
     with serving(store) as server:
         with begun(server, 0, len(BODY)):
@@ -101,7 +101,7 @@ def test_a_server_killed_in_an_import_leaves_no_half_run_and_imports_it_again(
                 assert (run.header.rows, run.header.vocab) == (64, 4096)
 
 
-def test_one_request_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+def test_one_request_that_breaks_off_leaves_nothing(tmp_path):
     with serving(tmp_path / "runs") as server:
         with socket.create_connection(("127.0.0.1", server.port)) as line, suppress(OSError):
             line.sendall(
@@ -120,7 +120,7 @@ def resident_bytes(server: Server) -> int:
 
 
 @pytest.mark.thorough
-def test_three_hundred_megabytes_pass_through_a_server_that_does_not_grow(tmp_path: Path) -> None:
+def test_three_hundred_megabytes_pass_through_a_server_that_does_not_grow(tmp_path):
     size = 300 << 20
     with serving(tmp_path / "runs") as server:
         httpx2.get(f"{server.url}/api/runs")

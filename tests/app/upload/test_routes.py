@@ -48,7 +48,7 @@ def spooled(store: Path) -> list[Path]:
     return list(store.glob(f"{spool.FOLDER}/*/data/*"))
 
 
-def test_one_request_makes_a_run_and_answers_its_link(client: TestClient, store: Path) -> None:
+def test_one_request_makes_a_run_and_answers_its_link(client, store):
     answer = client.put(
         "/api/uploads/two%20calls",
         params={"wait": 60, "model": "a/model"},
@@ -69,9 +69,9 @@ def test_one_request_makes_a_run_and_answers_its_link(client: TestClient, store:
 
 
 def test_without_waiting_the_id_is_known_and_the_same_name_may_come_twice(
-    client: TestClient,
-    store: Path,
-) -> None:
+    client,
+    store,
+):
     for _ in range(2):
         answer = client.put("/api/uploads/later", content=dump())
         assert (answer.status_code, answer.json()["state"]) == (202, "importing")
@@ -85,9 +85,9 @@ def test_without_waiting_the_id_is_known_and_the_same_name_may_come_twice(
 
 
 def test_parts_go_on_at_the_offset_and_the_last_byte_imports(
-    client: TestClient,
-    store: Path,
-) -> None:
+    client,
+    store,
+):
     body = dump(8, 128)
     for first, last in ((0, 999), (1000, 2999)):
         answer = send(client, body, first, last, "?file=my%20dump.npz")
@@ -108,9 +108,9 @@ def test_parts_go_on_at_the_offset_and_the_last_byte_imports(
 
 
 def test_a_failed_import_keeps_the_file_and_other_options_import_it(
-    client: TestClient,
-    store: Path,
-) -> None:
+    client,
+    store,
+):
     file = io.BytesIO()
     np.savez(file, hf=np.eye(6, 32, dtype=np.float32), engine=np.eye(6, 40, dtype=np.float32))
     body = file.getvalue()
@@ -127,13 +127,13 @@ def test_a_failed_import_keeps_the_file_and_other_options_import_it(
         "bytes 0-3/20",  # the body has ten bytes
     ],
 )
-def test_a_range_that_means_nothing_is_refused(text: str, client: TestClient, store: Path) -> None:
+def test_a_range_that_means_nothing_is_refused(text, client, store):
     answer = client.put("/api/uploads/x", content=bytes(10), headers={"Content-Range": text})
     assert (answer.status_code, list(answer.json())) == (400, ["error"])
     assert client.get("/api/uploads/x").json().get("received", 0) <= 4
 
 
-def test_another_request_waits_while_one_sends(client: TestClient, store: Path) -> None:
+def test_another_request_waits_while_one_sends(client, store):
     send(client, bytes(20), 0, 9)
     with Upload(Store(store), "x").hold():
         assert send(client, bytes(20), 10, 14).status_code == 409
@@ -141,10 +141,10 @@ def test_another_request_waits_while_one_sends(client: TestClient, store: Path) 
 
 
 def test_delete_removes_what_arrived_and_stops_an_import(
-    client: TestClient,
-    store: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    client,
+    store,
+    monkeypatch,
+):
     send(client, dump(), 0, 9)
     assert client.delete("/api/uploads/x").json() == {"upload": "x", "removed": True}
     assert (spooled(store), client.get("/api/uploads/x").status_code) == ([], 404)
@@ -155,7 +155,7 @@ def test_delete_removes_what_arrived_and_stops_an_import(
     assert (spooled(store), runs(store)) == ([], [])
 
 
-def test_an_import_of_a_server_that_was_killed_begins_anew(client: TestClient, store: Path) -> None:
+def test_an_import_of_a_server_that_was_killed_begins_anew(client, store):
     body = dump()
     send(client, body, 0, len(body) - 1, "?keep=1")
     upload = Upload(Store(store), "x")
@@ -175,10 +175,10 @@ def test_an_import_of_a_server_that_was_killed_begins_anew(client: TestClient, s
     ],
 )
 def test_a_record_of_another_form_is_refused_with_its_path(
-    record: str,
-    why: str,
-    client: TestClient,
-    store: Path,
+    record,
+    why,
+    client,
+    store,
 ):
     send(client, bytes(20), 0, 9)
     (Upload(Store(store), "x").directory / "record.json").write_text(record)
@@ -188,9 +188,9 @@ def test_a_record_of_another_form_is_refused_with_its_path(
 
 
 def test_uploads_that_nobody_continues_are_purged_after_a_day(
-    client: TestClient,
-    store: Path,
-) -> None:
+    client,
+    store,
+):
     send(client, bytes(20), 0, 9, to="old")
     send(client, bytes(20), 0, 9, to="young")
     folder = Upload(Store(store), "old").directory
@@ -205,7 +205,7 @@ def test_uploads_that_nobody_continues_are_purged_after_a_day(
 
 
 @pytest.mark.parametrize("body", [STREAMS, gzip.compress(STREAMS)])
-def test_responses_become_a_run_however_they_are_wrapped(client: TestClient, body: bytes) -> None:
+def test_responses_become_a_run_however_they_are_wrapped(client, body):
     answer = client.put("/api/uploads/streams?wait=60", content=body)
     assert answer.status_code == 201, answer.text
     found = client.get(f"/api/runs/{answer.json()['run_id']}?positions=1").json()
@@ -213,10 +213,10 @@ def test_responses_become_a_run_however_they_are_wrapped(client: TestClient, bod
 
 
 def test_a_run_file_is_known_by_its_bytes_and_checked(
-    client: TestClient,
-    store: Path,
-    tmp_path: Path,
-) -> None:
+    client,
+    store,
+    tmp_path,
+):
     path = copied(tmp_path / "outside" / "run.npz")
     answer = client.put("/api/uploads/from%20elsewhere?wait=60", content=path.read_bytes())
     assert answer.status_code == 201, answer.text
@@ -240,11 +240,11 @@ def test_a_run_file_is_known_by_its_bytes_and_checked(
     ],
 )
 def test_what_is_no_dump_is_one_sentence_and_no_run(
-    body: bytes,
-    words: str,
-    client: TestClient,
-    store: Path,
-) -> None:
+    body,
+    words,
+    client,
+    store,
+):
     refused = client.put("/api/uploads/hello?wait=60&file=x.npz", content=body)
     assert (refused.status_code, refused.json()["state"]) == (422, "failed")
     assert words in refused.json()["error"]
@@ -252,10 +252,10 @@ def test_what_is_no_dump_is_one_sentence_and_no_run(
 
 
 def test_size_and_room_are_checked_before_a_byte_is_stored(
-    client: TestClient,
-    store: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    client,
+    store,
+    monkeypatch,
+):
     body = dump()
     monkeypatch.setenv("ULPSCOPE_LIMITS_FILE_BYTES", "1000")
     assert client.put("/api/uploads/x", content=body).status_code == 413
@@ -273,17 +273,17 @@ def test_size_and_room_are_checked_before_a_byte_is_stored(
 
 
 def test_free_bytes_hold_while_parallel_and_chunked_uploads_arrive(
-    client: TestClient,
-    store: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    client,
+    store,
+    monkeypatch,
+):
     """Each fits when it begins; together they do not.
 
     What a 507 says of the bytes that arrived is true.
     """
     free, margin, size = 10 << 20, 4 << 20, 4 << 20
 
-    def statvfs(place: Path) -> SimpleNamespace:
+    def statvfs(place):
         used = sum(path.stat().st_size for path in spooled(store))
         return SimpleNamespace(f_bavail=free - used, f_frsize=1, f_blocks=1, f_bfree=1)
 
@@ -310,12 +310,12 @@ def test_free_bytes_hold_while_parallel_and_chunked_uploads_arrive(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux's disk that is always full")
-def test_a_full_disk_is_507(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_507(client, monkeypatch):
     monkeypatch.setattr(Upload, "path", lambda self, record: Path("/dev/full"))
     assert send(client, dump(), 0, 99).status_code == 507
 
 
-def test_a_file_is_what_its_digest_says_or_is_not_stored(client: TestClient, store: Path) -> None:
+def test_a_file_is_what_its_digest_says_or_is_not_stored(client, store):
     body = dump()
     digest = base64.b64encode(hashlib.sha256(body).digest()).decode()
     for text, content, status in (
@@ -346,10 +346,10 @@ def test_a_file_is_what_its_digest_says_or_is_not_stored(client: TestClient, sto
     ],
 )
 def test_a_parameter_that_means_nothing_is_refused(
-    query: str,
-    client: TestClient,
-    store: Path,
-) -> None:
+    query,
+    client,
+    store,
+):
     assert client.put(f"/api/uploads/x?{query}", content=dump()).status_code == 400
     assert spooled(store) == []
 
@@ -367,7 +367,7 @@ def test_a_parameter_that_means_nothing_is_refused(
         " .",
     ],
 )
-def test_a_senders_names_reach_no_other_place(name: str, client: TestClient, store: Path) -> None:
+def test_a_senders_names_reach_no_other_place(name, client, store):
     body = dump()
     answer = client.put("/api/uploads/x", params={"file": name, "keep": 1}, content=body)
     assert answer.status_code == 200, answer.text
@@ -385,9 +385,9 @@ def test_a_senders_names_reach_no_other_place(name: str, client: TestClient, sto
 
 
 def test_a_sender_that_falls_silent_is_let_go_and_its_bytes_stay(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    monkeypatch,
+    tmp_path,
+):
     import anyio
     from starlette.requests import Request
 

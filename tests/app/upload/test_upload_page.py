@@ -26,7 +26,7 @@ PAYLOADS = ROOT / "tests" / "core" / "responses" / "payloads"
 
 
 @pytest.fixture(autouse=True)
-def store(imports_here: Store) -> Store:
+def store(imports_here) -> Store:
     return imports_here
 
 
@@ -48,7 +48,7 @@ def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
     return open_page("upload")
 
 
-def choose(app: AppTest, what: str, key: str, value: str) -> None:
+def choose(app: AppTest, what: str, key: str, value: str):
     app.selectbox(key=f"upload_{what}_{key}").set_value(value).run()
 
 
@@ -92,18 +92,18 @@ def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store
     assert app.title[0].value == "Overview"
 
 
-def _chosen_tokens(path: Path) -> None:
+def _chosen_tokens(path: Path):
     sides = [
         -np.random.default_rng(seed).gamma(0.5, 2.0, (90, 32)).astype(np.float32) for seed in (1, 2)
     ]
     np.savez(path, reference=sides[0], variant=sides[1])
 
 
-def _padded(path: Path) -> None:
+def _padded(path: Path):
     np.savez(path, hf=np.eye(6, 32, dtype=np.float32), engine=np.eye(6, 40, dtype=np.float32))
 
 
-def _wide(path: Path) -> None:
+def _wide(path: Path):
     np.savez(path, reference=np.float32([[1.1, 2.0]]), variant=np.float32([[1.1, 2.5]]))
 
 

@@ -31,7 +31,6 @@ from core.runs.reports.conditions import parse_conditions
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
-from core.runs.store.store import Store
 
 Token = tuple[str, Any, dict[str, Any]]
 CONDITIONS = (
@@ -68,7 +67,7 @@ def chosen(*tokens: tuple[str, Any]) -> dict[str, Any]:
     return answer(*((text, value, {}) for text, value in tokens))
 
 
-def everything_of(path: Path) -> None:
+def everything_of(path: Path):
     """Every figure, sentence, report and table of a run."""
     with RunReader(path) as run:
         json.dumps(run_json(run, with_positions=True), allow_nan=False)
@@ -109,10 +108,10 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(
-    shape: str,
-    store: Store,
-    tmp_path: Path,
-) -> None:
+    shape,
+    store,
+    tmp_path,
+):
     paths = [tmp_path / "A.json", tmp_path / "B.json"]
     for path, payload in zip(paths, SHAPES[shape], strict=True):
         path.write_text(json.dumps(payload))
@@ -152,9 +151,9 @@ def consistent(tokens: list[Token]) -> dict[str, Any]:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ANSWERS, ANSWERS)
 def test_any_two_answers_are_judged_or_refused_in_a_sentence(
-    one: list[Token],
-    other: list[Token],
-) -> None:
+    one,
+    other,
+):
     try:
         sides = sides_of(consistent(one), consistent(other))
         pairs = pairs_of(sides)

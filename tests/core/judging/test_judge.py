@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -61,7 +60,7 @@ class MadeControls(Controls):
         narrow: object = 1.0,
         *,
         has_wide: bool = True,
-    ) -> None:
+    ):
         rng = np.random.default_rng(0)
         self.names, self.lengths, self.dtype = ("prefill", "engine"), [100, 200], dtype
         self.wide = rng.chisquare(50, (5, POSITIONS)) / 50
@@ -131,7 +130,7 @@ def rows(verdict, check: Check) -> list[Evidence]:
     return [row for row in verdict.evidence if row.check is check]
 
 
-def test_both_comparisons_have_to_pass() -> None:
+def test_both_comparisons_have_to_pass():
     sound = judge(MadeControls())
     assert (sound.name, sound.first_place) == ("rounding", None)
     assert sound.noise_ratio == pytest.approx(1, abs=0.1)
@@ -146,11 +145,11 @@ def test_both_comparisons_have_to_pass() -> None:
 
 @pytest.mark.parametrize(("share", "is_named"), [(0.99, True), (0.5, False)])
 def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(
-    share: float,
-    is_named: bool,
-) -> None:
+    share,
+    is_named,
+):
     class Column(MadeControls):
-        def differences(self, row: int, dtype: str) -> np.ndarray:
+        def differences(self, row, dtype):
             return np.where(np.arange(50) == 31, share, (1 - share) / 49)
 
     verdict = judge(Column("float32", wide=at(164, 30)))
@@ -159,10 +158,10 @@ def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(
 
 @pytest.mark.parametrize("first", [None, (1, 64)])
 def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(
-    first: tuple[int, int] | None,
-) -> None:
+    first,
+):
     class Noisy(MadeControls):
-        def modules(self, *_: object) -> list[Evidence]:
+        def modules(self, *_):
             figures = AloneFigures(
                 largest_ratio_allowed=10.0,
                 modules_beyond=("layers.0.self_attn",),
@@ -194,7 +193,7 @@ def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(
 
 
 @pytest.mark.parametrize(("has_wide", "sound"), [(True, "rounding"), (False, "likely rounding")])
-def test_an_error_that_goes_with_the_logits_is_a_suspected_bug(has_wide: bool, sound: str) -> None:
+def test_an_error_that_goes_with_the_logits_is_a_suspected_bug(has_wide, sound):
     """It is no larger than rounding over all and at every position."""
     for systematic, name in ((1.9, sound), (2.1, "bug suspected")):
         controls = MadeControls(has_wide=has_wide)
@@ -202,10 +201,10 @@ def test_an_error_that_goes_with_the_logits_is_a_suspected_bug(has_wide: bool, s
         assert judge(controls).name == name
 
 
-def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing() -> None:
+def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing():
     class Odd(MadeControls):
         @property
-        def own_paths(self) -> Mapping[str, Errors]:
+        def own_paths(self):
             return {"decode": Errors(np.full(POSITIONS, 9.0))}
 
     for narrow in (1.0, 3.0):
@@ -216,12 +215,12 @@ def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing() -> No
     assert judge(Odd(narrow=3.0)).name == "undecided"  # of a fault in 16 bits alone it says nothing
 
 
-def test_a_mixture_of_experts_is_decided_in_float64() -> None:
+def test_a_mixture_of_experts_is_decided_in_float64():
     class Experts(MadeControls):
         has_experts = True
         double = 1.0
 
-        def pair(self, dtype: str) -> Pair:
+        def pair(self, dtype):
             return (
                 Pair(self.wide[1] * self.double**2) if dtype == "float64" else super().pair(dtype)
             )
@@ -248,13 +247,13 @@ def test_a_mixture_of_experts_is_decided_in_float64() -> None:
     ],
 )
 def test_a_model_that_chooses_its_keys_is_at_worst_undecided(
-    faults: dict[str, Any],
-    name: str,
-) -> None:
+    faults,
+    name,
+):
     class Indexed(MadeControls):
         chooses_keys = True
 
-        def modules(self, *_: object) -> list[Evidence]:
+        def modules(self, *_):
             raise AssertionError
 
     verdict = judge(Indexed(**faults))
@@ -270,7 +269,7 @@ def test_a_model_that_chooses_its_keys_is_at_worst_undecided(
 
 
 @pytest.mark.parametrize("has_experts", [True, False])
-def test_other_prompts_that_change_bits_are_a_leak_of_a_dense_model(has_experts: bool) -> None:
+def test_other_prompts_that_change_bits_are_a_leak_of_a_dense_model(has_experts):
     controls = MadeControls()
     controls.has_experts, controls.other_prompts = has_experts, False
     assert judge(controls).is_bug_suspected is not has_experts
@@ -278,9 +277,9 @@ def test_other_prompts_that_change_bits_are_a_leak_of_a_dense_model(has_experts:
     assert judge(controls).name == "nondeterministic"
 
 
-def test_a_nan_needs_no_floor() -> None:
+def test_a_nan_needs_no_floor():
     class NoFloor(MadeControls):
-        def floor(self, dtype: str) -> NoiseFloor:
+        def floor(self, dtype):
             raise NotAvailableError("its weights are int8")
 
     controls = NoFloor("float32")
@@ -296,7 +295,7 @@ def test_a_nan_needs_no_floor() -> None:
     )
 
 
-def test_earlier_evidence_stands_for_checks_that_are_not_made_now() -> None:
+def test_earlier_evidence_stands_for_checks_that_are_not_made_now():
     before = judge(MadeControls(wide=at(164, 30)))
     verdict = judge(MadeControls(has_wide=False), before)
     assert (verdict.is_bug_suspected, verdict.first_place) == (True, (1, 64))
@@ -403,9 +402,9 @@ def test_random_places_are_hardly_ever_called_boundaries():
 
 @pytest.mark.parametrize(("ratio", "outcome"), [(3.9, NOTED), (4.1, FAILED)])
 def test_a_side_that_moves_by_itself_leaks_if_others_move_it_four_times_as_far(
-    ratio: float,
-    outcome: str,
-) -> None:
+    ratio,
+    outcome,
+):
     itself = RerunFigures(not_repeatable=("engine",), rerun_rms_logits=0.01)
     others = OtherPromptsFigures(bit_identical=False, rms_logits=0.01 * ratio)
     rows = [
@@ -419,9 +418,9 @@ def test_a_side_that_moves_by_itself_leaks_if_others_move_it_four_times_as_far(
 
 @pytest.mark.parametrize(("ratio", "is_beyond"), [(1, False), (40, True)])
 def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(
-    ratio: float,
-    is_beyond: bool,
-) -> None:
+    ratio,
+    is_beyond,
+):
     controls = MadeControls("float32")
     squares = controls.wide[1].copy()
     squares[7] *= ratio**2
@@ -432,8 +431,8 @@ def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(
     assert verdict.name == ("bug suspected" if is_beyond else "nondeterministic")
 
 
-def test_a_lower_precision_of_one_side_does_not_excuse_the_other() -> None:
-    def row(check: Check, outcome: str, side: str | None = None) -> Evidence:
+def test_a_lower_precision_of_one_side_does_not_excuse_the_other():
+    def row(check, outcome, side=None):
         return Evidence(check, "a control", Unmeasured(), outcome, f"{side}.", side)
 
     wide = row(Check.WIDE_PAIR, FAILED)

@@ -47,7 +47,7 @@ PAIR = pair_with(X)
 
 
 @pytest.fixture(scope="module")
-def dump_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[np.ndarray], tuple[Store, str]]:
+def dump_of(tmp_path_factory) -> Callable[[np.ndarray], tuple[Store, str]]:
     """A stored bfloat16 dump whose variant is given; each once."""
     folder = tmp_path_factory.mktemp("dumps")
     store = Store(folder / "store")
@@ -71,7 +71,7 @@ Judged = Callable[..., Verdict]
 
 
 @pytest.fixture
-def judged(dump_of: Callable[[np.ndarray], tuple[Store, str]], tmp_path: Path) -> Judged:
+def judged(dump_of, tmp_path) -> Judged:
     """`judged(variant, ...)`: the verdict of a dump with controls given as dicts of arrays; nothing
     is stored again.
     """
@@ -107,17 +107,17 @@ def row_of(verdict: Verdict, group: str) -> Any:
     ],
     ids=["sound", "fault", "fault at one position"],
 )
-def test_a_float32_pair_alone_decides(x: np.ndarray, verdict: str, judged: Judged) -> None:
+def test_a_float32_pair_alone_decides(x, verdict, judged):
     """The fault is within the rounding of bfloat16 in size."""
     assert judged(in_bfloat16(x, HEAD, 2), float32=pair_with(x)).name == verdict
 
 
 @pytest.mark.parametrize(("is_fault", "verdict"), [(False, "rounding"), (True, "bug suspected")])
 def test_a_floor_of_other_ways_decides_by_the_noise_ratio(
-    is_fault: bool,
-    verdict: str,
-    judged: Judged,
-) -> None:
+    is_fault,
+    verdict,
+    judged,
+):
     x = FAULT if is_fault else X
     pair = pair_with(x)
     found = judged(in_bfloat16(x, HEAD, 2), float32=pair, floor=FLOOR)
@@ -134,8 +134,8 @@ def test_a_floor_of_other_ways_decides_by_the_noise_ratio(
 
 
 def test_equal_bits_in_16_bits_hide_no_fault_where_float32_and_a_floor_are_given(
-    judged: Judged,
-) -> None:
+    judged,
+):
     assert (
         judged(in_bfloat16(X, HEAD, 1), float32=pair_with(FAULT), floor=FLOOR).name
         == "bug suspected"
@@ -144,9 +144,9 @@ def test_equal_bits_in_16_bits_hide_no_fault_where_float32_and_a_floor_are_given
 
 @pytest.mark.parametrize("side", few(["reference", "variant"], "variant"))
 def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(
-    side: str,
-    judged: Judged,
-) -> None:
+    side,
+    judged,
+):
     variant = in_bfloat16(X, HEAD, 2)
     again = {"reference": in_bfloat16(X, HEAD, 1), "variant": variant}
     found = judged(variant, rerun=again)
@@ -160,8 +160,8 @@ def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(
 
 
 def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(
-    judged: Judged,
-) -> None:
+    judged,
+):
     variant = in_bfloat16(X, HEAD, 2)
     found = judged(variant, neighbours={"variant": variant})
     assert (found.name, row_of(found, NEIGHBOURS).outcome) == ("likely rounding", PASSED)
@@ -177,9 +177,9 @@ def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(
 
 @pytest.mark.parametrize("is_together", [True, False])
 def test_a_side_that_does_not_repeat_its_bits_leaks_only_where_it_moves_further_beside_others(
-    is_together: bool,
-    judged: Judged,
-) -> None:
+    is_together,
+    judged,
+):
     """Whether both were uploaded at once or one after the other."""
     variant, again, leaked = (
         in_bfloat16(X, HEAD, 2),
@@ -200,7 +200,7 @@ def test_a_side_that_does_not_repeat_its_bits_leaks_only_where_it_moves_further_
         assert ("leaks" in row.says) == (outcome == FAILED)
 
 
-def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_path: Path) -> None:
+def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_path):
     variant = in_bfloat16(X, HEAD, 2)
     store = Store(tmp_path / "store")
     dump = saved(
@@ -274,7 +274,7 @@ REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)
-def test_what_is_no_control_is_refused_in_a_sentence(case: str, judged: Judged) -> None:
+def test_what_is_no_control_is_refused_in_a_sentence(case, judged):
     what, arrays, sentence = REFUSED[case]
     given = {what: arrays} if what != "floor" else {"float32": PAIR, "floor": arrays}
     with pytest.raises(DumpError, match=sentence):
@@ -285,8 +285,8 @@ def test_what_is_no_control_is_refused_in_a_sentence(case: str, judged: Judged) 
 
 
 def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair(
-    judged: Judged,
-) -> None:
+    judged,
+):
     found = judged(in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=PAIR)
     assert found.name == "bug suspected"
     assert [row.outcome for row in found.evidence if row.check is Check.NARROWING] == [FAILED]
@@ -381,10 +381,10 @@ UP = np.where(np.arange(ROWS) == 29, np.float32(1 + 5 * 2**-23), np.float32(1))[
     ],
 )
 def test_a_floor_that_is_none_decides_nothing(
-    floor: dict[str, np.ndarray],
-    sentence: str,
-    judged: Judged,
-) -> None:
+    floor,
+    sentence,
+    judged,
+):
     """It is left aside with the reason, and what decides is what would have decided without it:
     never the fault within the floor itself.
     """
@@ -418,15 +418,15 @@ def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for
     assert [row.outcome for row in judged_run.evidence(0) if row.group == FLOAT32] == [MISSING]
 
 
-def test_a_floor_without_the_pair_in_float32_is_refused(judged: Judged) -> None:
+def test_a_floor_without_the_pair_in_float32_is_refused(judged):
     with pytest.raises(UsageError, match="--float32"):
         judged(in_bfloat16(X, HEAD, 2), floor=FLOOR)
 
 
 def test_a_run_without_its_pair_gets_a_sentence_and_no_verdict(
-    store: Store,
-    tmp_path: Path,
-) -> None:
+    store,
+    tmp_path,
+):
     sides = {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}
     path = store.path_of(ingest(store, [saved(tmp_path / "d.npz", **sides)]))
     damaged(path, "DELETE FROM pair")

@@ -46,11 +46,11 @@ def ordinals(values: torch.Tensor) -> NDArray[np.int64]:
 @pytest.mark.parametrize("k", [2, 5, 20])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_grid_of_16_bits_is_seen_and_margins_counted_on_it(
-    dtype: str,
-    k: int,
-    scale: float,
-    centre: float,
-) -> None:
+    dtype,
+    k,
+    scale,
+    centre,
+):
     rows, margins = sent(dtype, scale, centre, k)
     found = find_grid(rows)
     assert found is not None
@@ -67,12 +67,12 @@ def test_a_grid_of_16_bits_is_seen_and_margins_counted_on_it(
 
 
 @pytest.mark.parametrize("k", [2, 5, 20])
-def test_float32_is_no_grid(k: int) -> None:
+def test_float32_is_no_grid(k):
     for scale, centre in ((1.0, 0.0), (3.0, 0.0), (10.0, 0.0), (5.0, 8.0)):
         assert find_grid(sent("float32", scale, centre, k)[0]) is None
 
 
-def test_four_decimals_say_what_they_can() -> None:
+def test_four_decimals_say_what_they_can():
     """A spacing of 0.125 is seen through two decimals, whose error is 0.005; one decimal hides
     it.
     """
@@ -86,13 +86,13 @@ def test_four_decimals_say_what_they_can() -> None:
     assert find_grid([np.round(row, 1) for row in rows], error=0.05) is None
 
 
-def test_bfloat16_is_named_where_float16_would_need_rare_logits() -> None:
+def test_bfloat16_is_named_where_float16_would_need_rare_logits():
     found = find_grid(sent("bfloat16", 5.0, 8.0, 20)[0])
     assert found is not None
     assert (found.compute_dtype, found.formats) == ("bfloat16", ("bfloat16",))
 
 
-def test_a_posted_payload_has_gaps_on_the_grid_of_an_eighth() -> None:
+def test_a_posted_payload_has_gaps_on_the_grid_of_an_eighth():
     """Gaps of 0, 2, 7 and 8 steps of 0.125: bfloat16 between 16 and 32, as a public thread
     showed.
     """
@@ -104,7 +104,7 @@ def test_a_posted_payload_has_gaps_on_the_grid_of_an_eighth() -> None:
     assert margin_ulps(rows[0], found) == (0, 0)
 
 
-def test_a_row_off_the_grid_refuses_it() -> None:
+def test_a_row_off_the_grid_refuses_it():
     rows, _ = sent("bfloat16", 5.0, 8.0, 20)
     rows[11] = rows[11].copy()
     # no multiple of a spacing, and they cannot all be near 0, where any value fits

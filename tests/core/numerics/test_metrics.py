@@ -16,7 +16,7 @@ def figures_of_two_rows() -> RowFigures:
     return compare(bits, bits + np.array([[1], [0]], np.uint16), BFLOAT16)
 
 
-def test_every_metric_is_computed_in_the_type_that_it_is_stored_in() -> None:
+def test_every_metric_is_computed_in_the_type_that_it_is_stored_in():
     figures = figures_of_two_rows()
     for metric in METRICS:
         values = getattr(figures, metric.name)
@@ -25,7 +25,7 @@ def test_every_metric_is_computed_in_the_type_that_it_is_stored_in() -> None:
         assert values.dtype.kind == ("f" if is_ulps else np.dtype(metric.dtype).kind), metric.name
 
 
-def test_every_total_adds_up_something_that_is_computed() -> None:
+def test_every_total_adds_up_something_that_is_computed():
     figures = figures_of_two_rows()
     for total in fields(Summary):
         rule = total.metadata["rule"]

@@ -1,13 +1,11 @@
 """Row ULPs: bit patterns by hand in every format, and faults that the oracle must catch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from core.numerics.differences import differences
 from core.numerics.divergence import compare
-from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat
+from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
 from core.numerics.totals import PairTotal
 from tests.core.numerics import oracle
 
@@ -58,12 +56,12 @@ ROWS = [
     ids=[row[0] for row in ROWS],
 )
 def test_a_row_is_counted_in_the_spacing_at_its_largest_magnitude(
-    fmt: FloatFormat,
-    a: list[int],
-    b: list[int],
-    spacing: float,
-    largest: float,
-) -> None:
+    fmt,
+    a,
+    b,
+    spacing,
+    largest,
+):
     sides = [np.array([bits], fmt.carrier) for bits in (a, b)]
     found = compare(sides[0], sides[1], fmt)
     assert np.array_equal(
@@ -90,7 +88,7 @@ def test_a_row_is_counted_in_the_spacing_at_its_largest_magnitude(
     )
 
 
-def test_a_difference_however_small_beside_its_row_leaves_a_cell_that_is_not_0() -> None:
+def test_a_difference_however_small_beside_its_row_leaves_a_cell_that_is_not_0():
     a = np.zeros((1, 64), np.uint32)
     a[0, 0] = 0x7F7FFFFF
     b = a.copy()
@@ -98,7 +96,7 @@ def test_a_difference_however_small_beside_its_row_leaves_a_cell_that_is_not_0()
     assert compare(a, b, FLOAT32).row_tiles.tolist() == [[0, 1]]
 
 
-def test_a_difference_beyond_float32_has_its_cell() -> None:
+def test_a_difference_beyond_float32_has_its_cell():
     """6.8e38 in spacings of 2e31; the float32 difference alone is infinite."""
     a, b = (np.array([[bits, 0]], np.uint32) for bits in (0x7F7FFFFF, 0xFF7FFFFF))
     cell = compare(a, b, FLOAT32).row_tiles.view(np.float32)

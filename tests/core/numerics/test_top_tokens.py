@@ -61,7 +61,7 @@ def cut(row: NDArray[np.float64], k: int, extra: int | None) -> TopTokenRows:
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_figures_of_a_cut_row_are_those_of_the_whole_or_open(seed: int) -> None:
+def test_figures_of_a_cut_row_are_those_of_the_whole_or_open(seed):
     whole = [log_softmax(row) for row in pair(seed)]
     best = [int(np.argmax(row)) for row in whole]  # the first of equal ones, the lowest token
     ranks = [sorted(range(VOCAB), key=lambda token, row=row: (-row[token], token)) for row in whole]
@@ -92,7 +92,7 @@ def test_figures_of_a_cut_row_are_those_of_the_whole_or_open(seed: int) -> None:
             assert figures.could_flip[at] == (min(margins) <= 2 * np.abs(changes).max())
 
 
-def test_a_chosen_token_alone_says_its_change_and_nothing_of_the_top() -> None:
+def test_a_chosen_token_alone_says_its_change_and_nothing_of_the_top():
     figures = compare_rows(listed({7: -1.25}, 0), listed({7: -1.5}, 0))
     assert (figures.max_abs[0], figures.rms[0], figures.neq[0], figures.bit_identical[0]) == (
         0.25,
@@ -104,7 +104,7 @@ def test_a_chosen_token_alone_says_its_change_and_nothing_of_the_top() -> None:
         assert getattr(figures, name).tolist() == [None]
 
 
-def test_a_pair_without_a_common_token_has_open_figures() -> None:
+def test_a_pair_without_a_common_token_has_open_figures():
     figures = compare_rows(listed({7: -0.5}, 1), listed({8: -0.5}, 1))
     assert (figures.common[0], figures.max_abs.tolist(), figures.is_flip.tolist()) == (
         0,
@@ -122,7 +122,7 @@ def test_a_pair_without_a_common_token_has_open_figures() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 3, 20, 47, 48, 60])
-def test_equal_values_are_chosen_by_their_place_however_they_are_permuted(count: int) -> None:
+def test_equal_values_are_chosen_by_their_place_however_they_are_permuted(count):
     """Values of four levels in any order: nearly all are tied, and the cut is always among equal
     ones.
     """
@@ -136,7 +136,7 @@ def test_equal_values_are_chosen_by_their_place_however_they_are_permuted(count:
         assert largest(values, count).tolist() == expected
 
 
-def test_the_benchmarks_top_tokens_are_those_of_lower_ids_among_equal_ones() -> None:
+def test_the_benchmarks_top_tokens_are_those_of_lower_ids_among_equal_ones():
     rows = np.random.default_rng(0).integers(0, 4, (6, 300)).astype(np.float32)
     expected = [
         sorted(range(300), key=lambda token, row=row: (-row[token], token))[:20] for row in rows

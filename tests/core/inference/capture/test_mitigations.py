@@ -109,13 +109,13 @@ def test_an_overflow_on_one_side_has_no_size_and_float32_leaves_none():
     assert "float32: no NaN on one side" in advice(list(rows.values()))
 
 
-def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch: pytest.MonkeyPatch):
+def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch):
     """By the clock the invariant mode takes twice as long, on a machine that grows slower all the
     time.
     """
     walked: list[tuple[str, int]] = []
 
-    def seconds(loaded: LoadedModel, path, ids) -> float:
+    def seconds(loaded, path, ids):
         walked.append((str(path), len(ids)))
         return len(ids) * (2.0 if "invariant" in str(path) else 1.0) * 1.001 ** len(walked)
 
@@ -137,8 +137,8 @@ def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch: pyt
     assert rows["baseline"].turns == 6
 
 
-def test_a_mitigation_that_cannot_be_timed_has_its_figures(monkeypatch: pytest.MonkeyPatch):
-    def seconds(*_) -> float:
+def test_a_mitigation_that_cannot_be_timed_has_its_figures(monkeypatch):
+    def seconds(*_):
         raise CaptureError("out of memory.")
 
     monkeypatch.setattr(mitigations, "_seconds", seconds)

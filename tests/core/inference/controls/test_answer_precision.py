@@ -17,14 +17,13 @@ from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import VARIATIONS, in_float64, in_two_halves
 from core.inference.controls.answer_precision import narrow_answers
-from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.runs.file.evidence import FLOAT32, MISSING, Unmeasured
 from tests.covering import few, thorough
 
 
 @pytest.fixture(scope="module")
-def held(narrow: LoadedModel) -> Any:
+def held(narrow) -> Any:
     """The weights that a served engine loaded by itself, in bfloat16."""
     return copy.deepcopy(narrow.model)
 
@@ -92,10 +91,10 @@ ONLY_BFLOAT16 = [
 @pytest.mark.model
 @pytest.mark.parametrize("compute", ONLY_BFLOAT16, ids=lambda engine: engine.__name__)
 def test_an_engine_of_bfloat16_weights_is_found_out(
-    compute: Engine,
-    narrow: LoadedModel,
-    held: Any,
-) -> None:
+    compute,
+    narrow,
+    held,
+):
     found = narrow_answers(narrow, [range(5, 29)], side_of(served(held, compute)))
     assert found is not None
     assert found.dtype == "bfloat16"
@@ -103,9 +102,9 @@ def test_an_engine_of_bfloat16_weights_is_found_out(
 
 @pytest.mark.model
 def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_asked(
-    narrow: LoadedModel,
-    held: Any,
-) -> None:
+    narrow,
+    held,
+):
     engine = side_of(lambda model, ids: head_in_float32(held, ids).to(model.dtype))
     found = narrow_answers(narrow, [range(5, 29)], engine)
     assert found is not None
@@ -114,7 +113,7 @@ def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_ask
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", few(["bfloat16", "float16"], "bfloat16"))
-def test_no_engine_that_answers_in_float32_is_taken_for_one_of_16_bits(dtype: str) -> None:
+def test_no_engine_that_answers_in_float32_is_taken_for_one_of_16_bits(dtype):
     """Whatever is wrong with it; engines that compute in float32 from the first are among them,
     whose two answers are the same.
     """
@@ -164,12 +163,12 @@ OWN_FLOAT32 = (
     ids=lambda each: getattr(each, "__name__", {True: "reference", False: "variant"}.get(each)),
 )
 def test_a_correct_engine_of_bfloat16_is_no_suspect(
-    compute: Engine,
-    is_reference: bool,
-    narrow: LoadedModel,
-    held: Any,
-    judged: Any,
-) -> None:
+    compute,
+    is_reference,
+    narrow,
+    held,
+    judged,
+):
     sides = ["prefill", served(held, compute)][:: -1 if is_reference else 1]
     verdict = judged(narrow, tiny_prompts(narrow, 16)[:1], *sides)
     assert verdict.name == "likely rounding"

@@ -30,7 +30,7 @@ def drawn_forward(loaded: LoadedModel, ids: Any, seed: int) -> torch.Tensor:
 
 
 @pytest.mark.model
-def test_a_draw_is_the_same_for_its_seed_and_another_for_another(narrow: LoadedModel) -> None:
+def test_a_draw_is_the_same_for_its_seed_and_another_for_another(narrow):
     first, again, other = (drawn_forward(narrow, range(5, 29), seed) for seed in (3, 3, 4))
     assert first.dtype == torch.bfloat16
     assert torch.equal(first, again)
@@ -39,8 +39,8 @@ def test_a_draw_is_the_same_for_its_seed_and_another_for_another(narrow: LoadedM
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(
-    dtype: torch.dtype,
-) -> None:
+    dtype,
+):
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn((64, 64), generator=generator).to(dtype) for _ in range(2))
     wide = x.float() @ weight.float()
@@ -73,7 +73,7 @@ def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(
     assert abs(bias) < 4 * 0.33 / np.sqrt(wide.numel())  # no side is preferred
 
 
-def test_an_error_is_measured_without_what_all_logits_share() -> None:
+def test_an_error_is_measured_without_what_all_logits_share():
     """Variances of each row: of a number that all share 0, of 3 1 1 3 it is 1; 1e30 is no NaN, and
     NaN has no size.
     """
@@ -87,8 +87,8 @@ def test_an_error_is_measured_without_what_all_logits_share() -> None:
 
 @pytest.mark.model
 def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(
-    narrow: LoadedModel,
-) -> None:
+    narrow,
+):
     prompts = tiny_prompts(narrow)
     with torch.inference_mode():
         with in_float32(narrow) as widened:
@@ -110,7 +110,7 @@ def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(
 
 
 @pytest.mark.model
-def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(narrow, judged) -> None:
+def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(narrow, judged):
     """Float32 has nothing to say of it, and the pair's ratio of 3 alone would pass."""
     held = copy.deepcopy(narrow.model)
     (fault,) = (
@@ -134,7 +134,7 @@ OF_ONE_TOKEN = {
 @pytest.mark.model
 @pytest.mark.spread(4)
 @pytest.mark.parametrize(("case", "dtype"), covering(list(FAULTS), ["bfloat16", "float16"]))
-def test_a_fault_of_16_bits_alone_is_a_bug(case: str, dtype: str, narrow, half, judged) -> None:
+def test_a_fault_of_16_bits_alone_is_a_bug(case, dtype, narrow, half, judged):
     loaded = narrow if dtype == "bfloat16" else half
     prompts = tiny_prompts(loaded)
     verdict = judged(loaded, prompts, "prefill", in_16_bits_only(FAULTS[case](1.0)))
@@ -150,12 +150,12 @@ def test_a_fault_of_16_bits_alone_is_a_bug(case: str, dtype: str, narrow, half, 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize(("case", "dtype"), covering(list(TWINS), ["bfloat16", "float16"]))
 def test_another_16_bit_kernel_of_the_same_function_is_rounding(
-    case: str,
-    dtype: str,
+    case,
+    dtype,
     narrow,
     half,
     judged,
-) -> None:
+):
     loaded = narrow if dtype == "bfloat16" else half
     verdict = judged(loaded, tiny_prompts(loaded), "prefill", in_16_bits_only(TWINS[case]))
     assert verdict.name == "rounding"
@@ -164,7 +164,7 @@ def test_another_16_bit_kernel_of_the_same_function_is_rounding(
 
 
 @pytest.mark.model
-def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged) -> None:
+def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged):
     engine = in_16_bits_only(FAULTS["residual added twice"](1.0))
     verdict = judged(narrow, tiny_prompts(narrow), engine, "decode")
     assert verdict.is_bug_suspected
@@ -175,7 +175,7 @@ def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged) ->
 
 @pytest.mark.thorough
 @pytest.mark.model
-def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says() -> None:
+def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says():
     """One model with 4 prompts; `python -m benchmarks.verdicts.sixteen` runs them all."""
     loaded, _ = model_named("llama bfloat16")
     prompts = sixteen.prompts_for("llama bfloat16", loaded, 4)

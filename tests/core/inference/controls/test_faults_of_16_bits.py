@@ -82,7 +82,7 @@ def test_a_fault_of_16_bits_alone_is_no_rounding(
     narrow,
     half,
     tmp_path,
-) -> None:
+):
     engine = corrupted if case == "corrupted" else in_16_bits_only(FAULTS[case](1.0))
     verdict = verdict_of(narrow if dtype == "bfloat16" else half, tmp_path, engine)
     assert FAILED not in [row.outcome for row in verdict.evidence if row.group == FLOAT32]
@@ -99,7 +99,7 @@ def test_another_kernel_of_the_same_function_is_rounding(
     narrow,
     half,
     tmp_path,
-) -> None:
+):
     """The last one computes in float64 and rounds once: other kernels are ten times further from
     float32.
     """
@@ -108,7 +108,7 @@ def test_another_kernel_of_the_same_function_is_rounding(
     assert verdict.name == "rounding", verdict.table()
 
 
-def test_a_logit_that_16_bits_alone_corrupt_is_a_suspected_bug_of_a_model(narrow, judged) -> None:
+def test_a_logit_that_16_bits_alone_corrupt_is_a_suspected_bug_of_a_model(narrow, judged):
     verdict = judged(narrow, tiny_prompts(narrow), "prefill", corrupted)
     (row,) = (row for row in verdict.evidence if row.check is Check.SINGLE_LOGIT)
     assert verdict.is_bug_suspected

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.model
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
-def test_in_float64_nothing_passes_through_float32(name: str) -> None:
+def test_in_float64_nothing_passes_through_float32(name):
     """Norms, softmax, routers and angles cast to float32 by themselves; with those casts two
     kernels differ by 1e-8, not 1e-14.
     """
@@ -44,10 +44,10 @@ def test_in_float64_nothing_passes_through_float32(name: str) -> None:
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("dtype", WIDENING)
 def test_widening_is_undone_however_it_ends(
-    dtype: str,
-    error: type[BaseException],
-    narrow: LoadedModel,
-) -> None:
+    dtype,
+    error,
+    narrow,
+):
     before = state(narrow)
     with pytest.raises(error), WIDENING[dtype](narrow):
         raise error
@@ -55,7 +55,7 @@ def test_widening_is_undone_however_it_ends(
     assert torch.zeros(1, dtype=torch.float32).dtype == torch.float32
 
 
-def test_an_engines_own_float32_stays_float32_beside_a_model_in_float64(small: LoadedModel) -> None:
+def test_an_engines_own_float32_stays_float32_beside_a_model_in_float64(small):
     with in_float64(small) as widened, torch.inference_mode():
         states = widened.model.model(
             input_ids=torch.arange(5, 29)[None],
@@ -81,7 +81,7 @@ def experts() -> LoadedModel:
 def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault_is_a_bug(
     experts,
     judged,
-) -> None:
+):
     engine = holding_float32(experts, lambda model, ids: walk(model, ids, [7, 20]))
     verdict = judged(experts, tiny_prompts(experts), "prefill", engine)
     assert verdict.name == "rounding"
@@ -100,9 +100,9 @@ def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault
 
 @pytest.mark.parametrize("is_fault", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_a_floor_torn_by_near_ties_of_a_router_is_decided_in_float64(
-    is_fault: bool,
+    is_fault,
     judged,
-) -> None:
+):
     loaded = tiny_model("mixtral-ties")
     before, implementation = state(loaded), loaded.model.config._experts_implementation
     prompts, variant = tiny_prompts(loaded), scaled_value(1.01) if is_fault else "decode"

@@ -16,7 +16,6 @@ from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError, UsageError
 from core.inference.controls.judge_model import judge
-from core.inference.models.model import LoadedModel
 from core.runs.file.evidence import (
     FAILED,
     FLOAT32,
@@ -49,10 +48,10 @@ def alone(verdict: Verdict) -> Evidence:
 
 
 @pytest.mark.model
-def test_a_bare_model_and_a_callable_are_enough(small: LoadedModel) -> None:
+def test_a_bare_model_and_a_callable_are_enough(small):
     seen, prompt = [], torch.tensor(PROMPT)
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(model, ids):
         seen.append((ids.ndim, ids.dtype, tuple(ids.tolist())))
         return prefill(model, ids)
 
@@ -73,7 +72,7 @@ VARIANT = "decode+batch:2+neighbours:same"
 
 
 @pytest.mark.model
-def test_groups_and_figures_of_rounding(narrow: LoadedModel) -> None:
+def test_groups_and_figures_of_rounding(narrow):
     steps: list[str] = []
     verdict = judge(
         narrow,
@@ -102,8 +101,8 @@ def test_groups_and_figures_of_rounding(narrow: LoadedModel) -> None:
 
 
 @pytest.mark.model
-def test_a_fault_is_placed_in_its_prompt_and_position(small: LoadedModel) -> None:
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def test_a_fault_is_placed_in_its_prompt_and_position(small):
+    def engine(model, ids):
         logits = prefill(model, ids).clone()
         if len(ids) == len(PROMPT):
             logits[17, 3] += 0.01
@@ -120,8 +119,8 @@ def test_a_fault_is_placed_in_its_prompt_and_position(small: LoadedModel) -> Non
 
 @pytest.mark.model
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_one_logit_that_is_not_finite_is_a_bug(value: float, small: LoadedModel, judged) -> None:
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def test_one_logit_that_is_not_finite_is_a_bug(value, small, judged):
+    def engine(model, ids):
         logits = prefill(model, ids).clone()
         logits[3, 7] = value
         return logits
@@ -157,10 +156,10 @@ def test_one_logit_that_is_not_finite_is_a_bug(value: float, small: LoadedModel,
     ],
 )
 def test_an_engine_that_gives_no_logits_is_refused_in_a_sentence(
-    engine: Any,
-    sentence: str,
-    small: LoadedModel,
-) -> None:
+    engine,
+    sentence,
+    small,
+):
     with pytest.raises(CaptureError, match=sentence):
         judge(small, [PROMPT], reference="prefill", variant=engine)
 
@@ -177,17 +176,17 @@ def test_an_engine_that_gives_no_logits_is_refused_in_a_sentence(
     ],
 )
 def test_what_cannot_be_judged_is_refused_first(
-    prompts: Any,
-    sentence: str,
-    small: LoadedModel,
-) -> None:
+    prompts,
+    sentence,
+    small,
+):
     with pytest.raises(CaptureError) as caught:
         judge(small, prompts, reference="prefill", variant="decode")
     assert str(caught.value) == sentence
 
 
 @pytest.mark.parametrize(("model", "prompt"), [("smollm2", PROMPT), (None, "def f(")])
-def test_names_and_texts_are_for_the_command(model: Any, prompt: Any, small: LoadedModel) -> None:
+def test_names_and_texts_are_for_the_command(model, prompt, small):
     with pytest.raises(UsageError, match="takes a model and token ids"):
         judge(model or small, [prompt], variant="decode")
 
@@ -202,9 +201,9 @@ def only_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.model
 def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(
-    narrow: LoadedModel,
+    narrow,
     judged,
-) -> None:
+):
     verdict = judged(narrow, [PROMPT], "prefill", only_in_bfloat16)
     assert verdict.name == "likely rounding"
     row = rows(verdict)[FLOAT32]
@@ -224,12 +223,12 @@ def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(
 @pytest.mark.model
 @pytest.mark.parametrize("error", few([RuntimeError, KeyboardInterrupt], KeyboardInterrupt))
 def test_the_model_is_as_it_was_however_the_judgement_ends(
-    error: type[BaseException],
-    narrow: LoadedModel,
-) -> None:
+    error,
+    narrow,
+):
     before = state(narrow)
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(model, ids):
         if model.dtype == torch.float32:
             raise error("stop")
         return prefill(model, ids)
@@ -249,7 +248,7 @@ def test_the_model_is_as_it_was_however_the_judgement_ends(
         "prefill+batch:2+pad:left:3",
     ),
 )
-def test_the_prompt_in_another_row_is_rounding(variant: str, small: LoadedModel) -> None:
+def test_the_prompt_in_another_row_is_rounding(variant, small):
     verdict = judge(small, [PROMPT], reference="prefill", variant=variant)
     assert verdict.name in ("rounding", "identical")
     assert (
@@ -258,12 +257,12 @@ def test_the_prompt_in_another_row_is_rounding(variant: str, small: LoadedModel)
     )
 
 
-def freed_buffer(logits: torch.Tensor) -> None:
+def freed_buffer(logits: torch.Tensor):
     """One logit that something else wrote over."""
     logits[7, 3] += 12.6
 
 
-def last_bits(logits: torch.Tensor) -> None:
+def last_bits(logits: torch.Tensor):
     """Every logit one ULP off."""
     logits.view(torch.int16 if logits.itemsize == 2 else torch.int32).bitwise_xor_(1)
 
@@ -291,7 +290,7 @@ def test_a_rerun_is_nondeterministic_within_the_noise_floor_and_a_bug_beyond_it(
     dtype,
     change,
     is_fault,
-) -> None:
+):
     loaded = tiny_model("llama", dtype)
     engine = at_every_other_call(change, loaded.torch_dtype)
     verdict = judge(loaded, tiny_prompts(loaded), reference="prefill", variant=engine)

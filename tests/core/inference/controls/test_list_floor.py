@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +33,7 @@ TEXT = (
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def loaded(request: Any) -> LoadedModel:
+def loaded(request) -> LoadedModel:
     return load_model(str(MODEL), dtype=request.param, device="cpu")
 
 
@@ -79,7 +78,7 @@ def figures_of(verdict: Verdict) -> ListFloorFigures:
     return figures
 
 
-def test_two_ways_of_one_model_are_rounding(loaded: LoadedModel) -> None:
+def test_two_ways_of_one_model_are_rounding(loaded):
     rows = {"prefill": rows_of(loaded, "prefill"), "halves": rows_of(loaded, in_two_halves)}
     found = judged(loaded, *(side(loaded, *each) for each in rows.items()))
     assert found.name == "rounding", found.because
@@ -90,7 +89,7 @@ def test_two_ways_of_one_model_are_rounding(loaded: LoadedModel) -> None:
     assert float(ratio) == pytest.approx(found.noise_ratio, abs=0.006)
 
 
-def test_a_fault_of_the_size_of_the_first_digit_is_not(loaded: LoadedModel) -> None:
+def test_a_fault_of_the_size_of_the_first_digit_is_not(loaded):
     rows = rows_of(loaded, "decode").clone()
     rows[11] = rows[11].roll(1)  # one position of another request
     found = judged(
@@ -103,7 +102,7 @@ def test_a_fault_of_the_size_of_the_first_digit_is_not(loaded: LoadedModel) -> N
     assert figures_of(found).worst_position_ratio > 10
 
 
-def test_another_model_gives_no_verdict(loaded: LoadedModel) -> None:
+def test_another_model_gives_no_verdict(loaded):
     rows = rows_of(loaded, "prefill")
     noise = torch.from_numpy(np.random.default_rng(1).normal(0, 1, rows.shape)).float()
     other, again = (
@@ -129,12 +128,12 @@ def wide() -> LoadedModel:
     ],
 )
 def test_tokens_that_are_not_known_cannot_be_read(
-    command: str,
-    why: str,
+    command,
+    why,
     wide,
-    cli: Any,
-    tmp_path: Path,
-) -> None:
+    cli,
+    tmp_path,
+):
     made = [side(wide, path, rows_of(wide, path), has_ids=False) for path in ("prefill", "decode")]
     run_id = store_run(Store(tmp_path), "made", *made)
     done = cli(command, run_id, "--model", MODEL, "--store", tmp_path)
@@ -142,7 +141,7 @@ def test_tokens_that_are_not_known_cannot_be_read(
     assert why in " ".join(done.stderr.split())
 
 
-def test_the_command_stores_the_run_judged(wide: LoadedModel, cli: Any, store: Store) -> None:
+def test_the_command_stores_the_run_judged(wide, cli, store):
     made = [side(wide, path, rows_of(wide, path)) for path in ("prefill", "decode")]
     run_id = store_run(store, "ways", *made)
     done = cli("verdict", run_id, "--model", MODEL, "--store", store.directory, "--json")
@@ -158,10 +157,10 @@ def test_the_command_stores_the_run_judged(wide: LoadedModel, cli: Any, store: S
 
 
 def test_explain_says_which_side_is_not_the_models(
-    wide: LoadedModel,
-    cli: Any,
-    tmp_path: Path,
-) -> None:
+    wide,
+    cli,
+    tmp_path,
+):
     own = rows_of(wide, "prefill")
     other = torch.log_softmax(
         own + torch.from_numpy(np.random.default_rng(1).normal(0, 0.3, own.shape)).float(),

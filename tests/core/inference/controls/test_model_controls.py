@@ -72,7 +72,7 @@ def _dumps(
 
 
 @pytest.fixture(scope="module")
-def dumped(narrow: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def dumped(narrow, tmp_path_factory) -> tuple[Path, Path]:
     return _dumps(narrow, tmp_path_factory.mktemp("dumps"), _prompts(narrow))
 
 
@@ -150,11 +150,11 @@ def test_a_float32_dump_needs_only_the_model(factor, verdict, outcome, tmp_path)
     ids=["sound", "a stale slot"],
 )
 def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_float32(
-    engine: Engine,
-    verdict: str,
-    tmp_path: Path,
-    narrow: LoadedModel,
-) -> None:
+    engine,
+    verdict,
+    tmp_path,
+    narrow,
+):
     """With the pair in float32 the precision is shown there.
 
     The last prompt is the first one once more.
@@ -181,12 +181,12 @@ def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_fl
     ids=["fault", "harmless"],
 )
 def test_a_dump_with_its_float32_and_the_model_says_what_the_model_says_itself(
-    engine: Engine,
-    name: str,
-    narrow: LoadedModel,
+    engine,
+    name,
+    narrow,
     judged,
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     side, prompts = in_16_bits_only(engine), tiny_prompts(narrow)
     verdict = judged(narrow, prompts, "prefill", side)
     own, pair = _dumps(narrow, tmp_path, prompts, side)

@@ -60,9 +60,9 @@ def apart(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.model
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_order_is_the_same_function_with_bits_of_its_own(
-    name: str,
-    model_of: Callable[..., LoadedModel],
-) -> None:
+    name,
+    model_of,
+):
     loaded = model_of(name)
     ids, plain = tokens(loaded), forward(loaded.model, tokens(loaded))
     sides = [plain, *(forward(loaded.model, ids, seed) for seed in (0, 1, 2))]
@@ -82,7 +82,7 @@ def test_each_order_is_the_same_function_with_bits_of_its_own(
 def test_every_matrix_is_reordered_but_embeddings_convolutions_and_state_matrices(
     name,
     model_of,
-) -> None:
+):
     model = model_of(name).model
     with torch.inference_mode(), reorder(model, 0) as found:
         model(torch.tensor([tokens(model_of(name))]))
@@ -115,7 +115,7 @@ def test_the_order_that_changes_nothing_changes_no_bit(
     mode,
     model_of,
     monkeypatch,
-) -> None:
+):
     """So layouts and kernels are those of the plain model, and what a floor measures is the order
     of summation alone.
     """
@@ -133,7 +133,7 @@ class Factors(TorchDispatchMode):
     align to.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.layouts: list[Any] = []
 
@@ -155,7 +155,7 @@ class Factors(TorchDispatchMode):
     ],
     ids=["slice", "transposed", "expanded rows", "expanded terms"],
 )
-def test_kernels_get_reordered_factors_in_the_layout_of_the_plain_ones(view, mode) -> None:
+def test_kernels_get_reordered_factors_in_the_layout_of_the_plain_ones(view, mode):
     """Kernels of some processors round by it, so this is checked on every one."""
     inputs = view(torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(0)))
     model = torch.nn.Sequential(torch.nn.Linear(5, 4, bias=False))
@@ -173,7 +173,7 @@ def test_experts_are_reordered_whichever_way_they_are_computed(
     name,
     implementation,
     model_of,
-) -> None:
+):
     loaded = model_of(name)
     model, ids = copy.deepcopy(loaded.model), tokens(loaded)
     model.set_experts_implementation(implementation)
@@ -183,7 +183,7 @@ def test_experts_are_reordered_whichever_way_they_are_computed(
     assert 0 < apart(logits, forward(model, ids)) <= 2 * float32_bound(loaded)
 
 
-def test_an_order_holds_each_term_once_and_depends_on_seed_name_and_length() -> None:
+def test_an_order_holds_each_term_once_and_depends_on_seed_name_and_length():
     order = order_of(3, "model.layers.0.mlp.up_proj.weight", 48)
     assert sorted(order.tolist()) == list(range(48))
     others = [
@@ -208,7 +208,7 @@ REORDERED_PATHS = [
 @pytest.mark.spread(3)
 @pytest.mark.model
 @pytest.mark.parametrize(("name", "path"), covering(REORDERED, REORDERED_PATHS))
-def test_every_path_can_be_reordered(name, path, model_of) -> None:
+def test_every_path_can_be_reordered(name, path, model_of):
     loaded = model_of(name)
     ids = tokens(loaded)
     with torch.inference_mode(), open_path(parse_path(path), loaded) as run:
@@ -240,12 +240,12 @@ def full_state(loaded: LoadedModel) -> dict[str, object]:
 def test_the_model_is_bit_for_bit_what_it_was_even_if_a_forward_is_interrupted(
     name,
     model_of,
-) -> None:
+):
     loaded = model_of(name)
     ids = tokens(loaded)
     plain, before = forward(loaded.model, ids), full_state(loaded)
 
-    def breaks(*_: Any) -> None:
+    def breaks(*_):
         raise KeyboardInterrupt
 
     with (
@@ -265,7 +265,7 @@ class Layer(torch.nn.Module):
         self,
         shape: tuple[int, ...],
         compute: Callable[[Any, torch.Tensor], torch.Tensor],
-    ) -> None:
+    ):
         super().__init__()
         generator = torch.Generator().manual_seed(3)
         self.weight = torch.nn.Parameter(
@@ -323,7 +323,7 @@ HAS_NO_FLOAT64 = ("groups", "a weight in another dtype")
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_multiply_by_a_weight_is_reordered(way: str, mode: str) -> None:
+def test_every_way_to_multiply_by_a_weight_is_reordered(way, mode):
     shape, compute = WAYS[way]
     x = torch.randn(5, IN, generator=torch.Generator().manual_seed(4))
     with MODES[mode]():
@@ -352,7 +352,7 @@ class Blocked(torch.nn.Parameter):
 
 
 class Packed(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("qweight", torch.zeros((8, 384), dtype=torch.int32))
 
@@ -389,7 +389,7 @@ def with_head(
         (lambda model: model.lm_head.to("meta"), "'lm_head' .* offloaded"),
     ],
 )
-def test_a_model_that_cannot_be_reordered_is_refused_before_it_runs(change, what, llama) -> None:
+def test_a_model_that_cannot_be_reordered_is_refused_before_it_runs(change, what, llama):
     model = copy.deepcopy(llama.model)
     change(model)
     with pytest.raises(CaptureError, match=what), reorder(model, 0):
@@ -398,9 +398,9 @@ def test_a_model_that_cannot_be_reordered_is_refused_before_it_runs(change, what
         pass
 
 
-def test_an_operation_that_is_not_known_is_refused() -> None:
+def test_an_operation_that_is_not_known_is_refused():
     @torch.library.custom_op("ulpscope_test::multiply", mutates_args=())
-    def multiply(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def multiply(x, w):
         return x @ w.t()
 
     layer = Layer((OUT, IN), lambda w, x: multiply(x, w))

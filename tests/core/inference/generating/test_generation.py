@@ -75,7 +75,7 @@ def generated(loaded: LoadedModel, ids: list[int], length: int) -> tuple[int, ..
     covering(MODELS, PATHS, whole=("llama",)),
     indirect=["loaded"],
 )
-def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: LoadedModel) -> None:
+def test_a_path_continues_a_prompt_as_transformers_does(path, loaded):
     """In float32 the random models of these tests have margins far above rounding, so every path
     must agree with the oracle.
     """
@@ -85,7 +85,7 @@ def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: Loade
 
 
 @pytest.mark.model
-def test_a_text_ends_with_the_models_own_end_token(llama: LoadedModel, monkeypatch) -> None:
+def test_a_text_ends_with_the_models_own_end_token(llama, monkeypatch):
     ids = tokens(llama)[:20]
     whole = generated(llama, ids, LENGTH)
     stop = whole[5]
@@ -95,7 +95,7 @@ def test_a_text_ends_with_the_models_own_end_token(llama: LoadedModel, monkeypat
     assert found == whole[: whole.index(stop) + 1] == generated(llama, ids, LENGTH)
 
 
-def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_runner_up() -> None:
+def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_runner_up():
     rows = torch.tensor(
         [
             [1.0, torch.nan, 3.0, 3.0],
@@ -109,7 +109,7 @@ def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_ru
 
 
 @pytest.mark.model
-def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama: LoadedModel) -> None:
+def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama):
     """Against one forward of transformers over the prompt and what was written; float32 orders its
     sums differently by 1e-5.
     """
@@ -123,7 +123,7 @@ def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama: Lo
 
 
 @pytest.mark.model
-def test_the_run_shows_the_flip_that_made_the_texts_part(llama: LoadedModel, tmp_path) -> None:
+def test_the_run_shows_the_flip_that_made_the_texts_part(llama, tmp_path):
     variant = "decode+dtype:bfloat16"
     found = search.search(llama, MADE, "prefill", variant, tokens=LENGTH)
     plan = planned(
@@ -166,7 +166,7 @@ def test_the_run_shows_the_flip_that_made_the_texts_part(llama: LoadedModel, tmp
 
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["static", "decode+batch:3", "blocks:8+pad:left:2"])
-def test_the_second_pass_repeats_the_first(path: str, llama_bfloat16: LoadedModel) -> None:
+def test_the_second_pass_repeats_the_first(path, llama_bfloat16):
     """Fed the common tokens, every step has the token and the very margin of the first pass."""
     ids = llama_bfloat16.tokenizer(MADE[1])["input_ids"]
     ((found, margins),) = continue_all(parse_path(path), llama_bfloat16, [ids], 8)
@@ -199,7 +199,7 @@ def test_what_cannot_be_continued_is_refused_before_anything_is_computed(
     length,
     sentence,
     model_of,
-) -> None:
+):
     with pytest.raises(CaptureError, match=sentence):
         planned(
             model_of(name),

@@ -25,7 +25,7 @@ def ids_of(loaded: LoadedModel, prompt: int) -> list[int]:
     return loaded.tokenizer(PROMPTS[prompt])["input_ids"]
 
 
-def test_every_flip_of_every_prompt_is_found_with_its_margins(llama: LoadedModel) -> None:
+def test_every_flip_of_every_prompt_is_found_with_its_margins(llama):
     """As one would write it by hand."""
     found = search(llama, PROMPTS, "prefill", VARIANT, flips=len(PROMPTS))
     assert (found.reason, found.prompts) == ("all prompts were tried", len(PROMPTS))
@@ -53,7 +53,7 @@ def test_every_flip_of_every_prompt_is_found_with_its_margins(llama: LoadedModel
             assert margin == float(best) - float(second)
 
 
-def test_where_continuations_part_both_margins_are_told(llama: LoadedModel, monkeypatch) -> None:
+def test_where_continuations_part_both_margins_are_told(llama, monkeypatch):
     """From the third token on, one path's continuation is another."""
     ids = llama.tokenizer("def walk(self)")["input_ids"]
     made, margins = next(module.continue_all(parse_path("prefill"), llama, [ids], 4))
@@ -78,8 +78,8 @@ def test_where_continuations_part_both_margins_are_told(llama: LoadedModel, monk
 
 
 def test_paths_that_never_part_have_no_flip_and_the_closest_call_is_told(
-    llama: LoadedModel,
-) -> None:
+    llama,
+):
     found = search(llama, PROMPTS, "prefill", "prefill+attn:sdpa")
     best = [
         logits_of("prefill", llama, ids_of(llama, n)).topk(2).values.double()
@@ -95,7 +95,7 @@ def test_paths_that_never_part_have_no_flip_and_the_closest_call_is_told(
     assert (found.flips, found.closest) == ((), min(map(min, sides)))
 
 
-def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:
+def test_the_time_is_kept(llama, monkeypatch):
     """By a clock on which each prompt takes 50 ms: the budget of a second ends within the variant's
     pass, and nobody has to be fast.
     """
@@ -114,7 +114,7 @@ def test_the_time_is_kept(llama: LoadedModel, monkeypatch) -> None:
     assert found.seconds < 5  # not twice the budget: the variant's pass is cut short too
 
 
-def test_prompts_that_the_model_cannot_take_are_skipped_with_the_reason(llama: LoadedModel) -> None:
+def test_prompts_that_the_model_cannot_take_are_skipped_with_the_reason(llama):
     told: list[tuple[int, ...]] = []
     found = search(
         llama,

@@ -13,11 +13,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from core.errors import CaptureError, UsageError
-from core.inference.models.model import LoadedModel, load_model, readable
+from core.inference.models.model import load_model, readable
 
 
 @pytest.fixture
-def folder(model_folders: dict[str, Path], tmp_path: Path) -> Path:
+def folder(model_folders, tmp_path) -> Path:
     """A copy of the Llama to break."""
     return Path(shutil.copytree(model_folders["llama"], tmp_path / "model"))
 
@@ -34,10 +34,10 @@ def refusal(name: object, **changes: object) -> str:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2", "mixtral"])
 def test_a_model_loads_wholly_in_the_dtype_asked_for(
-    kind: str,
-    dtype: str,
-    model_folders: dict[str, Path],
-) -> None:
+    kind,
+    dtype,
+    model_folders,
+):
     loaded = load_model(str(model_folders[kind]), dtype=dtype, device="cpu")
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {getattr(torch, dtype)}
     assert not loaded.model.training
@@ -48,14 +48,14 @@ def test_a_model_loads_wholly_in_the_dtype_asked_for(
 
 
 def test_an_alias_of_a_dtype_is_understood_and_an_unknown_one_lists_what_exists(
-    model_folders: dict[str, Path],
-) -> None:
+    model_folders,
+):
     assert load_model(str(model_folders["llama"]), dtype="bf16", device="cpu").dtype == "bfloat16"
     with pytest.raises(UsageError, match="one of float32, float16, bfloat16"):
         load_model(str(model_folders["llama"]), dtype="int8")
 
 
-def test_the_vocabulary_has_readable_text_for_every_id(llama: LoadedModel) -> None:
+def test_the_vocabulary_has_readable_text_for_every_id(llama):
     vocabulary = llama.vocabulary()
     assert sorted(vocabulary) == list(range(384))
     assert all(vocabulary.values())
@@ -81,23 +81,23 @@ def test_the_vocabulary_has_readable_text_for_every_id(llama: LoadedModel) -> No
         (b"\xff ", "<0xFF> "),
     ],
 )
-def test_bytes_that_are_no_text_are_shown_as_bytes(raw: bytes, text: str) -> None:
+def test_bytes_that_are_no_text_are_shown_as_bytes(raw, text):
     assert readable(raw) == text
 
 
 @pytest.mark.parametrize(("device", "said"), [("tpu9", "is unknown"), ("meta", "is not supported")])
-def test_an_unknown_device_is_one_sentence(device: str, said: str, folder: Path) -> None:
+def test_an_unknown_device_is_one_sentence(device, said, folder):
     assert (
         refusal(folder, device=device) == f"device '{device}' {said}; expected cpu, cuda or cuda:N."
     )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_cuda_where_there_is_none_is_one_sentence(folder: Path) -> None:
+def test_cuda_where_there_is_none_is_one_sentence(folder):
     assert "sees no CUDA device" in refusal(folder, device="cuda")
 
 
-def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_cannot_be_reached_is_one_sentence(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert "model 'nobody/no-such-model': no such folder" in refusal("nobody/no-such-model")
 
@@ -115,31 +115,31 @@ def without(pattern: str) -> Callable[[Path], object]:
 def config(**changes: object) -> Callable[[Path], object]:
     """The config says something else."""
 
-    def change(folder: Path) -> None:
+    def change(folder: Path):
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
     return change
 
 
-def tokenizer_of_nothing(folder: Path) -> None:
+def tokenizer_of_nothing(folder: Path):
     content = json.loads((folder / "tokenizer.json").read_text())
     content |= {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
     (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
-def missing_shard(folder: Path) -> None:
+def missing_shard(folder: Path):
     (folder / "model.safetensors").unlink()
     index = {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-def cut_short(folder: Path) -> None:
+def cut_short(folder: Path):
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[:-9])
 
 
-def code_of_its_own(folder: Path) -> None:
+def code_of_its_own(folder: Path):
     own = {
         "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
         "model_type": "zork",
@@ -182,10 +182,10 @@ def code_of_its_own(folder: Path) -> None:
     ],
 )
 def test_a_broken_folder_is_one_sentence(
-    breaks: Callable[[Path], object],
-    sentence: str,
-    folder: Path,
-) -> None:
+    breaks,
+    sentence,
+    folder,
+):
     breaks(folder)
     assert sentence in refusal(folder)
 
@@ -206,12 +206,12 @@ KERNEL = "a-stranger/kernels@main:attention"
     ids=str,
 )
 def test_a_config_that_names_kernels_of_the_hub_gets_the_attention_of_the_model(
-    asked: dict,
-    with_weights: bool,
-    folder: Path,
-    llama: LoadedModel,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    asked,
+    with_weights,
+    folder,
+    llama,
+    monkeypatch,
+):
     fetched: list[object] = []
     loads = "transformers.modeling_utils.lazy_import_flash_attention"
     monkeypatch.setattr(loads, lambda name, **_: fetched.append(name))
@@ -221,7 +221,7 @@ def test_a_config_that_names_kernels_of_the_hub_gets_the_attention_of_the_model(
     assert fetched == []
 
 
-def test_weights_larger_than_the_memory_are_refused_before_loading(folder: Path) -> None:
+def test_weights_larger_than_the_memory_are_refused_before_loading(folder):
     """A sparse file of 2 TB that takes no disk."""
     elements = 10**12
     entry = {
@@ -236,8 +236,8 @@ def test_weights_larger_than_the_memory_are_refused_before_loading(folder: Path)
     assert "narrower dtype or another machine" in said
 
 
-def test_a_folder_never_asks_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_network(*_: object, **__: object) -> None:
+def test_a_folder_never_asks_the_hub(folder, monkeypatch):
+    def no_network(*_, **__):
         raise AssertionError("a folder asked the network")
 
     monkeypatch.setattr("socket.socket.connect", no_network)

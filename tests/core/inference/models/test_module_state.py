@@ -14,7 +14,7 @@ from tests.core.inference.odd_models import recurrent_gemma
 
 
 class Holder(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(2))
         self.register_buffer("table", torch.zeros(2))
@@ -22,7 +22,7 @@ class Holder(torch.nn.Module):
         self.tokens = 0
 
 
-def test_tensors_and_numbers_are_those_of_the_start_and_weights_stay() -> None:
+def test_tensors_and_numbers_are_those_of_the_start_and_weights_stay():
     module = Holder()
     table, start = module.table, state_at_start(module)
     module.state = module.newer = torch.ones(2)
@@ -43,7 +43,7 @@ def recurrent() -> LoadedModel:
 
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["decode", "decode+batch:2", "static"])
-def test_a_path_repeats_its_bits_whatever_ran_before(path: str, recurrent: LoadedModel) -> None:
+def test_a_path_repeats_its_bits_whatever_ran_before(path, recurrent):
     one, other = tiny_prompts(recurrent)
     with torch.inference_mode():
         first = whole_side(side_of(path).run_on(recurrent), one)
@@ -53,7 +53,7 @@ def test_a_path_repeats_its_bits_whatever_ran_before(path: str, recurrent: Loade
 
 
 @pytest.mark.model
-def test_a_verdict_does_not_depend_on_earlier_calls(recurrent: LoadedModel) -> None:
+def test_a_verdict_does_not_depend_on_earlier_calls(recurrent):
     prompts = tiny_prompts(recurrent)
     recurrent.model.generate(torch.tensor(prompts[:1]), max_new_tokens=2, pad_token_id=0)
     used = loaded_from(recurrent.model, recurrent.tokenizer)

@@ -71,7 +71,7 @@ def own_cache(loaded: LoadedModel) -> DynamicCache:
     covering(MODELS, PATHS, whole=("llama",)),
     indirect=["loaded"],
 )
-def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, loaded) -> None:
+def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, loaded):
     (found, logits), exact = parts_of(path, loaded), own_cache(loaded)
     assert found
     assert torch.equal(logits, logits_of(path, loaded))
@@ -105,11 +105,11 @@ def captured(
     [("float32", 47), *thorough([("float32", 31), ("bfloat16", 31), ("bfloat16", 47)])],
 )
 def test_the_public_threads_count_is_ours_for_every_layer(
-    dtype: str,
-    prompt: int,
+    dtype,
+    prompt,
     shipped_model,
     tmp_path,
-) -> None:
+):
     """Report C, protocol 1: the cache of one forward over prompt + response, against prompt first
     and response after it.
 
@@ -146,9 +146,9 @@ def test_the_public_threads_count_is_ours_for_every_layer(
 
 @pytest.mark.model
 def test_caches_are_kept_where_a_path_reads_one_or_where_they_are_asked_for(
-    llama: LoadedModel,
+    llama,
     model_of,
-) -> None:
+):
     assert planned(llama, ["def"]).has_kv
     assert not planned(llama, ["def"], "prefill", ["prefill+batch:2"]).has_kv
     assert planned(llama, ["def"], "prefill", ["prefill+batch:2"], kv=True).has_kv

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -88,7 +87,7 @@ def state(loaded: LoadedModel) -> dict[str, object]:
     }
 
 
-def _abandon(*_: object) -> None:
+def _abandon(*_: object):
     raise RuntimeError("abandoned")
 
 
@@ -114,17 +113,17 @@ def leaves_no_trace(text: str, loaded: LoadedModel) -> bool:
     covering(list(ON_A_CPU), ["qwen2", "llama"]),
 )
 def test_a_path_leaves_no_trace(
-    modifiers: str,
-    name: str,
-    model_of: Callable[..., LoadedModel],
-) -> None:
+    modifiers,
+    name,
+    model_of,
+):
     assert leaves_no_trace(f"decode+{modifiers}", model_of(name))
 
 
 @pytest.mark.model
-def test_a_modifier_that_leaves_a_bit_flipped_is_caught(model_folders, monkeypatch) -> None:
+def test_a_modifier_that_leaves_a_bit_flipped_is_caught(model_folders, monkeypatch):
     @contextmanager
-    def leaky(batch: PromptBatch) -> Iterator[PromptBatch]:
+    def leaky(batch):
         yield batch
         next(batch.loaded.model.parameters()).data.view(torch.int32).view(-1)[0] ^= 1
 
@@ -151,11 +150,11 @@ def test_a_switch_is_set_while_its_path_is_open_and_put_back(
     key,
     changed,
     llama,
-) -> None:
+):
     before = state(llama)
     during = {}
 
-    def break_inside() -> None:
+    def break_inside():
         with MODIFIERS[modifier].change(PromptBatch(llama), *values):
             during.update(state(llama))
             raise RuntimeError("planted")
@@ -167,7 +166,7 @@ def test_a_switch_is_set_while_its_path_is_open_and_put_back(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own reasons
-def test_a_backend_without_a_kernel_is_named(llama) -> None:
+def test_a_backend_without_a_kernel_is_named(llama):
     x = torch.ones(2, 3, 4)  # flash attention takes four dimensions
     with (
         pytest.raises(CaptureError, match="sdpa:flash"),
@@ -178,7 +177,7 @@ def test_a_backend_without_a_kernel_is_named(llama) -> None:
 
 def test_the_prompt_stands_in_its_row_between_its_neighbours_and_padding_surrounds_every_row(
     llama,
-) -> None:
+):
     ids = tuple(tokens(llama))
     own, first = torch.tensor([ids]), PromptBatch(llama, ids, rows=4).token_ids
     third = PromptBatch(llama, ids, rows=4, row=2, left_padding=3, right_padding=1).token_ids
@@ -191,10 +190,10 @@ def test_the_prompt_stands_in_its_row_between_its_neighbours_and_padding_surroun
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_converted_model_gives_the_bits_of_one_loaded_in_that_dtype(
-    name: str,
-    dtype: str,
+    name,
+    dtype,
     model_of,
-) -> None:
+):
     wide, narrow = model_of(name), model_of(name, dtype)
     found = logits_of(f"prefill+dtype:{dtype}", wide)
     assert found.dtype == torch.float32
@@ -204,8 +203,8 @@ def test_a_converted_model_gives_the_bits_of_one_loaded_in_that_dtype(
 
 @pytest.mark.model
 def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(
-    llama: LoadedModel,
-) -> None:
+    llama,
+):
     plan = planned(
         llama,
         ["def walk(self, path)", "The ferry"],
@@ -292,7 +291,7 @@ def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(
     path,
     sentence,
     model_of,
-) -> None:
+):
     loaded = model_of(name, dtype)
     forwards: list[str] = []
     with loaded.model.register_forward_pre_hook(lambda *_: forwards.append("computed")):
@@ -304,7 +303,7 @@ def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(
     assert forwards == []
 
 
-def test_the_memory_of_logits_is_known_beforehand(llama: LoadedModel) -> None:
+def test_the_memory_of_logits_is_known_beforehand(llama):
     rows = {
         "prefill": 40,
         "decode": 1,
@@ -327,8 +326,8 @@ def test_the_memory_of_logits_is_known_beforehand(llama: LoadedModel) -> None:
     reason="needs a C++ compiler",
 )
 def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(
-    model_of: Callable[..., LoadedModel],
-) -> None:
+    model_of,
+):
     loaded = model_of("llama")
     before = state(loaded)
     compiled = logits_of("prefill+compile", loaded)

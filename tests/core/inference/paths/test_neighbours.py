@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from core.inference.models.model import LoadedModel
 from core.inference.paths.batch import neighbour_rows
 
 
@@ -15,8 +14,8 @@ def are_proper(rows: torch.Tensor, ids: list[int]) -> bool:
 
 
 def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(
-    llama: LoadedModel,
-) -> None:
+    llama,
+):
     # a prompt may be one of the windows
     window = neighbour_rows(llama.tokenizer, list(range(9)), 1)[0].tolist()
     for ids in (list(range(5, 7)), list(range(5, 101)), window):
@@ -25,7 +24,7 @@ def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(
     assert are_proper(neighbour_rows(llama.tokenizer, ids, 2), ids)
 
 
-def test_more_rows_than_windows_repeat_windows(llama: LoadedModel) -> None:
+def test_more_rows_than_windows_repeat_windows(llama):
     rows = neighbour_rows(llama.tokenizer, [5], 400)
     assert rows.shape == (400, 1)
     assert 5 not in rows

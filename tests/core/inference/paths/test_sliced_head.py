@@ -31,7 +31,7 @@ def in_slices_of(
     loaded: LoadedModel,
     columns: int,
     rows: int = 1,
-) -> None:
+):
     monkeypatch.setattr(
         sliced_head,
         "SLICE_BYTES",
@@ -41,13 +41,13 @@ def in_slices_of(
 
 @pytest.mark.model
 @pytest.mark.parametrize("path", PATHS)
-def test_sliced_paths_compute_the_models_function(path, loaded, monkeypatch) -> None:
+def test_sliced_paths_compute_the_models_function(path, loaded, monkeypatch):
     in_slices_of(monkeypatch, loaded, 3, parse_path(path).rows)
     assert computes_the_same(path, loaded)
 
 
 @pytest.mark.model
-def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch) -> None:
+def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch):
     calls: list[str] = []
     in_slices_of(monkeypatch, llama, 5)
     with (
@@ -60,11 +60,11 @@ def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch) -> Non
 
 
 @pytest.mark.model
-def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, monkeypatch) -> None:
+def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, monkeypatch):
     before = logits_of("prefill", llama)
     in_slices_of(monkeypatch, llama, 5)
 
-    def stop(*_: object) -> None:
+    def stop(*_):
         raise KeyboardInterrupt
 
     with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
@@ -103,7 +103,7 @@ class _Dropping:
         return lambda *_, **__: self
 
 
-def _continued(loaded: LoadedModel, path: str) -> None:
+def _continued(loaded: LoadedModel, path: str):
     with open_path(parse_path(path), loaded) as opened:
         opened.continue_prompt(tokens(loaded), 1, lambda _: 3, batch.ignore)
 
@@ -132,7 +132,7 @@ CONSUMERS: dict[str, Callable[[LoadedModel, str], object]] = {
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["prefill", "blocks:8", "decode", "chunked:20+batch:2"])
 @pytest.mark.parametrize("consumer", CONSUMERS)
-def test_a_slice_is_gone_before_the_next_is_computed(consumer, path, llama, monkeypatch) -> None:
+def test_a_slice_is_gone_before_the_next_is_computed(consumer, path, llama, monkeypatch):
     in_slices_of(monkeypatch, llama, 5, parse_path(path).rows)
     with slices_alive(llama) as alive:
         CONSUMERS[consumer](llama, path)

@@ -73,14 +73,14 @@ def test_lines_of_the_libraries_are_read_into_the_module_that_ran():
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2", "mixtral"])
-def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+def loaded(request) -> LoadedModel:
     return tiny_model(request.param)
 
 
 class _Counting(TorchDispatchMode):
     """The dispatcher's own count of products."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.seen: Counter[str] = Counter()
 
@@ -96,7 +96,7 @@ def launches(listed: KernelList, name: str) -> int:
 @pytest.mark.spread(3)
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["prefill", "prefill+batch:3", "prefill+attn:eager"])
-def test_products_are_counted_as_the_dispatcher_counts_them(loaded: LoadedModel, path: str):
+def test_products_are_counted_as_the_dispatcher_counts_them(loaded, path):
     ids = tiny_prompts(loaded)[0]
     listed = kernels_of(loaded, side_of(path), ids)
     with _Counting() as counting:
@@ -112,7 +112,7 @@ def test_products_are_counted_as_the_dispatcher_counts_them(loaded: LoadedModel,
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_operations_shapes_and_dtypes_are_those_of_its_tensors(dtype: str):
+def test_an_operations_shapes_and_dtypes_are_those_of_its_tensors(dtype):
     loaded = tiny_model("llama", dtype)
     ids = tiny_prompts(loaded)[0][:5]
     weight = loaded.model.model.layers[1].mlp.up_proj.weight
@@ -160,7 +160,7 @@ def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(tmp
 
 @pytest.mark.model
 def test_watching_leaves_standard_output_and_the_bits_as_they_were(
-    capfd: pytest.CaptureFixture[str],
+    capfd,
 ):
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
@@ -175,7 +175,7 @@ def test_watching_leaves_standard_output_and_the_bits_as_they_were(
 
 
 @pytest.mark.model
-def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch: pytest.MonkeyPatch):
+def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch):
     """The model is called once a slice (core.inference.paths.sliced_head), its body once; the twin:
     without that each slice would be a forward.
     """

@@ -89,7 +89,7 @@ def plant(
     loaded: LoadedModel,
     name: str,
     change: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
+):
     """A modifier `faulty`, with which the module of that name puts out something else."""
 
     def hook(_: Any, __: Any, output: Any) -> Any:
@@ -199,7 +199,7 @@ def test_a_prompt_in_several_forwards_is_put_together(variant, tmp_path):
 def test_a_fault_at_one_position_is_found_at_that_position(tmp_path, monkeypatch):
     loaded = model_of("llama")
 
-    def at_seven(output: torch.Tensor) -> torch.Tensor:
+    def at_seven(output):
         changed = output.clone()
         changed[:, 7, 3] += 0.01
         return changed
@@ -226,7 +226,7 @@ def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
     loaded, store = model_of("llama"), Store(tmp_path)
     plan = planned(loaded, [IDS], layers=True)
 
-    def refused(*_: Any) -> None:
+    def refused(*_):
         raise CaptureError("reordering: an operation is not known.")
 
     monkeypatch.setattr(layer_capture, "reorder", refused)
@@ -246,7 +246,7 @@ def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
     loaded, held = model_of("llama"), []
     see_logits = layer_capture.SpooledOutputs.see_logits
 
-    def noting(trace: layer_capture.SpooledOutputs, position: int, logits: torch.Tensor) -> None:
+    def noting(trace, position, logits):
         held.append(sum(waiting.space.nbytes for waiting in trace._waiting.values()))
         see_logits(trace, position, logits)
 
