@@ -1,7 +1,5 @@
 """`ulpscope` and `core` are one package: a process never has two copies of a module."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import sysconfig
@@ -27,7 +25,7 @@ assert len(ours) == len(set(ours)) > 9
 
 
 @pytest.fixture
-def installed(tmp_path) -> Path:
+def installed(tmp_path):
     """A folder in which the clone's package is called `ulpscope`, as an editable installation has
     it.
     """
@@ -35,7 +33,7 @@ def installed(tmp_path) -> Path:
     return tmp_path
 
 
-def run(installed: Path, *arguments: str, has_clone: bool = True) -> str:
+def run(installed, *arguments, has_clone=True):
     paths = f"{installed}:{ROOT if has_clone else sysconfig.get_path('purelib')}"
     # -S: no .pth file names the clone
     command = [sys.executable, "-P", *([] if has_clone else ["-S"]), *arguments]

@@ -1,16 +1,12 @@
 """docs/reference: the tables are what the code declares."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from core.numerics import metrics
 from docs.reference.generate import FOLDER, PAGES, generated
 
 
-def text_of(page: str) -> str:
+def text_of(page):
     return (FOLDER / f"{page}.md").read_text(encoding="utf-8")
 
 
@@ -26,7 +22,7 @@ def test_a_metric_that_the_page_lacks_is_seen(monkeypatch):
 
 
 def test_a_modifier_without_words_is_named(monkeypatch):
-    modifiers: dict[str, Any] = pytest.importorskip("core.inference.paths.modifiers").MODIFIERS
+    modifiers = pytest.importorskip("core.inference.paths.modifiers").MODIFIERS
     monkeypatch.setitem(modifiers, "odd", modifiers["tf32"])
     with pytest.raises(KeyError, match="odd"):
         generated("paths", text_of("paths"))

@@ -1,7 +1,5 @@
 """sample_runs/ holds what its README says."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from pathlib import Path

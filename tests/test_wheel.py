@@ -17,9 +17,8 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distribution, distributions
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 
 import httpx2
@@ -46,7 +45,7 @@ class Installed:
     environment: Path
     extras: Path
 
-    def start(self, folder: Path, *command: object, extra: str = "") -> subprocess.Popen[str]:
+    def start(self, folder, *command, extra=""):
         """A command of the environment's bin/, from `folder`, with what an extra brings or
         without.
         """
@@ -71,20 +70,20 @@ class Installed:
 
     def run(
         self,
-        folder: Path,
-        *command: object,
-        extra: str = "",
-    ) -> subprocess.CompletedProcess[str]:
+        folder,
+        *command,
+        extra="",
+    ):
         process = self.start(folder, *command, extra=extra)
         printed, errors = process.communicate()
         return subprocess.CompletedProcess(command, process.returncode, printed, errors)
 
 
-def closure(asked: Iterable[str], extra: str = "") -> dict[str, Distribution]:
+def closure(asked, extra=""):
     """What is installed here of the requirements `asked`, and all that those require themselves, by
     name.
     """
-    found: dict[str, Distribution] = {}
+    found = {}
     waiting = [(Requirement(line), extra) for line in asked]
     while waiting:
         requirement, extra_of_it = waiting.pop()
@@ -107,7 +106,7 @@ def closure(asked: Iterable[str], extra: str = "") -> dict[str, Distribution]:
     return found
 
 
-def link(distributions: Iterable[Distribution], folder: Path):
+def link(distributions, folder):
     """Links in `folder` to all files of these distributions."""
     folder.mkdir(parents=True)
     for one in distributions:
@@ -118,7 +117,7 @@ def link(distributions: Iterable[Distribution], folder: Path):
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory) -> Installed:
+def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build leaves folders behind
     for name in ("core", "app", "pages", ".streamlit", "docs/reference"):
@@ -159,7 +158,7 @@ def installed(tmp_path_factory) -> Installed:
 
 
 @pytest.fixture
-def dumps(tmp_path) -> Path:
+def dumps(tmp_path):
     """A folder with two dumps of one side each, of which the second has a different argmax at
     position 2.
     """
@@ -287,12 +286,12 @@ def broken(model, ids):
 
 
 def of_pytest(
-    installed: Installed,
-    folder: Path,
-    tests: str,
+    installed,
+    folder,
+    tests,
     *,
-    extra: str = "",
-) -> tuple[str, dict[str, str]]:
+    extra="",
+):
     """What pytest prints about `tests`, and how each of them came out.
 
     The plugin is found by its entry point.

@@ -2,10 +2,7 @@
 one of ours.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +22,7 @@ PLANTED = "'; : pwned #\n\r\x03\x1a\x1b[2K\x08\u202e\u2066\u200b\u3164\x9b31m\u2
 STATED = "ulpscope judge --model stated-by-its-author"
 
 
-def request_of_a_stranger(planted: str) -> CaptureRequest:
+def request_of_a_stranger(planted):
     """A request every text of which ends in `planted`, and that asks for all that it may."""
     texts = {
         each.name: (f"x{planted}",) if each.type == "tuple[str, ...]" else f"x{planted}"
@@ -35,7 +32,7 @@ def request_of_a_stranger(planted: str) -> CaptureRequest:
     return replace(CaptureRequest(model="m"), **texts, trust_remote_code=True)
 
 
-def of_a_stranger(path: Path, planted: str = PLANTED) -> Path:
+def of_a_stranger(path, planted=PLANTED):
     """The run file with `planted` behind each of its texts, those of its request among them."""
     with_texts(path, planted)
     asked = request_of_a_stranger(planted).to_json().replace("'", "''")
@@ -43,7 +40,7 @@ def of_a_stranger(path: Path, planted: str = PLANTED) -> Path:
     return path
 
 
-def harmful(text: str) -> list[str]:
+def harmful(text):
     """What is wrong with a text to be copied."""
     # so that a report mentions and links nothing
     ours = text.replace("@\u200b", "@").replace(":\u200b//", "://")

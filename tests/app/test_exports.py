@@ -1,7 +1,5 @@
 """Tables for elsewhere: every digit, inert in a spreadsheet, the same in both forms."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path
@@ -23,7 +21,7 @@ HOSTILE = [*FORMULAS, " plain", 'say "x", y', "", None, "ü\u2028"]
 FLOATS = [0.1 + 0.2, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, float("inf"), 2**-126, -7.25]
 
 
-def read(data: bytes) -> list[list[str]]:
+def read(data):
     return list(csv.reader(io.StringIO(data.decode(), newline="")))
 
 

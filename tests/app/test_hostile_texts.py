@@ -2,21 +2,16 @@
 HTML of it.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
 from markdown_it import MarkdownIt
-from streamlit.testing.v1 import AppTest
 
 from app import navigation
 from app.shell.widgets import code, escape
 from core.runs.ops_run import write_ops_run
 from core.runs.store import labels
-from core.runs.store.store import Store
 from tests.app.opening import ROOT, open_page
 from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import copied
@@ -31,25 +26,27 @@ PAGES = {page.name: page for page in navigation.PAGES}
 SAMPLES = ["where-it-starts", "fresh-against-cached", "injected-bug", "continuations-that-part"]
 # Fields that Streamlit draws as they are, or not at all.
 _NO_MARKDOWN = {
-    *(
-        "id",
-        "key",
-        "element_id",
-        "value",
-        "default",
-        "url",
-        "data",
-        "page",
-        "query_string",
-        "delta",
-        "script",
-    ),
-    *("html_content", "raw_value", "json", "code_text", "columns"),
+    "id",
+    "key",
+    "element_id",
+    "value",
+    "default",
+    "url",
+    "data",
+    "page",
+    "query_string",
+    "delta",
+    "script",
+    "html_content",
+    "raw_value",
+    "json",
+    "code_text",
+    "columns",
 }
 _COMMONMARK = MarkdownIt()
 
 
-def live(text: str) -> list[str]:
+def live(text):
     """What of the hostile text a reader of `text` would see as more than text."""
     found = []
     for block in _COMMONMARK.parse(text):
@@ -79,10 +76,10 @@ def live(text: str) -> list[str]:
     return found
 
 
-def texts(app: AppTest) -> Iterator[tuple[str, str]]:
+def texts(app):
     """(kind and field, text) of everything on the page that may be drawn as markdown."""
 
-    def walk(node: object) -> Iterator[object]:
+    def walk(node):
         yield node
         for child in getattr(node, "children", {}).values():
             yield from walk(child)
@@ -107,7 +104,7 @@ def texts(app: AppTest) -> Iterator[tuple[str, str]]:
                 yield from ((f"{kind}.{field.name}", str(one)) for one in several)
 
 
-def seen(app: AppTest) -> set[tuple[str, str, str]]:
+def seen(app):
     """Where on the page a text of others is more than text; the page shows such a text."""
     assert any("boldly" in text for _, text in texts(app))
     return {(place, what, text[:300]) for place, text in texts(app) for what in live(text)}
@@ -118,12 +115,12 @@ def hostile(
     built,
     bare_store,
     monkeypatch,
-) -> Callable[[str], None]:
+):
     """Makes the store one with such a run made of a sample, which tests only read."""
     return lambda sample: monkeypatch.setenv("ULPSCOPE_STORE", str(built(hostile_run, sample)))
 
 
-def hostile_run(store: Store, sample: str):
+def hostile_run(store, sample):
     path = copied(store.directory / "mine.duckdb")
     path.chmod(0o644)
     path.write_bytes((ROOT / "tests" / "runs" / f"{sample}.duckdb").read_bytes())

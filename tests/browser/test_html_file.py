@@ -2,8 +2,6 @@
 keyboard.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ SAMPLE = ROOT / "tests" / "runs" / "fresh-against-cached.duckdb"
 
 
 @pytest.fixture
-def address(tmp_path) -> str:
+def address(tmp_path):
     with RunReader(SAMPLE) as run:
         (tmp_path / "run.html").write_text(html_file(run), encoding="utf-8")
     return (tmp_path / "run.html").as_uri()

@@ -1,10 +1,8 @@
 """Back and Forward in a real Chromium."""
 
-from __future__ import annotations
-
 import re
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from tests.browser.driving import choose, settle, visit
 
@@ -12,7 +10,7 @@ from tests.browser.driving import choose, settle, visit
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 
 
-def expect_position(page: Page, position: int):
+def expect_position(page, position):
     expect(
         page.get_by_role("heading", name=f"Top tokens at position {position}", exact=True),
     ).to_be_visible(timeout=60_000)

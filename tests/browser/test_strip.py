@@ -2,19 +2,16 @@
 colour, quick with 4096 tokens.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from core.judging.ingest import ingest
 from core.runs.queries.heat import COLOURS
 from core.runs.store.store import Store
 from tests.browser.driving import settle, visit
-from tests.serving import Server
 
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 HOSTILE = [
@@ -39,7 +36,7 @@ ROOT_OF = (
 )
 
 
-def run_of(dashboard: Server, name: str, tokens: list[str]) -> str:
+def run_of(dashboard, name, tokens):
     """A run of random logits, its tokens as given. [tokens, 256] float32"""
     found = list(dashboard.store.glob(f"*{name}*.duckdb"))
     if found:
@@ -58,7 +55,7 @@ def run_of(dashboard: Server, name: str, tokens: list[str]) -> str:
     return ingest(Store(dashboard.store), [dump], name=name)
 
 
-def token(page: Page, position: int):
+def token(page, position):
     return page.locator(f".strip .token[data-position='{position}']")
 
 

@@ -2,18 +2,13 @@
 has the rest.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from playwright.sync_api import Page, Route, expect
+from playwright.sync_api import expect
 
 from tests.browser.driving import settle, visit
 from tests.browser.test_accessibility import faults
 from tests.browser.test_jobs import PARTS, choose_file, first_byte, large_dump, row
-from tests.serving import ROOT, Server, serving
+from tests.serving import ROOT, serving
 from tests.waiting import until
 
 DUMP = ROOT / "sample_runs" / "dumps" / "six_calls.npz"
@@ -21,19 +16,19 @@ FIRST = "8.4 MB of"  # 8 MiB, a part
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory) -> Path:
+def large(tmp_path_factory):
     return large_dump(tmp_path_factory.mktemp("large"))
 
 
 @pytest.fixture
-def opened(page, dashboard) -> Page:
+def opened(page, dashboard):
     visit(page, dashboard, "upload")
     return page
 
 
-def held(page: Page) -> list[Route]:
+def held(page):
     """Requests of every part but the first, which are not answered."""
-    found: list[Route] = []
+    found = []
     page.route(
         PARTS,
         lambda route: route.continue_() if first_byte(route.request) <= 0 else found.append(route),
@@ -58,7 +53,7 @@ def test_a_dump_is_dropped(opened):
 
 
 @pytest.fixture
-def own(tmp_path) -> Iterator[Server]:
+def own(tmp_path):
     with serving(tmp_path / "own" / "runs") as running:
         yield running
 

@@ -1,7 +1,5 @@
 """What `deploy/` says agrees with the code: settings, commands, what is copied into the image."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -22,7 +20,7 @@ DEPLOY = ROOT / "deploy"
 HOSTING = ROOT / "docs" / "guides" / "hosting.md"
 
 
-def _settings() -> dict[tuple[str, str], object]:
+def _settings():
     return {
         (section, each.name): getattr(getattr(Configuration(), section), each.name)
         for section, kind in SECTIONS.items()
@@ -104,7 +102,7 @@ def test_nginx_limits_the_sign_in_of_each_address():
     assert all(path.startswith(location[1]) for path in sign_in.PATHS)
 
 
-def _complaints(unit: Path) -> list[str]:
+def _complaints(unit):
     said = subprocess.run(
         ["systemd-analyze", "verify", str(unit)],
         capture_output=True,

@@ -2,8 +2,6 @@
 requirements.txt.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path
@@ -18,11 +16,11 @@ PINNED = dict(
 )
 
 
-def _plain(name: str) -> str:
+def _plain(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def complaints(lock: str) -> list[str]:
+def complaints(lock):
     """What is wrong with the text of a lock, in words."""
     body = re.sub(r"^#.*\n", "", lock, flags=re.MULTILINE)
     entries = {_plain(found[1]): found[2].partition("+")[0] for found in ENTRY.finditer(body)}

@@ -2,13 +2,10 @@
 stored is lost, the next one goes on. A failure prints the seed of its moments.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +16,7 @@ from tests.faults.whole import Watched
 LONGEST_SECONDS = {"change": 0.02, "ingest": 0.06, "careless": 0.05}
 
 
-def _kill(work: str, times: int, tmp_path: Path) -> Watched:
+def _kill(work, times, tmp_path):
     store = Store(tmp_path / "store")
     for number in range(3):
         make_run(store, number)
@@ -37,8 +34,6 @@ def _kill(work: str, times: int, tmp_path: Path) -> Watched:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         for order in orders:
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()

@@ -2,15 +2,11 @@
 and memory. `make test` reads 8 damaged files a test, `make thorough` ULPSCOPE_FUZZ (1500).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
@@ -24,11 +20,10 @@ DUMPS = corpus(".npz", ".npy", ".safetensors")
 ARCHIVES = corpus(".npz")
 RUNS = corpus(".duckdb")
 LONG = int(os.environ.get("ULPSCOPE_FUZZ", "1500"))
-Read = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
-def read() -> Iterator[Read]:
+def read():
     command = [sys.executable, "-m", "tests.fuzz.reading"]
     with subprocess.Popen(
         command,
@@ -37,11 +32,9 @@ def read() -> Iterator[Read]:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         send, answer = process.stdin, process.stdout
 
-        def ask(path: Path, fault: str = "") -> Outcome:
+        def ask(path, fault=""):
             send.write(json.dumps([str(path), fault]) + "\n")
             send.flush()
             return Outcome(**json.loads(answer.readline()))
@@ -65,7 +58,7 @@ def test_a_damaged_file_is_a_sentence_or_what_it_was(
     tmp_path,
 ):
     files = {"dump": DUMPS, "run": RUNS}.get(kind, ARCHIVES)
-    seen: Counter[str] = Counter()
+    seen = Counter()
 
     @settings(
         max_examples=examples,

@@ -2,8 +2,6 @@
 server of files.
 """
 
-from __future__ import annotations
-
 import io
 import json
 
@@ -27,7 +25,7 @@ from tests.core.runs.made_runs import calm_sides, copied, header_of, write_run
 
 
 @pytest.fixture
-def three(store) -> list[str]:
+def three(store):
     """Ids of three runs, the newest last."""
     made = []
     for name, dtype in (
@@ -48,13 +46,13 @@ def three(store) -> list[str]:
     return made
 
 
-def _printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def _printed(capsys, *arguments):
     capsys.readouterr()
     app(arguments, standalone_mode=False)
     return capsys.readouterr().out
 
 
-def ids(client: TestClient, query: str = "") -> list[str]:
+def ids(client, query=""):
     answer = client.get(f"/api/runs?{query}")
     assert answer.status_code == 200, answer.text
     return [run["run_id"] for run in answer.json()["runs"]]

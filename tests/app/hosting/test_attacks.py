@@ -8,7 +8,6 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,15 +51,15 @@ class Hosted:
     token: str
 
     @property
-    def bearer(self) -> dict[str, str]:
+    def bearer(self):
         return {"Authorization": f"Bearer {self.token}"}
 
-    def runs(self) -> list[str]:
+    def runs(self):
         return sorted(path.name for path in self.store.glob("*.duckdb"))
 
 
 @pytest.fixture(scope="module")
-def hosted(tmp_path_factory) -> Iterator[Hosted]:
+def hosted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hosted")
     copied(folder / "runs" / "mine.duckdb")
     token = tokens.add(folder / "runs", "ada")
@@ -75,7 +74,7 @@ def hosted(tmp_path_factory) -> Iterator[Hosted]:
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory) -> Iterator[Hosted]:
+def local(tmp_path_factory):
     folder = tmp_path_factory.mktemp("local")
     copied(folder / "runs" / "mine.duckdb")
     with serving(folder / "runs", samples="", limits_free_bytes="0") as running:
@@ -83,7 +82,7 @@ def local(tmp_path_factory) -> Iterator[Hosted]:
 
 
 @pytest.fixture(scope="module")
-def paths() -> list[str]:
+def paths():
     done = subprocess.run(
         [sys.executable, "-c", _LIST_ROUTES],
         cwd=ROOT,
@@ -95,11 +94,11 @@ def paths() -> list[str]:
 
 
 def websocket_status(
-    server: Hosted,
-    origin: str | None = None,
-    host: str | None = None,
-    **headers: str,
-) -> int:
+    server,
+    origin=None,
+    host=None,
+    **headers,
+):
     """101 if the page's websocket opens, else the status with which it is refused."""
     try:
         port = int(server.url.rpartition(":")[2])
@@ -240,7 +239,7 @@ def test_a_name_of_a_run_leads_nowhere(hosted, name):
     assert {path.name for path in hosted.store.parent.iterdir()} == {"runs", "server.log"}
 
 
-def sent_raw(server: Hosted, head: bytes, block: bytes, blocks: int) -> bytes:
+def sent_raw(server, head, block, blocks):
     """Send a head and many blocks; what the server answers, which may hang up in the middle."""
     port = int(server.url.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port), timeout=60) as line:
@@ -268,6 +267,6 @@ def test_a_form_of_100_mb_signs_nobody_in(hosted):
     assert httpx2.get(f"{hosted.url}/sign-in").status_code == 200
 
 
-def put(server: Hosted, name: str, body: bytes) -> int:
+def put(server, name, body):
     address = f"{server.url}/api/uploads/{name}?wait=60"
     return httpx2.put(address, content=body, headers=server.bearer, timeout=90).status_code

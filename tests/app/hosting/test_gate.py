@@ -1,13 +1,10 @@
 """Who gets in by which sign-in, what ends a session, and what members find behind the gate."""
 
-from __future__ import annotations
-
 import asyncio
 from threading import Event
 
 import httpx2
 import pytest
-from starlette.testclient import TestClient
 
 from core.hosting import credentials, tokens
 from tests.app.hosting.serving import PASSWORD, SECRET, URL, browser, sign_in
@@ -16,14 +13,14 @@ PROXY = {"header": "X-Forwarded-User", "members": ("@example.org",)}
 PROVEN = {"X-ULPscope-Proxy-Secret": SECRET}
 
 
-def member(client: TestClient, **headers: str) -> str | None:
+def member(client, **headers):
     """The member that the server takes a client for, None if it has none."""
     answer = client.get("/x", headers=headers)
     assert answer.status_code in (200, 401), answer.text
     return answer.json()["member"] if answer.status_code == 200 else None
 
 
-def opens_websocket(client: TestClient, **headers: str) -> bool:
+def opens_websocket(client, **headers):
     try:
         with client.websocket_connect(
             str(client.base_url).replace("http", "ws", 1) + "/_stcore/stream",

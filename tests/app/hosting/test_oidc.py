@@ -1,32 +1,28 @@
 """Signing in by OpenID Connect, against a provider that can misbehave."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-from starlette.testclient import TestClient
 
 from tests.app.hosting import provider as providers
-from tests.app.hosting.provider import CLIENT, SECRET, Provider
+from tests.app.hosting.provider import CLIENT, SECRET
 from tests.app.hosting.serving import URL, browser
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Provider]:
+def running():
     with providers.running() as made:
         yield made
 
 
 @pytest.fixture
-def provider(running) -> Provider:
+def provider(running):
     running.claims, running.faults = {"email": "ada@example.org", "email_verified": True}, set()
     return running
 
 
-def client_of(provider: Provider, *members: str) -> TestClient:
+def client_of(provider, *members):
     return browser(
         public_url=URL,
         oidc_issuer=provider.url,
@@ -36,7 +32,7 @@ def client_of(provider: Provider, *members: str) -> TestClient:
     )
 
 
-def way_back(client: TestClient, target: str = "/flips?run=a") -> str:
+def way_back(client, target="/flips?run=a"):
     """The address to which the provider sends the browser back."""
     left = client.get("/sign-in/oidc", params={"next": target})
     assert left.status_code == 302, left.text

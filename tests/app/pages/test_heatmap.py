@@ -2,13 +2,10 @@
 token.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from app.heatmap import canvas
 from app.shell import store_cache
@@ -24,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
-def opened(**link: str) -> AppTest:
+def opened(**link):
     return opening.open_page("heatmap", **({"run": "batch-1-against-n"} | link))
 
 
-def said(app: AppTest, *names: str) -> dict[str, str]:
+def said(app, *names):
     """What the address says of these."""
     return {name: app.query_params[name] for name in names if name in app.query_params}
 
@@ -39,18 +36,9 @@ NAMES = ("rows", "tokens", "order", "cells", "token")
 @pytest.mark.parametrize(
     "link",
     [
-        *(
-            {"rows": "80:97"},
-            {"rows": "80:97", "tokens": "100:200"},
-            {"order": "rank", "tokens": "0:100"},
-        ),
-        *(
-            {"order": "id"},
-            {"cells": "difference"},
-            {"cells": "ulps"},
-            {"token": "301"},
-            {"token": " the"},
-        ),
+        {"rows": "80:97", "tokens": "100:200"},
+        {"cells": "ulps"},
+        {"token": " the"},
         {
             "rows": "0:1",
             "tokens": "4095:4096",
@@ -82,7 +70,7 @@ def test_a_link_to_what_is_not_there_shows_the_whole_run(link):
     assert data["selected"]["token"] is None
 
 
-def drawn(app: AppTest) -> dict:
+def drawn(app):
     """What the canvas is sent."""
     (data,) = sent(app, "ulpscope_heatmap")
     return data
@@ -120,7 +108,6 @@ def test_of_a_large_run_the_rows_around_the_position_are_ranked(monkeypatch):
 @pytest.mark.parametrize(
     ("order", "typed", "token", "columns"),
     [
-        ("id", "301", 301, [289, 313]),
         ("id", "4095", 4095, [4072, 4096]),
         ("id", "the", 1146, [1134, 1158]),
         ("id", "·the", 293, [281, 305]),
@@ -171,7 +158,7 @@ def test_the_window_and_the_logit_that_the_browser_names_are_taken_over(monkeypa
         "measure": "ulps",
         "scale": "log",
     }
-    session: dict = {}
+    session = {}
     monkeypatch.setattr("streamlit.session_state", session)
     with RunReader(ROOT / "tests" / "runs" / "fresh-against-cached.duckdb") as run:
         view = View(run, run.pairs[0], 0, 0, run.positions(0))
@@ -179,12 +166,13 @@ def test_the_window_and_the_logit_that_the_browser_names_are_taken_over(monkeypa
     followed = session.pop("heatmap_followed")
     assert (followed.rows, followed.columns) == ((2, 9), (0, 4096))
     assert session == {
-        **{
-            "heatmap_rows": "2:9",
-            "heatmap_tokens": "",
-            "heatmap_order": "id",
-            "heatmap_cells": "ulps",
-        },
-        **{"heatmap_colours": "log", "heatmap_serial": "s-1"},
-        **{"prompt": 1, "position": 3, "heatmap_token": "7"},
+        "heatmap_rows": "2:9",
+        "heatmap_tokens": "",
+        "heatmap_order": "id",
+        "heatmap_cells": "ulps",
+        "heatmap_colours": "log",
+        "heatmap_serial": "s-1",
+        "prompt": 1,
+        "position": 3,
+        "heatmap_token": "7",
     }

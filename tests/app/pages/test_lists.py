@@ -2,15 +2,10 @@
 sent, one note.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from core.judging.ingest import ingest
 from core.runs.file import records
-from core.runs.store.store import Store
 from tests.app.opening import metrics, open_page, page_text
 from tests.core.responses.made_sides import engine_side, response, side, store_run
 
@@ -29,7 +24,7 @@ PAGES = (
 )
 
 
-def fill(store: Store):
+def fill(store):
     """An engine twice, slightly different; two short answers with a flip; answers without a common
     token.
     """
@@ -64,7 +59,7 @@ def fill(store: Store):
 
 
 @pytest.fixture
-def store(built, monkeypatch) -> Path:
+def store(built, monkeypatch):
     directory = built(fill)
     monkeypatch.setenv("ULPSCOPE_STORE", str(directory))
     return directory

@@ -1,7 +1,5 @@
 """Sweeps on the Compare page, over real runs of cells whose figures are planted."""
 
-from __future__ import annotations
-
 import base64
 import shutil
 from pathlib import Path

@@ -2,12 +2,9 @@
 keeps.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from core.runs.reader import RunReader
 from tests.app import opening
@@ -20,18 +17,18 @@ RUN = "fresh-against-cached"
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
-def opened(**link: str) -> AppTest:
+def opened(**link):
     return opening.open_page("near_ties", **{"run": RUN, "prompt": "1", "position": "36", **link})
 
 
-def listed(app: AppTest) -> list[int]:
+def listed(app):
     (table,) = [
         frame.value for frame in app.dataframe if "variant_margin_ulps" in frame.value.columns
     ]
     return sorted(table["position"].tolist())
 
 
-def counted(where: str) -> list[tuple]:
+def counted(where):
     """Straight out of the file, by SQL."""
     with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
         return run._database.rows(

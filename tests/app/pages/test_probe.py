@@ -2,14 +2,9 @@
 of its words.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from app.shell import store_changes
-from core.runs.store.store import Store
 from tests.app.opening import open_page, page_text
 from tests.core.probing import odd_server as odd
 from tests.core.responses.made_sides import run_of
@@ -17,11 +12,11 @@ from tests.waiting import until
 
 
 @pytest.fixture
-def store(own_jobs) -> Store:
+def store(own_jobs):
     return own_jobs
 
 
-def button(app: Any) -> Any:
+def button(app):
     return app.button(key="probe_start")
 
 
@@ -42,15 +37,15 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(
     button(app).click().run()
     (job,) = submitted
     assert job["arguments"] == [
-        *(
-            "probe",
-            "http://127.0.0.1:9",
-            "--tests",
-            "rerun,load:3",
-            "--against",
-            "http://127.0.0.1:10",
-        ),
-        *("--top", "5", "--name=-odd"),
+        "probe",
+        "http://127.0.0.1:9",
+        "--tests",
+        "rerun,load:3",
+        "--against",
+        "http://127.0.0.1:10",
+        "--top",
+        "5",
+        "--name=-odd",
     ]
     assert job["prompts"].content == b'{"prompt": "one"}\n{"prompt": "two"}\n'
     assert job["secrets"] == {"ULPSCOPE_PROBE_KEY": "sk-secret"}

@@ -1,11 +1,8 @@
 """Trainer vs. rollout on the Overview."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -68,7 +65,7 @@ HEAVY = 3  # the sequence of which four tokens differ much
 
 
 @pytest.fixture(scope="module")
-def sequences() -> list[dict[str, Any]]:
+def sequences():
     """Six sequences of three steps; |r| is twenty times as large in code."""
     random, rows = np.random.default_rng(7), []
     for number in range(6):
@@ -92,7 +89,7 @@ def sequences() -> list[dict[str, Any]]:
 def planted(built, sequences, monkeypatch):
     """Opens the Overview of a run of these sequences by a link."""
 
-    def build(store: Store):
+    def build(store):
         path = store.directory.parent / "planted.parquet"
         pq.write_table(
             pa.Table.from_pylist(
@@ -110,15 +107,15 @@ def planted(built, sequences, monkeypatch):
     return lambda **link: open_page("overview", run="planted", **link)
 
 
-def r_of(rows) -> np.ndarray:
+def r_of(rows):
     return np.concatenate([row["trainer"] - row["rollout"] for row in rows])
 
 
-def k3_of(r: np.ndarray) -> np.ndarray:
+def k3_of(r):
     return np.expm1(r) - r
 
 
-def values_of(axis: object) -> np.ndarray:
+def values_of(axis):
     """Numbers of an axis of a trace as the browser gets it."""
     if isinstance(axis, dict):
         flat = np.frombuffer(base64.b64decode(axis["bdata"]), axis["dtype"])
@@ -130,7 +127,7 @@ def values_of(axis: object) -> np.ndarray:
     return np.array(axis)
 
 
-def table_with(page, column: str):
+def table_with(page, column):
     (table,) = [each.value for each in page.dataframe if column in each.value]
     return table
 
@@ -160,9 +157,7 @@ def test_the_distribution_is_that_of_the_tokens(planted, sequences):
     shades = values_of(density[0]["z"])
     assert np.nansum(10**shades) == pytest.approx(len(r))
     at = np.round(np.exp(np.concatenate([row["rollout"] for row in sequences])) * 40) / 40
-    columns, counts = np.unique(at, return_counts=True)
-    np.testing.assert_allclose(values_of(density[0]["x"]), columns)
-    np.testing.assert_allclose(np.nansum(10**shades, axis=0), counts)
+    np.testing.assert_allclose(values_of(density[0]["x"]), np.unique(at))
     assert table_with(page, "bar")["kl_share"].between(0.1, 1).tolist() == [False, True, False]
 
 
@@ -176,10 +171,6 @@ def test_what_it_depends_on_is_drawn_by_group(planted, sequences):
     ]
     assert figure["figure"]["data"][0]["x"] == names
     np.testing.assert_allclose(values_of(figure["figure"]["data"][0]["y"]), means, rtol=1e-12)
-    page = planted(part="depends-on", by="step")
-    (trace,) = figures_of(page)[0]["figure"]["data"]
-    steps = [np.abs(r_of(sequences[2 * step : 2 * step + 2])).mean() for step in range(3)]
-    np.testing.assert_allclose(values_of(trace["y"]), steps, rtol=1e-12)
 
 
 def test_steps_have_their_means(planted, sequences):

@@ -1,21 +1,18 @@
 """Watched endpoints on the Compare page, from planted histories."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 
 from core.probing.watch import FOLDER, Round
-from core.runs.store.store import Store
 from tests.app.opening import figures_of, open_page, page_text
 from tests.core.responses.made_sides import engine_side, store_run
 
 BEGUN = datetime(2026, 11, 26, 18, 0, tzinfo=UTC)
 
 
-def plant(store: Store, name: str, *distances: float | None, moved_at: int | None = None) -> str:
+def plant(store, name, *distances, moved_at=None):
     """A history with a round a minute; -> id of its runs"""
     run_id = store_run(store, name, engine_side("baseline", 1, 4), engine_side("now", 2, 4))
     rounds = []

@@ -2,8 +2,6 @@
 SIGKILL.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 from contextlib import suppress
@@ -13,13 +11,13 @@ import httpx2
 import pytest
 
 from core.runs.reader import RunReader
-from tests.serving import Server, dump, serving
+from tests.serving import dump, serving
 from tests.waiting import until
 
 BODY = dump(64, 4096)
 
 
-def begun(server: Server, first: int, count: int, *, path: str = "/api/uploads/x") -> socket.socket:
+def begun(server, first, count, *, path="/api/uploads/x"):
     """A request that says it will send the rest from `first`, and has sent `count` bytes of it."""
     line = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = (
@@ -30,14 +28,14 @@ def begun(server: Server, first: int, count: int, *, path: str = "/api/uploads/x
     return line
 
 
-def received(server: Server) -> int:
+def received(server):
     return httpx2.get(f"{server.url}/api/uploads/x").json().get("received", 0)
 
 
-def rest(server: Server, options: str = "wait=120") -> dict[str, object]:
+def rest(server, options="wait=120"):
     """Ask for the offset and send what is missing, as a client does that knows nothing."""
 
-    def sent() -> dict[str, object] | None:
+    def sent():
         first = received(server)
         span = (
             f"bytes {first}-{len(BODY) - 1}/{len(BODY)}"
@@ -55,7 +53,7 @@ def rest(server: Server, options: str = "wait=120") -> dict[str, object]:
     return until(sent, every=0.2)
 
 
-def has_arrived_whole(server: Server) -> bool:
+def has_arrived_whole(server):
     """Send the rest without an import; whether the file is what was sent."""
     rest(server, "keep=1")
     (path,) = server.store.glob(".uploads/*/data/*")
@@ -114,7 +112,7 @@ def test_one_request_that_breaks_off_leaves_nothing(tmp_path):
     assert not list(server.store.glob("*.duckdb"))
 
 
-def resident_bytes(server: Server) -> int:
+def resident_bytes(server):
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) << 10
 

@@ -2,20 +2,16 @@
 save that fails.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from app.shell import store_changes
 from app.upload import tab as upload_page
 from app.upload.spool import Upload
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from tests.app.opening import open_page, page_text
 from tests.core.responses.made_sides import run_of
 from tests.waiting import until
@@ -26,11 +22,11 @@ PAYLOADS = ROOT / "tests" / "core" / "responses" / "payloads"
 
 
 @pytest.fixture(autouse=True)
-def store(imports_here) -> Store:
+def store(imports_here):
     return imports_here
 
 
-def put(store: Store, path: Path, name: str = "", part: float = 1.0) -> Upload:
+def put(store, path, name="", part=1.0):
     """A file that has arrived, or a part of it."""
     content, upload = path.read_bytes(), Upload(store, f"id of {name or path.name}")
     record = upload.begin(name or path.name, len(content))
@@ -38,7 +34,7 @@ def put(store: Store, path: Path, name: str = "", part: float = 1.0) -> Upload:
     return upload
 
 
-def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
+def page(monkeypatch, *uploads):
     """The page of a viewer whose browser says that these have arrived."""
     monkeypatch.setattr(
         upload_page,
@@ -48,11 +44,11 @@ def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
     return open_page("upload")
 
 
-def choose(app: AppTest, what: str, key: str, value: str):
+def choose(app, what, key, value):
     app.selectbox(key=f"upload_{what}_{key}").set_value(value).run()
 
 
-def save(app: AppTest, key: str, state: str = "done") -> AppTest:
+def save(app, key, state="done"):
     app.button(key=f"save_{key}").click().run()
     assert not app.exception
     until(lambda: store_changes.jobs().all("upload")[0].is_over)
@@ -60,12 +56,12 @@ def save(app: AppTest, key: str, state: str = "done") -> AppTest:
     return app.run()
 
 
-def stored(store: Store) -> RunReader:
+def stored(store):
     (path,) = store.directory.glob("*.duckdb")
     return RunReader(path)
 
 
-def key_of(*uploads: Upload) -> str:
+def key_of(*uploads):
     return "_".join(upload.upload_id for upload in uploads)
 
 
@@ -92,18 +88,18 @@ def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store
     assert app.title[0].value == "Overview"
 
 
-def _chosen_tokens(path: Path):
+def _chosen_tokens(path):
     sides = [
         -np.random.default_rng(seed).gamma(0.5, 2.0, (90, 32)).astype(np.float32) for seed in (1, 2)
     ]
     np.savez(path, reference=sides[0], variant=sides[1])
 
 
-def _padded(path: Path):
+def _padded(path):
     np.savez(path, hf=np.eye(6, 32, dtype=np.float32), engine=np.eye(6, 40, dtype=np.float32))
 
 
-def _wide(path: Path):
+def _wide(path):
     np.savez(path, reference=np.float32([[1.1, 2.0]]), variant=np.float32([[1.1, 2.5]]))
 
 

@@ -1,7 +1,5 @@
 """Probes of operations: planted operations whose answers are known are reported exactly."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -25,7 +23,7 @@ WIDE = 64
 BATCHES = [1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 33, 64]
 
 
-def plan_of(*operations: Operation, **settings) -> ProbePlan:
+def plan_of(*operations, **settings):
     return ProbePlan(
         CPU,
         settings.pop("dtypes", ("float32",)),
@@ -35,7 +33,7 @@ def plan_of(*operations: Operation, **settings) -> ProbePlan:
     )
 
 
-def in_order(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def in_order(x, w):
     """x @ w, every product added in the order of the width for any batch: elementwise operations
     only.
     """
@@ -45,12 +43,12 @@ def in_order(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def in_halves(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def in_halves(x, w):
     half = len(w) // 2
     return in_order(x[:, :half], w[:half]) + in_order(x[:, half:], w[half:])
 
 
-def planted(run, name: str = "planted") -> Operation:
+def planted(run, name="planted"):
     return Operation(name, "width {k}, {n}", ("k",), ("k n",), run, ((WIDE, 8),))
 
 
@@ -59,11 +57,11 @@ def probed(run, **settings):
     return probe(operation, (WIDE, 8), "float32", plan_of(operation, **settings))
 
 
-def batches_of(row) -> list[list[int]]:
+def batches_of(row):
     return [each["batches"] for each in row["batch_classes"]]
 
 
-def answers_of(row) -> tuple:
+def answers_of(row):
     return row["is_repeatable"], row["is_batch_invariant"], row["is_position_invariant"]
 
 

@@ -2,11 +2,7 @@
 division by 0.
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,7 +28,6 @@ from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
 
-Token = tuple[str, Any, dict[str, Any]]
 CONDITIONS = (
     "bits",
     "flips",
@@ -44,7 +39,7 @@ CONDITIONS = (
 )
 
 
-def answer(*tokens: Token) -> dict[str, Any]:
+def answer(*tokens):
     """A chat answer: each token with its value and its list of the best."""
     content = [
         {
@@ -63,11 +58,11 @@ def answer(*tokens: Token) -> dict[str, Any]:
     return {"object": "chat.completion", "choices": [choice], "usage": {"prompt_tokens": 4}}
 
 
-def chosen(*tokens: tuple[str, Any]) -> dict[str, Any]:
+def chosen(*tokens):
     return answer(*((text, value, {}) for text, value in tokens))
 
 
-def everything_of(path: Path):
+def everything_of(path):
     """Every figure, sentence, report and table of a run."""
     with RunReader(path) as run:
         json.dumps(run_json(run, with_positions=True), allow_nan=False)
@@ -125,7 +120,7 @@ def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(
         )
 
 
-def sides_of(*payloads: dict[str, Any]) -> tuple[ResponseSide, ...]:
+def sides_of(*payloads):
     return align(
         [
             ResponseSide(name, tuple(read_payload(payload, name)))
@@ -143,7 +138,7 @@ ANSWERS = st.lists(
 )
 
 
-def consistent(tokens: list[Token]) -> dict[str, Any]:
+def consistent(tokens):
     """The answer, with a token's value where its list has it."""
     return answer(*((text, top.get(text, value), top) for text, value, top in tokens))
 

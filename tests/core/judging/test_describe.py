@@ -2,8 +2,6 @@
 none of them.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -2,10 +2,7 @@
 says.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -42,10 +39,10 @@ from core.runs.file.evidence import (
     OtherPromptsFigures,
     RerunFigures,
     Unmeasured,
-    Verdict,
 )
 
 POSITIONS = 300
+SIDES = ("prefill", "engine")
 
 
 class MadeControls(Controls):
@@ -55,36 +52,36 @@ class MadeControls(Controls):
 
     def __init__(
         self,
-        dtype: str = "bfloat16",
-        wide: object = 1.0,
-        narrow: object = 1.0,
+        dtype="bfloat16",
+        wide=1.0,
+        narrow=1.0,
         *,
-        has_wide: bool = True,
+        has_wide=True,
     ):
         rng = np.random.default_rng(0)
-        self.names, self.lengths, self.dtype = ("prefill", "engine"), [100, 200], dtype
+        self.names, self.lengths, self.dtype = SIDES, [100, 200], dtype
         self.wide = rng.chisquare(50, (5, POSITIONS)) / 50
         self.errors = rng.chisquare(50, (9, POSITIONS)) / 50
         self.wide[0] *= np.asarray(wide) ** 2
         self.errors[0] *= np.asarray(narrow) ** 2
         self.has_wide, self.systematic = has_wide, 1.0
-        self.not_finite: NotFinite | None = None
-        self.moved: tuple[str, ...] = ()
-        self.rerun_squares: np.ndarray | None = None
-        self.other_prompts: bool | None = None
+        self.not_finite = None
+        self.moved = ()
+        self.rerun_squares = None
+        self.other_prompts = None
 
-    def pair(self, dtype: str) -> Pair:
+    def pair(self, dtype):
         if dtype == "float32" and not self.has_wide:
             raise NotAvailableError("The engine takes bfloat16 only.")
         return Pair(self.wide[0], self.not_finite)
 
-    def floor(self, dtype: str) -> NoiseFloor:
+    def floor(self, dtype):
         return NoiseFloor(self.wide[1:], "4 reorderings")
 
-    def rerun(self) -> Rerun:
+    def rerun(self):
         return Rerun("each called twice", self.names, self.moved, self.rerun_squares)
 
-    def neighbours(self) -> list[OtherRows]:
+    def neighbours(self):
         if self.other_prompts is None:
             return []
         return [
@@ -95,7 +92,7 @@ class MadeControls(Controls):
             ),
         ]
 
-    def exact(self) -> Exact:
+    def exact(self):
         draws = [Errors(draw, 1.0) for draw in self.errors[1:]]
         return Exact(
             {"engine": Errors(self.errors[0], self.systematic)},
@@ -104,29 +101,28 @@ class MadeControls(Controls):
         )
 
     @property
-    def own_paths(self) -> Mapping[str, Errors]:
+    def own_paths(self):
         return {"prefill": Errors(np.random.default_rng(1).chisquare(50, POSITIONS) / 50, 1.0)}
 
 
-def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
+def judge(controls, earlier=None):
     """Judge, and count the words of every sentence."""
     verdict = judging.judge(controls, earlier)
-    assert (
-        max(
-            len(says.split()) for says in (verdict.because, *(row.says for row in verdict.evidence))
-        )
-        <= 25
-    )
+    sentences = [verdict.because, *(row.says for row in verdict.evidence)]
+    assert max(len(says.split()) for says in sentences) <= 25
     return verdict
 
 
-def at(row: int, factor: float) -> np.ndarray:
+def at(row, factor):
     factors = np.ones(POSITIONS)
     factors[row] = factor
     return factors
 
 
-def rows(verdict, check: Check) -> list[Evidence]:
+A_NAN = NotFinite(2 * (np.arange(POSITIONS) == 103), 7, " the", SIDES, (1.25, math.nan))
+
+
+def rows(verdict, check):
     return [row for row in verdict.evidence if row.check is check]
 
 
@@ -262,9 +258,7 @@ def test_a_model_that_chooses_its_keys_is_at_worst_undecided(
     controls = Indexed("float32")
     controls.moved, controls.rerun_squares = ("engine",), controls.wide[2] * 1e6
     assert judge(controls).name == "nondeterministic"
-    by_row = np.zeros(POSITIONS, np.int64)
-    by_row[103] = 2
-    controls.not_finite = NotFinite(by_row, 7, " the", controls.names, (1.25, math.nan))
+    controls.not_finite = A_NAN
     assert judge(controls).is_bug_suspected  # no choice makes a NaN
 
 
@@ -284,9 +278,7 @@ def test_a_nan_needs_no_floor():
 
     controls = NoFloor("float32")
     assert judge(controls).name == "undecided"
-    by_row = np.zeros(POSITIONS, np.int64)
-    by_row[103] = 2
-    controls.not_finite = NotFinite(by_row, 7, " the", controls.names, (1.25, math.nan))
+    controls.not_finite = A_NAN
     verdict = judge(controls)
     assert (verdict.name, verdict.first_place, verdict.noise_ratio) == (
         "bug suspected",

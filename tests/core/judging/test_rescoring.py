@@ -1,7 +1,5 @@
 """Which checkpoint a rollout and a trainer agree with, by made values of known distances."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -15,16 +13,16 @@ EXACT = -RANDOM.gamma(0.6, 0.9, TOKENS) - 0.2
 UPDATE = RANDOM.normal(0, 1, TOKENS)  # by which a step moves the values, in its own unit
 
 
-def noise(size: float = FLOOR) -> np.ndarray:
+def noise(size=FLOOR):
     return RANDOM.normal(0, size, TOKENS)
 
 
 def scores(
-    rollout: np.ndarray,
-    trainer: np.ndarray,
-    step: float,
-    dtypes: dict[str, float],
-) -> list[Rescoring]:
+    rollout,
+    trainer,
+    step,
+    dtypes,
+):
     """Rescorings by three checkpoints, each `step` noise floors of the first dtype from the one
     before.
     """
@@ -50,7 +48,7 @@ def scores(
     ]
 
 
-def side(number: float, step: float, floor: float = FLOOR) -> np.ndarray:
+def side(number, step, floor=FLOOR):
     return EXACT + number * step * FLOOR * UPDATE + noise(floor)
 
 

@@ -2,26 +2,21 @@
 and placed.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from core.judging.limits import DRAWN, OWN, WIDE
-from core.judging.statistic import FALSE_ALARM, FloorTest, floor_test, smallest_fault
+from core.judging.statistic import FALSE_ALARM, floor_test, smallest_fault
 
 POSITIONS = 4096
 
 
 def rounding(
-    rng: np.random.Generator,
-    seeds: int,
-    positions: int = POSITIONS,
-    spread: float = 0.3,
-) -> np.ndarray:
+    rng,
+    seeds,
+    positions=POSITIONS,
+    spread=0.3,
+):
     """Mean squares: a scale of its own at each position, times log-normal noise. [seeds,
     positions]
     """
@@ -104,14 +99,13 @@ def test_no_floor_and_no_difference_is_no_fault():
 # Errors in 16 bits over roundings drawn anew.
 
 VOCAB, LENGTH, DRAWS = 60, 40, 8
-Fault = Callable[[NDArray[np.float64]], None]
 
 
 def errors_of_rounding(
-    generator: np.random.Generator,
-    prompts: int,
-    mixing: NDArray[np.float64],
-) -> NDArray:
+    generator,
+    prompts,
+    mixing,
+):
     """A dozen directions, positions whose size varies by a fifth. [positions, vocab], rms about
     1
     """
@@ -120,11 +114,11 @@ def errors_of_rounding(
     return size * (generator.standard_normal((rows, len(mixing))) @ mixing)
 
 
-def errors(of: NDArray[np.float64]) -> NDArray[np.float64]:
+def errors(of):
     return (of**2).mean(1)
 
 
-def tried(seed: int, prompts: int, fault: Fault = lambda _: None) -> FloorTest:
+def tried(seed, prompts, fault=lambda _: None):
     """A path whose rounding is one more draw, with a fault planted into its errors."""
     generator = np.random.default_rng(seed)
     mixing = generator.standard_normal((12, VOCAB)) / np.sqrt(12)
@@ -152,7 +146,7 @@ def test_fewer_roundings_and_half_as_many_again_are_not_accused(factor):
     assert tried(1, 10, scaled).is_passed
 
 
-def directed(rms: float, seed: int = 9) -> NDArray[np.float64]:
+def directed(rms, seed=9):
     """A vector over the vocabulary of that rms."""
     vector = np.random.default_rng(seed).standard_normal(VOCAB)
     return rms * vector / np.sqrt((vector**2).mean())

@@ -2,10 +2,6 @@
 refused.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -24,21 +20,20 @@ from core.runs.file.evidence import (
     RERUN,
     VALIDITY,
     Check,
-    Verdict,
 )
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
 from tests.core.runs.damaging import damaged
-from tests.covering import few, thorough
+from tests.covering import few
 
 X, HEAD = states()
 FAULT = with_fault(X)
 FLOOR = {f"way_{order}": in_float32(X, HEAD, order) for order in (11, 12, 13, 14, 15)}
 
 
-def pair_with(x: np.ndarray) -> dict[str, np.ndarray]:
+def pair_with(x):
     """The pair in float32, whose variant computes from `x`."""
     return {"reference": in_float32(X, HEAD, 1), "variant": in_float32(x, HEAD, 2)}
 
@@ -47,13 +42,13 @@ PAIR = pair_with(X)
 
 
 @pytest.fixture(scope="module")
-def dump_of(tmp_path_factory) -> Callable[[np.ndarray], tuple[Store, str]]:
+def dump_of(tmp_path_factory):
     """A stored bfloat16 dump whose variant is given; each once."""
     folder = tmp_path_factory.mktemp("dumps")
     store = Store(folder / "store")
-    run_ids: dict[bytes, str] = {}
+    run_ids = {}
 
-    def stored(variant: np.ndarray) -> tuple[Store, str]:
+    def stored(variant):
         key = variant.tobytes()
         if key not in run_ids:
             sides = {
@@ -67,16 +62,13 @@ def dump_of(tmp_path_factory) -> Callable[[np.ndarray], tuple[Store, str]]:
     return stored
 
 
-Judged = Callable[..., Verdict]
-
-
 @pytest.fixture
-def judged(dump_of, tmp_path) -> Judged:
+def judged(dump_of, tmp_path):
     """`judged(variant, ...)`: the verdict of a dump with controls given as dicts of arrays; nothing
     is stored again.
     """
 
-    def judge(variant: np.ndarray, before: Verdict | None = None, **controls: Any) -> Verdict:
+    def judge(variant, before=None, **controls):
         store, run_id = dump_of(variant)
         with RunReader(store.path_of(run_id)) as run:
             measured = measure_controls(run, **on_disk(tmp_path, controls))
@@ -86,7 +78,7 @@ def judged(dump_of, tmp_path) -> Judged:
     return judge
 
 
-def on_disk(folder: Path, controls: dict[str, Any]) -> dict[str, Any]:
+def on_disk(folder, controls):
     """Dicts of arrays as dumps; all else as it is."""
     return {
         what: [saved(folder / f"{what}.npz", **arrays)] if isinstance(arrays, dict) else arrays
@@ -94,7 +86,7 @@ def on_disk(folder: Path, controls: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def row_of(verdict: Verdict, group: str) -> Any:
+def row_of(verdict, group):
     return next(row for row in verdict.evidence if row.group == group)
 
 
@@ -122,7 +114,6 @@ def test_a_floor_of_other_ways_decides_by_the_noise_ratio(
     pair = pair_with(x)
     found = judged(in_bfloat16(x, HEAD, 2), float32=pair, floor=FLOOR)
     assert found.name == verdict
-    assert found.noise_ratio is not None
     assert (found.noise_ratio > 100) if is_fault else (0.5 < found.noise_ratio < 2)
     row = row_of(found, FLOAT32)
     assert row.outcome == (FAILED if is_fault else PASSED)
@@ -136,10 +127,8 @@ def test_a_floor_of_other_ways_decides_by_the_noise_ratio(
 def test_equal_bits_in_16_bits_hide_no_fault_where_float32_and_a_floor_are_given(
     judged,
 ):
-    assert (
-        judged(in_bfloat16(X, HEAD, 1), float32=pair_with(FAULT), floor=FLOOR).name
-        == "bug suspected"
-    )
+    found = judged(in_bfloat16(X, HEAD, 1), float32=pair_with(FAULT), floor=FLOOR)
+    assert found.name == "bug suspected"
 
 
 @pytest.mark.parametrize("side", few(["reference", "variant"], "variant"))
@@ -181,11 +170,7 @@ def test_a_side_that_does_not_repeat_its_bits_leaks_only_where_it_moves_further_
     judged,
 ):
     """Whether both were uploaded at once or one after the other."""
-    variant, again, leaked = (
-        in_bfloat16(X, HEAD, 2),
-        in_bfloat16(X, HEAD, 9),
-        in_bfloat16(X, HEAD, 7),
-    )
+    variant, again, leaked = (in_bfloat16(X, HEAD, order) for order in (2, 9, 7))
     for beside, verdict, outcome in (
         (leaked, "nondeterministic", NOTED),
         (np.roll(leaked, 1, axis=0), "bug suspected", FAILED),
@@ -226,7 +211,8 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
     assert [path.name for path in (tmp_path / "store").iterdir() if path.name.startswith(".")] == []
 
 
-REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
+PAIR_IN_BFLOAT16 = {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}
+REFUSED = {
     "fewer positions": (
         "rerun",
         {"variant": in_bfloat16(X, HEAD, 2)[:-1]},
@@ -243,11 +229,7 @@ REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
         {"variant": in_float32(X, HEAD, 2)},
         "which is no bfloat16 value",
     ),
-    "an upcast pair": (
-        "float32",
-        {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)},
-        "holds bfloat16 values only",
-    ),
+    "an upcast pair": ("float32", PAIR_IN_BFLOAT16, "holds bfloat16 values only"),
     "half a pair": ("float32", {"variant": in_float32(X, HEAD, 2)}, "expected 2"),
     "two paths": ("floor", {"a": in_float32(X, HEAD, 2), "b": in_float32(X, HEAD, 3)}, "2 sides"),
     "equal but for a zero's sign": (
@@ -293,7 +275,7 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair
 
 
 WRONG = {
-    order: in_float32(with_fault(X, factor=1.5), HEAD, order) for order in (21, 22, 23)
+    order: in_float32(with_fault(X, factor=1.5), HEAD, order) for order in (21, 22)
 }  # the fault on trial, 2,000 floors and more
 SPLIT = "two kinds"
 
@@ -328,19 +310,6 @@ UP = np.where(np.arange(ROWS) == 29, np.float32(1 + 5 * 2**-23), np.float32(1))[
             "of another pair",
         ),
         ({**FLOOR, "broken": in_float32(FAULT, HEAD, 20)}, SPLIT),
-        *thorough(
-            [
-                (
-                    {
-                        "a": FLOOR["way_11"],
-                        "broken": WRONG[21],
-                        "two": WRONG[22],
-                        "three": WRONG[23],
-                    },
-                    SPLIT,
-                ),
-            ],
-        ),
         (
             {
                 "a": FLOOR["way_11"],
@@ -427,8 +396,7 @@ def test_a_run_without_its_pair_gets_a_sentence_and_no_verdict(
     store,
     tmp_path,
 ):
-    sides = {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}
-    path = store.path_of(ingest(store, [saved(tmp_path / "d.npz", **sides)]))
+    path = store.path_of(ingest(store, [saved(tmp_path / "d.npz", **PAIR_IN_BFLOAT16)]))
     damaged(path, "DELETE FROM pair")
     with pytest.raises(StoreError), RunReader(path) as run:
         judge_stored(store, run, measure_controls(run))

@@ -113,7 +113,7 @@ def kl_of(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 
 
 def _margin(top: list[float], ids: list[int], fmt: FloatFormat) -> tuple[float, float]:
-    if ids[1] < 0:
+    if len(ids) < 2 or ids[1] < 0:
         return math.nan, math.nan
     if top[0] == top[1]:
         return 0.0, 0.0

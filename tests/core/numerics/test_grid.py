@@ -2,20 +2,16 @@
 there are.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from core.numerics.grid import find_grid, margin_ulps, sent_error
 
-Rows = list[NDArray[np.float64]]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
-def sent(dtype: str, scale: float, centre: float, k: int, rows: int = 16) -> tuple[Rows, list[int]]:
+def sent(dtype, scale, centre, k, rows=16):
     """Top-k log-probabilities of rows of logits, as an engine computes them in float32, and each
     row's margin in ordinals of the logits' own format.
     """
@@ -29,7 +25,7 @@ def sent(dtype: str, scale: float, centre: float, k: int, rows: int = 16) -> tup
     return values, margins
 
 
-def ordinals(values: torch.Tensor) -> NDArray[np.int64]:
+def ordinals(values):
     """Places of decreasing 16-bit values, or of float32's bits, among all numbers of their format,
     0 at the best.
     """
@@ -53,7 +49,6 @@ def test_a_grid_of_16_bits_is_seen_and_margins_counted_on_it(
 ):
     rows, margins = sent(dtype, scale, centre, k)
     found = find_grid(rows)
-    assert found is not None
     assert dtype in found.formats
     assert found.compute_dtype in (None, dtype)
     assert found.chance < 1e-9
@@ -81,14 +76,12 @@ def test_four_decimals_say_what_they_can():
         rounded = [np.round(row, places) for row in rows]
         assert sent_error(np.concatenate(rounded)) == error
         found = find_grid(rounded)
-        assert found is not None
         assert "bfloat16" in found.formats
     assert find_grid([np.round(row, 1) for row in rows], error=0.05) is None
 
 
 def test_bfloat16_is_named_where_float16_would_need_rare_logits():
     found = find_grid(sent("bfloat16", 5.0, 8.0, 20)[0])
-    assert found is not None
     assert (found.compute_dtype, found.formats) == ("bfloat16", ("bfloat16",))
 
 
@@ -100,7 +93,6 @@ def test_a_posted_payload_has_gaps_on_the_grid_of_an_eighth():
         -0.8 - 0.125 * np.array([0, 0, 2, 7, 8, 8 + n, 21 + 2 * n, 33 + 3 * n]) for n in range(1, 8)
     ]
     found = find_grid(rows, error=1e-6)
-    assert found is not None
     assert margin_ulps(rows[0], found) == (0, 0)
 
 

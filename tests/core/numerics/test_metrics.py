@@ -1,17 +1,15 @@
 """The registry of metrics: what is derived from it says what it says."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np
 
-from core.numerics.divergence import RowFigures, compare
+from core.numerics.divergence import compare
 from core.numerics.formats import BFLOAT16
 from core.numerics.metrics import METRICS, Reduction, Summary
 
 
-def figures_of_two_rows() -> RowFigures:
+def figures_of_two_rows():
     bits = np.array([[0x3F80, 0x4000, 0x4040], [0x3F80, 0x7FC0, 0xFF80]], np.uint16)
     return compare(bits, bits + np.array([[1], [0]], np.uint16), BFLOAT16)
 

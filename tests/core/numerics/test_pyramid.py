@@ -12,7 +12,7 @@ from core.numerics.divergence import compare
 from core.numerics.formats import BFLOAT16, FLOAT32
 
 
-def levels_of(cells: np.ndarray, rows: int, vocab: int) -> list[np.ndarray]:
+def levels_of(cells, rows, vocab):
     """Every level, each from the one before, as the writer makes them."""
     found = [cells]
     for _ in range(1, pyramid.levels_for(rows, vocab)):
@@ -20,7 +20,7 @@ def levels_of(cells: np.ndarray, rows: int, vocab: int) -> list[np.ndarray]:
     return found
 
 
-def averaged(cells: np.ndarray, rows: int, vocab: int) -> list[np.ndarray]:
+def averaged(cells, rows, vocab):
     """The planted fault: means instead of maxima, as an image library shrinks a picture."""
     found = [cells]
     for _ in range(1, pyramid.levels_for(rows, vocab)):
@@ -32,7 +32,7 @@ def averaged(cells: np.ndarray, rows: int, vocab: int) -> list[np.ndarray]:
     return found
 
 
-def visible_at_every_level(levels: list[np.ndarray], row: int, token: int, distance: int) -> bool:
+def visible_at_every_level(levels, row, token, distance):
     for level, cells in enumerate(levels):
         height, width = pyramid.cell_shape(level)
         where = np.argwhere(cells)

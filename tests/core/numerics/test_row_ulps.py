@@ -14,7 +14,6 @@ NONE = float("nan")
 # it.
 ROWS = [
     ("a power of two at the top", BFLOAT16, [0x4080, 0], [0x4080, 0x3D00], 2.0**-5, 1.0),
-    ("a negative one at the top", BFLOAT16, [0xC080, 0], [0xC080, 0x3D00], 2.0**-5, 1.0),
     ("a step below a power of two", BFLOAT16, [0x407F, 0], [0x407F, 0x3D00], 2.0**-6, 2.0),
     (
         "the other side's top is not asked",
@@ -33,10 +32,8 @@ ROWS = [
     ("NaN in the reference", BFLOAT16, [0x7FC0, 0x3F80], [0x4080, 0x3F82], 2.0**-7, 2.0),
     ("nothing finite in the variant", BFLOAT16, [0x4080, 0], [0x7FC0, 0xFF80], 2.0**-5, 0.0),
     ("nothing finite in the reference", BFLOAT16, [0x7FC0, 0xFF80], [0x4080, 0], NONE, NONE),
-    ("float16", FLOAT16, [0x4400, 0], [0x4400, 0x1C00], 2.0**-8, 1.0),
     ("float16, subnormal", FLOAT16, [0x03FF, 0], [0x03FE, 0], 2.0**-24, 1.0),
     ("float16, the largest finite", FLOAT16, [0xFBFF, 0], [0xFBFE, 0], 32.0, 1.0),
-    ("float32", FLOAT32, [0x40800000, 0], [0x40800000, 0x35000000], 2.0**-21, 1.0),
     (
         "float32, from end to end",
         FLOAT32,

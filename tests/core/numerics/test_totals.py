@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.numerics.divergence import compare
-from core.numerics.formats import BFLOAT16, FLOAT32, FloatFormat
+from core.numerics.formats import BFLOAT16, FLOAT32
 from core.numerics.totals import PairTotal
 from tests.core.numerics.oracle import expected_figures
 from tests.core.numerics.rows import ALL_FORMATS, all_nan, rows_of_all_kinds
 
 
-def total_of(a: np.ndarray, b: np.ndarray, fmt: FloatFormat, cuts: list[int]) -> PairTotal:
+def total_of(a, b, fmt, cuts):
     """The sum of the chunks between `cuts`, which are row numbers."""
     total = PairTotal()
     edges = [0, *sorted(cuts), len(a)]
@@ -28,7 +28,7 @@ def total_of(a: np.ndarray, b: np.ndarray, fmt: FloatFormat, cuts: list[int]) ->
     return total
 
 
-def unlike(one: PairTotal, other: PairTotal) -> list[str]:
+def unlike(one, other):
     """Names of what differs by more than the rounding of a sum."""
     first, second = (
         dataclasses.asdict(t.summary()) | {"histogram": t.histogram, "exact": t.is_histogram_exact}

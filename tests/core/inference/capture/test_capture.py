@@ -1,7 +1,5 @@
 """A capture is the model's own bits, all of them, the same at every call."""
 
-from __future__ import annotations
-
 import hashlib
 from contextlib import contextmanager
 
@@ -11,14 +9,12 @@ import torch
 
 from core.capture_request import CaptureRequest
 from core.errors import CaptureError, UsageError
-from core.inference.capture.capture import CapturePlan, run_capture
+from core.inference.capture.capture import run_capture
 from core.inference.models.devices import bits_of
 from core.inference.models.model import load_model
 from core.inference.paths import batch, paths
 from core.inference.paths.bases import Base
 from core.inference.paths.modifiers import Modifier
-from core.runs.file.records import Generation
-from core.runs.tables.kv_cache import KvPart
 from tests.core.inference.sameness import planned
 
 PROMPTS = ["def walk(self, path): return", "The ferry left at ten past six, café", "x"]
@@ -28,28 +24,28 @@ class Collected:
     """A sink that keeps the logits of each side, and refuses gaps."""
 
     def __init__(self):
-        self.sides: list[list[np.ndarray]] = []
+        self.sides = []
 
-    def write(self, side: int, row: int, bits: np.ndarray):
+    def write(self, side, row, bits):
         if side == len(self.sides):
             self.sides.append([])
         assert side == len(self.sides) - 1
         assert row == sum(len(part) for part in self.sides[side])
         self.sides[side].append(bits)
 
-    def write_kv(self, side: int, part: KvPart): ...
-    def write_generation(self, generation: Generation): ...
+    def write_kv(self, side, part): ...
+    def write_generation(self, generation): ...
 
-    def side(self, number: int) -> np.ndarray:
+    def side(self, number):
         return np.concatenate(self.sides[number])
 
-    def digest(self) -> str:
+    def digest(self):
         return hashlib.sha256(
             b"".join(self.side(n).tobytes() for n in range(len(self.sides))),
         ).hexdigest()
 
 
-def collect(plan: CapturePlan) -> Collected:
+def collect(plan):
     sink = Collected()
     run_capture(plan, sink)
     return sink
@@ -197,7 +193,7 @@ def test_torchs_exceptions_stop_in_the_capture_and_an_interrupt_does_not(
 class FullDisk(Collected):
     """A sink whose disk is full."""
 
-    def write(self, side: int, row: int, bits: np.ndarray):
+    def write(self, side, row, bits):
         raise OSError(28, "No space left on device")
 
 
@@ -205,7 +201,7 @@ def test_modifiers_are_undone_when_a_capture_breaks(
     llama,
     monkeypatch,
 ):
-    events: list[str] = []
+    events = []
 
     @contextmanager
     def watched(batch):

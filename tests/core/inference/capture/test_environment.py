@@ -1,7 +1,5 @@
 """What a capture is computed with is known before anything large is read, and as its run has it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -17,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[4]
 pytestmark = pytest.mark.model
 
 
-def _of(model: Path | str, **more: str):
+def _of(model, **more):
     request = CaptureRequest(
         model=str(model),
         prompts=("def",),

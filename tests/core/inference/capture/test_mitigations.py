@@ -2,8 +2,6 @@
 left behind.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -14,24 +12,24 @@ from core.inference.capture.mitigations import MITIGATIONS, TIMED_FORWARDS, miti
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of, whole_side
 from core.inference.paths.paths import parse_path
-from core.runs.tables.mitigations import MitigationRow, advice
+from core.runs.tables.mitigations import advice
 
 pytestmark = pytest.mark.model
 PAIR = [parse_path("prefill"), parse_path("decode")]
 
 
-def whole(loaded: LoadedModel, path: str, ids: list[int]) -> torch.Tensor:
+def whole(loaded, path, ids):
     return whole_side(side_of(path).run_on(loaded), ids)
 
 
-def tried(loaded: LoadedModel, prompts) -> dict[str, MitigationRow]:
+def tried(loaded, prompts):
     rows = mitigations_of(loaded, prompts, PAIR, floor_rms=0.5, rounds=1)
     assert [row.name for row in rows] == [each.name for each in MITIGATIONS]
     return {row.name: row for row in rows}
 
 
 @pytest.fixture(scope="module")
-def bfloat16() -> tuple[LoadedModel, list[list[int]], dict[str, MitigationRow]]:
+def bfloat16():
     loaded = tiny_model("llama", "bfloat16")
     prompts = [list(ids)[:16] for ids in tiny_prompts(loaded)]
     return loaded, prompts, tried(loaded, prompts)
@@ -113,7 +111,7 @@ def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch):
     """By the clock the invariant mode takes twice as long, on a machine that grows slower all the
     time.
     """
-    walked: list[tuple[str, int]] = []
+    walked = []
 
     def seconds(loaded, path, ids):
         walked.append((str(path), len(ids)))

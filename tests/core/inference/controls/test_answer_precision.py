@@ -2,17 +2,13 @@
 float32 are not.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.verdicts.engines import Engine, prefill, walk
+from benchmarks.verdicts.engines import prefill, walk
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import VARIATIONS, in_float64, in_two_halves
@@ -23,46 +19,46 @@ from tests.covering import few, thorough
 
 
 @pytest.fixture(scope="module")
-def held(narrow) -> Any:
+def held(narrow):
     """The weights that a served engine loaded by itself, in bfloat16."""
     return copy.deepcopy(narrow.model)
 
 
-def served(weights: Any, compute: Engine) -> Engine:
+def served(weights, compute):
     """An engine that does not look at the model it is given."""
 
-    def engine(_: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(_, ids):
         return compute(weights, ids)
 
     return engine
 
 
-def decode(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def decode(model, ids):
     return walk(model, ids, range(1, len(ids)))
 
 
-def upcast(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def upcast(model, ids):
     return decode(model, ids).float()
 
 
-def biased_after_the_upcast(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def biased_after_the_upcast(model, ids):
     """A float32 bias on three tokens."""
     logits = decode(model, ids).float()
     logits[:, 5:8] += 0.123456
     return logits
 
 
-def head_in_float32(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def head_in_float32(model, ids):
     """bfloat16 hidden states under a head that multiplies and returns in float32: off the grid."""
     hidden = model.model(input_ids=ids[None], use_cache=False).last_hidden_state
     return (hidden.float() @ model.get_output_embeddings().weight.float().T)[0]
 
 
-def unrepeatable_head_in_float32() -> Engine:
+def unrepeatable_head_in_float32():
     """The same with sums in another order at every call."""
     calls = itertools.count()
 
-    def compute(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def compute(model, ids):
         hidden = model.model(
             input_ids=torch.stack([ids] * (1 + next(calls) % 7)),
             use_cache=False,
@@ -119,7 +115,7 @@ def test_no_engine_that_answers_in_float32_is_taken_for_one_of_16_bits(dtype):
     """
     loaded = tiny_model("llama", dtype)
     prompts = tiny_prompts(loaded)[:1]
-    cases: list[tuple[str, Callable[..., Any] | str]] = [
+    cases = [
         (case.name, case.engine or case.path)
         for case in (*MUTATIONS, *VARIATIONS)
         if case.applies(loaded) and case.base is None

@@ -1,9 +1,6 @@
 """Roundings drawn anew, and what they say of an engine that has nothing but 16 bits."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +15,12 @@ from benchmarks.verdicts.trial import model_named
 from core.inference.controls import drawn_roundings
 from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import LoadedModel
 from core.runs.file.evidence import FAILED, FLOAT32, OWN_DTYPE, PASSED, Check
 from tests.core.inference.sameness import logits_of
 from tests.covering import covering
 
 
-def drawn_forward(loaded: LoadedModel, ids: Any, seed: int) -> torch.Tensor:
+def drawn_forward(loaded, ids, seed):
     with torch.inference_mode(), DrawnRounding(loaded.torch_dtype, seed):
         return prefill(loaded.model, torch.tensor(ids))
 
@@ -77,8 +73,8 @@ def test_an_error_is_measured_without_what_all_logits_share():
     """Variances of each row: of a number that all share 0, of 3 1 1 3 it is 1; 1e30 is no NaN, and
     NaN has no size.
     """
-    pieces: list[Any] = []
-    rows: list[torch.Tensor] = []
+    pieces = []
+    rows = []
     logits = torch.tensor([[7.0, 7, 7, 7], [3, 1, 1, 3], [0, 0, 0, 1e30], [3, 1, float("nan"), 3]])
     drawn_roundings._add_error(torch.zeros(5, 4), pieces, rows, 1, logits)
     assert rows[0].isfinite().all()

@@ -2,11 +2,7 @@
 it.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +11,6 @@ from benchmarks.verdicts.engines import prefill, replaced, walk
 from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.inference.models.dtypes import WIDENING, in_float64
-from core.inference.models.model import LoadedModel
 from core.runs.file.evidence import FAILED, FLOAT32, NOTED, PASSED
 from tests.core.inference.paths.test_modifiers import state
 
@@ -65,16 +60,16 @@ def test_an_engines_own_float32_stays_float32_beside_a_model_in_float64(small):
 
 
 def holding_float32(
-    loaded: LoadedModel,
-    forward: Callable[[Any, torch.Tensor], torch.Tensor],
-) -> Any:
+    loaded,
+    forward,
+):
     """An engine with float32 weights of its own, as a server has."""
     held = copy.deepcopy(loaded.model)
     return lambda _, ids: forward(held, ids)
 
 
 @pytest.fixture(scope="module")
-def experts() -> LoadedModel:
+def experts():
     return tiny_model("mixtral")
 
 

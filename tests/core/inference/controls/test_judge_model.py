@@ -2,16 +2,12 @@
 afterwards.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.verdicts.engines import Engine, prefill
+from benchmarks.verdicts.engines import prefill
 from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError, UsageError
@@ -26,9 +22,7 @@ from core.runs.file.evidence import (
     RERUN,
     STRUCTURE,
     Check,
-    Evidence,
     OtherRowFigures,
-    Verdict,
 )
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of
@@ -37,12 +31,12 @@ from tests.covering import few
 PROMPT = tuple(range(5, 29))
 
 
-def rows(verdict: Verdict) -> dict[str, Evidence]:
+def rows(verdict):
     """The last row of each group."""
     return {row.group: row for row in verdict.evidence}
 
 
-def alone(verdict: Verdict) -> Evidence:
+def alone(verdict):
     """The row on each module alone."""
     return next(row for row in verdict.evidence if row.check == Check.ALONE)
 
@@ -73,7 +67,7 @@ VARIANT = "decode+batch:2+neighbours:same"
 
 @pytest.mark.model
 def test_groups_and_figures_of_rounding(narrow):
-    steps: list[str] = []
+    steps = []
     verdict = judge(
         narrow,
         [PROMPT, PROMPT[:9]],
@@ -191,7 +185,7 @@ def test_names_and_texts_are_for_the_command(model, prompt, small):
         judge(model or small, [prompt], variant="decode")
 
 
-def only_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def only_in_bfloat16(model, ids):
     if model.dtype != torch.bfloat16:
         raise RuntimeError("this kernel takes bfloat16\nand nothing else")
     logits = prefill(model, ids).clone()
@@ -257,21 +251,21 @@ def test_the_prompt_in_another_row_is_rounding(variant, small):
     )
 
 
-def freed_buffer(logits: torch.Tensor):
+def freed_buffer(logits):
     """One logit that something else wrote over."""
     logits[7, 3] += 12.6
 
 
-def last_bits(logits: torch.Tensor):
+def last_bits(logits):
     """Every logit one ULP off."""
     logits.view(torch.int16 if logits.itemsize == 2 else torch.int32).bitwise_xor_(1)
 
 
-def at_every_other_call(change: Callable[[torch.Tensor], None], dtype: torch.dtype) -> Engine:
+def at_every_other_call(change, dtype):
     """Logits of the model; every other call of a prompt in `dtype` changes them."""
-    calls: dict[tuple[int, ...], int] = {}
+    calls = {}
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(model, ids):
         logits = prefill(model, ids).clone()
         key = tuple(ids.tolist())
         if model.dtype == dtype:

@@ -2,18 +2,13 @@
 the variant once.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
 from core.inference.controls.judge_model import JudgingSession, judge
-from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import digest_of, side_of
 from core.runs.file.evidence import Check, RerunFigures
 
@@ -22,11 +17,11 @@ VARIANTS = ["prefill+batch:2", "prefill+attn:eager"]  # of few forwards themselv
 
 
 @contextmanager
-def counted(loaded: LoadedModel, columns: int | None = None) -> Iterator[list[None]]:
+def counted(loaded, columns=None):
     """One entry a forward of the model; columns: of so many tokens a row only."""
-    calls: list[None] = []
+    calls = []
 
-    def see(_: Any, given: tuple[Any, ...], named: dict[str, Any]):
+    def see(_, given, named):
         if columns is None or (given[0] if given else named["input_ids"]).shape[1] == columns:
             calls.append(None)
 

@@ -2,10 +2,6 @@
 side is named.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,51 +15,41 @@ from benchmarks.verdicts.variations import in_two_halves
 from core.errors import UsageError
 from core.inference.controls.model_controls import model_of_dump
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import Engine, side_of, whole_side
 from core.judging.dump import judge_stored
 from core.judging.ingest import ingest
 from core.judging.uploaded_controls import measure_controls
 from core.runs.file.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, PRECISION, Check
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.inference.controls.side_arrays import side_arrays
 from tests.core.judging.engine_dumps import saved
 
 pytestmark = pytest.mark.model
-Prompts = list[tuple[int, ...]]
 
 
-def _prompts(loaded: LoadedModel, tokens: int = 28) -> Prompts:
+def _prompts(loaded, tokens=28):
     return [ids[:tokens] for ids in tiny_prompts(loaded)[:2]]
 
 
 def _arrays(
-    loaded: LoadedModel,
-    prompts: Prompts,
-    variant: str | Engine = "decode",
-) -> dict[str, np.ndarray]:
+    loaded,
+    prompts,
+    variant="decode",
+):
     """What a dump of a plain forward and a variant has, in the model's dtype."""
-    sides = {"reference": side_of("prefill"), "variant": side_of(variant)}
-    with torch.inference_mode():
-        logits = {
-            name: torch.cat([whole_side(side.run_on(loaded), ids) for ids in prompts])
-            .float()
-            .numpy()
-            for name, side in sides.items()
-        }
     return {
         "token_ids": np.concatenate(prompts),
         "prompt_lengths": np.array([len(ids) for ids in prompts]),
-        **logits,
+        **side_arrays(loaded, prompts, "prefill", variant),
     }
 
 
 def _dumps(
-    loaded: LoadedModel,
-    folder: Path,
-    prompts: Prompts,
-    variant: str | Engine = "decode",
-) -> tuple[Path, Path]:
+    loaded,
+    folder,
+    prompts,
+    variant="decode",
+):
     """(the pair in the model's own dtype, the pair in float32)"""
     folder.mkdir(exist_ok=True)
     own = saved(folder / "own.npz", **_arrays(loaded, prompts, variant))
@@ -72,11 +58,11 @@ def _dumps(
 
 
 @pytest.fixture(scope="module")
-def dumped(narrow, tmp_path_factory) -> tuple[Path, Path]:
+def dumped(narrow, tmp_path_factory):
     return _dumps(narrow, tmp_path_factory.mktemp("dumps"), _prompts(narrow))
 
 
-def _judged(folder: Path, dump: Path, loaded: LoadedModel, **given: list[Path]) -> RunReader:
+def _judged(folder, dump, loaded, **given):
     store = Store(folder / "store")
     with RunReader(store.path_of(ingest(store, [dump]))) as run:
         model = model_of_dump(loaded, run, float32=given.get("float32", ()))
@@ -89,7 +75,7 @@ def _judged(folder: Path, dump: Path, loaded: LoadedModel, **given: list[Path]) 
     return RunReader(store.path_of(new))
 
 
-def _outcomes(run: RunReader) -> dict[str, str]:
+def _outcomes(run):
     return {row.group: row.outcome for row in run.evidence(0)}
 
 

@@ -2,8 +2,6 @@
 rounding names none.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import count
 

@@ -2,8 +2,6 @@
 weights.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 
@@ -23,7 +21,7 @@ from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of, tokens
 
 
-def rms_by_numpy(reference: torch.Tensor, variant: torch.Tensor) -> tuple[float, list[float]]:
+def rms_by_numpy(reference, variant):
     """Over all elements, and position by position, in float64."""
     squares = np.square(
         reference.float().numpy().astype(np.float64) - variant.float().numpy().astype(np.float64),

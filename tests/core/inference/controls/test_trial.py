@@ -5,8 +5,6 @@ other way to compute the same function is (benchmarks/verdicts/trial.py).
 the trial, in both dtypes, takes half an hour: `python -m benchmarks.verdicts.trial`.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -34,7 +32,7 @@ from tests.covering import few, thorough
 QUICK = ("gpt2", "mixtral")
 
 
-def _wrong(trials: list[Trial]) -> list[str]:
+def _wrong(trials):
     return [
         f"{trial.model}: {trial.case}: {trial.verdict}: {trial.because}"
         for trial in trials

@@ -7,22 +7,18 @@ import pytest
 import torch
 
 from core.errors import CaptureError
-from core.inference.capture.capture import run_capture
 from core.inference.generating import search
 from core.inference.generating.generation import (
     best_and_margin,
     continue_all,
     end_tokens,
 )
-from core.inference.models.model import LoadedModel
 from core.inference.paths.paths import parse_path
 from core.numerics.formats import values_of
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.writer import RunWriter
 from tests.core.inference.capture.test_capture import collect
 from tests.core.inference.conftest import MODELS
-from tests.core.inference.sameness import planned, tokens
+from tests.core.inference.sameness import captured, planned, tokens
 from tests.covering import covering
 
 LENGTH = 24
@@ -55,7 +51,7 @@ MADE = [
 ]
 
 
-def generated(loaded: LoadedModel, ids: list[int], length: int) -> tuple[int, ...]:
+def generated(loaded, ids, length):
     """transformers' own greedy search."""
     with torch.inference_mode():
         out = loaded.model.generate(
@@ -126,26 +122,27 @@ def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama):
 def test_the_run_shows_the_flip_that_made_the_texts_part(llama, tmp_path):
     variant = "decode+dtype:bfloat16"
     found = search.search(llama, MADE, "prefill", variant, tokens=LENGTH)
-    plan = planned(
-        llama,
-        [MADE[found.flipped_prompts[0]]],
-        "prefill",
-        [variant],
-        tokens=LENGTH,
-    )
-    with RunWriter(Store(tmp_path), plan.header) as writer:
-        run_capture(plan, writer)
-        path = Store(tmp_path).path_of(writer.finish())
-    with RunReader(path) as run:
+    prompts = [MADE[found.flipped_prompts[0]]]
+    with captured(Store(tmp_path), llama, prompts, variant, tokens=LENGTH) as run:
         made = run.generations[0]
         parting = made.parting(1)
-        assert parting == found.flips[0].position
+        (flip, *_) = found.flips
+        assert parting == flip.position
         assert run.header.rows == parting + 1  # nothing is captured beyond it
         table = run.positions(0)
         step = parting - made.given_positions + 1
-        assert table["is_flip"].iloc[parting]
+        here = table.iloc[parting]
+        assert here["is_flip"]
+        assert (flip.reference_margin, flip.variant_margin) == (
+            pytest.approx(here["reference_margin"], abs=1e-4),
+            pytest.approx(here["variant_margin"], abs=1e-4),
+        )
+        assert (flip.reference_token, flip.variant_token) == (
+            here["reference_token"],
+            here["variant_token"],
+        )
         for side, column in enumerate(("reference_token", "variant_token")):
-            assert table[column].iloc[parting] == made.tokens[side][step]
+            assert here[column] == made.tokens[side][step]
             logits = values_of(run.at(side, 0, parting), run.header.format)
             assert int(np.argmax(logits)) == made.tokens[side][step]
         assert (

@@ -2,10 +2,7 @@
 seen.
 """
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from transformers import DynamicCache
 from core.errors import CaptureError
 from core.inference.invariant import products
 from core.inference.invariant.operations import Invariant, invariant_forwards, invariant_refusal
-from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.model import load_model
 from core.inference.paths.paths import parse_path
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import exact_logits, logits_of, tokens
@@ -39,13 +36,13 @@ PATHS = [
 
 
 @pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
+def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
 
 
-def _drawn(*shape: int, dtype: str = "float32", seed: int = 0) -> torch.Tensor:
+def _drawn(*shape, dtype="float32", seed=0):
     """Values over 12 powers of two, so that another order of a sum shows."""
     generator = torch.Generator().manual_seed(seed)
     scale = torch.exp2(torch.randint(-6, 6, shape, generator=generator).float())
@@ -119,7 +116,7 @@ def test_norms_and_softmax_are_torchs_within_rounding_and_know_no_other_row(dtyp
         _drawn(100, dtype=dtype, seed=2),
     )
     functional = torch.nn.functional
-    computed: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    computed = {
         "softmax": lambda x: torch.softmax(x, -1),
         "log-softmax": lambda x: torch.log_softmax(x, -1),
         "layer norm": lambda x: functional.layer_norm(
@@ -143,7 +140,7 @@ def test_norms_and_softmax_are_torchs_within_rounding_and_know_no_other_row(dtyp
 
 # Elementwise functions: torch's own loops have another branch for what fills no pair of vectors.
 
-FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+FUNCTIONS = {
     "silu": torch.nn.functional.silu,
     "sigmoid": torch.sigmoid,
     "softplus": torch.nn.functional.softplus,
@@ -174,7 +171,7 @@ def test_an_element_does_not_depend_on_its_place(
     assert torch.equal(shared, whole[:40_001])
 
 
-def _differing(loaded: LoadedModel, paths: list[str], modifiers: str) -> list[str]:
+def _differing(loaded, paths, modifiers):
     """The paths that do not give the bits of prefill."""
     plain = logits_of(f"prefill{modifiers}", loaded)
     return [
@@ -336,7 +333,6 @@ def test_what_cannot_be_done_is_refused_first(
     model_of,
 ):
     refusal = parse_path(path).refusal(model_of(name))
-    assert refusal is not None
     assert refusal.startswith(sentence)
 
 

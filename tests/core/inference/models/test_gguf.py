@@ -2,13 +2,10 @@
 sentence.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct
 import sys
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -26,17 +23,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory) -> tuple[Path, dict[str, np.ndarray]]:
+def written(tmp_path_factory):
     """A GGUF, and its weights in float32 by hand."""
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     return path, small_gguf.write(path)
 
 
 def differing(
-    model: torch.nn.Module,
-    expected: dict[str, np.ndarray],
-    dtype: torch.dtype,
-) -> list[str]:
+    model,
+    expected,
+    dtype,
+):
     """Names of the weights whose bits are not those of `expected`, rounded once."""
     state = model.state_dict()
     return [
@@ -137,14 +134,14 @@ def test_files_next_to_a_gguf_have_no_effect(written, tmp_path):
     assert differing(loaded.model, expected, torch.float32) == []
 
 
-def _refusal(path: Path) -> str:
+def _refusal(path):
     with pytest.raises(CaptureError) as caught:
         reading.look(path)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def _damaged(data: bytes, at: int, what: bytes) -> bytes:
+def _damaged(data, at, what):
     return data[:at] + what + data[at + len(what) :]
 
 

@@ -1,13 +1,11 @@
 """What modules hold between forwards does not reach the next sequence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from benchmarks.verdicts.tiny_models import model_of, tiny_prompts
 from core.inference.controls.judge_model import judge
-from core.inference.models.model import LoadedModel, loaded_from
+from core.inference.models.model import loaded_from
 from core.inference.models.module_state import restore_state, state_at_start
 from core.inference.paths.engines import side_of, whole_side
 from tests.core.inference.odd_models import recurrent_gemma
@@ -18,7 +16,7 @@ class Holder(torch.nn.Module):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(2))
         self.register_buffer("table", torch.zeros(2))
-        self.state: torch.Tensor | None = None
+        self.state = None
         self.tokens = 0
 
 
@@ -37,7 +35,7 @@ def test_tensors_and_numbers_are_those_of_the_start_and_weights_stay():
 
 
 @pytest.fixture
-def recurrent() -> LoadedModel:
+def recurrent():
     return model_of(recurrent_gemma())
 
 

@@ -8,16 +8,13 @@ import torch
 from transformers import DynamicCache
 
 from core.errors import CaptureError
-from core.inference.capture.capture import run_capture
-from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.model import load_model
 from core.inference.paths.batch import CacheWatch, kv_parts
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.writer import RunWriter
 from tests.core.inference.conftest import MODELS
-from tests.core.inference.sameness import float32_bound, logits_of, planned, tokens
+from tests.core.inference.sameness import captured, float32_bound, logits_of, planned, tokens
 from tests.covering import covering, thorough
 
 PATHS = [
@@ -38,9 +35,9 @@ PATHS = [
 
 
 def parts_of(
-    path: str,
-    loaded: LoadedModel,
-) -> tuple[dict[tuple[int, str], tuple[int, torch.Tensor]], torch.Tensor]:
+    path,
+    loaded,
+):
     """({(layer, kind): (first position, [heads, positions, width])}, logits)"""
     watch = CacheWatch()
     with torch.inference_mode(), open_path(parse_path(path), loaded, watch) as opened:
@@ -55,7 +52,7 @@ def parts_of(
     return parts, logits
 
 
-def own_cache(loaded: LoadedModel) -> DynamicCache:
+def own_cache(loaded):
     """A plain forward that knows nothing of paths; it keeps every position, also of a window."""
     cache = DynamicCache(config=loaded.model.config)
     cache.activate_past_recording()
@@ -83,19 +80,6 @@ def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, lo
         # The float32 bound of logits holds for states before the head with room to spare: their
         # products are as long.
         assert float((part - expected).abs().max()) <= float32_bound(loaded)
-
-
-def captured(
-    store: Store,
-    loaded: LoadedModel,
-    ids: list[int],
-    variant: str,
-    **options,
-) -> RunReader:
-    plan = planned(loaded, [ids], "prefill", [variant], **options)
-    with RunWriter(store, plan.header) as writer:
-        run_capture(plan, writer)
-        return RunReader(store.path_of(writer.finish()))
 
 
 @pytest.mark.model
@@ -127,7 +111,7 @@ def test_the_public_threads_count_is_ours_for_every_layer(
         loaded.model(torch.tensor([ids]), past_key_values=whole, use_cache=True)
         loaded.model(torch.tensor([ids[:prompt]]), past_key_values=parts, use_cache=True)
         loaded.model(torch.tensor([ids[prompt:]]), past_key_values=parts, use_cache=True)
-    with captured(Store(tmp_path), loaded, ids, f"reuse:{prompt}") as run:
+    with captured(Store(tmp_path), loaded, [ids], f"reuse:{prompt}") as run:
         table, by_position = run.rows("kv", pair=0), run.rows("kv_position", pair=0, prompt=0)
         for layer, (a, b) in enumerate(zip(whole.layers, parts.layers, strict=True)):
             for kind in ("key", "value"):

@@ -1,13 +1,9 @@
 """Neighbours are real, as long as the prompt, and never the prompt."""
 
-from __future__ import annotations
-
-import torch
-
 from core.inference.paths.batch import neighbour_rows
 
 
-def are_proper(rows: torch.Tensor, ids: list[int]) -> bool:
+def are_proper(rows, ids):
     """Of the prompt's length, different from it and from each other."""
     found = [tuple(row) for row in rows.tolist()]
     return rows.shape[1] == len(ids) and tuple(ids) not in found and len(set(found)) == len(found)

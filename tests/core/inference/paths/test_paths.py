@@ -1,7 +1,5 @@
 """Every path computes the same function, on every kind of model; the grammar says what exists."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import DynamicCache
@@ -9,7 +7,6 @@ from transformers import DynamicCache
 from core.errors import CaptureError, UsageError
 from core.inference.paths import batch, paths
 from core.inference.paths.bases import Base
-from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import side_of
 from core.inference.paths.paths import parse_path
 from tests.core.inference.conftest import MODELS
@@ -115,7 +112,7 @@ def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(
     fresh,
     llama,
 ):
-    lengths: list[int] = []
+    lengths = []
     with llama.model.register_forward_pre_hook(
         lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]),
         with_kwargs=True,
@@ -143,7 +140,7 @@ def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below
     )
 
 
-def _faulty_cache(batch: PromptBatch, emit: Emit):
+def _faulty_cache(batch, emit):
     """Fault: one cached value of one head is scaled by 1.01."""
     cache = DynamicCache(config=batch.loaded.model.config)
     for position in range(batch.positions):
@@ -152,7 +149,7 @@ def _faulty_cache(batch: PromptBatch, emit: Emit):
             cache.layers[0].values[batch.row, 0, 2] *= 1.01
 
 
-def _position_off_by_one(batch: PromptBatch, emit: Emit):
+def _position_off_by_one(batch, emit):
     """Fault: the tokens after the reused prefix believe to stand one further right."""
     model, prefix = batch.loaded.model, 8
     cache = DynamicCache(config=model.config)
@@ -182,7 +179,7 @@ def test_pieces_come_in_order_and_are_bounded(
 ):
     monkeypatch.setattr(batch, "CHUNK_BYTES", 5 * llama.vocab_size * 4)
     with torch.inference_mode():
-        pieces: list[tuple[int, int]] = []
+        pieces = []
         side_of(path).run_on(llama)(
             range(40),
             lambda position, logits: pieces.append((position, len(logits))),

@@ -1,6 +1,5 @@
 """Logits in slices: the same function on every architecture, one slice in memory at a time."""
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from core.inference.capture.capture import run_capture
-from core.inference.models.model import LoadedModel
 from core.inference.paths import batch, sliced_head
 from core.inference.paths.engines import divergence, side_of, whole_side
 from core.inference.paths.paths import open_path, parse_path
@@ -27,10 +25,10 @@ PATHS = [
 
 
 def in_slices_of(
-    monkeypatch: pytest.MonkeyPatch,
-    loaded: LoadedModel,
-    columns: int,
-    rows: int = 1,
+    monkeypatch,
+    loaded,
+    columns,
+    rows=1,
 ):
     monkeypatch.setattr(
         sliced_head,
@@ -48,7 +46,7 @@ def test_sliced_paths_compute_the_models_function(path, loaded, monkeypatch):
 
 @pytest.mark.model
 def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch):
-    calls: list[str] = []
+    calls = []
     in_slices_of(monkeypatch, llama, 5)
     with (
         llama.model.model.layers[0].register_forward_hook(lambda *_: calls.append("body")),
@@ -77,12 +75,12 @@ def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, mon
 
 
 @contextmanager
-def slices_alive(loaded: LoadedModel) -> Iterator[list[int]]:
+def slices_alive(loaded):
     """How many earlier results of the head still take memory, each time that it computes
     another.
     """
-    made: list[StorageWeakRef] = []
-    alive: list[int] = []
+    made = []
+    alive = []
     head = loaded.model.get_output_embeddings()
     with (
         head.register_forward_pre_hook(
@@ -99,16 +97,16 @@ def slices_alive(loaded: LoadedModel) -> Iterator[list[int]]:
 class _Dropping:
     """A sink that keeps nothing."""
 
-    def __getattr__(self, name: str) -> Callable[..., "_Dropping"]:
+    def __getattr__(self, name):
         return lambda *_, **__: self
 
 
-def _continued(loaded: LoadedModel, path: str):
+def _continued(loaded, path):
     with open_path(parse_path(path), loaded) as opened:
         opened.continue_prompt(tokens(loaded), 1, lambda _: 3, batch.ignore)
 
 
-CONSUMERS: dict[str, Callable[[LoadedModel, str], object]] = {
+CONSUMERS = {
     "kept whole": lambda loaded, path: whole_side(side_of(path).run_on(loaded), tokens(loaded)),
     "compared": lambda loaded, path: divergence(
         torch.zeros(len(tokens(loaded)), loaded.vocab_size),

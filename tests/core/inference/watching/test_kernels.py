@@ -2,10 +2,7 @@
 printed lines.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +10,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from core.inference.models.model import LoadedModel
 from core.inference.paths import sliced_head
 from core.inference.paths.batch import ignore
 from core.inference.paths.engines import side_of, whole_side
@@ -22,7 +18,6 @@ from core.inference.watching.kernels import FORWARDS, KernelSums, _add_library_l
 from core.runs.queries.kernels import in_words, side_by_side
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.tables.kernels import KernelList
 from tests.core.runs.kernel_runs import kernel_run
 
 # As oneDNN's documentation of its verbose mode and MKL's developer guide show them, with other
@@ -73,7 +68,7 @@ def test_lines_of_the_libraries_are_read_into_the_module_that_ran():
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2", "mixtral"])
-def loaded(request) -> LoadedModel:
+def loaded(request):
     return tiny_model(request.param)
 
 
@@ -82,14 +77,14 @@ class _Counting(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.seen: Counter[str] = Counter()
+        self.seen = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.seen[f"aten::{func.overloadpacket.__name__}"] += 1
         return func(*args, **(kwargs or {}))
 
 
-def launches(listed: KernelList, name: str) -> int:
+def launches(listed, name):
     return sum(row.launches for row in listed.rows if row.name == name)
 
 
@@ -125,7 +120,7 @@ def test_an_operations_shapes_and_dtypes_are_those_of_its_tensors(dtype):
 
 
 @contextmanager
-def _another_kernel_at_larger_batches(loaded: LoadedModel, name: str) -> Iterator[None]:
+def _another_kernel_at_larger_batches(loaded, name):
     """At a batch above one, two more products and a function that is called nowhere else."""
     module = loaded.model.get_submodule(name)
     plain = module.forward

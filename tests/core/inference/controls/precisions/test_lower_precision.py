@@ -2,10 +2,7 @@
 stays a bug.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -50,7 +47,6 @@ from core.inference.controls.precisions.catalogue import (
     NF4_LEVELS,
     PRODUCTS,
     Precision,
-    Rounding,
     Stored,
     cast,
     catalogue,
@@ -68,11 +64,10 @@ from core.inference.controls.precisions.lowered import (
 )
 from core.inference.controls.rounding_floor import rounding_floor
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import PLAIN, side_of, whole_side
 from core.inference.paths.paths import parse_path
 from core.judging.statistic import BLOCKS
-from core.runs.file.evidence import FAILED, NOTED, PASSED, PRECISION, Evidence
+from core.runs.file.evidence import FAILED, NOTED, PASSED, PRECISION
 from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION
 
 pytestmark = pytest.mark.model
@@ -90,11 +85,11 @@ NAMED = {
 }
 
 
-def _one_prompt(loaded: LoadedModel) -> list[tuple[int, ...]]:
+def _one_prompt(loaded):
     return [tiny_prompts(loaded)[0][:28]]
 
 
-def _row(verdict_rows: tuple[Evidence, ...]) -> Evidence:
+def _row(verdict_rows):
     (row,) = [row for row in verdict_rows if row.group == PRECISION]
     return row
 
@@ -244,7 +239,7 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(
 
 
 @contextmanager
-def step_without_rope(*_, dtypes=(torch.float32, torch.bfloat16)) -> Iterator[None]:
+def step_without_rope(*_, dtypes=(torch.float32, torch.bfloat16)):
     """A forward of one token skips the rotary embedding."""
     rotate = modeling_llama.apply_rotary_pos_emb
 
@@ -311,7 +306,7 @@ def test_a_fault_of_the_models_own_16_bit_step_is_not_excused_by_a_cache_of_8_bi
 # ---- caches in 16 bits of a model in float32, as llama.cpp has by default
 
 
-def _cache_in(dtype) -> Rounding:
+def _cache_in(dtype):
     return lambda values: torch.from_numpy(values.numpy().astype(dtype).astype(np.float32))
 
 
@@ -361,7 +356,7 @@ def test_a_cache_rounded_before_it_is_read_is_found_if_its_first_positions_are_q
 # ---- settings of engines
 
 
-def _engine(compute, widest: str = "prefill"):
+def _engine(compute, widest="prefill"):
     """A side of an engine with a float16 cache by default, which at its widest is a path of the
     model.
     """
