@@ -61,10 +61,13 @@ def test_a_job_tells_its_progress_and_its_file_goes_with_it(jobs, monkeypatch, t
     path = Path(job.arguments[job.arguments.index("--prompts") + 1])
     assert (path.name, path.is_relative_to(tmp_path / "runs")) == ("q.txt", True)
     running = wait(jobs, job.number, lambda j: j.rows_done > 0)
-    assert (running.stage, running.share) == ("decode", 0.5)
+    assert running.stage == "decode"
+    assert running.share == 0.5
     (tmp_path / "go on").write_text("")
     done = wait(jobs, job.number, lambda j: j.is_over)
-    assert (done.state, done.run_id, done.share) == ("done", "the-run", 1.0)
+    assert done.state == "done"
+    assert done.run_id == "the-run"
+    assert done.share == 1.0
     until(lambda: not path.exists())
 
 
@@ -184,7 +187,8 @@ sys.exit(2)
     program(monkeypatch, tmp_path, source)
     job = jobs.submit([], title="kept", device="cpu")
     done = wait(jobs, job.number, lambda j: j.is_over)
-    assert (done.state, done.run_id) == ("done", "kept")
+    assert done.state == "done"
+    assert done.run_id == "kept"
     assert done.message == "path 'static': out of memory. The run was kept."
 
 
@@ -219,7 +223,8 @@ def test_a_file_is_imported_by_the_process_that_was_loaded_before(jobs):
     case = Path(__file__).parents[1] / "cases" / "flips_fp16.npz"
     jobs.submit(["ingest", str(case)], title="t", device=job_module.TAKING_IN)
     (job,) = until(lambda: [job for job in jobs.all("upload") if job.is_over])
-    assert (job.state, job.message) == ("done", "")
+    assert job.state == "done"
+    assert job.message == ""
     assert jobs.store.path_of(job.run_id).is_file()
     assert (jobs._spare, spare.code) == (None, 0)  # it was used up
     jobs.warm()

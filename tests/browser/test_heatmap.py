@@ -77,7 +77,8 @@ def test_one_differing_logit_is_seen_clicked_reached_and_told(page, dashboard, r
         assert canvas.evaluate(COLOURED), (y0, y1, x0, x1)  # at every zoom
         if (y1 - y0, x1 - x0) == (4, 8):
             break
-    assert (y1 - y0, x1 - x0) == (4, 8)
+    assert y1 - y0 == 4
+    assert x1 - x0 == 8
     assert canvas.get_attribute("data-level") == "0,0"
     page.mouse.move(*place(canvas, ROW + 0.4, TOKEN + 0.4))
     tip = page.locator(".tip")
@@ -191,7 +192,8 @@ def test_the_first_ranks_come_first_with_texts_and_a_token_is_found_in_either_or
     wait_for_map(page)
     rows = texts.value.json()
     assert window(canvas) == (0, 17, 0, 16)
-    assert (len(rows), len(rows[0])) == (17, 16)
+    assert len(rows) == 17
+    assert len(rows[0]) == 16
     token, text = rows[0][0]  # the argmax of position 0
     page.mouse.move(*place(canvas, 0.5, 0.5))
     expect(page.locator(".tip")).to_contain_text(f"{text}  ({token})", timeout=10_000)
@@ -285,7 +287,5 @@ def test_colours_are_in_the_link_and_the_map_is_saved_as_a_picture(page, dashboa
     width, height = struct.unpack(">II", png[16:24])  # of the IHDR chunk
     box = page.locator("canvas[data-state]").bounding_box()
     assert png.startswith(b"\x89PNG")
-    assert (width, height) == (
-        pytest.approx(box["width"], abs=1),
-        pytest.approx(box["height"] + 50, abs=1),
-    )
+    assert width == pytest.approx(box["width"], abs=1)
+    assert height == pytest.approx(box["height"] + 50, abs=1)

@@ -44,7 +44,8 @@ def way_back(client, target="/flips?run=a"):
 def test_a_member_gets_in_and_back_to_the_link(provider):
     client = client_of(provider)
     entered = client.get(way_back(client))
-    assert (entered.status_code, entered.headers["location"]) == (303, "/flips?run=a")
+    assert entered.status_code == 303
+    assert entered.headers["location"] == "/flips?run=a"
     assert client.get("/x").json()["member"] == "ada@example.org"
     elsewhere = client_of(provider, "grace@example.org")  # the list is asked at every use
     elsewhere.cookies.update(client.cookies)

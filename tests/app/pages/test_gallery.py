@@ -254,7 +254,8 @@ def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     app = open_page("runs", ("labelling",), run="mine")
     tags = next(each for each in app.multiselect if str(each.key).startswith("tags_"))
     note = next(each for each in app.text_area if str(each.key).startswith("note_"))
-    assert (tags.value, note.value) == ([], "")
+    assert tags.value == []
+    assert note.value == ""
     tags.set_value(["<b>x</b>", "nightly"])
     note.set_value("**bold** [x](http://e)")
     next(button for button in app.button if button.label == "Save").click().run()

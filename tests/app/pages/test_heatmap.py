@@ -87,7 +87,9 @@ def drawn(app):
 )
 def test_the_map_opens_by_rank_and_a_link_of_before_by_token_id(link, order, rows, columns):
     window = drawn(opened(**link))["window"]
-    assert (window["order"], window["rows"], window["columns"]) == (order, rows, columns)
+    assert window["order"] == order
+    assert window["rows"] == rows
+    assert window["columns"] == columns
 
 
 def test_of_a_large_run_the_rows_around_the_position_are_ranked(monkeypatch):
@@ -164,7 +166,8 @@ def test_the_window_and_the_logit_that_the_browser_names_are_taken_over(monkeypa
         view = View(run, run.pairs[0], 0, 0, run.positions(0))
         canvas._follow(view, {"window": window, "serial": "s-1", "row": 445, "token": 7})
     followed = session.pop("heatmap_followed")
-    assert (followed.rows, followed.columns) == ((2, 9), (0, 4096))
+    assert followed.rows == (2, 9)
+    assert followed.columns == (0, 4096)
     assert session == {
         "heatmap_rows": "2:9",
         "heatmap_tokens": "",

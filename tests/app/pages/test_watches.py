@@ -47,7 +47,8 @@ def test_an_endpoint_that_moved_is_first_with_its_time_its_chart_and_its_run(
     moved, steady = (one["figure"]["data"] for one in figures_of(app))
     assert [point["marker"]["color"] for point in moved[:1]] == [["#0072B2", "#D55E00", "#D55E00"]]
     assert moved[0]["x"] == [f"2026-11-26T18:0{minute}:00.000000" for minute in (1, 2, 3)]
-    assert (len(steady[0]["x"]), steady[1]["name"]) == (2, "limit")
+    assert len(steady[0]["x"]) == 2
+    assert steady[1]["name"] == "limit"
     app.button(key="watch_run_0").click().run()
     assert app.title[0].value == "Overview"
     assert app.query_params["run"] == run_id

@@ -80,8 +80,10 @@ def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store
     choose(app, "reference", key, "call_3")
     app = save(app, key)
     with stored(store) as run:
-        assert (run.header.name, run.header.provenance.model) == ("Six calls", "org/model")
-        assert (run.header.sides[0].name, run.header.compute_dtype) == ("call_3", "bfloat16")
+        assert run.header.name == "Six calls"
+        assert run.header.provenance.model == "org/model"
+        assert run.header.sides[0].name == "call_3"
+        assert run.header.compute_dtype == "bfloat16"
     assert "**Six calls** — done" in page_text(open_page("upload"))
     assert not list(store.directory.glob(".uploads/*/data/*"))
     app.button(key="open_1").click().run()
@@ -187,7 +189,8 @@ def test_responses_of_two_servers_are_one_run(monkeypatch, store):
     app = save(app, key_of(*uploads))
     (path,) = store.directory.glob("*.duckdb")
     run = run_of(path)
-    assert (run.header.name, run.header.model) == ("before and after", "SmolLM2-135M-Instruct")
+    assert run.header.name == "before and after"
+    assert run.header.model == "SmolLM2-135M-Instruct"
     app.button(key="open_1").click().run()
     assert app.title[0].value == "Overview"
 

@@ -37,12 +37,11 @@ def test_reserved_keys_alone_are_no_logits(tmp_path):
 def test_a_dump_says_its_sides_shape_dtype_and_tokens():
     found = describe([UPCAST])
     assert [side["name"] for side in found["sides"]] == ["fresh", "cached"]
-    assert (found["positions"], found["vocab"], found["logits_bytes"]) == (
-        152,
-        4096,
-        152 * 4096 * 2 * 2,
-    )
-    assert (found["compute_dtype"], found["tokens"]) == ("bfloat16", "ids and texts")
+    assert found["positions"] == 152
+    assert found["vocab"] == 4096
+    assert found["logits_bytes"] == 152 * 4096 * 2 * 2
+    assert found["compute_dtype"] == "bfloat16"
+    assert found["tokens"] == "ids and texts"
     assert describe([UPCAST], reference="cached")["sides"][0]["name"] == "cached"
     json.dumps(found, allow_nan=False)
 

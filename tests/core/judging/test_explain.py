@@ -90,10 +90,8 @@ def test_lists_of_top_tokens_name_it_too(kind, strength, size):
     cause = inject_and_explain(kind, strength, size)[0]
     assert cause.name == INJECTIONS[kind][0][0]
     if size == 3:
-        assert (cause.parameters["kind"], cause.parameters["strength"]) == (
-            kind,
-            pytest.approx(strength, rel=1e-6),
-        )
+        assert cause.parameters["kind"] == kind
+        assert cause.parameters["strength"] == pytest.approx(strength, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", few(CLEAN, "batch-1-against-n", "injected-bug"))
@@ -159,9 +157,11 @@ def log_softmax(logits):
 def test_masked_tokens_leave_the_figures_of_other_causes(filler):
     least = np.sort(OTHER, axis=1)[:, -40][:, None]
     (mask,) = causes_of(np.where(least <= OTHER, OTHER, filler))
-    assert (mask.name, mask.parameters) == ("masking", {"top_k": 40})
+    assert mask.name == "masking"
+    assert mask.parameters == {"top_k": 40}
     temperature, mask = causes_of(changed(slice(100, 160), filler, OTHER / 0.7))
-    assert (temperature.name, mask.name) == ("temperature", "masking")
+    assert temperature.name == "temperature"
+    assert mask.name == "masking"
     assert temperature.parameters["temperature"] == pytest.approx(0.7, rel=1e-4)
 
 
@@ -171,7 +171,8 @@ def test_masked_tokens_leave_the_figures_of_other_causes(filler):
 )
 def test_a_vocabulary_is_cut_only_at_its_end(ids, first):
     (cause,) = causes_of(changed(ids, -np.inf))
-    assert (cause.name, cause.parameters["tokens"][0]) == ("masking", first)
+    assert cause.name == "masking"
+    assert cause.parameters["tokens"][0] == first
 
 
 def test_a_mask_that_is_added_to_logits_is_a_mask_and_a_large_logit_makes_none():
@@ -238,7 +239,8 @@ def test_chosen_values_of_other_tokens_are_shifted_rows(shift):
         for name, move in (("a", 0), ("b", shift))
     ]
     (cause,) = causes_of_lists(*sides)
-    assert (cause.name, cause.parameters) == ("shifted rows", {"rows": shift})
+    assert cause.name == "shifted rows"
+    assert cause.parameters == {"rows": shift}
 
 
 @pytest.mark.parametrize(
@@ -259,7 +261,8 @@ def test_a_doubled_bos_is_named_where_some_rows_can_be_compared():
         for name, tokens in (("once", [5, 6, 7, 8]), ("twice", [5, 5, 6, 7, 8]))
     ]
     first, *_ = causes_of_lists(*sides)
-    assert (first.name, first.parameters["token"]) == ("other tokens", 5)
+    assert first.name == "other tokens"
+    assert first.parameters["token"] == 5
 
 
 def test_a_sampler_is_seen_and_greedy_decoding_is_not():
@@ -288,7 +291,5 @@ def test_lists_in_another_order_hold_other_rows(size):
     pair = pair_of("fresh-against-cached")
     order = np.random.default_rng(0).permutation(24)
     (cause,) = explain(lists(pair, pair.x[:24], pair.y[:24][order], size)).causes
-    assert (cause.name, cause.parameters) == (
-        "other rows",
-        {"positions": int((order != np.arange(24)).sum())},
-    )
+    assert cause.name == "other rows"
+    assert cause.parameters == {"positions": int((order != np.arange(24)).sum())}

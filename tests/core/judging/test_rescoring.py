@@ -108,8 +108,10 @@ def test_a_few_tokens_far_off_do_not_decide_about_the_others():
     trainer = side(1, 8)
     trainer[311:320] -= np.abs(noise(0.5)[:9]) + 0.2
     agrees, some = explain_rescored(scores(side(1, 8), trainer, 8, BOTH))
-    assert (agrees.name, agrees.parameters["agrees"]["trainer"]) == ("rounding", ["step_1"])
-    assert (some.name, some.parameters) == ("some tokens", {"tokens": 9, "sequence": 7})
+    assert agrees.name == "rounding"
+    assert agrees.parameters["agrees"]["trainer"] == ["step_1"]
+    assert some.name == "some tokens"
+    assert some.parameters == {"tokens": 9, "sequence": 7}
     trainer = side(1, 8)
     trainer[311] -= 0.15  # the tail of rounding: 10 noise floors once in 400
     assert len(explain_rescored(scores(side(1, 8), trainer, 8, BOTH))) == 1

@@ -238,8 +238,10 @@ def test_the_first_difference_and_its_blocks_are_found_without_a_control(
 ):
     variant = np.where(np.isin(np.arange(ROWS), places)[:, None], OTHER, PLAIN)
     (row,) = [row for row in stored(tmp_path, PLAIN, variant).evidence(0) if row.group == STRUCTURE]
-    assert (row.figures.positions, row.figures.first) == (len(places), (0, places[0]))
-    assert (row.figures.is_tail, row.figures.block) == (is_tail, block)
+    assert row.figures.positions == len(places)
+    assert row.figures.first == (0, places[0])
+    assert row.figures.is_tail == is_tail
+    assert row.figures.block == block
 
 
 def _emitted(logits, given=4):
@@ -384,10 +386,12 @@ def test_a_logit_that_moves_alone_is_a_suspected_bug_in_every_dtype(case, rest, 
     (pair,) = run.pairs
     singles = [row.figures for row in run.evidence(0) if row.check is Check.SINGLE_LOGIT]
     if case == "sound":
-        assert (pair.verdict, singles) == ("likely rounding", [])
+        assert pair.verdict == "likely rounding"
+        assert singles == []
     else:
         assert pair.verdict == "bug suspected"
-        assert (singles[0].first, singles[0].positions_beyond) == ((0, rows[0]), len(rows))
+        assert singles[0].first == (0, rows[0])
+        assert singles[0].positions_beyond == len(rows)
         assert singles[0].token in tokens
 
 

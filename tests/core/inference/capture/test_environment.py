@@ -36,7 +36,8 @@ def test_it_is_that_of_the_run_though_no_weights_were_loaded():
     about = plan_of(request).header.provenance
     assert found["revision"] == about.revision
     assert found["revision"].startswith("sha256:")
-    assert (found["device_name"], found["versions"]) == (about.device_name, about.versions)
+    assert found["device_name"] == about.device_name
+    assert found["versions"] == about.versions
 
 
 def test_a_model_that_is_elsewhere_has_the_same_and_another_has_not(copied):

@@ -100,4 +100,5 @@ def test_a_logit_that_16_bits_alone_corrupt_is_a_suspected_bug_of_a_model(narrow
     verdict = judged(narrow, tiny_prompts(narrow), "prefill", corrupted)
     (row,) = (row for row in verdict.evidence if row.check is Check.SINGLE_LOGIT)
     assert verdict.is_bug_suspected
-    assert (row.figures.first, row.figures.token) == ((0, 20), 7)
+    assert row.figures.first == (0, 20)
+    assert row.figures.token == 7

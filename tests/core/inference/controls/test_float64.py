@@ -56,7 +56,8 @@ def test_an_engines_own_float32_stays_float32_beside_a_model_in_float64(small):
             input_ids=torch.arange(5, 29)[None],
             use_cache=False,
         ).last_hidden_state[0]
-        assert (states.dtype, states.float().dtype) == (torch.float64, torch.float32)
+        assert states.dtype == torch.float64
+        assert states.float().dtype == torch.float32
 
 
 def holding_float32(
@@ -81,7 +82,8 @@ def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault
     verdict = judged(experts, tiny_prompts(experts), "prefill", engine)
     assert verdict.name == "rounding"
     (row,) = (row for row in verdict.evidence if row.group == FLOAT32)
-    assert (row.outcome, row.figures.compute_dtype) == (PASSED, "float32")
+    assert row.outcome == PASSED
+    assert row.figures.compute_dtype == "float32"
     assert verdict.noise_ratio == row.figures.noise_ratio < 1
     verdict = judged(
         experts,
@@ -104,7 +106,8 @@ def test_a_floor_torn_by_near_ties_of_a_router_is_decided_in_float64(
     verdict = judged(loaded, prompts[:1] if is_fault else prompts, "prefill", variant)
     assert verdict.name == ("bug suspected" if is_fault else "rounding")
     single, double = (row for row in verdict.evidence if row.group == FLOAT32)
-    assert (single.outcome, single.figures.compute_dtype) == (NOTED, "float32")
+    assert single.outcome == NOTED
+    assert single.figures.compute_dtype == "float32"
     assert (double.outcome, double.figures.compute_dtype) == (
         FAILED if is_fault else PASSED,
         "float64",

@@ -133,14 +133,10 @@ def test_the_run_shows_the_flip_that_made_the_texts_part(llama, tmp_path):
         step = parting - made.given_positions + 1
         here = table.iloc[parting]
         assert here["is_flip"]
-        assert (flip.reference_margin, flip.variant_margin) == (
-            pytest.approx(here["reference_margin"], abs=1e-4),
-            pytest.approx(here["variant_margin"], abs=1e-4),
-        )
-        assert (flip.reference_token, flip.variant_token) == (
-            here["reference_token"],
-            here["variant_token"],
-        )
+        assert flip.reference_margin == pytest.approx(here["reference_margin"], abs=1e-4)
+        assert flip.variant_margin == pytest.approx(here["variant_margin"], abs=1e-4)
+        assert flip.reference_token == here["reference_token"]
+        assert flip.variant_token == here["variant_token"]
         for side, column in enumerate(("reference_token", "variant_token")):
             assert here[column] == made.tokens[side][step]
             logits = values_of(run.at(side, 0, parting), run.header.format)

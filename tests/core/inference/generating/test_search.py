@@ -27,7 +27,8 @@ def ids_of(loaded, prompt):
 def test_every_flip_of_every_prompt_is_found_with_its_margins(llama):
     """As one would write it by hand."""
     found = search(llama, PROMPTS, "prefill", VARIANT, flips=len(PROMPTS))
-    assert (found.reason, found.prompts) == ("all prompts were tried", len(PROMPTS))
+    assert found.reason == "all prompts were tried"
+    assert found.prompts == len(PROMPTS)
     assert found.positions == sum(len(ids_of(llama, n)) for n in range(len(PROMPTS)))
     assert found.closest is None or found.closest >= 0
     sides = [
@@ -43,10 +44,8 @@ def test_every_flip_of_every_prompt_is_found_with_its_margins(llama):
     assert any(flips)
     for flip in found.flips:
         ours, theirs = (logits[flip.position] for logits in sides[flip.prompt])
-        assert (flip.reference_token, flip.variant_token) == (
-            int(ours.argmax()),
-            int(theirs.argmax()),
-        )
+        assert flip.reference_token == int(ours.argmax())
+        assert flip.variant_token == int(theirs.argmax())
         for logits, margin in ((ours, flip.reference_margin), (theirs, flip.variant_margin)):
             best, second = logits.topk(2).values
             assert margin == float(best) - float(second)
@@ -60,14 +59,13 @@ def test_paths_that_never_part_have_no_flip_and_the_closest_call_is_told(
         logits_of("prefill", llama, ids_of(llama, n)).topk(2).values.double()
         for n in range(len(PROMPTS))
     ]
-    assert (found.flips, found.closest) == (
-        (),
-        min(float((rows[:, 0] - rows[:, 1]).min()) for rows in best),
-    )
+    assert found.flips == ()
+    assert found.closest == min(float((rows[:, 0] - rows[:, 1]).min()) for rows in best)
     paths, ids = ("prefill", "prefill+batch:2"), llama.tokenizer("def walk(self)")["input_ids"]
     sides = [next(module.continue_all(parse_path(path), llama, [ids], 4))[1] for path in paths]
     found = search(llama, ["def walk(self)"], *paths, tokens=4)
-    assert (found.flips, found.closest) == ((), min(map(min, sides)))
+    assert found.flips == ()
+    assert found.closest == min(map(min, sides))
 
 
 def test_the_time_is_kept(llama, monkeypatch):

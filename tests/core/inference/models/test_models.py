@@ -40,7 +40,9 @@ def test_a_model_loads_wholly_in_the_dtype_asked_for(
     assert not loaded.model.training
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
     sizes = (loaded.context, loaded.vocab_size, loaded.token_limit)
-    assert (loaded.dtype, loaded.device, sizes) == (dtype, "cpu", (96, 384, 384))
+    assert loaded.dtype == dtype
+    assert loaded.device == "cpu"
+    assert sizes == (96, 384, 384)
     assert loaded.device_name
 
 

@@ -103,7 +103,8 @@ def test_a_lower_precision_is_named_with_its_size_in_floors(
 ):
     verdict = judged(small, _one_prompt(small), "prefill", CASES[name].engine)
     row = _row(verdict.evidence)
-    assert (verdict.name, row.outcome) == (LOWER_PRECISION, PASSED)
+    assert verdict.name == LOWER_PRECISION
+    assert row.outcome == PASSED
     assert row.figures.precision == NAMED[name]
     assert row.figures.noise_ratio > 100
     assert verdict.first_place is None
