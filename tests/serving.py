@@ -18,9 +18,8 @@ from pathlib import Path
 import httpx2
 import numpy as np
 
+from tests.places import ROOT
 from tests.waiting import until
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from pathlib import Path
 import yaml
 
 from tests.core.conftest import environment
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.places import ROOT
 
 
 def words_of(command: str) -> list[str]:

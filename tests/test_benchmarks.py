@@ -5,13 +5,11 @@ checked, that they come is.
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import ALL, module_of
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.places import ROOT
 
 
 @pytest.mark.parametrize("name", ALL)

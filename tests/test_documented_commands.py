@@ -16,8 +16,8 @@ import pytest
 
 from core.__main__ import app
 from tests.core.conftest import environment
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = Path(sys.prefix) / "bin" / "ulpscope"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 # Pages that are not pasted: they need a server, root, a cluster, a bucket or other engines.

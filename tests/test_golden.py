@@ -34,8 +34,8 @@ from core.runs.queries.heatmap import (
 )
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
 DUMPS = sorted(
     [*(ROOT / "tests" / "cases").glob("*.npz"), *(ROOT / "sample_runs" / "dumps").glob("*.npz")],

@@ -3,11 +3,11 @@
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.places import ROOT
+
 SAME = """
 import sys
 from pathlib import Path

@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.places import ROOT
+
 COMPUTING = ("torch", "transformers", "numba", "scipy", "pandas")
 EVERY_COMMAND = "core.__main__ as main\nfor name in main.MODULES: main.load(name)"
 

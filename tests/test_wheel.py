@@ -29,10 +29,9 @@ from playwright.sync_api import expect, sync_playwright
 
 import core
 from tests.browser.driving import chromium
+from tests.places import ROOT
 from tests.serving import answers, free_port
 from tests.waiting import until
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 
 from streamlit.components.v2 import manifest_scanner
 from streamlit.runtime.scriptrunner.script_cache import ScriptCache
@@ -13,8 +12,7 @@ from streamlit.util import calc_hash
 
 from app import navigation
 from app.components import plots
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
 
 
 def _wait_for(runner: local_script_runner.LocalScriptRunner, timeout: float):

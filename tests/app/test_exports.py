@@ -2,7 +2,6 @@
 
 import csv
 import io
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,8 +13,8 @@ from app.shell import exports
 from core.numerics.formats import values_of
 from core.runs.queries.flips import flip_table
 from core.runs.reader import RunReader
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FORMULAS = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "'=1"]
 HOSTILE = [*FORMULAS, " plain", 'say "x", y', "", None, "ü\u2028"]
 FLOATS = [0.1 + 0.2, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, float("inf"), 2**-126, -7.25]

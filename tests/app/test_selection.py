@@ -2,8 +2,6 @@
 the strip are given.
 """
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 from streamlit.util import calc_hash
@@ -15,8 +13,8 @@ from app.shell import address, selection
 from core.runs.queries.heat import COLOURS, heat
 from core.runs.reader import RunReader
 from tests.app import opening
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
 RUN = "fresh-against-cached"
 

@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 from msgspec.structs import fields
@@ -14,8 +13,8 @@ from core.commands import serve
 from core.configuration import SECTIONS, Configuration, configuration
 from core.errors import ConfigurationError
 from core.hosting import start
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 HOSTING = ROOT / "docs" / "guides" / "hosting.md"
 

@@ -4,11 +4,11 @@ requirements.txt.
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
+
 LOCKS = sorted((ROOT / "deploy").glob("*.lock"))
 ENTRY = re.compile(r"([A-Za-z0-9_.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n")
 PINNED = dict(

@@ -32,7 +32,6 @@ from core.runs.store.cards import prompt_texts, read_runs
 from core.runs.store.store import Store
 
 GATE = ["bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"]
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 15.0  # far above the 0.2 s that such a file takes, on a machine that does other work
 MEMORY = 3 << 30  # of addresses beyond those of the parent
 

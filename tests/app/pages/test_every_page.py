@@ -4,7 +4,6 @@ every page runs.
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,8 @@ from tests.app.opening import open_page, page_text
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 from tests.core.runs.store import s3_server
 from tests.covering import covering, thorough
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 PAGES = {page.name: page for page in navigation.PAGES}
 SAMPLES = ["fresh-against-cached", "batch-1-against-n", "float32-three-paths", "where-it-starts"]
 

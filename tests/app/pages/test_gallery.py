@@ -16,8 +16,8 @@ from core.runs.store.labels import Labels
 from core.runs.store.store import Store
 from tests.app.opening import keys, open_page, page_text
 from tests.core.runs.made_runs import copied
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = {
     "injected-bug",
     "continuations-that-part",

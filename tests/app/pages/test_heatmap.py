@@ -2,8 +2,6 @@
 token.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -15,8 +13,7 @@ from core.runs.queries.elements import every_element
 from core.runs.reader import RunReader
 from tests.app import opening
 from tests.app.opening import sent
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.places import ROOT
 
 pytestmark = pytest.mark.usefixtures("own_store")
 

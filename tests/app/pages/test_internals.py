@@ -1,7 +1,6 @@
 """The tabs of Internals and the continuations of Flips, on runs whose every figure is planted."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +17,7 @@ from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run, with_kernels
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 from tests.core.runs.mitigation_runs import ROWS, mitigation_run
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.places import ROOT
 
 pytestmark = pytest.mark.usefixtures("own_store")
 

@@ -2,7 +2,6 @@
 
 import base64
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +13,9 @@ from core.sweeps.plan import read_plan
 from tests.app.opening import figures_of, open_page, page_text
 from tests.core.sweeps.conftest import plan_file  # noqa: F401  (a fixture)
 from tests.core.sweeps.stand_in import write
+from tests.places import ROOT
 
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
+SAMPLES = ROOT / "sample_runs"
 
 
 @pytest.fixture

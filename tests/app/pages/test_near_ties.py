@@ -2,15 +2,13 @@
 keeps.
 """
 
-from pathlib import Path
-
 import pytest
 
 from core.runs.reader import RunReader
 from tests.app import opening
 from tests.app.opening import page_text
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
 RUN = "fresh-against-cached"
 

@@ -14,9 +14,9 @@ from app.upload.spool import Upload
 from core.runs.reader import RunReader
 from tests.app.opening import open_page, page_text
 from tests.core.responses.made_sides import run_of
+from tests.places import ROOT
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[3]
 DUMPS = ROOT / "sample_runs" / "dumps"
 PAYLOADS = ROOT / "tests" / "core" / "responses" / "payloads"
 

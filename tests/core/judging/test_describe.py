@@ -4,15 +4,14 @@ none of them.
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from core.errors import DumpError, StoreError
 from core.judging.ingest import describe, headers_of
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 RUN = ROOT / "tests" / "runs" / "injected-bug.duckdb"
 UPCAST = ROOT / "sample_runs" / "dumps" / "fresh_and_cached_upcast.npz"
 

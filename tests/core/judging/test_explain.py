@@ -4,8 +4,6 @@ and faults have none.
 The whole trial is `python -m benchmarks.verdicts.causes`; here every cause once.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -25,8 +23,9 @@ from core.responses.pairing import compare_sides
 from core.runs.reader import RunReader
 from tests.core.responses.made_sides import response, side
 from tests.covering import few, thorough
+from tests.places import ROOT
 
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
+SAMPLES = ROOT / "sample_runs"
 pytestmark = pytest.mark.filterwarnings("error")
 
 

@@ -9,8 +9,7 @@ import pytest
 from core.capture_request import CaptureRequest
 from core.commands.capturing import plan_of
 from core.inference.capture.capture import environment_of
-
-ROOT = Path(__file__).resolve().parents[4]
+from tests.places import ROOT
 
 pytestmark = pytest.mark.model
 

@@ -4,7 +4,6 @@ is never claimed.
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,9 +20,10 @@ from core.responses.records import Response, ResponseSide, TopTokenRow, compress
 from core.runs.file.evidence import Check, ListFloorFigures, Verdict
 from core.runs.store.store import Store
 from tests.core.responses.made_sides import run_of, store_run
+from tests.places import ROOT
 
 pytestmark = pytest.mark.model
-MODEL = Path(__file__).resolve().parents[4] / "sample_runs" / "model"
+MODEL = ROOT / "sample_runs" / "model"
 TEXT = (
     "class Queue:\n    def put(self, item):\n        self.items.append(item)\n\n    def"
     " get(self):\n        return self"

@@ -2,7 +2,6 @@
 are none.
 """
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +11,9 @@ from core.inference.generating import search as module
 from core.inference.generating.search import search
 from core.inference.paths.paths import parse_path
 from tests.core.inference.sameness import logits_of
+from tests.places import ROOT
 
-FILES = Path(__file__).resolve().parents[4] / "sample_runs" / "prompts"
+FILES = ROOT / "sample_runs" / "prompts"
 TEXTS = [path.read_text() for path in sorted(FILES.glob("*.txt"))]
 PROMPTS = [text[start : start + 60] for text in TEXTS for start in (0, 60, 120, 180)]
 VARIANT = "decode+dtype:bfloat16"  # flips somewhere on every processor
