@@ -69,18 +69,15 @@ def planted(golden, path):
 
 
 def leaves(value, path=()):
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else None
-    )
-    if items is None:
-        yield path
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
     else:
-        for key, each in items:
-            yield from leaves(each, (*path, key))
+        yield path
+        return
+    for key, each in items:
+        yield from leaves(each, (*path, key))
 
 
 def differences(got, want, place=""):

@@ -114,7 +114,8 @@ def test_a_failed_import_keeps_the_file_and_other_options_import_it(
     np.savez(file, hf=np.eye(6, 32, dtype=np.float32), engine=np.eye(6, 40, dtype=np.float32))
     body = file.getvalue()
     refused = send(client, body, 0, len(body) - 1, "?wait=60")
-    assert (refused.status_code, "padded" in refused.json()["error"]) == (422, True)
+    assert refused.status_code == 422
+    assert "padded" in refused.json()["error"]
     taken = finish(client, len(body), "?wait=60&holds=padded")
     assert taken.status_code == 201, taken.text
 
@@ -230,7 +231,8 @@ def test_a_run_file_is_known_by_its_bytes_and_checked(
     assert client.put("/api/uploads/x?model=m", content=path.read_bytes()).status_code == 400
     damaged(path, "CREATE VIEW v AS SELECT 1")
     refused = client.put("/api/uploads/hostile?wait=60", content=path.read_bytes())
-    assert (refused.status_code, "view 'v'" in refused.json()["error"]) == (422, True)
+    assert refused.status_code == 422
+    assert "view 'v'" in refused.json()["error"]
     assert len(runs(store)) == 1
 
 

@@ -2,8 +2,6 @@
 afterwards.
 """
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 
@@ -24,7 +22,6 @@ from core.runs.file.evidence import (
     Check,
     OtherRowFigures,
 )
-from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import logits_of
 from tests.covering import few
 
@@ -216,26 +213,6 @@ def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(
     )
     assert verdict.name == "bug suspected"
     assert rows(verdict)[OWN_DTYPE].outcome == FAILED
-
-
-@pytest.mark.model
-@pytest.mark.parametrize("error", few([RuntimeError, KeyboardInterrupt], KeyboardInterrupt))
-def test_the_model_is_as_it_was_however_the_judgement_ends(
-    error,
-    narrow,
-):
-    before = state(narrow)
-
-    def engine(model, ids):
-        if model.dtype == torch.float32:
-            raise error("stop")
-        return prefill(model, ids)
-
-    with pytest.raises(KeyboardInterrupt) if error is KeyboardInterrupt else nullcontext():
-        judge(narrow, [PROMPT], reference="prefill", variant=engine)
-    assert state(narrow) == before
-    judge(narrow, [PROMPT], reference="prefill", variant="decode")
-    assert state(narrow) == before
 
 
 @pytest.mark.model

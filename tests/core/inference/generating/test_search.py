@@ -2,6 +2,7 @@
 are none.
 """
 
+import itertools
 from types import SimpleNamespace
 
 import pytest
@@ -69,18 +70,11 @@ def test_paths_that_never_part_have_no_flip_and_the_closest_call_is_told(
 
 
 def test_the_time_is_kept(llama, monkeypatch):
-    """By a clock on which each prompt takes 50 ms: the budget of a second ends within the variant's
-    pass, and nobody has to be fast.
+    """By a clock that each look at it moves by 50 ms: the budget of a second ends within the
+    variant's pass, and nobody has to be fast.
     """
-    real, now = module._scores, [0.0]
-
-    def slow(loaded, path, prompts, seed):
-        for scored in real(loaded, path, prompts, seed):
-            now[0] += 0.05
-            yield scored
-
-    monkeypatch.setattr(module, "_scores", slow)
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    clock = itertools.count()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.05 * next(clock)))
     found = search(llama, ["def walk(self)"] * 300, "prefill", "prefill+batch:2", minutes=1 / 60)
     assert found.reason == "the 0.0166667 minutes were spent"
     assert 0 < found.prompts < 60
