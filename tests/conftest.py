@@ -4,8 +4,6 @@ spread: `make test` runs n cases of a test with many, first and last included, `
 others. Products of cases, and cases chosen by name, are in covering.py.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 dump to send it.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import socket

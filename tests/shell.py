@@ -1,7 +1,5 @@
 """A command as a shell reads it, and ours on a shell's path."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -166,12 +166,7 @@ def clone(tmp_path):
     return top
 
 
-def in_a_fresh_shell(
-    text,
-    where,
-    store,
-    **variables,
-):
+def in_a_fresh_shell(text, where, store, **variables):
     variables = {
         "PATH": f"{where}:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(where),

@@ -7,8 +7,6 @@ what each of two extras adds. A library that is used and not declared is missing
 be elsewhere.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -67,12 +65,7 @@ class Installed:
             text=True,
         )
 
-    def run(
-        self,
-        folder,
-        *command,
-        extra="",
-    ):
+    def run(self, folder, *command, extra=""):
         process = self.start(folder, *command, extra=extra)
         printed, errors = process.communicate()
         return subprocess.CompletedProcess(command, process.returncode, printed, errors)
@@ -284,13 +277,7 @@ def broken(model, ids):
 """
 
 
-def of_pytest(
-    installed,
-    folder,
-    tests,
-    *,
-    extra="",
-):
+def of_pytest(installed, folder, tests, *, extra=""):
     """What pytest prints about `tests`, and how each of them came out.
 
     The plugin is found by its entry point.

@@ -2,8 +2,6 @@
 it.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from functools import cache, partial

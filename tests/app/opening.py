@@ -1,7 +1,5 @@
 """A page as a new viewer sees it who followed a link, and all that it says."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 

@@ -69,9 +69,7 @@ def test_nothing_unseen_is_copied_and_no_command_but_ours(page, bare_store):
     assert "which runs code" in page_text(app)
 
 
-def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(
-    bare_store,
-):
+def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(bare_store):
     run_id = judged_run(bare_store, None, run_id="stated", request=None)
     damaged(bare_store.path_of(run_id), f"UPDATE run SET command = '{STATED}\x1b'")
     app = open_page("overview", ("copy_report", "provenance"), run=run_id)

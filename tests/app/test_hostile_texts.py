@@ -111,11 +111,7 @@ def seen(app):
 
 
 @pytest.fixture
-def hostile(
-    built,
-    bare_store,
-    monkeypatch,
-):
+def hostile(built, bare_store, monkeypatch):
     """Makes the store one with such a run made of a sample, which tests only read."""
     return lambda sample: monkeypatch.setenv("ULPSCOPE_STORE", str(built(hostile_run, sample)))
 
@@ -133,11 +129,7 @@ def hostile_run(store, sample):
 
 
 @pytest.mark.parametrize(("sample", "page"), covering(SAMPLES, list(PAGES), whole=SAMPLES[:1]))
-def test_no_text_of_a_run_becomes_markup(
-    page,
-    sample,
-    hostile,
-):
+def test_no_text_of_a_run_becomes_markup(page, sample, hostile):
     hostile(sample)
     app = open_page(
         page,

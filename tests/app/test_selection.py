@@ -143,10 +143,7 @@ def test_links_to_pages_carry_the_selection_and_say_what_a_run_does_not_hold():
 
 
 @pytest.mark.parametrize("way", ["a key", "Back", "another page"])
-def test_only_back_and_another_page_read_an_address_that_was_replaced(
-    way,
-    monkeypatch,
-):
+def test_only_back_and_another_page_read_an_address_that_was_replaced(way, monkeypatch):
     """Keys that are pressed faster than pages are drawn ask with the address that the browser had
     by then.
     """

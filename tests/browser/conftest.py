@@ -1,7 +1,5 @@
 """One dashboard on a store of its own and one Chromium for all browser tests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Driving a page of a dashboard."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

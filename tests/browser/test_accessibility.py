@@ -52,12 +52,7 @@ def faults(page):
         *thorough((scheme, tab) for scheme in BACK for tab in TABS),
     ],
 )
-def test_a_page_stands_without_a_serious_fault(
-    name,
-    scheme,
-    page,
-    dashboard,
-):
+def test_a_page_stands_without_a_serious_fault(name, scheme, page, dashboard):
     page.emulate_media(color_scheme=scheme)
     of, tab = PAGE_OF[name], f"&tab={name}" if name in TABS else ""
     visit(page, dashboard, f"{'' if name == FIRST else of.name}?{QUERIES.get(name, RUN)}{tab}")

@@ -78,11 +78,7 @@ CONTRASTS = """() => {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_on_every_colour_has_the_contrast_of_wcag_aa(
-    browser,
-    dashboard,
-    scheme,
-):
+def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser, dashboard, scheme):
     page = browser.new_context(
         viewport={"width": 1280, "height": 900},
         color_scheme=scheme,

@@ -59,11 +59,7 @@ def own(tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_server_that_is_killed_and_started_again_gets_the_rest(
-    browser,
-    own,
-    large,
-):
+def test_a_server_that_is_killed_and_started_again_gets_the_rest(browser, own, large):
     page = browser.new_context().new_page()
     visit(page, own, "upload")
     waiting = held(page)

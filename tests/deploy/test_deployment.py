@@ -111,9 +111,7 @@ def _complaints(unit):
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
-def test_systemd_understands_the_unit_and_would_not_one_with_a_planted_fault(
-    tmp_path,
-):
+def test_systemd_understands_the_unit_and_would_not_one_with_a_planted_fault(tmp_path):
     unit = DEPLOY / "ulpscope@.service"
     assert _complaints(unit) == []
     broken = tmp_path / unit.name

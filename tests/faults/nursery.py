@@ -5,8 +5,6 @@ A line of standard input is JSON: the store, the work, a seed, and the moment in
 child began to write. The kill thus falls into the work, and not into the start of Python.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Invariants of a store after any failure of the processes that worked on it."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path

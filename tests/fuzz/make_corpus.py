@@ -3,8 +3,6 @@
 `python -m tests.fuzz.make_corpus`.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

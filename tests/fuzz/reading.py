@@ -5,8 +5,6 @@ it as a line of JSON.
 an exception.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -51,12 +51,7 @@ def test_a_whole_file_is_read(name, read, tmp_path):
 
 @pytest.mark.parametrize("examples", [8, pytest.param(LONG, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", ["dump", "archive behind its checksums", "run"])
-def test_a_damaged_file_is_a_sentence_or_what_it_was(
-    kind,
-    examples,
-    read,
-    tmp_path,
-):
+def test_a_damaged_file_is_a_sentence_or_what_it_was(kind, examples, read, tmp_path):
     files = {"dump": DUMPS, "run": RUNS}.get(kind, ARCHIVES)
     seen = Counter()
 

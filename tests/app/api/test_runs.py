@@ -91,12 +91,7 @@ def test_a_filter_that_means_nothing_is_a_sentence(query, client):
     assert answer.json()["error"].endswith(".")
 
 
-def test_one_run_is_what_the_command_line_prints(
-    client,
-    three,
-    store,
-    capsys,
-):
+def test_one_run_is_what_the_command_line_prints(client, three, store, capsys):
     told = client.get("/api/runs/run-1?positions=1").json()
     printed = json.loads(
         _printed(capsys, "show", "run-1", "--json", "--positions", "--store", str(store)),
@@ -133,11 +128,7 @@ def test_what_is_not_there_or_not_meant_is_a_status(
     assert status == 405 or "%2f" in path or set(answer.json()) == {"error"}
 
 
-def test_the_file_comes_in_ranges_and_only_if_it_has_changed(
-    client,
-    three,
-    store,
-):
+def test_the_file_comes_in_ranges_and_only_if_it_has_changed(client, three, store):
     body = (store / "run-0.duckdb").read_bytes()
     whole = client.get("/api/runs/run-0/file")
     assert whole.content == body
@@ -193,12 +184,7 @@ def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(
         assert arrays["side_0"].shape == (8, 300)
 
 
-def test_kept_npz_files_stay_within_bounds(
-    client,
-    three,
-    store,
-    monkeypatch,
-):
+def test_kept_npz_files_stay_within_bounds(client, three, store, monkeypatch):
     for run_id in three:
         assert client.get(f"/api/runs/{run_id}/npz").status_code == 200
     assert len(list((store / ".npz").iterdir())) == 3
@@ -210,10 +196,7 @@ def test_kept_npz_files_stay_within_bounds(
     assert client.get("/api/runs/run-0/npz").status_code == 507
 
 
-def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(
-    store,
-    three,
-):
+def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(store, three):
     """As Streamlit's server does it: a range of a compressed whole would be of other bytes."""
     packed = Starlette(routes=ROUTES, middleware=[Middleware(GZipMiddleware, minimum_size=10)])
     with TestClient(packed) as client:
@@ -224,11 +207,7 @@ def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(
             assert answer.headers.get("content-encoding", "identity") == "identity"
 
 
-def test_a_damaged_run_is_a_sentence_and_harms_no_list(
-    client,
-    three,
-    store,
-):
+def test_a_damaged_run_is_a_sentence_and_harms_no_list(client, three, store):
     damaged(
         store / "run-0.duckdb",
         "UPDATE pair SET neq_share = 'nan'::DOUBLE, noise_ratio = 'inf'::DOUBLE",

@@ -1,7 +1,5 @@
 """A store of its own for every test, and no configuration but the test's."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The gate with an echo behind it, and how a browser signs in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from starlette.applications import Starlette

@@ -2,8 +2,6 @@
 without.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess
@@ -93,12 +91,7 @@ def paths():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def websocket_status(
-    server,
-    origin=None,
-    host=None,
-    **headers,
-):
+def websocket_status(server, origin=None, host=None, **headers):
     """101 if the page's websocket opens, else the status with which it is refused."""
     try:
         port = int(server.url.rpartition(":")[2])

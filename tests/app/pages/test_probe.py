@@ -20,10 +20,7 @@ def button(app):
     return app.button(key="probe_start")
 
 
-def test_what_it_takes_is_said_and_the_key_is_in_no_argument(
-    store,
-    submitted,
-):
+def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store, submitted):
     app = open_page("probe")
     app.text_input(key="probe_url").set_value("http://127.0.0.1:9/v1").run()
     assert "most 23 requests" in page_text(app).replace("\\", "")

@@ -81,9 +81,7 @@ def test_an_upload_goes_on_after_the_server_was_killed(tmp_path):
         assert has_arrived_whole(server)
 
 
-def test_a_server_killed_in_an_import_leaves_no_half_run_and_imports_it_again(
-    tmp_path,
-):
+def test_a_server_killed_in_an_import_leaves_no_half_run_and_imports_it_again(tmp_path):
     store = tmp_path / "runs"
     with serving(store) as server:
         with begun(server, 0, len(BODY)):

@@ -78,10 +78,7 @@ def test_without_waiting_the_id_is_known_and_the_same_name_may_come_twice(
     assert len(runs(store)) == 2
 
 
-def test_parts_go_on_at_the_offset_and_the_last_byte_imports(
-    client,
-    store,
-):
+def test_parts_go_on_at_the_offset_and_the_last_byte_imports(client, store):
     body = dump(8, 128)
     for first, last in ((0, 999), (1000, 2999)):
         answer = send(client, body, first, last, "?file=my%20dump.npz")
@@ -106,10 +103,7 @@ def test_parts_go_on_at_the_offset_and_the_last_byte_imports(
     assert len(runs(store)) == 1
 
 
-def test_a_failed_import_keeps_the_file_and_other_options_import_it(
-    client,
-    store,
-):
+def test_a_failed_import_keeps_the_file_and_other_options_import_it(client, store):
     file = io.BytesIO()
     np.savez(file, hf=np.eye(6, 32, dtype=np.float32), engine=np.eye(6, 40, dtype=np.float32))
     body = file.getvalue()
@@ -144,11 +138,7 @@ def test_another_request_waits_while_one_sends(client, store):
     assert send(client, bytes(20), 10, 14).json()["received"] == 15
 
 
-def test_delete_removes_what_arrived_and_stops_an_import(
-    client,
-    store,
-    monkeypatch,
-):
+def test_delete_removes_what_arrived_and_stops_an_import(client, store, monkeypatch):
     send(client, dump(), 0, 9)
     assert client.delete("/api/uploads/x").json() == {"upload": "x", "removed": True}
     assert spooled(store) == []
@@ -180,12 +170,7 @@ def test_an_import_of_a_server_that_was_killed_begins_anew(client, store):
         ("[" * 100_000, "Expected `object`"),
     ],
 )
-def test_a_record_of_another_form_is_refused_with_its_path(
-    record,
-    why,
-    client,
-    store,
-):
+def test_a_record_of_another_form_is_refused_with_its_path(record, why, client, store):
     send(client, bytes(20), 0, 9)
     (Upload(Store(store), "x").directory / "record.json").write_text(record)
     answer = client.get("/api/uploads/x")
@@ -193,10 +178,7 @@ def test_a_record_of_another_form_is_refused_with_its_path(
     assert why in answer.json()["error"]
 
 
-def test_uploads_that_nobody_continues_are_purged_after_a_day(
-    client,
-    store,
-):
+def test_uploads_that_nobody_continues_are_purged_after_a_day(client, store):
     send(client, bytes(20), 0, 9, to="old")
     send(client, bytes(20), 0, 9, to="young")
     folder = Upload(Store(store), "old").directory
@@ -220,11 +202,7 @@ def test_responses_become_a_run_however_they_are_wrapped(client, body):
     assert found["summary"]["neq"] == 0
 
 
-def test_a_run_file_is_known_by_its_bytes_and_checked(
-    client,
-    store,
-    tmp_path,
-):
+def test_a_run_file_is_known_by_its_bytes_and_checked(client, store, tmp_path):
     path = copied(tmp_path / "outside" / "run.npz")
     answer = client.put("/api/uploads/from%20elsewhere?wait=60", content=path.read_bytes())
     assert answer.status_code == 201, answer.text
@@ -248,12 +226,7 @@ def test_a_run_file_is_known_by_its_bytes_and_checked(
         ),
     ],
 )
-def test_what_is_no_dump_is_one_sentence_and_no_run(
-    body,
-    words,
-    client,
-    store,
-):
+def test_what_is_no_dump_is_one_sentence_and_no_run(body, words, client, store):
     refused = client.put("/api/uploads/hello?wait=60&file=x.npz", content=body)
     assert refused.status_code == 422
     assert refused.json()["state"] == "failed"
@@ -261,11 +234,7 @@ def test_what_is_no_dump_is_one_sentence_and_no_run(
     assert runs(store) == []
 
 
-def test_size_and_room_are_checked_before_a_byte_is_stored(
-    client,
-    store,
-    monkeypatch,
-):
+def test_size_and_room_are_checked_before_a_byte_is_stored(client, store, monkeypatch):
     body = dump()
     monkeypatch.setenv("ULPSCOPE_LIMITS_FILE_BYTES", "1000")
     assert client.put("/api/uploads/x", content=body).status_code == 413
@@ -354,11 +323,7 @@ def test_a_file_is_what_its_digest_says_or_is_not_stored(client, store):
         "model=" + "x" * 300,
     ],
 )
-def test_a_parameter_that_means_nothing_is_refused(
-    query,
-    client,
-    store,
-):
+def test_a_parameter_that_means_nothing_is_refused(query, client, store):
     assert client.put(f"/api/uploads/x?{query}", content=dump()).status_code == 400
     assert spooled(store) == []
 
@@ -392,10 +357,7 @@ def test_a_senders_names_reach_no_other_place(name, client, store):
     assert {path.parent for path in store.glob(f"{spool.FOLDER}/*")} == {store / spool.FOLDER}
 
 
-def test_a_sender_that_falls_silent_is_let_go_and_its_bytes_stay(
-    monkeypatch,
-    tmp_path,
-):
+def test_a_sender_that_falls_silent_is_let_go_and_its_bytes_stay(monkeypatch, tmp_path):
     import anyio
     from starlette.requests import Request
 

@@ -2,8 +2,6 @@
 model's function?
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ one token. 16-bit sides round the products; float32 sides compute them in float3
 on each side.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

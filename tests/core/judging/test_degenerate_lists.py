@@ -145,10 +145,7 @@ def consistent(tokens):
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ANSWERS, ANSWERS)
-def test_any_two_answers_are_judged_or_refused_in_a_sentence(
-    one,
-    other,
-):
+def test_any_two_answers_are_judged_or_refused_in_a_sentence(one, other):
     try:
         sides = sides_of(consistent(one), consistent(other))
         pairs = pairs_of(sides)

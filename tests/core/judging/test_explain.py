@@ -53,12 +53,7 @@ pytestmark = pytest.mark.filterwarnings("error")
         ("decimals", 2, "to", "2 decimals"),
     ],
 )
-def test_what_was_injected_is_named_with_its_size(
-    kind,
-    strength,
-    parameter,
-    value,
-):
+def test_what_was_injected_is_named_with_its_size(kind, strength, parameter, value):
     (cause,) = inject_and_explain(kind, strength)
     assert cause.name == INJECTIONS[kind][0][0]
     fitted = cause.parameters[parameter]

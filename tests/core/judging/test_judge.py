@@ -50,14 +50,7 @@ class MadeControls(Controls):
     pair's rounding in float32, and on a side's error in 16 bits, at each position.
     """
 
-    def __init__(
-        self,
-        dtype="bfloat16",
-        wide=1.0,
-        narrow=1.0,
-        *,
-        has_wide=True,
-    ):
+    def __init__(self, dtype="bfloat16", wide=1.0, narrow=1.0, *, has_wide=True):
         rng = np.random.default_rng(0)
         self.names, self.lengths, self.dtype = SIDES, [100, 200], dtype
         self.wide = rng.chisquare(50, (5, POSITIONS)) / 50
@@ -143,10 +136,7 @@ def test_both_comparisons_have_to_pass():
 
 
 @pytest.mark.parametrize(("share", "is_named"), [(0.99, True), (0.5, False)])
-def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(
-    share,
-    is_named,
-):
+def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(share, is_named):
     class Column(MadeControls):
         def differences(self, row, dtype):
             return np.where(np.arange(50) == 31, share, (1 - share) / 49)
@@ -156,9 +146,7 @@ def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(
 
 
 @pytest.mark.parametrize("first", [None, (1, 64)])
-def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(
-    first,
-):
+def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(first):
     class Noisy(MadeControls):
         def modules(self, *_):
             figures = AloneFigures(
@@ -245,10 +233,7 @@ def test_a_mixture_of_experts_is_decided_in_float64():
         ({}, "rounding"),
     ],
 )
-def test_a_model_that_chooses_its_keys_is_at_worst_undecided(
-    faults,
-    name,
-):
+def test_a_model_that_chooses_its_keys_is_at_worst_undecided(faults, name):
     class Indexed(MadeControls):
         chooses_keys = True
 
@@ -413,10 +398,7 @@ def test_a_side_that_moves_by_itself_leaks_if_others_move_it_four_times_as_far(
 
 
 @pytest.mark.parametrize(("ratio", "is_beyond"), [(1, False), (40, True)])
-def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(
-    ratio,
-    is_beyond,
-):
+def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(ratio, is_beyond):
     controls = MadeControls("float32")
     squares = controls.wide[1].copy()
     squares[7] *= ratio**2

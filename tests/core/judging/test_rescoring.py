@@ -17,12 +17,7 @@ def noise(size=FLOOR):
     return RANDOM.normal(0, size, TOKENS)
 
 
-def scores(
-    rollout,
-    trainer,
-    step,
-    dtypes,
-):
+def scores(rollout, trainer, step, dtypes):
     """Rescorings by three checkpoints, each `step` noise floors of the first dtype from the one
     before.
     """

@@ -11,12 +11,7 @@ from core.judging.statistic import FALSE_ALARM, floor_test, smallest_fault
 POSITIONS = 4096
 
 
-def rounding(
-    rng,
-    seeds,
-    positions=POSITIONS,
-    spread=0.3,
-):
+def rounding(rng, seeds, positions=POSITIONS, spread=0.3):
     """Mean squares: a scale of its own at each position, times log-normal noise. [seeds,
     positions]
     """
@@ -101,11 +96,7 @@ def test_no_floor_and_no_difference_is_no_fault():
 VOCAB, LENGTH, DRAWS = 60, 40, 8
 
 
-def errors_of_rounding(
-    generator,
-    prompts,
-    mixing,
-):
+def errors_of_rounding(generator, prompts, mixing):
     """A dozen directions, positions whose size varies by a fifth. [positions, vocab], rms about
     1
     """

@@ -105,11 +105,7 @@ def test_a_float32_pair_alone_decides(x, verdict, judged):
 
 
 @pytest.mark.parametrize(("is_fault", "verdict"), [(False, "rounding"), (True, "bug suspected")])
-def test_a_floor_of_other_ways_decides_by_the_noise_ratio(
-    is_fault,
-    verdict,
-    judged,
-):
+def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault, verdict, judged):
     x = FAULT if is_fault else X
     pair = pair_with(x)
     found = judged(in_bfloat16(x, HEAD, 2), float32=pair, floor=FLOOR)
@@ -150,9 +146,7 @@ def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(
     assert row_of(judged(variant, rerun={**again, side: one_bit}), RERUN).outcome == FAILED
 
 
-def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(
-    judged,
-):
+def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(judged):
     variant = in_bfloat16(X, HEAD, 2)
     found = judged(variant, neighbours={"variant": variant})
     assert found.name == "likely rounding"
@@ -354,11 +348,7 @@ UP = np.where(np.arange(ROWS) == 29, np.float32(1 + 5 * 2**-23), np.float32(1))[
         ),
     ],
 )
-def test_a_floor_that_is_none_decides_nothing(
-    floor,
-    sentence,
-    judged,
-):
+def test_a_floor_that_is_none_decides_nothing(floor, sentence, judged):
     """It is left aside with the reason, and what decides is what would have decided without it:
     never the fault within the floor itself.
     """
@@ -397,10 +387,7 @@ def test_a_floor_without_the_pair_in_float32_is_refused(judged):
         judged(in_bfloat16(X, HEAD, 2), floor=FLOOR)
 
 
-def test_a_run_without_its_pair_gets_a_sentence_and_no_verdict(
-    store,
-    tmp_path,
-):
+def test_a_run_without_its_pair_gets_a_sentence_and_no_verdict(store, tmp_path):
     path = store.path_of(ingest(store, [saved(tmp_path / "d.npz", **PAIR_IN_BFLOAT16)]))
     damaged(path, "DELETE FROM pair")
     with pytest.raises(StoreError), RunReader(path) as run:

@@ -38,12 +38,7 @@ FLOAT32_NAMED = {"compute_dtype": np.array("float32")}
 WIDE, WIDE_OTHER = in_float32(X, HEAD, 1), in_float32(X, HEAD, 2)
 
 
-def stored(
-    folder,
-    reference=PLAIN,
-    variant=OTHER,
-    **more,
-):
+def stored(folder, reference=PLAIN, variant=OTHER, **more):
     folder.mkdir(exist_ok=True)
     store = Store(folder / "store")
     dump = saved(folder / "dump.npz", reference=reference, variant=variant, **more)

@@ -5,8 +5,6 @@ It shares no line with core.numerics but the names of the formats. `differences`
 every test and every planted fault goes through.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass

@@ -41,12 +41,7 @@ def ordinals(values):
 )
 @pytest.mark.parametrize("k", [2, 5, 20])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_grid_of_16_bits_is_seen_and_margins_counted_on_it(
-    dtype,
-    k,
-    scale,
-    centre,
-):
+def test_a_grid_of_16_bits_is_seen_and_margins_counted_on_it(dtype, k, scale, centre):
     rows, margins = sent(dtype, scale, centre, k)
     found = find_grid(rows)
     assert dtype in found.formats

@@ -12,12 +12,7 @@ from tests.core.numerics import oracle
 FORMATS = [BFLOAT16, FLOAT16, FLOAT32]
 
 
-def any_bits(
-    fmt,
-    rows=12,
-    vocab=700,
-    seed=0,
-):
+def any_bits(fmt, rows=12, vocab=700, seed=0):
     """Two sides of any bit patterns, a third of them equal, the first row finite."""
     rng = np.random.default_rng(seed)
     a, b = (

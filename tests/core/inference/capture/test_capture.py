@@ -53,10 +53,7 @@ def collect(plan):
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_a_capture_holds_the_bits_of_the_models_own_logits(
-    dtype,
-    model_folders,
-):
+def test_a_capture_holds_the_bits_of_the_models_own_logits(dtype, model_folders):
     loaded = load_model(str(model_folders["llama"]), dtype=dtype, device="cpu")
     plan = planned(loaded, PROMPTS)
     sink = collect(plan)
@@ -77,11 +74,7 @@ def test_bits_keep_nan_payloads_and_the_sign_of_zero():
 
 
 @pytest.mark.parametrize("rows_a_chunk", [1, 4, 1000])
-def test_chunks_of_any_size_give_the_same_bits(
-    rows_a_chunk,
-    llama,
-    monkeypatch,
-):
+def test_chunks_of_any_size_give_the_same_bits(rows_a_chunk, llama, monkeypatch):
     plan = planned(llama, PROMPTS)
     expected = collect(plan).digest()
     monkeypatch.setattr(batch, "CHUNK_BYTES", rows_a_chunk * llama.vocab_size * 4)
@@ -146,10 +139,7 @@ def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, variant, sentence, l
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63])
-def test_a_seed_that_torch_does_not_take_is_refused_in_a_sentence(
-    seed,
-    llama,
-):
+def test_a_seed_that_torch_does_not_take_is_refused_in_a_sentence(seed, llama):
     with pytest.raises(UsageError, match=f"--seed {seed}: expected a whole number"):
         planned(llama, ["x"], seed=seed)
 
@@ -200,10 +190,7 @@ class FullDisk(Collected):
         raise OSError(28, "No space left on device")
 
 
-def test_modifiers_are_undone_when_a_capture_breaks(
-    llama,
-    monkeypatch,
-):
+def test_modifiers_are_undone_when_a_capture_breaks(llama, monkeypatch):
     events = []
 
     @contextmanager

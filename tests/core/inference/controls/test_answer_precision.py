@@ -86,11 +86,7 @@ ONLY_BFLOAT16 = [
 
 @pytest.mark.model
 @pytest.mark.parametrize("compute", ONLY_BFLOAT16, ids=lambda engine: engine.__name__)
-def test_an_engine_of_bfloat16_weights_is_found_out(
-    compute,
-    narrow,
-    held,
-):
+def test_an_engine_of_bfloat16_weights_is_found_out(compute, narrow, held):
     found = narrow_answers(narrow, [range(5, 29)], side_of(served(held, compute)))
     assert found is not None
     assert found.dtype == "bfloat16"

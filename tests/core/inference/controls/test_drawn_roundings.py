@@ -34,9 +34,7 @@ def test_a_draw_is_the_same_for_its_seed_and_another_for_another(narrow):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(
-    dtype,
-):
+def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(dtype):
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn((64, 64), generator=generator).to(dtype) for _ in range(2))
     wide = x.float() @ weight.float()
@@ -82,9 +80,7 @@ def test_an_error_is_measured_without_what_all_logits_share():
 
 
 @pytest.mark.model
-def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(
-    narrow,
-):
+def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(narrow):
     prompts = tiny_prompts(narrow)
     with torch.inference_mode():
         with in_float32(narrow) as widened:

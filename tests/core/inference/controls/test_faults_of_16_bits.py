@@ -27,13 +27,7 @@ def corrupted(model, ids):
     return logits
 
 
-def verdict_of(
-    loaded,
-    folder,
-    engine,
-    *,
-    is_swapped=False,
-):
+def verdict_of(loaded, folder, engine, *, is_swapped=False):
     """The verdict of a dump of a plain forward and the engine with the pair in float32."""
     prompts = tiny_prompts(loaded)
     sides = ["prefill", engine][:: -1 if is_swapped else 1]

@@ -38,11 +38,7 @@ def test_in_float64_nothing_passes_through_float32(name):
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("dtype", WIDENING)
-def test_widening_is_undone_however_it_ends(
-    dtype,
-    error,
-    narrow,
-):
+def test_widening_is_undone_however_it_ends(dtype, error, narrow):
     before = state(narrow)
     with pytest.raises(error), WIDENING[dtype](narrow):
         raise error
@@ -60,10 +56,7 @@ def test_an_engines_own_float32_stays_float32_beside_a_model_in_float64(small):
         assert states.float().dtype == torch.float32
 
 
-def holding_float32(
-    loaded,
-    forward,
-):
+def holding_float32(loaded, forward):
     """An engine with float32 weights of its own, as a server has."""
     held = copy.deepcopy(loaded.model)
     return lambda _, ids: forward(held, ids)
@@ -96,10 +89,7 @@ def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault
 
 
 @pytest.mark.parametrize("is_fault", [True, pytest.param(False, marks=pytest.mark.thorough)])
-def test_a_floor_torn_by_near_ties_of_a_router_is_decided_in_float64(
-    is_fault,
-    judged,
-):
+def test_a_floor_torn_by_near_ties_of_a_router_is_decided_in_float64(is_fault, judged):
     loaded = tiny_model("mixtral-ties")
     before, implementation = state(loaded), loaded.model.config._experts_implementation
     prompts, variant = tiny_prompts(loaded), scaled_value(1.01) if is_fault else "decode"

@@ -169,11 +169,7 @@ def test_an_engine_that_gives_no_logits_is_refused_in_a_sentence(
         ),
     ],
 )
-def test_what_cannot_be_judged_is_refused_first(
-    prompts,
-    sentence,
-    small,
-):
+def test_what_cannot_be_judged_is_refused_first(prompts, sentence, small):
     with pytest.raises(CaptureError) as caught:
         judge(small, prompts, reference="prefill", variant="decode")
     assert str(caught.value) == sentence

@@ -118,13 +118,7 @@ def wide():
         ("explain", "needs the prompts' token ids"),
     ],
 )
-def test_tokens_that_are_not_known_cannot_be_read(
-    command,
-    why,
-    wide,
-    cli,
-    tmp_path,
-):
+def test_tokens_that_are_not_known_cannot_be_read(command, why, wide, cli, tmp_path):
     made = [side(wide, path, rows_of(wide, path), has_ids=False) for path in ("prefill", "decode")]
     run_id = store_run(Store(tmp_path), "made", *made)
     done = cli(command, run_id, "--model", MODEL, "--store", tmp_path)
@@ -147,11 +141,7 @@ def test_the_command_stores_the_run_judged(wide, cli, store):
     assert "dumps of complete logits" in " ".join(refused.stderr.split())
 
 
-def test_explain_says_which_side_is_not_the_models(
-    wide,
-    cli,
-    tmp_path,
-):
+def test_explain_says_which_side_is_not_the_models(wide, cli, tmp_path):
     own = rows_of(wide, "prefill")
     other = torch.log_softmax(
         own + torch.from_numpy(np.random.default_rng(1).normal(0, 0.3, own.shape)).float(),

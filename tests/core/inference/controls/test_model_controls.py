@@ -31,11 +31,7 @@ def _prompts(loaded, tokens=28):
     return [ids[:tokens] for ids in tiny_prompts(loaded)[:2]]
 
 
-def _arrays(
-    loaded,
-    prompts,
-    variant="decode",
-):
+def _arrays(loaded, prompts, variant="decode"):
     """What a dump of a plain forward and a variant has, in the model's dtype."""
     return {
         "token_ids": np.concatenate(prompts),
@@ -44,12 +40,7 @@ def _arrays(
     }
 
 
-def _dumps(
-    loaded,
-    folder,
-    prompts,
-    variant="decode",
-):
+def _dumps(loaded, folder, prompts, variant="decode"):
     """(the pair in the model's own dtype, the pair in float32)"""
     folder.mkdir(exist_ok=True)
     own = saved(folder / "own.npz", **_arrays(loaded, prompts, variant))

@@ -54,10 +54,7 @@ def apart(a, b):
 
 @pytest.mark.model
 @pytest.mark.parametrize("name", CONFIGS)
-def test_each_order_is_the_same_function_with_bits_of_its_own(
-    name,
-    model_of,
-):
+def test_each_order_is_the_same_function_with_bits_of_its_own(name, model_of):
     loaded = model_of(name)
     ids, plain = tokens(loaded), forward(loaded.model, tokens(loaded))
     sides = [plain, *(forward(loaded.model, ids, seed) for seed in (0, 1, 2))]
@@ -252,11 +249,7 @@ def test_the_model_is_bit_for_bit_what_it_was_even_if_a_forward_is_interrupted(
 class Layer(torch.nn.Module):
     """One 'weight' and a forward to try."""
 
-    def __init__(
-        self,
-        shape,
-        compute,
-    ):
+    def __init__(self, shape, compute):
         super().__init__()
         generator = torch.Generator().manual_seed(3)
         self.weight = torch.nn.Parameter(
@@ -348,10 +341,7 @@ class Packed(torch.nn.Module):
         self.register_buffer("qweight", torch.zeros((8, 384), dtype=torch.int32))
 
 
-def with_head(
-    weight,
-    kind=torch.nn.Parameter,
-):
+def with_head(weight, kind=torch.nn.Parameter):
     """The model's head holds something else."""
     return lambda model: setattr(
         model.lm_head,

@@ -86,11 +86,7 @@ NAMED = (
     ("name", "prompts", "step"),
     [("gpt2", 1, 5), *thorough([("gpt2", 1, 1), *((each, None, 1) for each in QUICK)])],
 )
-def test_every_bug_is_called_one_and_nothing_else_is(
-    name,
-    prompts,
-    step,
-):
+def test_every_bug_is_called_one_and_nothing_else_is(name, prompts, step):
     """Or every so many of the cases, and those that are named below."""
     wanted = {case.name for case in cases_of(tiny_model(name))[::step]} | set(NAMED)
     trials = run_trial([name], most_prompts=prompts, selects=lambda case: case.name in wanted)
@@ -157,12 +153,7 @@ ok    mistral-window bfloat16one cached value of one head x 1.01                
     ("verdict", "module", "position"),
     [("bug suspected", "a.very.long.module.of.a.model.with.a.name", 8), ("rounding", "", None)],
 )
-def test_a_printed_line_is_read_back(
-    model,
-    verdict,
-    module,
-    position,
-):
+def test_a_printed_line_is_read_back(model, verdict, module, position):
     trial = Trial(
         model,
         "a case",
@@ -193,12 +184,7 @@ def test_a_printed_line_is_read_back(
         (1, "lower precision", "bug suspected", False),
     ],
 )
-def test_what_differs_from_an_earlier_output_is_listed(
-    number,
-    old,
-    new,
-    grave,
-):
+def test_what_differs_from_an_earlier_output_is_listed(number, old, new, grave):
     line = OLD[number].replace(old, new.ljust(len(old)))
     if number == 2:
         line = line.replace("ok   ", "WRONG", 1)

@@ -52,9 +52,7 @@ def test_every_flip_of_every_prompt_is_found_with_its_margins(llama):
             assert margin == float(best) - float(second)
 
 
-def test_paths_that_never_part_have_no_flip_and_the_closest_call_is_told(
-    llama,
-):
+def test_paths_that_never_part_have_no_flip_and_the_closest_call_is_told(llama):
     found = search(llama, PROMPTS, "prefill", "prefill+attn:sdpa")
     best = [
         logits_of("prefill", llama, ids_of(llama, n)).topk(2).values.double()

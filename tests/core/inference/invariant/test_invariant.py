@@ -52,12 +52,7 @@ def _drawn(*shape, dtype="float32", seed=0):
 @pytest.mark.parametrize("dtype", [*DTYPES, "float16"])
 @pytest.mark.parametrize(("length", "columns"), [(1, 5), (31, 7), (100, 130), (2100, 33)])
 @pytest.mark.parametrize("lies", ["by row", "by column"])
-def test_a_row_of_a_product_does_not_depend_on_the_others(
-    dtype,
-    length,
-    columns,
-    lies,
-):
+def test_a_row_of_a_product_does_not_depend_on_the_others(dtype, length, columns, lies):
     x, by_row = _drawn(17, length, dtype=dtype), _drawn(columns, length, dtype=dtype, seed=1).t()
     w = by_row if lies == "by row" else by_row.contiguous()
     alone = torch.cat([products.product(x[row : row + 1], w) for row in range(len(x))])
@@ -154,11 +149,7 @@ FUNCTIONS = {
 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize(("name", "dtype"), covering(list(FUNCTIONS), [*DTYPES, "float16"]))
-def test_an_element_does_not_depend_on_its_place(
-    name,
-    dtype,
-    threads,
-):
+def test_an_element_does_not_depend_on_its_place(name, dtype, threads):
     """Nor on how many others stand around it, or on the number of threads."""
     x, compute = (_drawn(70_001, dtype=dtype) / 16).contiguous(), FUNCTIONS[name]
     with Invariant(), torch.inference_mode():
@@ -184,11 +175,7 @@ def _differing(loaded, paths, modifiers):
     ("name", "dtype"),
     few(itertools.product(MODELS, DTYPES), ("mixtral", "bfloat16"), ("mistral-window", "float32")),
 )
-def test_every_path_gives_the_bits_of_prefill(
-    name,
-    dtype,
-    model_of,
-):
+def test_every_path_gives_the_bits_of_prefill(name, dtype, model_of):
     loaded = model_of(name, dtype)
     assert _differing(loaded, PATHS, "+invariant") == []
     assert (
@@ -205,11 +192,7 @@ def test_every_path_gives_the_bits_of_prefill(
 @pytest.mark.model
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_it_is_as_exact_as_torch(
-    name,
-    dtype,
-    model_of,
-):
+def test_it_is_as_exact_as_torch(name, dtype, model_of):
     """Root mean square to a float64 forward of the same weights: at most half as much again."""
     loaded = model_of(name, dtype)
     exact = exact_logits(loaded)
@@ -222,11 +205,7 @@ def test_it_is_as_exact_as_torch(
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", few(DTYPES, "bfloat16"))
-def test_it_holds_at_the_width_of_a_trained_model(
-    dtype,
-    shipped_model,
-    threads,
-):
+def test_it_holds_at_the_width_of_a_trained_model(dtype, shipped_model, threads):
     """Wide enough for products to be shared by threads."""
     if not (shipped_model / "config.json").is_file():
         pytest.skip("sample_runs/model is not built")
@@ -238,10 +217,7 @@ def test_it_holds_at_the_width_of_a_trained_model(
 
 
 @pytest.mark.model
-def test_a_sum_that_depends_on_the_batch_is_caught(
-    llama,
-    monkeypatch,
-):
+def test_a_sum_that_depends_on_the_batch_is_caught(llama, monkeypatch):
     monkeypatch.setattr(products, "linear", torch.nn.functional.linear)
     assert _differing(llama, ["decode", "prefill+batch:4"], "+invariant")
 
@@ -292,10 +268,7 @@ def test_nothing_of_it_is_left(llama):
         (lambda x: x.double() @ x.double().T, "product of float64 by float64"),
     ],
 )
-def test_an_operation_whose_order_is_not_known_is_refused(
-    compute,
-    operation,
-):
+def test_an_operation_whose_order_is_not_known_is_refused(compute, operation):
     with torch.inference_mode(), Invariant(), pytest.raises(CaptureError, match=operation):
         compute(_drawn(4, 8))
 
@@ -326,12 +299,7 @@ def test_an_operation_whose_order_is_not_known_is_refused(
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused_first(
-    name,
-    path,
-    sentence,
-    model_of,
-):
+def test_what_cannot_be_done_is_refused_first(name, path, sentence, model_of):
     refusal = parse_path(path).refusal(model_of(name))
     assert refusal.startswith(sentence)
 

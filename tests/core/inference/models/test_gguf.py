@@ -29,11 +29,7 @@ def written(tmp_path_factory):
     return path, small_gguf.write(path)
 
 
-def differing(
-    model,
-    expected,
-    dtype,
-):
+def differing(model, expected, dtype):
     """Names of the weights whose bits are not those of `expected`, rounded once."""
     state = model.state_dict()
     return [

@@ -30,11 +30,7 @@ def refusal(name, **changes):
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2", "mixtral"])
-def test_a_model_loads_wholly_in_the_dtype_asked_for(
-    kind,
-    dtype,
-    model_folders,
-):
+def test_a_model_loads_wholly_in_the_dtype_asked_for(kind, dtype, model_folders):
     loaded = load_model(str(model_folders[kind]), dtype=dtype, device="cpu")
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {getattr(torch, dtype)}
     assert not loaded.model.training
@@ -178,11 +174,7 @@ def code_of_its_own(folder):
         (config(intermediate_size=80), "cannot be loaded on cpu"),
     ],
 )
-def test_a_broken_folder_is_one_sentence(
-    breaks,
-    sentence,
-    folder,
-):
+def test_a_broken_folder_is_one_sentence(breaks, sentence, folder):
     breaks(folder)
     assert sentence in refusal(folder)
 

@@ -34,10 +34,7 @@ PATHS = [
 ]
 
 
-def parts_of(
-    path,
-    loaded,
-):
+def parts_of(path, loaded):
     """({(layer, kind): (first position, [heads, positions, width])}, logits)"""
     watch = CacheWatch()
     with torch.inference_mode(), open_path(parse_path(path), loaded, watch) as opened:

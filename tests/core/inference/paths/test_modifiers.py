@@ -109,11 +109,7 @@ def leaves_no_trace(text, loaded):
     ("modifiers", "name"),
     covering(list(ON_A_CPU), ["qwen2", "llama"]),
 )
-def test_a_path_leaves_no_trace(
-    modifiers,
-    name,
-    model_of,
-):
+def test_a_path_leaves_no_trace(modifiers, name, model_of):
     assert leaves_no_trace(f"decode+{modifiers}", model_of(name))
 
 
@@ -199,9 +195,7 @@ def test_a_converted_model_gives_the_bits_of_one_loaded_in_that_dtype(
 
 
 @pytest.mark.model
-def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(
-    llama,
-):
+def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(llama):
     plan = planned(
         llama,
         ["def walk(self, path)", "The ferry"],
@@ -316,9 +310,7 @@ def test_the_memory_of_logits_is_known_beforehand(llama):
     shutil.which("g++") is None and shutil.which("clang++") is None,
     reason="needs a C++ compiler",
 )
-def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(
-    model_of,
-):
+def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(model_of):
     loaded = model_of("llama")
     before = state(loaded)
     compiled = logits_of("prefill+compile", loaded)

@@ -9,9 +9,7 @@ def are_proper(rows, ids):
     return rows.shape[1] == len(ids) and tuple(ids) not in found and len(set(found)) == len(found)
 
 
-def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(
-    llama,
-):
+def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(llama):
     # a prompt may be one of the windows
     window = neighbour_rows(llama.tokenizer, list(range(9)), 1)[0].tolist()
     for ids in (list(range(5, 7)), list(range(5, 101)), window):

@@ -64,20 +64,13 @@ def test_a_path_computes_what_a_float64_forward_computes(path, loaded):
     ["prefill+sdpa:math", "prefill+sdpa:flash", "decode+pad:left:5+sdpa:math"],
 )
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral-window", "gemma3"])
-def test_a_chosen_kernel_of_sdpa_computes_it_too(
-    path,
-    name,
-    model_of,
-):
+def test_a_chosen_kernel_of_sdpa_computes_it_too(path, name, model_of):
     assert computes_the_same(path, model_of(name))
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "static", "decode+pad:left:3"])
-def test_models_with_a_running_state_take_the_paths_that_copy_it(
-    path,
-    model_of,
-):
+def test_models_with_a_running_state_take_the_paths_that_copy_it(path, model_of):
     assert computes_the_same(path, model_of("lfm2"))
 
 
@@ -172,11 +165,7 @@ def test_a_planted_fault_is_caught_by_the_same_check(fault, loaded, monkeypatch)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_pieces_come_in_order_and_are_bounded(
-    path,
-    llama,
-    monkeypatch,
-):
+def test_pieces_come_in_order_and_are_bounded(path, llama, monkeypatch):
     monkeypatch.setattr(batch, "CHUNK_BYTES", 5 * llama.vocab_size * 4)
     with torch.inference_mode():
         pieces = []

@@ -24,12 +24,7 @@ PATHS = [
 ]
 
 
-def in_slices_of(
-    monkeypatch,
-    loaded,
-    columns,
-    rows=1,
-):
+def in_slices_of(monkeypatch, loaded, columns, rows=1):
     monkeypatch.setattr(
         sliced_head,
         "SLICE_BYTES",

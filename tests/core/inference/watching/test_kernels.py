@@ -154,9 +154,7 @@ def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(tmp
 
 
 @pytest.mark.model
-def test_watching_leaves_standard_output_and_the_bits_as_they_were(
-    capfd,
-):
+def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd):
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
     before = whole_side(side_of("prefill").run_on(loaded), ids)

@@ -63,12 +63,7 @@ def captured(folder, loaded, variant, *, prompts=(IDS,), **settings):
     return sameness.captured(Store(folder), loaded, prompts, variant, **settings)
 
 
-def plant(
-    monkeypatch,
-    loaded,
-    name,
-    change,
-):
+def plant(monkeypatch, loaded, name, change):
     """A modifier `faulty`, with which the module of that name puts out something else."""
 
     def hook(_, __, output):

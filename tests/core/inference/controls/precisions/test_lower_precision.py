@@ -96,11 +96,7 @@ def _row(verdict_rows):
 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("name", NAMED)
-def test_a_lower_precision_is_named_with_its_size_in_floors(
-    judged,
-    small,
-    name,
-):
+def test_a_lower_precision_is_named_with_its_size_in_floors(judged, small, name):
     verdict = judged(small, _one_prompt(small), "prefill", CASES[name].engine)
     row = _row(verdict.evidence)
     assert verdict.name == LOWER_PRECISION
@@ -415,9 +411,7 @@ def test_settings_of_an_engine_excuse_what_they_round_alone(
     assert rows[0].place == place
 
 
-def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(
-    small,
-):
+def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(small):
     """A cache in float8 with a calibrated scale, which nobody can guess."""
 
     def calibrated(values):
@@ -500,9 +494,7 @@ def test_every_precision_of_the_catalogue_is_another_function_and_leaves_the_mod
     )
 
 
-def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(
-    narrow,
-):
+def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(narrow):
     """16 bits differ from position 10 on alone, and the cache was rounded from position 8 on."""
     prompts = _one_prompt(narrow)
     with torch.inference_mode(), in_float32(narrow) as widened:
