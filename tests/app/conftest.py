@@ -83,12 +83,10 @@ def imports_here(own_jobs, monkeypatch) -> Store:
         pairs = [part[2:].partition("=") for part in rest if part.startswith("--")]
         options = {"name": None, **{key.replace("-", "_"): value for key, _, value in pairs}}
         paths = [Path(part) for part in rest if not part.startswith("--")]
-        is_run = is_run_file(paths[0])
-        make = (
-            partial(import_run, self.store, paths[0])
-            if is_run
-            else partial(ingest, self.store, paths)
-        )
+        if is_run_file(paths[0]):
+            make = partial(import_run, self.store, paths[0])
+        else:
+            make = partial(ingest, self.store, paths)
         steps: list[tuple[str, int, int]] = []
         try:
             run_id = make(**options, on_progress=lambda *rows: steps.append(rows))

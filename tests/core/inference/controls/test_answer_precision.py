@@ -17,6 +17,8 @@ from core.inference.paths.engines import side_of
 from core.runs.file.evidence import FLOAT32, MISSING, Unmeasured
 from tests.covering import few, thorough
 
+pytestmark = pytest.mark.model
+
 
 @pytest.fixture(scope="module")
 def held(narrow):
@@ -84,7 +86,6 @@ ONLY_BFLOAT16 = [
 ]
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("compute", ONLY_BFLOAT16, ids=lambda engine: engine.__name__)
 def test_an_engine_of_bfloat16_weights_is_found_out(compute, narrow, held):
     found = narrow_answers(narrow, [range(5, 29)], side_of(served(held, compute)))
@@ -92,7 +93,6 @@ def test_an_engine_of_bfloat16_weights_is_found_out(compute, narrow, held):
     assert found.dtype == "bfloat16"
 
 
-@pytest.mark.model
 def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_asked(
     narrow,
     held,
@@ -103,7 +103,6 @@ def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_ask
     assert found.dtype == "bfloat16"
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("dtype", few(["bfloat16", "float16"], "bfloat16"))
 def test_no_engine_that_answers_in_float32_is_taken_for_one_of_16_bits(dtype):
     """Whatever is wrong with it; engines that compute in float32 from the first are among them,
@@ -144,7 +143,6 @@ OWN_FLOAT32 = (
 
 
 @pytest.mark.spread(1)
-@pytest.mark.model
 @pytest.mark.parametrize(
     ("compute", "is_reference"),
     [

@@ -17,6 +17,8 @@ from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import captured, float32_bound, logits_of, planned, tokens
 from tests.covering import covering, thorough
 
+pytestmark = pytest.mark.model
+
 PATHS = [
     "prefill",
     "decode",
@@ -59,7 +61,6 @@ def own_cache(loaded):
 
 
 @pytest.mark.spread(8)
-@pytest.mark.model
 @pytest.mark.parametrize(
     ("loaded", "path"),
     covering(MODELS, PATHS, whole=("llama",)),
@@ -79,7 +80,6 @@ def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, lo
         assert float((part - expected).abs().max()) <= float32_bound(loaded)
 
 
-@pytest.mark.model
 # 47 of 48: the response is one row, which takes another kernel everywhere
 @pytest.mark.parametrize(
     ("dtype", "prompt"),
@@ -125,7 +125,6 @@ def test_the_public_threads_count_is_ours_for_every_layer(
         assert table["neq"].sum() > 0 or prompt != 47 or dtype != "float32"
 
 
-@pytest.mark.model
 def test_caches_are_kept_where_a_path_reads_one_or_where_they_are_asked_for(
     llama,
     model_of,

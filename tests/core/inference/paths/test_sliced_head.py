@@ -13,6 +13,8 @@ from core.inference.paths.paths import open_path, parse_path
 from core.inference.watching.kernels import kernels_of
 from tests.core.inference.sameness import computes_the_same, logits_of, planned, tokens
 
+pytestmark = pytest.mark.model
+
 PATHS = [
     "prefill",
     "prefill+batch:3+row:1",
@@ -32,14 +34,12 @@ def in_slices_of(monkeypatch, loaded, columns, rows=1):
     )
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("path", PATHS)
 def test_sliced_paths_compute_the_models_function(path, loaded, monkeypatch):
     in_slices_of(monkeypatch, loaded, 3, parse_path(path).rows)
     assert computes_the_same(path, loaded)
 
 
-@pytest.mark.model
 def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch):
     calls = []
     in_slices_of(monkeypatch, llama, 5)
@@ -53,7 +53,6 @@ def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch):
     assert "forward" not in llama.model.model.__dict__
 
 
-@pytest.mark.model
 def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, monkeypatch):
     before = logits_of("prefill", llama)
     in_slices_of(monkeypatch, llama, 5)
@@ -123,7 +122,6 @@ CONSUMERS = {
 
 
 @pytest.mark.spread(5)
-@pytest.mark.model
 @pytest.mark.parametrize("path", ["prefill", "blocks:8", "decode", "chunked:20+batch:2"])
 @pytest.mark.parametrize("consumer", CONSUMERS)
 def test_a_slice_is_gone_before_the_next_is_computed(consumer, path, llama, monkeypatch):
