@@ -4,8 +4,6 @@ spread: `make test` runs n cases of a test with many, first and last included, `
 others. Products of cases, and cases chosen by name, are in covering.py.
 """
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -28,7 +26,7 @@ def spread(cases: int, count: int) -> set[int]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]):
     cases: dict[tuple, list[pytest.Item]] = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("spread")
@@ -42,7 +40,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def tables_are_described_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def tables_are_described_once(tmp_path_factory) -> Iterator[None]:
     """The tables of run files are made once, by the function itself, and copied into the run files
     of this process: nearly all of the tenth of a second that a new run file takes goes to the
     comments on its columns.
@@ -53,7 +51,7 @@ def tables_are_described_once(tmp_path_factory: pytest.TempPathFactory) -> Itera
     make(made)
     made.close()
 
-    def copy(database: Database) -> None:
+    def copy(database: Database):
         database.execute(f"ATTACH '{path}' AS described (READ_ONLY)")
         database.execute("COPY FROM DATABASE described TO run_file (SCHEMA)")
 

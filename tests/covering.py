@@ -2,8 +2,6 @@
 `make thorough` the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 

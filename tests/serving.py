@@ -2,8 +2,6 @@
 dump to send it.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import socket
@@ -18,9 +16,8 @@ from pathlib import Path
 import httpx2
 import numpy as np
 
+from tests.places import ROOT
 from tests.waiting import until
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """A command as a shell reads it, and ours on a shell's path."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess
@@ -11,8 +9,7 @@ from pathlib import Path
 import yaml
 
 from tests.core.conftest import environment
-
-ROOT = Path(__file__).resolve().parents[1]
+from tests.places import ROOT
 
 
 def words_of(command: str) -> list[str]:
@@ -28,7 +25,7 @@ def words_of(command: str) -> list[str]:
     return done.stdout.decode().split("\0")[:-1]
 
 
-def command_in(folder: Path) -> None:
+def command_in(folder: Path):
     """Put `ulpscope` into a folder: this clone's, by the Python of these tests."""
     folder.mkdir(exist_ok=True)
     path = folder / "ulpscope"
@@ -39,7 +36,7 @@ def command_in(folder: Path) -> None:
     path.chmod(0o755)
 
 
-def run_workflow(page: str, folder: Path, **variables: str) -> None:
+def run_workflow(page: str, folder: Path, **variables: str):
     """Run every `run` step of a documented workflow that calls ULPscope, in a folder with the
     sample runs.
     """

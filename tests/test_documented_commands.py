@@ -2,8 +2,6 @@
 there.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re
@@ -18,19 +16,19 @@ import pytest
 
 from core.__main__ import app
 from tests.core.conftest import environment
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = Path(sys.prefix) / "bin" / "ulpscope"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 # Pages that are not pasted: they need a server, root, a cluster, a bucket or other engines.
 NOT_PASTED = ("api", "hosting", "object_storage", "engines")
 
 
-def blocks(text: str, language: str) -> list[str]:
+def blocks(text, language):
     return re.findall(rf"^ *```{language}\n(.*?)^ *```", text, re.M | re.S)
 
 
-def commands(text: str) -> list[str]:
+def commands(text):
     """Calls of ours in the fences of a page: bare, after a prompt, a variable or a key of YAML, or
     in `RUN=$()`.
     """
@@ -41,7 +39,7 @@ def commands(text: str) -> list[str]:
     ]
 
 
-def parse(command: str) -> None:
+def parse(command):
     """Raise what the command line would: it knows no such command, option or value."""
     lexer = shlex.shlex(command, posix=True, punctuation_chars=";&|)>")
     lexer.whitespace_split = True
@@ -88,11 +86,11 @@ def test_a_wrong_command_is_found(command):
         parse(found)
 
 
-def without_code(page: Path) -> str:
+def without_code(page):
     return re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
-def is_there(place: Path, anchor: str) -> bool:
+def is_there(place, anchor):
     """Whether a file exists, with a heading of that anchor as GitHub and the site derive it."""
     headings = (
         re.findall(r"^#+ (.+)$", without_code(place), re.M) if anchor and place.exists() else []
@@ -146,7 +144,7 @@ def test_the_site_lists_every_page_but_decisions():
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path):
     """The top of a clone whose `.venv` is the Python of these tests."""
     top = tmp_path / "clone"
     (top / ".venv" / "bin").mkdir(parents=True)
@@ -168,12 +166,7 @@ def clone(tmp_path: Path) -> Path:
     return top
 
 
-def in_a_fresh_shell(
-    text: str,
-    where: Path,
-    store: Path,
-    **variables: str,
-) -> subprocess.CompletedProcess[str]:
+def in_a_fresh_shell(text, where, store, **variables):
     variables = {
         "PATH": f"{where}:/usr/local/bin:/usr/bin:/bin",
         "HOME": str(where),

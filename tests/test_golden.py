@@ -4,8 +4,6 @@
 changed and why.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import io
@@ -16,10 +14,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,8 +34,8 @@ from core.runs.queries.heatmap import (
 )
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 GOLDEN = ROOT / "tests" / "golden"
 DUMPS = sorted(
     [*(ROOT / "tests" / "cases").glob("*.npz"), *(ROOT / "sample_runs" / "dumps").glob("*.npz")],
@@ -56,7 +52,7 @@ TOP_K = {
 PORTABLE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "1"}
 
 
-def planted(golden: Any, path: tuple) -> Any:
+def planted(golden, path):
     """Return a copy with one value moved by as little as must be seen."""
     changed = copy.deepcopy(golden)
     owner = changed
@@ -72,22 +68,19 @@ def planted(golden: Any, path: tuple) -> Any:
     return changed
 
 
-def leaves(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else None
-    )
-    if items is None:
-        yield path
+def leaves(value, path=()):
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
     else:
-        for key, each in items:
-            yield from leaves(each, (*path, key))
+        yield path
+        return
+    for key, each in items:
+        yield from leaves(each, (*path, key))
 
 
-def differences(got: Any, want: Any, place: str = "") -> list[str]:
+def differences(got, want, place=""):
     """Return the places where an output is not the golden one: floats to 1e-9 relative or 1e-12,
     all else exactly.
     """
@@ -113,7 +106,7 @@ def differences(got: Any, want: Any, place: str = "") -> list[str]:
     return [] if type(got) is type(want) and got == want else [f"{place}: {got!r}, not {want!r}"]
 
 
-def run(line: str) -> tuple[int, str]:
+def run(line):
     """(exit code, stdout) of `ulpscope LINE` in this process."""
     before, sys.argv = sys.argv, ["ulpscope", *shlex.split(line)]
     out = io.StringIO()
@@ -127,19 +120,19 @@ def run(line: str) -> tuple[int, str]:
     raise AssertionError("main returned")
 
 
-def digest(array: np.ndarray) -> str:
+def digest(array):
     return (
         f"{array.dtype} {list(array.shape)}"
         f" {hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()}"
     )
 
 
-def compared_dumps() -> dict[str, Any]:
+def compared_dumps():
     """`compare --json --positions` of every dump."""
     return {dump.stem: json.loads(run(f"compare {dump} --json --positions")[1]) for dump in DUMPS}
 
 
-def compared_lists() -> dict[str, Any]:
+def compared_lists():
     """`compare --json --positions` of top-k responses."""
     return {
         name: json.loads(run(f"compare {files} --json --positions")[1])
@@ -147,7 +140,7 @@ def compared_lists() -> dict[str, Any]:
     }
 
 
-def exported_arrays() -> dict[str, Any]:
+def exported_arrays():
     """Digests of every array that a dump is exported as, after it was stored as a run."""
     outputs = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -161,7 +154,7 @@ def exported_arrays() -> dict[str, Any]:
     return outputs
 
 
-def heatmap_tiles() -> dict[str, Any]:
+def heatmap_tiles():
     """Digests of the bytes of heatmap tiles, in every order and measure, fine and coarse."""
     outputs = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -183,7 +176,7 @@ def heatmap_tiles() -> dict[str, Any]:
     return outputs
 
 
-def judged_paths() -> dict[str, Any]:
+def judged_paths():
     """Verdicts over 40 faults and 40 harmless paths of the trial, computed with portable
     kernels.
     """
@@ -200,7 +193,7 @@ def judged_paths() -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def exit_codes() -> dict[str, Any]:
+def exit_codes():
     """Exit codes of every command on good and bad input, one after the other in one new store."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("ULPSCOPE_STORE", f"{folder}/runs")
@@ -208,7 +201,7 @@ def exit_codes() -> dict[str, Any]:
         return {command: run(command.format(tmp=folder))[0] for command in golden("exit_codes")}
 
 
-OUTPUTS: dict[str, Callable[[], dict[str, Any]]] = {
+OUTPUTS = {
     "compared_dumps": compared_dumps,
     "compared_lists": compared_lists,
     "exported_arrays": exported_arrays,
@@ -218,7 +211,7 @@ OUTPUTS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
-def golden(name: str) -> dict[str, Any]:
+def golden(name):
     return json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8"))
 
 

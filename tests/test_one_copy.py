@@ -1,15 +1,13 @@
 """`ulpscope` and `core` are one package: a process never has two copies of a module."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import sysconfig
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.places import ROOT
+
 SAME = """
 import sys
 from pathlib import Path
@@ -27,7 +25,7 @@ assert len(ours) == len(set(ours)) > 9
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Path:
+def installed(tmp_path):
     """A folder in which the clone's package is called `ulpscope`, as an editable installation has
     it.
     """
@@ -35,7 +33,7 @@ def installed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(installed: Path, *arguments: str, has_clone: bool = True) -> str:
+def run(installed, *arguments, has_clone=True):
     paths = f"{installed}:{ROOT if has_clone else sysconfig.get_path('purelib')}"
     # -S: no .pth file names the clone
     command = [sys.executable, "-P", *([] if has_clone else ["-S"]), *arguments]
@@ -51,23 +49,20 @@ def run(installed: Path, *arguments: str, has_clone: bool = True) -> str:
 
 
 @pytest.mark.parametrize("imports", ["import ulpscope, core", "import core, ulpscope"])
-def test_a_clone_has_one_copy_of_every_module_under_both_names(
-    imports: str,
-    installed: Path,
-) -> None:
+def test_a_clone_has_one_copy_of_every_module_under_both_names(imports, installed):
     run(installed, "-c", SAME.format(imports=imports, root=str(ROOT)))
 
 
-def test_the_dashboard_of_the_wheel_has_one_copy_as_well(installed: Path) -> None:
+def test_the_dashboard_of_the_wheel_has_one_copy_as_well(installed):
     imports = "import ulpscope; ulpscope.OneCopy('core', 'ulpscope'); import core"
     run(installed, "-c", SAME.format(imports=imports, root=str(ROOT)), has_clone=False)
 
 
-def test_the_module_runs_by_either_name(installed: Path) -> None:
+def test_the_module_runs_by_either_name(installed):
     assert run(installed, "-m", "ulpscope", "--help") == run(installed, "-m", "core", "--help")
 
 
-def test_a_package_called_core_of_somebody_else_is_left_alone(installed: Path) -> None:
+def test_a_package_called_core_of_somebody_else_is_left_alone(installed):
     (installed / "core").mkdir()
     (installed / "core" / "__init__.py").write_text("theirs = 1")
     code = "import ulpscope.errors, core; print(ulpscope.errors.__name__, core.theirs)"

@@ -1,32 +1,28 @@
 """docs/reference: the tables are what the code declares."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from core.numerics import metrics
 from docs.reference.generate import FOLDER, PAGES, generated
 
 
-def text_of(page: str) -> str:
+def text_of(page):
     return (FOLDER / f"{page}.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_has_the_declared_tables(page: str) -> None:
+def test_a_page_has_the_declared_tables(page):
     """`python -m docs.reference.generate` writes them."""
     assert generated(page, text_of(page)) == text_of(page)
 
 
-def test_a_metric_that_the_page_lacks_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_that_the_page_lacks_is_seen(monkeypatch):
     monkeypatch.setattr(metrics, "METRICS", metrics.METRICS[:-1])
     assert generated("metrics", text_of("metrics")) != text_of("metrics")
 
 
-def test_a_modifier_without_words_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    modifiers: dict[str, Any] = pytest.importorskip("core.inference.paths.modifiers").MODIFIERS
+def test_a_modifier_without_words_is_named(monkeypatch):
+    modifiers = pytest.importorskip("core.inference.paths.modifiers").MODIFIERS
     monkeypatch.setitem(modifiers, "odd", modifiers["tf32"])
     with pytest.raises(KeyError, match="odd"):
         generated("paths", text_of("paths"))

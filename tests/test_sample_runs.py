@@ -1,18 +1,16 @@
 """sample_runs/ holds what its README says."""
 
-from __future__ import annotations
-
 import hashlib
 import re
-from pathlib import Path
 
 import pytest
 
 from core.judging.explain.causes import explain_pair
 from core.rl.queries import by_step
 from core.runs.reader import RunReader
+from tests.places import ROOT
 
-FOLDER = Path(__file__).resolve().parents[1] / "sample_runs"
+FOLDER = ROOT / "sample_runs"
 ROLLOUT = FOLDER / "trainer-against-rollout.duckdb"
 RUNS = sorted(set(FOLDER.glob("*.duckdb")) - {ROLLOUT})
 DUMPS = sorted((FOLDER / "dumps").glob("*.npz"))

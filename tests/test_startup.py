@@ -1,14 +1,12 @@
 """What is heavy is loaded when it is used: commands and pages start without it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.places import ROOT
+
 COMPUTING = ("torch", "transformers", "numba", "scipy", "pandas")
 EVERY_COMMAND = "core.__main__ as main\nfor name in main.MODULES: main.load(name)"
 
@@ -23,7 +21,7 @@ EVERY_COMMAND = "core.__main__ as main\nfor name in main.MODULES: main.load(name
         ("app.navigation", (*COMPUTING, "duckdb", "streamlit", "plotly")),
     ],
 )
-def test_a_module_starts_without_what_is_heavy(module: str, heavy: tuple[str, ...]) -> None:
+def test_a_module_starts_without_what_is_heavy(module, heavy):
     code = f"import {module}\nimport sys\nprint(*sorted(set({heavy!r}) & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code],

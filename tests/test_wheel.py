@@ -7,8 +7,6 @@ what each of two extras adds. A library that is used and not declared is missing
 be elsewhere.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -17,9 +15,8 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distribution, distributions
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 
 import httpx2
@@ -30,10 +27,9 @@ from playwright.sync_api import expect, sync_playwright
 
 import core
 from tests.browser.driving import chromium
+from tests.places import ROOT
 from tests.serving import answers, free_port
 from tests.waiting import until
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Installed:
     environment: Path
     extras: Path
 
-    def start(self, folder: Path, *command: object, extra: str = "") -> subprocess.Popen[str]:
+    def start(self, folder, *command, extra=""):
         """A command of the environment's bin/, from `folder`, with what an extra brings or
         without.
         """
@@ -69,22 +65,17 @@ class Installed:
             text=True,
         )
 
-    def run(
-        self,
-        folder: Path,
-        *command: object,
-        extra: str = "",
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, folder, *command, extra=""):
         process = self.start(folder, *command, extra=extra)
         printed, errors = process.communicate()
         return subprocess.CompletedProcess(command, process.returncode, printed, errors)
 
 
-def closure(asked: Iterable[str], extra: str = "") -> dict[str, Distribution]:
+def closure(asked, extra=""):
     """What is installed here of the requirements `asked`, and all that those require themselves, by
     name.
     """
-    found: dict[str, Distribution] = {}
+    found = {}
     waiting = [(Requirement(line), extra) for line in asked]
     while waiting:
         requirement, extra_of_it = waiting.pop()
@@ -107,7 +98,7 @@ def closure(asked: Iterable[str], extra: str = "") -> dict[str, Distribution]:
     return found
 
 
-def link(distributions: Iterable[Distribution], folder: Path) -> None:
+def link(distributions, folder):
     """Links in `folder` to all files of these distributions."""
     folder.mkdir(parents=True)
     for one in distributions:
@@ -118,7 +109,7 @@ def link(distributions: Iterable[Distribution], folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def installed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a build leaves folders behind
     for name in ("core", "app", "pages", ".streamlit", "docs/reference"):
@@ -159,7 +150,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 
 @pytest.fixture
-def dumps(tmp_path: Path) -> Path:
+def dumps(tmp_path):
     """A folder with two dumps of one side each, of which the second has a different argmax at
     position 2.
     """
@@ -172,7 +163,7 @@ def dumps(tmp_path: Path) -> Path:
 
 
 def test_the_wheel_holds_every_file_of_core_and_the_dashboard_the_licence_and_the_readme(installed):
-    def files(folder: str, pattern: str = "*") -> set[str]:
+    def files(folder, pattern="*"):
         return {
             path.relative_to(ROOT).as_posix()
             for path in (ROOT / folder).rglob(pattern)
@@ -204,7 +195,7 @@ def test_the_wheel_holds_every_file_of_core_and_the_dashboard_the_licence_and_th
 
 @pytest.mark.thorough
 def test_without_extras_the_command_compares_stores_reads_and_exports(installed, dumps):
-    def ulpscope(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    def ulpscope(*arguments, code=0):
         done = installed.run(dumps, "ulpscope", *arguments)
         assert done.returncode == code, done.stderr
         assert "Traceback" not in done.stderr
@@ -233,7 +224,7 @@ def test_without_extras_the_command_compares_stores_reads_and_exports(installed,
 
 @pytest.mark.thorough
 def test_with_the_extra_hosting_it_serves_pages_and_takes_an_upload(installed, dumps):
-    def ulpscope(*arguments: object) -> str:
+    def ulpscope(*arguments):
         return installed.run(dumps, "ulpscope", *arguments, extra="hosting").stdout
 
     assert "ulpscope[hosting]" in " ".join(installed.run(dumps, "ulpscope", "serve").stderr.split())
@@ -286,13 +277,7 @@ def broken(model, ids):
 """
 
 
-def of_pytest(
-    installed: Installed,
-    folder: Path,
-    tests: str,
-    *,
-    extra: str = "",
-) -> tuple[str, dict[str, str]]:
+def of_pytest(installed, folder, tests, *, extra=""):
     """What pytest prints about `tests`, and how each of them came out.
 
     The plugin is found by its entry point.

@@ -1,7 +1,5 @@
 """Waiting for what a thread, a process or a server does: asked again and again, with an end."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import TypeVar

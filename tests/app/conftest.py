@@ -2,8 +2,6 @@
 it.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -33,7 +31,7 @@ def emptied_caches() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def built(tmp_path_factory) -> Callable[..., Path]:
     """The directory of a store that `build(store, *about)` has filled: once, for all tests that
     only read it.
     """
@@ -48,27 +46,27 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def own_store(tmp_path, monkeypatch) -> Store:
     """An empty store, which the pages of this test show with the samples."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     return Store(tmp_path / "runs")
 
 
 @pytest.fixture
-def bare_store(own_store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+def bare_store(own_store, monkeypatch) -> Store:
     """An empty store without samples."""
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     return own_store
 
 
 @pytest.fixture
-def store(bare_store: Store) -> Path:
+def store(bare_store) -> Path:
     """The directory of an empty store without samples."""
     return bare_store.directory
 
 
 @pytest.fixture
-def own_jobs(own_store: Store) -> Iterator[Store]:
+def own_jobs(own_store) -> Iterator[Store]:
     """An empty store whose list of jobs is this test's own."""
     store_changes.jobs.cache_clear()
     yield own_store
@@ -77,20 +75,18 @@ def own_jobs(own_store: Store) -> Iterator[Store]:
 
 
 @pytest.fixture
-def imports_here(own_jobs: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+def imports_here(own_jobs, monkeypatch) -> Store:
     """The same; files are imported in this process: starting one of its own takes two seconds."""
 
-    def run_here(self: Jobs, task: _Task) -> None:
+    def run_here(self: Jobs, task: _Task):
         _, *rest = task.job.arguments
         pairs = [part[2:].partition("=") for part in rest if part.startswith("--")]
         options = {"name": None, **{key.replace("-", "_"): value for key, _, value in pairs}}
         paths = [Path(part) for part in rest if not part.startswith("--")]
-        is_run = is_run_file(paths[0])
-        make = (
-            partial(import_run, self.store, paths[0])
-            if is_run
-            else partial(ingest, self.store, paths)
-        )
+        if is_run_file(paths[0]):
+            make = partial(import_run, self.store, paths[0])
+        else:
+            make = partial(ingest, self.store, paths)
         steps: list[tuple[str, int, int]] = []
         try:
             run_id = make(**options, on_progress=lambda *rows: steps.append(rows))
@@ -110,14 +106,14 @@ def imports_here(own_jobs: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 @pytest.fixture
-def client(store: Path, imports_here: Store) -> Iterator[TestClient]:
+def client(store, imports_here) -> Iterator[TestClient]:
     """A client of the HTTP routes."""
     with TestClient(Starlette(routes=ROUTES)) as client:
         yield client
 
 
 @pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def submitted(monkeypatch) -> list[dict[str, Any]]:
     """Requested jobs, as `job` and their options; none of them is started."""
     jobs: list[dict[str, Any]] = []
 

@@ -1,10 +1,7 @@
 """A page as a new viewer sees it who followed a link, and all that it says."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
-from pathlib import Path
 
 from streamlit.components.v2 import manifest_scanner
 from streamlit.runtime.scriptrunner.script_cache import ScriptCache
@@ -13,11 +10,10 @@ from streamlit.util import calc_hash
 
 from app import navigation
 from app.components import plots
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-def _wait_for(runner: local_script_runner.LocalScriptRunner, timeout: float) -> None:
+def _wait_for(runner: local_script_runner.LocalScriptRunner, timeout: float):
     """Streamlit's own looks a thousand times a second, and takes the interpreter from the page that
     it waits for.
     """

@@ -1,7 +1,5 @@
 """The Capture page's form as a request and as a command line."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -15,7 +13,7 @@ REQUEST = CaptureRequest(model="a/model", prompts=("one", "two\nlines"), variant
 FORM = CaptureForm(REQUEST)
 
 
-def form(**change) -> CaptureForm:
+def form(**change):
     return CaptureForm(replace(REQUEST, **change))
 
 

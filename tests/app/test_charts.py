@@ -1,7 +1,5 @@
 """Figures: what must not be lost in drawing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -20,7 +18,7 @@ def trace(figure, name):
     return found
 
 
-def position_cells() -> pd.DataFrame:
+def position_cells():
     """Three layers x two cells of two positions; layer 11 holds nothing in the first, layer 7 has a
     NaN in the last.
     """
@@ -46,13 +44,11 @@ def test_every_cell_of_a_map_that_was_compared_can_be_clicked_and_leads_into_its
         cells[["row", "first_position", "value"]].itertuples(index=False, name=None),
     )
     assert list(zip(points.x, points.y, points.text, strict=True)) == [
-        *(
-            (4.5, 0, "layer 3"),
-            (6.5, 0, "layer 3"),
-            (4.5, 1, "layer 7"),
-            (6.5, 1, "layer 7"),
-            (6.5, 2, "layer 11"),
-        ),
+        (4.5, 0, "layer 3"),
+        (6.5, 0, "layer 3"),
+        (4.5, 1, "layer 7"),
+        (6.5, 1, "layer 7"),
+        (6.5, 2, "layer 11"),
     ]
     # unseen points by the thousand would each be an element of the page
     assert points.marker.maxdisplayed == 1
@@ -69,11 +65,12 @@ def test_heads_of_keys_and_values_have_one_color_scale():
     figure = internals.head_maps(table.assign(nonfinite_mismatch=0), "rms")
     shown = [one for one in figure.data if one.coloraxis is not None]
     assert [one.z.tolist()[1] for one in shown] == [[0.0], [2.0]]
-    assert (figure.layout.coloraxis.cmin, figure.layout.coloraxis.cmax) == (0.0, 2.0)
+    assert figure.layout.coloraxis.cmin == 0.0
+    assert figure.layout.coloraxis.cmax == 2.0
     assert shown[0].y == ("0", "2")  # as categories: a gap would read as equal
 
 
-def near_tie_table(positions: int) -> pd.DataFrame:
+def near_tie_table(positions):
     """Margins and differences of every size, each tenth margin and each twelfth difference 0."""
     random = np.random.default_rng(0)
     margin, difference = (10 ** random.uniform(-4, 1, positions) for _ in range(2))
@@ -108,7 +105,7 @@ def test_a_crowd_is_shaded_by_density_in_which_every_position_counts_once():
     assert not [one for one in few.data if one.name == "density"]
 
 
-def equal_but_for_one() -> pd.DataFrame:
+def equal_but_for_one():
     """Small margins at positions that do not differ, as in a run of which one position differs."""
     table = near_tie_table(300)
     table["max_abs"], table["could_flip"], table["is_flip"] = 0.0, False, False

@@ -2,10 +2,7 @@
 one of ours.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,6 @@ from core.capture_request import CaptureRequest
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.run_json import run_json
-from core.runs.store.store import Store
 from core.text import is_seen
 from tests.app.opening import codes, open_page, page_text
 from tests.core.runs.damaging import damaged, with_texts
@@ -26,7 +22,7 @@ PLANTED = "'; : pwned #\n\r\x03\x1a\x1b[2K\x08\u202e\u2066\u200b\u3164\x9b31m\u2
 STATED = "ulpscope judge --model stated-by-its-author"
 
 
-def request_of_a_stranger(planted: str) -> CaptureRequest:
+def request_of_a_stranger(planted):
     """A request every text of which ends in `planted`, and that asks for all that it may."""
     texts = {
         each.name: (f"x{planted}",) if each.type == "tuple[str, ...]" else f"x{planted}"
@@ -36,7 +32,7 @@ def request_of_a_stranger(planted: str) -> CaptureRequest:
     return replace(CaptureRequest(model="m"), **texts, trust_remote_code=True)
 
 
-def of_a_stranger(path: Path, planted: str = PLANTED) -> Path:
+def of_a_stranger(path, planted=PLANTED):
     """The run file with `planted` behind each of its texts, those of its request among them."""
     with_texts(path, planted)
     asked = request_of_a_stranger(planted).to_json().replace("'", "''")
@@ -44,7 +40,7 @@ def of_a_stranger(path: Path, planted: str = PLANTED) -> Path:
     return path
 
 
-def harmful(text: str) -> list[str]:
+def harmful(text):
     """What is wrong with a text to be copied."""
     # so that a report mentions and links nothing
     ours = text.replace("@\u200b", "@").replace(":\u200b//", "://")
@@ -62,7 +58,7 @@ def harmful(text: str) -> list[str]:
     "page",
     ["layers", "overview", pytest.param("kernels", marks=pytest.mark.thorough)],
 )
-def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, bare_store: Store) -> None:
+def test_nothing_unseen_is_copied_and_no_command_but_ours(page, bare_store):
     of_a_stranger(bare_store.path_of(judged_run(bare_store, None, run_id="unjudged")))
     app = open_page(page, ("copy_report",), run="unjudged")
     found = codes(app)
@@ -73,9 +69,7 @@ def test_nothing_unseen_is_copied_and_no_command_but_ours(page: str, bare_store:
     assert "which runs code" in page_text(app)
 
 
-def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(
-    bare_store: Store,
-) -> None:
+def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(bare_store):
     run_id = judged_run(bare_store, None, run_id="stated", request=None)
     damaged(bare_store.path_of(run_id), f"UPDATE run SET command = '{STATED}\x1b'")
     app = open_page("overview", ("copy_report", "provenance"), run=run_id)
@@ -87,5 +81,6 @@ def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(
     assert f"{STATED}\\x1b" in table.to_string().replace("\\-", "-").replace("\\\\", "\\")
     with RunReader(bare_store.path_of(run_id)) as run:
         told = run_json(run)
-        assert (told["command"], told["stated_command"]) == ("", f"{STATED}\\x1b")
+        assert told["command"] == ""
+        assert told["stated_command"] == f"{STATED}\\x1b"
         assert STATED not in issue_text(run, run.pairs, "")

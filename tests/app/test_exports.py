@@ -1,10 +1,7 @@
 """Tables for elsewhere: every digit, inert in a spreadsheet, the same in both forms."""
 
-from __future__ import annotations
-
 import csv
 import io
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,14 +13,14 @@ from app.shell import exports
 from core.numerics.formats import values_of
 from core.runs.queries.flips import flip_table
 from core.runs.reader import RunReader
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 FORMULAS = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "'=1"]
 HOSTILE = [*FORMULAS, " plain", 'say "x", y', "", None, "ü\u2028"]
 FLOATS = [0.1 + 0.2, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, float("inf"), 2**-126, -7.25]
 
 
-def read(data: bytes) -> list[list[str]]:
+def read(data):
     return list(csv.reader(io.StringIO(data.decode(), newline="")))
 
 

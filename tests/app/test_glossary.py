@@ -2,16 +2,12 @@
 Definitions show.
 """
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 from app.shell import widgets as glossary
 from app.shell import wording
 from core.runs.file.records import VERDICTS
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
 
 
 def test_every_verdict_has_a_definition_of_its_own():

@@ -2,22 +2,16 @@
 HTML of it.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
-from streamlit.testing.v1 import AppTest
 
 from app import navigation
 from app.shell.widgets import code, escape
 from core.runs.ops_run import write_ops_run
 from core.runs.store import labels
-from core.runs.store.store import Store
 from tests.app.opening import ROOT, open_page
 from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import copied
@@ -32,25 +26,27 @@ PAGES = {page.name: page for page in navigation.PAGES}
 SAMPLES = ["where-it-starts", "fresh-against-cached", "injected-bug", "continuations-that-part"]
 # Fields that Streamlit draws as they are, or not at all.
 _NO_MARKDOWN = {
-    *(
-        "id",
-        "key",
-        "element_id",
-        "value",
-        "default",
-        "url",
-        "data",
-        "page",
-        "query_string",
-        "delta",
-        "script",
-    ),
-    *("html_content", "raw_value", "json", "code_text", "columns"),
+    "id",
+    "key",
+    "element_id",
+    "value",
+    "default",
+    "url",
+    "data",
+    "page",
+    "query_string",
+    "delta",
+    "script",
+    "html_content",
+    "raw_value",
+    "json",
+    "code_text",
+    "columns",
 }
 _COMMONMARK = MarkdownIt()
 
 
-def live(text: str) -> list[str]:
+def live(text):
     """What of the hostile text a reader of `text` would see as more than text."""
     found = []
     for block in _COMMONMARK.parse(text):
@@ -80,10 +76,10 @@ def live(text: str) -> list[str]:
     return found
 
 
-def texts(app: AppTest) -> Iterator[tuple[str, str]]:
+def texts(app):
     """(kind and field, text) of everything on the page that may be drawn as markdown."""
 
-    def walk(node: object) -> Iterator[object]:
+    def walk(node):
         yield node
         for child in getattr(node, "children", {}).values():
             yield from walk(child)
@@ -108,23 +104,19 @@ def texts(app: AppTest) -> Iterator[tuple[str, str]]:
                 yield from ((f"{kind}.{field.name}", str(one)) for one in several)
 
 
-def seen(app: AppTest) -> set[tuple[str, str, str]]:
+def seen(app):
     """Where on the page a text of others is more than text; the page shows such a text."""
     assert any("boldly" in text for _, text in texts(app))
     return {(place, what, text[:300]) for place, text in texts(app) for what in live(text)}
 
 
 @pytest.fixture
-def hostile(
-    built: Callable[..., Path],
-    bare_store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[str], None]:
+def hostile(built, bare_store, monkeypatch):
     """Makes the store one with such a run made of a sample, which tests only read."""
     return lambda sample: monkeypatch.setenv("ULPSCOPE_STORE", str(built(hostile_run, sample)))
 
 
-def hostile_run(store: Store, sample: str) -> None:
+def hostile_run(store, sample):
     path = copied(store.directory / "mine.duckdb")
     path.chmod(0o644)
     path.write_bytes((ROOT / "tests" / "runs" / f"{sample}.duckdb").read_bytes())
@@ -137,11 +129,7 @@ def hostile_run(store: Store, sample: str) -> None:
 
 
 @pytest.mark.parametrize(("sample", "page"), covering(SAMPLES, list(PAGES), whole=SAMPLES[:1]))
-def test_no_text_of_a_run_becomes_markup(
-    page: str,
-    sample: str,
-    hostile: Callable[[str], None],
-) -> None:
+def test_no_text_of_a_run_becomes_markup(page, sample, hostile):
     hostile(sample)
     app = open_page(
         page,
@@ -154,7 +142,7 @@ def test_no_text_of_a_run_becomes_markup(
         assert seen(app) == set()
 
 
-def test_probes_of_operations_and_runs_side_by_side_are_inert_too(bare_store: Store) -> None:
+def test_probes_of_operations_and_runs_side_by_side_are_inert_too(bare_store):
     hostile_run(bare_store, SAMPLES[0])
     copied(bare_store.directory / "other.duckdb")
     with_texts(bare_store.directory / "other.duckdb", HOSTILE)
@@ -175,7 +163,7 @@ def test_probes_of_operations_and_runs_side_by_side_are_inert_too(bare_store: St
         assert seen(open_page(page, **link)) == set()
 
 
-def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(bare_store: Store) -> None:
+def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(bare_store):
     hostile_run(bare_store, SAMPLES[0])
     (bare_store.directory / "[y](evil) **boldly**.duckdb").write_bytes(b"not a database")
     for page, link in (
@@ -187,6 +175,6 @@ def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(bare_store: Store)
 
 
 @pytest.mark.parametrize("text", [HOSTILE, f"`{HOSTILE}`", f"**{HOSTILE}**"])
-def test_the_measure_sees_all_that_a_text_can_become(text: str) -> None:
+def test_the_measure_sees_all_that_a_text_can_become(text):
     assert set(live(text)) >= {"a link", "HTML", "emphasis", "a colour", "an address", "a heading"}
     assert live(escape(HOSTILE)) == live(f"`{code(HOSTILE)}`") == []

@@ -2,8 +2,6 @@
 browser says was picked.
 """
 
-from __future__ import annotations
-
 import math
 import re
 
@@ -43,14 +41,12 @@ def test_pages_send_figures_that_the_library_draws(page, run, count):
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        *(
-            (["a.b", 2], 2),
-            ([1, 2.9], 2),
-            ([7], None),
-            ([1, "x"], None),
-            ([1, math.inf], None),
-            (3, None),
-        ),
+        (["a.b", 2], 2),
+        ([1, 2.9], 2),
+        ([7], None),
+        ([1, "x"], None),
+        ([1, math.inf], None),
+        (3, None),
     ],
 )
 def test_what_a_browser_says_is_taken_if_it_makes_sense(monkeypatch, said, expected):

@@ -2,37 +2,31 @@
 the strip are given.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pandas as pd
 import pytest
-from streamlit.testing.v1 import AppTest
 from streamlit.util import calc_hash
 
 from app import navigation
 from app.components import stepper
 from app.overview import token_strip
-from app.page import PageSetting
 from app.shell import address, selection
 from core.runs.queries.heat import COLOURS, heat
 from core.runs.reader import RunReader
 from tests.app import opening
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
 RUN = "fresh-against-cached"
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
-def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
+def followed(page="runs", **link):
     """A new viewer's page at an address."""
     return opening.followed(page, **link).run()
 
 
-def warnings(app: AppTest) -> str:
+def warnings(app):
     """The sentences at the top, as a reader sees them."""
     return "\n".join(
         str(element.value).replace("\\", "").replace("\N{WORD JOINER}", "")
@@ -40,14 +34,13 @@ def warnings(app: AppTest) -> str:
     )
 
 
-def title(app: AppTest) -> str:
+def title(app):
     return app.title[0].value
 
 
 NOT_THERE = {
     "an unknown run": ({"run": "no-such-run"}, "The run 'no-such-run' is not here"),
     "an empty run": ({"run": ""}, "The run '' is not here"),
-    "a path": ({"run": "../../etc/passwd"}, "The run '../../etc/passwd' is not here"),
     "markup": (
         {"run": "![x](http://x.example/y.png)<script>"},
         "The run '![x](http://x.example/y.png)<script>' is not here",
@@ -72,11 +65,6 @@ OUT_OF_RANGE = {  # the link, the place that opens, and a part of the sentence
         ("0", "0"),
         "asks for position '-1'; this run has 0 to 441",
     ),
-    "a huge position": (
-        {"position": "9" * 14},
-        ("0", "441"),
-        f"'{'9' * 14}'; this run has 0 to 441",
-    ),
     "too many digits": (
         {"position": "9" * 6000},
         ("0", "0"),
@@ -86,11 +74,6 @@ OUT_OF_RANGE = {  # the link, the place that opens, and a part of the sentence
         {"position": "1.5"},
         ("0", "0"),
         "position '1.5'; this run has 0 to 441, and 0 is selected",
-    ),
-    "an exponent": (
-        {"position": "1e2"},
-        ("0", "0"),
-        "'1e2'; this run has 0 to 441, and 0 is selected",
     ),
     "what only Python reads": (
         {"position": "1_0"},
@@ -102,7 +85,6 @@ OUT_OF_RANGE = {  # the link, the place that opens, and a part of the sentence
         ("0", "0"),
         "this run has 0 to 441, and 0 is selected",
     ),
-    "spaces": ({"position": " 7"}, ("0", "0"), "this run has 0 to 441, and 0 is selected"),
 }
 
 
@@ -115,7 +97,7 @@ def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(link, sente
     assert sentence in warnings(app)
 
 
-@pytest.mark.spread(10)
+@pytest.mark.spread(7)
 @pytest.mark.parametrize(("link", "place", "sentence"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
 def test_a_link_to_a_position_out_of_range_opens_its_page_at_the_nearest_one(link, place, sentence):
     app = followed("near_ties", run=RUN, **link)
@@ -148,7 +130,8 @@ def test_a_link_to_another_run_within_a_session_leaves_the_position_of_the_last_
     app.query_params.clear()
     app.query_params |= {"run": "batch-1-against-n", "variant": "prefill"}
     app.run()
-    assert (app.query_params["run"], app.query_params["position"]) == ("batch-1-against-n", "30")
+    assert app.query_params["run"] == "batch-1-against-n"
+    assert app.query_params["position"] == "30"
 
 
 def test_links_to_pages_carry_the_selection_and_say_what_a_run_does_not_hold():
@@ -160,10 +143,7 @@ def test_links_to_pages_carry_the_selection_and_say_what_a_run_does_not_hold():
 
 
 @pytest.mark.parametrize("way", ["a key", "Back", "another page"])
-def test_only_back_and_another_page_read_an_address_that_was_replaced(
-    way: str,
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_only_back_and_another_page_read_an_address_that_was_replaced(way, monkeypatch):
     """Keys that are pressed faster than pages are drawn ask with the address that the browser had
     by then.
     """
@@ -231,11 +211,11 @@ WITH_SETTINGS = {
 TEXTS = {("side_by_side", "with"): "fresh-against-cached", ("runs", "search"): "fresh"}
 
 
-def is_checked(setting: PageSetting) -> bool:
+def is_checked(setting):
     return bool(setting.words) or setting.span is not None
 
 
-def asked_of(page: str) -> dict[str, str]:
+def asked_of(page):
     """Words that a link may say of a page's settings, each at another value than its default."""
     said = {name: text for (of, name), text in TEXTS.items() if of == page}
     for setting in WITH_SETTINGS[page]:
@@ -290,7 +270,7 @@ def test_settings_outlive_a_page_switch_and_are_in_their_pages_link_only():
     assert "threshold" not in app.query_params
 
 
-def view_of(run: RunReader, prompt: int = 0, position: int = 0) -> selection.View:
+def view_of(run, prompt=0, position=0):
     return selection.View(run, run.pairs[0], prompt, position, run.positions(0))
 
 
@@ -321,26 +301,25 @@ def test_buttons_step_from_flip_to_flip_and_end_there():
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        *(
-            ({"position": 36}, 36),
-            ({"position": 999}, 7),
-            ({"position": -4}, 7),
-            ({"position": "36"}, 7),
-        ),
-        *(({"position": 36, "stamp": "another-run 0 1"}, 7), (["x"], 7), (None, 7), ({}, 7)),
+        ({"position": 36}, 36),
+        ({"position": 999}, 7),
+        ({"position": "36"}, 7),
+        ({"position": 36, "stamp": "another-run 0 1"}, 7),
+        (["x"], 7),
+        ({}, 7),
     ],
 )
 def test_what_the_browser_asks_for_is_checked(asked, expected, monkeypatch):
     with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
         view = view_of(run, prompt=1, position=7)
         go = {"stamp": selection.stamp(view), **asked} if isinstance(asked, dict) else asked
-        session: dict = {"view": view, "position": 7, "strip": {"go": go}}
+        session = {"view": view, "position": 7, "strip": {"go": go}}
         monkeypatch.setattr("streamlit.session_state", session)
         token_strip._go("strip", view)
     assert session["position"] == expected
 
 
-def table() -> pd.DataFrame:
+def table():
     """Three positions: equal, a near tie, a flip."""
     figures = {
         "max_abs": [0.0, 0.25, 1.0],

@@ -1,7 +1,5 @@
 """One dashboard on a store of its own and one Chromium for all browser tests."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,7 @@ expect.set_options(
 HERE = f"{Path(__file__).parent}{os.sep}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]):
     """All are browser tests. Of a test with many cases the first is run by `make test`, the others
     are thorough (`make thorough`): a page takes seconds to open, and the cases that matter beyond
     it have unit and page tests. Every page is looked at in one theme by `make test`.
@@ -35,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def dashboard(tmp_path_factory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("dashboard") / "runs") as running:
         yield running
 
@@ -56,7 +54,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def visitor(browser: Browser) -> BrowserContext:
+def visitor(browser) -> BrowserContext:
     """The browser profile of most tests: one, so that it fetches and compiles the dashboard's
     scripts once.
     """
@@ -64,7 +62,7 @@ def visitor(browser: Browser) -> BrowserContext:
 
 
 @pytest.fixture(autouse=True)
-def no_page_stays_open(browser: Browser, visitor: BrowserContext) -> Iterator[None]:
+def no_page_stays_open(browser, visitor) -> Iterator[None]:
     """Viewers that a test opened are gone after it: each keeps asking the server for news."""
     yield
     for context in browser.contexts:
@@ -95,7 +93,7 @@ def what_went_wrong(page: Page) -> list[str]:
 
 
 @pytest.fixture
-def page(visitor: BrowserContext, dashboard: Server) -> Iterator[Page]:
+def page(visitor, dashboard) -> Iterator[Page]:
     """A new viewer. Fails if the page asked anything of the outside, or showed a traceback."""
     tab = new_tab(visitor, dashboard)
     problems = what_went_wrong(tab)

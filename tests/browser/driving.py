@@ -1,7 +1,5 @@
 """Driving a page of a dashboard."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -46,7 +44,7 @@ def new_tab(context: BrowserContext, dashboard: Server) -> Page:
     return popup.value
 
 
-def close_tabs(context: BrowserContext) -> None:
+def close_tabs(context: BrowserContext):
     """All but the first tab of each dashboard."""
     for page in context.pages:
         if page not in _homes.values():
@@ -77,7 +75,7 @@ QUIET = """() => new Promise((resolve, reject) => {
 })"""
 
 
-def settle(page: Page) -> None:
+def settle(page: Page):
     """Wait until no script runs, the code of every kind of element is there, every figure is drawn
     and the page has come to rest.
     """
@@ -95,13 +93,13 @@ def settle(page: Page) -> None:
     )
 
 
-def visit(page: Page, dashboard: Server, path: str = "") -> None:
+def visit(page: Page, dashboard: Server, path: str = ""):
     """Open an address of a dashboard."""
     page.goto(f"{dashboard.url}/{path}")
     settle(page)
 
 
-def click_row(page: Page, text: str, x: int = 120) -> None:
+def click_row(page: Page, text: str, x: int = 120):
     """Click the first row of a table in which a cell has this text; 17 pixels from the left is the
     box that ticks it.
 
@@ -119,7 +117,7 @@ def click_row(page: Page, text: str, x: int = 120) -> None:
     )
 
 
-def pause(page: Page, milliseconds: int) -> None:
+def pause(page: Page, milliseconds: int):
     """Wait by the page's own clock and two frames more, so that what it had to do by then is done,
     however busy its machine is. A hidden page draws no frames: it fails after a minute.
     """
@@ -132,7 +130,7 @@ def pause(page: Page, milliseconds: int) -> None:
     )
 
 
-def choose(page: Page, label: str, option: str) -> None:
+def choose(page: Page, label: str, option: str):
     """An option of a select box, opened again if a redraw closed it."""
     for _ in range(3):
         page.get_by_role("combobox", name=re.compile(label)).click()

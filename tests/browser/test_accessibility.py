@@ -2,19 +2,15 @@
 window, in both themes, wide and narrow.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from importlib.resources import files
-from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from app.navigation import FIRST, PAGE_OF, PAGES
 from tests.browser.driving import pause, visit
 from tests.covering import covering, thorough
-from tests.serving import ROOT, Server, serving
+from tests.serving import ROOT, serving
 
 AXE = (files("axe_playwright_python") / "axe.min.js").read_text()
 RUN = "run=where-it-starts&variant=decode"
@@ -27,17 +23,17 @@ NO_SCROLL = "document.scrollingElement.scrollWidth - document.scrollingElement.c
 
 
 @pytest.fixture(scope="module")
-def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def dashboard(tmp_path_factory):
     """One whose samples are the shipped ones."""
     samples = str(ROOT / "sample_runs")
     with serving(tmp_path_factory.mktemp("shipped") / "runs", samples=samples) as running:
         yield running
 
 
-def faults(page: Page) -> list[str]:
+def faults(page):
     """`rule: element` of every serious violation of WCAG 2 A and AA."""
     page.evaluate(AXE)
-    found: dict[str, Any] = page.evaluate(
+    found = page.evaluate(
         "() => axe.run(document, {runOnly: {type: 'tag', values: ['wcag2a', 'wcag2aa', 'wcag21a',"
         " 'wcag21aa']}})",
     )
@@ -56,12 +52,7 @@ def faults(page: Page) -> list[str]:
         *thorough((scheme, tab) for scheme in BACK for tab in TABS),
     ],
 )
-def test_a_page_stands_without_a_serious_fault(
-    name: str,
-    scheme: Any,
-    page: Page,
-    dashboard: Server,
-):
+def test_a_page_stands_without_a_serious_fault(name, scheme, page, dashboard):
     page.emulate_media(color_scheme=scheme)
     of, tab = PAGE_OF[name], f"&tab={name}" if name in TABS else ""
     visit(page, dashboard, f"{'' if name == FIRST else of.name}?{QUERIES.get(name, RUN)}{tab}")
@@ -76,7 +67,7 @@ def test_a_page_stands_without_a_serious_fault(
         assert page.evaluate(NO_SCROLL) <= 0
 
 
-def test_a_planted_fault_is_found(page: Page, dashboard: Server):
+def test_a_planted_fault_is_found(page, dashboard):
     visit(page, dashboard, f"flips?{RUN}")
     page.evaluate(
         """() => {

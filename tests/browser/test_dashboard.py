@@ -2,23 +2,21 @@
 never loads.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from app.navigation import PAGES
 from tests.browser.driving import visit
-from tests.serving import ROOT, Server
+from tests.serving import ROOT
 
 
 def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(
-    page: Page,
-    dashboard: Server,
+    page,
+    dashboard,
 ):
     visit(page, dashboard)
     # the one before may stand below it until the run of the script ends
@@ -37,7 +35,7 @@ def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(
 
 
 @pytest.mark.thorough
-def test_the_viewer_never_loads_torch(page: Page, dashboard: Server):
+def test_the_viewer_never_loads_torch(page, dashboard):
     for each in PAGES:
         visit(
             page,

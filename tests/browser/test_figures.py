@@ -2,25 +2,22 @@
 legible, over the whole window, and missed in words.
 """
 
-from __future__ import annotations
-
 import re
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import expect
 
 from tests.browser.driving import pause, settle, visit
-from tests.serving import Server
 
 AT = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 RANGE = "figure => figure._fullLayout.xaxis.range.map((end) => Math.round(end * 1e6) / 1e6)"
 
 
-def figure(page: Page, key: str) -> Locator:
+def figure(page, key):
     return page.locator(f".st-key-{key} .js-plotly-plot")
 
 
-def step(page: Page, key: str, position: int) -> None:
+def step(page, key, position):
     page.keyboard.press(key)
     expect(
         page.get_by_role("heading", name=f"Top tokens at position {position}", exact=True),
@@ -28,9 +25,8 @@ def step(page: Page, key: str, position: int) -> None:
     settle(page)
 
 
-def zoom(page: Page, chart: Locator) -> None:
+def zoom(page, chart):
     box = chart.locator(".nsewdrag").first.bounding_box()
-    assert box is not None
     page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.3 * box["height"])
     page.mouse.down()
     page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.8 * box["height"], steps=6)
@@ -39,8 +35,8 @@ def zoom(page: Page, chart: Locator) -> None:
 
 
 def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(
-    page: Page,
-    dashboard: Server,
+    page,
+    dashboard,
 ):
     visit(page, dashboard, f"near_ties?{AT}")
     chart = figure(page, "near_ties")
@@ -58,10 +54,10 @@ def test_a_zoom_stays_from_position_to_position_and_goes_with_the_prompt(
     assert chart.evaluate(RANGE) not in (zoomed, whole)  # all of another prompt
 
 
-def contrast(one: str, other: str) -> float:
+def contrast(one, other):
     """Of two colours as `rgb(1, 2, 3)`, by WCAG 2."""
 
-    def light(colour: str) -> float:
+    def light(colour):
         shares = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
         linear = [
             share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4
@@ -77,7 +73,7 @@ def contrast(one: str, other: str) -> float:
     ("scheme", "back"),
     [("light", "rgb(255, 255, 255)"), ("dark", "rgb(17, 21, 27)")],
 )
-def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Server, scheme, back):
+def test_words_of_a_figure_are_legible_in_both_themes(page, dashboard, scheme, back):
     page.emulate_media(color_scheme=scheme)
     visit(page, dashboard, f"near_ties?{AT}")
     expect(figure(page, "near_ties").locator(".xtick text").first).to_be_visible()
@@ -93,7 +89,7 @@ def test_words_of_a_figure_are_legible_in_both_themes(page: Page, dashboard: Ser
 
 
 @pytest.mark.thorough
-def test_a_figure_opens_over_the_whole_window_and_comes_back(page: Page, dashboard: Server):
+def test_a_figure_opens_over_the_whole_window_and_comes_back(page, dashboard):
     visit(page, dashboard, f"near_ties?{AT}")
     chart = figure(page, "near_ties")
     before = chart.bounding_box()
@@ -101,8 +97,9 @@ def test_a_figure_opens_over_the_whole_window_and_comes_back(page: Page, dashboa
     chart.locator("[data-title='Whole window']").click()
     expect(chart.locator(".main-svg").first).to_have_attribute("height", str(900 - 32))
     box = chart.bounding_box()
-    assert box is not None
-    assert (box["x"], box["y"], box["width"]) == (0, 0, 1280)
+    assert box["x"] == 0
+    assert box["y"] == 0
+    assert box["width"] == 1280
     page.keyboard.press("Escape")
     expect(chart.locator(".main-svg").first).to_have_attribute("height", "460")
     assert chart.bounding_box() == before

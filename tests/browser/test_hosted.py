@@ -2,14 +2,11 @@
 stays text.
 """
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import expect
 
 from app.main import PAGES
 from core.judging.ingest import ingest
@@ -18,26 +15,26 @@ from core.runs.store.store import Store
 from tests.app.hosting.serving import PASSWORD
 from tests.browser.driving import settle
 from tests.browser.test_accessibility import faults
-from tests.serving import Server, serving
+from tests.serving import serving
 from tests.waiting import until
 
 LINK = "flips?run=fresh-against-cached&position=144"
 
 
 @pytest.fixture(scope="module")
-def hosted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def hosted(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("hosted") / "runs", sign_in_password=PASSWORD) as running:
         yield running
 
 
 @pytest.fixture
-def viewer(browser: Browser) -> Iterator[Page]:
+def viewer(browser):
     """A browser that knows nothing yet. Fails if a page asked anything of the outside or the policy
     stopped anything.
     """
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
-    blocked: list[str] = []
+    blocked = []
     page.on(
         "console",
         lambda message: (

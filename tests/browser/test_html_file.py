@@ -2,33 +2,30 @@
 keyboard.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import expect
 
 from core.document.page import html_file
 from core.runs.reader import RunReader
 from tests.browser.conftest import what_went_wrong
 from tests.browser.driving import visit
 from tests.browser.test_accessibility import BACK, NO_SCROLL, faults
-from tests.serving import ROOT, Server
+from tests.serving import ROOT
 
 SAMPLE = ROOT / "tests" / "runs" / "fresh-against-cached.duckdb"
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> str:
+def address(tmp_path):
     with RunReader(SAMPLE) as run:
         (tmp_path / "run.html").write_text(html_file(run), encoding="utf-8")
     return (tmp_path / "run.html").as_uri()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_opens_from_a_disk_without_a_network(scheme: Any, browser: Browser, address: str):
+def test_it_opens_from_a_disk_without_a_network(scheme, browser, address):
     context = browser.new_context(
         viewport={"width": 1440, "height": 900},
         color_scheme=scheme,
@@ -59,7 +56,7 @@ def test_it_opens_from_a_disk_without_a_network(scheme: Any, browser: Browser, a
     assert problems == []
 
 
-def test_tables_are_printed_in_whole(browser: Browser, address: str):
+def test_tables_are_printed_in_whole(browser, address):
     tab = browser.new_context(viewport={"width": 720, "height": 900}).new_page()  # about A4
     tab.goto(address)
     tab.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
@@ -74,8 +71,8 @@ def test_tables_are_printed_in_whole(browser: Browser, address: str):
 
 
 def test_the_keyboard_goes_through_it_in_order_and_from_a_flip_to_its_row(
-    browser: Browser,
-    address: str,
+    browser,
+    address,
 ):
     tab = browser.new_context().new_page()
     tab.goto(address)
@@ -97,7 +94,7 @@ def test_the_keyboard_goes_through_it_in_order_and_from_a_flip_to_its_row(
     expect(row).to_be_in_viewport()
 
 
-def test_a_page_offers_it(page: Page, dashboard: Server):
+def test_a_page_offers_it(page, dashboard):
     visit(page, dashboard, "near_ties?run=fresh-against-cached")
     with page.expect_download() as download:
         page.get_by_role("link", name="HTML file").click()

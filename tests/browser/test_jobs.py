@@ -2,23 +2,19 @@
 module, an upload.
 """
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
-from playwright.sync_api import Locator, Page, Request, expect
+from playwright.sync_api import expect
 
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.browser.driving import choose, click_row, place, settle, visit, wait_for_map, window
 from tests.core.runs.layer_runs import MODULES, layer_run
-from tests.serving import Server, serving
+from tests.serving import serving
 from tests.waiting import until
 
 POSITIONS, FLIPS = 60, (25, 40)
@@ -26,7 +22,7 @@ PARTS = re.compile(r"/api/uploads/[0-9a-f]+\?")
 
 
 @pytest.fixture(scope="module")
-def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def dashboard(tmp_path_factory):
     """One of its own, with the run `flips`, whose modules differ from position 22 on."""
     store = Store(tmp_path_factory.mktemp("jobs") / "runs")
     changed = {
@@ -40,19 +36,19 @@ def dashboard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
-def go(page: Page, title: str) -> None:
+def go(page, title):
     page.get_by_role("link", name=title, exact=True).click()
     expect(page.locator("h1")).to_have_text(title)
     settle(page)
 
 
-def said(page: Page, *names: str) -> list[str]:
+def said(page, *names):
     """What the address says of these."""
     query = parse_qs(urlsplit(page.url).query)
     return [query.get(name, ["-"])[-1] for name in names]
 
 
-def hand_over(page: Page, other: Page) -> None:
+def hand_over(page, other):
     """Open the link to this view, out of the clipboard, on a colleague's page."""
     page.get_by_role("button", name="Link to this view").click()
     block = page.get_by_test_id("stPopoverBody").get_by_test_id("stCode")
@@ -65,14 +61,13 @@ def hand_over(page: Page, other: Page) -> None:
     settle(other)
 
 
-def colleague(page: Page) -> Page:
+def colleague(page):
     """A page of another person, who has seen nothing yet."""
     browser = page.context.browser
-    assert browser is not None
     return browser.new_context(viewport=page.viewport_size).new_page()
 
 
-def shown(page: Page) -> list[str]:
+def shown(page):
     """What a reader sees: the text of the page and of the sidebar, and what every control holds."""
     return page.evaluate("""() => {
           const seen = [document.querySelector('[data-testid=stMain]').innerText,
@@ -92,7 +87,7 @@ def shown(page: Page) -> list[str]:
         }""")
 
 
-def expect_shown(page: Page, expected: list[str]) -> None:
+def expect_shown(page, expected):
     """Once everything has arrived; charts and previews of a command come in later than the script
     ends.
     """
@@ -103,7 +98,7 @@ def expect_shown(page: Page, expected: list[str]) -> None:
     )
 
 
-def test_a_link_restores_the_view(page: Page, dashboard: Server) -> None:
+def test_a_link_restores_the_view(page, dashboard):
     """Overview by controls, keys and a click; the heatmap's window; a tab of Internals."""
     other = colleague(page)
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -152,7 +147,7 @@ def test_a_link_restores_the_view(page: Page, dashboard: Server) -> None:
     expect_shown(other, shown(page))
 
 
-def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Server) -> None:
+def test_a_flip_leads_to_its_logits_and_to_a_module(page, dashboard):
     visit(page, dashboard)
     click_row(page, "a run")
     expect(page.locator("h1")).to_have_text("Overview")
@@ -189,7 +184,6 @@ def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Serve
     chart = page.locator(".st-key-layers_map .js-plotly-plot")
     chart.scroll_into_view_if_needed()
     box = chart.locator(".nsewdrag").first.bounding_box()
-    assert box is not None
     spot = box["x"] + box["width"] * 40.5 / POSITIONS, box["y"] + box["height"] * 4.5 / len(MODULES)
     page.mouse.move(*spot)
     expect(chart.locator(".hoverlayer")).to_contain_text("model.layers.1from position 40: 1.41x")
@@ -203,15 +197,15 @@ def test_a_flip_leads_to_its_logits_and_to_a_module(page: Page, dashboard: Serve
     expect(page.locator("h1")).to_have_text("Runs")
 
 
-def row(page: Page, name: str) -> Locator:
+def row(page, name):
     return page.get_by_role("list", name="Files").get_by_role("listitem").filter(has_text=name)
 
 
-def choose_file(page: Page, path: Path) -> None:
+def choose_file(page, path):
     page.get_by_label("Files to upload").set_input_files(path)
 
 
-def large_dump(folder: Path) -> Path:
+def large_dump(folder):
     """20 MB: three parts."""
     noise = np.random.default_rng(0)
     sides = {
@@ -222,12 +216,12 @@ def large_dump(folder: Path) -> Path:
     return folder / "large.npz"
 
 
-def first_byte(request: Request) -> int:
+def first_byte(request):
     """Offset of the part that a request sends, -1 if it sends none."""
     return int((re.findall(r"bytes (\d+)", request.headers.get("content-range", "")) or [-1])[0])
 
 
-def test_an_upload_goes_on_after_a_reload_and_becomes_a_run(page: Page, dashboard: Server) -> None:
+def test_an_upload_goes_on_after_a_reload_and_becomes_a_run(page, dashboard):
     """It is reloaded when the first part is there."""
     path = large_dump(dashboard.store.parent)
     visit(page, dashboard)

@@ -1,26 +1,22 @@
 """Near ties in a real Chromium: thousands of positions, and figures that are saved."""
 
-from __future__ import annotations
-
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import expect
 
 from core.numerics.formats import BFLOAT16
 from core.runs.store.store import Store
 from tests.browser.driving import visit
 from tests.core.runs.made_runs import header_of, write_run
-from tests.serving import Server
 
 VOCAB = 512
 
 
 @pytest.fixture(scope="module")
-def crowded(dashboard: Server) -> Iterator[str]:
+def crowded(dashboard):
     """4096 positions, bfloat16; differences from below a step to a hundred steps."""
     random = np.random.default_rng(1)
     header = header_of("bfloat16", (4096,), VOCAB)
@@ -39,15 +35,15 @@ def crowded(dashboard: Server) -> Iterator[str]:
     path.unlink()
 
 
-def opened(page: Page, dashboard: Server, link: str) -> None:
+def opened(page, dashboard, link):
     visit(page, dashboard, link)
     page.wait_for_selector(".js-plotly-plot .main-svg")
 
 
 def test_thousands_of_positions_are_shaded_and_a_click_on_a_flip_selects_it(
-    page: Page,
-    dashboard: Server,
-    crowded: str,
+    page,
+    dashboard,
+    crowded,
 ):
     with page.expect_response("**/media/*.json"):  # fetched once, not sent at every step
         opened(page, dashboard, f"near_ties?run={crowded}&prompt=0&position=0")
@@ -60,16 +56,15 @@ def test_thousands_of_positions_are_shaded_and_a_click_on_a_flip_selects_it(
     expect(opened_at).not_to_be_visible()
 
 
-def click_some_flip(page: Page, chart: Locator) -> None:
+def click_some_flip(page, chart):
     names = chart.evaluate("figure => figure.calcdata.map((one) => one[0].trace.name)")
     scatters = [name for name in names if name != "density"]
     place = next(i for i, name in enumerate(scatters) if name.startswith("flip ("))
     box = chart.locator(".scatterlayer .trace").nth(place).locator(".point").last.bounding_box()
-    assert box is not None
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
 
 
-def test_the_ring_is_around_the_selected_point(page: Page, dashboard: Server):
+def test_the_ring_is_around_the_selected_point(page, dashboard):
     opened(page, dashboard, "near_ties?run=injected-bug")
     chart = page.locator(".js-plotly-plot").first
     middles = """all => all.map((one) => one.getBoundingClientRect()).map((box) =>
@@ -82,10 +77,10 @@ def test_the_ring_is_around_the_selected_point(page: Page, dashboard: Server):
 @pytest.mark.thorough
 @pytest.mark.parametrize(("form", "begins"), [("SVG", b"<svg"), ("PNG", b"\x89PNG")])
 def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
-    page: Page,
-    dashboard: Server,
-    form: str,
-    begins: bytes,
+    page,
+    dashboard,
+    form,
+    begins,
 ):
     opened(page, dashboard, "near_ties?run=fresh-against-cached&prompt=1&position=36")
     chart = page.locator(".js-plotly-plot").nth(1)
@@ -107,6 +102,5 @@ def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
             assert line in content.decode()
     else:
         box = chart.bounding_box()
-        assert box is not None
         _, height = struct.unpack(">II", content[16:24])  # of the IHDR chunk
         assert height > 2 * (box["height"] + 20)  # the same lines above it, twice as sharp

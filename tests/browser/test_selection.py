@@ -1,26 +1,23 @@
 """Back and Forward in a real Chromium."""
 
-from __future__ import annotations
-
 import re
 
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from tests.browser.driving import choose, settle, visit
-from tests.serving import Server
 
 # Prompt 1 of this run has flips at 30, 36 and 239.
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 
 
-def expect_position(page: Page, position: int) -> None:
+def expect_position(page, position):
     expect(
         page.get_by_role("heading", name=f"Top tokens at position {position}", exact=True),
     ).to_be_visible(timeout=60_000)
     expect(page).to_have_url(re.compile(rf"[?&]position={position}(&|$)"))
 
 
-def test_back_undoes_a_setting_and_a_step_one_at_a_time(page: Page, dashboard: Server):
+def test_back_undoes_a_setting_and_a_step_one_at_a_time(page, dashboard):
     visit(page, dashboard, f"overview?{AT_36}")
     choose(page, "Color by", "KL")
     expect(page).to_have_url(re.compile("colour=kl"))

@@ -2,19 +2,16 @@
 colour, quick with 4096 tokens.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import expect
 
 from core.judging.ingest import ingest
 from core.runs.queries.heat import COLOURS
 from core.runs.store.store import Store
 from tests.browser.driving import settle, visit
-from tests.serving import Server
 
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 HOSTILE = [
@@ -39,7 +36,7 @@ ROOT_OF = (
 )
 
 
-def run_of(dashboard: Server, name: str, tokens: list[str]) -> str:
+def run_of(dashboard, name, tokens):
     """A run of random logits, its tokens as given. [tokens, 256] float32"""
     found = list(dashboard.store.glob(f"*{name}*.duckdb"))
     if found:
@@ -58,7 +55,7 @@ def run_of(dashboard: Server, name: str, tokens: list[str]) -> str:
     return ingest(Store(dashboard.store), [dump], name=name)
 
 
-def token(page: Page, position: int):
+def token(page, position):
     return page.locator(f".strip .token[data-position='{position}']")
 
 
@@ -81,11 +78,7 @@ CONTRASTS = """() => {
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_on_every_colour_has_the_contrast_of_wcag_aa(
-    browser: Browser,
-    dashboard: Server,
-    scheme: str,
-):
+def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser, dashboard, scheme):
     page = browser.new_context(
         viewport={"width": 1280, "height": 900},
         color_scheme=scheme,
@@ -104,7 +97,7 @@ def test_text_on_every_colour_has_the_contrast_of_wcag_aa(
     page.context.close()
 
 
-def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashboard: Server):
+def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page, dashboard):
     visit(page, dashboard, f"overview?{AT_36}")
     assert page.locator(".strip [tabindex]").count() == 1
     token(page, 36).focus()
@@ -141,7 +134,7 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page: Page, dashb
     expect(page.get_by_role("tooltip")).to_be_hidden()
 
 
-def test_token_texts_are_text_whatever_they_are(page: Page, dashboard: Server):
+def test_token_texts_are_text_whatever_they_are(page, dashboard):
     run = run_of(dashboard, "hostile", HOSTILE)
     page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
     visit(page, dashboard, f"overview?run={run}")

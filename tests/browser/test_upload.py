@@ -2,18 +2,13 @@
 has the rest.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import expect
 
 from tests.browser.driving import settle, visit
 from tests.browser.test_accessibility import faults
 from tests.browser.test_jobs import PARTS, choose_file, first_byte, large_dump, row
-from tests.serving import ROOT, Server, serving
+from tests.serving import ROOT, serving
 from tests.waiting import until
 
 DUMP = ROOT / "sample_runs" / "dumps" / "six_calls.npz"
@@ -21,19 +16,19 @@ FIRST = "8.4 MB of"  # 8 MiB, a part
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large(tmp_path_factory):
     return large_dump(tmp_path_factory.mktemp("large"))
 
 
 @pytest.fixture
-def opened(page: Page, dashboard: Server) -> Page:
+def opened(page, dashboard):
     visit(page, dashboard, "upload")
     return page
 
 
-def held(page: Page) -> list[Route]:
+def held(page):
     """Requests of every part but the first, which are not answered."""
-    found: list[Route] = []
+    found = []
     page.route(
         PARTS,
         lambda route: route.continue_() if first_byte(route.request) <= 0 else found.append(route),
@@ -41,7 +36,7 @@ def held(page: Page) -> list[Route]:
     return found
 
 
-def test_a_dump_is_dropped(opened: Page) -> None:
+def test_a_dump_is_dropped(opened):
     opened.evaluate(
         """([bytes, name]) => {
           const transfer = new DataTransfer();
@@ -58,17 +53,13 @@ def test_a_dump_is_dropped(opened: Page) -> None:
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Server]:
+def own(tmp_path):
     with serving(tmp_path / "own" / "runs") as running:
         yield running
 
 
 @pytest.mark.thorough
-def test_a_server_that_is_killed_and_started_again_gets_the_rest(
-    browser: Browser,
-    own: Server,
-    large: Path,
-) -> None:
+def test_a_server_that_is_killed_and_started_again_gets_the_rest(browser, own, large):
     page = browser.new_context().new_page()
     visit(page, own, "upload")
     waiting = held(page)
@@ -87,8 +78,8 @@ def test_a_server_that_is_killed_and_started_again_gets_the_rest(
 
 
 @pytest.mark.thorough
-def test_a_proxy_that_takes_small_bodies_gets_small_parts(opened: Page, large: Path) -> None:
-    def narrow(route: Route) -> None:
+def test_a_proxy_that_takes_small_bodies_gets_small_parts(opened, large):
+    def narrow(route):
         if len(route.request.post_data_buffer or b"") > 3 << 20:
             route.fulfill(
                 status=413,
@@ -106,11 +97,11 @@ def test_a_proxy_that_takes_small_bodies_gets_small_parts(opened: Page, large: P
 
 @pytest.mark.thorough
 def test_cancel_and_every_button_by_keys_without_a_serious_fault(
-    opened: Page,
-    dashboard: Server,
-    large: Path,
-    tmp_path: Path,
-) -> None:
+    opened,
+    dashboard,
+    large,
+    tmp_path,
+):
     odd = tmp_path / "odd.npz"
     odd.write_bytes(b"no dump at all")
     held(opened)

@@ -1,12 +1,9 @@
 """What `deploy/` says agrees with the code: settings, commands, what is copied into the image."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
 import tomllib
-from pathlib import Path
 
 import pytest
 from msgspec.structs import fields
@@ -16,13 +13,13 @@ from core.commands import serve
 from core.configuration import SECTIONS, Configuration, configuration
 from core.errors import ConfigurationError
 from core.hosting import start
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 HOSTING = ROOT / "docs" / "guides" / "hosting.md"
 
 
-def _settings() -> dict[tuple[str, str], object]:
+def _settings():
     return {
         (section, each.name): getattr(getattr(Configuration(), section), each.name)
         for section, kind in SECTIONS.items()
@@ -30,7 +27,7 @@ def _settings() -> dict[tuple[str, str], object]:
     }
 
 
-def test_the_example_is_a_configuration_and_names_every_setting(tmp_path: Path) -> None:
+def test_the_example_is_a_configuration_and_names_every_setting(tmp_path):
     text = (DEPLOY / "ulpscope.example.toml").read_text()
     place = tmp_path / "ulpscope.toml"
     place.write_text(text)
@@ -47,7 +44,7 @@ def test_the_example_is_a_configuration_and_names_every_setting(tmp_path: Path) 
     assert named == set(_settings())
 
 
-def test_what_the_image_copies_is_there_and_nothing_that_the_server_imports_is_left_out() -> None:
+def test_what_the_image_copies_is_there_and_nothing_that_the_server_imports_is_left_out():
     text = (DEPLOY / "Dockerfile").read_text()
     copied = [
         part
@@ -60,7 +57,7 @@ def test_what_the_image_copies_is_there_and_nothing_that_the_server_imports_is_l
     assert set(copied) == set(kept)
 
 
-def test_unit_and_compose_start_what_there_is_on_the_ports_that_nginx_knows() -> None:
+def test_unit_and_compose_start_what_there_is_on_the_ports_that_nginx_knows():
     nginx = (DEPLOY / "nginx.conf").read_text()
     ports = set(re.findall(r"server 127\.0\.0\.1:(\d+);", nginx))
     compose = (DEPLOY / "compose.yaml").read_text()
@@ -72,8 +69,8 @@ def test_unit_and_compose_start_what_there_is_on_the_ports_that_nginx_knows() ->
 
 
 def test_the_example_starts_with_a_password_and_nginx_takes_its_headers_from_the_client(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     text, site = (DEPLOY / "ulpscope.example.toml").read_text(), (DEPLOY / "nginx.conf").read_text()
     place = tmp_path / "ulpscope.toml"
     place.write_text(text)
@@ -91,7 +88,7 @@ def test_the_example_starts_with_a_password_and_nginx_takes_its_headers_from_the
     assert "proxy_set_header" not in site[site.index("location") :]
 
 
-def test_nginx_limits_the_sign_in_of_each_address() -> None:
+def test_nginx_limits_the_sign_in_of_each_address():
     site = (DEPLOY / "nginx.conf").read_text()
     zone = re.search(
         r"^limit_req_zone \$binary_remote_addr zone=(\w+):1m rate=1r/s;$",
@@ -104,7 +101,7 @@ def test_nginx_limits_the_sign_in_of_each_address() -> None:
     assert all(path.startswith(location[1]) for path in sign_in.PATHS)
 
 
-def _complaints(unit: Path) -> list[str]:
+def _complaints(unit):
     said = subprocess.run(
         ["systemd-analyze", "verify", str(unit)],
         capture_output=True,
@@ -114,9 +111,7 @@ def _complaints(unit: Path) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
-def test_systemd_understands_the_unit_and_would_not_one_with_a_planted_fault(
-    tmp_path: Path,
-) -> None:
+def test_systemd_understands_the_unit_and_would_not_one_with_a_planted_fault(tmp_path):
     unit = DEPLOY / "ulpscope@.service"
     assert _complaints(unit) == []
     broken = tmp_path / unit.name

@@ -2,15 +2,13 @@
 requirements.txt.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
+
 LOCKS = sorted((ROOT / "deploy").glob("*.lock"))
 ENTRY = re.compile(r"([A-Za-z0-9_.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)\n")
 PINNED = dict(
@@ -18,11 +16,11 @@ PINNED = dict(
 )
 
 
-def _plain(name: str) -> str:
+def _plain(name):
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def complaints(lock: str) -> list[str]:
+def complaints(lock):
     """What is wrong with the text of a lock, in words."""
     body = re.sub(r"^#.*\n", "", lock, flags=re.MULTILINE)
     entries = {_plain(found[1]): found[2].partition("+")[0] for found in ENTRY.finditer(body)}
@@ -38,7 +36,7 @@ def complaints(lock: str) -> list[str]:
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
-def test_a_lock_has_every_pinned_package_and_a_hash_of_each(lock: Path) -> None:
+def test_a_lock_has_every_pinned_package_and_a_hash_of_each(lock):
     text = lock.read_text()
     assert complaints(text) == []
     assert len(ENTRY.findall(text)) > 2 * len(PINNED)
@@ -48,7 +46,7 @@ def test_a_lock_has_every_pinned_package_and_a_hash_of_each(lock: Path) -> None:
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda path: path.name)
-def test_an_image_without_captures_leaves_out_torch_and_what_it_brings(lock: Path) -> None:
+def test_an_image_without_captures_leaves_out_torch_and_what_it_brings(lock):
     order = re.search(r"sed -i -E '(.+?)' \$LOCK", (ROOT / "deploy" / "Dockerfile").read_text())
     assert order
     left = subprocess.run(

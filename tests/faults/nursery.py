@@ -5,8 +5,6 @@ A line of standard input is JSON: the store, the work, a seed, and the moment in
 child began to write. The kill thus falls into the work, and not into the start of Python.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -34,7 +32,7 @@ def dump_of(folder: Path) -> Path:
     return path
 
 
-def change(store: Store, seed: int) -> None:
+def change(store: Store, seed: int):
     """Delete a run or restore one."""
     if (deleted := store.deleted()) and random.Random(seed).random() < 0.7:
         store.restore(deleted[0].run_id)
@@ -42,11 +40,11 @@ def change(store: Store, seed: int) -> None:
         store.delete(random.Random(seed).choice(store.paths()).stem)
 
 
-def ingest_one(store: Store, seed: int) -> None:
+def ingest_one(store: Store, seed: int):
     ingest(store, [dump_of(store.directory.parent)], name=f"ingest {seed}")
 
 
-def careless(store: Store, seed: int) -> None:
+def careless(store: Store, seed: int):
     """The planted fault: a run that is written under its final name, as it grows."""
     whole = (store.directory.parent / "whole.duckdb").read_bytes()
     with (store.directory / f"careless-{seed}.duckdb").open("wb") as file:
@@ -59,7 +57,7 @@ def careless(store: Store, seed: int) -> None:
 WORK = {"change": change, "ingest": ingest_one, "careless": careless}
 
 
-def _child(work: str, store: Store, seed: int, begun: int) -> None:
+def _child(work: str, store: Store, seed: int, begun: int):
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.write(begun, b".")
@@ -76,7 +74,7 @@ def _is_writing(store: Store) -> bool:
     )
 
 
-def main() -> None:
+def main():
     for line in sys.stdin:
         directory, work, seed, seconds = json.loads(line)
         store = Store(Path(directory))

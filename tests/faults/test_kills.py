@@ -2,13 +2,10 @@
 stored is lost, the next one goes on. A failure prints the seed of its moments.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +16,7 @@ from tests.faults.whole import Watched
 LONGEST_SECONDS = {"change": 0.02, "ingest": 0.06, "careless": 0.05}
 
 
-def _kill(work: str, times: int, tmp_path: Path) -> Watched:
+def _kill(work, times, tmp_path):
     store = Store(tmp_path / "store")
     for number in range(3):
         make_run(store, number)
@@ -37,8 +34,6 @@ def _kill(work: str, times: int, tmp_path: Path) -> Watched:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         for order in orders:
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
@@ -51,13 +46,13 @@ def _kill(work: str, times: int, tmp_path: Path) -> Watched:
 @pytest.mark.parametrize("times", [6, pytest.param(45, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("work", ["change", "ingest"])
 def test_a_worker_killed_at_any_moment_leaves_whole_runs_and_all_of_them(
-    work: str,
-    times: int,
-    tmp_path: Path,
-) -> None:
+    work,
+    times,
+    tmp_path,
+):
     _kill(work, times, tmp_path).check_that_it_goes_on()
 
 
-def test_a_store_that_writes_where_readers_look_is_caught(tmp_path: Path) -> None:
+def test_a_store_that_writes_where_readers_look_is_caught(tmp_path):
     with pytest.raises(AssertionError, match="half a run is visible"):
         _kill("careless", 20, tmp_path)

@@ -1,7 +1,5 @@
 """Files that are damaged or gone while they are viewed: the other runs stay."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from tests.core.runs.made_runs import copied
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(tmp_path, monkeypatch):
     """The dashboard's own, with two runs."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     made_here = Store(tmp_path / "runs")
@@ -23,18 +21,18 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return made_here
 
 
-def _truncate(path: Path) -> None:
+def _truncate(path):
     os.truncate(path, path.stat().st_size // 2)
 
 
-def _scribble(path: Path) -> None:
+def _scribble(path):
     with path.open("r+b") as file:
         for start in range(3 * 4096, path.stat().st_size, 16384):
             file.seek(start + 100)
             file.write(os.urandom(64))
 
 
-def _empty(path: Path) -> None:
+def _empty(path):
     path.write_bytes(b"")
 
 
@@ -50,10 +48,10 @@ FATES = {
 @pytest.mark.parametrize("page", ["overview", "near_ties"])
 @pytest.mark.parametrize("fate", FATES)
 def test_a_run_lost_while_it_is_viewed_is_a_sentence_and_the_others_stay(
-    fate: str,
-    page: str,
-    store: Store,
-) -> None:
+    fate,
+    page,
+    store,
+):
     app = open_page(page, run="mine", position="1")
     FATES[fate](store.directory / "mine.duckdb")
     os.utime(store.directory)  # a changed file has another time than the one that was opened

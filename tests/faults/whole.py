@@ -1,7 +1,5 @@
 """Invariants of a store after any failure of the processes that worked on it."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +18,7 @@ class Watched:
     store: Store
     known: dict[str, str] = field(default_factory=dict)
 
-    def check(self) -> None:
+    def check(self):
         """Every visible run is whole, every one that was seen before is there or in the trash bit
         for bit, labels can be read.
         """
@@ -44,7 +42,7 @@ class Watched:
         broken_labels = self.store.all_labels()[1]
         assert broken_labels == [], broken_labels
 
-    def check_that_it_goes_on(self) -> None:
+    def check_that_it_goes_on(self):
         """A sweep leaves nothing of the dead, and the next run is stored, without a hand."""
         run_id = ingest(self.store, [dump_of(self.store.directory.parent)], name="the next one")
         assert [
@@ -61,7 +59,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read(path: Path) -> None:
+def _read(path: Path):
     """Every logit of every side is the one that was digested when the run was written."""
     with RunReader(path) as run:
         for side in run.sides:

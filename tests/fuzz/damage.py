@@ -2,8 +2,6 @@
 CRC-32.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import zipfile

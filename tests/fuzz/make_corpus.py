@@ -3,8 +3,6 @@
 `python -m tests.fuzz.make_corpus`.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -27,7 +25,7 @@ from tests.core.runs.test_ops_run import row_of
 CORPUS = Path(__file__).parent / "corpus"
 
 
-def write_dumps(folder: Path) -> None:
+def write_dumps(folder: Path):
     chance = np.random.default_rng(7)
     logits = chance.standard_normal((4, 8)).astype(np.float32)
     pair = {"reference": logits, "variant": logits + np.float32(1e-4)}
@@ -60,7 +58,7 @@ def write_dumps(folder: Path) -> None:
     )
 
 
-def write_runs(folder: Path) -> None:
+def write_runs(folder: Path):
     header = header_of(lengths=(3, 2), vocab=128)
     with TemporaryDirectory() as place:
         store = Store(Path(place))
@@ -72,7 +70,7 @@ def write_runs(folder: Path) -> None:
             (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
 
 
-def _write_run(store: Store, header: RunHeader) -> None:
+def _write_run(store: Store, header: RunHeader):
     with RunWriter(store, header, run_id="run") as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)

@@ -5,8 +5,6 @@ it as a line of JSON.
 an exception.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -32,7 +30,6 @@ from core.runs.store.cards import prompt_texts, read_runs
 from core.runs.store.store import Store
 
 GATE = ["bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"]
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 15.0  # far above the 0.2 s that such a file takes, on a machine that does other work
 MEMORY = 3 << 30  # of addresses beyond those of the parent
 
@@ -55,7 +52,7 @@ class Outcome:
         return "" if self.how == "read" or is_sentence else f"no sentence: {self.text!r}"
 
 
-def read_everything(path: Path) -> None:
+def read_everything(path: Path):
     """All that any page, route or command reads of such a file."""
     if path.suffix != ".duckdb":
         with open_dump([path], fewest_sides=1) as dump:
@@ -74,7 +71,7 @@ def read_everything(path: Path) -> None:
         _read_run(path)
 
 
-def _read_run(path: Path) -> None:
+def _read_run(path: Path):
     with RunReader(path) as run:
         rows, vocab = run.header.rows, run.header.vocab
         if run.header.k is not None:
@@ -108,21 +105,21 @@ def _read_run(path: Path) -> None:
         (junit_text(gate) + markdown_text(gate)).encode()
 
 
-def _read_lists(run: RunReader) -> None:
+def _read_lists(run: RunReader):
     sides = run.responses()
     for side in sides[1:]:
         pair = compare_sides(sides[0], side)
         explain(rows_of_lists(pair, sides[0], side))
 
 
-def _plant(fault: str) -> None:
+def _plant(fault: str):
     if fault == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif fault == "raise":
         raise KeyError("planted")
 
 
-def _in_child(path: Path, fault: str, told: int) -> None:
+def _in_child(path: Path, fault: str, told: int):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # DuckDB's last words
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -160,7 +157,7 @@ def outcome(path: Path, fault: str = "") -> Outcome:
     return Outcome(**json.loads(answer))
 
 
-def main() -> None:
+def main():
     """Take `[path, fault]` as JSON a line: a process without the threads of pytest, for forks."""
     for line in sys.stdin:
         path, fault = json.loads(line)

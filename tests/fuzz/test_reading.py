@@ -2,15 +2,11 @@
 and memory. `make test` reads 8 damaged files a test, `make thorough` ULPSCOPE_FUZZ (1500).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, seed, settings
@@ -24,11 +20,10 @@ DUMPS = corpus(".npz", ".npy", ".safetensors")
 ARCHIVES = corpus(".npz")
 RUNS = corpus(".duckdb")
 LONG = int(os.environ.get("ULPSCOPE_FUZZ", "1500"))
-Read = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="module")
-def read() -> Iterator[Read]:
+def read():
     command = [sys.executable, "-m", "tests.fuzz.reading"]
     with subprocess.Popen(
         command,
@@ -37,11 +32,9 @@ def read() -> Iterator[Read]:
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         send, answer = process.stdin, process.stdout
 
-        def ask(path: Path, fault: str = "") -> Outcome:
+        def ask(path, fault=""):
             send.write(json.dumps([str(path), fault]) + "\n")
             send.flush()
             return Outcome(**json.loads(answer.readline()))
@@ -51,21 +44,16 @@ def read() -> Iterator[Read]:
 
 
 @pytest.mark.parametrize("name", sorted(DUMPS | RUNS))
-def test_a_whole_file_is_read(name: str, read: Read, tmp_path: Path) -> None:
+def test_a_whole_file_is_read(name, read, tmp_path):
     (tmp_path / name).write_bytes((DUMPS | RUNS)[name])
     assert read(tmp_path / name) == Outcome("read", "")
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(LONG, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("kind", ["dump", "archive behind its checksums", "run"])
-def test_a_damaged_file_is_a_sentence_or_what_it_was(
-    kind: str,
-    examples: int,
-    read: Read,
-    tmp_path: Path,
-) -> None:
+def test_a_damaged_file_is_a_sentence_or_what_it_was(kind, examples, read, tmp_path):
     files = {"dump": DUMPS, "run": RUNS}.get(kind, ARCHIVES)
-    seen: Counter[str] = Counter()
+    seen = Counter()
 
     @settings(
         max_examples=examples,
@@ -78,7 +66,7 @@ def test_a_damaged_file_is_a_sentence_or_what_it_was(
         st.integers(0, 7),
         st.lists(DAMAGES, min_size=1, max_size=4),
     )
-    def each(name: str, member: int, damages: list) -> None:
+    def each(name, member, damages):
         raw = files[name]
         path = tmp_path / name
         path.write_bytes(
@@ -98,6 +86,6 @@ PLANTED = {"crash": "signal", "raise": "exception: KeyError"}
 
 
 @pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_of_a_reader_is_seen(fault: str, read: Read, tmp_path: Path) -> None:
+def test_a_planted_fault_of_a_reader_is_seen(fault, read, tmp_path):
     (tmp_path / "plain.npz").write_bytes(DUMPS["plain.npz"])
     assert PLANTED[fault] in read(tmp_path / "plain.npz", fault).fault

@@ -1,9 +1,6 @@
 """What the server does at its start."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
@@ -12,7 +9,7 @@ from app.shell import store_changes
 from app.upload.importing import lifespan
 
 
-def test_what_a_killed_server_left_is_removed_at_the_start(store: Path) -> None:
+def test_what_a_killed_server_left_is_removed_at_the_start(store):
     partial, old, new = (
         store / name for name in (".partial-of-a-killed-server", ".uploads/old", ".uploads/new")
     )

@@ -1,13 +1,10 @@
 """docs/reference/api.md: every example is run as it stands, against a server."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +14,11 @@ from tests.shell import command_in
 DOCUMENT = ROOT / "docs" / "reference" / "api.md"
 
 
-def examples(text: str) -> list[str]:
+def examples(text):
     return re.findall(r"^```bash\n(.*?)^```$", text, re.S | re.M)
 
 
-def _script(url: str) -> str:
+def _script(url):
     """All of them in order, as a reader would paste them, stopping at the first that fails."""
     found = [text.replace("http://127.0.0.1:8501", url) for text in examples(DOCUMENT.read_text())]
     return "set -eu -o pipefail\n" + "\n".join(found)
@@ -32,7 +29,7 @@ def _script(url: str) -> str:
     not all(map(shutil.which, ("curl", "openssl", "bash"))),
     reason="the examples need curl and openssl",
 )
-def test_every_example_does_what_it_says(tmp_path: Path) -> None:
+def test_every_example_does_what_it_says(tmp_path):
     (tmp_path / "sample_runs").symlink_to(ROOT / "sample_runs")
     (tmp_path / "bin").mkdir()
     for name in ("python", "python3"):

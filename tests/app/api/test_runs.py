@@ -2,11 +2,8 @@
 server of files.
 """
 
-from __future__ import annotations
-
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +25,7 @@ from tests.core.runs.made_runs import calm_sides, copied, header_of, write_run
 
 
 @pytest.fixture
-def three(store: Path) -> list[str]:
+def three(store):
     """Ids of three runs, the newest last."""
     made = []
     for name, dtype in (
@@ -49,19 +46,19 @@ def three(store: Path) -> list[str]:
     return made
 
 
-def _printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def _printed(capsys, *arguments):
     capsys.readouterr()
     app(arguments, standalone_mode=False)
     return capsys.readouterr().out
 
 
-def ids(client: TestClient, query: str = "") -> list[str]:
+def ids(client, query=""):
     answer = client.get(f"/api/runs?{query}")
     assert answer.status_code == 200, answer.text
     return [run["run_id"] for run in answer.json()["runs"]]
 
 
-def test_the_list_filters_as_the_gallery_does(client: TestClient, three: list[str]) -> None:
+def test_the_list_filters_as_the_gallery_does(client, three):
     assert sorted(ids(client)) == three
     assert ids(client, "search=second") == ["run-1"]
     assert sorted(ids(client, "search=bfloat16")) == ["run-0", "run-2"]
@@ -88,18 +85,13 @@ def test_the_list_filters_as_the_gallery_does(client: TestClient, three: list[st
         "search=" + "x" * 200,
     ],
 )
-def test_a_filter_that_means_nothing_is_a_sentence(query: str, client: TestClient) -> None:
+def test_a_filter_that_means_nothing_is_a_sentence(query, client):
     answer = client.get(f"/api/runs?{query}")
     assert answer.status_code == 400
     assert answer.json()["error"].endswith(".")
 
 
-def test_one_run_is_what_the_command_line_prints(
-    client: TestClient,
-    three: list[str],
-    store: Path,
-    capsys,
-) -> None:
+def test_one_run_is_what_the_command_line_prints(client, three, store, capsys):
     told = client.get("/api/runs/run-1?positions=1").json()
     printed = json.loads(
         _printed(capsys, "show", "run-1", "--json", "--positions", "--store", str(store)),
@@ -125,29 +117,26 @@ def test_one_run_is_what_the_command_line_prints(
     ],
 )
 def test_what_is_not_there_or_not_meant_is_a_status(
-    method: str,
-    path: str,
-    status: int,
-    client: TestClient,
-    three: list[str],
-) -> None:
+    method,
+    path,
+    status,
+    client,
+    three,
+):
     answer = client.request(method, path)
     assert answer.status_code == status, answer.text
     assert status == 405 or "%2f" in path or set(answer.json()) == {"error"}
 
 
-def test_the_file_comes_in_ranges_and_only_if_it_has_changed(
-    client: TestClient,
-    three: list[str],
-    store: Path,
-) -> None:
+def test_the_file_comes_in_ranges_and_only_if_it_has_changed(client, three, store):
     body = (store / "run-0.duckdb").read_bytes()
     whole = client.get("/api/runs/run-0/file")
     assert whole.content == body
     assert whole.headers["content-type"] == "application/octet-stream"
     etag = whole.headers["etag"]
     part = client.get("/api/runs/run-0/file", headers={"Range": "bytes=100-199", "If-Range": etag})
-    assert (part.status_code, part.content) == (206, body[100:200])
+    assert part.status_code == 206
+    assert part.content == body[100:200]
     assert (
         client.get("/api/runs/run-0/file", headers={"Range": f"bytes={len(body)}-"}).status_code
         == 416
@@ -163,7 +152,7 @@ def test_the_file_comes_in_ranges_and_only_if_it_has_changed(
     assert client.get("/files/run-0.duckdb").content == body
 
 
-def test_the_html_file_is_a_download(client: TestClient, three: list[str], store: Path) -> None:
+def test_the_html_file_is_a_download(client, three, store):
     answer = client.get("/files/run-0.html")
     assert answer.headers["content-disposition"] == "attachment; filename*=utf-8''run-0.html"
     with RunReader(store / "run-0.duckdb") as run:
@@ -171,12 +160,12 @@ def test_the_html_file_is_a_download(client: TestClient, three: list[str], store
 
 
 def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(
-    client: TestClient,
-    three: list[str],
-    store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    client,
+    three,
+    store,
+    tmp_path,
+    monkeypatch,
+):
     first = client.get("/api/runs/run-1/npz")
     kept = list((store / ".npz").iterdir())
     assert len(kept) == 1
@@ -186,7 +175,8 @@ def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(
         "/api/runs/run-1/npz",
         headers={"Range": "bytes=1000-", "If-Range": first.headers["etag"]},
     )
-    assert (rest.status_code, rest.content) == (206, first.content[1000:])
+    assert rest.status_code == 206
+    assert rest.content == first.content[1000:]
     with RunReader(store / "run-1.duckdb") as run:
         export_npz(run, tmp_path / "own.npz")
     assert (tmp_path / "own.npz").read_bytes() == first.content
@@ -194,12 +184,7 @@ def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(
         assert arrays["side_0"].shape == (8, 300)
 
 
-def test_kept_npz_files_stay_within_bounds(
-    client: TestClient,
-    three: list[str],
-    store: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_kept_npz_files_stay_within_bounds(client, three, store, monkeypatch):
     for run_id in three:
         assert client.get(f"/api/runs/{run_id}/npz").status_code == 200
     assert len(list((store / ".npz").iterdir())) == 3
@@ -211,10 +196,7 @@ def test_kept_npz_files_stay_within_bounds(
     assert client.get("/api/runs/run-0/npz").status_code == 507
 
 
-def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(
-    store: Path,
-    three: list[str],
-) -> None:
+def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(store, three):
     """As Streamlit's server does it: a range of a compressed whole would be of other bytes."""
     packed = Starlette(routes=ROUTES, middleware=[Middleware(GZipMiddleware, minimum_size=10)])
     with TestClient(packed) as client:
@@ -225,11 +207,7 @@ def test_a_download_is_not_compressed_on_the_way_by_what_stands_in_front(
             assert answer.headers.get("content-encoding", "identity") == "identity"
 
 
-def test_a_damaged_run_is_a_sentence_and_harms_no_list(
-    client: TestClient,
-    three: list[str],
-    store: Path,
-) -> None:
+def test_a_damaged_run_is_a_sentence_and_harms_no_list(client, three, store):
     damaged(
         store / "run-0.duckdb",
         "UPDATE pair SET neq_share = 'nan'::DOUBLE, noise_ratio = 'inf'::DOUBLE",

@@ -1,7 +1,5 @@
 """A store of its own for every test, and no configuration but the test's."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def store(tmp_path, monkeypatch) -> Path:
     for name in list(os.environ):
         if name.startswith(("ULPSCOPE_SIGN_IN_", "ULPSCOPE_HOSTING_", "ULPSCOPE_CONFIG")):
             monkeypatch.delenv(name)

@@ -1,7 +1,5 @@
 """A small OpenID Connect provider on loopback, which can be told to misbehave."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -33,7 +31,7 @@ def encoded(content: bytes) -> str:
 class Provider:
     """claims: what it says of who signs in, over what is right; faults: what it does wrong."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str):
         self.url = url
         self.claims: dict[str, Any] = {}
         self.faults: set[str] = set()

@@ -1,7 +1,5 @@
 """The gate with an echo behind it, and how a browser signs in."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from starlette.applications import Starlette
@@ -26,7 +24,7 @@ async def echo(request: Request) -> Response:
     return JSONResponse({"member": member_of(request), "headers": dict(request.headers.items())})
 
 
-async def talk(websocket: WebSocket) -> None:
+async def talk(websocket: WebSocket):
     await websocket.accept()
     await websocket.send_text("hello")
 

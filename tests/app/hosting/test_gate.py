@@ -1,13 +1,10 @@
 """Who gets in by which sign-in, what ends a session, and what members find behind the gate."""
 
-from __future__ import annotations
-
 import asyncio
 from threading import Event
 
 import httpx2
 import pytest
-from starlette.testclient import TestClient
 
 from core.hosting import credentials, tokens
 from tests.app.hosting.serving import PASSWORD, SECRET, URL, browser, sign_in
@@ -16,14 +13,14 @@ PROXY = {"header": "X-Forwarded-User", "members": ("@example.org",)}
 PROVEN = {"X-ULPscope-Proxy-Secret": SECRET}
 
 
-def member(client: TestClient, **headers: str) -> str | None:
+def member(client, **headers):
     """The member that the server takes a client for, None if it has none."""
     answer = client.get("/x", headers=headers)
     assert answer.status_code in (200, 401), answer.text
     return answer.json()["member"] if answer.status_code == 200 else None
 
 
-def opens_websocket(client: TestClient, **headers: str) -> bool:
+def opens_websocket(client, **headers):
     try:
         with client.websocket_connect(
             str(client.base_url).replace("http", "ws", 1) + "/_stcore/stream",
@@ -41,30 +38,33 @@ def opens_websocket(client: TestClient, **headers: str) -> bool:
 )
 def test_a_password_signs_in_and_out(configured):
     client = browser(password=configured)
-    assert (member(client), opens_websocket(client)) == (None, False)
+    assert member(client) is None
+    assert not opens_websocket(client)
     for secret in ("", "wrong password", "ulp_" + "A" * 43, "x" * 2000):
         refused = sign_in(client, secret)
-        assert (refused.status_code, "set-cookie" in refused.headers) == (401, False)
+        assert refused.status_code == 401
+        assert "set-cookie" not in refused.headers
     entered = sign_in(client, PASSWORD, "/flips?run=a&position=3")
-    assert (entered.status_code, entered.headers["location"]) == (303, "/flips?run=a&position=3")
+    assert entered.status_code == 303
+    assert entered.headers["location"] == "/flips?run=a&position=3"
     cookie = entered.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=lax" in cookie
-    assert (member(client), opens_websocket(client)) == ("member", True)
+    assert member(client) == "member"
+    assert opens_websocket(client)
     assert client.get("/sign-in").headers["location"] == "/"
     assert client.get("/sign-out").status_code == 200  # asks first
     assert member(client) == "member"
     assert client.post("/sign-out").status_code == 200
-    assert (member(client), opens_websocket(client)) == (None, False)
+    assert member(client) is None
+    assert not opens_websocket(client)
 
 
 def test_a_person_is_sent_to_the_sign_in_and_back_and_a_program_gets_401():
     client = browser(password=PASSWORD)
     sent = client.get("/flips?run=a&x=%20", headers={"accept": "text/html"})
-    assert (sent.status_code, sent.headers["location"]) == (
-        303,
-        "/sign-in?next=%2Fflips%3Frun%3Da%26x%3D%2520",
-    )
+    assert sent.status_code == 303
+    assert sent.headers["location"] == "/sign-in?next=%2Fflips%3Frun%3Da%26x%3D%2520"
     assert 'value="/flips?run=a&amp;x=%20"' in client.get(sent.headers["location"]).text
     assert client.get("/api/runs").json()["error"].startswith("Sign in first")
 
@@ -82,17 +82,13 @@ def test_a_token_signs_in_programs_and_people_until_it_is_revoked(store):
     client, program = browser(tokens=True), browser(tokens=True)
     bearer = {"authorization": f"Bearer {token}"}
     assert sign_in(client, token).status_code == 303
-    assert (member(client), member(program, **bearer), opens_websocket(client)) == (
-        "ada",
-        "ada",
-        True,
-    )
+    assert member(client) == "ada"
+    assert member(program, **bearer) == "ada"
+    assert opens_websocket(client)
     tokens.revoke(store, "ada")
-    assert (member(client), member(program, **bearer), opens_websocket(client)) == (
-        None,
-        None,
-        False,
-    )
+    assert member(client) is None
+    assert member(program, **bearer) is None
+    assert not opens_websocket(client)
     tokens.add(store, "ada")  # another one under the same name revives no session
     assert member(client) is None
 
@@ -106,7 +102,8 @@ def test_a_changed_password_ends_sessions_and_a_cookie_of_another_store_is_none(
     same, changed = browser(password=PASSWORD), browser(password="another horse")
     for other in (same, changed):
         other.cookies.update(client.cookies)
-    assert (member(same), member(changed)) == ("member", None)
+    assert member(same) == "member"
+    assert member(changed) is None
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "other"))
     other = browser(password=PASSWORD)
     ((name, value),) = client.cookies.items()
@@ -192,7 +189,8 @@ def test_a_read_only_server_changes_nothing(store):
 def test_on_loopback_nobody_is_asked():
     for url in ("http://127.0.0.1:8501", "http://localhost:8501", "http://[::1]:8501"):
         client = browser(url)
-        assert (member(client), opens_websocket(client)) == ("local", True)
+        assert member(client) == "local"
+        assert opens_websocket(client)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +236,7 @@ def test_wrong_guesses_of_one_address_delay_no_other(monkeypatch):
     """
     may_go_on, checked = Event(), []
 
-    def is_password(configured: str, typed: str) -> bool:
+    def is_password(configured, typed):
         may_go_on.wait(30)
         checked.append(typed)
         return configured == typed
@@ -246,12 +244,12 @@ def test_wrong_guesses_of_one_address_delay_no_other(monkeypatch):
     monkeypatch.setattr(credentials, "is_password", is_password)
     app = browser(password=PASSWORD).app
 
-    async def attempt(address: str, secret: str) -> int:
+    async def attempt(address, secret):
         transport = httpx2.ASGITransport(app, client=(address, 1))
         async with httpx2.AsyncClient(transport=transport, base_url=URL) as client:
             return (await client.post("/sign-in", data={"secret": secret})).status_code
 
-    async def attack() -> tuple[list[int], int, list[int]]:
+    async def attack():
         guesses = [
             asyncio.create_task(attempt("192.0.2.1", f"wrong {number}")) for number in range(60)
         ]
@@ -265,6 +263,7 @@ def test_wrong_guesses_of_one_address_delay_no_other(monkeypatch):
         return await asyncio.gather(*guesses), await right, await asyncio.gather(*many)
 
     guesses, right, many = asyncio.run(attack())
-    assert (sorted(guesses), right) == ([401] + 59 * [429], 303)
+    assert sorted(guesses) == [401] + 59 * [429]
+    assert right == 303
     assert checked[:2] == ["wrong 0", PASSWORD]
     assert sorted(many) == 6 * [401] + 14 * [429]  # eight in all wait

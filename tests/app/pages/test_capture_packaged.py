@@ -2,21 +2,16 @@
 once it is here.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from app.shell.jobs import GETTING
-from core.runs.store.store import Store
 from tests.app.opening import keys, open_page, page_text
 
 GET = ["model", "smollm2"]
 
 
 @pytest.fixture(autouse=True)
-def own_places(bare_store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_places(bare_store, tmp_path, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
 
 

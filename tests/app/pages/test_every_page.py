@@ -2,24 +2,21 @@
 every page runs.
 """
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from app import navigation
 from core.judging.ingest import ingest
 from core.runs.file.records import KEEPS
-from core.runs.store.store import Store, open_store
+from core.runs.store.store import open_store
 from tests.app.opening import open_page, page_text
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 from tests.core.runs.store import s3_server
 from tests.covering import covering, thorough
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 PAGES = {page.name: page for page in navigation.PAGES}
 SAMPLES = ["fresh-against-cached", "batch-1-against-n", "float32-three-paths", "where-it-starts"]
 
@@ -58,7 +55,7 @@ def test_every_page_draws_a_dump_of_every_form(case, own_store):
         open_page(page, run=run_id, position="3" if case != "six_repeats_bf16" else "0")
 
 
-def kept_runs(store: Store) -> None:
+def kept_runs(store):
     """A run with its logits, one with figures only."""
     header = header_of("float32", (12,), 64)
     for kept in KEEPS:

@@ -2,12 +2,9 @@
 numbers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from app.flips import parts
 from core.judging.ingest import ingest
@@ -19,11 +16,11 @@ RUN = "fresh-against-cached"
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
-def opened(**link: str) -> AppTest:
+def opened(**link):
     return opening.open_page("flips", **{"run": RUN, **link})
 
 
-def table(app: AppTest) -> pd.DataFrame:
+def table(app):
     (found,) = [
         frame.value for frame in app.dataframe if "reference_margin_ulps" in frame.value.columns
     ]
@@ -43,10 +40,8 @@ def test_every_flip_of_every_prompt_is_listed_with_what_each_side_makes_of_both_
         (1, 36),
         (1, 239),
     ]
-    assert (listed["reference_token"].iloc[2], listed["variant_token"].iloc[2]) == (
-        ")  (9)",
-        "·%  (512)",
-    )
+    assert listed["reference_token"].iloc[2] == ")  (9)"
+    assert listed["variant_token"].iloc[2] == "·%  (512)"
     assert (
         listed["reference_token_variant_rank"].iloc[2]
         == listed["variant_token_reference_rank"].iloc[2]
@@ -60,7 +55,8 @@ def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
     assert not app.exception
     assert app.query_params["list"] == "flips-and-near-ties"
     found = table(app)
-    assert (len(found), int(found["is_flip"].sum())) == (79, 4)
+    assert len(found) == 79
+    assert int(found["is_flip"].sum()) == 4
     assert "in 729 positions" in page_text(app)
     # a near tie without a flip
     linked = opened(list="flips-and-near-ties", prompt="1", position="142")
@@ -69,15 +65,17 @@ def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
 
 
 HERE = {
-    **{
-        "reference_token": 1,
-        "variant_token": 1,
-        "is_flip": False,
-        "near_tie": True,
-        "could_flip": True,
-    },
-    **{"nonfinite_mismatch": 0, "max_abs": 0.25, "reference_margin": 0.5, "variant_margin": 0.75},
-    **{"reference_margin_ulps": 4, "variant_margin_ulps": 6},
+    "reference_token": 1,
+    "variant_token": 1,
+    "is_flip": False,
+    "near_tie": True,
+    "could_flip": True,
+    "nonfinite_mismatch": 0,
+    "max_abs": 0.25,
+    "reference_margin": 0.5,
+    "variant_margin": 0.75,
+    "reference_margin_ulps": 4,
+    "variant_margin_ulps": 6,
 }
 TOP = pd.DataFrame(
     {"token_id": [1, 2], "reference_logit": [4.0, 3.5], "variant_logit": [4.0, 4.25]},

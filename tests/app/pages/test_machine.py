@@ -2,8 +2,6 @@
 runs.
 """
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

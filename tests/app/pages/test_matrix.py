@@ -1,10 +1,7 @@
 """Sweeps on the Compare page, over real runs of cells whose figures are planted."""
 
-from __future__ import annotations
-
 import base64
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +13,9 @@ from core.sweeps.plan import read_plan
 from tests.app.opening import figures_of, open_page, page_text
 from tests.core.sweeps.conftest import plan_file  # noqa: F401  (a fixture)
 from tests.core.sweeps.stand_in import write
+from tests.places import ROOT
 
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
+SAMPLES = ROOT / "sample_runs"
 
 
 @pytest.fixture
@@ -88,7 +86,8 @@ def test_cells_are_exported_with_what_changed(sweep):
     (plan,) = ledger.plans()
     table = sweeps.export_cells([change_of(state) for state in ledger.states(plan.cells)])
     assert list(table["state"]) == ["done", "done", "failed", "missing"]
-    assert (table["run"][0], table["changed"][0]) == (now, "bits, flips, verdict")
+    assert table["run"][0] == now
+    assert table["changed"][0] == "bits, flips, verdict"
 
 
 def test_a_cell_leads_to_its_run_and_to_the_last_good_one(sweep):

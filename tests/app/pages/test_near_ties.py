@@ -2,36 +2,31 @@
 keeps.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from core.runs.reader import RunReader
 from tests.app import opening
 from tests.app.opening import page_text
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
 RUN = "fresh-against-cached"
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
 
-def opened(**link: str) -> AppTest:
+def opened(**link):
     return opening.open_page("near_ties", **{"run": RUN, "prompt": "1", "position": "36", **link})
 
 
-def listed(app: AppTest) -> list[int]:
+def listed(app):
     (table,) = [
         frame.value for frame in app.dataframe if "variant_margin_ulps" in frame.value.columns
     ]
     return sorted(table["position"].tolist())
 
 
-def counted(where: str) -> list[tuple]:
+def counted(where):
     """Straight out of the file, by SQL."""
     with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
         return run._database.rows(

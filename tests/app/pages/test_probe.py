@@ -2,14 +2,9 @@
 of its words.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from app.shell import store_changes
-from core.runs.store.store import Store
 from tests.app.opening import open_page, page_text
 from tests.core.probing import odd_server as odd
 from tests.core.responses.made_sides import run_of
@@ -17,18 +12,15 @@ from tests.waiting import until
 
 
 @pytest.fixture
-def store(own_jobs: Store) -> Store:
+def store(own_jobs):
     return own_jobs
 
 
-def button(app: Any) -> Any:
+def button(app):
     return app.button(key="probe_start")
 
 
-def test_what_it_takes_is_said_and_the_key_is_in_no_argument(
-    store: Store,
-    submitted: list[dict[str, Any]],
-) -> None:
+def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store, submitted):
     app = open_page("probe")
     app.text_input(key="probe_url").set_value("http://127.0.0.1:9/v1").run()
     assert "most 23 requests" in page_text(app).replace("\\", "")
@@ -42,15 +34,15 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(
     button(app).click().run()
     (job,) = submitted
     assert job["arguments"] == [
-        *(
-            "probe",
-            "http://127.0.0.1:9",
-            "--tests",
-            "rerun,load:3",
-            "--against",
-            "http://127.0.0.1:10",
-        ),
-        *("--top", "5", "--name=-odd"),
+        "probe",
+        "http://127.0.0.1:9",
+        "--tests",
+        "rerun,load:3",
+        "--against",
+        "http://127.0.0.1:10",
+        "--top",
+        "5",
+        "--name=-odd",
     ]
     assert job["prompts"].content == b'{"prompt": "one"}\n{"prompt": "two"}\n'
     assert job["secrets"] == {"ULPSCOPE_PROBE_KEY": "sk-secret"}
@@ -59,14 +51,14 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(
 
 @pytest.mark.usefixtures("store", "submitted")
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://x", "http://a:b@host"])
-def test_an_address_that_is_none_is_a_sentence(address: str) -> None:
+def test_an_address_that_is_none_is_a_sentence(address):
     app = open_page("probe")
     app.text_input(key="probe_url").set_value(address).run()
     assert "not a server address" in app.warning[0].value.replace("\\", "")
     assert button(app).disabled
 
 
-def test_a_probe_becomes_a_run_that_opens(store: Store) -> None:
+def test_a_probe_becomes_a_run_that_opens(store):
     with odd.serving(odd.good) as (address, seen):
         app = open_page("probe")
         app.text_input(key="probe_url").set_value(address).run()

@@ -2,8 +2,6 @@
 files.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from app.compare import parts as compare_parts

@@ -1,7 +1,5 @@
 """An uploaded run on the overview: its verdict and the commands that supply what is missing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,21 +1,18 @@
 """Watched endpoints on the Compare page, from planted histories."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
 
 from core.probing.watch import FOLDER, Round
-from core.runs.store.store import Store
 from tests.app.opening import figures_of, open_page, page_text
 from tests.core.responses.made_sides import engine_side, store_run
 
 BEGUN = datetime(2026, 11, 26, 18, 0, tzinfo=UTC)
 
 
-def plant(store: Store, name: str, *distances: float | None, moved_at: int | None = None) -> str:
+def plant(store, name, *distances, moved_at=None):
     """A history with a round a minute; -> id of its runs"""
     run_id = store_run(store, name, engine_side("baseline", 1, 4), engine_side("now", 2, 4))
     rounds = []
@@ -34,8 +31,8 @@ def plant(store: Store, name: str, *distances: float | None, moved_at: int | Non
 
 
 def test_an_endpoint_that_moved_is_first_with_its_time_its_chart_and_its_run(
-    bare_store: Store,
-) -> None:
+    bare_store,
+):
     store_run(bare_store, "run", engine_side("a", 1, 4), engine_side("b", 2, 4))
     assert "Watched endpoints" not in [tab.label for tab in open_page("compare").tabs]
     plant(bare_store, "steady", None, 0.0, 0.02, None)
@@ -50,7 +47,8 @@ def test_an_endpoint_that_moved_is_first_with_its_time_its_chart_and_its_run(
     moved, steady = (one["figure"]["data"] for one in figures_of(app))
     assert [point["marker"]["color"] for point in moved[:1]] == [["#0072B2", "#D55E00", "#D55E00"]]
     assert moved[0]["x"] == [f"2026-11-26T18:0{minute}:00.000000" for minute in (1, 2, 3)]
-    assert (len(steady[0]["x"]), steady[1]["name"]) == (2, "limit")
+    assert len(steady[0]["x"]) == 2
+    assert steady[1]["name"] == "limit"
     app.button(key="watch_run_0").click().run()
     assert app.title[0].value == "Overview"
     assert app.query_params["run"] == run_id

@@ -2,8 +2,6 @@
 SIGKILL.
 """
 
-from __future__ import annotations
-
 import socket
 import struct
 from contextlib import suppress
@@ -13,13 +11,13 @@ import httpx2
 import pytest
 
 from core.runs.reader import RunReader
-from tests.serving import Server, dump, serving
+from tests.serving import dump, serving
 from tests.waiting import until
 
 BODY = dump(64, 4096)
 
 
-def begun(server: Server, first: int, count: int, *, path: str = "/api/uploads/x") -> socket.socket:
+def begun(server, first, count, *, path="/api/uploads/x"):
     """A request that says it will send the rest from `first`, and has sent `count` bytes of it."""
     line = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = (
@@ -30,14 +28,14 @@ def begun(server: Server, first: int, count: int, *, path: str = "/api/uploads/x
     return line
 
 
-def received(server: Server) -> int:
+def received(server):
     return httpx2.get(f"{server.url}/api/uploads/x").json().get("received", 0)
 
 
-def rest(server: Server, options: str = "wait=120") -> dict[str, object]:
+def rest(server, options="wait=120"):
     """Ask for the offset and send what is missing, as a client does that knows nothing."""
 
-    def sent() -> dict[str, object] | None:
+    def sent():
         first = received(server)
         span = (
             f"bytes {first}-{len(BODY) - 1}/{len(BODY)}"
@@ -55,14 +53,14 @@ def rest(server: Server, options: str = "wait=120") -> dict[str, object]:
     return until(sent, every=0.2)
 
 
-def has_arrived_whole(server: Server) -> bool:
+def has_arrived_whole(server):
     """Send the rest without an import; whether the file is what was sent."""
     rest(server, "keep=1")
     (path,) = server.store.glob(".uploads/*/data/*")
     return path.read_bytes() == BODY
 
 
-def test_a_socket_that_is_reset_keeps_every_byte_that_arrived(tmp_path: Path) -> None:
+def test_a_socket_that_is_reset_keeps_every_byte_that_arrived(tmp_path):
     with serving(tmp_path / "runs") as server:
         line = begun(server, 0, 1_300_777)
         until(lambda: received(server) >= 1 << 20)
@@ -72,7 +70,7 @@ def test_a_socket_that_is_reset_keeps_every_byte_that_arrived(tmp_path: Path) ->
         assert has_arrived_whole(server)
 
 
-def test_an_upload_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
+def test_an_upload_goes_on_after_the_server_was_killed(tmp_path):
     with serving(tmp_path / "runs") as server:
         begun(server, 0, len(BODY) - 1)
         arrived = until(lambda: received(server) if received(server) >= 1 << 20 else 0)
@@ -83,9 +81,7 @@ def test_an_upload_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
         assert has_arrived_whole(server)
 
 
-def test_a_server_killed_in_an_import_leaves_no_half_run_and_imports_it_again(
-    tmp_path: Path,
-) -> None:
+def test_a_server_killed_in_an_import_leaves_no_half_run_and_imports_it_again(tmp_path):
     store = tmp_path / "runs"
     with serving(store) as server:
         with begun(server, 0, len(BODY)):
@@ -98,10 +94,11 @@ def test_a_server_killed_in_an_import_leaves_no_half_run_and_imports_it_again(
         rest(server)
         for path in store.glob("*.duckdb"):
             with RunReader(path) as run:
-                assert (run.header.rows, run.header.vocab) == (64, 4096)
+                assert run.header.rows == 64
+                assert run.header.vocab == 4096
 
 
-def test_one_request_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+def test_one_request_that_breaks_off_leaves_nothing(tmp_path):
     with serving(tmp_path / "runs") as server:
         with socket.create_connection(("127.0.0.1", server.port)) as line, suppress(OSError):
             line.sendall(
@@ -114,13 +111,13 @@ def test_one_request_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     assert not list(server.store.glob("*.duckdb"))
 
 
-def resident_bytes(server: Server) -> int:
+def resident_bytes(server):
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) << 10
 
 
 @pytest.mark.thorough
-def test_three_hundred_megabytes_pass_through_a_server_that_does_not_grow(tmp_path: Path) -> None:
+def test_three_hundred_megabytes_pass_through_a_server_that_does_not_grow(tmp_path):
     size = 300 << 20
     with serving(tmp_path / "runs") as server:
         httpx2.get(f"{server.url}/api/runs")

@@ -2,35 +2,31 @@
 save that fails.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from streamlit.testing.v1 import AppTest
 
 from app.shell import store_changes
 from app.upload import tab as upload_page
 from app.upload.spool import Upload
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from tests.app.opening import open_page, page_text
 from tests.core.responses.made_sides import run_of
+from tests.places import ROOT
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[3]
 DUMPS = ROOT / "sample_runs" / "dumps"
 PAYLOADS = ROOT / "tests" / "core" / "responses" / "payloads"
 
 
 @pytest.fixture(autouse=True)
-def store(imports_here: Store) -> Store:
+def store(imports_here):
     return imports_here
 
 
-def put(store: Store, path: Path, name: str = "", part: float = 1.0) -> Upload:
+def put(store, path, name="", part=1.0):
     """A file that has arrived, or a part of it."""
     content, upload = path.read_bytes(), Upload(store, f"id of {name or path.name}")
     record = upload.begin(name or path.name, len(content))
@@ -38,7 +34,7 @@ def put(store: Store, path: Path, name: str = "", part: float = 1.0) -> Upload:
     return upload
 
 
-def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
+def page(monkeypatch, *uploads):
     """The page of a viewer whose browser says that these have arrived."""
     monkeypatch.setattr(
         upload_page,
@@ -48,11 +44,11 @@ def page(monkeypatch: pytest.MonkeyPatch, *uploads: Upload) -> AppTest:
     return open_page("upload")
 
 
-def choose(app: AppTest, what: str, key: str, value: str) -> None:
+def choose(app, what, key, value):
     app.selectbox(key=f"upload_{what}_{key}").set_value(value).run()
 
 
-def save(app: AppTest, key: str, state: str = "done") -> AppTest:
+def save(app, key, state="done"):
     app.button(key=f"save_{key}").click().run()
     assert not app.exception
     until(lambda: store_changes.jobs().all("upload")[0].is_over)
@@ -60,12 +56,12 @@ def save(app: AppTest, key: str, state: str = "done") -> AppTest:
     return app.run()
 
 
-def stored(store: Store) -> RunReader:
+def stored(store):
     (path,) = store.directory.glob("*.duckdb")
     return RunReader(path)
 
 
-def key_of(*uploads: Upload) -> str:
+def key_of(*uploads):
     return "_".join(upload.upload_id for upload in uploads)
 
 
@@ -84,26 +80,28 @@ def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store
     choose(app, "reference", key, "call_3")
     app = save(app, key)
     with stored(store) as run:
-        assert (run.header.name, run.header.provenance.model) == ("Six calls", "org/model")
-        assert (run.header.sides[0].name, run.header.compute_dtype) == ("call_3", "bfloat16")
+        assert run.header.name == "Six calls"
+        assert run.header.provenance.model == "org/model"
+        assert run.header.sides[0].name == "call_3"
+        assert run.header.compute_dtype == "bfloat16"
     assert "**Six calls** — done" in page_text(open_page("upload"))
     assert not list(store.directory.glob(".uploads/*/data/*"))
     app.button(key="open_1").click().run()
     assert app.title[0].value == "Overview"
 
 
-def _chosen_tokens(path: Path) -> None:
+def _chosen_tokens(path):
     sides = [
         -np.random.default_rng(seed).gamma(0.5, 2.0, (90, 32)).astype(np.float32) for seed in (1, 2)
     ]
     np.savez(path, reference=sides[0], variant=sides[1])
 
 
-def _padded(path: Path) -> None:
+def _padded(path):
     np.savez(path, hf=np.eye(6, 32, dtype=np.float32), engine=np.eye(6, 40, dtype=np.float32))
 
 
-def _wide(path: Path) -> None:
+def _wide(path):
     np.savez(path, reference=np.float32([[1.1, 2.0]]), variant=np.float32([[1.1, 2.5]]))
 
 
@@ -191,7 +189,8 @@ def test_responses_of_two_servers_are_one_run(monkeypatch, store):
     app = save(app, key_of(*uploads))
     (path,) = store.directory.glob("*.duckdb")
     run = run_of(path)
-    assert (run.header.name, run.header.model) == ("before and after", "SmolLM2-135M-Instruct")
+    assert run.header.name == "before and after"
+    assert run.header.model == "SmolLM2-135M-Instruct"
     app.button(key="open_1").click().run()
     assert app.title[0].value == "Overview"
 

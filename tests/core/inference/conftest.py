@@ -2,8 +2,6 @@
 elsewhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -155,7 +153,7 @@ def one_thread() -> Iterator[None]:
 class _Folders(dict[str, Path]):
     """One saved model of each architecture, made when it is first asked for: name -> folder."""
 
-    def __init__(self, make: Callable[[str], Path]) -> None:
+    def __init__(self, make: Callable[[str], Path]):
         self._make = make
         self._bpe = ByteLevelBPETokenizer()
         self._bpe.train_from_iterator(
@@ -182,27 +180,27 @@ class _Folders(dict[str, Path]):
 
 
 @pytest.fixture(scope="session")
-def model_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def model_folders(tmp_path_factory) -> dict[str, Path]:
     return _Folders(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="session")
-def llama(model_folders: dict[str, Path]) -> LoadedModel:
+def llama(model_folders) -> LoadedModel:
     return load_model(str(model_folders["llama"]), dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="session")
-def llama_bfloat16(model_folders: dict[str, Path]) -> LoadedModel:
+def llama_bfloat16(model_folders) -> LoadedModel:
     return load_model(str(model_folders["llama"]), dtype="bfloat16", device="cpu")
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def loaded(request: pytest.FixtureRequest, model_folders: dict[str, Path]) -> LoadedModel:
+def loaded(request, model_folders) -> LoadedModel:
     return load_model(str(model_folders[request.param]), dtype="float32", device="cpu")
 
 
 @pytest.fixture(scope="module")
-def model_of(model_folders: dict[str, Path]) -> Callable[..., LoadedModel]:
+def model_of(model_folders) -> Callable[..., LoadedModel]:
     """Each model in each dtype, loaded once."""
     return cache(
         lambda name, dtype="float32": load_model(

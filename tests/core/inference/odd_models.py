@@ -1,7 +1,5 @@
 """Configs of models that are unlike others in one respect each."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import DeepseekV32Config, PreTrainedConfig, RecurrentGemmaConfig

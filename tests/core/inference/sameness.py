@@ -2,8 +2,6 @@
 model's function?
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence
@@ -13,10 +11,13 @@ from typing import Any
 import torch
 
 from core.capture_request import CaptureRequest
-from core.inference.capture.capture import CapturePlan, plan_capture
+from core.inference.capture.capture import CapturePlan, plan_capture, run_capture
 from core.inference.generating.generation import plan_generation
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of, whole_side
+from core.runs.reader import RunReader
+from core.runs.store.store import Store
+from core.runs.writer import RunWriter
 
 PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
 POSITIONS = 32
@@ -47,6 +48,20 @@ def planned(
     if request.tokens:
         return plan_generation(loaded, prompts, request, is_dry=is_dry)
     return plan_capture(loaded, prompts, request)
+
+
+def captured(
+    store: Store,
+    loaded: LoadedModel,
+    prompts: Sequence[str | Sequence[int]],
+    variant: str,
+    **settings: Any,
+) -> RunReader:
+    """The stored run of a capture of prefill and a variant, nothing of which failed."""
+    plan = planned(loaded, prompts, "prefill", [variant], **settings)
+    with RunWriter(store, plan.header) as writer:
+        assert run_capture(plan, writer) == []
+        return RunReader(store.path_of(writer.finish()))
 
 
 @cache

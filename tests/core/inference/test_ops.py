@@ -1,7 +1,5 @@
 """Probes of operations: planted operations whose answers are known are reported exactly."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -25,7 +23,7 @@ WIDE = 64
 BATCHES = [1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 33, 64]
 
 
-def plan_of(*operations: Operation, **settings) -> ProbePlan:
+def plan_of(*operations, **settings):
     return ProbePlan(
         CPU,
         settings.pop("dtypes", ("float32",)),
@@ -35,7 +33,7 @@ def plan_of(*operations: Operation, **settings) -> ProbePlan:
     )
 
 
-def in_order(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def in_order(x, w):
     """x @ w, every product added in the order of the width for any batch: elementwise operations
     only.
     """
@@ -45,12 +43,12 @@ def in_order(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def in_halves(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+def in_halves(x, w):
     half = len(w) // 2
     return in_order(x[:, :half], w[:half]) + in_order(x[:, half:], w[half:])
 
 
-def planted(run, name: str = "planted") -> Operation:
+def planted(run, name="planted"):
     return Operation(name, "width {k}, {n}", ("k",), ("k n",), run, ((WIDE, 8),))
 
 
@@ -59,11 +57,11 @@ def probed(run, **settings):
     return probe(operation, (WIDE, 8), "float32", plan_of(operation, **settings))
 
 
-def batches_of(row) -> list[list[int]]:
+def batches_of(row):
     return [each["batches"] for each in row["batch_classes"]]
 
 
-def answers_of(row) -> tuple:
+def answers_of(row):
     return row["is_repeatable"], row["is_batch_invariant"], row["is_position_invariant"]
 
 
@@ -79,12 +77,15 @@ def test_a_reduction_split_beyond_batch_3_is_reported_with_its_boundary_and_dist
     assert answers_of(row) == (True, False, True)
     assert batches_of(row) == [BATCHES[:3], BATCHES[3:]]
     whole, halves = (torch.cat(parts).numpy() for parts in zip(*seen.values(), strict=True))
-    assert (row["elements"], row["rows_tried"], len(whole)) == (8, 16, 16)
+    assert row["elements"] == 8
+    assert row["rows_tried"] == 16
+    assert len(whole) == 16
     steps = 0
     low, high = np.minimum(whole, halves), np.maximum(whole, halves)
     while (low < high).any():  # numpy's own walk from one float32 to the next
         low, steps = np.where(low < high, np.nextafter(low, high), low), steps + 1
-    assert (row["batch_neq"], row["batch_max_ulps"]) == (np.count_nonzero(whole != halves), steps)
+    assert row["batch_neq"] == np.count_nonzero(whole != halves)
+    assert row["batch_max_ulps"] == steps
     assert steps > 0
 
 
@@ -92,7 +93,8 @@ def test_its_twin_of_one_order_is_invariant_in_all_three_ways():
     row = probed(in_order)
     assert answers_of(row) == (True, True, True)
     assert batches_of(row) == [BATCHES]
-    assert (row["calls"], row["differing_calls"]) == (12 * 5, 0)
+    assert row["calls"] == 12 * 5
+    assert row["differing_calls"] == 0
 
 
 def test_one_call_in_seven_that_differs_is_caught_with_its_size():
@@ -110,8 +112,10 @@ def test_one_call_in_seven_that_differs_is_caught_with_its_size():
     expected = sum(
         (number % 7 == 0) != (calls[0] % 7 == 0) for calls in numbers for number in calls[1:]
     )
-    assert (row["calls"], row["differing_calls"]) == (60, expected)
-    assert (row["worst_neq"], row["worst_max_ulps"]) == (1, 1)
+    assert row["calls"] == 60
+    assert row["differing_calls"] == expected
+    assert row["worst_neq"] == 1
+    assert row["worst_max_ulps"] == 1
     assert answers_of(row) == (False, None, None)
     assert "repeats differ" in row["note"]
 
@@ -120,7 +124,8 @@ def test_a_sign_of_zero_that_changes_is_a_difference_of_bits_though_not_of_value
     signs = itertools.cycle([0.0, -0.0])
     row = probed(lambda x, w: torch.full((len(x), 8), next(signs)))
     assert row["differing_calls"] > 0
-    assert (row["worst_neq"], row["worst_max_ulps"]) == (0, 0)
+    assert row["worst_neq"] == 0
+    assert row["worst_max_ulps"] == 0
     assert answers_of(probed(lambda x, w: torch.full((len(x), 8), torch.nan))) == (True, True, True)
 
 
@@ -173,7 +178,8 @@ def test_a_models_linear_maps_are_each_shape_once_with_the_modules_that_have_it(
         ("linear with bias", ((12, 36),), "c_attn"),
     ]
     row = probe(operations[1], (12, 4), "float32", plan_of())
-    assert (row["modules"], row["elements"]) == ("down", 4)
+    assert row["modules"] == "down"
+    assert row["elements"] == 4
 
 
 @pytest.mark.gpu

@@ -6,8 +6,6 @@ one token. 16-bit sides round the products; float32 sides compute them in float3
 on each side.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,20 @@ import numpy as np
 ROWS, WIDTH, VOCAB = 48, 512, 600
 
 
+def rounded(values: np.ndarray) -> np.ndarray:
+    """The nearest bfloat16 values, in float64."""
+    return values.astype(ml_dtypes.bfloat16).astype(np.float64)
+
+
 def states(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """(states [ROWS, WIDTH], head [WIDTH, VOCAB]), every value a bfloat16 one, so that both
     precisions compute one function.
     """
     random = np.random.default_rng(seed)
-    head = (
-        (random.standard_normal((WIDTH, VOCAB)) / 16).astype(ml_dtypes.bfloat16).astype(np.float64)
-    )
+    head = rounded(random.standard_normal((WIDTH, VOCAB)) / 16)
     leaning = head[:, random.integers(0, VOCAB, ROWS)].T * 8
-    return (leaning + random.standard_normal((ROWS, WIDTH)) * 0.5).astype(
-        ml_dtypes.bfloat16,
-    ).astype(np.float64), head
+    noise = random.standard_normal((ROWS, WIDTH)) * 0.5
+    return rounded(leaning + noise), head
 
 
 def in_float32(x: np.ndarray, head: np.ndarray, order: int) -> np.ndarray:
@@ -47,7 +47,7 @@ def in_bfloat16(x: np.ndarray, head: np.ndarray, order: int) -> np.ndarray:
     places = np.random.default_rng(order).permutation(x.shape[1])
     total = np.zeros((len(x), head.shape[1]), np.float32)
     for part in np.array_split(places, 8):
-        total = (total + x[:, part] @ head[part]).astype(ml_dtypes.bfloat16).astype(np.float32)
+        total = rounded(total + x[:, part] @ head[part]).astype(np.float32)
     return total
 
 

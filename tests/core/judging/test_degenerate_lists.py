@@ -2,11 +2,7 @@
 division by 0.
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,9 +27,7 @@ from core.runs.reports.conditions import parse_conditions
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
-from core.runs.store.store import Store
 
-Token = tuple[str, Any, dict[str, Any]]
 CONDITIONS = (
     "bits",
     "flips",
@@ -45,7 +39,7 @@ CONDITIONS = (
 )
 
 
-def answer(*tokens: Token) -> dict[str, Any]:
+def answer(*tokens):
     """A chat answer: each token with its value and its list of the best."""
     content = [
         {
@@ -64,11 +58,11 @@ def answer(*tokens: Token) -> dict[str, Any]:
     return {"object": "chat.completion", "choices": [choice], "usage": {"prompt_tokens": 4}}
 
 
-def chosen(*tokens: tuple[str, Any]) -> dict[str, Any]:
+def chosen(*tokens):
     return answer(*((text, value, {}) for text, value in tokens))
 
 
-def everything_of(path: Path) -> None:
+def everything_of(path):
     """Every figure, sentence, report and table of a run."""
     with RunReader(path) as run:
         json.dumps(run_json(run, with_positions=True), allow_nan=False)
@@ -109,10 +103,10 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(
-    shape: str,
-    store: Store,
-    tmp_path: Path,
-) -> None:
+    shape,
+    store,
+    tmp_path,
+):
     paths = [tmp_path / "A.json", tmp_path / "B.json"]
     for path, payload in zip(paths, SHAPES[shape], strict=True):
         path.write_text(json.dumps(payload))
@@ -126,7 +120,7 @@ def test_a_pair_of_which_little_can_be_compared_is_a_run_with_a_verdict(
         )
 
 
-def sides_of(*payloads: dict[str, Any]) -> tuple[ResponseSide, ...]:
+def sides_of(*payloads):
     return align(
         [
             ResponseSide(name, tuple(read_payload(payload, name)))
@@ -144,17 +138,14 @@ ANSWERS = st.lists(
 )
 
 
-def consistent(tokens: list[Token]) -> dict[str, Any]:
+def consistent(tokens):
     """The answer, with a token's value where its list has it."""
     return answer(*((text, top.get(text, value), top) for text, value, top in tokens))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(ANSWERS, ANSWERS)
-def test_any_two_answers_are_judged_or_refused_in_a_sentence(
-    one: list[Token],
-    other: list[Token],
-) -> None:
+def test_any_two_answers_are_judged_or_refused_in_a_sentence(one, other):
     try:
         sides = sides_of(consistent(one), consistent(other))
         pairs = pairs_of(sides)

@@ -2,19 +2,16 @@
 none of them.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from core.errors import DumpError, StoreError
 from core.judging.ingest import describe, headers_of
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 RUN = ROOT / "tests" / "runs" / "injected-bug.duckdb"
 UPCAST = ROOT / "sample_runs" / "dumps" / "fresh_and_cached_upcast.npz"
 
@@ -39,12 +36,11 @@ def test_reserved_keys_alone_are_no_logits(tmp_path):
 def test_a_dump_says_its_sides_shape_dtype_and_tokens():
     found = describe([UPCAST])
     assert [side["name"] for side in found["sides"]] == ["fresh", "cached"]
-    assert (found["positions"], found["vocab"], found["logits_bytes"]) == (
-        152,
-        4096,
-        152 * 4096 * 2 * 2,
-    )
-    assert (found["compute_dtype"], found["tokens"]) == ("bfloat16", "ids and texts")
+    assert found["positions"] == 152
+    assert found["vocab"] == 4096
+    assert found["logits_bytes"] == 152 * 4096 * 2 * 2
+    assert found["compute_dtype"] == "bfloat16"
+    assert found["tokens"] == "ids and texts"
     assert describe([UPCAST], reference="cached")["sides"][0]["name"] == "cached"
     json.dumps(found, allow_nan=False)
 

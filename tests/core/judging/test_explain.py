@@ -4,11 +4,6 @@ and faults have none.
 The whole trial is `python -m benchmarks.verdicts.causes`; here every cause once.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -24,14 +19,13 @@ from core.errors import DumpError
 from core.judging.constant_rows import is_left_out
 from core.judging.explain.causes import explain
 from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
-from core.judging.explain.scoring import Cause
 from core.responses.pairing import compare_sides
-from core.responses.records import ResponseSide
 from core.runs.reader import RunReader
 from tests.core.responses.made_sides import response, side
 from tests.covering import few, thorough
+from tests.places import ROOT
 
-SAMPLES = Path(__file__).resolve().parents[3] / "sample_runs"
+SAMPLES = ROOT / "sample_runs"
 pytestmark = pytest.mark.filterwarnings("error")
 
 
@@ -59,12 +53,7 @@ pytestmark = pytest.mark.filterwarnings("error")
         ("decimals", 2, "to", "2 decimals"),
     ],
 )
-def test_what_was_injected_is_named_with_its_size(
-    kind: str,
-    strength: float,
-    parameter: str,
-    value: float,
-) -> None:
+def test_what_was_injected_is_named_with_its_size(kind, strength, parameter, value):
     (cause,) = inject_and_explain(kind, strength)
     assert cause.name == INJECTIONS[kind][0][0]
     fitted = cause.parameters[parameter]
@@ -91,24 +80,22 @@ def test_what_was_injected_is_named_with_its_size(
         ),
     ],
 )
-def test_lists_of_top_tokens_name_it_too(kind: str, strength: float, size: int) -> None:
+def test_lists_of_top_tokens_name_it_too(kind, strength, size):
     cause = inject_and_explain(kind, strength, size)[0]
     assert cause.name == INJECTIONS[kind][0][0]
     if size == 3:
-        assert (cause.parameters["kind"], cause.parameters["strength"]) == (
-            kind,
-            pytest.approx(strength, rel=1e-6),
-        )
+        assert cause.parameters["kind"] == kind
+        assert cause.parameters["strength"] == pytest.approx(strength, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", few(CLEAN, "batch-1-against-n", "injected-bug"))
-def test_nothing_is_named_on_pairs_without_a_simple_cause(name: str) -> None:
+def test_nothing_is_named_on_pairs_without_a_simple_cause(name):
     pair = pair_of(name)
     assert explain(complete(pair, pair.x, pair.y)).causes == []
     assert explain(lists(pair, pair.x, pair.y)).causes == []
 
 
-def test_a_stored_run_is_looked_at_as_it_is() -> None:
+def test_a_stored_run_is_looked_at_as_it_is():
     with RunReader(SAMPLES / "where-it-starts.duckdb") as run:
         rows = rows_of_run(run, 0)
     pair = pair_of("where-it-starts")
@@ -118,7 +105,7 @@ def test_a_stored_run_is_looked_at_as_it_is() -> None:
         assert np.array_equal(row.y, pair.y[row.position, row.token_ids])
 
 
-def test_noise_of_any_size_is_no_cause() -> None:
+def test_noise_of_any_size_is_no_cause():
     pair = pair_of("where-it-starts")
     for size in (1e-3, 0.1, 1.0, 10.0):
         y = pair.x + np.random.default_rng(3).normal(0, size, pair.x.shape)
@@ -136,13 +123,13 @@ LOGITS = _RANDOM.normal(size=(ROWS, 32)) @ _RANDOM.normal(0, 0.8, (32, VOCAB)) +
 )
 OTHER = LOGITS + _RANDOM.normal(0, 2e-6, LOGITS.shape)  # as float32 rounds
 TOKENS = tuple((np.arange(ROWS) * 7 % 11).tolist())
-LOWEST = [-1e4, -1e9, -65504.0, float(np.finfo(np.float32).min), -3.3895313892515355e38, -np.inf]
+LOWEST = [-1e4, float(np.finfo(np.float32).min), -np.inf]
 
 
-def causes_of(y: np.ndarray, x: np.ndarray = LOGITS) -> list[Cause]:
+def causes_of(y, x=LOGITS):
     sides = (x.astype(np.float32), y.astype(np.float32))
 
-    def read(which: int, _: int, position: int) -> np.ndarray:
+    def read(which, _, position):
         return sides[which][position]
 
     return explain(
@@ -150,23 +137,25 @@ def causes_of(y: np.ndarray, x: np.ndarray = LOGITS) -> list[Cause]:
     ).causes
 
 
-def changed(ids: object, value: float, y: np.ndarray = OTHER) -> np.ndarray:
+def changed(ids, value, y=OTHER):
     made = y.copy()
     made[:, ids] = value
     return made
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
+def log_softmax(logits):
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 
 
 @pytest.mark.parametrize("filler", LOWEST)
-def test_masked_tokens_leave_the_figures_of_other_causes(filler: float) -> None:
+def test_masked_tokens_leave_the_figures_of_other_causes(filler):
     least = np.sort(OTHER, axis=1)[:, -40][:, None]
     (mask,) = causes_of(np.where(least <= OTHER, OTHER, filler))
-    assert (mask.name, mask.parameters) == ("masking", {"top_k": 40})
+    assert mask.name == "masking"
+    assert mask.parameters == {"top_k": 40}
     temperature, mask = causes_of(changed(slice(100, 160), filler, OTHER / 0.7))
-    assert (temperature.name, mask.name) == ("temperature", "masking")
+    assert temperature.name == "temperature"
+    assert mask.name == "masking"
     assert temperature.parameters["temperature"] == pytest.approx(0.7, rel=1e-4)
 
 
@@ -174,12 +163,13 @@ def test_masked_tokens_leave_the_figures_of_other_causes(filler: float) -> None:
     ("ids", "first"),
     [([0], 0), ([3, 9, 200], 3), (slice(0, 50), 0), (slice(300, 340), 300)],
 )
-def test_a_vocabulary_is_cut_only_at_its_end(ids: object, first: int) -> None:
+def test_a_vocabulary_is_cut_only_at_its_end(ids, first):
     (cause,) = causes_of(changed(ids, -np.inf))
-    assert (cause.name, cause.parameters["tokens"][0]) == ("masking", first)
+    assert cause.name == "masking"
+    assert cause.parameters["tokens"][0] == first
 
 
-def test_a_mask_that_is_added_to_logits_is_a_mask_and_a_large_logit_makes_none() -> None:
+def test_a_mask_that_is_added_to_logits_is_a_mask_and_a_large_logit_makes_none():
     row = np.linspace(-10, 20, 300)
     assert is_left_out(row - 1e4 * (np.arange(300) < 9)).nonzero()[0].tolist() == list(range(9))
     assert not is_left_out(row + 1e9 * (np.arange(300) == 4)).any()
@@ -201,23 +191,23 @@ def test_a_mask_that_is_added_to_logits_is_a_mask_and_a_large_logit_makes_none()
         lambda y: -y,
     ],
 )
-def test_other_values_are_no_simple_cause(change: Callable[[np.ndarray], np.ndarray]) -> None:
+def test_other_values_are_no_simple_cause(change):
     assert causes_of(change(OTHER)) == []
     assert causes_of(OTHER, change(LOGITS)) == []
 
 
-def test_log_probabilities_at_a_temperature_are_no_constant() -> None:
+def test_log_probabilities_at_a_temperature_are_no_constant():
     (cause,) = causes_of(log_softmax(OTHER / 0.7))
     assert cause.name == "temperature"
     assert cause.parameters["temperature"] == pytest.approx(0.7, rel=1e-4)
 
 
-def causes_of_lists(*sides: ResponseSide) -> list[Cause]:
+def causes_of_lists(*sides):
     return explain(rows_of_lists(compare_sides(*sides), *sides)).causes
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 20])
-def test_clean_lists_have_no_cause(size: int) -> None:
+def test_clean_lists_have_no_cause(size):
     """Lists of the top tokens of each row; of size 1 of the next token."""
     tokens, sides = [*TOKENS, 0], []
     for values in (log_softmax(LOGITS), log_softmax(OTHER)):
@@ -230,7 +220,7 @@ def test_clean_lists_have_no_cause(size: int) -> None:
 
 
 @pytest.mark.parametrize("shift", [1, 2, -1])
-def test_chosen_values_of_other_tokens_are_shifted_rows(shift: int) -> None:
+def test_chosen_values_of_other_tokens_are_shifted_rows(shift):
     values, tokens = [-0.5 - (at * 37 % 23) / 5 for at in range(30)], list(range(100, 131))
     sides = [
         side(
@@ -243,14 +233,15 @@ def test_chosen_values_of_other_tokens_are_shifted_rows(shift: int) -> None:
         for name, move in (("a", 0), ("b", shift))
     ]
     (cause,) = causes_of_lists(*sides)
-    assert (cause.name, cause.parameters) == ("shifted rows", {"rows": shift})
+    assert cause.name == "shifted rows"
+    assert cause.parameters == {"rows": shift}
 
 
 @pytest.mark.parametrize(
     ("bos", "words"),
     [(1, "has token 1 in front,"), (5, "has token 5 in front twice,")],
 )
-def test_a_bos_on_one_side_is_named_whatever_was_generated_after_it(bos: int, words: str) -> None:
+def test_a_bos_on_one_side_is_named_whatever_was_generated_after_it(bos, words):
     prompt = [5, 6, 7, 8]
     plain = response([*prompt, 9, 3], {at: {9: -0.5, 3: -1.0} for at in (3, 4)}, prompt=4)
     other = response([bos, *prompt, 2, 2], {at: {9: -0.5, 3: -1.0} for at in (4, 5)}, prompt=5)
@@ -258,16 +249,17 @@ def test_a_bos_on_one_side_is_named_whatever_was_generated_after_it(bos: int, wo
         compare_sides(side("plain", plain), side("with", other))
 
 
-def test_a_doubled_bos_is_named_where_some_rows_can_be_compared() -> None:
+def test_a_doubled_bos_is_named_where_some_rows_can_be_compared():
     sides = [
         side(name, response(tokens, {at: {9: -0.5, 3: -1.0} for at in range(len(tokens) - 1)}))
         for name, tokens in (("once", [5, 6, 7, 8]), ("twice", [5, 5, 6, 7, 8]))
     ]
     first, *_ = causes_of_lists(*sides)
-    assert (first.name, first.parameters["token"]) == ("other tokens", 5)
+    assert first.name == "other tokens"
+    assert first.parameters["token"] == 5
 
 
-def test_a_sampler_is_seen_and_greedy_decoding_is_not() -> None:
+def test_a_sampler_is_seen_and_greedy_decoding_is_not():
     tokens = list(range(13))
     greedy = response(tokens, {at: {at + 1: -0.5, at: -1.0} for at in range(3, 12)}, prompt=4)
     sampled = response(tokens, {at: {500: -0.5, at + 1: -1.0} for at in range(3, 12)}, prompt=4)
@@ -281,7 +273,7 @@ def test_a_sampler_is_seen_and_greedy_decoding_is_not() -> None:
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 @pytest.mark.parametrize("name", CLEAN)
-def test_short_lists_of_a_clean_pair_hold_no_other_rows(name: str, size: int) -> None:
+def test_short_lists_of_a_clean_pair_hold_no_other_rows(name, size):
     """Rows of two listed tokens share one by chance, and up to a constant that is equal."""
     pair = pair_of(name)
     for count in (12, 16, 24, 48):
@@ -289,11 +281,9 @@ def test_short_lists_of_a_clean_pair_hold_no_other_rows(name: str, size: int) ->
 
 
 @pytest.mark.parametrize("size", [4, 5, 20])
-def test_lists_in_another_order_hold_other_rows(size: int) -> None:
+def test_lists_in_another_order_hold_other_rows(size):
     pair = pair_of("fresh-against-cached")
     order = np.random.default_rng(0).permutation(24)
     (cause,) = explain(lists(pair, pair.x[:24], pair.y[:24][order], size)).causes
-    assert (cause.name, cause.parameters) == (
-        "other rows",
-        {"positions": int((order != np.arange(24)).sum())},
-    )
+    assert cause.name == "other rows"
+    assert cause.parameters == {"positions": int((order != np.arange(24)).sum())}

@@ -2,11 +2,7 @@
 says.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytest
@@ -43,10 +39,10 @@ from core.runs.file.evidence import (
     OtherPromptsFigures,
     RerunFigures,
     Unmeasured,
-    Verdict,
 )
 
 POSITIONS = 300
+SIDES = ("prefill", "engine")
 
 
 class MadeControls(Controls):
@@ -54,38 +50,31 @@ class MadeControls(Controls):
     pair's rounding in float32, and on a side's error in 16 bits, at each position.
     """
 
-    def __init__(
-        self,
-        dtype: str = "bfloat16",
-        wide: object = 1.0,
-        narrow: object = 1.0,
-        *,
-        has_wide: bool = True,
-    ) -> None:
+    def __init__(self, dtype="bfloat16", wide=1.0, narrow=1.0, *, has_wide=True):
         rng = np.random.default_rng(0)
-        self.names, self.lengths, self.dtype = ("prefill", "engine"), [100, 200], dtype
+        self.names, self.lengths, self.dtype = SIDES, [100, 200], dtype
         self.wide = rng.chisquare(50, (5, POSITIONS)) / 50
         self.errors = rng.chisquare(50, (9, POSITIONS)) / 50
         self.wide[0] *= np.asarray(wide) ** 2
         self.errors[0] *= np.asarray(narrow) ** 2
         self.has_wide, self.systematic = has_wide, 1.0
-        self.not_finite: NotFinite | None = None
-        self.moved: tuple[str, ...] = ()
-        self.rerun_squares: np.ndarray | None = None
-        self.other_prompts: bool | None = None
+        self.not_finite = None
+        self.moved = ()
+        self.rerun_squares = None
+        self.other_prompts = None
 
-    def pair(self, dtype: str) -> Pair:
+    def pair(self, dtype):
         if dtype == "float32" and not self.has_wide:
             raise NotAvailableError("The engine takes bfloat16 only.")
         return Pair(self.wide[0], self.not_finite)
 
-    def floor(self, dtype: str) -> NoiseFloor:
+    def floor(self, dtype):
         return NoiseFloor(self.wide[1:], "4 reorderings")
 
-    def rerun(self) -> Rerun:
+    def rerun(self):
         return Rerun("each called twice", self.names, self.moved, self.rerun_squares)
 
-    def neighbours(self) -> list[OtherRows]:
+    def neighbours(self):
         if self.other_prompts is None:
             return []
         return [
@@ -96,7 +85,7 @@ class MadeControls(Controls):
             ),
         ]
 
-    def exact(self) -> Exact:
+    def exact(self):
         draws = [Errors(draw, 1.0) for draw in self.errors[1:]]
         return Exact(
             {"engine": Errors(self.errors[0], self.systematic)},
@@ -105,52 +94,51 @@ class MadeControls(Controls):
         )
 
     @property
-    def own_paths(self) -> Mapping[str, Errors]:
+    def own_paths(self):
         return {"prefill": Errors(np.random.default_rng(1).chisquare(50, POSITIONS) / 50, 1.0)}
 
 
-def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
+def judge(controls, earlier=None):
     """Judge, and count the words of every sentence."""
     verdict = judging.judge(controls, earlier)
-    assert (
-        max(
-            len(says.split()) for says in (verdict.because, *(row.says for row in verdict.evidence))
-        )
-        <= 25
-    )
+    sentences = [verdict.because, *(row.says for row in verdict.evidence)]
+    assert max(len(says.split()) for says in sentences) <= 25
     return verdict
 
 
-def at(row: int, factor: float) -> np.ndarray:
+def at(row, factor):
     factors = np.ones(POSITIONS)
     factors[row] = factor
     return factors
 
 
-def rows(verdict, check: Check) -> list[Evidence]:
+A_NAN = NotFinite(2 * (np.arange(POSITIONS) == 103), 7, " the", SIDES, (1.25, math.nan))
+
+
+def rows(verdict, check):
     return [row for row in verdict.evidence if row.check is check]
 
 
-def test_both_comparisons_have_to_pass() -> None:
+def test_both_comparisons_have_to_pass():
     sound = judge(MadeControls())
-    assert (sound.name, sound.first_place) == ("rounding", None)
+    assert sound.name == "rounding"
+    assert sound.first_place is None
     assert sound.noise_ratio == pytest.approx(1, abs=0.1)
     wide = judge(MadeControls(wide=17.8))
-    assert (wide.name, wide.noise_ratio) == ("bug suspected", pytest.approx(17.8, rel=0.1))
+    assert wide.name == "bug suspected"
+    assert wide.noise_ratio == pytest.approx(17.8, rel=0.1)
     narrow = judge(MadeControls(narrow=3.0))
-    assert (narrow.name, narrow.noise_ratio) == ("bug suspected", pytest.approx(3.0, rel=0.1))
+    assert narrow.name == "bug suspected"
+    assert narrow.noise_ratio == pytest.approx(3.0, rel=0.1)
     assert {row.outcome for row in narrow.evidence if row.group == FLOAT32} == {PASSED}
     (drawn,) = rows(narrow, Check.DRAWN)
     assert drawn.outcome == FAILED
 
 
 @pytest.mark.parametrize(("share", "is_named"), [(0.99, True), (0.5, False)])
-def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(
-    share: float,
-    is_named: bool,
-) -> None:
+def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(share, is_named):
     class Column(MadeControls):
-        def differences(self, row: int, dtype: str) -> np.ndarray:
+        def differences(self, row, dtype):
             return np.where(np.arange(50) == 31, share, (1 - share) / 49)
 
     verdict = judge(Column("float32", wide=at(164, 30)))
@@ -158,11 +146,9 @@ def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(
 
 
 @pytest.mark.parametrize("first", [None, (1, 64)])
-def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(
-    first: tuple[int, int] | None,
-) -> None:
+def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(first):
     class Noisy(MadeControls):
-        def modules(self, *_: object) -> list[Evidence]:
+        def modules(self, *_):
             figures = AloneFigures(
                 largest_ratio_allowed=10.0,
                 modules_beyond=("layers.0.self_attn",),
@@ -194,7 +180,7 @@ def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(
 
 
 @pytest.mark.parametrize(("has_wide", "sound"), [(True, "rounding"), (False, "likely rounding")])
-def test_an_error_that_goes_with_the_logits_is_a_suspected_bug(has_wide: bool, sound: str) -> None:
+def test_an_error_that_goes_with_the_logits_is_a_suspected_bug(has_wide, sound):
     """It is no larger than rounding over all and at every position."""
     for systematic, name in ((1.9, sound), (2.1, "bug suspected")):
         controls = MadeControls(has_wide=has_wide)
@@ -202,10 +188,10 @@ def test_an_error_that_goes_with_the_logits_is_a_suspected_bug(has_wide: bool, s
         assert judge(controls).name == name
 
 
-def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing() -> None:
+def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing():
     class Odd(MadeControls):
         @property
-        def own_paths(self) -> Mapping[str, Errors]:
+        def own_paths(self):
             return {"decode": Errors(np.full(POSITIONS, 9.0))}
 
     for narrow in (1.0, 3.0):
@@ -216,12 +202,12 @@ def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing() -> No
     assert judge(Odd(narrow=3.0)).name == "undecided"  # of a fault in 16 bits alone it says nothing
 
 
-def test_a_mixture_of_experts_is_decided_in_float64() -> None:
+def test_a_mixture_of_experts_is_decided_in_float64():
     class Experts(MadeControls):
         has_experts = True
         double = 1.0
 
-        def pair(self, dtype: str) -> Pair:
+        def pair(self, dtype):
             return (
                 Pair(self.wide[1] * self.double**2) if dtype == "float64" else super().pair(dtype)
             )
@@ -247,14 +233,11 @@ def test_a_mixture_of_experts_is_decided_in_float64() -> None:
         ({}, "rounding"),
     ],
 )
-def test_a_model_that_chooses_its_keys_is_at_worst_undecided(
-    faults: dict[str, Any],
-    name: str,
-) -> None:
+def test_a_model_that_chooses_its_keys_is_at_worst_undecided(faults, name):
     class Indexed(MadeControls):
         chooses_keys = True
 
-        def modules(self, *_: object) -> list[Evidence]:
+        def modules(self, *_):
             raise AssertionError
 
     verdict = judge(Indexed(**faults))
@@ -263,14 +246,12 @@ def test_a_model_that_chooses_its_keys_is_at_worst_undecided(
     controls = Indexed("float32")
     controls.moved, controls.rerun_squares = ("engine",), controls.wide[2] * 1e6
     assert judge(controls).name == "nondeterministic"
-    by_row = np.zeros(POSITIONS, np.int64)
-    by_row[103] = 2
-    controls.not_finite = NotFinite(by_row, 7, " the", controls.names, (1.25, math.nan))
+    controls.not_finite = A_NAN
     assert judge(controls).is_bug_suspected  # no choice makes a NaN
 
 
 @pytest.mark.parametrize("has_experts", [True, False])
-def test_other_prompts_that_change_bits_are_a_leak_of_a_dense_model(has_experts: bool) -> None:
+def test_other_prompts_that_change_bits_are_a_leak_of_a_dense_model(has_experts):
     controls = MadeControls()
     controls.has_experts, controls.other_prompts = has_experts, False
     assert judge(controls).is_bug_suspected is not has_experts
@@ -278,28 +259,25 @@ def test_other_prompts_that_change_bits_are_a_leak_of_a_dense_model(has_experts:
     assert judge(controls).name == "nondeterministic"
 
 
-def test_a_nan_needs_no_floor() -> None:
+def test_a_nan_needs_no_floor():
     class NoFloor(MadeControls):
-        def floor(self, dtype: str) -> NoiseFloor:
+        def floor(self, dtype):
             raise NotAvailableError("its weights are int8")
 
     controls = NoFloor("float32")
     assert judge(controls).name == "undecided"
-    by_row = np.zeros(POSITIONS, np.int64)
-    by_row[103] = 2
-    controls.not_finite = NotFinite(by_row, 7, " the", controls.names, (1.25, math.nan))
+    controls.not_finite = A_NAN
     verdict = judge(controls)
-    assert (verdict.name, verdict.first_place, verdict.noise_ratio) == (
-        "bug suspected",
-        (1, 3),
-        None,
-    )
+    assert verdict.name == "bug suspected"
+    assert verdict.first_place == (1, 3)
+    assert verdict.noise_ratio is None
 
 
-def test_earlier_evidence_stands_for_checks_that_are_not_made_now() -> None:
+def test_earlier_evidence_stands_for_checks_that_are_not_made_now():
     before = judge(MadeControls(wide=at(164, 30)))
     verdict = judge(MadeControls(has_wide=False), before)
-    assert (verdict.is_bug_suspected, verdict.first_place) == (True, (1, 64))
+    assert verdict.is_bug_suspected
+    assert verdict.first_place == (1, 64)
     assert [row.outcome for row in verdict.evidence if row.group == FLOAT32] == [FAILED]
 
 
@@ -357,7 +335,8 @@ def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fai
     """Unit roundoffs: 2^-8 of bfloat16, 2^-11 of float16, 2^-24 of float32 (IEEE 754)."""
     wide = np.random.default_rng(3).chisquare(9, 1000)
     row = shrink_evidence(wide * (full * 0.2) ** 2, wide, bits, [1000])
-    assert (row.outcome, row.figures.times_finer_float32_is) == (PASSED, full)
+    assert row.outcome == PASSED
+    assert row.figures.times_finer_float32_is == full
     assert row.figures.times_smaller_in_float32 == pytest.approx(0.2 * full)
     assert shrink_evidence(wide, wide, bits, [1000]).outcome == FAILED
     assert shrink_evidence(wide * (full * 0.01) ** 2, wide, bits, [1000]).outcome == MISSING
@@ -369,7 +348,8 @@ def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fai
     narrow[500] = wide[500]
     # one position that does not is not averaged away
     row = shrink_evidence(narrow, wide, bits, [400, 600])
-    assert (row.outcome, row.figures.worst_position) == (FAILED, (1, 100))
+    assert row.outcome == FAILED
+    assert row.figures.worst_position == (1, 100)
 
 
 def test_blocks_are_recognised_by_where_faults_begin():
@@ -403,9 +383,9 @@ def test_random_places_are_hardly_ever_called_boundaries():
 
 @pytest.mark.parametrize(("ratio", "outcome"), [(3.9, NOTED), (4.1, FAILED)])
 def test_a_side_that_moves_by_itself_leaks_if_others_move_it_four_times_as_far(
-    ratio: float,
-    outcome: str,
-) -> None:
+    ratio,
+    outcome,
+):
     itself = RerunFigures(not_repeatable=("engine",), rerun_rms_logits=0.01)
     others = OtherPromptsFigures(bit_identical=False, rms_logits=0.01 * ratio)
     rows = [
@@ -418,10 +398,7 @@ def test_a_side_that_moves_by_itself_leaks_if_others_move_it_four_times_as_far(
 
 
 @pytest.mark.parametrize(("ratio", "is_beyond"), [(1, False), (40, True)])
-def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(
-    ratio: float,
-    is_beyond: bool,
-) -> None:
+def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(ratio, is_beyond):
     controls = MadeControls("float32")
     squares = controls.wide[1].copy()
     squares[7] *= ratio**2
@@ -432,8 +409,8 @@ def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(
     assert verdict.name == ("bug suspected" if is_beyond else "nondeterministic")
 
 
-def test_a_lower_precision_of_one_side_does_not_excuse_the_other() -> None:
-    def row(check: Check, outcome: str, side: str | None = None) -> Evidence:
+def test_a_lower_precision_of_one_side_does_not_excuse_the_other():
+    def row(check, outcome, side=None):
         return Evidence(check, "a control", Unmeasured(), outcome, f"{side}.", side)
 
     wide = row(Check.WIDE_PAIR, FAILED)

@@ -1,7 +1,5 @@
 """Which checkpoint a rollout and a trainer agree with, by made values of known distances."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -15,16 +13,11 @@ EXACT = -RANDOM.gamma(0.6, 0.9, TOKENS) - 0.2
 UPDATE = RANDOM.normal(0, 1, TOKENS)  # by which a step moves the values, in its own unit
 
 
-def noise(size: float = FLOOR) -> np.ndarray:
+def noise(size=FLOOR):
     return RANDOM.normal(0, size, TOKENS)
 
 
-def scores(
-    rollout: np.ndarray,
-    trainer: np.ndarray,
-    step: float,
-    dtypes: dict[str, float],
-) -> list[Rescoring]:
+def scores(rollout, trainer, step, dtypes):
     """Rescorings by three checkpoints, each `step` noise floors of the first dtype from the one
     before.
     """
@@ -50,7 +43,7 @@ def scores(
     ]
 
 
-def side(number: float, step: float, floor: float = FLOOR) -> np.ndarray:
+def side(number, step, floor=FLOOR):
     return EXACT + number * step * FLOOR * UPDATE + noise(floor)
 
 
@@ -110,8 +103,10 @@ def test_a_few_tokens_far_off_do_not_decide_about_the_others():
     trainer = side(1, 8)
     trainer[311:320] -= np.abs(noise(0.5)[:9]) + 0.2
     agrees, some = explain_rescored(scores(side(1, 8), trainer, 8, BOTH))
-    assert (agrees.name, agrees.parameters["agrees"]["trainer"]) == ("rounding", ["step_1"])
-    assert (some.name, some.parameters) == ("some tokens", {"tokens": 9, "sequence": 7})
+    assert agrees.name == "rounding"
+    assert agrees.parameters["agrees"]["trainer"] == ["step_1"]
+    assert some.name == "some tokens"
+    assert some.parameters == {"tokens": 9, "sequence": 7}
     trainer = side(1, 8)
     trainer[311] -= 0.15  # the tail of rounding: 10 noise floors once in 400
     assert len(explain_rescored(scores(side(1, 8), trainer, 8, BOTH))) == 1

@@ -2,26 +2,16 @@
 and placed.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from core.judging.limits import DRAWN, OWN, WIDE
-from core.judging.statistic import FALSE_ALARM, FloorTest, floor_test, smallest_fault
+from core.judging.statistic import FALSE_ALARM, floor_test, smallest_fault
 
 POSITIONS = 4096
 
 
-def rounding(
-    rng: np.random.Generator,
-    seeds: int,
-    positions: int = POSITIONS,
-    spread: float = 0.3,
-) -> np.ndarray:
+def rounding(rng, seeds, positions=POSITIONS, spread=0.3):
     """Mean squares: a scale of its own at each position, times log-normal noise. [seeds,
     positions]
     """
@@ -104,14 +94,9 @@ def test_no_floor_and_no_difference_is_no_fault():
 # Errors in 16 bits over roundings drawn anew.
 
 VOCAB, LENGTH, DRAWS = 60, 40, 8
-Fault = Callable[[NDArray[np.float64]], None]
 
 
-def errors_of_rounding(
-    generator: np.random.Generator,
-    prompts: int,
-    mixing: NDArray[np.float64],
-) -> NDArray:
+def errors_of_rounding(generator, prompts, mixing):
     """A dozen directions, positions whose size varies by a fifth. [positions, vocab], rms about
     1
     """
@@ -120,11 +105,11 @@ def errors_of_rounding(
     return size * (generator.standard_normal((rows, len(mixing))) @ mixing)
 
 
-def errors(of: NDArray[np.float64]) -> NDArray[np.float64]:
+def errors(of):
     return (of**2).mean(1)
 
 
-def tried(seed: int, prompts: int, fault: Fault = lambda _: None) -> FloorTest:
+def tried(seed, prompts, fault=lambda _: None):
     """A path whose rounding is one more draw, with a fault planted into its errors."""
     generator = np.random.default_rng(seed)
     mixing = generator.standard_normal((12, VOCAB)) / np.sqrt(12)
@@ -140,19 +125,19 @@ def tried(seed: int, prompts: int, fault: Fault = lambda _: None) -> FloorTest:
 
 @pytest.mark.spread(2)
 @pytest.mark.parametrize(("prompts", "engines"), [(1, 200), (5, 40), (20, 10)])
-def test_roundings_drawn_anew_are_not_accused(prompts: int, engines: int) -> None:
+def test_roundings_drawn_anew_are_not_accused(prompts, engines):
     assert [seed for seed in range(engines) if not tried(seed, prompts).is_passed] == []
 
 
 @pytest.mark.parametrize("factor", [0.05, 0.7, 1.5])
-def test_fewer_roundings_and_half_as_many_again_are_not_accused(factor: float) -> None:
-    def scaled(engine: NDArray[np.float64]) -> None:
+def test_fewer_roundings_and_half_as_many_again_are_not_accused(factor):
+    def scaled(engine):
         engine *= factor
 
     assert tried(1, 10, scaled).is_passed
 
 
-def directed(rms: float, seed: int = 9) -> NDArray[np.float64]:
+def directed(rms, seed=9):
     """A vector over the vocabulary of that rms."""
     vector = np.random.default_rng(seed).standard_normal(VOCAB)
     return rms * vector / np.sqrt((vector**2).mean())
@@ -161,13 +146,13 @@ def directed(rms: float, seed: int = 9) -> NDArray[np.float64]:
 @pytest.mark.parametrize("prompts", [1, 10])
 @pytest.mark.parametrize(("times", "is_seen"), [(1.5, True), (0.3, False)])
 def test_a_fault_at_one_position_is_seen_above_the_limit_and_placed(
-    prompts: int,
-    times: float,
-    is_seen: bool,
-) -> None:
+    prompts,
+    times,
+    is_seen,
+):
     limit = smallest_fault(tried(3, prompts).position.limit)
 
-    def plant(engine: NDArray[np.float64]) -> None:
+    def plant(engine):
         engine[17] += directed(times * limit)
 
     test = tried(3, prompts, plant)
@@ -184,11 +169,11 @@ def test_a_fault_at_one_position_is_seen_above_the_limit_and_placed(
     ],
 )
 def test_a_fault_that_no_single_position_shows_is_seen_where_it_gathers(
-    rows: object,
-    kind: str,
-    place: int,
-) -> None:
-    def fault(engine: NDArray[np.float64]) -> None:
+    rows,
+    kind,
+    place,
+):
+    def fault(engine):
         engine[rows] *= 3
 
     test = tried(5, 10, fault)
@@ -197,8 +182,8 @@ def test_a_fault_that_no_single_position_shows_is_seen_where_it_gathers(
     assert test.ratio < 2.0
 
 
-def test_a_fault_everywhere_is_placed_by_the_draws_not_by_its_own_median() -> None:
-    def tail(engine: NDArray[np.float64]) -> None:
+def test_a_fault_everywhere_is_placed_by_the_draws_not_by_its_own_median():
+    def tail(engine):
         engine[12:] *= 20
 
     test = tried(2, 1, tail)
@@ -207,6 +192,6 @@ def test_a_fault_everywhere_is_placed_by_the_draws_not_by_its_own_median() -> No
 
 
 @pytest.mark.parametrize(("ratio", "fault"), [(1, 0), (2, 3**0.5), (5, 24**0.5)])
-def test_independent_rounding_and_fault_add_as_squares(ratio: float, fault: float) -> None:
+def test_independent_rounding_and_fault_add_as_squares(ratio, fault):
     """A fault of the size f next to rounding of the size 1 makes sqrt(1 + f**2)."""
     assert smallest_fault(ratio) == pytest.approx(fault)

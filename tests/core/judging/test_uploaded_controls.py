@@ -2,10 +2,6 @@
 refused.
 """
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -24,21 +20,20 @@ from core.runs.file.evidence import (
     RERUN,
     VALIDITY,
     Check,
-    Verdict,
 )
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
 from tests.core.runs.damaging import damaged
-from tests.covering import few, thorough
+from tests.covering import few
 
 X, HEAD = states()
 FAULT = with_fault(X)
 FLOOR = {f"way_{order}": in_float32(X, HEAD, order) for order in (11, 12, 13, 14, 15)}
 
 
-def pair_with(x: np.ndarray) -> dict[str, np.ndarray]:
+def pair_with(x):
     """The pair in float32, whose variant computes from `x`."""
     return {"reference": in_float32(X, HEAD, 1), "variant": in_float32(x, HEAD, 2)}
 
@@ -47,13 +42,13 @@ PAIR = pair_with(X)
 
 
 @pytest.fixture(scope="module")
-def dump_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[np.ndarray], tuple[Store, str]]:
+def dump_of(tmp_path_factory):
     """A stored bfloat16 dump whose variant is given; each once."""
     folder = tmp_path_factory.mktemp("dumps")
     store = Store(folder / "store")
-    run_ids: dict[bytes, str] = {}
+    run_ids = {}
 
-    def stored(variant: np.ndarray) -> tuple[Store, str]:
+    def stored(variant):
         key = variant.tobytes()
         if key not in run_ids:
             sides = {
@@ -67,16 +62,13 @@ def dump_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[np.ndarray], 
     return stored
 
 
-Judged = Callable[..., Verdict]
-
-
 @pytest.fixture
-def judged(dump_of: Callable[[np.ndarray], tuple[Store, str]], tmp_path: Path) -> Judged:
+def judged(dump_of, tmp_path):
     """`judged(variant, ...)`: the verdict of a dump with controls given as dicts of arrays; nothing
     is stored again.
     """
 
-    def judge(variant: np.ndarray, before: Verdict | None = None, **controls: Any) -> Verdict:
+    def judge(variant, before=None, **controls):
         store, run_id = dump_of(variant)
         with RunReader(store.path_of(run_id)) as run:
             measured = measure_controls(run, **on_disk(tmp_path, controls))
@@ -86,7 +78,7 @@ def judged(dump_of: Callable[[np.ndarray], tuple[Store, str]], tmp_path: Path) -
     return judge
 
 
-def on_disk(folder: Path, controls: dict[str, Any]) -> dict[str, Any]:
+def on_disk(folder, controls):
     """Dicts of arrays as dumps; all else as it is."""
     return {
         what: [saved(folder / f"{what}.npz", **arrays)] if isinstance(arrays, dict) else arrays
@@ -94,7 +86,7 @@ def on_disk(folder: Path, controls: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def row_of(verdict: Verdict, group: str) -> Any:
+def row_of(verdict, group):
     return next(row for row in verdict.evidence if row.group == group)
 
 
@@ -107,22 +99,17 @@ def row_of(verdict: Verdict, group: str) -> Any:
     ],
     ids=["sound", "fault", "fault at one position"],
 )
-def test_a_float32_pair_alone_decides(x: np.ndarray, verdict: str, judged: Judged) -> None:
+def test_a_float32_pair_alone_decides(x, verdict, judged):
     """The fault is within the rounding of bfloat16 in size."""
     assert judged(in_bfloat16(x, HEAD, 2), float32=pair_with(x)).name == verdict
 
 
 @pytest.mark.parametrize(("is_fault", "verdict"), [(False, "rounding"), (True, "bug suspected")])
-def test_a_floor_of_other_ways_decides_by_the_noise_ratio(
-    is_fault: bool,
-    verdict: str,
-    judged: Judged,
-) -> None:
+def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault, verdict, judged):
     x = FAULT if is_fault else X
     pair = pair_with(x)
     found = judged(in_bfloat16(x, HEAD, 2), float32=pair, floor=FLOOR)
     assert found.name == verdict
-    assert found.noise_ratio is not None
     assert (found.noise_ratio > 100) if is_fault else (0.5 < found.noise_ratio < 2)
     row = row_of(found, FLOAT32)
     assert row.outcome == (FAILED if is_fault else PASSED)
@@ -134,37 +121,36 @@ def test_a_floor_of_other_ways_decides_by_the_noise_ratio(
 
 
 def test_equal_bits_in_16_bits_hide_no_fault_where_float32_and_a_floor_are_given(
-    judged: Judged,
-) -> None:
-    assert (
-        judged(in_bfloat16(X, HEAD, 1), float32=pair_with(FAULT), floor=FLOOR).name
-        == "bug suspected"
-    )
+    judged,
+):
+    found = judged(in_bfloat16(X, HEAD, 1), float32=pair_with(FAULT), floor=FLOOR)
+    assert found.name == "bug suspected"
 
 
 @pytest.mark.parametrize("side", few(["reference", "variant"], "variant"))
 def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(
-    side: str,
-    judged: Judged,
-) -> None:
+    side,
+    judged,
+):
     variant = in_bfloat16(X, HEAD, 2)
     again = {"reference": in_bfloat16(X, HEAD, 1), "variant": variant}
     found = judged(variant, rerun=again)
-    assert (found.name, row_of(found, RERUN).outcome) == ("likely rounding", PASSED)
+    assert found.name == "likely rounding"
+    assert row_of(found, RERUN).outcome == PASSED
     found = judged(variant, rerun={**again, side: in_bfloat16(X, HEAD, 9)})
-    assert (found.name, row_of(found, RERUN).outcome) == ("nondeterministic", FAILED)
+    assert found.name == "nondeterministic"
+    assert row_of(found, RERUN).outcome == FAILED
     assert row_of(found, RERUN).figures.not_repeatable == (side,)
     one_bit = again[side].copy()
     one_bit.view(np.uint32)[ROWS - 1, 0] ^= 1 << 16
     assert row_of(judged(variant, rerun={**again, side: one_bit}), RERUN).outcome == FAILED
 
 
-def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(
-    judged: Judged,
-) -> None:
+def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(judged):
     variant = in_bfloat16(X, HEAD, 2)
     found = judged(variant, neighbours={"variant": variant})
-    assert (found.name, row_of(found, NEIGHBOURS).outcome) == ("likely rounding", PASSED)
+    assert found.name == "likely rounding"
+    assert row_of(found, NEIGHBOURS).outcome == PASSED
     leaked = variant.copy()
     leaked[3] = variant[4]
     for experts, verdict, outcome in (
@@ -172,20 +158,17 @@ def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(
         (True, "likely rounding", NOTED),
     ):
         found = judged(variant, neighbours={"variant": leaked}, has_experts=experts)
-        assert (found.name, row_of(found, NEIGHBOURS).outcome) == (verdict, outcome)
+        assert found.name == verdict
+        assert row_of(found, NEIGHBOURS).outcome == outcome
 
 
 @pytest.mark.parametrize("is_together", [True, False])
 def test_a_side_that_does_not_repeat_its_bits_leaks_only_where_it_moves_further_beside_others(
-    is_together: bool,
-    judged: Judged,
-) -> None:
+    is_together,
+    judged,
+):
     """Whether both were uploaded at once or one after the other."""
-    variant, again, leaked = (
-        in_bfloat16(X, HEAD, 2),
-        in_bfloat16(X, HEAD, 9),
-        in_bfloat16(X, HEAD, 7),
-    )
+    variant, again, leaked = (in_bfloat16(X, HEAD, order) for order in (2, 9, 7))
     for beside, verdict, outcome in (
         (leaked, "nondeterministic", NOTED),
         (np.roll(leaked, 1, axis=0), "bug suspected", FAILED),
@@ -196,11 +179,12 @@ def test_a_side_that_does_not_repeat_its_bits_leaks_only_where_it_moves_further_
         else:
             found = judged(variant, judged(variant, neighbours=neighbours), rerun=rerun)
         row = row_of(found, NEIGHBOURS)
-        assert (found.name, row.outcome) == (verdict, outcome)
+        assert found.name == verdict
+        assert row.outcome == outcome
         assert ("leaks" in row.says) == (outcome == FAILED)
 
 
-def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_path: Path) -> None:
+def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_path):
     variant = in_bfloat16(X, HEAD, 2)
     store = Store(tmp_path / "store")
     dump = saved(
@@ -226,7 +210,8 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
     assert [path.name for path in (tmp_path / "store").iterdir() if path.name.startswith(".")] == []
 
 
-REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
+PAIR_IN_BFLOAT16 = {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}
+REFUSED = {
     "fewer positions": (
         "rerun",
         {"variant": in_bfloat16(X, HEAD, 2)[:-1]},
@@ -243,11 +228,7 @@ REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
         {"variant": in_float32(X, HEAD, 2)},
         "which is no bfloat16 value",
     ),
-    "an upcast pair": (
-        "float32",
-        {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)},
-        "holds bfloat16 values only",
-    ),
+    "an upcast pair": ("float32", PAIR_IN_BFLOAT16, "holds bfloat16 values only"),
     "half a pair": ("float32", {"variant": in_float32(X, HEAD, 2)}, "expected 2"),
     "two paths": ("floor", {"a": in_float32(X, HEAD, 2), "b": in_float32(X, HEAD, 3)}, "2 sides"),
     "equal but for a zero's sign": (
@@ -274,7 +255,7 @@ REFUSED: dict[str, tuple[str, dict[str, np.ndarray], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=str)
-def test_what_is_no_control_is_refused_in_a_sentence(case: str, judged: Judged) -> None:
+def test_what_is_no_control_is_refused_in_a_sentence(case, judged):
     what, arrays, sentence = REFUSED[case]
     given = {what: arrays} if what != "floor" else {"float32": PAIR, "floor": arrays}
     with pytest.raises(DumpError, match=sentence):
@@ -285,15 +266,15 @@ def test_what_is_no_control_is_refused_in_a_sentence(case: str, judged: Judged) 
 
 
 def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair(
-    judged: Judged,
-) -> None:
+    judged,
+):
     found = judged(in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=PAIR)
     assert found.name == "bug suspected"
     assert [row.outcome for row in found.evidence if row.check is Check.NARROWING] == [FAILED]
 
 
 WRONG = {
-    order: in_float32(with_fault(X, factor=1.5), HEAD, order) for order in (21, 22, 23)
+    order: in_float32(with_fault(X, factor=1.5), HEAD, order) for order in (21, 22)
 }  # the fault on trial, 2,000 floors and more
 SPLIT = "two kinds"
 
@@ -328,19 +309,6 @@ UP = np.where(np.arange(ROWS) == 29, np.float32(1 + 5 * 2**-23), np.float32(1))[
             "of another pair",
         ),
         ({**FLOOR, "broken": in_float32(FAULT, HEAD, 20)}, SPLIT),
-        *thorough(
-            [
-                (
-                    {
-                        "a": FLOOR["way_11"],
-                        "broken": WRONG[21],
-                        "two": WRONG[22],
-                        "three": WRONG[23],
-                    },
-                    SPLIT,
-                ),
-            ],
-        ),
         (
             {
                 "a": FLOOR["way_11"],
@@ -380,11 +348,7 @@ UP = np.where(np.arange(ROWS) == 29, np.float32(1 + 5 * 2**-23), np.float32(1))[
         ),
     ],
 )
-def test_a_floor_that_is_none_decides_nothing(
-    floor: dict[str, np.ndarray],
-    sentence: str,
-    judged: Judged,
-) -> None:
+def test_a_floor_that_is_none_decides_nothing(floor, sentence, judged):
     """It is left aside with the reason, and what decides is what would have decided without it:
     never the fault within the floor itself.
     """
@@ -418,17 +382,13 @@ def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for
     assert [row.outcome for row in judged_run.evidence(0) if row.group == FLOAT32] == [MISSING]
 
 
-def test_a_floor_without_the_pair_in_float32_is_refused(judged: Judged) -> None:
+def test_a_floor_without_the_pair_in_float32_is_refused(judged):
     with pytest.raises(UsageError, match="--float32"):
         judged(in_bfloat16(X, HEAD, 2), floor=FLOOR)
 
 
-def test_a_run_without_its_pair_gets_a_sentence_and_no_verdict(
-    store: Store,
-    tmp_path: Path,
-) -> None:
-    sides = {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}
-    path = store.path_of(ingest(store, [saved(tmp_path / "d.npz", **sides)]))
+def test_a_run_without_its_pair_gets_a_sentence_and_no_verdict(store, tmp_path):
+    path = store.path_of(ingest(store, [saved(tmp_path / "d.npz", **PAIR_IN_BFLOAT16)]))
     damaged(path, "DELETE FROM pair")
     with pytest.raises(StoreError), RunReader(path) as run:
         judge_stored(store, run, measure_controls(run))

@@ -2,9 +2,6 @@
 check.
 """
 
-from pathlib import Path
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -41,22 +38,15 @@ FLOAT32_NAMED = {"compute_dtype": np.array("float32")}
 WIDE, WIDE_OTHER = in_float32(X, HEAD, 1), in_float32(X, HEAD, 2)
 
 
-def stored(
-    folder: Path,
-    reference: np.ndarray = PLAIN,
-    variant: np.ndarray = OTHER,
-    **more: Any,
-) -> RunReader:
+def stored(folder, reference=PLAIN, variant=OTHER, **more):
     folder.mkdir(exist_ok=True)
-    store, dump = (
-        Store(folder / "store"),
-        saved(folder / "dump.npz", reference=reference, variant=variant, **more),
-    )
+    store = Store(folder / "store")
+    dump = saved(folder / "dump.npz", reference=reference, variant=variant, **more)
     return RunReader(store.path_of(ingest(store, [dump])))
 
 
-def outcomes(run: RunReader) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def outcomes(run):
+    found = {}
     for row in run.evidence(0):
         found.setdefault(row.group, []).append(row.outcome)
     return found
@@ -75,19 +65,19 @@ def test_a_sound_dump_is_likely_rounding_and_names_the_command_that_would_decide
     }
 
 
-def _top(logits: np.ndarray, k: int, fill: float) -> np.ndarray:
+def _top(logits, k, fill):
     cut = np.full_like(logits, fill)
     best = np.argsort(-logits, axis=1)[:, :k]
     np.put_along_axis(cut, best, np.take_along_axis(logits, best, 1), 1)
     return cut
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
+def _log_softmax(logits):
     wide = logits.astype(np.float64)
     return (wide - np.log(np.exp(wide).sum(1, keepdims=True))).astype(np.float32)
 
 
-def _softmax(logits: np.ndarray) -> np.ndarray:
+def _softmax(logits):
     return np.exp(_log_softmax(logits))
 
 
@@ -110,23 +100,11 @@ INVALID = {  # the sides, the check that fails, and some of its figures
         Check.TRUNCATION,
         {"reference_filled_rows": ROWS, "variant_filled_rows": ROWS, "least_other_logits": 20},
     ),
-    "top 20, the rest 0": (
-        PLAIN,
-        _top(OTHER, 20, 0.0),
-        Check.TRUNCATION,
-        {"variant_filled_rows": ROWS},
-    ),
     "a row never written": (
         PLAIN,
         np.concatenate([OTHER[:-1], np.zeros_like(OTHER[:1])]),
         Check.TRUNCATION,
         {"reference_filled_rows": 0, "variant_filled_rows": 1, "least_other_logits": 0},
-    ),
-    "a row of NaN": (
-        PLAIN,
-        np.concatenate([OTHER[:-1], np.full_like(OTHER[:1], np.nan)]),
-        Check.NUMBERS,
-        {"nonfinite_mismatch": VOCAB, "positions": 1, "first": (0, ROWS - 1), "token": 0},
     ),
     "rows one late": (PLAIN, np.concatenate([OTHER[:1], OTHER[:-1]]), Check.SHIFT, {}),
     "rows one early": (PLAIN, np.concatenate([OTHER[1:], OTHER[-1:]]), Check.SHIFT, {}),
@@ -145,13 +123,13 @@ INVALID = {  # the sides, the check that fails, and some of its figures
         Check.SHAPES,
         {"highest_token_id": ROWS - 1 + VOCAB},
     ),
+    "one value": (
+        PLAIN,
+        np.full_like(OTHER, 0.375),
+        Check.TRUNCATION,
+        {"variant_filled_rows": ROWS},
+    ),
 }
-INVALID["one value"] = (
-    PLAIN,
-    np.full_like(OTHER, 0.375),
-    Check.TRUNCATION,
-    {"variant_filled_rows": ROWS},
-)
 SHIFTED = {
     "rows one late": "one_later",
     "rows one early": "one_earlier",
@@ -255,11 +233,13 @@ def test_the_first_difference_and_its_blocks_are_found_without_a_control(
 ):
     variant = np.where(np.isin(np.arange(ROWS), places)[:, None], OTHER, PLAIN)
     (row,) = [row for row in stored(tmp_path, PLAIN, variant).evidence(0) if row.group == STRUCTURE]
-    assert (row.figures.positions, row.figures.first) == (len(places), (0, places[0]))
-    assert (row.figures.is_tail, row.figures.block) == (is_tail, block)
+    assert row.figures.positions == len(places)
+    assert row.figures.first == (0, places[0])
+    assert row.figures.is_tail == is_tail
+    assert row.figures.block == block
 
 
-def _emitted(logits: np.ndarray, given: int = 4) -> np.ndarray:
+def _emitted(logits, given=4):
     tokens = logits.argmax(1)
     tokens[:given] = -1
     return tokens
@@ -295,6 +275,9 @@ def test_of_tokens_that_tie_any_may_be_emitted(token, first, tmp_path):
     assert [row.figures.first for row in run.evidence(0) if row.group == SAMPLER] == [first, None]
 
 
+VARIANT_EMITTED = {"emitted:variant": _emitted(PLAIN)}
+
+
 @pytest.mark.parametrize(
     ("emitted", "sentence"),
     [
@@ -305,17 +288,11 @@ def test_of_tokens_that_tie_any_may_be_emitted(token, first, tmp_path):
             "begin at different positions",
         ),
         (
-            {"emitted:reference": _emitted(PLAIN)[1:], "emitted:variant": _emitted(PLAIN)},
+            {"emitted:reference": _emitted(PLAIN)[1:], **VARIANT_EMITTED},
             "expected one for each position",
         ),
-        (
-            {"emitted:reference": _emitted(PLAIN) - 1, "emitted:variant": _emitted(PLAIN)},
-            "numbers from -1",
-        ),
-        (
-            {"emitted:reference": _emitted(PLAIN) * 1.0, "emitted:variant": _emitted(PLAIN)},
-            "whole numbers",
-        ),
+        ({"emitted:reference": _emitted(PLAIN) - 1, **VARIANT_EMITTED}, "numbers from -1"),
+        ({"emitted:reference": _emitted(PLAIN) * 1.0, **VARIANT_EMITTED}, "whole numbers"),
     ],
 )
 def test_odd_emitted_tokens_are_refused_in_a_sentence(emitted, sentence, tmp_path):
@@ -368,13 +345,11 @@ def test_a_difference_of_medium_size_stays_undecided(tmp_path):
     signs = np.random.default_rng(1).choice([-1, 1], PLAIN.shape)
     step = 2.0 ** (np.floor(np.log2(np.abs(PLAIN).max())) - 7)  # of bfloat16 at the largest logit
     moved = np.round(PLAIN / step + 6 * signs).astype(np.float32) * np.float32(step)
-    assert (
-        stored(tmp_path, PLAIN, moved, compute_dtype=np.array("bfloat16")).pairs[0].verdict
-        == "undecided"
-    )
+    run = stored(tmp_path, PLAIN, moved, compute_dtype=np.array("bfloat16"))
+    assert run.pairs[0].verdict == "undecided"
 
 
-def _rounded(logits: np.ndarray, dtype: str) -> np.ndarray:
+def _rounded(logits, dtype):
     return logits.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype).astype(np.float32)
 
 
@@ -406,10 +381,12 @@ def test_a_logit_that_moves_alone_is_a_suspected_bug_in_every_dtype(case, rest, 
     (pair,) = run.pairs
     singles = [row.figures for row in run.evidence(0) if row.check is Check.SINGLE_LOGIT]
     if case == "sound":
-        assert (pair.verdict, singles) == ("likely rounding", [])
+        assert pair.verdict == "likely rounding"
+        assert singles == []
     else:
         assert pair.verdict == "bug suspected"
-        assert (singles[0].first, singles[0].positions_beyond) == ((0, rows[0]), len(rows))
+        assert singles[0].first == (0, rows[0])
+        assert singles[0].positions_beyond == len(rows)
         assert singles[0].token in tokens
 
 

@@ -5,8 +5,6 @@ It shares no line with core.numerics but the names of the formats. `differences`
 every test and every planted fault goes through.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -113,7 +111,7 @@ def kl_of(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 
 
 def _margin(top: list[float], ids: list[int], fmt: FloatFormat) -> tuple[float, float]:
-    if ids[1] < 0:
+    if len(ids) < 2 or ids[1] < 0:
         return math.nan, math.nan
     if top[0] == top[1]:
         return 0.0, 0.0

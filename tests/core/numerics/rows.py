@@ -2,8 +2,6 @@
 them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -99,9 +97,8 @@ def all_equal(rng, vocab, fmt) -> Row:
 def tiny_and_signed_zeros(rng, vocab, fmt) -> Row:
     sign = fmt.carrier.type(1 << (fmt.bits - 1))
     small = rng.integers(0, 3, (2, vocab)).astype(fmt.carrier)
-    return small[0] | (sign * (rng.random(vocab) < 0.5)).astype(fmt.carrier), small[1] | (
-        sign * (rng.random(vocab) < 0.5)
-    ).astype(fmt.carrier)
+    signs = np.where(rng.random((2, vocab)) < 0.5, sign, fmt.carrier.type(0))
+    return small[0] | signs[0], small[1] | signs[1]
 
 
 def rising(rng, vocab, fmt) -> Row:
@@ -143,13 +140,8 @@ def masked_all(rng, vocab, fmt) -> Row:
 
 
 def infinite_top(rng, vocab, fmt) -> Row:
-    return _with(_logits(rng, vocab, fmt), rng, np.inf, fmt, 2 / vocab), _with(
-        _logits(rng, vocab, fmt),
-        rng,
-        np.inf,
-        fmt,
-        2 / vocab,
-    )
+    a, b = (_with(_logits(rng, vocab, fmt), rng, np.inf, fmt, 2 / vocab) for _ in range(2))
+    return a, b
 
 
 def some_nan(rng, vocab, fmt) -> Row:

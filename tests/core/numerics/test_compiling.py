@@ -1,7 +1,5 @@
 """A user hears of kernels that are compiled, and only then."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

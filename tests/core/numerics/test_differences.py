@@ -1,17 +1,18 @@
-"""Figures of keys, values and activations: the definitions written out in numpy, over random bit
-patterns of every format.
+"""Figures of keys, values and activations: those of the slow oracle, over random bit patterns of
+every format.
 """
 
 import numpy as np
 import pytest
 
 from core.numerics.differences import differences
-from core.numerics.formats import BFLOAT16, LOGIT_FORMATS, FloatFormat, ordinals, values_of
+from core.numerics.formats import BFLOAT16, LOGIT_FORMATS
+from tests.core.numerics.oracle import expected_figures
 
 WIDTHS = (1, 64, 2048, 5000)  # below, on and beyond a block
 
 
-def sides(fmt: FloatFormat, width: int) -> tuple[np.ndarray, np.ndarray]:
+def sides(fmt, width):
     """Any bit pattern at all, NaNs and infinities too; a third of the variant's differ in their
     last bit.
     """
@@ -28,21 +29,10 @@ def sides(fmt: FloatFormat, width: int) -> tuple[np.ndarray, np.ndarray]:
 def test_figures_are_those_of_their_definitions(name, width):
     fmt = LOGIT_FORMATS[name]
     a, b = sides(fmt, width)
-    found = differences(a, b, fmt)
-    with np.errstate(invalid="ignore"):  # signalling NaNs
-        x, y = values_of(a, fmt).astype(np.float64), values_of(b, fmt).astype(np.float64)
-    finite = np.isfinite(x) & np.isfinite(y)
-    equal = (x == y) | (np.isnan(x) & np.isnan(y))
-    gap = np.where(finite, np.abs(ordinals(a, fmt) - ordinals(b, fmt)), 0)
-    with np.errstate(invalid="ignore"):
-        difference = np.where(finite, x - y, 0.0)
-    assert np.array_equal(found.neq, (~equal).sum(1))
-    assert np.array_equal(found.nonfinite_mismatch, (~equal & ~finite).sum(1))
-    assert np.array_equal(found.max_ulps, gap.max(1))
-    assert np.array_equal(found.sum_ulps, gap.sum(1))
-    assert np.array_equal(found.finite, finite.sum(1))
-    assert np.array_equal(found.max_abs, np.abs(difference).max(1))
-    assert np.allclose(found.sum_squares, (difference**2).sum(1), rtol=1e-12, atol=0)
+    found, expected = differences(a, b, fmt), expected_figures(a, b, fmt)
+    for name in ("neq", "nonfinite_mismatch", "max_ulps", "sum_ulps", "finite", "max_abs"):
+        assert np.array_equal(getattr(found, name), expected.exact[name]), name
+    np.testing.assert_allclose(found.sum_squares, expected.close["sum_squares"], rtol=1e-12)
 
 
 def test_signed_zeros_and_equal_nans_do_not_differ():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.numerics.divergence import ROWS_A_TASK, RowFigures, SideRows, compare, histogram_of
+from core.numerics.divergence import ROWS_A_TASK, SideRows, compare, histogram_of
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
 from core.numerics.kernel import compare_rows
 from tests.core.numerics.oracle import differences, expected_figures
@@ -31,18 +31,6 @@ SHAPES = [(2 * len(KINDS) if vocab < 100 else len(KINDS), vocab) for vocab in VO
 @pytest.mark.parametrize(("rows", "vocab"), SHAPES)
 def test_every_figure_is_the_oracles(fmt, rows, vocab):
     a, b = rows_of_all_kinds(seed=vocab + rows, rows=rows, vocab=vocab, fmt=fmt)
-    assert differences(compare(a, b, fmt), expected_figures(a, b, fmt)) == []
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    rows=st.integers(1, 9),
-    vocab=st.integers(2, 300),
-    fmt=st.sampled_from(ALL_FORMATS),
-)
-def test_any_rows_give_the_oracles_figures(seed, rows, vocab, fmt):
-    a, b = rows_of_all_kinds(seed, rows, vocab, fmt)
     assert differences(compare(a, b, fmt), expected_figures(a, b, fmt)) == []
 
 
@@ -146,10 +134,10 @@ def test_a_planted_fault_is_seen(fault, spoilt):
     assert spoilt in differences(fault(a, b, figures), want)
 
 
-def same(x: RowFigures, y: RowFigures) -> bool:
+def same(x, y):
     """Bit for bit the same figures."""
 
-    def equal(p, q) -> bool:
+    def equal(p, q):
         if isinstance(p, SideRows):
             return all(equal(getattr(p, f.name), getattr(q, f.name)) for f in dataclasses.fields(p))
         return p.tobytes() == q.tobytes() if isinstance(p, np.ndarray) else p == q

@@ -4,7 +4,6 @@ million).
 
 import numpy as np
 import pytest
-import torch
 
 from core.errors import UsageError
 from core.numerics.formats import (
@@ -12,7 +11,6 @@ from core.numerics.formats import (
     FLOAT16,
     FLOAT32,
     FORMATS,
-    FloatFormat,
     format_named,
     narrow,
     ordinals,
@@ -30,7 +28,7 @@ SMALL = pytest.mark.parametrize(
 )
 
 
-def patterns(fmt: FloatFormat) -> np.ndarray:
+def patterns(fmt):
     """Every pattern up to 16 bits; of float32 a million random ones and those around every power of
     two.
     """
@@ -42,12 +40,12 @@ def patterns(fmt: FloatFormat) -> np.ndarray:
     return np.concatenate([edges, edges | np.uint32(1 << 31), drawn])
 
 
-def finite_patterns(fmt: FloatFormat) -> np.ndarray:
+def finite_patterns(fmt):
     bits = patterns(fmt)
     return bits[np.isfinite(oracle.values(bits, fmt))]
 
 
-def ordinals_in_order(order, fmt: FloatFormat) -> bool:
+def ordinals_in_order(order, fmt):
     bits = finite_patterns(fmt)
     return np.array_equal(order(bits, fmt), oracle.ordinal(oracle.values(bits, fmt), fmt))
 
@@ -85,17 +83,12 @@ def test_spacing_is_the_gap_to_the_next_larger_magnitude(fmt):
     assert spacings(-magnitudes, fmt).tolist() == gaps.tolist()
 
 
-def test_spacing_agrees_with_numpy_and_torch():
-    # numpy's spacing of the largest is infinite
-    half = np.arange(0x7BFF, dtype=np.uint16).view(np.float16)
-    assert spacings(half, FLOAT16).tolist() == np.spacing(half).astype(np.float64).tolist()
+def test_spacing_of_float32_is_that_of_numpy():
+    # whose spacing of the largest is infinite
     single = (
         np.random.default_rng(2).integers(0, 0x7F7FFFFF, 4000, dtype=np.uint32).view(np.float32)
     )
     assert spacings(single, FLOAT32).tolist() == np.spacing(single).astype(np.float64).tolist()
-    brain = torch.arange(0x7F7F, dtype=torch.int16).view(torch.bfloat16)
-    gaps = torch.nextafter(brain, torch.full_like(brain, torch.inf)).double() - brain.double()
-    assert spacings(brain.double().numpy(), BFLOAT16).tolist() == gaps.tolist()
 
 
 @pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT16, FLOAT32], ids=lambda f: f.name)

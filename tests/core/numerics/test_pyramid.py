@@ -12,7 +12,7 @@ from core.numerics.divergence import compare
 from core.numerics.formats import BFLOAT16, FLOAT32
 
 
-def levels_of(cells: np.ndarray, rows: int, vocab: int) -> list[np.ndarray]:
+def levels_of(cells, rows, vocab):
     """Every level, each from the one before, as the writer makes them."""
     found = [cells]
     for _ in range(1, pyramid.levels_for(rows, vocab)):
@@ -20,7 +20,7 @@ def levels_of(cells: np.ndarray, rows: int, vocab: int) -> list[np.ndarray]:
     return found
 
 
-def averaged(cells: np.ndarray, rows: int, vocab: int) -> list[np.ndarray]:
+def averaged(cells, rows, vocab):
     """The planted fault: means instead of maxima, as an image library shrinks a picture."""
     found = [cells]
     for _ in range(1, pyramid.levels_for(rows, vocab)):
@@ -32,7 +32,7 @@ def averaged(cells: np.ndarray, rows: int, vocab: int) -> list[np.ndarray]:
     return found
 
 
-def visible_at_every_level(levels: list[np.ndarray], row: int, token: int, distance: int) -> bool:
+def visible_at_every_level(levels, row, token, distance):
     for level, cells in enumerate(levels):
         height, width = pyramid.cell_shape(level)
         where = np.argwhere(cells)
@@ -72,10 +72,8 @@ def test_the_maximum_of_a_cell_is_that_of_what_it_covers(seed, shape, tall):
     cells = np.random.default_rng(seed).integers(0, 1 << 32, shape, dtype=np.uint32)
     for wide in (1, 4, 64):
         pooled = pyramid.maxima(cells, tall, wide)
-        assert (pooled.dtype, pooled.shape) == (
-            cells.dtype,
-            (-(-shape[0] // tall), -(-shape[1] // wide)),
-        )
+        assert pooled.dtype == cells.dtype
+        assert pooled.shape == (-(-shape[0] // tall), -(-shape[1] // wide))
         for i, j in np.ndindex(pooled.shape):
             assert pooled[i, j] == cells[tall * i : tall * (i + 1), wide * j : wide * (j + 1)].max()
 

@@ -1,13 +1,11 @@
 """Row ULPs: bit patterns by hand in every format, and faults that the oracle must catch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from core.numerics.differences import differences
 from core.numerics.divergence import compare
-from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat
+from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
 from core.numerics.totals import PairTotal
 from tests.core.numerics import oracle
 
@@ -16,7 +14,6 @@ NONE = float("nan")
 # it.
 ROWS = [
     ("a power of two at the top", BFLOAT16, [0x4080, 0], [0x4080, 0x3D00], 2.0**-5, 1.0),
-    ("a negative one at the top", BFLOAT16, [0xC080, 0], [0xC080, 0x3D00], 2.0**-5, 1.0),
     ("a step below a power of two", BFLOAT16, [0x407F, 0], [0x407F, 0x3D00], 2.0**-6, 2.0),
     (
         "the other side's top is not asked",
@@ -35,10 +32,8 @@ ROWS = [
     ("NaN in the reference", BFLOAT16, [0x7FC0, 0x3F80], [0x4080, 0x3F82], 2.0**-7, 2.0),
     ("nothing finite in the variant", BFLOAT16, [0x4080, 0], [0x7FC0, 0xFF80], 2.0**-5, 0.0),
     ("nothing finite in the reference", BFLOAT16, [0x7FC0, 0xFF80], [0x4080, 0], NONE, NONE),
-    ("float16", FLOAT16, [0x4400, 0], [0x4400, 0x1C00], 2.0**-8, 1.0),
     ("float16, subnormal", FLOAT16, [0x03FF, 0], [0x03FE, 0], 2.0**-24, 1.0),
     ("float16, the largest finite", FLOAT16, [0xFBFF, 0], [0xFBFE, 0], 32.0, 1.0),
-    ("float32", FLOAT32, [0x40800000, 0], [0x40800000, 0x35000000], 2.0**-21, 1.0),
     (
         "float32, from end to end",
         FLOAT32,
@@ -58,12 +53,12 @@ ROWS = [
     ids=[row[0] for row in ROWS],
 )
 def test_a_row_is_counted_in_the_spacing_at_its_largest_magnitude(
-    fmt: FloatFormat,
-    a: list[int],
-    b: list[int],
-    spacing: float,
-    largest: float,
-) -> None:
+    fmt,
+    a,
+    b,
+    spacing,
+    largest,
+):
     sides = [np.array([bits], fmt.carrier) for bits in (a, b)]
     found = compare(sides[0], sides[1], fmt)
     assert np.array_equal(
@@ -90,7 +85,7 @@ def test_a_row_is_counted_in_the_spacing_at_its_largest_magnitude(
     )
 
 
-def test_a_difference_however_small_beside_its_row_leaves_a_cell_that_is_not_0() -> None:
+def test_a_difference_however_small_beside_its_row_leaves_a_cell_that_is_not_0():
     a = np.zeros((1, 64), np.uint32)
     a[0, 0] = 0x7F7FFFFF
     b = a.copy()
@@ -98,7 +93,7 @@ def test_a_difference_however_small_beside_its_row_leaves_a_cell_that_is_not_0()
     assert compare(a, b, FLOAT32).row_tiles.tolist() == [[0, 1]]
 
 
-def test_a_difference_beyond_float32_has_its_cell() -> None:
+def test_a_difference_beyond_float32_has_its_cell():
     """6.8e38 in spacings of 2e31; the float32 difference alone is infinite."""
     a, b = (np.array([[bits, 0]], np.uint32) for bits in (0x7F7FFFFF, 0xFF7FFFFF))
     cell = compare(a, b, FLOAT32).row_tiles.view(np.float32)

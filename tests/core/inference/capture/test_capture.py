@@ -1,11 +1,7 @@
 """A capture is the model's own bits, all of them, the same at every call."""
 
-from __future__ import annotations
-
 import hashlib
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path as FilePath
 
 import numpy as np
 import pytest
@@ -13,15 +9,12 @@ import torch
 
 from core.capture_request import CaptureRequest
 from core.errors import CaptureError, UsageError
-from core.inference.capture.capture import CapturePlan, run_capture
+from core.inference.capture.capture import run_capture
 from core.inference.models.devices import bits_of
-from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.model import load_model
 from core.inference.paths import batch, paths
 from core.inference.paths.bases import Base
-from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.modifiers import Modifier
-from core.runs.file.records import Generation
-from core.runs.tables.kv_cache import KvPart
 from tests.core.inference.sameness import planned
 
 PROMPTS = ["def walk(self, path): return", "The ferry left at ten past six, cafÃ©", "x"]
@@ -30,29 +23,29 @@ PROMPTS = ["def walk(self, path): return", "The ferry left at ten past six, cafÃ
 class Collected:
     """A sink that keeps the logits of each side, and refuses gaps."""
 
-    def __init__(self) -> None:
-        self.sides: list[list[np.ndarray]] = []
+    def __init__(self):
+        self.sides = []
 
-    def write(self, side: int, row: int, bits: np.ndarray) -> None:
+    def write(self, side, row, bits):
         if side == len(self.sides):
             self.sides.append([])
         assert side == len(self.sides) - 1
         assert row == sum(len(part) for part in self.sides[side])
         self.sides[side].append(bits)
 
-    def write_kv(self, side: int, part: KvPart) -> None: ...
-    def write_generation(self, generation: Generation) -> None: ...
+    def write_kv(self, side, part): ...
+    def write_generation(self, generation): ...
 
-    def side(self, number: int) -> np.ndarray:
+    def side(self, number):
         return np.concatenate(self.sides[number])
 
-    def digest(self) -> str:
+    def digest(self):
         return hashlib.sha256(
             b"".join(self.side(n).tobytes() for n in range(len(self.sides))),
         ).hexdigest()
 
 
-def collect(plan: CapturePlan) -> Collected:
+def collect(plan):
     sink = Collected()
     run_capture(plan, sink)
     return sink
@@ -60,10 +53,7 @@ def collect(plan: CapturePlan) -> Collected:
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_a_capture_holds_the_bits_of_the_models_own_logits(
-    dtype: str,
-    model_folders: dict[str, FilePath],
-) -> None:
+def test_a_capture_holds_the_bits_of_the_models_own_logits(dtype, model_folders):
     loaded = load_model(str(model_folders["llama"]), dtype=dtype, device="cpu")
     plan = planned(loaded, PROMPTS)
     sink = collect(plan)
@@ -78,17 +68,13 @@ def test_a_capture_holds_the_bits_of_the_models_own_logits(
     assert not np.array_equal(sink.side(0) ^ 1, expected)
 
 
-def test_bits_keep_nan_payloads_and_the_sign_of_zero() -> None:
+def test_bits_keep_nan_payloads_and_the_sign_of_zero():
     patterns = torch.tensor([0x7FC1, 0x7F81, -0x8000, 0, 0x0001, 0x7F80], dtype=torch.int16)
     assert np.array_equal(bits_of(patterns.view(torch.bfloat16)), patterns.numpy().view(np.uint16))
 
 
 @pytest.mark.parametrize("rows_a_chunk", [1, 4, 1000])
-def test_chunks_of_any_size_give_the_same_bits(
-    rows_a_chunk: int,
-    llama: LoadedModel,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_chunks_of_any_size_give_the_same_bits(rows_a_chunk, llama, monkeypatch):
     plan = planned(llama, PROMPTS)
     expected = collect(plan).digest()
     monkeypatch.setattr(batch, "CHUNK_BYTES", rows_a_chunk * llama.vocab_size * 4)
@@ -97,7 +83,7 @@ def test_chunks_of_any_size_give_the_same_bits(
     assert all(len(part) <= rows_a_chunk for side in sink.sides for part in side)
 
 
-def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> None:
+def test_the_header_tells_tokens_texts_and_provenance(llama):
     plan = planned(
         llama,
         PROMPTS,
@@ -111,10 +97,13 @@ def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> Non
     assert header.name.endswith(": prefill vs decode, prefill+batch:2")
     assert "".join(header.prompts[0].token_texts) == PROMPTS[0]
     assert [prompt.token_ids for prompt in header.prompts] == list(plan.token_ids)
-    assert (header.vocab, header.compute_dtype) == (384, "float32")
+    assert header.vocab == 384
+    assert header.compute_dtype == "float32"
     assert sorted(header.vocabulary) == list(range(384))
     origin = header.provenance
-    assert (origin.kind, origin.device, origin.seed) == ("capture", "cpu", 5)
+    assert origin.kind == "capture"
+    assert origin.device == "cpu"
+    assert origin.seed == 5
     assert origin.command == plan.request.typed()
     assert CaptureRequest.from_json(origin.request) == plan.request
     assert {
@@ -144,16 +133,13 @@ def test_the_header_tells_tokens_texts_and_provenance(llama: LoadedModel) -> Non
         (["x"], "prefill+batch:999999999", "999999999 x 1 positions needs"),
     ],
 )
-def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, variant, sentence, llama) -> None:
+def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, variant, sentence, llama):
     with pytest.raises(CaptureError, match=sentence):
         planned(llama, prompts, "prefill", [variant])
 
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63])
-def test_a_seed_that_torch_does_not_take_is_refused_in_a_sentence(
-    seed: int,
-    llama: LoadedModel,
-) -> None:
+def test_a_seed_that_torch_does_not_take_is_refused_in_a_sentence(seed, llama):
     with pytest.raises(UsageError, match=f"--seed {seed}: expected a whole number"):
         planned(llama, ["x"], seed=seed)
 
@@ -185,11 +171,11 @@ def test_torchs_exceptions_stop_in_the_capture_and_an_interrupt_does_not(
     sentence,
     llama,
     monkeypatch,
-) -> None:
-    def fail(*_: object) -> None:
+):
+    def fail(*_):
         raise error
 
-    def base(batch: PromptBatch, emit: Emit) -> None:
+    def base(batch, emit):
         batch.forward(0, batch.positions, fail)
 
     monkeypatch.setitem(paths.BASES, "odd", Base(base))
@@ -200,18 +186,15 @@ def test_torchs_exceptions_stop_in_the_capture_and_an_interrupt_does_not(
 class FullDisk(Collected):
     """A sink whose disk is full."""
 
-    def write(self, side: int, row: int, bits: np.ndarray) -> None:
+    def write(self, side, row, bits):
         raise OSError(28, "No space left on device")
 
 
-def test_modifiers_are_undone_when_a_capture_breaks(
-    llama: LoadedModel,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    events: list[str] = []
+def test_modifiers_are_undone_when_a_capture_breaks(llama, monkeypatch):
+    events = []
 
     @contextmanager
-    def watched(batch: PromptBatch) -> Iterator[PromptBatch]:
+    def watched(batch):
         events.append("entered")
         try:
             yield batch

@@ -2,11 +2,7 @@
 made.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +13,7 @@ from core.inference.capture.capture import run_capture
 from core.inference.capture.costs import costs_of
 from core.inference.models import devices
 from core.inference.models.devices import devices_here
-from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.model import load_model
 from tests.core.inference.capture.test_capture import Collected
 from tests.core.inference.conftest import CONFIGS
 from tests.core.inference.sameness import planned
@@ -25,14 +21,14 @@ from tests.core.inference.sameness import planned
 PROMPTS = ["def walk(self, path): return [step for step in path if step]", "café lamps"]
 
 
-def shapes(folder: Path, dtype: str = "float32") -> LoadedModel:
+def shapes(folder, dtype="float32"):
     return load_model(str(folder), dtype=dtype, device="cpu", weights=False)
 
 
 @contextmanager
-def tokens_of_forwards(loaded: LoadedModel) -> Iterator[list[int]]:
+def tokens_of_forwards(loaded):
     """Tokens of each forward, all rows."""
-    seen: list[int] = []
+    seen = []
     with loaded.model.model.embed_tokens.register_forward_hook(
         lambda _, given, __: seen.append(given[0].numel()),
     ):
@@ -171,4 +167,5 @@ def test_what_is_generated_is_counted_as_the_most_it_can_be(llama, model_folders
     # in float32 these do not part; if that changes, choose prompts that do not
     assert all(len(side) == 6 for made in plan.generations for side in made.tokens)
     assert all(made.parting(1) is None for made in plan.generations)
-    assert (len(seen), sum(seen)) == (foreseen.forwards, foreseen.tokens)
+    assert len(seen) == foreseen.forwards
+    assert sum(seen) == foreseen.tokens

@@ -1,7 +1,5 @@
 """What a capture is computed with is known before anything large is read, and as its run has it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -11,13 +9,12 @@ import pytest
 from core.capture_request import CaptureRequest
 from core.commands.capturing import plan_of
 from core.inference.capture.capture import environment_of
-
-ROOT = Path(__file__).resolve().parents[4]
+from tests.places import ROOT
 
 pytestmark = pytest.mark.model
 
 
-def _of(model: Path | str, **more: str):
+def _of(model, **more):
     request = CaptureRequest(
         model=str(model),
         prompts=("def",),
@@ -38,7 +35,8 @@ def test_it_is_that_of_the_run_though_no_weights_were_loaded():
     about = plan_of(request).header.provenance
     assert found["revision"] == about.revision
     assert found["revision"].startswith("sha256:")
-    assert (found["device_name"], found["versions"]) == (about.device_name, about.versions)
+    assert found["device_name"] == about.device_name
+    assert found["versions"] == about.versions
 
 
 def test_a_model_that_is_elsewhere_has_the_same_and_another_has_not(copied):

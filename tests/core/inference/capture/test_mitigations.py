@@ -2,8 +2,6 @@
 left behind.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -14,24 +12,24 @@ from core.inference.capture.mitigations import MITIGATIONS, TIMED_FORWARDS, miti
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of, whole_side
 from core.inference.paths.paths import parse_path
-from core.runs.tables.mitigations import MitigationRow, advice
+from core.runs.tables.mitigations import advice
 
 pytestmark = pytest.mark.model
 PAIR = [parse_path("prefill"), parse_path("decode")]
 
 
-def whole(loaded: LoadedModel, path: str, ids: list[int]) -> torch.Tensor:
+def whole(loaded, path, ids):
     return whole_side(side_of(path).run_on(loaded), ids)
 
 
-def tried(loaded: LoadedModel, prompts) -> dict[str, MitigationRow]:
+def tried(loaded, prompts):
     rows = mitigations_of(loaded, prompts, PAIR, floor_rms=0.5, rounds=1)
     assert [row.name for row in rows] == [each.name for each in MITIGATIONS]
     return {row.name: row for row in rows}
 
 
 @pytest.fixture(scope="module")
-def bfloat16() -> tuple[LoadedModel, list[list[int]], dict[str, MitigationRow]]:
+def bfloat16():
     loaded = tiny_model("llama", "bfloat16")
     prompts = [list(ids)[:16] for ids in tiny_prompts(loaded)]
     return loaded, prompts, tried(loaded, prompts)
@@ -49,7 +47,8 @@ def test_the_pair_as_it_is_and_in_float32_are_what_torch_counts(bfloat16):
         ]
         difference = sides[0].double() - sides[1].double()
         row = rows[name]
-        assert (row.neq, row.elements) == (int((difference != 0).sum()), difference.numel())
+        assert row.neq == int((difference != 0).sum())
+        assert row.elements == difference.numel()
         assert row.max_abs == float(difference.abs().max())
         assert row.rms == pytest.approx(float(difference.square().mean().sqrt()), rel=1e-12)
         assert row.noise_ratio == pytest.approx(row.rms / 0.5)
@@ -75,7 +74,8 @@ def test_a_mitigation_that_a_cpu_cannot_use_is_a_row_with_the_reason(bfloat16):
     _, _, rows = bfloat16
     assert "TF32 is already off" in rows["TF32 off"].refusal
     assert "need CUDA" in rows["reduced reductions off"].refusal
-    assert (rows["TF32 off"].neq, rows["TF32 off"].share) == (None, None)
+    assert rows["TF32 off"].neq is None
+    assert rows["TF32 off"].share is None
     tf32 = [parse_path("prefill"), parse_path("prefill+tf32")]
     with pytest.raises(CaptureError, match="tf32 needs CUDA"):  # the pair itself cannot run
         mitigations_of(tiny_model("llama"), [[1, 2, 3]], tf32, floor_rms=1.0)
@@ -100,22 +100,20 @@ def test_an_overflow_on_one_side_has_no_size_and_float32_leaves_none():
 
     down.forward = overflowing
     rows = tried(loaded, [list(tiny_prompts(loaded)[0][:12])])
-    assert (rows["baseline"].rms, rows["baseline"].max_ulps, rows["baseline"].noise_ratio) == (
-        None,
-        None,
-        None,
-    )
+    assert rows["baseline"].rms is None
+    assert rows["baseline"].max_ulps is None
+    assert rows["baseline"].noise_ratio is None
     assert rows["baseline"].neq == rows["baseline"].elements
     assert "float32: no NaN on one side" in advice(list(rows.values()))
 
 
-def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch: pytest.MonkeyPatch):
+def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch):
     """By the clock the invariant mode takes twice as long, on a machine that grows slower all the
     time.
     """
-    walked: list[tuple[str, int]] = []
+    walked = []
 
-    def seconds(loaded: LoadedModel, path, ids) -> float:
+    def seconds(loaded, path, ids):
         walked.append((str(path), len(ids)))
         return len(ids) * (2.0 if "invariant" in str(path) else 1.0) * 1.001 ** len(walked)
 
@@ -137,8 +135,8 @@ def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch: pyt
     assert rows["baseline"].turns == 6
 
 
-def test_a_mitigation_that_cannot_be_timed_has_its_figures(monkeypatch: pytest.MonkeyPatch):
-    def seconds(*_) -> float:
+def test_a_mitigation_that_cannot_be_timed_has_its_figures(monkeypatch):
+    def seconds(*_):
         raise CaptureError("out of memory.")
 
     monkeypatch.setattr(mitigations, "_seconds", seconds)

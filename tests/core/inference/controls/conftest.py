@@ -2,8 +2,6 @@
 the variant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

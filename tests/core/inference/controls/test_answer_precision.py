@@ -2,68 +2,65 @@
 float32 are not.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.verdicts.engines import Engine, prefill, walk
+from benchmarks.verdicts.engines import prefill, walk
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import VARIATIONS, in_float64, in_two_halves
 from core.inference.controls.answer_precision import narrow_answers
-from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import side_of
 from core.runs.file.evidence import FLOAT32, MISSING, Unmeasured
 from tests.covering import few, thorough
 
+pytestmark = pytest.mark.model
+
 
 @pytest.fixture(scope="module")
-def held(narrow: LoadedModel) -> Any:
+def held(narrow):
     """The weights that a served engine loaded by itself, in bfloat16."""
     return copy.deepcopy(narrow.model)
 
 
-def served(weights: Any, compute: Engine) -> Engine:
+def served(weights, compute):
     """An engine that does not look at the model it is given."""
 
-    def engine(_: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(_, ids):
         return compute(weights, ids)
 
     return engine
 
 
-def decode(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def decode(model, ids):
     return walk(model, ids, range(1, len(ids)))
 
 
-def upcast(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def upcast(model, ids):
     return decode(model, ids).float()
 
 
-def biased_after_the_upcast(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def biased_after_the_upcast(model, ids):
     """A float32 bias on three tokens."""
     logits = decode(model, ids).float()
     logits[:, 5:8] += 0.123456
     return logits
 
 
-def head_in_float32(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def head_in_float32(model, ids):
     """bfloat16 hidden states under a head that multiplies and returns in float32: off the grid."""
     hidden = model.model(input_ids=ids[None], use_cache=False).last_hidden_state
     return (hidden.float() @ model.get_output_embeddings().weight.float().T)[0]
 
 
-def unrepeatable_head_in_float32() -> Engine:
+def unrepeatable_head_in_float32():
     """The same with sums in another order at every call."""
     calls = itertools.count()
 
-    def compute(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def compute(model, ids):
         hidden = model.model(
             input_ids=torch.stack([ids] * (1 + next(calls) % 7)),
             use_cache=False,
@@ -89,38 +86,31 @@ ONLY_BFLOAT16 = [
 ]
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("compute", ONLY_BFLOAT16, ids=lambda engine: engine.__name__)
-def test_an_engine_of_bfloat16_weights_is_found_out(
-    compute: Engine,
-    narrow: LoadedModel,
-    held: Any,
-) -> None:
+def test_an_engine_of_bfloat16_weights_is_found_out(compute, narrow, held):
     found = narrow_answers(narrow, [range(5, 29)], side_of(served(held, compute)))
     assert found is not None
     assert found.dtype == "bfloat16"
 
 
-@pytest.mark.model
 def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_asked(
-    narrow: LoadedModel,
-    held: Any,
-) -> None:
+    narrow,
+    held,
+):
     engine = side_of(lambda model, ids: head_in_float32(held, ids).to(model.dtype))
     found = narrow_answers(narrow, [range(5, 29)], engine)
     assert found is not None
     assert found.dtype == "bfloat16"
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("dtype", few(["bfloat16", "float16"], "bfloat16"))
-def test_no_engine_that_answers_in_float32_is_taken_for_one_of_16_bits(dtype: str) -> None:
+def test_no_engine_that_answers_in_float32_is_taken_for_one_of_16_bits(dtype):
     """Whatever is wrong with it; engines that compute in float32 from the first are among them,
     whose two answers are the same.
     """
     loaded = tiny_model("llama", dtype)
     prompts = tiny_prompts(loaded)[:1]
-    cases: list[tuple[str, Callable[..., Any] | str]] = [
+    cases = [
         (case.name, case.engine or case.path)
         for case in (*MUTATIONS, *VARIATIONS)
         if case.applies(loaded) and case.base is None
@@ -153,7 +143,6 @@ OWN_FLOAT32 = (
 
 
 @pytest.mark.spread(1)
-@pytest.mark.model
 @pytest.mark.parametrize(
     ("compute", "is_reference"),
     [
@@ -164,14 +153,15 @@ OWN_FLOAT32 = (
     ids=lambda each: getattr(each, "__name__", {True: "reference", False: "variant"}.get(each)),
 )
 def test_a_correct_engine_of_bfloat16_is_no_suspect(
-    compute: Engine,
-    is_reference: bool,
-    narrow: LoadedModel,
-    held: Any,
-    judged: Any,
-) -> None:
+    compute,
+    is_reference,
+    narrow,
+    held,
+    judged,
+):
     sides = ["prefill", served(held, compute)][:: -1 if is_reference else 1]
     verdict = judged(narrow, tiny_prompts(narrow, 16)[:1], *sides)
     assert verdict.name == "likely rounding"
     (row,) = (row for row in verdict.evidence if row.group == FLOAT32)
-    assert (row.outcome, row.figures) == (MISSING, Unmeasured(computes_in={"engine": "bfloat16"}))
+    assert row.outcome == MISSING
+    assert row.figures == Unmeasured(computes_in={"engine": "bfloat16"})

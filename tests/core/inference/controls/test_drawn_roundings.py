@@ -1,9 +1,6 @@
 """Roundings drawn anew, and what they say of an engine that has nothing but 16 bits."""
 
-from __future__ import annotations
-
 import copy
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,19 +15,18 @@ from benchmarks.verdicts.trial import model_named
 from core.inference.controls import drawn_roundings
 from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import LoadedModel
 from core.runs.file.evidence import FAILED, FLOAT32, OWN_DTYPE, PASSED, Check
 from tests.core.inference.sameness import logits_of
 from tests.covering import covering
 
 
-def drawn_forward(loaded: LoadedModel, ids: Any, seed: int) -> torch.Tensor:
+def drawn_forward(loaded, ids, seed):
     with torch.inference_mode(), DrawnRounding(loaded.torch_dtype, seed):
         return prefill(loaded.model, torch.tensor(ids))
 
 
 @pytest.mark.model
-def test_a_draw_is_the_same_for_its_seed_and_another_for_another(narrow: LoadedModel) -> None:
+def test_a_draw_is_the_same_for_its_seed_and_another_for_another(narrow):
     first, again, other = (drawn_forward(narrow, range(5, 29), seed) for seed in (3, 3, 4))
     assert first.dtype == torch.bfloat16
     assert torch.equal(first, again)
@@ -38,9 +34,7 @@ def test_a_draw_is_the_same_for_its_seed_and_another_for_another(narrow: LoadedM
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(
-    dtype: torch.dtype,
-) -> None:
+def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(dtype):
     generator = torch.Generator().manual_seed(0)
     x, weight = (torch.randn((64, 64), generator=generator).to(dtype) for _ in range(2))
     wide = x.float() @ weight.float()
@@ -73,12 +67,12 @@ def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(
     assert abs(bias) < 4 * 0.33 / np.sqrt(wide.numel())  # no side is preferred
 
 
-def test_an_error_is_measured_without_what_all_logits_share() -> None:
+def test_an_error_is_measured_without_what_all_logits_share():
     """Variances of each row: of a number that all share 0, of 3 1 1 3 it is 1; 1e30 is no NaN, and
     NaN has no size.
     """
-    pieces: list[Any] = []
-    rows: list[torch.Tensor] = []
+    pieces = []
+    rows = []
     logits = torch.tensor([[7.0, 7, 7, 7], [3, 1, 1, 3], [0, 0, 0, 1e30], [3, 1, float("nan"), 3]])
     drawn_roundings._add_error(torch.zeros(5, 4), pieces, rows, 1, logits)
     assert rows[0].isfinite().all()
@@ -86,9 +80,7 @@ def test_an_error_is_measured_without_what_all_logits_share() -> None:
 
 
 @pytest.mark.model
-def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(
-    narrow: LoadedModel,
-) -> None:
+def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(narrow):
     prompts = tiny_prompts(narrow)
     with torch.inference_mode():
         with in_float32(narrow) as widened:
@@ -110,16 +102,18 @@ def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(
 
 
 @pytest.mark.model
-def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(narrow, judged) -> None:
+def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(narrow, judged):
     """Float32 has nothing to say of it, and the pair's ratio of 3 alone would pass."""
     held = copy.deepcopy(narrow.model)
     (fault,) = (
         case.engine for case in MUTATIONS if case.name == "one future key visible to one query"
     )
     verdict = judged(narrow, tiny_prompts(narrow), "prefill", lambda _, ids: fault(held, ids))
-    assert (verdict.is_bug_suspected, verdict.first_place[1]) == (True, 10)
+    assert verdict.is_bug_suspected
+    assert verdict.first_place[1] == 10
     pair, engine = (row for row in verdict.evidence if row.group == OWN_DTYPE)
-    assert (pair.outcome, engine.outcome) == (PASSED, FAILED)
+    assert pair.outcome == PASSED
+    assert engine.outcome == FAILED
     assert verdict.noise_ratio == engine.figures.noise_ratio
 
 
@@ -134,7 +128,7 @@ OF_ONE_TOKEN = {
 @pytest.mark.model
 @pytest.mark.spread(4)
 @pytest.mark.parametrize(("case", "dtype"), covering(list(FAULTS), ["bfloat16", "float16"]))
-def test_a_fault_of_16_bits_alone_is_a_bug(case: str, dtype: str, narrow, half, judged) -> None:
+def test_a_fault_of_16_bits_alone_is_a_bug(case, dtype, narrow, half, judged):
     loaded = narrow if dtype == "bfloat16" else half
     prompts = tiny_prompts(loaded)
     verdict = judged(loaded, prompts, "prefill", in_16_bits_only(FAULTS[case](1.0)))
@@ -150,12 +144,12 @@ def test_a_fault_of_16_bits_alone_is_a_bug(case: str, dtype: str, narrow, half, 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize(("case", "dtype"), covering(list(TWINS), ["bfloat16", "float16"]))
 def test_another_16_bit_kernel_of_the_same_function_is_rounding(
-    case: str,
-    dtype: str,
+    case,
+    dtype,
     narrow,
     half,
     judged,
-) -> None:
+):
     loaded = narrow if dtype == "bfloat16" else half
     verdict = judged(loaded, tiny_prompts(loaded), "prefill", in_16_bits_only(TWINS[case]))
     assert verdict.name == "rounding"
@@ -164,7 +158,7 @@ def test_another_16_bit_kernel_of_the_same_function_is_rounding(
 
 
 @pytest.mark.model
-def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged) -> None:
+def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged):
     engine = in_16_bits_only(FAULTS["residual added twice"](1.0))
     verdict = judged(narrow, tiny_prompts(narrow), engine, "decode")
     assert verdict.is_bug_suspected
@@ -175,7 +169,7 @@ def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged) ->
 
 @pytest.mark.thorough
 @pytest.mark.model
-def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says() -> None:
+def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says():
     """One model with 4 prompts; `python -m benchmarks.verdicts.sixteen` runs them all."""
     loaded, _ = model_named("llama bfloat16")
     prompts = sixteen.prompts_for("llama bfloat16", loaded, 4)

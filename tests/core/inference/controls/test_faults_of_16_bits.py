@@ -1,62 +1,44 @@
 """Faults that 16-bit kernels alone have, in dumps whose float32 pair is sound."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
-import torch
 
-from benchmarks.verdicts.engines import Engine, in_16_bits_only
+from benchmarks.verdicts.engines import in_16_bits_only
 from benchmarks.verdicts.sixteen import FAULTS, TWINS
 from benchmarks.verdicts.tiny_models import tiny_prompts
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import PLAIN, side_of, whole_side
 from core.judging.dump import judge_stored
 from core.judging.ingest import ingest
 from core.judging.uploaded_controls import measure_controls
 from core.runs.file.evidence import FAILED, FLOAT32, Check, Verdict
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.inference.controls.side_arrays import side_arrays
 from tests.core.judging.engine_dumps import saved
 
 pytestmark = pytest.mark.model
 BUG, OPEN = "bug suspected", "undecided"
 
 
-def corrupted(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+def corrupted(model, ids):
     """One logit of one position is 12 off, in 16 bits alone."""
-    logits: torch.Tensor = model(input_ids=ids[None], use_cache=False).logits[0].clone()
+    logits = model(input_ids=ids[None], use_cache=False).logits[0].clone()
     logits[20, 7] += 12 * (model.dtype.itemsize == 2)
     return logits
 
 
-def verdict_of(
-    loaded: LoadedModel,
-    folder: Path,
-    engine: Engine,
-    *,
-    is_swapped: bool = False,
-) -> Verdict:
+def verdict_of(loaded, folder, engine, *, is_swapped=False):
     """The verdict of a dump of a plain forward and the engine with the pair in float32."""
     prompts = tiny_prompts(loaded)
-    sides = [PLAIN, side_of(engine)][:: -1 if is_swapped else 1]
-
-    def arrays(model: LoadedModel, variant: str = "") -> dict[str, np.ndarray]:
-        own = sides if not variant else [PLAIN, side_of(variant)]
-        with torch.inference_mode():
-            logits = [
-                torch.cat([whole_side(one.run_on(model), ids) for ids in prompts]).float().numpy()
-                for one in own
-            ]
-        return dict(zip(("reference", "variant"), logits, strict=True))
-
-    named = {"compute_dtype": np.array(loaded.dtype)}
-    dump = saved(folder / "own.npz", token_ids=np.concatenate(prompts), **named, **arrays(loaded))
+    sides = ["prefill", engine][:: -1 if is_swapped else 1]
+    dump = saved(
+        folder / "own.npz",
+        token_ids=np.concatenate(prompts),
+        compute_dtype=np.array(loaded.dtype),
+        **side_arrays(loaded, prompts, *sides),
+    )
     with in_float32(loaded) as wide:
-        pair = saved(folder / "pair.npz", **arrays(wide, "decode"))
+        pair = saved(folder / "pair.npz", **side_arrays(wide, prompts, "prefill", "decode"))
     store = Store(folder / "store")
     with RunReader(store.path_of(ingest(store, [dump]))) as run:
         new = judge_stored(store, run, measure_controls(run, float32=[pair]))
@@ -82,7 +64,7 @@ def test_a_fault_of_16_bits_alone_is_no_rounding(
     narrow,
     half,
     tmp_path,
-) -> None:
+):
     engine = corrupted if case == "corrupted" else in_16_bits_only(FAULTS[case](1.0))
     verdict = verdict_of(narrow if dtype == "bfloat16" else half, tmp_path, engine)
     assert FAILED not in [row.outcome for row in verdict.evidence if row.group == FLOAT32]
@@ -99,7 +81,7 @@ def test_another_kernel_of_the_same_function_is_rounding(
     narrow,
     half,
     tmp_path,
-) -> None:
+):
     """The last one computes in float64 and rounds once: other kernels are ten times further from
     float32.
     """
@@ -108,8 +90,9 @@ def test_another_kernel_of_the_same_function_is_rounding(
     assert verdict.name == "rounding", verdict.table()
 
 
-def test_a_logit_that_16_bits_alone_corrupt_is_a_suspected_bug_of_a_model(narrow, judged) -> None:
+def test_a_logit_that_16_bits_alone_corrupt_is_a_suspected_bug_of_a_model(narrow, judged):
     verdict = judged(narrow, tiny_prompts(narrow), "prefill", corrupted)
     (row,) = (row for row in verdict.evidence if row.check is Check.SINGLE_LOGIT)
     assert verdict.is_bug_suspected
-    assert (row.figures.first, row.figures.token) == ((0, 20), 7)
+    assert row.figures.first == (0, 20)
+    assert row.figures.token == 7

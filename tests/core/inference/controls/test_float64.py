@@ -2,11 +2,7 @@
 it.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +11,6 @@ from benchmarks.verdicts.engines import prefill, replaced, walk
 from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.inference.models.dtypes import WIDENING, in_float64
-from core.inference.models.model import LoadedModel
 from core.runs.file.evidence import FAILED, FLOAT32, NOTED, PASSED
 from tests.core.inference.paths.test_modifiers import state
 
@@ -23,7 +18,7 @@ pytestmark = pytest.mark.model
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "mixtral"])
-def test_in_float64_nothing_passes_through_float32(name: str) -> None:
+def test_in_float64_nothing_passes_through_float32(name):
     """Norms, softmax, routers and angles cast to float32 by themselves; with those casts two
     kernels differ by 1e-8, not 1e-14.
     """
@@ -43,11 +38,7 @@ def test_in_float64_nothing_passes_through_float32(name: str) -> None:
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.parametrize("dtype", WIDENING)
-def test_widening_is_undone_however_it_ends(
-    dtype: str,
-    error: type[BaseException],
-    narrow: LoadedModel,
-) -> None:
+def test_widening_is_undone_however_it_ends(dtype, error, narrow):
     before = state(narrow)
     with pytest.raises(error), WIDENING[dtype](narrow):
         raise error
@@ -55,38 +46,37 @@ def test_widening_is_undone_however_it_ends(
     assert torch.zeros(1, dtype=torch.float32).dtype == torch.float32
 
 
-def test_an_engines_own_float32_stays_float32_beside_a_model_in_float64(small: LoadedModel) -> None:
+def test_an_engines_own_float32_stays_float32_beside_a_model_in_float64(small):
     with in_float64(small) as widened, torch.inference_mode():
         states = widened.model.model(
             input_ids=torch.arange(5, 29)[None],
             use_cache=False,
         ).last_hidden_state[0]
-        assert (states.dtype, states.float().dtype) == (torch.float64, torch.float32)
+        assert states.dtype == torch.float64
+        assert states.float().dtype == torch.float32
 
 
-def holding_float32(
-    loaded: LoadedModel,
-    forward: Callable[[Any, torch.Tensor], torch.Tensor],
-) -> Any:
+def holding_float32(loaded, forward):
     """An engine with float32 weights of its own, as a server has."""
     held = copy.deepcopy(loaded.model)
     return lambda _, ids: forward(held, ids)
 
 
 @pytest.fixture(scope="module")
-def experts() -> LoadedModel:
+def experts():
     return tiny_model("mixtral")
 
 
 def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault_is_a_bug(
     experts,
     judged,
-) -> None:
+):
     engine = holding_float32(experts, lambda model, ids: walk(model, ids, [7, 20]))
     verdict = judged(experts, tiny_prompts(experts), "prefill", engine)
     assert verdict.name == "rounding"
     (row,) = (row for row in verdict.evidence if row.group == FLOAT32)
-    assert (row.outcome, row.figures.compute_dtype) == (PASSED, "float32")
+    assert row.outcome == PASSED
+    assert row.figures.compute_dtype == "float32"
     assert verdict.noise_ratio == row.figures.noise_ratio < 1
     verdict = judged(
         experts,
@@ -99,17 +89,15 @@ def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault
 
 
 @pytest.mark.parametrize("is_fault", [True, pytest.param(False, marks=pytest.mark.thorough)])
-def test_a_floor_torn_by_near_ties_of_a_router_is_decided_in_float64(
-    is_fault: bool,
-    judged,
-) -> None:
+def test_a_floor_torn_by_near_ties_of_a_router_is_decided_in_float64(is_fault, judged):
     loaded = tiny_model("mixtral-ties")
     before, implementation = state(loaded), loaded.model.config._experts_implementation
     prompts, variant = tiny_prompts(loaded), scaled_value(1.01) if is_fault else "decode"
     verdict = judged(loaded, prompts[:1] if is_fault else prompts, "prefill", variant)
     assert verdict.name == ("bug suspected" if is_fault else "rounding")
     single, double = (row for row in verdict.evidence if row.group == FLOAT32)
-    assert (single.outcome, single.figures.compute_dtype) == (NOTED, "float32")
+    assert single.outcome == NOTED
+    assert single.figures.compute_dtype == "float32"
     assert (double.outcome, double.figures.compute_dtype) == (
         FAILED if is_fault else PASSED,
         "float64",

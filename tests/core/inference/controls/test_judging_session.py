@@ -2,18 +2,13 @@
 the variant once.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.errors import CaptureError
 from core.inference.controls.judge_model import JudgingSession, judge
-from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import digest_of, side_of
 from core.runs.file.evidence import Check, RerunFigures
 
@@ -22,11 +17,11 @@ VARIANTS = ["prefill+batch:2", "prefill+attn:eager"]  # of few forwards themselv
 
 
 @contextmanager
-def counted(loaded: LoadedModel, columns: int | None = None) -> Iterator[list[None]]:
+def counted(loaded, columns=None):
     """One entry a forward of the model; columns: of so many tokens a row only."""
-    calls: list[None] = []
+    calls = []
 
-    def see(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def see(_, given, named):
         if columns is None or (given[0] if given else named["input_ids"]).shape[1] == columns:
             calls.append(None)
 
@@ -43,9 +38,9 @@ def counted(loaded: LoadedModel, columns: int | None = None) -> Iterator[list[No
     [("bfloat16", "prefill"), ("float32", "chunked:4")],
 )
 def test_judgements_of_a_session_are_those_made_alone_with_fewer_forwards(
-    dtype: str,
-    reference: str,
-) -> None:
+    dtype,
+    reference,
+):
     loaded = tiny_model("llama", dtype)
     prompts = [ids[:12] for ids in tiny_prompts(loaded)[:2]]
     with counted(loaded) as of_each:
@@ -66,7 +61,7 @@ def test_judgements_of_a_session_are_those_made_alone_with_fewer_forwards(
     assert len(of_session) < 0.8 * len(of_each)
 
 
-def test_a_session_of_another_model_or_of_other_prompts_is_refused() -> None:
+def test_a_session_of_another_model_or_of_other_prompts_is_refused():
     loaded = tiny_model("llama", "float32")
     prompts = [tiny_prompts(loaded)[0][:8]]
     other = tiny_model("llama", "float32")
@@ -75,7 +70,7 @@ def test_a_session_of_another_model_or_of_other_prompts_is_refused() -> None:
             judge(loaded, prompts, reference="prefill", variant="decode", session=session)
 
 
-def test_a_capture_counts_as_one_of_the_calls_that_a_side_has_to_repeat_itself_in() -> None:
+def test_a_capture_counts_as_one_of_the_calls_that_a_side_has_to_repeat_itself_in():
     loaded = tiny_model("llama", "float32")
     prompt = tiny_prompts(loaded)[0][:8]
     captured = [digest_of(loaded, [prompt], side_of(path)) for path in ("prefill", "decode")]
@@ -88,7 +83,8 @@ def test_a_capture_counts_as_one_of_the_calls_that_a_side_has_to_repeat_itself_i
             variant="decode",
             digests=(captured[0], captured[1]),
         )
-    assert (found, len(seen)) == (plain, 8)
+    assert found == plain
+    assert len(seen) == 8
     # the twin: a capture whose variant had other bits, as an engine's first call may
     other = judge(
         loaded,

@@ -2,8 +2,6 @@
 a near tie.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -18,9 +16,9 @@ FEW, ALL = 8, 64  # keys of a query: fewer than the prompts have, and more
 
 @pytest.mark.parametrize(("index_topk", "chooses"), [(FEW, True), (ALL, False)])
 def test_an_indexer_chooses_keys_if_the_prompt_has_more_than_it_takes(
-    index_topk: int,
-    chooses: bool,
-) -> None:
+    index_topk,
+    chooses,
+):
     loaded = model_of(deepseek_v32(index_topk))
     ids = tiny_prompts(loaded)[1]
     assert FEW < len(ids) < ALL
@@ -29,13 +27,13 @@ def test_an_indexer_chooses_keys_if_the_prompt_has_more_than_it_takes(
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 40])
-def test_a_router_chooses_no_keys_even_with_an_expert_for_each_token(tokens: int) -> None:
+def test_a_router_chooses_no_keys_even_with_an_expert_for_each_token(tokens):
     loaded = tiny_model("mixtral")  # of four experts
     with torch.inference_mode():
         assert not chooses_keys(loaded, tiny_prompts(loaded)[0][:tokens])
 
 
-def test_the_cache_of_an_indexer_is_undecided_with_the_reason_and_no_module_is_named() -> None:
+def test_the_cache_of_an_indexer_is_undecided_with_the_reason_and_no_module_is_named():
     loaded = model_of(deepseek_v32(FEW))
     verdict = judge(loaded, tiny_prompts(loaded), reference="prefill", variant="chunked:8")
     assert verdict.name == "undecided"

@@ -2,10 +2,6 @@
 side is named.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -19,51 +15,32 @@ from benchmarks.verdicts.variations import in_two_halves
 from core.errors import UsageError
 from core.inference.controls.model_controls import model_of_dump
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import Engine, side_of, whole_side
 from core.judging.dump import judge_stored
 from core.judging.ingest import ingest
 from core.judging.uploaded_controls import measure_controls
 from core.runs.file.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, PRECISION, Check
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.inference.controls.side_arrays import side_arrays
 from tests.core.judging.engine_dumps import saved
 
 pytestmark = pytest.mark.model
-Prompts = list[tuple[int, ...]]
 
 
-def _prompts(loaded: LoadedModel, tokens: int = 28) -> Prompts:
+def _prompts(loaded, tokens=28):
     return [ids[:tokens] for ids in tiny_prompts(loaded)[:2]]
 
 
-def _arrays(
-    loaded: LoadedModel,
-    prompts: Prompts,
-    variant: str | Engine = "decode",
-) -> dict[str, np.ndarray]:
+def _arrays(loaded, prompts, variant="decode"):
     """What a dump of a plain forward and a variant has, in the model's dtype."""
-    sides = {"reference": side_of("prefill"), "variant": side_of(variant)}
-    with torch.inference_mode():
-        logits = {
-            name: torch.cat([whole_side(side.run_on(loaded), ids) for ids in prompts])
-            .float()
-            .numpy()
-            for name, side in sides.items()
-        }
     return {
         "token_ids": np.concatenate(prompts),
         "prompt_lengths": np.array([len(ids) for ids in prompts]),
-        **logits,
+        **side_arrays(loaded, prompts, "prefill", variant),
     }
 
 
-def _dumps(
-    loaded: LoadedModel,
-    folder: Path,
-    prompts: Prompts,
-    variant: str | Engine = "decode",
-) -> tuple[Path, Path]:
+def _dumps(loaded, folder, prompts, variant="decode"):
     """(the pair in the model's own dtype, the pair in float32)"""
     folder.mkdir(exist_ok=True)
     own = saved(folder / "own.npz", **_arrays(loaded, prompts, variant))
@@ -72,11 +49,11 @@ def _dumps(
 
 
 @pytest.fixture(scope="module")
-def dumped(narrow: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def dumped(narrow, tmp_path_factory):
     return _dumps(narrow, tmp_path_factory.mktemp("dumps"), _prompts(narrow))
 
 
-def _judged(folder: Path, dump: Path, loaded: LoadedModel, **given: list[Path]) -> RunReader:
+def _judged(folder, dump, loaded, **given):
     store = Store(folder / "store")
     with RunReader(store.path_of(ingest(store, [dump]))) as run:
         model = model_of_dump(loaded, run, float32=given.get("float32", ()))
@@ -89,7 +66,7 @@ def _judged(folder: Path, dump: Path, loaded: LoadedModel, **given: list[Path]) 
     return RunReader(store.path_of(new))
 
 
-def _outcomes(run: RunReader) -> dict[str, str]:
+def _outcomes(run):
     return {row.group: row.outcome for row in run.evidence(0)}
 
 
@@ -107,7 +84,8 @@ def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor_and_leaves_the_
     assert run.pairs[0].verdict == "rounding"
     assert 0.2 < run.pairs[0].noise_ratio < 4
     outcomes = _outcomes(run)
-    assert (outcomes[OWN_DTYPE], outcomes[FLOAT32]) == (PASSED, PASSED)
+    assert outcomes[OWN_DTYPE] == PASSED
+    assert outcomes[FLOAT32] == PASSED
     assert set(run.rows("floor_position", pair=0)["compute_dtype"]) == {"bfloat16", "float32"}
 
 
@@ -140,7 +118,8 @@ def test_a_float32_dump_needs_only_the_model(factor, verdict, outcome, tmp_path)
     arrays = _arrays(loaded, _prompts(loaded, 40), "decode+batch:3")
     arrays["variant"][11] *= factor
     run = _judged(tmp_path, saved(tmp_path / "d.npz", **arrays), loaded)
-    assert (run.pairs[0].verdict, _outcomes(run)[FLOAT32]) == (verdict, outcome)
+    assert run.pairs[0].verdict == verdict
+    assert _outcomes(run)[FLOAT32] == outcome
 
 
 @pytest.mark.thorough
@@ -150,11 +129,11 @@ def test_a_float32_dump_needs_only_the_model(factor, verdict, outcome, tmp_path)
     ids=["sound", "a stale slot"],
 )
 def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_float32(
-    engine: Engine,
-    verdict: str,
-    tmp_path: Path,
-    narrow: LoadedModel,
-) -> None:
+    engine,
+    verdict,
+    tmp_path,
+    narrow,
+):
     """With the pair in float32 the precision is shown there.
 
     The last prompt is the first one once more.
@@ -181,17 +160,18 @@ def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_fl
     ids=["fault", "harmless"],
 )
 def test_a_dump_with_its_float32_and_the_model_says_what_the_model_says_itself(
-    engine: Engine,
-    name: str,
-    narrow: LoadedModel,
+    engine,
+    name,
+    narrow,
     judged,
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     side, prompts = in_16_bits_only(engine), tiny_prompts(narrow)
     verdict = judged(narrow, prompts, "prefill", side)
     own, pair = _dumps(narrow, tmp_path, prompts, side)
     run = _judged(tmp_path, own, narrow, float32=[pair])
-    assert (verdict.name, run.pairs[0].verdict) == (name, name)
+    assert verdict.name == name
+    assert run.pairs[0].verdict == name
     assert run.pairs[0].noise_ratio == pytest.approx(verdict.noise_ratio, rel=0.01)
     drawn = {
         row.side: row.outcome

@@ -2,8 +2,6 @@
 rounding names none.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import count
 
@@ -168,7 +166,8 @@ BITS = {
 @pytest.mark.parametrize("name", BITS)
 def test_a_lower_precision_is_known_by_its_bits_in_all_blocks(loaded, name):
     figures = alone_evidence("c", alone(loaded, CASES[name]), "engine").figures
-    assert (figures.kind, figures.blocks) == (BITS[name][0], 3)
+    assert figures.kind == BITS[name][0]
+    assert figures.blocks == 3
     assert figures.bits == pytest.approx(BITS[name][1], abs=0.5)
     assert figures.first is None
 
@@ -226,7 +225,8 @@ def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, s
     engine = partial(_in_parts, fault=1.01)
     sides = {"reference": "prefill", "variant": "prefill", side: engine}
     found = judge(loaded, tiny_prompts(loaded), **sides)
-    assert (found.name, found.first_place) == ("bug suspected", (0, 5))
+    assert found.name == "bug suspected"
+    assert found.first_place == (0, 5)
     alone = next(row.figures for row in found.evidence if isinstance(row.figures, AloneFigures))
     assert alone.modules_beyond == ("model.layers.1",)
 

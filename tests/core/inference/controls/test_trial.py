@@ -5,8 +5,6 @@ other way to compute the same function is (benchmarks/verdicts/trial.py).
 the trial, in both dtypes, takes half an hour: `python -m benchmarks.verdicts.trial`.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -34,7 +32,7 @@ from tests.covering import few, thorough
 QUICK = ("gpt2", "mixtral")
 
 
-def _wrong(trials: list[Trial]) -> list[str]:
+def _wrong(trials):
     return [
         f"{trial.model}: {trial.case}: {trial.verdict}: {trial.because}"
         for trial in trials
@@ -66,7 +64,7 @@ QUICKLY_PLANTED = (
         *thorough([("gpt2", "TF32 by truncation, a future key"), (IN_BFLOAT16[0], "fp8 cache")]),
     ],
 )
-def test_a_fault_is_caught_and_named_where_it_was_planted(name: str, case: str) -> None:
+def test_a_fault_is_caught_and_named_where_it_was_planted(name, case):
     loaded, prompts = model_named(name)
     if not CASES[case].applies(loaded):
         pytest.skip("the model has no such part")
@@ -88,11 +86,7 @@ NAMED = (
     ("name", "prompts", "step"),
     [("gpt2", 1, 5), *thorough([("gpt2", 1, 1), *((each, None, 1) for each in QUICK)])],
 )
-def test_every_bug_is_called_one_and_nothing_else_is(
-    name: str,
-    prompts: int | None,
-    step: int,
-) -> None:
+def test_every_bug_is_called_one_and_nothing_else_is(name, prompts, step):
     """Or every so many of the cases, and those that are named below."""
     wanted = {case.name for case in cases_of(tiny_model(name))[::step]} | set(NAMED)
     trials = run_trial([name], most_prompts=prompts, selects=lambda case: case.name in wanted)
@@ -110,7 +104,7 @@ def test_every_bug_is_called_one_and_nothing_else_is(
 @pytest.mark.spread(1)
 @pytest.mark.model
 @pytest.mark.parametrize("name", few(CONFIGS, "gpt2", "llama"))
-def test_mutations_that_change_the_function_do_change_it_in_float64(name: str) -> None:
+def test_mutations_that_change_the_function_do_change_it_in_float64(name):
     """By a plain comparison that knows nothing of floors: the trial must not count a mutation that
     mutates nothing.
     """
@@ -140,7 +134,7 @@ def test_mutations_that_change_the_function_do_change_it_in_float64(name: str) -
         "products of three bfloat16 parts",
     ),
 )
-def test_a_harmless_twin_is_rounding_in_few_words(name: str) -> None:
+def test_a_harmless_twin_is_rounding_in_few_words(name):
     loaded, prompts = model_named("gpt2")
     trial = try_case(CASES[name], "gpt2", loaded, prompts[:1], is_strict=True)
     assert trial.is_right, line_of(trial)
@@ -159,12 +153,7 @@ ok    mistral-window bfloat16one cached value of one head x 1.01                
     ("verdict", "module", "position"),
     [("bug suspected", "a.very.long.module.of.a.model.with.a.name", 8), ("rounding", "", None)],
 )
-def test_a_printed_line_is_read_back(
-    model: str,
-    verdict: str,
-    module: str,
-    position: int | None,
-) -> None:
+def test_a_printed_line_is_read_back(model, verdict, module, position):
     trial = Trial(
         model,
         "a case",
@@ -195,12 +184,7 @@ def test_a_printed_line_is_read_back(
         (1, "lower precision", "bug suspected", False),
     ],
 )
-def test_what_differs_from_an_earlier_output_is_listed(
-    number: int,
-    old: str,
-    new: str,
-    grave: bool,
-) -> None:
+def test_what_differs_from_an_earlier_output_is_listed(number, old, new, grave):
     line = OLD[number].replace(old, new.ljust(len(old)))
     if number == 2:
         line = line.replace("ok   ", "WRONG", 1)

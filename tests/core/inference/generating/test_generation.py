@@ -7,22 +7,18 @@ import pytest
 import torch
 
 from core.errors import CaptureError
-from core.inference.capture.capture import run_capture
 from core.inference.generating import search
 from core.inference.generating.generation import (
     best_and_margin,
     continue_all,
     end_tokens,
 )
-from core.inference.models.model import LoadedModel
 from core.inference.paths.paths import parse_path
 from core.numerics.formats import values_of
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.writer import RunWriter
 from tests.core.inference.capture.test_capture import collect
 from tests.core.inference.conftest import MODELS
-from tests.core.inference.sameness import planned, tokens
+from tests.core.inference.sameness import captured, planned, tokens
 from tests.covering import covering
 
 LENGTH = 24
@@ -55,7 +51,7 @@ MADE = [
 ]
 
 
-def generated(loaded: LoadedModel, ids: list[int], length: int) -> tuple[int, ...]:
+def generated(loaded, ids, length):
     """transformers' own greedy search."""
     with torch.inference_mode():
         out = loaded.model.generate(
@@ -75,7 +71,7 @@ def generated(loaded: LoadedModel, ids: list[int], length: int) -> tuple[int, ..
     covering(MODELS, PATHS, whole=("llama",)),
     indirect=["loaded"],
 )
-def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: LoadedModel) -> None:
+def test_a_path_continues_a_prompt_as_transformers_does(path, loaded):
     """In float32 the random models of these tests have margins far above rounding, so every path
     must agree with the oracle.
     """
@@ -85,7 +81,7 @@ def test_a_path_continues_a_prompt_as_transformers_does(path: str, loaded: Loade
 
 
 @pytest.mark.model
-def test_a_text_ends_with_the_models_own_end_token(llama: LoadedModel, monkeypatch) -> None:
+def test_a_text_ends_with_the_models_own_end_token(llama, monkeypatch):
     ids = tokens(llama)[:20]
     whole = generated(llama, ids, LENGTH)
     stop = whole[5]
@@ -95,7 +91,7 @@ def test_a_text_ends_with_the_models_own_end_token(llama: LoadedModel, monkeypat
     assert found == whole[: whole.index(stop) + 1] == generated(llama, ids, LENGTH)
 
 
-def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_runner_up() -> None:
+def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_runner_up():
     rows = torch.tensor(
         [
             [1.0, torch.nan, 3.0, 3.0],
@@ -109,7 +105,7 @@ def test_the_argmax_is_the_lowest_id_and_never_nan_and_its_margin_is_over_the_ru
 
 
 @pytest.mark.model
-def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama: LoadedModel) -> None:
+def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama):
     """Against one forward of transformers over the prompt and what was written; float32 orders its
     sums differently by 1e-5.
     """
@@ -123,29 +119,26 @@ def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama: Lo
 
 
 @pytest.mark.model
-def test_the_run_shows_the_flip_that_made_the_texts_part(llama: LoadedModel, tmp_path) -> None:
+def test_the_run_shows_the_flip_that_made_the_texts_part(llama, tmp_path):
     variant = "decode+dtype:bfloat16"
     found = search.search(llama, MADE, "prefill", variant, tokens=LENGTH)
-    plan = planned(
-        llama,
-        [MADE[found.flipped_prompts[0]]],
-        "prefill",
-        [variant],
-        tokens=LENGTH,
-    )
-    with RunWriter(Store(tmp_path), plan.header) as writer:
-        run_capture(plan, writer)
-        path = Store(tmp_path).path_of(writer.finish())
-    with RunReader(path) as run:
+    prompts = [MADE[found.flipped_prompts[0]]]
+    with captured(Store(tmp_path), llama, prompts, variant, tokens=LENGTH) as run:
         made = run.generations[0]
         parting = made.parting(1)
-        assert parting == found.flips[0].position
+        (flip, *_) = found.flips
+        assert parting == flip.position
         assert run.header.rows == parting + 1  # nothing is captured beyond it
         table = run.positions(0)
         step = parting - made.given_positions + 1
-        assert table["is_flip"].iloc[parting]
+        here = table.iloc[parting]
+        assert here["is_flip"]
+        assert flip.reference_margin == pytest.approx(here["reference_margin"], abs=1e-4)
+        assert flip.variant_margin == pytest.approx(here["variant_margin"], abs=1e-4)
+        assert flip.reference_token == here["reference_token"]
+        assert flip.variant_token == here["variant_token"]
         for side, column in enumerate(("reference_token", "variant_token")):
-            assert table[column].iloc[parting] == made.tokens[side][step]
+            assert here[column] == made.tokens[side][step]
             logits = values_of(run.at(side, 0, parting), run.header.format)
             assert int(np.argmax(logits)) == made.tokens[side][step]
         assert (
@@ -166,7 +159,7 @@ def test_the_run_shows_the_flip_that_made_the_texts_part(llama: LoadedModel, tmp
 
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["static", "decode+batch:3", "blocks:8+pad:left:2"])
-def test_the_second_pass_repeats_the_first(path: str, llama_bfloat16: LoadedModel) -> None:
+def test_the_second_pass_repeats_the_first(path, llama_bfloat16):
     """Fed the common tokens, every step has the token and the very margin of the first pass."""
     ids = llama_bfloat16.tokenizer(MADE[1])["input_ids"]
     ((found, margins),) = continue_all(parse_path(path), llama_bfloat16, [ids], 8)
@@ -199,7 +192,7 @@ def test_what_cannot_be_continued_is_refused_before_anything_is_computed(
     length,
     sentence,
     model_of,
-) -> None:
+):
     with pytest.raises(CaptureError, match=sentence):
         planned(
             model_of(name),

@@ -2,8 +2,6 @@
 describes them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -2,13 +2,10 @@
 sentence.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct
 import sys
-from pathlib import Path
 
 import gguf
 import numpy as np
@@ -26,17 +23,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
+def written(tmp_path_factory):
     """A GGUF, and its weights in float32 by hand."""
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     return path, small_gguf.write(path)
 
 
-def differing(
-    model: torch.nn.Module,
-    expected: dict[str, np.ndarray],
-    dtype: torch.dtype,
-) -> list[str]:
+def differing(model, expected, dtype):
     """Names of the weights whose bits are not those of `expected`, rounded once."""
     state = model.state_dict()
     return [
@@ -48,7 +41,7 @@ def differing(
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", list(DTYPES))
-def test_a_gguf_has_the_weights_that_its_blocks_hold_rounded_once(written, dtype) -> None:
+def test_a_gguf_has_the_weights_that_its_blocks_hold_rounded_once(written, dtype):
     path, expected = written
     loaded = load_model(str(path), dtype=dtype, device="cpu")
     assert differing(loaded.model, expected, DTYPES[dtype]) == []
@@ -62,7 +55,7 @@ def test_a_gguf_has_the_weights_that_its_blocks_hold_rounded_once(written, dtype
 def test_an_architecture_that_transformers_rounds_within_its_arithmetic_is_rounded_once_all_the_same(
     written,
     monkeypatch,
-) -> None:
+):
     """Its newer reader, which has a few architectures yet, multiplies in bfloat16: other bits than
     the blocks hold.
     """
@@ -85,16 +78,18 @@ def test_an_architecture_that_transformers_rounds_within_its_arithmetic_is_round
 @pytest.mark.model
 def test_a_run_of_a_gguf_says_which_file_how_it_was_quantised_and_that_it_no_longer_is(
     written,
-) -> None:
+):
     path, _ = written
     digest = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
     loaded = load_model(str(path), dtype="bfloat16", device="cpu")
     about = planned(loaded, ["the"]).header.provenance
-    assert (about.model, about.revision) == (str(path), digest)
+    assert about.model == str(path)
+    assert about.revision == digest
     assert "dequantised from Q4_1" in about.versions["weights"]
     shapes = load_model(str(path), dtype="bfloat16", device="cpu", weights=False)
     # a dry run reads no weights
-    assert (shapes.revision, shapes.vocab_size) == ("", len(small_gguf.TOKENS))
+    assert shapes.revision == ""
+    assert shapes.vocab_size == len(small_gguf.TOKENS)
 
 
 @pytest.mark.model
@@ -102,7 +97,7 @@ def test_a_folder_made_of_a_gguf_loads_without_what_read_it_and_has_its_bits(
     written,
     tmp_path,
     monkeypatch,
-) -> None:
+):
     path, expected = written
     made = load_model(str(path), dtype="bfloat16", device="cpu")
     save_model(made, tmp_path)
@@ -121,7 +116,7 @@ def test_a_folder_made_of_a_gguf_loads_without_what_read_it_and_has_its_bits(
 
 
 @pytest.mark.model
-def test_files_next_to_a_gguf_have_no_effect(written, tmp_path) -> None:
+def test_files_next_to_a_gguf_have_no_effect(written, tmp_path):
     path, expected = written
     (tmp_path / "tiny.gguf").write_bytes(path.read_bytes())
     for name in (
@@ -137,14 +132,14 @@ def test_files_next_to_a_gguf_have_no_effect(written, tmp_path) -> None:
     assert differing(loaded.model, expected, torch.float32) == []
 
 
-def _refusal(path: Path) -> str:
+def _refusal(path):
     with pytest.raises(CaptureError) as caught:
         reading.look(path)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def _damaged(data: bytes, at: int, what: bytes) -> bytes:
+def _damaged(data, at, what):
     return data[:at] + what + data[at + len(what) :]
 
 
@@ -163,7 +158,7 @@ def test_a_gguf_that_announces_more_than_it_has_gets_a_sentence(
     written,
     tmp_path,
     break_it,
-) -> None:
+):
     (tmp_path / "m.gguf").write_bytes(break_it(written[0].read_bytes()))
     assert "is a broken GGUF file" in _refusal(tmp_path / "m.gguf")
 
@@ -185,7 +180,7 @@ def test_what_transformers_would_leave_out_without_a_word_is_refused(
     tmp_path,
     about,
     sentence,
-) -> None:
+):
     small_gguf.write(tmp_path / "m.gguf", **about)
     assert sentence in _refusal(tmp_path / "m.gguf")
     small_gguf.write(tmp_path / "sound.gguf", facts={"llama.rope.scaling.type": "none"})

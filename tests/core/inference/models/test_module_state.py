@@ -1,28 +1,26 @@
 """What modules hold between forwards does not reach the next sequence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from benchmarks.verdicts.tiny_models import model_of, tiny_prompts
 from core.inference.controls.judge_model import judge
-from core.inference.models.model import LoadedModel, loaded_from
+from core.inference.models.model import loaded_from
 from core.inference.models.module_state import restore_state, state_at_start
 from core.inference.paths.engines import side_of, whole_side
 from tests.core.inference.odd_models import recurrent_gemma
 
 
 class Holder(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(2))
         self.register_buffer("table", torch.zeros(2))
-        self.state: torch.Tensor | None = None
+        self.state = None
         self.tokens = 0
 
 
-def test_tensors_and_numbers_are_those_of_the_start_and_weights_stay() -> None:
+def test_tensors_and_numbers_are_those_of_the_start_and_weights_stay():
     module = Holder()
     table, start = module.table, state_at_start(module)
     module.state = module.newer = torch.ones(2)
@@ -37,13 +35,13 @@ def test_tensors_and_numbers_are_those_of_the_start_and_weights_stay() -> None:
 
 
 @pytest.fixture
-def recurrent() -> LoadedModel:
+def recurrent():
     return model_of(recurrent_gemma())
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["decode", "decode+batch:2", "static"])
-def test_a_path_repeats_its_bits_whatever_ran_before(path: str, recurrent: LoadedModel) -> None:
+def test_a_path_repeats_its_bits_whatever_ran_before(path, recurrent):
     one, other = tiny_prompts(recurrent)
     with torch.inference_mode():
         first = whole_side(side_of(path).run_on(recurrent), one)
@@ -53,7 +51,7 @@ def test_a_path_repeats_its_bits_whatever_ran_before(path: str, recurrent: Loade
 
 
 @pytest.mark.model
-def test_a_verdict_does_not_depend_on_earlier_calls(recurrent: LoadedModel) -> None:
+def test_a_verdict_does_not_depend_on_earlier_calls(recurrent):
     prompts = tiny_prompts(recurrent)
     recurrent.model.generate(torch.tensor(prompts[:1]), max_new_tokens=2, pad_token_id=0)
     used = loaded_from(recurrent.model, recurrent.tokenizer)

@@ -8,17 +8,16 @@ import torch
 from transformers import DynamicCache
 
 from core.errors import CaptureError
-from core.inference.capture.capture import run_capture
-from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.model import load_model
 from core.inference.paths.batch import CacheWatch, kv_parts
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.writer import RunWriter
 from tests.core.inference.conftest import MODELS
-from tests.core.inference.sameness import float32_bound, logits_of, planned, tokens
+from tests.core.inference.sameness import captured, float32_bound, logits_of, planned, tokens
 from tests.covering import covering, thorough
+
+pytestmark = pytest.mark.model
 
 PATHS = [
     "prefill",
@@ -37,10 +36,7 @@ PATHS = [
 ]
 
 
-def parts_of(
-    path: str,
-    loaded: LoadedModel,
-) -> tuple[dict[tuple[int, str], tuple[int, torch.Tensor]], torch.Tensor]:
+def parts_of(path, loaded):
     """({(layer, kind): (first position, [heads, positions, width])}, logits)"""
     watch = CacheWatch()
     with torch.inference_mode(), open_path(parse_path(path), loaded, watch) as opened:
@@ -55,7 +51,7 @@ def parts_of(
     return parts, logits
 
 
-def own_cache(loaded: LoadedModel) -> DynamicCache:
+def own_cache(loaded):
     """A plain forward that knows nothing of paths; it keeps every position, also of a window."""
     cache = DynamicCache(config=loaded.model.config)
     cache.activate_past_recording()
@@ -65,13 +61,12 @@ def own_cache(loaded: LoadedModel) -> DynamicCache:
 
 
 @pytest.mark.spread(8)
-@pytest.mark.model
 @pytest.mark.parametrize(
     ("loaded", "path"),
     covering(MODELS, PATHS, whole=("llama",)),
     indirect=["loaded"],
 )
-def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, loaded) -> None:
+def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, loaded):
     (found, logits), exact = parts_of(path, loaded), own_cache(loaded)
     assert found
     assert torch.equal(logits, logits_of(path, loaded))
@@ -85,31 +80,17 @@ def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, lo
         assert float((part - expected).abs().max()) <= float32_bound(loaded)
 
 
-def captured(
-    store: Store,
-    loaded: LoadedModel,
-    ids: list[int],
-    variant: str,
-    **options,
-) -> RunReader:
-    plan = planned(loaded, [ids], "prefill", [variant], **options)
-    with RunWriter(store, plan.header) as writer:
-        run_capture(plan, writer)
-        return RunReader(store.path_of(writer.finish()))
-
-
-@pytest.mark.model
 # 47 of 48: the response is one row, which takes another kernel everywhere
 @pytest.mark.parametrize(
     ("dtype", "prompt"),
     [("float32", 47), *thorough([("float32", 31), ("bfloat16", 31), ("bfloat16", 47)])],
 )
 def test_the_public_threads_count_is_ours_for_every_layer(
-    dtype: str,
-    prompt: int,
+    dtype,
+    prompt,
     shipped_model,
     tmp_path,
-) -> None:
+):
     """Report C, protocol 1: the cache of one forward over prompt + response, against prompt first
     and response after it.
 
@@ -127,7 +108,7 @@ def test_the_public_threads_count_is_ours_for_every_layer(
         loaded.model(torch.tensor([ids]), past_key_values=whole, use_cache=True)
         loaded.model(torch.tensor([ids[:prompt]]), past_key_values=parts, use_cache=True)
         loaded.model(torch.tensor([ids[prompt:]]), past_key_values=parts, use_cache=True)
-    with captured(Store(tmp_path), loaded, ids, f"reuse:{prompt}") as run:
+    with captured(Store(tmp_path), loaded, [ids], f"reuse:{prompt}") as run:
         table, by_position = run.rows("kv", pair=0), run.rows("kv_position", pair=0, prompt=0)
         for layer, (a, b) in enumerate(zip(whole.layers, parts.layers, strict=True)):
             for kind in ("key", "value"):
@@ -144,11 +125,10 @@ def test_the_public_threads_count_is_ours_for_every_layer(
         assert table["neq"].sum() > 0 or prompt != 47 or dtype != "float32"
 
 
-@pytest.mark.model
 def test_caches_are_kept_where_a_path_reads_one_or_where_they_are_asked_for(
-    llama: LoadedModel,
+    llama,
     model_of,
-) -> None:
+):
     assert planned(llama, ["def"]).has_kv
     assert not planned(llama, ["def"], "prefill", ["prefill+batch:2"]).has_kv
     assert planned(llama, ["def"], "prefill", ["prefill+batch:2"], kv=True).has_kv

@@ -1,22 +1,15 @@
 """Neighbours are real, as long as the prompt, and never the prompt."""
 
-from __future__ import annotations
-
-import torch
-
-from core.inference.models.model import LoadedModel
 from core.inference.paths.batch import neighbour_rows
 
 
-def are_proper(rows: torch.Tensor, ids: list[int]) -> bool:
+def are_proper(rows, ids):
     """Of the prompt's length, different from it and from each other."""
     found = [tuple(row) for row in rows.tolist()]
     return rows.shape[1] == len(ids) and tuple(ids) not in found and len(set(found)) == len(found)
 
 
-def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(
-    llama: LoadedModel,
-) -> None:
+def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(llama):
     # a prompt may be one of the windows
     window = neighbour_rows(llama.tokenizer, list(range(9)), 1)[0].tolist()
     for ids in (list(range(5, 7)), list(range(5, 101)), window):
@@ -25,7 +18,7 @@ def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(
     assert are_proper(neighbour_rows(llama.tokenizer, ids, 2), ids)
 
 
-def test_more_rows_than_windows_repeat_windows(llama: LoadedModel) -> None:
+def test_more_rows_than_windows_repeat_windows(llama):
     rows = neighbour_rows(llama.tokenizer, [5], 400)
     assert rows.shape == (400, 1)
     assert 5 not in rows

@@ -1,18 +1,12 @@
 """Every path computes the same function, on every kind of model; the grammar says what exists."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-
 import pytest
 import torch
 from transformers import DynamicCache
 
 from core.errors import CaptureError, UsageError
-from core.inference.models.model import LoadedModel
 from core.inference.paths import batch, paths
 from core.inference.paths.bases import Base
-from core.inference.paths.batch import Emit, PromptBatch
 from core.inference.paths.engines import side_of
 from core.inference.paths.paths import parse_path
 from tests.core.inference.conftest import MODELS
@@ -60,7 +54,7 @@ PATHS = [*BASES, *AROUND, *ON_A_MACHINE]
     covering(MODELS, PATHS, whole=("llama", "gpt2", "mistral-window")),
     indirect=["loaded"],
 )
-def test_a_path_computes_what_a_float64_forward_computes(path: str, loaded: LoadedModel) -> None:
+def test_a_path_computes_what_a_float64_forward_computes(path, loaded):
     assert computes_the_same(path, loaded)
 
 
@@ -70,20 +64,13 @@ def test_a_path_computes_what_a_float64_forward_computes(path: str, loaded: Load
     ["prefill+sdpa:math", "prefill+sdpa:flash", "decode+pad:left:5+sdpa:math"],
 )
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral-window", "gemma3"])
-def test_a_chosen_kernel_of_sdpa_computes_it_too(
-    path: str,
-    name: str,
-    model_of: Callable[[str], LoadedModel],
-) -> None:
+def test_a_chosen_kernel_of_sdpa_computes_it_too(path, name, model_of):
     assert computes_the_same(path, model_of(name))
 
 
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "static", "decode+pad:left:3"])
-def test_models_with_a_running_state_take_the_paths_that_copy_it(
-    path: str,
-    model_of: Callable[[str], LoadedModel],
-) -> None:
+def test_models_with_a_running_state_take_the_paths_that_copy_it(path, model_of):
     assert computes_the_same(path, model_of("lfm2"))
 
 
@@ -92,12 +79,12 @@ def test_models_with_a_running_state_take_the_paths_that_copy_it(
     "path",
     ["chunked:5", "reuse:7", "blocks:8", "static", "decode+batch:3+neighbours:random"],
 )
-def test_a_path_taken_twice_gives_the_same_bits(path: str, llama_bfloat16: LoadedModel) -> None:
+def test_a_path_taken_twice_gives_the_same_bits(path, llama_bfloat16):
     assert torch.equal(logits_of(path, llama_bfloat16), logits_of(path, llama_bfloat16))
 
 
 @pytest.mark.model
-def test_logits_of_reused_positions_are_the_earlier_calls(llama_bfloat16: LoadedModel) -> None:
+def test_logits_of_reused_positions_are_the_earlier_calls(llama_bfloat16):
     ids = tokens(llama_bfloat16)
     whole = logits_of("prefill", llama_bfloat16)
     assert torch.equal(
@@ -117,8 +104,8 @@ def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(
     size,
     fresh,
     llama,
-) -> None:
-    lengths: list[int] = []
+):
+    lengths = []
     with llama.model.register_forward_pre_hook(
         lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]),
         with_kwargs=True,
@@ -130,9 +117,9 @@ def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "blocks:8", "static"])
 def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below_that_length(
-    path: str,
+    path,
     model_of,
-) -> None:
+):
     loaded = model_of("longrope")
     with pytest.raises(CaptureError, match="changes its rotary frequencies beyond 24 tokens"):
         logits_of(path, loaded)
@@ -146,7 +133,7 @@ def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below
     )
 
 
-def _faulty_cache(batch: PromptBatch, emit: Emit) -> None:
+def _faulty_cache(batch, emit):
     """Fault: one cached value of one head is scaled by 1.01."""
     cache = DynamicCache(config=batch.loaded.model.config)
     for position in range(batch.positions):
@@ -155,7 +142,7 @@ def _faulty_cache(batch: PromptBatch, emit: Emit) -> None:
             cache.layers[0].values[batch.row, 0, 2] *= 1.01
 
 
-def _position_off_by_one(batch: PromptBatch, emit: Emit) -> None:
+def _position_off_by_one(batch, emit):
     """Fault: the tokens after the reused prefix believe to stand one further right."""
     model, prefix = batch.loaded.model, 8
     cache = DynamicCache(config=model.config)
@@ -172,20 +159,16 @@ def _position_off_by_one(batch: PromptBatch, emit: Emit) -> None:
 
 @pytest.mark.model
 @pytest.mark.parametrize("fault", [_faulty_cache, _position_off_by_one])
-def test_a_planted_fault_is_caught_by_the_same_check(fault, loaded, monkeypatch) -> None:
+def test_a_planted_fault_is_caught_by_the_same_check(fault, loaded, monkeypatch):
     monkeypatch.setitem(paths.BASES, "faulty", Base(fault))
     assert not computes_the_same("faulty", loaded)
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_pieces_come_in_order_and_are_bounded(
-    path: str,
-    llama: LoadedModel,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pieces_come_in_order_and_are_bounded(path, llama, monkeypatch):
     monkeypatch.setattr(batch, "CHUNK_BYTES", 5 * llama.vocab_size * 4)
     with torch.inference_mode():
-        pieces: list[tuple[int, int]] = []
+        pieces = []
         side_of(path).run_on(llama)(
             range(40),
             lambda position, logits: pieces.append((position, len(logits))),
@@ -212,7 +195,7 @@ def test_pieces_come_in_order_and_are_bounded(
         ),
     ],
 )
-def test_paths_have_one_canonical_form(text: str, canonical: str) -> None:
+def test_paths_have_one_canonical_form(text, canonical):
     assert str(parse_path(text)) == canonical
     assert parse_path(text) == parse_path(canonical)
     assert hash(parse_path(text)) == hash(parse_path(canonical))
@@ -241,7 +224,7 @@ def test_paths_have_one_canonical_form(text: str, canonical: str) -> None:
         ("prefill+attn:../x", "attn takes the name of an attention, not '../x'"),
     ],
 )
-def test_a_path_that_does_not_parse_is_answered_with_what_exists(text: str, sentence: str) -> None:
+def test_a_path_that_does_not_parse_is_answered_with_what_exists(text, sentence):
     with pytest.raises(UsageError) as caught:
         parse_path(text)
     assert f"path '{text}'" in str(caught.value)
@@ -263,7 +246,7 @@ def test_a_base_that_breaks_the_contract_is_stopped(
     sentence,
     llama,
     monkeypatch,
-) -> None:
+):
     monkeypatch.setitem(paths.BASES, "odd", Base(lambda batch, emit: emit(position, logits)))
     with pytest.raises(CaptureError, match=sentence):
         logits_of("odd", llama, [1, 2, 3])

@@ -1,15 +1,13 @@
 """Sides of a capture: repeats, sweeps, and what they find on a model."""
 
-from __future__ import annotations
-
 import pytest
 
 from core.capture_request import CaptureRequest
 from core.errors import UsageError
-from core.inference.paths.paths import NamedPath, sides_of
+from core.inference.paths.paths import sides_of
 
 
-def sides(reference: str, *variants: str, **settings) -> tuple[NamedPath, ...]:
+def sides(reference, *variants, **settings):
     request = CaptureRequest(model="m", reference=reference, variants=variants, **settings)
     return sides_of(request)
 

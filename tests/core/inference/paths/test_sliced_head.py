@@ -1,6 +1,5 @@
 """Logits in slices: the same function on every architecture, one slice in memory at a time."""
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -8,12 +7,13 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from core.inference.capture.capture import run_capture
-from core.inference.models.model import LoadedModel
 from core.inference.paths import batch, sliced_head
 from core.inference.paths.engines import divergence, side_of, whole_side
 from core.inference.paths.paths import open_path, parse_path
 from core.inference.watching.kernels import kernels_of
 from tests.core.inference.sameness import computes_the_same, logits_of, planned, tokens
+
+pytestmark = pytest.mark.model
 
 PATHS = [
     "prefill",
@@ -26,12 +26,7 @@ PATHS = [
 ]
 
 
-def in_slices_of(
-    monkeypatch: pytest.MonkeyPatch,
-    loaded: LoadedModel,
-    columns: int,
-    rows: int = 1,
-) -> None:
+def in_slices_of(monkeypatch, loaded, columns, rows=1):
     monkeypatch.setattr(
         sliced_head,
         "SLICE_BYTES",
@@ -39,32 +34,30 @@ def in_slices_of(
     )
 
 
-@pytest.mark.model
 @pytest.mark.parametrize("path", PATHS)
-def test_sliced_paths_compute_the_models_function(path, loaded, monkeypatch) -> None:
+def test_sliced_paths_compute_the_models_function(path, loaded, monkeypatch):
     in_slices_of(monkeypatch, loaded, 3, parse_path(path).rows)
     assert computes_the_same(path, loaded)
 
 
-@pytest.mark.model
-def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch) -> None:
-    calls: list[str] = []
+def test_the_body_runs_once_and_the_head_once_a_slice(llama, monkeypatch):
+    calls = []
     in_slices_of(monkeypatch, llama, 5)
     with (
         llama.model.model.layers[0].register_forward_hook(lambda *_: calls.append("body")),
         llama.model.lm_head.register_forward_hook(lambda *_: calls.append("head")),
     ):
         logits_of("prefill", llama)
-    assert (calls.count("body"), calls.count("head")) == (1, -(-len(tokens(llama)) // 5))
+    assert calls.count("body") == 1
+    assert calls.count("head") == -(-len(tokens(llama)) // 5)
     assert "forward" not in llama.model.model.__dict__
 
 
-@pytest.mark.model
-def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, monkeypatch) -> None:
+def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, monkeypatch):
     before = logits_of("prefill", llama)
     in_slices_of(monkeypatch, llama, 5)
 
-    def stop(*_: object) -> None:
+    def stop(*_):
         raise KeyboardInterrupt
 
     with torch.inference_mode(), pytest.raises(KeyboardInterrupt):
@@ -77,12 +70,12 @@ def test_the_model_is_whole_again_when_a_consumer_stops_in_the_middle(llama, mon
 
 
 @contextmanager
-def slices_alive(loaded: LoadedModel) -> Iterator[list[int]]:
+def slices_alive(loaded):
     """How many earlier results of the head still take memory, each time that it computes
     another.
     """
-    made: list[StorageWeakRef] = []
-    alive: list[int] = []
+    made = []
+    alive = []
     head = loaded.model.get_output_embeddings()
     with (
         head.register_forward_pre_hook(
@@ -99,16 +92,16 @@ def slices_alive(loaded: LoadedModel) -> Iterator[list[int]]:
 class _Dropping:
     """A sink that keeps nothing."""
 
-    def __getattr__(self, name: str) -> Callable[..., "_Dropping"]:
+    def __getattr__(self, name):
         return lambda *_, **__: self
 
 
-def _continued(loaded: LoadedModel, path: str) -> None:
+def _continued(loaded, path):
     with open_path(parse_path(path), loaded) as opened:
         opened.continue_prompt(tokens(loaded), 1, lambda _: 3, batch.ignore)
 
 
-CONSUMERS: dict[str, Callable[[LoadedModel, str], object]] = {
+CONSUMERS = {
     "kept whole": lambda loaded, path: whole_side(side_of(path).run_on(loaded), tokens(loaded)),
     "compared": lambda loaded, path: divergence(
         torch.zeros(len(tokens(loaded)), loaded.vocab_size),
@@ -129,10 +122,9 @@ CONSUMERS: dict[str, Callable[[LoadedModel, str], object]] = {
 
 
 @pytest.mark.spread(5)
-@pytest.mark.model
 @pytest.mark.parametrize("path", ["prefill", "blocks:8", "decode", "chunked:20+batch:2"])
 @pytest.mark.parametrize("consumer", CONSUMERS)
-def test_a_slice_is_gone_before_the_next_is_computed(consumer, path, llama, monkeypatch) -> None:
+def test_a_slice_is_gone_before_the_next_is_computed(consumer, path, llama, monkeypatch):
     in_slices_of(monkeypatch, llama, 5, parse_path(path).rows)
     with slices_alive(llama) as alive:
         CONSUMERS[consumer](llama, path)

@@ -2,10 +2,7 @@
 printed lines.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +10,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from core.inference.models.model import LoadedModel
 from core.inference.paths import sliced_head
 from core.inference.paths.batch import ignore
 from core.inference.paths.engines import side_of, whole_side
@@ -22,7 +18,6 @@ from core.inference.watching.kernels import FORWARDS, KernelSums, _add_library_l
 from core.runs.queries.kernels import in_words, side_by_side
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.runs.tables.kernels import KernelList
 from tests.core.runs.kernel_runs import kernel_run
 
 # As oneDNN's documentation of its verbose mode and MKL's developer guide show them, with other
@@ -73,30 +68,30 @@ def test_lines_of_the_libraries_are_read_into_the_module_that_ran():
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2", "mixtral"])
-def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+def loaded(request):
     return tiny_model(request.param)
 
 
 class _Counting(TorchDispatchMode):
     """The dispatcher's own count of products."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.seen: Counter[str] = Counter()
+        self.seen = Counter()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.seen[f"aten::{func.overloadpacket.__name__}"] += 1
         return func(*args, **(kwargs or {}))
 
 
-def launches(listed: KernelList, name: str) -> int:
+def launches(listed, name):
     return sum(row.launches for row in listed.rows if row.name == name)
 
 
 @pytest.mark.spread(3)
 @pytest.mark.model
 @pytest.mark.parametrize("path", ["prefill", "prefill+batch:3", "prefill+attn:eager"])
-def test_products_are_counted_as_the_dispatcher_counts_them(loaded: LoadedModel, path: str):
+def test_products_are_counted_as_the_dispatcher_counts_them(loaded, path):
     ids = tiny_prompts(loaded)[0]
     listed = kernels_of(loaded, side_of(path), ids)
     with _Counting() as counting:
@@ -112,7 +107,7 @@ def test_products_are_counted_as_the_dispatcher_counts_them(loaded: LoadedModel,
 
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_operations_shapes_and_dtypes_are_those_of_its_tensors(dtype: str):
+def test_an_operations_shapes_and_dtypes_are_those_of_its_tensors(dtype):
     loaded = tiny_model("llama", dtype)
     ids = tiny_prompts(loaded)[0][:5]
     weight = loaded.model.model.layers[1].mlp.up_proj.weight
@@ -125,7 +120,7 @@ def test_an_operations_shapes_and_dtypes_are_those_of_its_tensors(dtype: str):
 
 
 @contextmanager
-def _another_kernel_at_larger_batches(loaded: LoadedModel, name: str) -> Iterator[None]:
+def _another_kernel_at_larger_batches(loaded, name):
     """At a batch above one, two more products and a function that is called nowhere else."""
     module = loaded.model.get_submodule(name)
     plain = module.forward
@@ -159,9 +154,7 @@ def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(tmp
 
 
 @pytest.mark.model
-def test_watching_leaves_standard_output_and_the_bits_as_they_were(
-    capfd: pytest.CaptureFixture[str],
-):
+def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd):
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
     before = whole_side(side_of("prefill").run_on(loaded), ids)
@@ -175,7 +168,7 @@ def test_watching_leaves_standard_output_and_the_bits_as_they_were(
 
 
 @pytest.mark.model
-def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch: pytest.MonkeyPatch):
+def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch):
     """The model is called once a slice (core.inference.paths.sliced_head), its body once; the twin:
     without that each slice would be a forward.
     """
@@ -192,4 +185,5 @@ def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch: pytes
     for name in ("aten::embedding", "aten::silu"):
         assert launches(sliced, name) == launches(whole, name) > 0
     reused = kernels_of(loaded, side_of("reuse:7"), ids)  # the earlier call and the fresh rest
-    assert (reused.forwards, reused.of) == (2, 2)
+    assert reused.forwards == 2
+    assert reused.of == 2

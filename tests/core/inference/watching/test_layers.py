@@ -2,13 +2,8 @@
 watching.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,9 +12,8 @@ from transformers import AutoModelForCausalLM, FalconConfig, OPTConfig, PhiConfi
 from benchmarks.verdicts.tiny_models import tiny_model
 from core.errors import CaptureError, UsageError
 from core.inference.capture.capture import run_capture
-from core.inference.models.model import LoadedModel, loaded_from
+from core.inference.models.model import loaded_from
 from core.inference.models.torch_errors import quiet
-from core.inference.paths.batch import PromptBatch
 from core.inference.paths.modifiers import MODIFIERS, Modifier
 from core.inference.watching import layers as layer_capture
 from core.inference.watching.modules import watched_modules
@@ -27,6 +21,7 @@ from core.runs.queries.layers import first_module, furthest_module, modules
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
+from tests.core.inference import sameness
 from tests.core.inference.conftest import CONFIGS
 from tests.core.inference.sameness import planned
 from tests.covering import few
@@ -56,54 +51,33 @@ IDS = tuple(torch.randint(1, 300, (13,), generator=torch.Generator().manual_seed
 
 
 @cache
-def model_of(name: str) -> LoadedModel:
+def model_of(name):
     torch.manual_seed(5)
     with quiet():
         model = AutoModelForCausalLM.from_config((CONFIGS | MORE)[name](), dtype=torch.float32)
     return loaded_from(model.eval().requires_grad_(False), tiny_model("llama").tokenizer)
 
 
-def captured(
-    tmp_path: Path,
-    loaded: LoadedModel,
-    variant: str,
-    *,
-    prompts: Any = (IDS,),
-    **asked: Any,
-) -> RunReader:
-    store = Store(tmp_path)
-    plan = planned(
-        loaded,
-        prompts,
-        "prefill",
-        [variant],
-        **{"layers": True, "kv": False, **asked},
-    )
-    with RunWriter(store, plan.header) as writer:
-        assert run_capture(plan, writer) == []
-        return RunReader(store.path_of(writer.finish()))
+def captured(folder, loaded, variant, *, prompts=(IDS,), **settings):
+    settings = {"layers": True, "kv": False, **settings}
+    return sameness.captured(Store(folder), loaded, prompts, variant, **settings)
 
 
-def plant(
-    monkeypatch: pytest.MonkeyPatch,
-    loaded: LoadedModel,
-    name: str,
-    change: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
+def plant(monkeypatch, loaded, name, change):
     """A modifier `faulty`, with which the module of that name puts out something else."""
 
-    def hook(_: Any, __: Any, output: Any) -> Any:
+    def hook(_, __, output):
         return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
 
     @contextmanager
-    def modified(batch: PromptBatch) -> Iterator[PromptBatch]:
+    def modified(batch):
         with loaded.model.get_submodule(name).register_forward_hook(hook):
             yield batch
 
     monkeypatch.setitem(MODIFIERS, "faulty", Modifier(modified))
 
 
-def nudged(output: torch.Tensor) -> torch.Tensor:
+def nudged(output):
     """The largest element by one part in a thousand."""
     changed = output.clone()
     changed.view(-1)[changed.abs().argmax()] *= 1.001
@@ -134,7 +108,8 @@ def test_a_fault_in_any_kind_of_module_is_named_as_the_first_that_differs(
         plant(monkeypatch, loaded, target, nudged)
         with captured(tmp_path / kind, loaded, "prefill+faulty", layer_floor=0) as run:
             first = first_module(modules(run, 0))
-        assert (first.module, first.neq) == (target, 1)
+        assert first.module == target
+        assert first.neq == 1
 
 
 def test_each_call_of_a_shared_module_is_followed(tmp_path):
@@ -199,7 +174,7 @@ def test_a_prompt_in_several_forwards_is_put_together(variant, tmp_path):
 def test_a_fault_at_one_position_is_found_at_that_position(tmp_path, monkeypatch):
     loaded = model_of("llama")
 
-    def at_seven(output: torch.Tensor) -> torch.Tensor:
+    def at_seven(output):
         changed = output.clone()
         changed[:, 7, 3] += 0.01
         return changed
@@ -209,7 +184,8 @@ def test_a_fault_at_one_position_is_found_at_that_position(tmp_path, monkeypatch
         table = modules(run, 0)
         along = run.rows("layer_position", pair=0, prompt=0)
     first = first_module(table)
-    assert (first.module, first.first_position) == ("model.layers.1.self_attn.v_proj", 7)
+    assert first.module == "model.layers.1.self_attn.v_proj"
+    assert first.first_position == 7
     assert along.loc[along["neq"] > 0, "position"].min() == 7
     assert furthest_module(table).ratio > 100
 
@@ -226,7 +202,7 @@ def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
     loaded, store = model_of("llama"), Store(tmp_path)
     plan = planned(loaded, [IDS], layers=True)
 
-    def refused(*_: Any) -> None:
+    def refused(*_):
         raise CaptureError("reordering: an operation is not known.")
 
     monkeypatch.setattr(layer_capture, "reorder", refused)
@@ -246,7 +222,7 @@ def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
     loaded, held = model_of("llama"), []
     see_logits = layer_capture.SpooledOutputs.see_logits
 
-    def noting(trace: layer_capture.SpooledOutputs, position: int, logits: torch.Tensor) -> None:
+    def noting(trace, position, logits):
         held.append(sum(waiting.space.nbytes for waiting in trace._waiting.values()))
         see_logits(trace, position, logits)
 

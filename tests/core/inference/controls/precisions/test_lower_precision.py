@@ -2,10 +2,7 @@
 stays a bug.
 """
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,7 +18,6 @@ from transformers.models.llama import modeling_llama
 from benchmarks.verdicts.engines import PREFIX, attending, cached, left_by, prefill, rewriting
 from benchmarks.verdicts.mutations import (
     MUTATIONS,
-    Mutation,
     another_prompt,
     attention_scaled_by_head_dim,
     fp8,
@@ -51,7 +47,6 @@ from core.inference.controls.precisions.catalogue import (
     NF4_LEVELS,
     PRODUCTS,
     Precision,
-    Rounding,
     Stored,
     cast,
     catalogue,
@@ -69,11 +64,10 @@ from core.inference.controls.precisions.lowered import (
 )
 from core.inference.controls.rounding_floor import rounding_floor
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import PLAIN, side_of, whole_side
 from core.inference.paths.paths import parse_path
 from core.judging.statistic import BLOCKS
-from core.runs.file.evidence import FAILED, NOTED, PASSED, PRECISION, Evidence
+from core.runs.file.evidence import FAILED, NOTED, PASSED, PRECISION
 from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION
 
 pytestmark = pytest.mark.model
@@ -91,25 +85,22 @@ NAMED = {
 }
 
 
-def _one_prompt(loaded: LoadedModel) -> list[tuple[int, ...]]:
+def _one_prompt(loaded):
     return [tiny_prompts(loaded)[0][:28]]
 
 
-def _row(verdict_rows: tuple[Evidence, ...]) -> Evidence:
+def _row(verdict_rows):
     (row,) = [row for row in verdict_rows if row.group == PRECISION]
     return row
 
 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("name", NAMED)
-def test_a_lower_precision_is_named_with_its_size_in_floors(
-    judged,
-    small: LoadedModel,
-    name: str,
-) -> None:
+def test_a_lower_precision_is_named_with_its_size_in_floors(judged, small, name):
     verdict = judged(small, _one_prompt(small), "prefill", CASES[name].engine)
     row = _row(verdict.evidence)
-    assert (verdict.name, row.outcome) == (LOWER_PRECISION, PASSED)
+    assert verdict.name == LOWER_PRECISION
+    assert row.outcome == PASSED
     assert row.figures.precision == NAMED[name]
     assert row.figures.noise_ratio > 100
     assert verdict.first_place is None
@@ -120,17 +111,15 @@ def test_a_lower_precision_is_named_with_its_size_in_floors(
 @pytest.mark.parametrize("case", ON_TOP, ids=lambda case: case.name)
 def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
     judged,
-    small: LoadedModel,
-    case: Mutation,
-) -> None:
+    small,
+    case,
+):
     verdict = judged(small, _one_prompt(small), "prefill", case.engine)
     assert verdict.name == BUG_SUSPECTED
     row = _row(verdict.evidence)
     assert row.outcome == FAILED
-    part = (
-        "Q4_0" if "Q4_0" in case.name else "fp8" if "fp8" in case.name else "all of it in bfloat16"
-    )
-    assert part.lower() in row.figures.precision
+    named = [part for part in ("Q4_0", "fp8") if part in case.name] or ["all of it in bfloat16"]
+    assert named[0].lower() in row.figures.precision
     assert "slot" not in case.name or verdict.first_place == (
         0,
         16,
@@ -138,7 +127,7 @@ def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
 
 
 @pytest.mark.thorough
-def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(judged, small: LoadedModel) -> None:
+def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(judged, small):
     cached, quantised = round_cache(fp8), with_weights(q4_0)
     verdict = judged(small, _one_prompt(small), cached, quantised)
     assert verdict.name == LOWER_PRECISION, verdict.table()
@@ -151,8 +140,8 @@ def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(judged, small: L
 @pytest.mark.thorough
 def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(
     judged,
-    small: LoadedModel,
-) -> None:
+    small,
+):
     """One position of the reference is off by 3 in 100,000: its rms over all positions is within
     ten floors.
     """
@@ -178,11 +167,11 @@ def test_a_small_fault_of_one_side_is_not_excused_by_the_precision_of_the_other(
 )
 def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precision(
     judged,
-    narrow: LoadedModel,
+    narrow,
     sound,
     wrong,
     place,
-) -> None:
+):
     """A served engine in bfloat16; and with a stale slot as well."""
     own, prompts = copy.deepcopy(narrow.model), [tiny_prompts(narrow)[0][:24]]
     verdict = judged(narrow, prompts, "prefill", lambda _, ids: sound(own, ids))
@@ -195,7 +184,7 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -> None:
+def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name):
     """Some are as large as a cache of 8 bits makes, and none is what it makes. A head's output
     times 1.01 is below what 16 bits show, so over weights of 4 bits it is below what the sentence
     says would be seen.
@@ -224,8 +213,8 @@ def test_of_an_engine_in_16_bits_no_fault_is_excused_by_a_precision(name: str) -
 @pytest.mark.thorough
 def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(
     judged,
-    narrow: LoadedModel,
-) -> None:
+    narrow,
+):
     """Weights of 4 bits in both dtypes; in bfloat16 attention is scaled by another number
     besides.
     """
@@ -245,7 +234,7 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(
 
 
 @contextmanager
-def step_without_rope(*_, dtypes=(torch.float32, torch.bfloat16)) -> Iterator[None]:
+def step_without_rope(*_, dtypes=(torch.float32, torch.bfloat16)):
     """A forward of one token skips the rotary embedding."""
     rotate = modeling_llama.apply_rotary_pos_emb
 
@@ -282,7 +271,7 @@ def test_a_fault_of_the_models_own_step_is_no_precision(
     path,
     declared,
     position,
-) -> None:
+):
     loaded = tiny_model("llama", dtype)
     with fault(loaded.model):
         verdict = judge(
@@ -299,8 +288,8 @@ def test_a_fault_of_the_models_own_step_is_no_precision(
 
 @pytest.mark.thorough
 def test_a_fault_of_the_models_own_16_bit_step_is_not_excused_by_a_cache_of_8_bits(
-    narrow: LoadedModel,
-) -> None:
+    narrow,
+):
     engine, prompts = cached(range(8, 48), rewriting(fp8)), _one_prompt(narrow)
     assert judge(narrow, prompts, variant=engine).name == LOWER_PRECISION
     with step_without_rope(dtypes=[torch.bfloat16]):
@@ -312,17 +301,17 @@ def test_a_fault_of_the_models_own_16_bit_step_is_not_excused_by_a_cache_of_8_bi
 # ---- caches in 16 bits of a model in float32, as llama.cpp has by default
 
 
-def _cache_in(dtype) -> Rounding:
+def _cache_in(dtype):
     return lambda values: torch.from_numpy(values.numpy().astype(dtype).astype(np.float32))
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(np.float16, "fp16"), (ml_dtypes.bfloat16, "bf16")])
 def test_an_undeclared_cache_in_16_bits_is_named_and_a_stale_slot_in_it_is_a_bug(
     judged,
-    small: LoadedModel,
+    small,
     dtype,
     name,
-) -> None:
+):
     def written_rounded(model, ids):
         with Precision(CACHE, "", _cache_in(dtype)).side.open(small, None) as run:
             return whole_side(run, ids.tolist())
@@ -345,8 +334,8 @@ def test_an_undeclared_cache_in_16_bits_is_named_and_a_stale_slot_in_it_is_a_bug
 
 
 def test_a_cache_rounded_before_it_is_read_is_found_if_its_first_positions_are_quiet(
-    small: LoadedModel,
-) -> None:
+    small,
+):
     """All tokens may attend to a first one of tiny values, whose rounding is within the noise
     floor.
     """
@@ -362,7 +351,7 @@ def test_a_cache_rounded_before_it_is_read_is_found_if_its_first_positions_are_q
 # ---- settings of engines
 
 
-def _engine(compute, widest: str = "prefill"):
+def _engine(compute, widest="prefill"):
     """A side of an engine with a float16 cache by default, which at its widest is a path of the
     model.
     """
@@ -406,7 +395,7 @@ def test_settings_of_an_engine_excuse_what_they_round_alone(
     engine,
     outcomes,
     place,
-) -> None:
+):
     prompts = [tiny_prompts(small)[0][:28]] * 10
     with torch.inference_mode():
         floors = {"float32": rounding_floor(small, prompts).squares}
@@ -422,15 +411,13 @@ def test_settings_of_an_engine_excuse_what_they_round_alone(
     assert rows[0].place == place
 
 
-def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(
-    small: LoadedModel,
-) -> None:
+def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(small):
     """A cache in float8 with a calibrated scale, which nobody can guess."""
 
-    def calibrated(values: torch.Tensor) -> torch.Tensor:
+    def calibrated(values):
         return (values / 0.37).to(torch.float8_e4m3fn).to(values.dtype) * 0.37
 
-    def broken(_: torch.Tensor) -> torch.Tensor:
+    def broken(_):
         raise ValueError("no such format here")
 
     def engine(model, ids):
@@ -468,9 +455,9 @@ DECLARED = {
 @pytest.mark.parametrize("text", DECLARED)
 def test_what_is_declared_is_confirmed_and_is_no_excuse_for_another_fault(
     judged,
-    small: LoadedModel,
-    text: str,
-) -> None:
+    small,
+    text,
+):
     """The twin: a row of logits is that of the position before it."""
     prompts, given = _one_prompt(small), parse_precisions([text])
 
@@ -491,8 +478,8 @@ def test_what_is_declared_is_confirmed_and_is_no_excuse_for_another_fault(
 
 
 def test_every_precision_of_the_catalogue_is_another_function_and_leaves_the_model_as_it_was(
-    small: LoadedModel,
-) -> None:
+    small,
+):
     before = {name: parameter.clone() for name, parameter in small.model.named_parameters()}
     ids = list(range(3, 40))
     with torch.inference_mode():
@@ -507,9 +494,7 @@ def test_every_precision_of_the_catalogue_is_another_function_and_leaves_the_mod
     )
 
 
-def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(
-    narrow: LoadedModel,
-) -> None:
+def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(narrow):
     """16 bits differ from position 10 on alone, and the cache was rounded from position 8 on."""
     prompts = _one_prompt(narrow)
     with torch.inference_mode(), in_float32(narrow) as widened:
@@ -523,7 +508,7 @@ def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(
     assert best[0] == true
 
 
-def test_formats_hold_the_values_that_their_definitions_say() -> None:
+def test_formats_hold_the_values_that_their_definitions_say():
     values = torch.tensor([[0.1, -0.7, 1.0, 3.3, -2.05, 0.0, 448.0, 0.0021]])
     for dtype, other in (
         (torch.float8_e4m3fn, ml_dtypes.float8_e4m3fn),
@@ -554,7 +539,7 @@ def test_formats_hold_the_values_that_their_definitions_say() -> None:
     )
 
 
-def test_every_part_and_format_that_a_command_takes_is_a_precision() -> None:
+def test_every_part_and_format_that_a_command_takes_is_a_precision():
     assert set(FORMATS) == set(capture_request.FORMATS)
     texts = [f"{part}={name}" for part in capture_request.PARTS for name in capture_request.FORMATS]
     assert len({each.name for each in parse_precisions(texts)}) >= len(texts)
@@ -563,7 +548,7 @@ def test_every_part_and_format_that_a_command_takes_is_a_precision() -> None:
             parse_precisions([text])
 
 
-def test_the_levels_of_nf4_are_those_of_its_definition() -> None:
+def test_the_levels_of_nf4_are_those_of_its_definition():
     """Quantiles of the normal distribution, evenly apart on either side of 0, scaled to 1 (QLoRA,
     section 3).
     """
