@@ -58,7 +58,7 @@ def test_judgements_of_a_session_are_those_made_alone_with_fewer_forwards(
         assert [
             (f.compute_dtype, f.pair_rms.tobytes(), f.floor_rms.tobytes()) for f in one.floors
         ] == [(f.compute_dtype, f.pair_rms.tobytes(), f.floor_rms.tobytes()) for f in other.floors]
-    assert len(of_session) < 0.8 * len(of_each)
+    assert len(of_session) < 0.9 * len(of_each)
 
 
 def test_a_session_of_another_model_or_of_other_prompts_is_refused():
