@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,22 @@ from core.runs.response_run import write_responses
 from core.runs.store.store import Store
 
 Row = dict[int, float]
+MADE = Path(__file__).with_name("made")
+
+
+def sent(name: str) -> Any:
+    """A payload as its engine's source says that it is sent."""
+    return json.loads((MADE / f"{name}.json").read_text())
+
+
+def row_of(response: Response, index: int) -> Row:
+    ids, values = response.rows.row(index)
+    return dict(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def by_text(response: Response, index: int) -> dict[str, float]:
+    row = row_of(response, index)
+    return {response.texts[token]: value for token, value in row.items()}
 
 
 def response(
