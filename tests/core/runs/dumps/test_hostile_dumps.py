@@ -2,9 +2,11 @@
 memory.
 """
 
+import copy
 import io
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -120,126 +122,124 @@ def corrupt_data() -> bytes:
 PAIR = {"a": GOOD, "b": GOOD}
 
 # what it is -> (the bytes, words its refusal must hold)
-HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
-    "empty file": (lambda: b"", "has 0 bytes"),
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "empty file": (b"", "has 0 bytes"),
     "pickle": (
-        lambda: b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.",
+        b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.",
         "no code in a file is run",
     ),
-    "CSV": (lambda: b"1.5,2.5\n3.5,4.5\n", "np.loadtxt"),
-    "CSV of Excel": (lambda: b"\xef\xbb\xbfa;b\r\n1,5;2,5\r\n", "np.loadtxt"),
-    "Feather": (lambda: b"ARROW1\0\0" + bytes(64), "pd.read_feather"),
-    "zip of text": (lambda: archive(("a.txt", b"x"), ("b.npy", npy())), "'a.txt' is no npy array"),
-    "torch checkpoint": (lambda: archive(("archive/data.pkl", b"\x80\x02.")), "file of torch.save"),
-    "single npy": (npy, "holds 1 side ('upload'); expected 2 to 512"),
-    "one side": (lambda: npz(a=GOOD, token_ids=np.arange(ROWS)), "holds 1 side ('a')"),
+    "CSV": (b"1.5,2.5\n3.5,4.5\n", "np.loadtxt"),
+    "CSV of Excel": (b"\xef\xbb\xbfa;b\r\n1,5;2,5\r\n", "np.loadtxt"),
+    "Feather": (b"ARROW1\0\0" + bytes(64), "pd.read_feather"),
+    "zip of text": (archive(("a.txt", b"x"), ("b.npy", npy())), "'a.txt' is no npy array"),
+    "torch checkpoint": (archive(("archive/data.pkl", b"\x80\x02.")), "file of torch.save"),
+    "single npy": (npy(), "holds 1 side ('upload'); expected 2 to 512"),
+    "one side": (npz(a=GOOD, token_ids=np.arange(ROWS)), "holds 1 side ('a')"),
     "objects": (
-        lambda: npz(a=GOOD, b=np.array([{}, []], dtype=object)),
+        npz(a=GOOD, b=np.array([{}, []], dtype=object)),
         "'b' has the dtype object",
     ),
-    "text array": (lambda: npz(a=GOOD, b=np.full((4, 8), "x")), "'b' has the dtype <U1"),
-    "structured": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "u1,u1")), "'b' has the dtype [("),
-    "integers": (lambda: npz(a=GOOD, b=GOOD.astype(np.int32)), "dtype int32"),
-    "float8": (lambda: npz(a=GOOD, b=GOOD.astype(ml_dtypes.float8_e4m3fn)), "upcast float8"),
+    "structured": (npz(a=GOOD, b=np.zeros((4, 8), "u1,u1")), "'b' has the dtype [("),
+    "integers": (npz(a=GOOD, b=GOOD.astype(np.int32)), "dtype int32"),
+    "float8": (npz(a=GOOD, b=GOOD.astype(ml_dtypes.float8_e4m3fn)), "upcast float8"),
     "bits without compute_dtype": (
-        lambda: npz(a=BITS, b=BITS),
+        npz(a=BITS, b=BITS),
         "'a' holds 16-bit patterns: choose bfloat16 or float16",
     ),
-    "other rows": (lambda: npz(a=GOOD, b=GOOD[:2]), "'b' has 2 positions, 'a' 4"),
-    "zero size": (lambda: npz(a=GOOD, b=np.zeros((0, 8), np.float32)), "'b' is empty"),
-    "0-d": (lambda: npz(a=np.float32(1), b=np.float32(2)), "'a' is a single number"),
-    "vocabulary of one": (lambda: npz(a=GOOD[:, :1], b=GOOD[:, :1]), "last axis of 2 to"),
-    "all NaN": (lambda: npz(a=GOOD, b=np.full_like(GOOD, np.nan)), "'b' holds nothing but NaN"),
+    "other rows": (npz(a=GOOD, b=GOOD[:2]), "'b' has 2 positions, 'a' 4"),
+    "zero size": (npz(a=GOOD, b=np.zeros((0, 8), np.float32)), "'b' is empty"),
+    "0-d": (npz(a=np.float32(1), b=np.float32(2)), "'a' is a single number"),
+    "vocabulary of one": (npz(a=GOOD[:, :1], b=GOOD[:, :1]), "last axis of 2 to"),
+    "all NaN": (npz(a=GOOD, b=np.full_like(GOOD, np.nan)), "'b' holds nothing but NaN"),
     "token_ids too short": (
-        lambda: npz(**PAIR, token_ids=np.arange(3)),
+        npz(**PAIR, token_ids=np.arange(3)),
         "'token_ids' has shape (3,); expected one for each position: 4",
     ),
     "token_ids floats": (
-        lambda: npz(**PAIR, token_ids=np.arange(4.0)),
+        npz(**PAIR, token_ids=np.arange(4.0)),
         "'token_ids' has the dtype float64",
     ),
     "token_ids negative": (
-        lambda: npz(**PAIR, token_ids=np.array([0, 1, -5, 2])),
+        npz(**PAIR, token_ids=np.array([0, 1, -5, 2])),
         "'token_ids' holds -5",
     ),
     "tokens beyond unicode": (
-        lambda: archive(
+        archive(
             *[(k, npy()) for k in ("a.npy", "b.npy")],
             ("tokens.npy", npy_of((4,), "<U1", b"\xff" * 16)),
         ),
         "'tokens' cannot be read",
     ),
     "unknown compute_dtype": (
-        lambda: npz(**PAIR, compute_dtype="int7"),
+        npz(**PAIR, compute_dtype="int7"),
         "'compute_dtype' is 'int7'; expected one of float32",
     ),
     "numeric compute_dtype": (
-        lambda: npz(**PAIR, compute_dtype=7),
+        npz(**PAIR, compute_dtype=7),
         "bytes of the dtype int64; expected text",
     ),
     "another reference": (
-        lambda: npz(**PAIR, reference_side="c"),
+        npz(**PAIR, reference_side="c"),
         "is 'c'; expected the name of a side",
     ),
     "prompt_lengths off": (
-        lambda: npz(**PAIR, prompt_lengths=[2, 1]),
+        npz(**PAIR, prompt_lengths=[2, 1]),
         "'prompt_lengths' adds up to 3",
     ),
-    "prompt_lengths zero": (lambda: npz(**PAIR, prompt_lengths=[4, 0]), "'prompt_lengths' holds 0"),
-    "parent path": (lambda: npz_with(npy(), "../b.npy"), "'../b' is an unsafe name"),
-    "blank name": (lambda: npz_with(npy(), "  .npy"), "unsafe name"),
+    "prompt_lengths zero": (npz(**PAIR, prompt_lengths=[4, 0]), "'prompt_lengths' holds 0"),
+    "parent path": (npz_with(npy(), "../b.npy"), "'../b' is an unsafe name"),
     "terminal escape in the name": (
-        lambda: npz_with(npy(), "b\x1b[2J.npy"),
+        npz_with(npy(), "b\x1b[2J.npy"),
         "'b\\x1b[2J' is an unsafe name",
     ),
-    "long name": (lambda: npz_with(npy(), "b" * 300 + ".npy"), "unsafe name; expected at most 200"),
+    "long name": (npz_with(npy(), "b" * 300 + ".npy"), "unsafe name; expected at most 200"),
     "duplicate members": (
-        lambda: patched(npz_with(npy(), "c.npy"), b"c.npy", b"a.npy"),
+        patched(npz_with(npy(), "c.npy"), b"c.npy", b"a.npy"),
         "'a' is no npy array",
     ),
-    "encrypted": (encrypted, "is encrypted"),
-    "overlapping members": (overlapping, "differ"),
-    "size beyond deflate": (lying_about_size, "more than 200 times as many"),
-    "checksum": (corrupt_data, "cannot be read (Bad CRC-32"),
-    "10^30 elements": (lambda: npz_with(npy_of((10**30, 8))), "declares the shape"),
-    "negative shape": (lambda: npz_with(npy_of((-4, -8))), "declares the shape (-4, -8)"),
-    "trailing bytes": (lambda: npz_with(npy() + b"x"), "nothing after it"),
-    "npy version 9": (lambda: npz_with(npy_header("{}", version=(9, 0))), "version (9, 0)"),
+    "encrypted": (encrypted(), "is encrypted"),
+    "overlapping members": (overlapping(), "differ"),
+    "size beyond deflate": (lying_about_size(), "more than 200 times as many"),
+    "checksum": (corrupt_data(), "cannot be read (Bad CRC-32"),
+    "10^30 elements": (npz_with(npy_of((10**30, 8))), "declares the shape"),
+    "negative shape": (npz_with(npy_of((-4, -8))), "declares the shape (-4, -8)"),
+    "trailing bytes": (npz_with(npy() + b"x"), "nothing after it"),
+    "npy version 9": (npz_with(npy_header("{}", version=(9, 0))), "version (9, 0)"),
     "npy header of code": (
-        lambda: npz_with(npy_header("__import__('os').abort()\n")),
+        npz_with(npy_header("__import__('os').abort()\n")),
         "'b' cannot be read",
     ),
-    "npy header nested": (lambda: npz_with(npy_header("(" * 5000)), "'b' cannot be read"),
+    "npy header nested": (npz_with(npy_header("(" * 5000)), "'b' cannot be read"),
     "safetensors: header of 2^39": (
-        lambda: tensors(b"{}", length=1 << 39),
+        tensors(b"{}", length=1 << 39),
         "header of 549755813888 bytes",
     ),
     "safetensors: bad entry": (
-        lambda: tensors({"a": 7, "b": 8}),
+        tensors({"a": 7, "b": 8}),
         "the entry of 'a' cannot be read",
     ),
     "safetensors: overlap": (
-        lambda: tensors({"a": tensor(0, 16), "b": tensor(8, 24)}, bytes(24)),
+        tensors({"a": tensor(0, 16), "b": tensor(8, 24)}, bytes(24)),
         "'b' lies at bytes 8 to 24; expected it to begin at 16",
     ),
     "safetensors: bytes left": (
-        lambda: tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(40)),
+        tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(40)),
         "has 40 bytes of tensors; expected 32",
     ),
     "safetensors: offsets turned": (
-        lambda: tensors({"a": tensor(16, 0)}, bytes(16)),
+        tensors({"a": tensor(16, 0)}, bytes(16)),
         "but -16 are there",
     ),
     "safetensors: dtype": (
-        lambda: tensors({"a": tensor(0, 16, dtype="F8_E4M3")}, bytes(16)),
+        tensors({"a": tensor(0, 16, dtype="F8_E4M3")}, bytes(16)),
         "dtype F8_E4M3",
     ),
     "safetensors: metadata": (
-        lambda: tensors({"__metadata__": {"meta": 3}}),
+        tensors({"__metadata__": {"meta": 3}}),
         "the header cannot be read",
     ),
     "safetensors: tokens": (
-        lambda: save(dict(PAIR), metadata={"tokens": '["x"]'}),
+        save(PAIR, metadata={"tokens": '["x"]'}),
         "'tokens' lists 1 texts",
     ),
 }
@@ -248,11 +248,12 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
 def read_whole(*paths: Path, **options: object) -> dict[str, bytes]:
     """Every side's bits, streamed."""
     with open_dump(list(paths), **options) as dump:
-        held: dict[str, list[bytes]] = {side.name: [] for side in dump.sides}
+        names = [side.name for side in dump.sides]
+        held = dict.fromkeys(names, b"")
         for _, sides in dump.chunks(max_bytes=64):
-            for parts, bits in zip(held.values(), sides, strict=True):
-                parts.append(bits.tobytes())
-        return {name: b"".join(parts) for name, parts in held.items()}
+            for name, bits in zip(names, sides, strict=True):
+                held[name] += bits.tobytes()
+    return held
 
 
 def assert_one_sentence(message: str, file: str) -> None:
@@ -265,9 +266,9 @@ def assert_one_sentence(message: str, file: str) -> None:
 
 @pytest.mark.parametrize("fault", HOSTILE)
 def test_each_hostile_dump_is_refused_in_one_sentence(tmp_path: Path, fault: str) -> None:
-    make, words = HOSTILE[fault]
+    data, words = HOSTILE[fault]
     path = tmp_path / "upload.npz"
-    path.write_bytes(make())
+    path.write_bytes(data)
     with pytest.raises(DumpError) as refusal:
         read_whole(path)
     assert_one_sentence(str(refusal.value), "upload.npz")
@@ -275,19 +276,18 @@ def test_each_hostile_dump_is_refused_in_one_sentence(tmp_path: Path, fault: str
 
 
 GOOD_ONES = [
-    *(
-        npz(**PAIR, token_ids=np.arange(4), meta="{}"),
-        npz_with(npy()),
-        npz_with(npy_of((4, 8))),
-        save(dict(PAIR)),
-    ),
+    npz(**PAIR, token_ids=np.arange(4), meta="{}"),
+    npz_with(npy()),
+    npz_with(npy_of((4, 8))),
+    save(PAIR),
     archive(
         ("dump/", b""),
         ("dump/a.npy", npy()),
         ("__MACOSX/dump/._a.npy", b"\0\5\x16\7"),
         ("b.npy", npy()),
     ),
-    *(npz_with(npy(), method=zipfile.ZIP_DEFLATED), npz_with(npy(), "deeper/b.npy")),
+    npz_with(npy(), method=zipfile.ZIP_DEFLATED),
+    npz_with(npy(), "deeper/b.npy"),
     npz_with(
         npy_header("{'descr':'<f4','fortran_order':False,'shape':(4,8)}\n", GOOD.tobytes(), (3, 0)),
     ),
@@ -347,11 +347,10 @@ PAIR_FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 @pytest.mark.parametrize("fault", PAIR_FAULTS)
 def test_two_files_that_make_no_pair_are_refused(tmp_path: Path, fault: str) -> None:
     one, two, words = PAIR_FAULTS[fault]
-    (tmp_path / "one.npz").write_bytes(npz(**one))
-    (tmp_path / "two.npz").write_bytes(npz(**two))
-    with pytest.raises(DumpError) as refusal:
+    np.savez(tmp_path / "one.npz", **one)
+    np.savez(tmp_path / "two.npz", **two)
+    with pytest.raises(DumpError, match=re.escape(words)):
         read_whole(tmp_path / "one.npz", tmp_path / "two.npz")
-    assert words in str(refusal.value)
 
 
 # ---- damage anywhere
@@ -385,22 +384,17 @@ def test_a_dump_cut_off_anywhere_is_refused(tmp_path: Path, form: str) -> None:
 
 PROBE = textwrap.dedent("""
     import resource, sys, time
-    import numpy as np
     from core.errors import DumpError
     from core.runs.dumps.dump import open_dump
-    how, path = sys.argv[1:]
     def peak():  # not ru_maxrss, which a child inherits from the process that started it
         return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
     base = peak()
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     began, said = time.perf_counter(), "opened"
     try:
-        if how == "numpy":
-            np.load(path)["b"]
-        else:
-            with open_dump([path]) as dump:
-                for _ in dump.chunks():
-                    pass
+        with open_dump(sys.argv[1:]) as dump:
+            for _ in dump.chunks():
+                pass
     except DumpError as refusal:
         said = str(refusal)
     mib = (peak() - base) // 1024
@@ -408,18 +402,16 @@ PROBE = textwrap.dedent("""
     """)
 
 
-def probe(path: Path, how: str = "dump") -> tuple[int, float, str]:
+def probe(path: Path) -> tuple[int, float, str]:
     """(MiB over idle at the peak, seconds, what was said) of reading `path` in a process limited to
     2 GiB.
     """
-    root = Path(__file__).parents[4]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, how, str(path)],
+        [sys.executable, "-c", PROBE, str(path)],
         capture_output=True,
         text=True,
-        cwd=root,
-        env=environment,
+        cwd=Path(__file__).parents[4],
+        env={**os.environ, "PYTHONPATH": ".", "OPENBLAS_NUM_THREADS": "1"},
         timeout=60,
         check=True,
     )
@@ -442,11 +434,9 @@ def many_members(path: Path, count: int) -> Path:
     """A directory of `count` entries, all for the same few bytes."""
     with zipfile.ZipFile(path, "w") as made:
         made.writestr("a.npy", npy())
-        entry = made.filelist[0]
         for place in range(count):
-            twin = zipfile.ZipInfo(f"s{place}.npy")
-            twin.header_offset, twin.CRC = entry.header_offset, entry.CRC
-            twin.file_size = twin.compress_size = entry.file_size
+            twin = copy.copy(made.filelist[0])
+            twin.filename = f"s{place}.npy"
             made.filelist.append(twin)
         made._didModify = True
     return path
