@@ -41,11 +41,7 @@ def pushed(asked: PushRequest) -> tuple[PushResult, list[str]]:
     return push_file(asked, lambda *_: None, notes.append), notes
 
 
-def test_a_dump_and_a_run_arrive_and_their_link_is_printed(
-    server: Server,
-    cli,
-    tmp_path: Path,
-) -> None:
+def test_a_dump_and_a_run_arrive_and_their_link_is_printed(server, cli, tmp_path):
     path = written(tmp_path / "mine.npz")
     done = cli("push", path, "--to", server.url, "--name", "a/b", "--model", "m", "--json")
     said = json.loads(done.stdout)
@@ -75,11 +71,11 @@ class _Breaking(httpx2.HTTPTransport):
 
 
 def test_it_goes_on_where_the_connection_broke_and_makes_one_run(
-    server: Server,
-    tmp_path: Path,
-    small_parts: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    server,
+    tmp_path,
+    small_parts,
+    monkeypatch,
+):
     path, client, line = written(tmp_path / "parts.npz", 16, 4096), httpx2.Client, _Breaking()
     monkeypatch.setattr(pushing.httpx, "Client", lambda **asked: client(transport=line, **asked))
     before = len(list(server.store.glob("*.duckdb")))
@@ -91,10 +87,10 @@ def test_it_goes_on_where_the_connection_broke_and_makes_one_run(
 
 
 def test_a_push_that_was_stopped_goes_on_and_one_that_is_done_makes_another_run(
-    server: Server,
-    tmp_path: Path,
-    small_parts: None,
-) -> None:
+    server,
+    tmp_path,
+    small_parts,
+):
     asked = PushRequest(written(tmp_path / "again.npz", 16, 4096), "again", server.url)
 
     sent: set[int] = set()
@@ -147,19 +143,14 @@ def answering(
         (500, '{"error": "\\u001b[31mred\\n"}', "refuses the file (500):  [31mred "),
     ],
 )
-def test_whatever_a_server_answers_is_one_sentence(
-    status: int,
-    body: str,
-    words: str,
-    tmp_path: Path,
-) -> None:
+def test_whatever_a_server_answers_is_one_sentence(status, body, words, tmp_path):
     with answering(status, body) as url, pytest.raises(PushError) as refused:
         pushed(PushRequest(written(tmp_path / "x.npz"), "x", url, patience_seconds=0))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_server_that_is_not_there_or_speaks_no_tls_is_one_sentence(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_or_speaks_no_tls_is_one_sentence(tmp_path):
     path = written(tmp_path / "x.npz")
     with pytest.raises(PushError, match="cannot be reached"):
         pushed(PushRequest(path, "x", f"http://127.0.0.1:{free_port()}", patience_seconds=0))
@@ -167,11 +158,7 @@ def test_a_server_that_is_not_there_or_speaks_no_tls_is_one_sentence(tmp_path: P
         pushed(PushRequest(path, "x", url.replace("http:", "https:")))
 
 
-def test_a_token_travels_in_a_header_and_is_in_no_sentence(
-    tmp_path: Path,
-    cli,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_token_travels_in_a_header_and_is_in_no_sentence(tmp_path, cli, monkeypatch):
     seen: list[str | None] = []
     path, token = written(tmp_path / "x.npz"), tmp_path / "token"
     token.write_text("secret-of-mine\n")
@@ -195,12 +182,7 @@ def test_a_token_travels_in_a_header_and_is_in_no_sentence(
         (["x", "--to", "http://x", "--token-file", "/none"], "cannot be read as a token"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
-    arguments: list[str],
-    words: str,
-    cli,
-    tmp_path: Path,
-) -> None:
+def test_what_cannot_be_meant_is_refused_before_anything_is_sent(arguments, words, cli, tmp_path):
     copied(tmp_path / "runs" / "x.duckdb")
     done = cli("push", *arguments)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr

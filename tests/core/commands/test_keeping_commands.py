@@ -20,7 +20,7 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store: Path) -> None:
+def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store):
     assert (
         cli("label", "a", "--tag", "golden", "--tag", "old", "--note", "why", "--pin").returncode
         == 0
@@ -44,12 +44,7 @@ def _sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ULPSCOPE_SAMPLES", str(tmp_path / "samples"))
 
 
-def test_a_sample_run_among_those_to_delete_leaves_all(
-    cli,
-    store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sample_run_among_those_to_delete_leaves_all(cli, store, tmp_path, monkeypatch):
     _sampled(tmp_path, monkeypatch)
     done = cli("delete", "a", "sample", "b")
     assert (done.returncode, done.stdout) == (2, "")
@@ -58,11 +53,7 @@ def test_a_sample_run_among_those_to_delete_leaves_all(
 
 
 @pytest.mark.thorough
-def test_ingest_of_a_run_file_prints_the_new_run_or_a_sentence(
-    cli,
-    store: Path,
-    tmp_path: Path,
-) -> None:
+def test_ingest_of_a_run_file_prints_the_new_run_or_a_sentence(cli, store, tmp_path):
     path = copied(tmp_path / "outside" / "theirs.duckdb")
     done = cli("ingest", path, "--name", "mine", "--json")
     run_id = json.loads(done.stdout)["run_id"]

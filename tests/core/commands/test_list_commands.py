@@ -49,12 +49,7 @@ def told(cli: Any, *words: str) -> Any:
         ("same-top1<0.9", "failed"),
     ],
 )
-def test_a_condition_fails_passes_or_is_open(
-    cli: Any,
-    changed: list[str],
-    condition: str,
-    outcome: str,
-) -> None:
+def test_a_condition_fails_passes_or_is_open(cli, changed, condition, outcome):
     done = cli("compare", *changed, "--fail-on", condition, "--json")
     gate = json.loads(done.stdout)["gate"]
     assert gate["outcome"] == outcome, gate
@@ -63,7 +58,7 @@ def test_a_condition_fails_passes_or_is_open(
         assert (gate["worst"]["prompt"], gate["worst"]["position"]) == (0, 20)
 
 
-def test_what_needs_whole_rows_is_refused_in_a_sentence(cli: Any, changed: list[str]) -> None:
+def test_what_needs_whole_rows_is_refused_in_a_sentence(cli, changed):
     for words, sentence in (
         (
             ("--fail-on", "ulps:4"),
@@ -75,11 +70,7 @@ def test_what_needs_whole_rows_is_refused_in_a_sentence(cli: Any, changed: list[
         assert sentence in run(cli, "compare", *changed, *words, code=2)
 
 
-def test_responses_are_stored_shown_and_compared_again(
-    cli: Any,
-    changed: list[str],
-    tmp_path: Path,
-) -> None:
+def test_responses_are_stored_shown_and_compared_again(cli, changed, tmp_path):
     store = ("--store", str(tmp_path / "runs"))
     run_id = run(cli, "ingest", *changed, "--name", "one flip", *store).strip()
     said = told(cli, "show", run_id, *store)

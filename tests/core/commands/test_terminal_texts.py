@@ -68,11 +68,7 @@ def store(cli, filled: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     COMMANDS,
     ids=lambda command: " ".join(command).encode("ascii", "replace").decode()[:30],
 )
-def test_what_a_command_prints_gives_the_terminal_no_orders(
-    command: tuple[str, ...],
-    cli,
-    store: Store,
-) -> None:
+def test_what_a_command_prints_gives_the_terminal_no_orders(command, cli, store):
     done = cli(*(str(store.path_of("mine")) if part == "FILE" else part for part in command))
     said = done.stdout + done.stderr
     assert said

@@ -44,7 +44,7 @@ def colors_of(shares: np.ndarray) -> np.ndarray:
     return np.stack([np.interp(shares, places, channel) for channel in COLORS.T], axis=-1)
 
 
-def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path: Path) -> None:
+def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path):
     header = header_of("float32", (8,), 32 * 22)
     reference = np.zeros((8, header.vocab), np.float32)
     reference[:, 0] = 8.0  # a row ULP is 2**-20
@@ -65,7 +65,7 @@ def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path: Pat
     assert ring.mean(axis=0) == pytest.approx((1.5 * len(pixels) / 8, 0.5), abs=4)
 
 
-def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store: Store) -> None:
+def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store):
     path = store.path_of(ingest(store, [TESTS / "cases/rollouts/slime/train_data/2.pt"]))
     expected, r = np.load(TESTS / "cases/rollouts/expected.npz"), np.zeros((3, 20))
     for row in range(3):
@@ -78,12 +78,12 @@ def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store: Store) -> N
     assert away[r > 0].max() <= 2
 
 
-def test_an_identical_pair_is_an_empty_plot() -> None:
+def test_an_identical_pair_is_an_empty_plot():
     colors = cells_of(plot(TESTS.parent / "sample_runs" / "batches-on-an-h100.duckdb"), 16, 37)
     assert (colors == 255).mean() > 0.9  # the rest is grid
 
 
-def test_the_title_names_the_variant_before_the_reference(tmp_path: Path) -> None:
+def test_the_title_names_the_variant_before_the_reference(tmp_path):
     header = header_of("float32", (2,), 64)
     rows = np.zeros((2, 64), np.uint32)
     with RunReader(write_run(Store(tmp_path), header, [rows, rows])) as run:

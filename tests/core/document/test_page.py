@@ -139,7 +139,7 @@ def shown(path: Path) -> Document:
         return Document(html_file(run))
 
 
-def test_the_policy_allows_the_style_sheet_and_pictures_in_the_file_alone() -> None:
+def test_the_policy_allows_the_style_sheet_and_pictures_in_the_file_alone():
     with RunReader(RUNS / "injected-bug.duckdb") as run:
         text = html_file(run)
     (style,) = re.findall("<style>(.*?)</style>", text, re.DOTALL)
@@ -159,7 +159,7 @@ def test_the_policy_allows_the_style_sheet_and_pictures_in_the_file_alone() -> N
     "sample",
     ["where-it-starts", "fresh-against-cached", "continuations-that-part"],
 )
-def test_no_text_of_a_run_becomes_markup(sample: str, tmp_path: Path) -> None:
+def test_no_text_of_a_run_becomes_markup(sample, tmp_path):
     path = tmp_path / "mine.duckdb"
     path.write_bytes((RUNS / f"{sample}.duckdb").read_bytes())
     with_texts(path, HOSTILE)
@@ -182,7 +182,7 @@ def test_no_text_of_a_run_becomes_markup(sample: str, tmp_path: Path) -> None:
     assert "<script>alert(1)</script>" in cell.text
 
 
-def test_an_element_escapes_its_text_and_its_attributes() -> None:
+def test_an_element_escapes_its_text_and_its_attributes():
     assert element("b", "<i>", title='"&') == '<b title="&quot;&amp;">&lt;i&gt;</b>'
     assert element("b", element("i", "x"), class_=None) == "<b><i>x</i></b>"
     assert (
@@ -190,7 +190,7 @@ def test_an_element_escapes_its_text_and_its_attributes() -> None:
     )
 
 
-def test_figures_flips_and_points_are_those_of_the_run() -> None:
+def test_figures_flips_and_points_are_those_of_the_run():
     path = RUNS / "fresh-against-cached.duckdb"
     document = shown(path)
     with RunReader(path) as run:
@@ -212,7 +212,7 @@ def test_figures_flips_and_points_are_those_of_the_run() -> None:
     assert len(document.of("circle")) == int(table["reference_margin"].notna().sum())
 
 
-def test_a_cell_of_a_notebook_reads_without_its_styles() -> None:
+def test_a_cell_of_a_notebook_reads_without_its_styles():
     with RunReader(TESTS.parent / "sample_runs/fresh-against-cached.duckdb") as run:
         cell, table, texts = (
             html_cell(run),
@@ -234,10 +234,7 @@ def image_in(text: str) -> Image.Image:
 
 
 @pytest.mark.parametrize("place", [(0, 0), (37, 40_001), (499, 49_999)])
-def test_a_single_differing_logit_is_seen_in_the_heatmap(
-    place: tuple[int, int],
-    tmp_path: Path,
-) -> None:
+def test_a_single_differing_logit_is_seen_in_the_heatmap(place, tmp_path):
     header = header_of("bfloat16", (500,), 50_000)
     reference = calm_sides(header)[0]
     variant = reference.copy()
@@ -256,10 +253,7 @@ def test_a_single_differing_logit_is_seen_in_the_heatmap(
 
 
 @pytest.mark.parametrize("positions", [{5, 11, 17, 23}, {0, 1, 2}, set(range(24))])
-def test_the_heatmap_paints_the_positions_that_differ_and_no_other(
-    positions: set[int],
-    tmp_path: Path,
-) -> None:
+def test_the_heatmap_paints_the_positions_that_differ_and_no_other(positions, tmp_path):
     header = header_of("bfloat16", (24,), 4000)
     reference = calm_sides(header)[0]
     variant = reference.copy()
@@ -270,9 +264,7 @@ def test_the_heatmap_paints_the_positions_that_differ_and_no_other(
     assert set(np.flatnonzero(grid.levels.any(axis=1)).tolist()) == positions
 
 
-def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_megabytes(
-    tmp_path: Path,
-) -> None:
+def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_megabytes(tmp_path):
     header = header_of("bfloat16", (500,), 4096, sides=4)
     path = write_run(Store(tmp_path), header, calm_sides(header))
     with RunReader(path) as run:
@@ -286,10 +278,7 @@ def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_meg
     )
 
 
-def test_what_is_too_large_is_cut_with_a_sentence(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_too_large_is_cut_with_a_sentence(tmp_path, monkeypatch):
     header = header_of("bfloat16", (900,), 64, sides=4)
     path = write_run(Store(tmp_path), header, calm_sides(header))
     small = sections.Size(600, 5, 500_000)
@@ -313,7 +302,7 @@ def test_what_is_too_large_is_cut_with_a_sentence(
     assert "250 of 900 positions are shown" in cell
 
 
-def test_trainer_vs_rollout_has_its_figures_and_histogram(store: Store) -> None:
+def test_trainer_vs_rollout_has_its_figures_and_histogram(store):
     path = store.path_of(ingest(store, [TESTS / "cases/rollouts/slime/train_data/2.pt"]))
     document = shown(path)
     expected = np.load(TESTS / "cases/rollouts/expected.npz")
@@ -324,7 +313,7 @@ def test_trainer_vs_rollout_has_its_figures_and_histogram(store: Store) -> None:
     assert sum(map(int, bars)) == count
 
 
-def test_an_axis_places_values_in_percent_with_round_ticks_within_it() -> None:
+def test_an_axis_places_values_in_percent_with_round_ticks_within_it():
     assert [Axis("", 0, 10).at(2.5), Axis("", 10, 0).at(2.5)] == pytest.approx([25, 75])
     assert Axis("", 1, 1000, is_log=True).at(10) == pytest.approx(100 / 3)
     assert list(Axis("", 0, 49_152).ticks().values()) == [

@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield find_server(Client(address))
 
 
-def test_every_test_of_a_probe(server: Server) -> None:
+def test_every_test_of_a_probe(server):
     tests = ("rerun", "warm", "load", "walk", "echo")
     assert (server.kind, server.model) == (VLLM, "small")
     plan = Plan((PROMPTS[0][:400], PROMPTS[1]), tests, 3, 6, 20)
@@ -63,7 +63,7 @@ def test_every_test_of_a_probe(server: Server) -> None:
     assert set(echo.positions.tolist()) >= set(pairs[0].positions.tolist())
 
 
-def test_a_salt_of_its_own_is_cold_and_the_same_one_is_warm(server: Server) -> None:
+def test_a_salt_of_its_own_is_cold_and_the_same_one_is_warm(server):
     long = PROMPTS[0] * 2
     ids = server.tokenize(long)
     assert ids is not None

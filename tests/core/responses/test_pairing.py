@@ -15,14 +15,13 @@ from core.responses.files import sides_of
 from core.responses.pairing import pairs_of
 from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
 from core.runs.file.records import IDENTICAL, UNDECIDED
-from core.runs.store.store import Store
 from tests.core.responses.made_sides import compare, engine_side, response, run_of, side, store_run
 
 # sent without a value of its own
 NONE = math.nan
 
 
-def test_a_row_is_compared_while_both_have_read_the_same_tokens() -> None:
+def test_a_row_is_compared_while_both_have_read_the_same_tokens():
     """Prompt 5, 6; A goes on 7, 8, 9 and B 7, 1, 9: the row after 7 is the last of equal context,
     at position 2.
     """
@@ -39,7 +38,7 @@ def test_a_row_is_compared_while_both_have_read_the_same_tokens() -> None:
     assert pair.figures.reference_margin[1] == 0.25
 
 
-def test_the_first_position_that_differs_is_said_unless_it_is_the_first_of_all() -> None:
+def test_the_first_position_that_differs_is_said_unless_it_is_the_first_of_all():
     """A prompt is scored alike, and what was decoded after it is not."""
     tokens = [5, 6, 7, 8, 9]
     rows = {0: {6: -0.1}, 1: {7: -0.1}, 2: {8: -0.5}, 3: {9: -0.1}}
@@ -50,7 +49,7 @@ def test_the_first_position_that_differs_is_said_unless_it_is_the_first_of_all()
     assert "first" not in compare(reference, earlier).in_words
 
 
-def test_another_prompt_is_said_and_not_compared() -> None:
+def test_another_prompt_is_said_and_not_compared():
     rows = {0: {6: -0.1, 1: -3.0}, 1: {7: -0.1, 1: -3.0}}
     pair = compare(
         side("A", response([5, 6, 7], rows, prompt=2)),
@@ -66,7 +65,7 @@ def test_another_prompt_is_said_and_not_compared() -> None:
         )
 
 
-def test_a_response_without_its_prompt_begins_where_the_other_generates() -> None:
+def test_a_response_without_its_prompt_begins_where_the_other_generates():
     """A chat response says generated tokens only: its first row is the one that scored the other's
     first new token.
     """
@@ -81,7 +80,7 @@ def test_a_response_without_its_prompt_begins_where_the_other_generates() -> Non
         assert any("taken for equal" in note for note in pair.notes)
 
 
-def test_texts_join_where_one_side_has_no_ids() -> None:
+def test_texts_join_where_one_side_has_no_ids():
     ids = response([5, 7], {0: {7: -0.1, 1: -3.0}}, texts={7: " seven", 1: " one"})
     texts = response([-1, 0], {0: {0: -0.25, 1: -2.0}}, texts={0: " seven", 1: " one"}, keys="text")
     pair = compare(side("ids", ids), side("texts", texts))
@@ -94,7 +93,7 @@ def test_texts_join_where_one_side_has_no_ids() -> None:
     assert (pair.sent, pair.compared, pair.common_values) == (1, 0, 0)
 
 
-def test_tokens_of_one_text_cost_their_row_alone() -> None:
+def test_tokens_of_one_text_cost_their_row_alone():
     """The first row has two tokens that print as \ufffd; the second has none, and is compared."""
     rows = {0: {7: -0.1, 8: -3.0, 1: -4.0}, 1: {1: -0.5, 7: -1.0}}
     ids = response([5, 7, 1], rows, texts={7: "\ufffd", 8: "\ufffd", 1: "b"})
@@ -105,7 +104,7 @@ def test_tokens_of_one_text_cost_their_row_alone() -> None:
     assert any("1 row left out" in note for note in pair.notes)
 
 
-def test_generated_rows_after_prompts_of_two_lengths_meet_at_the_start_of_generation() -> None:
+def test_generated_rows_after_prompts_of_two_lengths_meet_at_the_start_of_generation():
     """Chat sends no prompt tokens, only how many: 3 and 4 here, so a BOS or another template."""
     rows = {2: {5: -0.1, 1: -3.0}, 3: {6: -0.2, 1: -2.0}}
     one = response([-1, -1, -1, 5, 6], rows, prompt=3)
@@ -115,13 +114,13 @@ def test_generated_rows_after_prompts_of_two_lengths_meet_at_the_start_of_genera
     assert any("inputs differ" in note for note in pair.notes)
 
 
-def test_sides_with_other_numbers_of_responses_are_refused_in_a_sentence() -> None:
+def test_sides_with_other_numbers_of_responses_are_refused_in_a_sentence():
     one = side("A", response([5, 6], {0: {6: -0.5, 1: -1.0}}))
     with pytest.raises(DumpError, match="1 and 2 responses"):
         compare(one, ResponseSide("B", one.responses * 2))
 
 
-def test_repeated_answers_of_a_file_are_its_sides() -> None:
+def test_repeated_answers_of_a_file_are_its_sides():
     first = response([5, 6], {0: {6: -0.5, 1: -1.0}})
     other = response([8, 6], {0: {6: -0.5, 1: -1.0}})
     one, two = sides_of([first, other, first, other], "file")
@@ -132,7 +131,7 @@ def test_repeated_answers_of_a_file_are_its_sides() -> None:
             sides_of(wrong, "file")
 
 
-def test_margins_show_the_dtype_of_the_engine() -> None:
+def test_margins_show_the_dtype_of_the_engine():
     pair = compare(engine_side("A", 1, 20), engine_side("B", 2, 20))
     assert (pair.compute_dtype, len(pair.positions)) == ("bfloat16", 24)
     margins = pair.figures.reference_margin, pair.figures.variant_margin
@@ -144,7 +143,7 @@ def test_margins_show_the_dtype_of_the_engine() -> None:
 
 
 @pytest.mark.parametrize("k", [2, 20])
-def test_figures_of_the_top_tokens_are_those_of_whole_rows(k: int) -> None:
+def test_figures_of_the_top_tokens_are_those_of_whole_rows(k):
     whole = summary_of(compare(engine_side("A", 1, 512), engine_side("B", 2, 512)).figures)
     cut = summary_of(compare(engine_side("A", 1, k), engine_side("B", 2, k)).figures)
     assert (cut.flips, cut.ties, cut.min_margin) == (whole.flips, whole.ties, whole.min_margin)
@@ -152,7 +151,7 @@ def test_figures_of_the_top_tokens_are_those_of_whole_rows(k: int) -> None:
     assert cut.max_abs <= whole.max_abs
 
 
-def test_the_first_of_the_best_is_the_lowest_token() -> None:
+def test_the_first_of_the_best_is_the_lowest_token():
     tied = TopTokenRow(0, ((9, -0.5), (3, -0.5), (4, -2.0)), 4)
     empty = TopTokenRow(2, (), 0)
     rows = compress_rows([tied, empty], "here")
@@ -186,14 +185,14 @@ def chosen_beside(name: str, *values: float) -> ResponseSide:
     ],
 )
 def test_chosen_values_are_compared_with_chosen_values_and_lists_with_lists(
-    one: list[float],
-    other: list[float],
-    values: int,
-    neq: int,
-    largest: float,
-    verdict: str,
-    store: Store,
-) -> None:
+    one,
+    other,
+    values,
+    neq,
+    largest,
+    verdict,
+    store,
+):
     sides = chosen_beside("one", *one), chosen_beside("other", *other)
     pair = compare(*sides)
     assert (pair.common_values, pair.differing) == (values, neq)
@@ -205,14 +204,14 @@ def test_chosen_values_are_compared_with_chosen_values_and_lists_with_lists(
     assert again.placeholders == pair.placeholders
 
 
-def test_a_contradiction_on_one_side_is_said_first() -> None:
+def test_a_contradiction_on_one_side_is_said_first():
     pair = compare(chosen_beside("A", *[NONE] * 8), chosen_beside("B", *[-1.5] * 7, NONE))
     (one,) = pair.placeholders
     assert (one.kind, one.tokens, one.of) == ("contradiction", 7, 8)
 
 
 @pytest.mark.parametrize(("rows", "verdict"), [(9, IDENTICAL), (8, UNDECIDED)])
-def test_a_verdict_needs_nine_of_ten_rows(rows: int, verdict: str) -> None:
+def test_a_verdict_needs_nine_of_ten_rows(rows, verdict):
     """The rest was not sent by one side; what is left out begins the sentence."""
     sides = align([chosen_beside("A", *[NONE] * rows), chosen_beside("B", *[NONE] * 10)])
     (found,) = judge_responses(sides, pairs_of(sides))

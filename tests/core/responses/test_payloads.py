@@ -40,7 +40,7 @@ def compare_with_itself(response: Response) -> ResponsePair:
     return compare(side(response), side(response, "B"))
 
 
-def test_a_real_answer_of_llama_cpp_chat() -> None:
+def test_a_real_answer_of_llama_cpp_chat():
     """Three tokens after a prompt of 32, of which the template's ids are not said."""
     (found,) = read_responses(PAYLOADS / "llamacpp_chat.json")
     assert (found.format, found.keys) == ("OpenAI chat", "token_id")
@@ -54,14 +54,14 @@ def test_a_real_answer_of_llama_cpp_chat() -> None:
     assert (found.text, found.cached) == ("I'm glad", 0)
 
 
-def test_a_real_answer_of_llama_cpp_completion() -> None:
+def test_a_real_answer_of_llama_cpp_completion():
     (found,) = read_responses(PAYLOADS / "llamacpp_completion.json")
     assert (found.format, found.top_logprobs) == ("llama.cpp completion", 3)
     assert (len(found.tokens), found.generated_from) == (23, 19)
     assert found.rows.targets.tolist() == [30, 15664, 1000]
 
 
-def test_a_real_answer_of_vllm_with_prompt_logprobs() -> None:
+def test_a_real_answer_of_vllm_with_prompt_logprobs():
     """127 tokens of the prompt have 126 rows, each of the three best and its own token; then eight
     generated ones.
     """
@@ -81,7 +81,7 @@ def test_a_real_answer_of_vllm_with_prompt_logprobs() -> None:
         assert found.rows.best[index] == 5
 
 
-def test_a_real_answer_is_equal_to_itself_in_all_that_was_sent() -> None:
+def test_a_real_answer_is_equal_to_itself_in_all_that_was_sent():
     for path in PAYLOADS.glob("*.json"):
         (found,) = read_responses(path)
         pair = compare_with_itself(found)
@@ -89,7 +89,7 @@ def test_a_real_answer_is_equal_to_itself_in_all_that_was_sent() -> None:
         assert pair.differing == 0
 
 
-def test_prompt_rows_score_the_token_after_them() -> None:
+def test_prompt_rows_score_the_token_after_them():
     """Entry i of `prompt_logprobs` scores token i: the row of position i - 1; the last row is the
     first generated.
     """
@@ -104,7 +104,7 @@ def test_prompt_rows_score_the_token_after_them() -> None:
     assert found.keys == "token_id"
 
 
-def test_echoed_completions_begin_without_a_row() -> None:
+def test_echoed_completions_begin_without_a_row():
     found = one(sent("echoed"))
     assert found.rows.positions.tolist() == [0, 1]
     assert by_text(found, 0) == {" b": -1.0, " x": -0.75}
@@ -112,7 +112,7 @@ def test_echoed_completions_begin_without_a_row() -> None:
     assert found.keys == "text"
 
 
-def test_sglang() -> None:
+def test_sglang():
     found = one(sent("sglang"))
     assert found.tokens == (4, 5, 6, 9)
     assert row_of(found, 0) == {7: -0.75, 5: -1.0}
@@ -123,7 +123,7 @@ def test_sglang() -> None:
     assert found.cached == 2
 
 
-def test_sglang_from_a_later_start() -> None:
+def test_sglang_from_a_later_start():
     """`logprob_start_len` 2 of four tokens: the rows given end at the last token of the prompt."""
     meta = {
         "prompt_tokens": 4,
@@ -136,7 +136,7 @@ def test_sglang_from_a_later_start() -> None:
     assert found.rows.best.tolist() == [0, 0]  # chosen tokens alone say nothing of the best
 
 
-def test_ollama() -> None:
+def test_ollama():
     top = [
         {"token": "b", "logprob": -0.5, "bytes": [98]},
         {"token": "\ufffd", "logprob": -1.0, "bytes": [240, 159]},
@@ -146,7 +146,7 @@ def test_ollama() -> None:
     assert by_text(ollama, 0) == {"b": -0.5, "<0xF0><0x9F>": -1.0}
 
 
-def test_a_request_beside_its_response_says_tokens_and_settings() -> None:
+def test_a_request_beside_its_response_says_tokens_and_settings():
     response = {"choices": [{"text": "", "logprobs": {"content": [{"id": 7, "logprob": -1.0}]}}]}
     found = one({"request": {"prompt": [4, 5], "logprobs": 1}, "response": response})
     assert (found.tokens, found.top_logprobs) == ((4, 5, 7), 1)
@@ -165,16 +165,13 @@ def test_a_request_beside_its_response_says_tokens_and_settings() -> None:
         ([{"a": -1.0, "b": -2.0, "c": -3.0}, {"a": -1.0, "b": -2.0}], [3, 0]),
     ],
 )
-def test_lists_by_text_count_as_best_only_what_must_be(
-    lists: list[dict[str, float]],
-    best: list[int],
-) -> None:
+def test_lists_by_text_count_as_best_only_what_must_be(lists, best):
     values = [each["a"] for each in lists]
     found = one(completions(["a"] * len(lists), values, lists))
     assert found.rows.best.tolist() == best
 
 
-def test_lines_lists_and_several_choices_are_several_responses(tmp_path: Path) -> None:
+def test_lines_lists_and_several_choices_are_several_responses(tmp_path):
     answer = sent("vllm")
     lines = tmp_path / "lines.bin"
     lines.write_text("\n".join([json.dumps(answer), "", json.dumps(answer)]))
@@ -259,7 +256,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_what_is_no_response_gets_one_sentence(tmp_path: Path, name: str) -> None:
+def test_what_is_no_response_gets_one_sentence(tmp_path, name):
     text, sentence = HOSTILE[name]
     path = tmp_path / "payload.json"
     path.write_text(text)
@@ -269,10 +266,7 @@ def test_what_is_no_response_gets_one_sentence(tmp_path: Path, name: str) -> Non
     assert "payload.json" in str(refused.value)
 
 
-def test_a_document_beyond_the_bound_is_not_parsed(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_document_beyond_the_bound_is_not_parsed(tmp_path, monkeypatch):
     monkeypatch.setattr(bounded_json, "MAX_BYTES", 100)
     path = tmp_path / "payload.json"
     path.write_text(json.dumps({"choices": ["x" * 200]}))
@@ -280,7 +274,7 @@ def test_a_document_beyond_the_bound_is_not_parsed(
         read_responses(path)
 
 
-def test_is_payload_looks_at_the_beginning(tmp_path: Path) -> None:
+def test_is_payload_looks_at_the_beginning(tmp_path):
     path = tmp_path / "x.npz"
     for data, expected in (
         (b" \n{}", True),
@@ -292,7 +286,7 @@ def test_is_payload_looks_at_the_beginning(tmp_path: Path) -> None:
         assert is_payload(path) is expected
 
 
-def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made() -> None:
+def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made():
     """A probe of vLLM 0.32 was answered so: ids in and out, rows of the prompt with the generated
     ones.
     """
@@ -314,7 +308,7 @@ def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made()
     assert generated == choice["logprobs"]["top_logprobs"][0]
 
 
-def test_an_offline_output_of_vllm_is_the_servers_answer() -> None:
+def test_an_offline_output_of_vllm_is_the_servers_answer():
     """A `RequestOutput` written with `default=vars` has the answer's rows as those of the prompt:
     by token id.
     """
@@ -339,7 +333,7 @@ def test_an_offline_output_of_vllm_is_the_servers_answer() -> None:
         assert row_of(found, index) == row_of(expected, index)
 
 
-def test_a_real_stream_of_vllm_is_the_answer_in_one_piece() -> None:
+def test_a_real_stream_of_vllm_is_the_answer_in_one_piece():
     stream = (PAYLOADS / "vllm_stream.txt").read_text()
     (streamed,) = read_payload(stream, "stream", {"logprobs": 4})
     (whole,) = read_responses(PAYLOADS / "vllm_token_ids.json")
@@ -361,12 +355,12 @@ def completions(
     return {"choices": [{"text": "".join(tokens), "logprobs": lists}]}
 
 
-def test_a_token_that_ties_with_the_emitted_one_stays_in_the_list() -> None:
+def test_a_token_that_ties_with_the_emitted_one_stays_in_the_list():
     found = one(completions(["token_id:5"], [-1.0], [{"token_id:5": -1.0, "token_id:6": -1.0}]))
     assert row_of(found, 0) == {5: -1.0, 6: -1.0}
 
 
-def test_a_token_that_prints_like_another_has_a_value_beside_its_list() -> None:
+def test_a_token_that_prints_like_another_has_a_value_beside_its_list():
     """Four rows, of which the second lists \ufffd with a value that is not the emitted one's."""
     tops = [
         {"a": -0.1, "b": -3.0},
@@ -387,7 +381,7 @@ def test_a_token_that_prints_like_another_has_a_value_beside_its_list() -> None:
     assert not any("ask the server" in note for note in pair.notes)
 
 
-def test_a_token_listed_with_two_values_costs_the_values_of_its_row() -> None:
+def test_a_token_listed_with_two_values_costs_the_values_of_its_row():
     rows = [
         unsorted_row((4, "a", -1.0), (5, "b", -2.0)),
         unsorted_row((6, "c", -1.0), (6, "c", -2.0)),
@@ -398,7 +392,7 @@ def test_a_token_listed_with_two_values_costs_the_values_of_its_row() -> None:
     assert "at position 1 a token has two values" in found.warnings[0]
 
 
-def test_ids_beside_texts_name_tokens_where_no_lists_were_sent() -> None:
+def test_ids_beside_texts_name_tokens_where_no_lists_were_sent():
     sent = {"tokens": ["a", "\ufffd"], "token_logprobs": [-0.1, -1.2], "token_ids": [64, 240]}
     found = one({"choices": [{"text": "a\ufffd", "logprobs": sent}]})
     assert (found.keys, found.tokens[1:]) == ("token_id", (64, 240))
@@ -424,7 +418,7 @@ GREEDY = [
 ]
 
 
-def test_lists_in_no_order_have_the_top_tokens_emitted_if_these_spell_the_text() -> None:
+def test_lists_in_no_order_have_the_top_tokens_emitted_if_these_spell_the_text():
     found = one(chat_of(GREEDY, text="An apple\u00e9"))
     assert found.rows.targets.tolist() == [2, 5, 9, 12]
     assert found.rows.best.tolist() == [4, 3, 3, 3]
@@ -434,7 +428,7 @@ def test_lists_in_no_order_have_the_top_tokens_emitted_if_these_spell_the_text()
 
 
 @pytest.mark.parametrize("text", ["no apple", " no apple\nx", "something else", ""])
-def test_sampled_tokens_that_come_first_stay_emitted(text: str) -> None:
+def test_sampled_tokens_that_come_first_stay_emitted(text):
     """vLLM puts the sampled token first, and the best after it in order; its text may lack what was
     thought before.
     """
@@ -450,7 +444,7 @@ def test_sampled_tokens_that_come_first_stay_emitted(text: str) -> None:
 REQUEST = {"prompt": ["Once", "Twice"], "n": 2, "max_tokens": 1}
 
 
-def test_choices_of_several_prompts_answer_these_prompts() -> None:
+def test_choices_of_several_prompts_answer_these_prompts():
     """Two prompts with n = 2: choices 0 and 1 are of the first.
 
     Usage counts the tokens of both prompts.
@@ -472,7 +466,7 @@ def test_choices_of_several_prompts_answer_these_prompts() -> None:
     assert all("if the request had several" in response.warnings[0] for response in unknown)
 
 
-def test_prompts_of_ids_are_each_choices_own() -> None:
+def test_prompts_of_ids_are_each_choices_own():
     listed = [
         {"index": index, "logprobs": {"content": [{"id": 7, "logprob": -1.0}]}}
         for index in range(2)
@@ -502,21 +496,21 @@ def spelled_answer(of_list: Any, of_chosen: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("of_chosen", [str, spelled])
-def test_lists_that_spell_tokens_as_bytes_are_those_of_the_texts(of_chosen: Any) -> None:
+def test_lists_that_spell_tokens_as_bytes_are_those_of_the_texts(of_chosen):
     found = one(spelled_answer(spelled, of_chosen))
     plain = one(spelled_answer(str, str))
     pair = compare(side(plain), side(found, "B"))
     assert (pair.common_values, pair.differing, pair.flips, pair.placeholders) == (8, 0, 0, ())
 
 
-def test_sentencepieces_spelling_is_the_text_and_plain_texts_stay() -> None:
+def test_sentencepieces_spelling_is_the_text_and_plain_texts_stay():
     answer = spelled_answer(lambda text: text.replace(" ", "\u2581"), str)
     assert by_text(one(answer), 0) == {" the": -0.3, " a": -1.9}
     top = {" \u0120": -1.0, "\u0120x": -2.0}
     assert by_text(one(completions([" \u0120"], [-1.0], [top])), 0) == top
 
 
-def test_half_a_character_is_spelled_and_whole_ones_stay(tmp_path: Path) -> None:
+def test_half_a_character_is_spelled_and_whole_ones_stay(tmp_path):
     path = tmp_path / "half.json"
     path.write_text(
         r"""{"meta_info": {"output_token_logprobs": [
@@ -534,11 +528,7 @@ def test_half_a_character_is_spelled_and_whole_ones_stay(tmp_path: Path) -> None
     ("counted", "reasoning", "unsent"),
     [(3, 0, "2"), (1, 0, None), (2, 0, None), (50, 48, None), (50, 40, "9")],
 )
-def test_generated_tokens_without_a_row_are_counted(
-    counted: int,
-    reasoning: int,
-    unsent: str | None,
-) -> None:
+def test_generated_tokens_without_a_row_are_counted(counted, reasoning, unsent):
     """The end of the text may have no row, and reasoning has none."""
     payload = completions([" c"], [-0.5], [{" c": -0.5, " d": -1.5}])
     payload["usage"] = {
@@ -552,7 +542,7 @@ def test_generated_tokens_without_a_row_are_counted(
     assert verdict.name == (UNDECIDED if unsent else IDENTICAL)
 
 
-def test_lists_of_id_and_value_of_an_older_mlx_server() -> None:
+def test_lists_of_id_and_value_of_an_older_mlx_server():
     lists = {
         "tokens": [5, 6],
         "token_logprobs": [-0.25, -0.5],

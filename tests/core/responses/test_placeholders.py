@@ -58,7 +58,7 @@ def kinds(pair: ResponsePair) -> list[tuple[str, str, int, int]]:
     return [(one.side, one.kind, one.tokens, one.of) for one in pair.placeholders]
 
 
-def test_drafted_tokens_without_a_list_are_placeholders_and_the_verdict() -> None:
+def test_drafted_tokens_without_a_list_are_placeholders_and_the_verdict():
     pair, verdict = judged(answer(*sound()), answer(*drafted({1, 2, 3, 5, 6, 7})))
     assert kinds(pair) == [("B", "no list", 6, 8)]
     assert (pair.common_values, pair.differing) == (6, 0)
@@ -66,7 +66,7 @@ def test_drafted_tokens_without_a_list_are_placeholders_and_the_verdict() -> Non
     assert verdict.because.startswith("Placeholders at 6 of 8 tokens of 'B': 0.0")
 
 
-def test_timings_of_speculative_decoding_are_named() -> None:
+def test_timings_of_speculative_decoding_are_named():
     payload = sent("speculative")
     pair, verdict = judged(payload, payload)
     assert kinds(pair) == [("A", "no list", 2, 3), ("B", "no list", 2, 3)]
@@ -74,7 +74,7 @@ def test_timings_of_speculative_decoding_are_named() -> None:
     assert verdict.name == INVALID_DUMP
 
 
-def test_a_few_placeholders_are_left_out_and_the_rest_is_compared() -> None:
+def test_a_few_placeholders_are_left_out_and_the_rest_is_compared():
     pair, verdict = judged(answer(*sound()), answer(*drafted({2})))
     assert kinds(pair) == [("B", "no list", 1, 8)]
     assert pair.common_values == 3 * 7
@@ -90,7 +90,7 @@ def test_a_few_placeholders_are_left_out_and_the_rest_is_compared() -> None:
     "value",
     [None, -9999, -9999.0, -3.4e38, -1e30, "-inf", "-Infinity", -math.inf, -10_000.0],
 )
-def test_every_spelling_of_no_probability_is_one(value: Any) -> None:
+def test_every_spelling_of_no_probability_is_one(value):
     pair, verdict = judged(answer(*sound()), answer(*drafted({0, 1, 2, 3, 4}, value)))
     assert kinds(pair) == [("B", "missing", 5, 8)]
     assert verdict.name == INVALID_DUMP
@@ -101,7 +101,7 @@ def test_every_spelling_of_no_probability_is_one(value: Any) -> None:
     assert verdict.name == IDENTICAL
 
 
-def test_json_with_minus_infinity_is_read_and_other_words_are_refused(tmp_path: Path) -> None:
+def test_json_with_minus_infinity_is_read_and_other_words_are_refused(tmp_path):
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     text = json.dumps(answer((" a", -0.5, {" a": -0.5, " b": -77.0})))
     paths[0].write_text(text.replace("-77.0", "-Infinity"))
@@ -114,7 +114,7 @@ def test_json_with_minus_infinity_is_read_and_other_words_are_refused(tmp_path: 
             read_sides(paths)
 
 
-def test_a_positive_value_is_no_log_probability_and_in_no_bound() -> None:
+def test_a_positive_value_is_no_log_probability_and_in_no_bound():
     rest = [(" is", -0.5015), (" so", -0.02), (" warm", -0.0001)]
     pair, verdict = judged(chosen(("It", -0.357), *rest), chosen(("It", 0.6997), *rest))
     assert kinds(pair) == [("B", "out of range", 1, 4)]
@@ -123,12 +123,12 @@ def test_a_positive_value_is_no_log_probability_and_in_no_bound() -> None:
     assert summary_of(pair.figures).max_abs == 0
 
 
-def test_rounding_above_0_is_a_log_probability() -> None:
+def test_rounding_above_0_is_a_log_probability():
     pair, _ = judged(chosen(("a", 4.8e-7), ("b", -0.5)), chosen(("a", -1e-7), ("b", -0.5)))
     assert (pair.placeholders, pair.differing) == ((), 1)
 
 
-def test_probabilities_in_place_of_their_logarithms_are_named() -> None:
+def test_probabilities_in_place_of_their_logarithms_are_named():
     logs = answer(
         ("x", -0.2231, {"x": -0.2231, "y": -1.7148}),
         ("z", -0.1054, {"z": -0.1054, "y": -2.5257}),
@@ -149,7 +149,7 @@ def test_probabilities_in_place_of_their_logarithms_are_named() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, -0.25, -11.7619])
-def test_one_value_for_all_tokens_is_a_placeholder(value: float) -> None:
+def test_one_value_for_all_tokens_is_a_placeholder(value):
     tokens = [(word, value) for word in WORDS]
     pair, verdict = judged(chosen(*tokens), chosen(*tokens))
     assert kinds(pair) == [("A", "constant", 8, 8), ("B", "constant", 8, 8)]
@@ -157,26 +157,26 @@ def test_one_value_for_all_tokens_is_a_placeholder(value: float) -> None:
     assert f"every value is {value}" in verdict.because
 
 
-def test_two_tokens_of_probability_1_are_impossible() -> None:
+def test_two_tokens_of_probability_1_are_impossible():
     rows = [*sound(3), (" warm", 0.0, {" warm": 0.0, " a": 0.0})]
     pair, _ = judged(answer(*sound(4)), answer(*rows))
     assert kinds(pair) == [("B", "sum above 1", 1, 4)]
 
 
-def test_zeros_of_chosen_tokens_are_values_of_a_sure_model() -> None:
+def test_zeros_of_chosen_tokens_are_values_of_a_sure_model():
     values = (-0.3571, 0.0, 0.0, -0.9113, 0.0, -2.1e-6, -0.00043, -0.0417)
     (side, _) = sides_of(*[chosen(*zip(WORDS, values, strict=True))] * 2)
     assert without_placeholders(side)[1] == ()
 
 
-def test_a_token_with_probability_1_and_a_list_is_sound() -> None:
+def test_a_token_with_probability_1_and_a_list_is_sound():
     """A forced token: nothing else is possible."""
     rows = [*sound(2), ("}", 0.0, {"}": 0.0, " a": -9999.0, " the": -9999.0})]
     pair, verdict = judged(answer(*rows), answer(*rows))
     assert (pair.placeholders, verdict.name) == ((), IDENTICAL)
 
 
-def test_a_certain_row_on_one_side_alone_is_not_compared() -> None:
+def test_a_certain_row_on_one_side_alone_is_not_compared():
     lowest = -3.4028234663852886e38
     rows = sound()
     for at in (1, 2, 4, 5, 7):
@@ -231,10 +231,7 @@ def without_own(own: int, row: dict[str, Any]) -> dict[str, Any]:
     # the rows of the real answer after top-p 0.5, which leaves five of twelve own tokens out
     [(stored("vllm_masked"), 5), (vllm(as_a_grammar), 3)],
 )
-def test_a_side_that_masks_the_prompts_own_tokens_is_a_run_that_names_the_mask(
-    masked: dict[str, Any],
-    tokens: int,
-) -> None:
+def test_a_side_that_masks_the_prompts_own_tokens_is_a_run_that_names_the_mask(masked, tokens):
     sides = sides_of(vllm(), masked)
     (pair,) = pairs_of(sides)
     (verdict,) = judge_responses(sides, [pair])
@@ -245,7 +242,7 @@ def test_a_side_that_masks_the_prompts_own_tokens_is_a_run_that_names_the_mask(
     assert len(pair.positions) == 15
 
 
-def test_a_mask_of_both_sides_and_a_difference_of_values_are_no_finding() -> None:
+def test_a_mask_of_both_sides_and_a_difference_of_values_are_no_finding():
     pair, verdict = judged(stored("vllm_masked"), stored("vllm_masked"))
     assert (verdict.name, pair.differing) == (UNDECIDED, 0)
     pair, verdict = judged(vllm(), vllm(moved))
@@ -254,7 +251,7 @@ def test_a_mask_of_both_sides_and_a_difference_of_values_are_no_finding() -> Non
     assert (verdict.name, pair.placeholders) == (IDENTICAL, ())
 
 
-def test_masked_rows_of_other_formats_are_kept() -> None:
+def test_masked_rows_of_other_formats_are_kept():
     """SGLang's prompt without a value for its second token; a list by text of a token that has no
     text.
     """
@@ -275,14 +272,14 @@ def test_masked_rows_of_other_formats_are_kept() -> None:
     assert (found.keys, int(found.rows.missing.sum())) == ("text", 12)
 
 
-def test_an_emitted_value_that_its_list_contradicts_is_left_out() -> None:
+def test_an_emitted_value_that_its_list_contradicts_is_left_out():
     rows = [(word, 0.0, top) for word, _, top in sound(3)]
     pair, verdict = judged(answer(*sound(3)), answer(*rows))
     assert (pair.differing, pair.common_values, verdict.name) == (0, 9, IDENTICAL)
     assert any("3 emitted tokens" in note for note in pair.notes)
 
 
-def test_placeholders_come_first_among_causes_and_in_the_report() -> None:
+def test_placeholders_come_first_among_causes_and_in_the_report():
     sides = sides_of(answer(*sound()), answer(*drafted({1, 3, 4, 6, 7})))
     (pair,) = pairs_of(sides)
     assert explain_lists(pair, *sides).causes[0].name == "placeholders"
@@ -292,7 +289,7 @@ def test_placeholders_come_first_among_causes_and_in_the_report() -> None:
     assert row.figures.to_json() == {"kind": "no list", "tokens": 5, "of": 8}
 
 
-def test_what_was_sent_stays_in_the_run() -> None:
+def test_what_was_sent_stays_in_the_run():
     side, _ = sides_of(answer(*drafted({1, 2})), answer(*sound()))
     cleaned, _ = without_placeholders(side)
     assert (len(side.rows.values), len(cleaned.values)) == (20, 18)
@@ -334,11 +331,7 @@ def causes_of(reference: dict[str, Any], variant: dict[str, Any]) -> list[str]:
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("spread", [3.0, 6.0])
 @pytest.mark.parametrize("keep", ["top-p", "top-k", "min-p"])
-def test_lists_after_a_sampler_are_renormalized_and_a_mask_is_not(
-    keep: str,
-    spread: float,
-    temperature: float,
-) -> None:
+def test_lists_after_a_sampler_are_renormalized_and_a_mask_is_not(keep, spread, temperature):
     """Of a spread of 3 a nucleus is often more than the 20 listed tokens, of 6 often one."""
     logits = np.random.default_rng(3).normal(0, spread, (32, 400))
     plain = restricted(logits)

@@ -58,7 +58,7 @@ def sides() -> tuple[ResponseSide, ResponseSide]:
     return ResponseSide("A", (*first.responses, odd)), ResponseSide("B", (*second.responses, odd))
 
 
-def test_what_was_sent_comes_back_exactly(made: Path) -> None:
+def test_what_was_sent_comes_back_exactly(made):
     written = sides()
     with RunReader(made) as run:
         assert told(run.responses()) == told(written) == told(align(written))
@@ -76,7 +76,7 @@ def test_what_was_sent_comes_back_exactly(made: Path) -> None:
         assert run.top_tokens([0], 0, 3)[0]["rank"].tolist() == list(range(1, 21))
 
 
-def test_sides_that_sent_the_same_form_a_class(store: Store) -> None:
+def test_sides_that_sent_the_same_form_a_class(store):
     one, other = sides()
     with RunReader(
         store.path_of(store_run(store, "three", one, other, replace(one, name="C"))),
@@ -84,7 +84,7 @@ def test_sides_that_sent_the_same_form_a_class(store: Store) -> None:
         assert run.classes == [["A", "C"], ["B"]]
 
 
-def test_its_card_tells_what_differs_and_nothing_more(made: Path) -> None:
+def test_its_card_tells_what_differs_and_nothing_more(made):
     ((card,), broken) = list_runs(Store(made.parent))
     assert not broken
     assert (card.kind, card.sides, card.pairs, card.prompts) == ("upload", ("A", "B"), 1, 2)
@@ -97,7 +97,7 @@ def test_its_card_tells_what_differs_and_nothing_more(made: Path) -> None:
     )
 
 
-def test_sides_that_cannot_be_compared_leave_nothing(store: Store) -> None:
+def test_sides_that_cannot_be_compared_leave_nothing(store):
     one = side("A", response([5, 6], {0: {6: -0.5, 1: -1.0}}))
     other = side("B", response([7, 6], {0: {6: -0.5, 1: -1.0}}))
     with pytest.raises(DumpError, match="no position"):
@@ -107,7 +107,7 @@ def test_sides_that_cannot_be_compared_leave_nothing(store: Store) -> None:
     assert list_runs(store) == ([], [])
 
 
-def test_it_goes_from_store_to_store(made: Path, store: Store) -> None:
+def test_it_goes_from_store_to_store(made, store):
     with RunReader(store.path_of(import_run(store, made))) as run:
         assert told(run.responses()) == told(sides())
 
@@ -127,12 +127,7 @@ def test_it_goes_from_store_to_store(made: Path, store: Store) -> None:
         "DROP TABLE response",
     ],
 )
-def test_a_damaged_file_is_refused_in_a_sentence(
-    made: Path,
-    store: Store,
-    tmp_path: Path,
-    damage: str,
-) -> None:
+def test_a_damaged_file_is_refused_in_a_sentence(made, store, tmp_path, damage):
     path = tmp_path / "damaged.duckdb"
     shutil.copyfile(made, path)
     with duckdb.connect(str(path)) as shell:
@@ -143,7 +138,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(
         import_run(store, path)
 
 
-def test_its_json_is_that_of_every_run(made: Path) -> None:
+def test_its_json_is_that_of_every_run(made):
     with RunReader(made) as run:
         found = run_json(run, with_positions=True)
     assert found["summary"]["flips"] == len(found["flips"])

@@ -103,7 +103,7 @@ def read(folder: Path, content: str | bytes, name: str = "answer.txt") -> list[R
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_stream_is_one_answer(tmp_path: Path, name: str, form: Callable) -> None:
+def test_a_stream_is_one_answer(tmp_path, name, form):
     (response,) = read(tmp_path, form(STREAMS[name]))
     assert rows_of(response) == EXPECTED
     assert response.text == TEXT
@@ -111,7 +111,7 @@ def test_a_stream_is_one_answer(tmp_path: Path, name: str, form: Callable) -> No
     assert emitted == ["Two", " and", " two"]
 
 
-def test_streams_of_several_ids_are_several_answers(tmp_path: Path) -> None:
+def test_streams_of_several_ids_are_several_answers(tmp_path):
     one, other = chat_chunks("a"), chat_chunks("b")
     mixed = [chunk for pair in zip(one, other, strict=True) for chunk in pair]
     for chunks, answers in ((one + other, 2), (mixed, 2), ([*one, chat(), *other], 3)):
@@ -120,28 +120,28 @@ def test_streams_of_several_ids_are_several_answers(tmp_path: Path) -> None:
     assert len(read(tmp_path, as_lines(STREAMS["Ollama chat"] * 2))) == 2
 
 
-def test_a_part_of_a_stream_of_sglang_is_refused(tmp_path: Path) -> None:
+def test_a_part_of_a_stream_of_sglang_is_refused(tmp_path):
     meta = {"id": "rid", "finish_reason": None, "output_token_logprobs": [[-0.5, 4, "a"]]}
     with pytest.raises(DumpError, match="without `stream`"):
         read(tmp_path, json.dumps({"text": "a", "meta_info": meta}))
 
 
-def test_choices_of_one_stream_are_answers_of_their_own(tmp_path: Path) -> None:
+def test_choices_of_one_stream_are_answers_of_their_own(tmp_path):
     one, other = chat_chunks(index=0), chat_chunks(index=1)
     found = read(tmp_path, as_events([one[0], *other[:3], *one[1:], *other[3:]]))
     assert [rows_of(response) for response in found] == [EXPECTED] * 2
 
 
-def test_a_stream_that_was_cut_has_the_rows_that_came(tmp_path: Path) -> None:
+def test_a_stream_that_was_cut_has_the_rows_that_came(tmp_path):
     (response,) = read(tmp_path, as_events(STREAMS["chat"][:3]))
     assert rows_of(response) == EXPECTED[:2]
 
 
-def test_whole_answers_with_one_id_stay_apart(tmp_path: Path) -> None:
+def test_whole_answers_with_one_id_stay_apart(tmp_path):
     assert len(read(tmp_path, as_lines([chat(), chat()]))) == 2
 
 
-def test_an_error_in_a_stream_is_reported(tmp_path: Path) -> None:
+def test_an_error_in_a_stream_is_reported(tmp_path):
     with pytest.raises(DumpError, match="out of memory"):
         read(tmp_path, as_events([STREAMS["chat"][1], {"error": {"message": "out of memory"}}]))
 
@@ -167,7 +167,7 @@ WRAPPINGS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
 @pytest.mark.parametrize("indent", [None, 2])
-def test_what_wraps_an_answer_is_taken_off(tmp_path: Path, wrapping: str, indent: Any) -> None:
+def test_what_wraps_an_answer_is_taken_off(tmp_path, wrapping, indent):
     text = json.dumps(chat(error=None), indent=indent)
     (response,) = read(tmp_path, WRAPPINGS[wrapping](text.encode()), "answer.npz")
     assert rows_of(response) == EXPECTED
@@ -185,15 +185,12 @@ def test_what_wraps_an_answer_is_taken_off(tmp_path: Path, wrapping: str, indent
         (b"{nonsense", "no JSON"),
     ],
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_what_cannot_be_read_is_named(tmp_path, content, sentence):
     with pytest.raises(DumpError, match=sentence):
         read(tmp_path, content)
 
 
-def test_a_compressed_file_may_not_grow_without_end(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_compressed_file_may_not_grow_without_end(tmp_path, monkeypatch):
     monkeypatch.setattr(bounded_json, "MAX_FILE_BYTES", 1 << 20)
     with pytest.raises(DumpError, match="more than 1,048,576 bytes"):
         read(tmp_path, gzip.compress(b"[" + b" " * (8 << 20)))
@@ -218,14 +215,14 @@ def written(folder: Path, *sides: list[dict[str, Any]]) -> list[Path]:
 OTHER = [entry("Three", -0.5, " Two", -1.0), *ENTRIES[1:]]
 
 
-def test_answers_of_a_batch_are_joined_by_custom_id(tmp_path: Path) -> None:
+def test_answers_of_a_batch_are_joined_by_custom_id(tmp_path):
     a, b, c = batch_line("a", chat()), batch_line("b", chat(OTHER)), batch_line("c", chat())
     pair = compare_sides(*align(read_sides(written(tmp_path, [a, b], [b, c, a]))))
     assert (len(pair.meetings), len(pair.positions), pair.differing) == (2, 6, 0)
     assert any("custom_id c" in note for note in pair.notes)
 
 
-def test_failed_requests_of_a_batch_are_named_and_left_out(tmp_path: Path) -> None:
+def test_failed_requests_of_a_batch_are_named_and_left_out(tmp_path):
     too_long = batch_line("b", {"error": {"message": "too long"}}, 400)
     busy = batch_line("c", None, 500, {"message": "busy"})
     expired = {"custom_id": "d", "response": None, "error": {"code": "expired"}}
@@ -239,13 +236,13 @@ def test_failed_requests_of_a_batch_are_named_and_left_out(tmp_path: Path) -> No
         read(tmp_path, json.dumps(too_long))
 
 
-def test_requests_of_a_batch_are_no_answers(tmp_path: Path) -> None:
+def test_requests_of_a_batch_are_no_answers(tmp_path):
     request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
     with pytest.raises(DumpError, match="output file"):
         read(tmp_path, json.dumps(request))
 
 
-def test_a_responses_object_has_its_rows_after_the_prompt(tmp_path: Path) -> None:
+def test_a_responses_object_has_its_rows_after_the_prompt(tmp_path):
     part = {"type": "output_text", "text": TEXT, "logprobs": ENTRIES}
     message = {"type": "message", "role": "assistant", "content": [part]}
     body = {"object": "response", "output": [message], "usage": {"input_tokens": 7}}
@@ -262,33 +259,33 @@ def test_a_responses_object_has_its_rows_after_the_prompt(tmp_path: Path) -> Non
     "failure",
     [{"error": "no memory"}, {"object": "error", "message": "no memory"}],
 )
-def test_only_an_error_that_says_something_is_one(tmp_path: Path, failure: dict[str, Any]) -> None:
+def test_only_an_error_that_says_something_is_one(tmp_path, failure):
     with pytest.raises(DumpError, match="answered with an error: no memory"):
         read(tmp_path, json.dumps(failure))
     with pytest.raises(DumpError, match="no response that is known"):
         read(tmp_path, json.dumps({"error": None}))
 
 
-def test_an_answer_of_ollama_without_values_says_what_to_ask(tmp_path: Path) -> None:
+def test_an_answer_of_ollama_without_values_says_what_to_ask(tmp_path):
     with pytest.raises(DumpError, match="without log-probabilities"):
         read(tmp_path, json.dumps({"model": "m", "response": "Two", "done": True}))
 
 
-def test_batches_without_a_common_custom_id_are_joined_in_order_and_say_so(tmp_path: Path) -> None:
+def test_batches_without_a_common_custom_id_are_joined_in_order_and_say_so(tmp_path):
     sides = [[batch_line(name, chat()) for name in names] for names in ("ab", "cd")]
     pair = compare_sides(*align(read_sides(written(tmp_path, *sides))))
     assert (len(pair.meetings), pair.differing) == (2, 0)
     assert any("joined in their order" in note for note in pair.notes)
 
 
-def test_answers_are_joined_by_the_prompts_of_their_requests(tmp_path: Path) -> None:
+def test_answers_are_joined_by_the_prompts_of_their_requests(tmp_path):
     first = {"request": {"messages": [{"content": "first"}]}, "response": chat()}
     second = {"request": {"messages": [{"content": "second"}]}, "response": chat(OTHER)}
     paths = written(tmp_path, [first, second], [second, first])
     assert compare_sides(*align(read_sides(paths))).differing == 0
 
 
-def test_a_file_that_is_none_is_named_beside_one_that_is(tmp_path: Path) -> None:
+def test_a_file_that_is_none_is_named_beside_one_that_is(tmp_path):
     good, bad = tmp_path / "good.json", tmp_path / "bad.txt"
     good.write_text(json.dumps(chat()))
     bad.write_text("no JSON at all")
@@ -297,7 +294,7 @@ def test_a_file_that_is_none_is_named_beside_one_that_is(tmp_path: Path) -> None
         read_sides([good, bad])
 
 
-def test_a_compressed_dump_is_no_payload(tmp_path: Path) -> None:
+def test_a_compressed_dump_is_no_payload(tmp_path):
     file = io.BytesIO()
     np.savez(file, reference=np.ones((1, 2)), variant=np.ones((1, 2)))
     path = tmp_path / "dump.npz"
@@ -322,7 +319,7 @@ def spoiled(document: Any, chance: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_spoiled_stream_is_read_or_refused(tmp_path: Path, name: str) -> None:
+def test_a_spoiled_stream_is_read_or_refused(tmp_path, name):
     chance = random.Random(name)
     path = tmp_path / "answer.json"
     whole = [chat(), batch_line("a", chat())] if name == "chat" else []

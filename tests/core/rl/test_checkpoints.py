@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ from core.inference.models.engine_files import gguf_of
 from core.inference.models.model import load_model
 from core.numerics.formats import BFLOAT16, LOGIT_FORMATS, FloatFormat
 from core.rl import checkpoints
-from core.rl.checkpoints import compare_checkpoints
+from core.rl.checkpoints import Comparison, compare_checkpoints
 from tests.core.inference.models import small_gguf
 
 MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
@@ -57,10 +55,7 @@ def ordinals(values: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", LOGIT_FORMATS)
-def test_what_an_update_leaves_in_the_engines_dtype_is_what_torch_rounds_to(
-    dtype: str,
-    tmp_path: Path,
-) -> None:
+def test_what_an_update_leaves_in_the_engines_dtype_is_what_torch_rounds_to(dtype, tmp_path):
     """A step of Adam at a rate of 1e-6 from the weights of a trained layer, off the grid of
     bfloat16.
     """
@@ -84,7 +79,7 @@ def test_what_an_update_leaves_in_the_engines_dtype_is_what_torch_rounds_to(
         assert 0.2 < total.rounded_differing / total.differing < 0.4
 
 
-def test_bits_that_differ_are_counted_by_value(tmp_path: Path) -> None:
+def test_bits_that_differ_are_counted_by_value(tmp_path):
     """Next values, zeros of both signs, NaNs of two payloads, a NaN and an infinity on one side."""
     a = np.array([0x3F80, 0x0000, 0x7FC0, 0x7FC0, 0x4000, 0x7F80], np.int16)
     b = np.array([0x3F81, -0x8000, 0x7FC1, 0x3F80, 0x7F80, 0x7F80], np.int16)
@@ -97,7 +92,7 @@ def test_bits_that_differ_are_counted_by_value(tmp_path: Path) -> None:
     json.dumps(result.as_json(), allow_nan=False)
 
 
-def test_shards_are_compared_with_one_file_in_the_order_of_a_forward(tmp_path: Path) -> None:
+def test_shards_are_compared_with_one_file_in_the_order_of_a_forward(tmp_path):
     tensors = load_file(MODEL / "model.safetensors")
     names = sorted(tensors)
     weight_map = {}
@@ -129,11 +124,7 @@ def test_shards_are_compared_with_one_file_in_the_order_of_a_forward(tmp_path: P
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_model_equals_its_gguf_with_rotary_rows_reordered(
-    is_first: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_equals_its_gguf_with_rotary_rows_reordered(is_first, tmp_path, monkeypatch):
     """The file that llama.cpp is given as an engine."""
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path))
     gguf = gguf_of(load_model(str(MODEL), dtype="float32", device="cpu"), "float32")
@@ -149,7 +140,7 @@ def test_a_model_equals_its_gguf_with_rotary_rows_reordered(
     assert "float32" in texts["dtype"]
 
 
-def test_a_quantized_gguf_equals_its_blocks_by_hand(tmp_path: Path) -> None:
+def test_a_quantized_gguf_equals_its_blocks_by_hand(tmp_path):
     by_hand, gguf = tmp_path / "by_hand.safetensors", tmp_path / "model.gguf"
     tensors = small_gguf.write(gguf)
     save_file({key: torch.from_numpy(values) for key, values in tensors.items()}, by_hand)
@@ -199,13 +190,7 @@ EXPERTS = {f"layers.0.mlp.experts.{n}.down_proj.weight": drawn(8, 16, seed=n) fo
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_changed_layout_is_named_and_what_is_compared_is_equal(
-    kind: str,
-    a: Tensors,
-    b: Tensors,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_changed_layout_is_named_and_what_is_compared_is_equal(kind, a, b, tmp_path, monkeypatch):
     """Also if a chunk is smaller than the tensors."""
     for chunk in (checkpoints.CHUNK, 500):
         monkeypatch.setattr(checkpoints, "CHUNK", chunk)
@@ -214,7 +199,7 @@ def test_a_changed_layout_is_named_and_what_is_compared_is_equal(
         assert (result.total.elements > 0, result.total.differing) == (True, 0)
 
 
-def test_rows_in_another_order_are_found_under_quantization_noise(tmp_path: Path) -> None:
+def test_rows_in_another_order_are_found_under_quantization_noise(tmp_path):
     noisy = WIDE[ORDER] + 0.05 * drawn(96, 64, seed=3)
     result = compared(tmp_path, {"x.weight": WIDE}, {"x.weight": noisy})
     assert set(found(result)) == {"layout"}
@@ -224,9 +209,7 @@ def test_rows_in_another_order_are_found_under_quantization_noise(tmp_path: Path
     assert unrelated.total.rms == pytest.approx(2**0.5, rel=0.1)
 
 
-def test_a_norm_stored_as_1_plus_weight_is_named_and_a_first_step_of_adam_is_not(
-    tmp_path: Path,
-) -> None:
+def test_a_norm_stored_as_1_plus_weight_is_named_and_a_first_step_of_adam_is_not(tmp_path):
     norm = drawn(64)
     offset = compared(tmp_path, {"norm.weight": norm}, {"norm.weight": norm + 1})
     assert found(offset) == {"offset": ["norm.weight"]}
@@ -249,23 +232,14 @@ UNTIED = {**TIED, "lm_head.weight": HEAD}
         (TIED, TIED, None, 0),
     ],
 )
-def test_a_head_is_compared_with_the_embedding_that_it_is_tied_to(
-    a: Tensors,
-    b: Tensors,
-    words: str | None,
-    differing: int,
-    tmp_path: Path,
-) -> None:
+def test_a_head_is_compared_with_the_embedding_that_it_is_tied_to(a, b, words, differing, tmp_path):
     result = compared(tmp_path, a, b)
     assert result.total.differing == differing
     assert found(result) == ({"tied": ["lm_head.weight"]} if words else {})
     assert all(text.startswith(words) for _, text in result.findings)
 
 
-def test_a_block_is_no_larger_than_a_chunk(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_block_is_no_larger_than_a_chunk(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHUNK", 640)
     save_file({"x.weight": WIDE}, tmp_path / "a.safetensors")
     tensor = checkpoints.open_checkpoint(str(tmp_path / "a.safetensors")).tensors["x.weight"]
@@ -313,12 +287,12 @@ INDEX = '{"weight_map": {"x.weight": "model-00001-of-00002.safetensors"}}'
     ],
 )
 def test_a_checkpoint_that_cannot_be_read_is_one_sentence_and_code_2(
-    name: str,
-    make: Callable[[Path], object],
-    words: str,
-    cli: Any,
-    tmp_path: Path,
-) -> None:
+    name,
+    make,
+    words,
+    cli,
+    tmp_path,
+):
     save_file({"x.weight": WIDE}, tmp_path / "a.safetensors")
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
@@ -329,10 +303,7 @@ def test_a_checkpoint_that_cannot_be_read_is_one_sentence_and_code_2(
     assert len(done.stderr.strip().splitlines()) == 1
 
 
-def test_the_command_prints_layers_together_and_json_has_every_module(
-    cli: Any,
-    tmp_path: Path,
-) -> None:
+def test_the_command_prints_layers_together_and_json_has_every_module(cli, tmp_path):
     tensors = load_file(MODEL / "model.safetensors")
     doubled = tensors["model.layers.1.mlp.down_proj.weight"]
     doubled *= 2

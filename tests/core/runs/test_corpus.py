@@ -49,7 +49,7 @@ def files(tmp_path: Path) -> list[Path]:
     return [tmp_path / "base.kld", tmp_path / "q.kld"]
 
 
-def test_figures_are_those_of_llama_perplexity(files: list[Path]) -> None:
+def test_figures_are_those_of_llama_perplexity(files):
     base, q = (kld_file(path, logits) for path, logits in zip(files, (LOGITS, OTHER), strict=True))
     rows = {row["name"]: row for row in statistics(score_logs(files))}
     count, places = len(TARGETS), np.arange(len(TARGETS))
@@ -103,7 +103,7 @@ def test_figures_are_those_of_llama_perplexity(files: list[Path]) -> None:
         ), name
 
 
-def test_what_a_file_cuts_moves_no_figure(files: list[Path]) -> None:
+def test_what_a_file_cuts_moves_no_figure(files):
     """A quarter of the tokens is raised to 16 below the largest; a row normalized again would be
     off by 4e-3.
     """
@@ -118,7 +118,7 @@ def test_what_a_file_cuts_moves_no_figure(files: list[Path]) -> None:
     assert np.abs(tokens.base - true)[is_seen].max() < 2e-4
 
 
-def test_right_tokens_that_a_file_cuts_are_counted_and_noted(cli, files: list[Path]) -> None:
+def test_right_tokens_that_a_file_cuts_are_counted_and_noted(cli, files):
     """The files then say a lower perplexity than the logits have."""
     spread = LOGITS.copy()
     places = np.arange(len(TARGETS))
@@ -134,7 +134,7 @@ def test_right_tokens_that_a_file_cuts_are_counted_and_noted(cli, files: list[Pa
     assert f"{count} right tokens are less likely" in cli("compare", *files).stderr
 
 
-def test_intervals_are_over_documents() -> None:
+def test_intervals_are_over_documents():
     """Tokens of a document that are all alike say no more than one of them."""
     documents, length = 60, 50
     of_document = np.random.default_rng(1).gamma(2, 0.01, documents)
@@ -148,7 +148,7 @@ def test_intervals_are_over_documents() -> None:
     assert kld["uncertainty"] < half / 5
 
 
-def test_positions_are_those_of_the_context(files: list[Path]) -> None:
+def test_positions_are_those_of_the_context(files):
     kld_file(files[0], LOGITS)
     kld_file(files[1], OTHER)
     tokens = score_logs(files)
@@ -159,7 +159,7 @@ def test_positions_are_those_of_the_context(files: list[Path]) -> None:
     assert sum(group["scored"] for group in groups) == len(TARGETS)
 
 
-def test_compare_prints_them_and_refuses_other_tokens(cli, files: list[Path]) -> None:
+def test_compare_prints_them_and_refuses_other_tokens(cli, files):
     kld_file(files[0], LOGITS)
     kld_file(files[1], LOGITS)
     report = json.loads(cli("compare", *files, "--json").stdout)
@@ -174,7 +174,7 @@ def test_compare_prints_them_and_refuses_other_tokens(cli, files: list[Path]) ->
         score_logs(files)
 
 
-def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path: Path) -> None:
+def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path):
     """The last row of a prompt has no right token; probabilities are normalized over all tokens."""
     prompts, rows = 4, 6
     tokens, random = RANDOM.integers(0, VOCAB, (prompts, rows)), np.random.default_rng(7)
@@ -200,16 +200,13 @@ def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path: Path) -> None:
     )
 
 
-def test_a_run_without_tokens_is_no_corpus(cli, tmp_path: Path) -> None:
+def test_a_run_without_tokens_is_no_corpus(cli, tmp_path):
     np.savez(tmp_path / "dump.npz", reference=LOGITS[:4], variant=OTHER[:4])
     failed = cli("compare", tmp_path / "dump.npz", "--corpus")
     assert (failed.returncode, "token ids" in failed.stderr) == (2, True)
 
 
-def test_a_token_beyond_the_vocabulary_is_refused_and_an_infinite_kl_counted(
-    cli,
-    tmp_path: Path,
-) -> None:
+def test_a_token_beyond_the_vocabulary_is_refused_and_an_infinite_kl_counted(cli, tmp_path):
     base, tokens, dump = LOGITS[:4].astype(np.float32), np.arange(4), tmp_path / "dump.npz"
     other = base.copy()
     other[1, tokens[2]] = -np.inf

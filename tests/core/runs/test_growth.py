@@ -48,15 +48,15 @@ def figures_of(path: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_a_file_of_1_0_0_shows_what_1_0_0_showed(kind: str, tmp_path: Path) -> None:
+def test_a_file_of_1_0_0_shows_what_1_0_0_showed(kind, tmp_path):
     assert figures_of(file_of_1_0_0(kind, tmp_path)) == EXPECTED[kind]
 
 
-def test_probes_of_1_0_0_are_read(tmp_path: Path) -> None:
+def test_probes_of_1_0_0_are_read(tmp_path):
     assert {row["dtype"] for row in ops_of(file_of_1_0_0("ops", tmp_path)).rows} == {"bfloat16"}
 
 
-def test_a_file_of_1_0_0_is_compared_judged_and_exported(cli, tmp_path: Path) -> None:
+def test_a_file_of_1_0_0_is_compared_judged_and_exported(cli, tmp_path):
     path = file_of_1_0_0("dump", tmp_path)
     assert cli("ingest", path).returncode == 0
     (card,) = json.loads(cli("list", "--json").stdout)
@@ -73,9 +73,7 @@ def test_a_file_of_1_0_0_is_compared_judged_and_exported(cli, tmp_path: Path) ->
         assert "rerun" in {row.group for row in run.evidence(0)}
 
 
-def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(
-    tmp_path: Path,
-) -> None:
+def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(tmp_path):
     """All nullable columns at once, and the tables of what a run may do without."""
     path = file_of_1_0_0("judged", tmp_path)
     whole = figures_of(path)
@@ -107,7 +105,7 @@ def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(
         assert run.query("SELECT * FROM layer").columns.tolist() == TABLES["layer"].names
 
 
-def test_a_judged_copy_of_an_older_file_gets_the_column(store: Store, tmp_path: Path) -> None:
+def test_a_judged_copy_of_an_older_file_gets_the_column(store, tmp_path):
     path = file_of_1_0_0("dump", tmp_path)
     damaged(path, "ALTER TABLE pair DROP COLUMN noise_ratio", "DROP TABLE floor_position")
     run_id = import_run(store, path)
@@ -135,11 +133,7 @@ NEWER = {
 
 
 @pytest.mark.parametrize("addition", NEWER)
-def test_what_a_newer_build_added_is_left_alone(
-    addition: str,
-    store: Store,
-    tmp_path: Path,
-) -> None:
+def test_what_a_newer_build_added_is_left_alone(addition, store, tmp_path):
     path = file_of_1_0_0("judged", tmp_path)
     with RunReader(path) as run:
         checks = [row.check for row in run.evidence(0)]
@@ -172,7 +166,7 @@ def test_what_a_newer_build_added_is_left_alone(
         ("DROP TABLE side", "damaged"),
     ],
 )
-def test_a_file_of_another_form_is_refused(statement: str, words: str, tmp_path: Path) -> None:
+def test_a_file_of_another_form_is_refused(statement, words, tmp_path):
     path = file_of_1_0_0("judged", tmp_path)
     damaged(path, statement)
     with pytest.raises(StoreError, match=words), RunReader(path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -44,10 +43,7 @@ def differing(first: Path, second: Path) -> list[str]:
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
-def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(
-    path: Path,
-    store: Store,
-) -> None:
+def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(path, store):
     new = store.path_of(import_run(store, path, name="called anew"))
     assert new.stem != path.stem
     assert differing(path, new) == []
@@ -59,7 +55,7 @@ def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(
         assert run.header.provenance.note.count(NOTE) == 1
 
 
-def test_it_has_the_id_asked_for_and_progress_is_reported(store: Store, foreign_file: Path) -> None:
+def test_it_has_the_id_asked_for_and_progress_is_reported(store, foreign_file):
     before, steps = foreign_file.read_bytes(), []
     run_id = import_run(
         store,
@@ -73,7 +69,7 @@ def test_it_has_the_id_asked_for_and_progress_is_reported(store: Store, foreign_
     assert foreign_file.read_bytes() == before
 
 
-def test_probes_of_operations_come_in(store: Store, tmp_path: Path) -> None:
+def test_probes_of_operations_come_in(store, tmp_path):
     outside = Store(tmp_path / "outside")
     path = outside.path_of(write_ops_run(outside, header(), [UNSTEADY]))
     assert list(read_ops(store, import_run(store, path)).rows) == [UNSTEADY]
@@ -126,11 +122,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.spread(4)
 @pytest.mark.parametrize("fault", REFUSED)
-def test_what_no_run_file_has_is_refused_and_nothing_is_stored(
-    fault: str,
-    store: Store,
-    foreign_file: Path,
-) -> None:
+def test_what_no_run_file_has_is_refused_and_nothing_is_stored(fault, store, foreign_file):
     statements, words = REFUSED[fault]
     for statement in statements:
         damaged(foreign_file, statement)
@@ -158,22 +150,13 @@ def half(path: Path) -> Path:
         (half, "somebody.duckdb"),
     ],
 )
-def test_what_is_no_run_file_is_one_sentence(
-    change: Callable[[Path], Path],
-    words: str,
-    store: Store,
-    foreign_file: Path,
-) -> None:
+def test_what_is_no_run_file_is_one_sentence(change, words, store, foreign_file):
     with pytest.raises(StoreError, match=words):
         import_run(store, change(foreign_file))
     assert not store.directory.exists() or list(store.directory.iterdir()) == []
 
 
-def test_without_room_nothing_is_imported(
-    store: Store,
-    foreign_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_room_nothing_is_imported(store, foreign_file, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999000000000000")
     with pytest.raises(LimitError):
         import_run(store, foreign_file)
@@ -203,12 +186,12 @@ def test_without_room_nothing_is_imported(
     ],
 )
 def test_a_table_of_more_rows_than_a_run_has_is_refused_before_it_is_read(
-    rows: str,
-    table: str,
-    most: int,
-    store: Store,
-    tmp_path: Path,
-) -> None:
+    rows,
+    table,
+    most,
+    store,
+    tmp_path,
+):
     path = Path(shutil.copy(ROOT / "tests" / "runs" / "injected-bug.duckdb", tmp_path))
     damaged(path, rows)
     for look in (check_schema, lambda path: import_run(store, path)):
@@ -219,7 +202,7 @@ def test_a_table_of_more_rows_than_a_run_has_is_refused_before_it_is_read(
             look(path)
 
 
-def test_a_vocabulary_of_few_but_long_texts_is_refused(store: Store, foreign_file: Path) -> None:
+def test_a_vocabulary_of_few_but_long_texts_is_refused(store, foreign_file):
     damaged(
         foreign_file,
         "INSERT INTO vocabulary SELECT range, repeat('x', 5_000_000) FROM range(4)",

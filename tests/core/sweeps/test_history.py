@@ -123,7 +123,7 @@ def test_conditions_are_listed_with_commas_and_others_refused():
         conditions_of(["bug,kl>1"])
 
 
-def test_a_place_of_several_cells_shows_the_one_that_failed() -> None:
+def test_a_place_of_several_cells_shows_the_one_that_failed():
     done = CellState("d", AXES, DONE, cards=(card(1, "bug suspected"),))
     failed = CellState("f", AXES, FAILED, "out of memory")
     missing = CellState("m", AXES, MISSING)

@@ -5,7 +5,6 @@ ml_dtypes and the worked cases.
 import json
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -31,7 +30,7 @@ CASES = sorted((Path(__file__).parents[3] / "cases").glob("*.npz"))
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
-def test_every_worked_case_opens_with_its_dtype_its_shape_and_its_bits(path: Path) -> None:
+def test_every_worked_case_opens_with_its_dtype_its_shape_and_its_bits(path):
     expected = json.loads(path.with_suffix(".json").read_text())
     with np.load(path) as file, open_dump([path]) as dump:
         keys = [key for key in file.files if key not in ("compute_dtype", "token_ids")]
@@ -88,7 +87,7 @@ def write_form(form: str, folder: Path, sides: dict[str, np.ndarray], dtype: str
     "form",
     ["npz", "npz deflated", "safetensors", "npy", "pair of safetensors", "upcast", ">"],
 )
-def test_every_form_gives_the_same_bits(tmp_path: Path, dtype: str, form: str) -> None:
+def test_every_form_gives_the_same_bits(tmp_path, dtype, form):
     sides = {"reference": logits(1, dtype=dtype), "variant": logits(2, dtype=dtype)}
     with open_dump(write_form(form, tmp_path, sides, dtype)) as dump:
         assert dump.compute_dtype == dtype
@@ -101,11 +100,7 @@ def test_every_form_gives_the_same_bits(tmp_path: Path, dtype: str, form: str) -
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("carrier", [np.uint16, np.int16])
-def test_sixteen_bit_integers_are_bits_of_the_declared_dtype(
-    tmp_path: Path,
-    dtype: str,
-    carrier: type,
-) -> None:
+def test_sixteen_bit_integers_are_bits_of_the_declared_dtype(tmp_path, dtype, carrier):
     a, b = (logits(seed, dtype=dtype).view(carrier) for seed in (1, 2))
     with open_dump([saved(tmp_path, a=a, b=b, compute_dtype=dtype)]) as dump:
         assert (dump.compute_dtype, dump.dtype_reason[:8]) == (dtype, "declared")
@@ -114,11 +109,7 @@ def test_sixteen_bit_integers_are_bits_of_the_declared_dtype(
 
 @pytest.mark.parametrize("shape", [(5, 7), (3, 4, 8), (2, 1, 9)])
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_fortran_order_is_read_in_the_order_of_rows_at_every_pass(
-    tmp_path: Path,
-    shape: tuple[int, ...],
-    save: Any,
-) -> None:
+def test_fortran_order_is_read_in_the_order_of_rows_at_every_pass(tmp_path, shape, save):
     a, b = logits(1, shape), logits(2, shape)
     path = tmp_path / "d.npz"
     save(path, a=np.asfortranarray(a), b=b)
@@ -130,7 +121,7 @@ def test_fortran_order_is_read_in_the_order_of_rows_at_every_pass(
 
 
 @pytest.mark.parametrize("dtype", VALUES)
-def test_nan_payloads_and_signed_zeros_survive(tmp_path: Path, dtype: str) -> None:
+def test_nan_payloads_and_signed_zeros_survive(tmp_path, dtype):
     bits = 8 * np.dtype(VALUES[dtype]).itemsize
     nan = 0x7FC1FF01 >> (32 - bits)
     patterns = [0, 1 << (bits - 1), 1, nan, (1 << bits) - 1, 0x3C00]
@@ -147,10 +138,7 @@ def test_nan_payloads_and_signed_zeros_survive(tmp_path: Path, dtype: str) -> No
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_single_value_beyond_a_dtype_on_any_side_is_enough_not_to_detect_it(
-    tmp_path: Path,
-    dtype: str,
-) -> None:
+def test_a_single_value_beyond_a_dtype_on_any_side_is_enough_not_to_detect_it(tmp_path, dtype):
     a, b = (logits(seed, dtype=dtype).astype(np.float32) for seed in (1, 2))
     with open_dump([saved(tmp_path, a=a, b=b)]) as dump:
         assert (dump.compute_dtype, dump.dtype_reason[:8]) == (dtype, "detected")
@@ -162,7 +150,7 @@ def test_a_single_value_beyond_a_dtype_on_any_side_is_enough_not_to_detect_it(
         assert (dump.compute_dtype, dump.dtype_reason[:11]) == ("float32", "array dtype")
 
 
-def test_a_given_dtype_that_would_round_is_refused_with_the_first_value(tmp_path: Path) -> None:
+def test_a_given_dtype_that_would_round_is_refused_with_the_first_value(tmp_path):
     a = logits(1, dtype="bfloat16").astype(np.float32)
     b = a.copy()
     b[2, 3], b[4, 5] = 1.0009765625, 3.1415927
@@ -173,7 +161,7 @@ def test_a_given_dtype_that_would_round_is_refused_with_the_first_value(tmp_path
         open_dump([saved(tmp_path, a=a, b=b)], compute_dtype="bfloat16")
 
 
-def test_sides_of_different_dtypes_share_the_compute_dtype_that_holds_both(tmp_path: Path) -> None:
+def test_sides_of_different_dtypes_share_the_compute_dtype_that_holds_both(tmp_path):
     half = logits(1, dtype="float16")
     with open_dump([saved(tmp_path, a=half, b=logits(2))]) as dump:
         assert dump.compute_dtype == "float32"
@@ -181,7 +169,7 @@ def test_sides_of_different_dtypes_share_the_compute_dtype_that_holds_both(tmp_p
         assert np.array_equal(bits_in(dump)[0], bits_of(half.astype(np.float32)))
 
 
-def test_float64_is_taken_only_if_it_is_exactly_float32(tmp_path: Path) -> None:
+def test_float64_is_taken_only_if_it_is_exactly_float32(tmp_path):
     a = logits(1).astype(np.float64)
     with open_dump([saved(tmp_path, a=a, b=a)]) as dump:
         assert dump.compute_dtype == "float32"
@@ -195,16 +183,14 @@ def test_float64_is_taken_only_if_it_is_exactly_float32(tmp_path: Path) -> None:
 # ---- sides, prompts, tokens
 
 
-def test_the_side_called_reference_comes_first_and_the_others_stay_in_order(tmp_path: Path) -> None:
+def test_the_side_called_reference_comes_first_and_the_others_stay_in_order(tmp_path):
     names = ("zeta", "alpha", "reference", "beta")
     with open_dump([saved(tmp_path, **{name: logits(i) for i, name in enumerate(names)})]) as dump:
         assert [side.name for side in dump.sides] == ["reference", "zeta", "alpha", "beta"]
         assert np.array_equal(bits_in(dump)[1], bits_of(logits(0)))
 
 
-def test_two_files_are_a_pair_named_by_their_stems_or_plainly_if_these_are_equal(
-    tmp_path: Path,
-) -> None:
+def test_two_files_are_a_pair_named_by_their_stems_or_plainly_if_these_are_equal(tmp_path):
     one, two, other = tmp_path / "one" / "x.npy", tmp_path / "x.npy", tmp_path / "y.npz"
     one.parent.mkdir()
     np.save(one, logits(0))
@@ -217,7 +203,7 @@ def test_two_files_are_a_pair_named_by_their_stems_or_plainly_if_these_are_equal
         assert dump.prompts[0].token_ids == tuple(range(ROWS))
 
 
-def test_three_axes_are_prompts_positions_and_vocabulary(tmp_path: Path) -> None:
+def test_three_axes_are_prompts_positions_and_vocabulary(tmp_path):
     a, ids = logits(1, (1, 2, 3, VOCAB)), np.arange(6).reshape(2, 3)
     texts = np.array([["a", " b", "c"], ["d", "é", "\n"]])
     with open_dump(
@@ -230,7 +216,7 @@ def test_three_axes_are_prompts_positions_and_vocabulary(tmp_path: Path) -> None
         assert (header.rows, header.vocab, header.vocabulary[4]) == (6, VOCAB, "é")
 
 
-def test_one_axis_is_one_position_and_prompt_lengths_divide_the_rows(tmp_path: Path) -> None:
+def test_one_axis_is_one_position_and_prompt_lengths_divide_the_rows(tmp_path):
     a = logits(1)
     with open_dump([saved(tmp_path, a=a[0], b=a[0], token_ids=np.array([7]))]) as dump:
         assert (dump.rows, dump.prompts[0].token_ids) == (1, (7,))
@@ -240,7 +226,7 @@ def test_one_axis_is_one_position_and_prompt_lengths_divide_the_rows(tmp_path: P
         assert [prompt.token_ids for prompt in dump.prompts] == [(0, 1, 2, 3), (4, 5)]
 
 
-def test_safetensors_reserved_texts_come_from_its_metadata(tmp_path: Path) -> None:
+def test_safetensors_reserved_texts_come_from_its_metadata(tmp_path):
     bits = bits_of(logits(1, dtype="bfloat16"))
     path = tmp_path / "d.safetensors"
     tokens = '["t0", "t1", "t2", "t3", "t4", "t5"]'
@@ -253,15 +239,13 @@ def test_safetensors_reserved_texts_come_from_its_metadata(tmp_path: Path) -> No
         assert prompt.token_ids == tuple(range(ROWS))
 
 
-def test_byte_tokens_that_are_no_text_are_shown_as_bytes(tmp_path: Path) -> None:
+def test_byte_tokens_that_are_no_text_are_shown_as_bytes(tmp_path):
     a = logits(1, (2, VOCAB))
     with open_dump([saved(tmp_path, a=a, b=a, tokens=np.array([b"ok", b"\xe2\x80"]))]) as dump:
         assert dump.prompts[0].token_texts == ("ok", "\\xe2\\x80")
 
 
-def test_log_probabilities_and_probabilities_are_remarked_on_and_logits_are_not(
-    tmp_path: Path,
-) -> None:
+def test_log_probabilities_and_probabilities_are_remarked_on_and_logits_are_not(tmp_path):
     raw = logits(1)
     log = log_softmax(raw, axis=-1)
     coarse = log.astype(ml_dtypes.bfloat16).astype(np.float32)
@@ -277,7 +261,7 @@ def test_log_probabilities_and_probabilities_are_remarked_on_and_logits_are_not(
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("upcast", [False, True])
-def test_a_dump_is_read_in_a_fraction_of_its_size(tmp_path: Path, upcast: bool) -> None:
+def test_a_dump_is_read_in_a_fraction_of_its_size(tmp_path, upcast):
     """Chunks of 1 MiB of 64 MiB: the peak may hold two chunks a side and the temporaries of one
     conversion, not the dump.
     """
@@ -295,7 +279,7 @@ def test_a_dump_is_read_in_a_fraction_of_its_size(tmp_path: Path, upcast: bool) 
     tracemalloc.stop()
 
 
-def test_a_closed_dump_says_so(tmp_path: Path) -> None:
+def test_a_closed_dump_says_so(tmp_path):
     dump = open_dump([saved(tmp_path, a=logits(1), b=logits(2))])
     dump.close()
     with pytest.raises(UsageError, match="closed"):
@@ -305,7 +289,7 @@ def test_a_closed_dump_says_so(tmp_path: Path) -> None:
 # ---- sides of different dtypes
 
 
-def test_sides_of_different_dtypes_are_told_with_what_follows_for_ulps(tmp_path: Path) -> None:
+def test_sides_of_different_dtypes_are_told_with_what_follows_for_ulps(tmp_path):
     coarse, fine = logits(1, dtype="bfloat16"), logits(2)
     wide = coarse.astype(np.float32)
     for side in (coarse, wide):
@@ -319,7 +303,7 @@ def test_sides_of_different_dtypes_are_told_with_what_follows_for_ulps(tmp_path:
 
 
 @pytest.mark.parametrize("dtype", VALUES)
-def test_sides_of_one_dtype_say_nothing_of_dtypes(tmp_path: Path, dtype: str) -> None:
+def test_sides_of_one_dtype_say_nothing_of_dtypes(tmp_path, dtype):
     assert "dtypes" not in warnings_of(tmp_path, a=logits(1, dtype=dtype), b=logits(2, dtype=dtype))
     whole = np.round(logits(1) / 10)  # every dtype holds a few whole numbers
     assert "dtypes" not in warnings_of(tmp_path, a=whole, b=logits(2))
@@ -335,18 +319,14 @@ def chosen(rows: int, columns: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", VALUES.values())
 @pytest.mark.parametrize("shape", [(1000, 64), (300, 7), (65, 64)])
-def test_log_probabilities_of_chosen_tokens_are_refused_with_what_to_do(
-    tmp_path: Path,
-    shape: tuple[int, int],
-    dtype: type,
-) -> None:
+def test_log_probabilities_of_chosen_tokens_are_refused_with_what_to_do(tmp_path, shape, dtype):
     a, b = (chosen(*shape, seed).astype(dtype) for seed in (1, 2))
     looks = f"of {shape[0]:,} sequences of {shape[1]} tokens.*--holds logits"
     with pytest.raises(DumpError, match=looks):
         open_dump([saved(tmp_path, reference=a, variant=b)])
 
 
-def test_one_such_side_is_enough_and_the_user_may_know_better(tmp_path: Path) -> None:
+def test_one_such_side_is_enough_and_the_user_may_know_better(tmp_path):
     path = saved(tmp_path, reference=logits(0, (99, 64)), variant=chosen(99, 64))
     with pytest.raises(DumpError, match="'variant' looks like chosen-token"):
         open_dump([path])
@@ -359,7 +339,7 @@ def test_one_such_side_is_enough_and_the_user_may_know_better(tmp_path: Path) ->
     assert "looks like chosen-token log-probabilities" in warnings_of(tmp_path, a=many, b=many)
 
 
-def test_padding_and_an_order_of_columns_hide_nothing(tmp_path: Path) -> None:
+def test_padding_and_an_order_of_columns_hide_nothing(tmp_path):
     padded = chosen(200, 32)
     padded[:, 20:] = np.nan
     for side in (padded, np.asfortranarray(chosen(200, 32))):
@@ -387,11 +367,7 @@ def rows_of_kinds(rows: int, vocab: int, seed: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("rows", "vocab"), [(500, 64), (40, 8), (9, 2), (64, 600)])
-def test_nothing_that_is_a_vocabulary_s_is_taken_for_chosen_tokens(
-    tmp_path: Path,
-    rows: int,
-    vocab: int,
-) -> None:
+def test_nothing_that_is_a_vocabulary_s_is_taken_for_chosen_tokens(tmp_path, rows, vocab):
     others = rows_of_kinds(rows, vocab, 1)
     for kind, a in rows_of_kinds(rows, vocab, 0).items():
         sides = {"a": a.astype(np.float32), "b": others[kind].astype(np.float32)}

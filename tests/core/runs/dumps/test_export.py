@@ -54,7 +54,7 @@ def _without_differences(came: Path, went: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
-def test_what_was_opened_is_exported_bit_for_bit(path: Path, tmp_path: Path) -> None:
+def test_what_was_opened_is_exported_bit_for_bit(path, tmp_path):
     run = _opened(path)
     export_npz(run, tmp_path / "out.npz")
     assert _without_differences(path, tmp_path / "out.npz") == []
@@ -81,11 +81,7 @@ def _run(lengths: tuple[int, ...], compute: str = "float32", **dtypes: str) -> H
 
 @pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("lengths", [(1,), (5,), (3, 3), (1, 1, 1), (4, 1, 2)])
-def test_prompts_tokens_dtype_and_every_bit_open_again(
-    tmp_path: Path,
-    lengths: tuple[int, ...],
-    compute: str,
-) -> None:
+def test_prompts_tokens_dtype_and_every_bit_open_again(tmp_path, lengths, compute):
     run = _run(lengths, compute)
     width = 8 * run.bits[0].dtype.itemsize
     # -0, NaNs, a subnormal
@@ -97,7 +93,7 @@ def test_prompts_tokens_dtype_and_every_bit_open_again(
     assert [_raw(bits) for bits in again.bits] == [_raw(bits) for bits in run.bits]
 
 
-def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path: Path) -> None:
+def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path):
     run = _run((3,), "float32", a="bfloat16", reference="float16", b="float32")
     export_npz(run, tmp_path / "out.npz")
     saved = np.load(tmp_path / "out.npz")
@@ -113,20 +109,20 @@ def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path: Path) -> N
     )
 
 
-def test_rows_are_written_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_written_a_few_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr("core.runs.dumps.export.ROWS_BYTES", 2 * 8 * 4)
     run = _run((5,))
     export_npz(run, tmp_path / "out.npz")
     assert run.calls == [2, 2, 1] * 2
 
 
-def test_the_same_run_gives_the_same_file(tmp_path: Path) -> None:
+def test_the_same_run_gives_the_same_file(tmp_path):
     for name in ("one.npz", "two.npz"):
         export_npz(_run((4,)), tmp_path / name)
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
 
 
-def test_an_existing_file_is_replaced_only_when_told_to(tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced_only_when_told_to(tmp_path):
     target = tmp_path / "out.npz"
     target.write_text("mine")
     with pytest.raises(StoreError, match="already exists"):
@@ -141,7 +137,7 @@ class BrokenRun(HeldRun):
         raise StoreError("the run file is damaged.")
 
 
-def test_a_failed_export_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_export_leaves_nothing_behind(tmp_path):
     whole = _run((2,))
     with pytest.raises(StoreError, match="damaged"):
         export_npz(BrokenRun(whole.header, whole.bits), tmp_path / "out.npz")
@@ -149,7 +145,7 @@ def test_a_failed_export_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["missing/out.npz", "file/out.npz"])
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, target: str) -> None:
+def test_a_place_that_cannot_be_written_is_named(tmp_path, target):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"out\.npz: cannot be written"):
         export_npz(_run((2,)), tmp_path / target)
@@ -164,11 +160,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, target: str) ->
     ]
     + [("variant", "out")],
 )
-def test_names_that_could_not_be_read_back_are_refused(
-    tmp_path: Path,
-    side: str,
-    target: str,
-) -> None:
+def test_names_that_could_not_be_read_back_are_refused(tmp_path, side, target):
     with pytest.raises(UsageError):
         export_npz(_run((2,), **{"reference": "float32", side: "float32"}), tmp_path / target)
     assert list(tmp_path.iterdir()) == []

@@ -265,7 +265,7 @@ def assert_one_sentence(message: str, file: str) -> None:
 
 
 @pytest.mark.parametrize("fault", HOSTILE)
-def test_each_hostile_dump_is_refused_in_one_sentence(tmp_path: Path, fault: str) -> None:
+def test_each_hostile_dump_is_refused_in_one_sentence(tmp_path, fault):
     data, words = HOSTILE[fault]
     path = tmp_path / "upload.npz"
     path.write_bytes(data)
@@ -295,7 +295,7 @@ GOOD_ONES = [
 
 
 @pytest.mark.parametrize("good", GOOD_ONES)
-def test_the_same_dumps_without_their_fault_open(tmp_path: Path, good: bytes) -> None:
+def test_the_same_dumps_without_their_fault_open(tmp_path, good):
     path = tmp_path / "upload"  # recognized by its bytes, not by its name
     path.write_bytes(good)
     assert list(read_whole(path).values()) == [GOOD.tobytes()] * 2
@@ -304,7 +304,7 @@ def test_the_same_dumps_without_their_fault_open(tmp_path: Path, good: bytes) ->
 # ---- places
 
 
-def test_directories_missing_files_and_pipes_are_refused_at_once(tmp_path: Path) -> None:
+def test_directories_missing_files_and_pipes_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "folder").mkdir()
@@ -314,7 +314,7 @@ def test_directories_missing_files_and_pipes_are_refused_at_once(tmp_path: Path)
         assert_one_sentence(str(refusal.value), clean(name))
 
 
-def test_the_size_limit_holds_for_the_file_and_for_what_it_unpacks_to(tmp_path: Path) -> None:
+def test_the_size_limit_holds_for_the_file_and_for_what_it_unpacks_to(tmp_path):
     zeros = np.zeros((64, 64), np.float32)
     np.savez_compressed(tmp_path / "small.npz", a=zeros, b=zeros)
     size = (tmp_path / "small.npz").stat().st_size
@@ -345,7 +345,7 @@ PAIR_FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", PAIR_FAULTS)
-def test_two_files_that_make_no_pair_are_refused(tmp_path: Path, fault: str) -> None:
+def test_two_files_that_make_no_pair_are_refused(tmp_path, fault):
     one, two, words = PAIR_FAULTS[fault]
     np.savez(tmp_path / "one.npz", **one)
     np.savez(tmp_path / "two.npz", **two)
@@ -368,7 +368,7 @@ SIDES = {"reference": GOOD.tobytes(), "variant": (GOOD + 1).tobytes()}
 
 
 @pytest.mark.parametrize("form", WHOLE)
-def test_a_dump_cut_off_anywhere_is_refused(tmp_path: Path, form: str) -> None:
+def test_a_dump_cut_off_anywhere_is_refused(tmp_path, form):
     path = tmp_path / "cut"
     whole = WHOLE[form]
     path.write_bytes(whole)
@@ -463,7 +463,7 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
 @pytest.mark.spread(3)
 @needs_proc
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_is_refused_in_bounded_time_and_memory(tmp_path: Path, bomb: str) -> None:
+def test_a_bomb_is_refused_in_bounded_time_and_memory(tmp_path, bomb):
     make, words = BOMBS[bomb]
     mib, seconds, said = probe(make(tmp_path / "bomb"))
     assert words in said

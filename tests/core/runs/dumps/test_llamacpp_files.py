@@ -31,7 +31,7 @@ def results_file(path: Path, logits: np.ndarray, tokens: np.ndarray) -> None:
     writer.close()
 
 
-def test_a_results_file_is_its_logits_bit_for_bit(store: Store, tmp_path: Path) -> None:
+def test_a_results_file_is_its_logits_bit_for_bit(store, tmp_path):
     random = np.random.default_rng(3)
     sides = [random.normal(0, 4, (7, 40)).astype(np.float32) for _ in range(2)]
     tokens = np.arange(7) + 5
@@ -45,7 +45,7 @@ def test_a_results_file_is_its_logits_bit_for_bit(store: Store, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("vocab", [32, 33])
-def test_a_kl_base_file_is_its_rows_to_16_bits(tmp_path: Path, vocab: int) -> None:
+def test_a_kl_base_file_is_its_rows_to_16_bits(tmp_path, vocab):
     """Written as perplexity.cpp does: two chunks of 12 tokens, of each the rows 6 to 10."""
     random = np.random.default_rng(0)
     tokens = random.integers(0, vocab, (2, 12), dtype=np.int32)
@@ -72,7 +72,7 @@ def test_a_kl_base_file_is_its_rows_to_16_bits(tmp_path: Path, vocab: int) -> No
         headers_of(tmp_path / "a.kld")
 
 
-def test_weights_and_cut_files_are_no_results(tmp_path: Path) -> None:
+def test_weights_and_cut_files_are_no_results(tmp_path):
     path = tmp_path / "weights.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))

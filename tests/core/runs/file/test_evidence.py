@@ -27,7 +27,6 @@ from core.runs.file.evidence import (
     labels_of,
 )
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from tests.core.runs.judged_runs import judged_run
 
 RECORDS = [*dict.fromkeys(check.record for check in Check), Unmeasured]
@@ -56,7 +55,7 @@ def figures(check: Check, *, is_full: bool = True) -> CheckFigures:
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-def test_every_checks_figures_come_back_from_a_run_file(store: Store, is_full: bool) -> None:
+def test_every_checks_figures_come_back_from_a_run_file(store, is_full):
     rows = [
         Evidence(
             check,
@@ -74,7 +73,7 @@ def test_every_checks_figures_come_back_from_a_run_file(store: Store, is_full: b
 
 
 @CHECKS
-def test_figures_that_are_no_check_s_are_refused(check: Check) -> None:
+def test_figures_that_are_no_check_s_are_refused(check):
     whole = json.loads(json.dumps(figures(check).to_json()))
     assert figures_of(check, json.dumps(whole)) == figures(check)
     assert figures_of(check, json.dumps(whole | {"of_a_newer_build": 1})) == figures(check)
@@ -97,7 +96,7 @@ def test_figures_that_are_no_check_s_are_refused(check: Check) -> None:
 
 
 @CHECKS
-def test_figures_of_another_check_are_refused(check: Check) -> None:
+def test_figures_of_another_check_are_refused(check):
     for other in {each.record: each for each in Check if each.record is not check.record}.values():
         if other.record is Unmeasured:
             continue
@@ -105,12 +104,12 @@ def test_figures_of_another_check_are_refused(check: Check) -> None:
             Evidence(check, "", figures(other), NOTED, "")
 
 
-def test_an_outcome_that_no_check_has_is_refused() -> None:
+def test_an_outcome_that_no_check_has_is_refused():
     with pytest.raises(UsageError, match="check is one of passed"):
         replace(Evidence(Check.SHIFT, "", Unmeasured(), NOTED, ""), outcome="lost")
 
 
-def test_keys_in_json_stay_what_they_were_and_null_is_told_from_what_was_not_measured() -> None:
+def test_keys_in_json_stay_what_they_were_and_null_is_told_from_what_was_not_measured():
     shifts = [f"same_argmax_shifted_by_{rows}" for rows in (0, -2, -1, 1, 2)]
     assert list(figures(Check.SHIFT).to_json()) == shifts
     least = figures(Check.OWN_PAIR, is_full=False).to_json()
@@ -119,13 +118,13 @@ def test_keys_in_json_stay_what_they_were_and_null_is_told_from_what_was_not_mea
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_every_figure_has_a_label_of_its_own(record: type[CheckFigures]) -> None:
+def test_every_figure_has_a_label_of_its_own(record):
     labels = list(labels_of(record).values())
     assert all(labels)
     assert len(set(labels)) == len(labels)
 
 
-def test_every_group_has_a_check_and_every_record_belongs_to_one() -> None:
+def test_every_group_has_a_check_and_every_record_belongs_to_one():
     assert list(dict.fromkeys(check.group for check in Check)) == list(CHECK_GROUPS)
     declared = {
         each

@@ -53,15 +53,12 @@ def _rows(path: Path, table: str, where: str = "") -> list[tuple]:
 
 
 @pytest.mark.parametrize("table", sorted(TABLES.keys() - {"run", "logits", "vocabulary", *PYRAMID}))
-def test_every_figure_is_that_of_the_run_that_keeps_all(kept: dict[str, Path], table: str) -> None:
+def test_every_figure_is_that_of_the_run_that_keeps_all(kept, table):
     assert _rows(kept[FIGURES], table) == _rows(kept[ALL], table)
 
 
 @pytest.mark.parametrize("measure", ["ulps", "row_ulps"])
-def test_kept_levels_of_the_heatmap_are_those_of_the_whole_run(
-    kept: dict[str, Path],
-    measure: str,
-) -> None:
+def test_kept_levels_of_the_heatmap_are_those_of_the_whole_run(kept, measure):
     with RunReader(kept[FIGURES]) as run, RunReader(kept[ALL]) as whole:
         assert run.levels() == pyramid.coarse_levels(sum(LENGTHS), VOCAB)
         for level in run.levels():
@@ -72,12 +69,7 @@ def test_kept_levels_of_the_heatmap_are_those_of_the_whole_run(
 
 
 @pytest.mark.parametrize("most", [1000, 100, 20])
-def test_a_coarse_level_is_made_as_its_rows_pass_by(
-    most: int,
-    store: Store,
-    kept: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_coarse_level_is_made_as_its_rows_pass_by(most, store, kept, monkeypatch):
     monkeypatch.setattr(pyramid, "MOST_COARSE", most)
     header = header_of(lengths=LENGTHS, vocab=VOCAB)
     sides = bits_of_sides(header)
@@ -96,7 +88,7 @@ def test_a_coarse_level_is_made_as_its_rows_pass_by(
             )
 
 
-def test_a_run_of_figures_has_no_logits_and_says_so(kept: dict[str, Path]) -> None:
+def test_a_run_of_figures_has_no_logits_and_says_so(kept):
     with RunReader(kept[FIGURES]) as run:
         assert not run.has_all_logits
         for read in (
@@ -109,7 +101,7 @@ def test_a_run_of_figures_has_no_logits_and_says_so(kept: dict[str, Path]) -> No
     assert _rows(kept[FIGURES], "logits") == []
 
 
-def test_texts_are_kept_of_the_tokens_that_figures_name(kept: dict[str, Path]) -> None:
+def test_texts_are_kept_of_the_tokens_that_figures_name(kept):
     used = "token_id IN (SELECT token_id FROM top_token UNION SELECT token_id FROM token)"
     assert _rows(kept[FIGURES], "vocabulary") == _rows(kept[ALL], "vocabulary", f"WHERE {used}")
 
@@ -127,11 +119,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_file_that_holds_other_logits_than_it_says_is_refused(
-    lie: str,
-    kept: dict[str, Path],
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_holds_other_logits_than_it_says_is_refused(lie, kept, tmp_path):
     source, statement, says = LIES[lie]
     path = tmp_path / "lie.duckdb"
     path.write_bytes(kept[source].read_bytes())
@@ -142,7 +130,7 @@ def test_a_file_that_holds_other_logits_than_it_says_is_refused(
         RunReader(path)
 
 
-def test_a_run_is_asked_for_what_a_file_can_keep(kept: dict[str, Path]) -> None:
+def test_a_run_is_asked_for_what_a_file_can_keep(kept):
     for keep, path in kept.items():
         assert [card.keep for card in list_runs(Store(path.parent))[0]] == [keep]
     assert get_args(get_type_hints(CaptureRequest)["keep"]) == KEEPS
@@ -150,7 +138,7 @@ def test_a_run_is_asked_for_what_a_file_can_keep(kept: dict[str, Path]) -> None:
         replace(header_of(), keep="most")
 
 
-def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(store: Store) -> None:
+def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(store):
     header = replace(
         header_of(lengths=(64,), vocab=32000),
         vocabulary={i: f"token {i}" for i in range(32000)},

@@ -93,13 +93,13 @@ def judged(text: str, pair: PairReport) -> str:
 
 
 @pytest.mark.parametrize(("text", "shown"), MEANT.items())
-def test_a_condition_is_read_and_shown_in_one_way(text: str, shown: str) -> None:
+def test_a_condition_is_read_and_shown_in_one_way(text, shown):
     assert str(Condition.parse(text)) == shown
     assert Condition.parse(shown) == Condition.parse(text)
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_a_malformed_condition_is_named_and_told_what_is_allowed(text: str) -> None:
+def test_a_malformed_condition_is_named_and_told_what_is_allowed(text):
     with pytest.raises(
         UsageError,
         match=r"condition '.*' is not known; expected bits, flips,",
@@ -108,7 +108,7 @@ def test_a_malformed_condition_is_named_and_told_what_is_allowed(text: str) -> N
     assert "\x1b" not in str(refused.value)
 
 
-def test_conditions_come_repeated_or_with_commas_and_each_counts_once() -> None:
+def test_conditions_come_repeated_or_with_commas_and_each_counts_once():
     assert [str(c) for c in parse_conditions(["bits,kl>0.1", "kl > 0.1, ulps:3"])] == [
         "bits",
         "kl>0.1",
@@ -124,7 +124,7 @@ def test_conditions_come_repeated_or_with_commas_and_each_counts_once() -> None:
     ["flips_fp16", "one_ulp_bf16_void", "six_repeats_bf16", "identical_bf16_bits"],
 )
 @pytest.mark.parametrize("condition", ["kl>", "max-abs>", "share>", "same-top1<"])
-def test_a_figure_passes_up_to_its_limit_and_fails_beyond(case: str, condition: str) -> None:
+def test_a_figure_passes_up_to_its_limit_and_fails_beyond(case, condition):
     (pair, *_), _ = read(CASES / f"{case}.npz")
     oracle = json.loads((CASES / f"{case}.json").read_text())["summary"]
     names = {
@@ -154,7 +154,7 @@ def ordinal(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("unit", ["", "ulps"])
-def test_a_flip_counts_where_the_smaller_margin_is_over_the_limit(unit: str) -> None:
+def test_a_flip_counts_where_the_smaller_margin_is_over_the_limit(unit):
     """Margins by numpy's sort; at every limit between two of them."""
     with np.load(CASES / "flips_fp16.npz") as case:
         sides = case["reference"], case["variant"]
@@ -171,7 +171,7 @@ def test_a_flip_counts_where_the_smaller_margin_is_over_the_limit(unit: str) -> 
         assert (outcome.figure, outcome.outcome) == (counted, FAILED if counted else PASSED)
 
 
-def test_a_flip_with_an_undefined_margin_counts(tmp_path: Path) -> None:
+def test_a_flip_with_an_undefined_margin_counts(tmp_path):
     nan, inf = np.nan, np.inf
     (pair,), _ = made(
         tmp_path,
@@ -182,7 +182,7 @@ def test_a_flip_with_an_undefined_margin_counts(tmp_path: Path) -> None:
     assert (outcome.outcome, outcome.figure) == (FAILED, 2)
 
 
-def test_kl_that_is_undefined_where_the_sides_differ_never_passes(tmp_path: Path) -> None:
+def test_kl_that_is_undefined_where_the_sides_differ_never_passes(tmp_path):
     inf = np.inf
     rows = [[0.0, 1, 2], [0.0, 1, 2], [0.0, 1, 2]]
     (pair,), _ = made(tmp_path, reference=rows, variant=[[0.0, 1, 2], [-inf, 1, 2], [0.0, 1, 2]])
@@ -193,9 +193,7 @@ def test_kl_that_is_undefined_where_the_sides_differ_never_passes(tmp_path: Path
     assert outcome.worst["position"] == 1
 
 
-def test_kl_that_is_undefined_where_the_sides_are_equal_is_left_out_and_said(
-    tmp_path: Path,
-) -> None:
+def test_kl_that_is_undefined_where_the_sides_are_equal_is_left_out_and_said(tmp_path):
     """The twin: +inf on both sides has no KL either, but nothing differs."""
     rows = [[0.0, 1, 2], [np.inf, 1, 2], [0.0, 1, 2]]
     (pair,), _ = made(tmp_path, reference=rows, variant=rows)
@@ -205,10 +203,7 @@ def test_kl_that_is_undefined_where_the_sides_are_equal_is_left_out_and_said(
 
 
 @pytest.mark.parametrize("text", ["rms>1000", "max-abs>1000", "ulps:99999999", "bits", "kl>1000"])
-def test_a_nan_on_one_side_passes_no_condition_of_size_and_is_where_it_is_worst(
-    tmp_path: Path,
-    text: str,
-) -> None:
+def test_a_nan_on_one_side_passes_no_condition_of_size_and_is_where_it_is_worst(tmp_path, text):
     (pair,), _ = made(
         tmp_path,
         reference=[[0.0, 1, 2], [3, 1, 2], [3, 4, 5]],
@@ -220,7 +215,7 @@ def test_a_nan_on_one_side_passes_no_condition_of_size_and_is_where_it_is_worst(
     assert outcome.worst["position"] == 1
 
 
-def test_positions_without_any_number_are_noted(tmp_path: Path) -> None:
+def test_positions_without_any_number_are_noted(tmp_path):
     nan = np.nan
     rows = [[0.0, 1, 2], [nan, nan, nan]]
     pairs, _ = made(tmp_path, reference=rows, variant=rows)
@@ -235,13 +230,13 @@ def test_positions_without_any_number_are_noted(tmp_path: Path) -> None:
     "text",
     ["bits", "flips", "ulps:0", "kl>0", "rms>0", "max-abs>0", "share>0", "same-top1<1"],
 )
-def test_equal_sides_pass_everything_and_nowhere_is_worst(text: str) -> None:
+def test_equal_sides_pass_everything_and_nowhere_is_worst(text):
     (pair,), _ = read(CASES / "identical_bf16_bits.npz")
     outcome = Condition.parse(text).judge(pair)
     assert (outcome.outcome, outcome.worst) == (PASSED, None)
 
 
-def test_zeros_of_another_sign_fail_bits_alone(tmp_path: Path) -> None:
+def test_zeros_of_another_sign_fail_bits_alone(tmp_path):
     (pair,), _ = made(tmp_path, reference=[[1.0, 2], [0.0, 1]], variant=[[1.0, 2], [-0.0, 1]])
     outcome = Condition.parse("bits").judge(pair)
     assert outcome.outcome == FAILED
@@ -265,11 +260,7 @@ PLANTED = {  # condition: the position that is worst under it, of the rows below
 
 
 @pytest.mark.parametrize(("text", "position"), PLANTED.items())
-def test_the_worst_position_is_that_of_the_condition(
-    tmp_path: Path,
-    text: str,
-    position: int,
-) -> None:
+def test_the_worst_position_is_that_of_the_condition(tmp_path, text, position):
     reference = np.tile(np.float32([0, 8, 7, 1, 2, 3]), (6, 1))
     variant = reference.copy()
     variant[1, 3] = -2.5  # two billion ULPs from 1, at an unlikely token
@@ -284,7 +275,7 @@ def test_the_worst_position_is_that_of_the_condition(
     assert (outcome.outcome, outcome.worst["position"]) == (FAILED, position)
 
 
-def test_a_gate_that_passes_speaks_row_ulps(tmp_path: Path) -> None:
+def test_a_gate_that_passes_speaks_row_ulps(tmp_path):
     """bfloat16 has 128 values in each of the 9 binades from 2^-10 to 0.5, and a spacing of 1/16 at
     8.
     """
@@ -300,7 +291,7 @@ def test_a_gate_that_passes_speaks_row_ulps(tmp_path: Path) -> None:
     assert "and 1,152 ULPs" in GateReport((failed,), header.prompts).sentence(failed)
 
 
-def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path: Path) -> None:
+def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path):
     reference = np.float32([[[0, 3, 1], [0, 1, 2]], [[2, 1, 0], [0, 1, 2.5]]])
     variant = reference.copy()
     variant[1, 1] = [0, 3, 2]
@@ -344,11 +335,7 @@ def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path: Path) -> N
         (None, "ess<0.5", "undecided"),
     ],
 )
-def test_the_value_of_a_figure_decides_whatever_its_interval(
-    value: float | None,
-    text: str,
-    outcome: str,
-) -> None:
+def test_the_value_of_a_figure_decides_whatever_its_interval(value, text, outcome):
     (pair,), header = read(CASES / "flips_fp16.npz")
     figure = {"name": "ess", "value": value, "low": 0.3, "high": 0.7, "unit": ""}
     found = Condition.parse(text).judge(replace(pair, mismatch={"figures": [figure]}))
@@ -370,10 +357,7 @@ def test_the_value_of_a_figure_decides_whatever_its_interval(
         ("not judged", "undecided"),
     ],
 )
-def test_a_verdict_fails_on_faults_and_what_nothing_decides_is_undecided(
-    verdict: str,
-    outcome: str,
-) -> None:
+def test_a_verdict_fails_on_faults_and_what_nothing_decides_is_undecided(verdict, outcome):
     (pair,), header = read(CASES / "flips_fp16.npz")
     found = Condition.parse("verdict").judge(replace(pair, answer=Answer(verdict, "A sentence.")))
     assert (found.outcome, found.figure) == (outcome, verdict)

@@ -126,7 +126,7 @@ def _read_all(path: Path) -> list[bytes]:
 
 @pytest.mark.spread(8)
 @pytest.mark.parametrize("fault", FOREIGN)
-def test_a_foreign_file_is_named_with_a_reason_and_harms_no_run(fault: str, store: Store) -> None:
+def test_a_foreign_file_is_named_with_a_reason_and_harms_no_run(fault, store):
     plant, sentence = FOREIGN[fault]
     # before, between and after the bad ones
     good = [copied(store.directory / f"{run_id}.duckdb") for run_id in "amz"]
@@ -171,17 +171,14 @@ def test_a_foreign_file_is_named_with_a_reason_and_harms_no_run(fault: str, stor
         "UPDATE pair SET pair = 5",
     ],
 )
-def test_tables_that_contradict_each_other_are_a_store_error_when_read(
-    tampered: str,
-    tmp_path: Path,
-) -> None:
+def test_tables_that_contradict_each_other_are_a_store_error_when_read(tampered, tmp_path):
     _changed(tampered)(tmp_path / "x.duckdb")
     list_runs(Store(tmp_path))
     with pytest.raises(StoreError, match=r"x\.duckdb: "):
         _read_all(tmp_path / "x.duckdb")
 
 
-def test_a_flip_inside_the_logits_is_caught_by_the_blocks_checksum(tmp_path: Path) -> None:
+def test_a_flip_inside_the_logits_is_caught_by_the_blocks_checksum(tmp_path):
     header = header_of("float32", vocab=5000)
     sides = calm_sides(header)
     path = write_run(Store(tmp_path), header, sides)
@@ -195,7 +192,7 @@ def test_a_flip_inside_the_logits_is_caught_by_the_blocks_checksum(tmp_path: Pat
         assert np.array_equal(run.read_rows(1, 0, header.rows), sides[1])
 
 
-def test_a_link_to_a_run_is_a_run_and_a_hidden_file_is_not_listed(tmp_path: Path) -> None:
+def test_a_link_to_a_run_is_a_run_and_a_hidden_file_is_not_listed(tmp_path):
     elsewhere, store = Store(tmp_path / "elsewhere"), Store(tmp_path / "store")
     run = make_run(elsewhere)
     store.directory.mkdir()
@@ -225,14 +222,14 @@ ODD_NAMES = [
 
 @pytest.mark.spread(4)
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_a_renamed_run_is_listed_and_opened_whatever_its_name(name: str, store: Store) -> None:
+def test_a_renamed_run_is_listed_and_opened_whatever_its_name(name, store):
     copied(store.directory / f"{name}.duckdb")
     cards, broken = list_runs(store)
     assert ([card.run_id for card in cards], broken) == ([name], [])
     assert len(_read_all(store.path_of(name))) > 0
 
 
-def test_a_name_that_is_no_text_is_broken_and_can_be_printed(store: Store) -> None:
+def test_a_name_that_is_no_text_is_broken_and_can_be_printed(store):
     odd = make_run(store).rename(store.directory / os.fsdecode(b"\xff\xfe.duckdb"))
     make_run(store)
     cards, broken = list_runs(store)
@@ -240,7 +237,7 @@ def test_a_name_that_is_no_text_is_broken_and_can_be_printed(store: Store) -> No
     broken[0].reason.encode()
 
 
-def test_a_card_says_what_the_run_says(tmp_path: Path) -> None:
+def test_a_card_says_what_the_run_says(tmp_path):
     store = Store(tmp_path / "store", [tmp_path / "samples"])
     header = header_of(sides=4)
     a, b, *_ = calm_sides(header)
@@ -276,7 +273,7 @@ def test_a_card_says_what_the_run_says(tmp_path: Path) -> None:
     }
 
 
-def test_prompts_are_read_to_be_searched_the_beginning_of_each(tmp_path: Path) -> None:
+def test_prompts_are_read_to_be_searched_the_beginning_of_each(tmp_path):
     long = Prompt(3000, tuple(range(3000)), tuple(f"{i % 10}" for i in range(3000)))
     untold = Prompt(4, (1, 2, 3, 4))
     header = header_of(lengths=(3, 2), vocab=16)

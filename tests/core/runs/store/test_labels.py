@@ -47,7 +47,7 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.mark.parametrize(("typed", "stored"), TYPED.values(), ids=TYPED)
-def test_labels_are_cleaned_written_and_read_back(typed, stored, tmp_path: Path) -> None:
+def test_labels_are_cleaned_written_and_read_back(typed, stored, tmp_path):
     wanted = labels_of(*typed)
     assert (wanted.tags, wanted.note) == stored
     Store(tmp_path).label("a run", wanted)
@@ -64,7 +64,7 @@ def test_labels_are_cleaned_written_and_read_back(typed, stored, tmp_path: Path)
         (([], "x" * 4001), r"length <= 4000 - at `\$\.note"),
     ],
 )
-def test_more_than_is_stored_is_refused(typed, sentence) -> None:
+def test_more_than_is_stored_is_refused(typed, sentence):
     with pytest.raises(UsageError, match=sentence):
         labels_of(*typed)
 
@@ -73,10 +73,7 @@ def test_more_than_is_stored_is_refused(typed, sentence) -> None:
     "damage",
     [b"this is no database" * 100, b"SQLite format 3\x00" + b"\xff" * 5000],
 )
-def test_a_damaged_file_is_a_sentence_hides_no_run_and_is_not_overwritten(
-    damage: bytes,
-    store: Store,
-) -> None:
+def test_a_damaged_file_is_a_sentence_hides_no_run_and_is_not_overwritten(damage, store):
     path = store.directory / labels.FILE
     path.write_bytes(damage)
     found, (sentence,) = store.all_labels()
@@ -96,8 +93,8 @@ def test_a_damaged_file_is_a_sentence_hides_no_run_and_is_not_overwritten(
 def test_stored_tags_of_another_type_are_refused_with_their_path_and_not_overwritten(
     tags,
     path,
-    store: Store,
-) -> None:
+    store,
+):
     labels.change(
         store.directory,
         lambda database: database.execute("UPDATE label SET tags = ?", [tags]),
@@ -113,7 +110,7 @@ def test_stored_tags_of_another_type_are_refused_with_their_path_and_not_overwri
         assert database.execute("SELECT tags FROM label").fetchall() == [(tags,)]
 
 
-def test_a_store_that_cannot_be_written_to_is_a_sentence(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written_to_is_a_sentence(tmp_path):
     (tmp_path / "store").write_text("a file")
     with pytest.raises(StoreError, match="nothing was changed"):
         Store(tmp_path / "store").label("r", Labels(("a",)))
@@ -145,19 +142,13 @@ def test_a_store_that_cannot_be_written_to_is_a_sentence(tmp_path: Path) -> None
         ),
     ],
 )
-def test_what_two_people_change_at_once_is_all_stored(
-    seen: Labels,
-    wanted: Labels,
-    stored: Labels,
-    expected: Labels,
-    tmp_path: Path,
-) -> None:
+def test_what_two_people_change_at_once_is_all_stored(seen, wanted, stored, expected, tmp_path):
     Store(tmp_path).label("r", stored)
     assert Store(tmp_path).label("r", wanted, seen) == expected
     assert Store(tmp_path).labels("r") == expected
 
 
-def test_two_notes_too_long_for_one_are_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+def test_two_notes_too_long_for_one_are_refused_and_nothing_is_changed(tmp_path):
     theirs = Labels((), "t" * labels.LONGEST_NOTE)
     Store(tmp_path).label("r", theirs)
     with pytest.raises(UsageError, match=r"\$\.note"):
@@ -177,7 +168,7 @@ for number in range(int(sys.argv[3])):
 """
 
 
-def test_two_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_two_processes_that_write_at_once_lose_nothing(tmp_path):
     command = [sys.executable, "-c", ADDER, str(tmp_path)]
     writers = [
         subprocess.Popen([*command, name, "9"], cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -190,7 +181,7 @@ def test_two_processes_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
     assert sorted(found) == both
 
 
-def test_labels_and_deletions_change_no_run(store: Store, tmp_path: Path) -> None:
+def test_labels_and_deletions_change_no_run(store, tmp_path):
     path = store.path_of("mine")
     before = path.read_bytes(), path.stat().st_mtime_ns
     assert store.delete("min") == "mine"
@@ -207,7 +198,7 @@ def test_labels_and_deletions_change_no_run(store: Store, tmp_path: Path) -> Non
     assert store.deleted() == []
 
 
-def test_a_deleted_run_goes_for_good_after_a_week_when_the_next_is_written(store: Store) -> None:
+def test_a_deleted_run_goes_for_good_after_a_week_when_the_next_is_written(store):
     for run_id, age in (("old", DELETED_SECONDS + 60), ("new", DELETED_SECONDS - 60)):
         copied(store.directory / f"{run_id}.duckdb")
         store.label(run_id, Labels(("x",)))
@@ -222,15 +213,13 @@ def test_a_deleted_run_goes_for_good_after_a_week_when_the_next_is_written(store
     assert set(store.all_labels()[0]) == {"mine", "new"}
 
 
-def test_a_run_that_was_restored_meanwhile_is_not_removed(store: Store) -> None:
+def test_a_run_that_was_restored_meanwhile_is_not_removed(store):
     store._remove(["mine"])
     assert store.has("mine")
     assert store.labels("mine").tags == ("a tag",)
 
 
-def test_a_run_purged_by_hand_goes_with_its_labels_and_whoever_reads_it_reads_on(
-    store: Store,
-) -> None:
+def test_a_run_purged_by_hand_goes_with_its_labels_and_whoever_reads_it_reads_on(store):
     with RunReader(store.path_of("mine")) as run:
         with pytest.raises(StoreError, match="is no deleted run"):
             store.purge("mine")
@@ -243,7 +232,7 @@ def test_a_run_purged_by_hand_goes_with_its_labels_and_whoever_reads_it_reads_on
         store.restore("mine")
 
 
-def test_the_id_of_a_deleted_run_is_free_again(store: Store) -> None:
+def test_the_id_of_a_deleted_run_is_free_again(store):
     store.delete("mine")
     make_run(store, run_id="mine")
     assert [card.run_id for card in list_runs(store)[0]] == ["mine"]
@@ -251,7 +240,7 @@ def test_the_id_of_a_deleted_run_is_free_again(store: Store) -> None:
     assert store.labels("mine") == Labels()
 
 
-def test_a_deleted_run_is_named_by_its_id_or_a_unique_beginning(store: Store) -> None:
+def test_a_deleted_run_is_named_by_its_id_or_a_unique_beginning(store):
     copied(store.directory / "mint.duckdb")
     for run_id in ("mine", "mint"):
         store.delete(run_id)
