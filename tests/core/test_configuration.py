@@ -13,7 +13,7 @@ from core.configuration import Configuration, as_json, configuration, variable_o
 from core.errors import ConfigurationError
 
 
-def said(tmp_path: Path, text: str, **environment: str) -> Configuration:
+def said(tmp_path, text, **environment: str) -> Configuration:
     path = tmp_path / "server.toml"
     path.write_text(text)
     return configuration({"ULPSCOPE_CONFIG": str(path), **environment})

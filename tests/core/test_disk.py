@@ -26,7 +26,7 @@ def test_a_lock_is_of_the_file_that_has_the_name_then(tmp_path, monkeypatch):
     """Who renames a file under its lock puts it aside: who waited for it gets the next."""
     path, flock = tmp_path / "log", disk.fcntl.flock
 
-    def late(descriptor: int, how: int) -> None:
+    def late(descriptor: int, how: int):
         if not (tmp_path / "aside").exists():
             path.rename(tmp_path / "aside")
         flock(descriptor, how)
@@ -79,7 +79,7 @@ def test_a_writer_that_is_killed_leaves_nothing(tmp_path):
 
 
 def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(tmp_path, monkeypatch):
-    def full(_: int) -> None:
+    def full(_: int):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (tmp_path / "x").write_text("old")
@@ -91,12 +91,12 @@ def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(tmp_path, mon
 
 @pytest.mark.parametrize("kind", ["a file", "a folder"])
 def test_what_is_made_by_name_has_its_name_only_when_it_is_whole(tmp_path, kind):
-    def write(place: Path) -> None:
+    def write(place: Path):
         if kind == "a folder":
             (place / "deep").mkdir(parents=True)
         (place / "deep" / "x" if kind == "a folder" else place).write_text("whole")
 
-    def fail(place: Path) -> None:
+    def fail(place: Path):
         write(place)
         raise RuntimeError("a fault on the way")
 
@@ -118,7 +118,7 @@ def test_what_is_discarded_takes_nothing_along_that_it_links_to(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["kept"]
 
 
-def _refusing(*_: object, **__: object) -> None:
+def _refusing(*_, **__):
     raise OSError(errno.EPERM, "Operation not permitted")
 
 

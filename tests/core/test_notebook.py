@@ -22,7 +22,7 @@ POSITIONS, VOCAB = 6, 40
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def logits(seed: int) -> np.ndarray:
+def logits(seed) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(POSITIONS, VOCAB)).astype(np.float32)
 
 
@@ -141,7 +141,7 @@ def test_a_run_in_memory_leaves_no_file(tmp_path, monkeypatch):
     assert not open_files(tmp_path)
 
 
-def open_files(folder: Path) -> list[str]:
+def open_files(folder) -> list[str]:
     """Return the open files that lie or lay in a folder."""
     return [
         name

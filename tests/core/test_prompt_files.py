@@ -8,7 +8,7 @@ from core.errors import UsageError
 from core.prompt_files import GivenPrompt, Message, read_prompts, read_whole
 
 
-def written(tmp_path, name: str, content: str | bytes):
+def written(tmp_path, name, content: str | bytes):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path

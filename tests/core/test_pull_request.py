@@ -7,7 +7,6 @@ import os
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -28,7 +27,7 @@ class GitHub:
     if it is an error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.comments: list[dict[str, Any]] = []
         self.status, self.address = 0, ""
         for number in range(120):
@@ -46,7 +45,7 @@ class GitHub:
         self.comments.append(comment)
         return comment
 
-    def handle(self, handler: BaseHTTPRequestHandler) -> None:
+    def handle(self, handler):
         address, of_pull_request = urlsplit(handler.path), "/repos/o/r/issues/7/comments"
         if handler.command == "GET":
             assert (address.path, handler.headers["Authorization"]) == (
@@ -76,7 +75,7 @@ def github() -> Iterator[GitHub]:
 
 
 @pytest.fixture
-def job(github: GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def job(github, tmp_path, monkeypatch) -> Path:
     """Set the variables of a job on pull request 7; return the event's file."""
     event = tmp_path / "event.json"
     event.write_text(
@@ -137,7 +136,7 @@ def test_a_comment_is_cut_at_a_line_to_what_github_takes(cli, github, job, tmp_p
     assert (len(rows), set(rows)) == (65, {line})
 
 
-def _run_action(folder: Path, inputs: dict[str, str]) -> dict[str, tuple[int, str]]:
+def _run_action(folder, inputs: dict[str, str]) -> dict[str, tuple[int, str]]:
     """Run the `run` steps of action.yml with an installed command; return exit code and output of
     each.
     """

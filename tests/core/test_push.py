@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import httpx2
@@ -20,18 +19,18 @@ from tests.serving import Server, dump, free_port, serving
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory) -> Iterator[Server]:
     with serving(tmp_path_factory.mktemp("pushed") / "runs") as running:
         yield running
 
 
 @pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_parts(monkeypatch):
     monkeypatch.setattr(pushing, "PART_BYTES", 100_000)
     monkeypatch.setattr(pushing.time, "sleep", lambda seconds: None)
 
 
-def written(path: Path, positions: int = 8, vocab: int = 256) -> Path:
+def written(path, positions: int = 8, vocab: int = 256) -> Path:
     path.write_bytes(dump(positions, vocab))
     return path
 
@@ -62,7 +61,7 @@ class _Breaking(httpx2.HTTPTransport):
 
     count = 0
 
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+    def handle_request(self, request) -> httpx2.Response:
         answer = super().handle_request(request)
         self.count += 1
         if self.count % 3 == 0:
@@ -95,7 +94,7 @@ def test_a_push_that_was_stopped_goes_on_and_one_that_is_done_makes_another_run(
 
     sent: set[int] = set()
 
-    def stop(stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:
+    def stop(stage: str, done: int = 0, total: int = 0, unit: str = ""):
         sent.add(done)
         if len(sent - {0}) == 2:  # parts have arrived
             raise KeyboardInterrupt
@@ -115,7 +114,7 @@ def answering(
 ) -> AbstractContextManager[str]:
     """A server that says the same to everything."""
 
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+    def answer(handler):
         if seen is not None:
             seen.append(handler.headers.get("Authorization"))
         handler.rfile.read(int(handler.headers.get("Content-Length", 0)))

@@ -23,7 +23,7 @@ SAMPLES = ROOT / "sample_runs"
 RUN, STEPS = "fresh-against-cached", "trainer-against-rollout"
 
 
-def shown(cli, run_id: str, at: int | None) -> tuple[dict, dict]:
+def shown(cli, run_id, at: int | None) -> tuple[dict, dict]:
     """Figures by name and step, and texts, as `show --json` has them."""
     run = json.loads(cli("show", run_id, "--json", "--store", SAMPLES).stdout)
     side = f"ulpscope/{run['variant']}"
@@ -47,7 +47,7 @@ def shown(cli, run_id: str, at: int | None) -> tuple[dict, dict]:
     return figures, texts
 
 
-def log_to_writer(run, folder: Path, step: int | None = None) -> tuple[dict, dict]:
+def log_to_writer(run, folder, step: int | None = None) -> tuple[dict, dict]:
     """Figures by name and step, and texts, of the calls of a SummaryWriter."""
     writer = Mock(["add_scalar", "add_text", "file_writer"])
     writer.file_writer.get_logdir.return_value = str(folder)

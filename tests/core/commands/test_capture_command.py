@@ -22,7 +22,7 @@ def test_a_capture_ends_with_its_figures_and_what_to_type_next_and_its_id_is_all
     assert f"next: ulpscope show {run_id}\n" in done.stderr
 
 
-def texts_of(store: Path, run_id: str) -> list[str]:
+def texts_of(store, run_id) -> list[str]:
     from core.runs.reader import RunReader
 
     with RunReader(store / f"{run_id}.duckdb") as run:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CASES = ROOT / "tests" / "cases"
 
 
-def in_a_process(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def in_a_process(tmp_path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """The same as a user's shell runs it."""
     command = [sys.executable, "-m", "core", *arguments]
     return subprocess.run(

@@ -21,7 +21,7 @@ MOVED[7] = BASE[7, [1, 0, 2]]  # no rounding
 GOLD = RANDOM.integers(0, 3, 200)
 
 
-def samples(path: Path, logliks: np.ndarray, prompt: str = "p") -> Path:
+def samples(path, logliks: np.ndarray, prompt: str = "p") -> Path:
     lines = []
     for number, row in enumerate(logliks):
         arguments = {

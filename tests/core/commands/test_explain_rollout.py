@@ -8,7 +8,6 @@ import json
 import weakref
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
 PROMPT, TOKENS, SEQUENCES = 8, 24, 8
 
 
-def load(folder: Path, dtype: str) -> LoadedModel:
+def load(folder, dtype) -> LoadedModel:
     return load_model(str(folder), dtype=dtype, device="cpu")
 
 
@@ -59,7 +58,7 @@ def score(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: Any) -> dict[float, list[Path]]:
+def checkpoints(tmp_path_factory) -> dict[float, list[Path]]:
     """Checkpoints after 0, 1 and 2 policy-gradient steps of Adam, by learning rate."""
     folders: dict[float, list[Path]] = {}
     for rate in (1e-6, 1e-4):
@@ -80,7 +79,7 @@ def checkpoints(tmp_path_factory: Any) -> dict[float, list[Path]]:
 
 
 def run_of(
-    tmp_path: Path,
+    tmp_path,
     rollout: torch.nn.Module,
     trainer: torch.nn.Module,
     temperature: float = 1.0,
@@ -99,7 +98,7 @@ def run_of(
     return store.path_of(ingest(store, [tmp_path / "a.jsonl"]))
 
 
-def explained(path: Path, folders: list[Path], loads: Any = None) -> explaining.Explanation:
+def explained(path, folders: list[Path], loads=None) -> explaining.Explanation:
     loads = loads or {str(folder): partial(load, folder) for folder in folders}
     with RunReader(path) as run:
         (explanation,) = explaining.explanations_of(run, lambda *_: None, loads=loads).values()
@@ -194,7 +193,7 @@ def test_one_model_is_in_memory_at_a_time_and_float32_may_not_fit(checkpoints, t
     folders, living = checkpoints[1e-4][:2], []
     path = run_of(tmp_path, load(folders[0], "bfloat16").model, load(folders[1], "bfloat16").model)
 
-    def load_next(folder: Path, dtype: str) -> LoadedModel:
+    def load_next(folder, dtype) -> LoadedModel:
         if dtype == "float32":
             raise CaptureError("no room.")
         assert all(each() is None for each in living)

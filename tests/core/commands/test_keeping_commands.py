@@ -14,7 +14,7 @@ from tests.core.runs.made_runs import copied
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path) -> Path:
     for name in ("a", "b"):
         copied(tmp_path / "runs" / f"{name}.duckdb")
     return tmp_path / "runs"
@@ -39,7 +39,7 @@ def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store):
     assert cli("label", "none").returncode == 2
 
 
-def _sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _sampled(tmp_path, monkeypatch):
     copied(tmp_path / "samples" / "sample.duckdb")
     monkeypatch.setenv("ULPSCOPE_SAMPLES", str(tmp_path / "samples"))
 

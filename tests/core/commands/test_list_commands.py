@@ -16,7 +16,7 @@ COMPLETION = json.loads((PAYLOADS / "llamacpp_completion.json").read_text())
 
 
 @pytest.fixture
-def changed(tmp_path: Path) -> list[str]:
+def changed(tmp_path) -> list[str]:
     """A real answer, and the same one with its second position's best two tokens the other way
     round.
     """
@@ -30,13 +30,13 @@ def changed(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "A.json"), str(tmp_path / "B.json")]
 
 
-def run(cli: Any, *words: str, code: int = 0) -> str:
+def run(cli, *words: str, code: int = 0) -> str:
     done = cli(*words)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
 
-def told(cli: Any, *words: str) -> Any:
+def told(cli, *words: str):
     return json.loads(cli(*words, "--json").stdout)
 
 

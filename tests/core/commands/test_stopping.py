@@ -41,7 +41,7 @@ with stoppable(), RunWriter(Store(Path(sys.argv[1])), header):
 """
 
 
-def started(store: Path, planted: str = "") -> subprocess.Popen[str]:
+def started(store, planted: str = "") -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK.format(planted=planted), str(store)],
         cwd=ROOT,

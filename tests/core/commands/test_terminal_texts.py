@@ -40,7 +40,7 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def filled(tmp_path_factory) -> Store:
     found = Store(tmp_path_factory.mktemp("filled") / "runs")
     for run_id, sample in SAMPLES.items():
         path = copied(found.directory / f"{run_id}.duckdb")
@@ -57,7 +57,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture
-def store(cli, filled: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(cli, filled, monkeypatch) -> Store:
     """The filled store; none of these commands changes it."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(filled.directory))
     return filled

@@ -22,7 +22,7 @@ TESTS = Path(__file__).resolve().parents[2]
 COLORS = np.array([ImageColor.getrgb(color) for _, color in ULPS])
 
 
-def plot(path: Path) -> np.ndarray:
+def plot(path) -> np.ndarray:
     """The plot in the picture of a run's first pair. [rows, columns, 3] int"""
     with RunReader(path) as run:
         image = Image.open(io.BytesIO(png_file(run, run.pairs[0])))

@@ -46,7 +46,7 @@ def captured(cli, tmp_path):
         *more: str,
         fault: str = "pass",
         vocab: int = 4096,
-        dtype: str = "float32",
+        dtype="float32",
         command: str = "capture",
     ):
         adapter = tmp_path / "toy.py"

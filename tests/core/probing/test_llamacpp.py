@@ -31,11 +31,11 @@ PROMPTS = (
 
 
 @pytest.fixture(scope="module")
-def server(llama: str) -> Server:
+def server(llama) -> Server:
     return find_server(Client(llama))
 
 
-def probed(server: Server, tests: str, *, prompts: tuple = PROMPTS, top: int = 20) -> ProbeResult:
+def probed(server, tests: str, *, prompts: tuple = PROMPTS, top: int = 20) -> ProbeResult:
     names, load = parsed_tests(tests)
     client = Client(server.client.url)
     return Probe(Plan(prompts, names, load, 6, top), [replace(server, client=client)]).run()

@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,10 +26,10 @@ from tests.core.responses.made_sides import run_of
 
 
 def probed(
-    address: str,
+    address,
     tests: str = "rerun",
     prompts: tuple[str, ...] = ("Hello",),
-    **more: Any,
+    **more,
 ) -> ProbeResult:
     names, load = parsed_tests(tests)
     client = Client(address, **more)
@@ -43,7 +42,7 @@ def probed(
 TWO = ("--prompt", "one", "--prompt", "two", "--tests", "rerun")
 
 
-def stored(cli: Any, folder: Path, *acts: odd.Act, words: tuple[str, ...] = TWO) -> tuple[Any, Any]:
+def stored(cli, folder, *acts: odd.Act, words: tuple[str, ...] = TWO) -> tuple[Any, Any]:
     """The run that a probe leaves, and what it prints."""
     with odd.serving(*acts) as (address, _):
         done = cli("probe", address, *words, "--tokens", "2", "--store", folder, "--json")
@@ -196,7 +195,7 @@ def test_a_plan_counts_what_is_sent():
 def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli, tmp_path):
     leave = threading.Event()
 
-    def hang(handler: Any, asked: dict[str, Any]) -> None:
+    def hang(handler, asked: dict[str, Any]):
         # as a terminal sends it, while this request is in flight
         os.kill(os.getpid(), signal.SIGINT)
         leave.wait(60)

@@ -36,7 +36,7 @@ PROMPTS = (
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("vllm") / "log"
     with vllm(ROOT / "sample_runs" / "model", log) as address:
         yield find_server(Client(address))

@@ -8,7 +8,6 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -89,11 +88,11 @@ class MadeServer:
 
     kind, version, model = OPENAI, "1", "made"
 
-    def __init__(self, noise: float = 0.0) -> None:
+    def __init__(self, noise: float = 0.0):
         self.noise, self.shift, self.sends, self.is_away, self.first_token = noise, 0.0, 0, False, 0
         self.random = np.random.default_rng(7)
 
-    def ask(self, request: Ask) -> Response:
+    def ask(self, request) -> Response:
         if self.is_away:
             raise ProbeError("http://made cannot be reached.")
         self.sends += 1
@@ -112,14 +111,11 @@ class MadeServer:
 
 
 @pytest.fixture
-def begin(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[MadeServer], Iterator[watch.Round]]:
+def begin(tmp_path, monkeypatch) -> Callable[[MadeServer], Iterator[watch.Round]]:
     """Begin a watch of a server, or go on with it."""
 
-    def begin(server: MadeServer) -> Iterator[watch.Round]:
-        def write(_: object, sides: Sequence[ResponseSide], what: str) -> str:
+    def begin(server) -> Iterator[watch.Round]:
+        def write(_, sides: Sequence[ResponseSide], what: str) -> str:
             return store_run(Store(tmp_path), what, *sides[:2])  # judging all sixteen takes seconds
 
         monkeypatch.setattr(watch, "find_server", lambda *_: server)

@@ -162,7 +162,7 @@ def test_the_first_of_the_best_is_the_lowest_token():
         compress_rows([empty, empty], "here")
 
 
-def chosen_beside(name: str, *values: float) -> ResponseSide:
+def chosen_beside(name, *values) -> ResponseSide:
     """Rows of two tokens, the first of which was emitted, and is sent with another value beside the
     list unless it is NaN.
     """

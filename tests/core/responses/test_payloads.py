@@ -27,12 +27,12 @@ from tests.core.responses.made_sides import by_text, compare, row_of, sent
 PAYLOADS = Path(__file__).with_name("payloads")
 
 
-def one(payload: object, request: dict[str, Any] | None = None) -> Response:
+def one(payload, request: dict[str, Any] | None = None) -> Response:
     (found,) = read_payload(payload, "here", request)
     return found
 
 
-def side(response: Response, name: str = "A") -> ResponseSide:
+def side(response: Response, name="A") -> ResponseSide:
     return ResponseSide(name, (response,))
 
 
@@ -345,12 +345,7 @@ def test_a_real_stream_of_vllm_is_the_answer_in_one_piece():
         assert row_of(streamed, index).keys() == row_of(whole, first + index).keys()
 
 
-def completions(
-    tokens: list[str],
-    values: list[float],
-    tops: list[dict[str, float]],
-    **more: Any,
-) -> dict[str, Any]:
+def completions(tokens: list[str], values, tops: list[dict[str, float]], **more) -> dict[str, Any]:
     lists = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, **more}
     return {"choices": [{"text": "".join(tokens), "logprobs": lists}]}
 
@@ -406,7 +401,7 @@ def unsorted_row(*entries: tuple[int, str, float]) -> dict[str, Any]:
     return {**top[0], "top_logprobs": top}
 
 
-def chat_of(rows: list[dict[str, Any]], text: str) -> dict[str, Any]:
+def chat_of(rows: list[dict[str, Any]], text) -> dict[str, Any]:
     return {"choices": [{"message": {"content": text}, "logprobs": {"content": rows}}]}
 
 
@@ -475,14 +470,14 @@ def test_prompts_of_ids_are_each_choices_own():
     assert [response.tokens for response in found] == [(4, 5, 7), (6, 7)]
 
 
-def spelled(text: str) -> str:
+def spelled(text) -> str:
     """The text as GPT-2's byte-level vocabulary spells it: a blank is \u0120, a line end \u010a,
     \u00e9 two letters.
     """
     return text.replace(" ", "\u0120").replace("\n", "\u010a").replace("\u00e9", "\u00c3\u00a9")
 
 
-def spelled_answer(of_list: Any, of_chosen: Any) -> dict[str, Any]:
+def spelled_answer(of_list, of_chosen) -> dict[str, Any]:
     rows = [(" the", " a"), ("\n", "!"), ("caf\u00e9", " tea"), ("sat", " sat")]
     content = []
     for at, (first, second) in enumerate(rows):

@@ -29,7 +29,7 @@ Token = tuple[str, Any, dict[str, Any]]
 WORDS = ("It", " is", " so", " warm", " here", ".", " And", " dry")
 
 
-def sound(count: int = 8, shift: float = 0.0) -> list[Token]:
+def sound(count=8, shift: float = 0.0) -> list[Token]:
     """Tokens with lists of three, as an engine sends them."""
     rows = []
     for at, word in enumerate(WORDS[:count]):
@@ -39,7 +39,7 @@ def sound(count: int = 8, shift: float = 0.0) -> list[Token]:
     return rows
 
 
-def drafted(at: set[int], value: Any = 0.0) -> list[Token]:
+def drafted(at: set[int], value=0.0) -> list[Token]:
     """The same tokens, some without a list and with a value that stands for nothing."""
     rows = sound()
     for row in at:
@@ -192,7 +192,7 @@ def test_a_certain_row_on_one_side_alone_is_not_compared():
 PAYLOADS = Path(__file__).with_name("payloads")
 
 
-def vllm(change: Any = None) -> dict[str, Any]:
+def vllm(change=None) -> dict[str, Any]:
     """A real answer of vLLM with rows of its prompt, each changed by `change(own token, row)`."""
     payload = stored("vllm_token_ids")
     (choice,) = payload["response"]["choices"]
@@ -202,7 +202,7 @@ def vllm(change: Any = None) -> dict[str, Any]:
     return payload
 
 
-def stored(name: str) -> dict[str, Any]:
+def stored(name) -> dict[str, Any]:
     return json.loads((PAYLOADS / f"{name}.json").read_text())
 
 

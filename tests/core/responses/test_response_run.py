@@ -22,7 +22,7 @@ from tests.core.responses.made_sides import compare, engine_side, response, side
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory) -> Path:
     """A stored run, made once for the tests that read it or damage a copy."""
     store = Store(tmp_path_factory.mktemp("made"))
     return store.path_of(store_run(store, "top 20", *sides()))

@@ -34,7 +34,7 @@ TOKENS = [
 TEXT = "Two and two"
 
 
-def entry(text: str, value: float, other: str, less: float) -> dict[str, Any]:
+def entry(text, value, other: str, less: float) -> dict[str, Any]:
     top = [{"token": text, "logprob": value}, {"token": other, "logprob": less}]
     return {"token": text, "logprob": value, "top_logprobs": top}
 
@@ -42,7 +42,7 @@ def entry(text: str, value: float, other: str, less: float) -> dict[str, Any]:
 ENTRIES = [entry(*token) for token in TOKENS]
 
 
-def chat(entries: list[dict[str, Any]] = ENTRIES, **more: Any) -> dict[str, Any]:
+def chat(entries: list[dict[str, Any]] = ENTRIES, **more) -> dict[str, Any]:
     choice = {
         "index": 0,
         "finish_reason": "stop",
@@ -94,7 +94,7 @@ def rows_of(response: Response) -> list[dict[str, float]]:
 EXPECTED = [{text: value, other: less} for text, value, other, less in TOKENS]
 
 
-def read(folder: Path, content: str | bytes, name: str = "answer.txt") -> list[Response]:
+def read(folder, content: str | bytes, name="answer.txt") -> list[Response]:
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert are_payloads([path])
@@ -196,12 +196,12 @@ def test_a_compressed_file_may_not_grow_without_end(tmp_path, monkeypatch):
         read(tmp_path, gzip.compress(b"[" + b" " * (8 << 20)))
 
 
-def batch_line(name: str, body: object, status: int = 200, error: object = None) -> dict[str, Any]:
+def batch_line(name, body, status: int = 200, error=None) -> dict[str, Any]:
     response = {"status_code": status, "body": body}
     return {"custom_id": name, "response": response, "error": error}
 
 
-def written(folder: Path, *sides: list[dict[str, Any]]) -> list[Path]:
+def written(folder, *sides: list[dict[str, Any]]) -> list[Path]:
     """A file of JSON lines a side."""
     paths = []
     for at, lines in enumerate(sides):
@@ -307,7 +307,7 @@ def test_a_compressed_dump_is_no_payload(tmp_path):
 ODD: tuple[Any, ...] = (None, 7, "x", [], {}, [[]], [None], True, {"a": 1}, [7])
 
 
-def spoiled(document: Any, chance: random.Random) -> Any:
+def spoiled(document, chance: random.Random):
     """The document with one part of it, at any depth, replaced by something odd."""
     if not document or not isinstance(document, dict | list) or chance.random() > 0.8:
         return chance.choice(ODD)

@@ -45,7 +45,7 @@ class Case:
         return self.cause in (WEIGHTS, INPUTS)
 
 
-def rows_of(name: str) -> list[Row]:
+def rows_of(name) -> list[Row]:
     return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
 
 
@@ -124,7 +124,7 @@ def planted() -> Iterator[Case]:
         yield Case("coarser grid", f"{name} {side}", ("rounded",), coarse)
 
 
-def in_dtype(row: Row, side: str, name: str) -> list[float]:
+def in_dtype(row: Row, side: str, name) -> list[float]:
     """Values of a side as a 16-bit dtype stores them."""
     return torch.tensor(row[side]).to(getattr(torch, name)).double().tolist()
 

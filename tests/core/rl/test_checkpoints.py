@@ -25,11 +25,11 @@ Q_PROJ = "layers.0.self_attn.q_proj"
 Tensors = dict[str, torch.Tensor]
 
 
-def drawn(*shape: int, seed: int = 0) -> torch.Tensor:
+def drawn(*shape: int, seed=0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def compared(folder: Path, a: Tensors, b: Tensors, fmt: FloatFormat = BFLOAT16) -> Comparison:
+def compared(folder, a: Tensors, b: Tensors, fmt: FloatFormat = BFLOAT16) -> Comparison:
     paths = []
     for name, tensors in (("a", a), ("b", b)):
         paths.append(str(folder / f"{name}.safetensors"))
@@ -42,11 +42,11 @@ def found(result: Comparison) -> dict[str, list[str]]:
     return {kind: keys for (kind, _), keys in result.findings.items()}
 
 
-def elements_of(path: Path) -> int:
+def elements_of(path) -> int:
     return sum(tensor.numel() for tensor in load_file(path).values())
 
 
-def ordinals(values: torch.Tensor) -> torch.Tensor:
+def ordinals(values) -> torch.Tensor:
     """Integers in the order of the values, zeros together: the bits of positive floats are in their
     order.
     """

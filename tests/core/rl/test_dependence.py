@@ -5,7 +5,6 @@ values by numpy.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -59,7 +58,7 @@ def rows_of(sizes: np.ndarray, **columns) -> list[dict[str, object]]:
     return rows
 
 
-def run_of(tmp_path: Path, rows: list[dict[str, object]]) -> RunReader:
+def run_of(tmp_path, rows: list[dict[str, object]]) -> RunReader:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = Store(tmp_path / "runs")
     return RunReader(store.path_of(ingest(store, [tmp_path / "a.jsonl"])))

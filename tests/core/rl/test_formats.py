@@ -28,7 +28,7 @@ SLIME = ["slime/rollout_data/2.pt", "slime/train_data/2.pt"]
 MILES = ["miles/train_data/9_0.pt", "miles/train_data/9_1.pt"]
 
 
-def read(tmp_path: Path, files: list[Path]):
+def read(tmp_path, files: list[Path]):
     """Tokens and sequences of the run that files become."""
     store = Store(tmp_path / "runs")
     with RunReader(store.path_of(ingest(store, files))) as run:
@@ -116,7 +116,7 @@ def test_the_agent_of_nemo_gym_is_the_environment(tmp_path):
     assert read(tmp_path, [path])[1]["environment"].tolist() == ["math", "code", "math"]
 
 
-def row(**more: object) -> dict[str, object]:
+def row(**more) -> dict[str, object]:
     return {
         "token_ids": [5, 6, 7],
         "rollout": [-1.0, -2.0, -3.0],
@@ -125,7 +125,7 @@ def row(**more: object) -> dict[str, object]:
     }
 
 
-def lines(path: Path, rows: list[dict[str, object]]) -> Path:
+def lines(path, rows: list[dict[str, object]]) -> Path:
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
     return path
 

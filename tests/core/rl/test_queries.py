@@ -41,7 +41,7 @@ def made(tmp_path_factory):
         yield run, rows
 
 
-def of_rows(rows, name: str) -> np.ndarray:
+def of_rows(rows, name) -> np.ndarray:
     return np.concatenate([row[name] for row in rows])
 
 

@@ -55,12 +55,12 @@ def rows() -> list[Row]:
     return made
 
 
-def lines(path: Path, rows: list[Row]) -> Path:
+def lines(path, rows: list[Row]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def parquet(path: Path, rows: list[Row]) -> Path:
+def parquet(path, rows: list[Row]) -> Path:
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
     return path
 
@@ -72,7 +72,7 @@ def one_side(rows: list[Row], side: str, names: list[str] | None = None) -> list
     return made
 
 
-def in_python(store: Store, rows: list[Row]) -> str:
+def in_python(store, rows: list[Row]) -> str:
     """The run that the same values come to as responses of a server."""
     sides = []
     for side in SIDES:
@@ -102,14 +102,14 @@ TABLES = [
 ]
 
 
-def tables(store: Store, run_id: str) -> dict[str, pd.DataFrame]:
+def tables(store, run_id) -> dict[str, pd.DataFrame]:
     with RunReader(store.path_of(run_id)) as run:
         found = {name: run.query(f"SELECT * FROM {name} ORDER BY ALL") for name in TABLES}
     del found["pair"]["verdict"], found["pair"]["because"]
     return found
 
 
-def assert_equal(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]) -> None:
+def assert_equal(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]):
     for name, expected in other.items():
         # of a pair, rms is summed in another order
         pd.testing.assert_frame_equal(

@@ -22,7 +22,7 @@ PROMPT, LENGTHS = 5, [40, 31, 24, 40, 12, 40]
 TEMPERATURE = 0.7
 
 
-def main() -> None:
+def main():
     """Sample tokens of random logits at a temperature, score them at 1, and check the batches."""
     warnings: list[str] = []
     logging.getLogger("ulpscope").addFilter(

@@ -21,11 +21,11 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def header_of(
-    dtype: str = "bfloat16",
+    dtype="bfloat16",
     lengths: tuple[int, ...] = (3, 5),
     vocab: int = 300,
     sides: int = 2,
-    name: str = "a run",
+    name="a run",
 ) -> RunHeader:
     """A header whose prompts have token ids and texts, except the last of several."""
     prompts = [Prompt(n, tuple(range(n)), tuple(f"t{i}\n" for i in range(n))) for n in lengths]
@@ -45,7 +45,7 @@ def header_of(
     )
 
 
-def bits_of_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
+def bits_of_sides(header, seed=0) -> list[np.ndarray]:
     """[rows, vocab] a side: any bit pattern at all, so NaN payloads, infinities and subnormals too;
     variants part in some.
     """
@@ -72,7 +72,7 @@ def bits_of_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
     return sides
 
 
-def calm_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
+def calm_sides(header, seed=0) -> list[np.ndarray]:
     """[rows, vocab] a side: finite logits about 3 wide, variants a few ULPs away."""
     random = np.random.default_rng(seed)
     fmt = format_named(header.compute_dtype)
@@ -89,12 +89,7 @@ def calm_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
     return sides
 
 
-def write_run(
-    store: Store,
-    header: RunHeader,
-    sides: list[np.ndarray],
-    run_id: str | None = None,
-) -> Path:
+def write_run(store, header, sides: list[np.ndarray], run_id: str | None = None) -> Path:
     """Write whole sides at once; returns the file."""
     with RunWriter(store, header, run_id=run_id) as writer:
         for side, bits in enumerate(sides):
@@ -102,7 +97,7 @@ def write_run(
         return store.path_of(writer.finish())
 
 
-def make_run(store: Store, seed: int = 0, run_id: str | None = None) -> Path:
+def make_run(store, seed=0, run_id: str | None = None) -> Path:
     header = header_of()
     return write_run(store, header, calm_sides(header, seed), run_id)
 
@@ -113,7 +108,7 @@ def _whole_run() -> bytes:
         return make_run(Store(Path(place))).read_bytes()
 
 
-def copied(path: Path) -> Path:
+def copied(path) -> Path:
     """The run of `made` as a file of that name, made once and copied from then on: a hundred tests
     need one.
     """

@@ -9,7 +9,7 @@ import pytest
 from core.runs.background import Background
 
 
-def fail() -> None:
+def fail():
     raise OSError("the disk is full")
 
 

@@ -16,7 +16,7 @@ CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
 CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 
 
-def unlike(got: Any, want: Any, where: str = "") -> list[str]:
+def unlike(got, want, where: str = "") -> list[str]:
     """Places where `got` is not as the example says. It may say more than the example, never less.
 
     Integers, booleans, nulls and texts equal and of one type; floats to 1e-9 relative, KL to 1e-6
@@ -48,7 +48,7 @@ def unlike(got: Any, want: Any, where: str = "") -> list[str]:
     return [] if got == want else [f"{where}: {got!r}, not {want!r}"]
 
 
-def example(path: Path) -> dict[str, Any]:
+def example(path) -> dict[str, Any]:
     return json.loads(path.with_suffix(".json").read_text())
 
 

@@ -22,7 +22,7 @@ from tests.core.runs.made_runs import ROOT, calm_sides, header_of, make_run, wri
 from tests.waiting import until
 
 
-def _writer(store: Store, *arguments: str, **options) -> subprocess.Popen:
+def _writer(store, *arguments: str, **options) -> subprocess.Popen:
     """Another process that writes runs in a loop and prints a line for each."""
     command = [sys.executable, "-m", "tests.core.runs.made_runs", str(store.directory), *arguments]
     return subprocess.Popen(
@@ -34,11 +34,11 @@ def _writer(store: Store, *arguments: str, **options) -> subprocess.Popen:
     )
 
 
-def _partials(store: Store) -> list[Path]:
+def _partials(store) -> list[Path]:
     return [path for path in store.directory.iterdir() if path.name.startswith(".")]
 
 
-def _check_whole(store: Store) -> int:
+def _check_whole(store) -> int:
     cards, broken = list_runs(store)
     assert broken == []
     for card in cards:
@@ -93,7 +93,7 @@ def test_a_finished_run_is_held_until_it_is_in_place(store, monkeypatch):
     """DuckDB's own lock ends before that: a sweep in between would take a whole capture away."""
     swept_by_others = []
 
-    def to_disk(path: Path, original=store_module.to_disk) -> None:
+    def to_disk(path, original=store_module.to_disk):
         if path.is_file():
             code = (
                 "import sys, pathlib, core.runs.store.partial as p;"
@@ -129,7 +129,7 @@ def test_a_link_named_like_a_partial_run_is_left_alone(tmp_path):
 def test_an_exception_in_the_middle_leaves_nothing(error, rows, store):
     header = header_of()
 
-    def interrupted() -> None:
+    def interrupted():
         with RunWriter(store, header) as writer:
             if rows:
                 writer.write(0, 0, calm_sides(header)[0][:rows])

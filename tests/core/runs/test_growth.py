@@ -27,13 +27,13 @@ CORPUS = Path(__file__).parents[2] / "fuzz" / "corpus"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 
-def file_of_1_0_0(kind: str, folder: Path) -> Path:
+def file_of_1_0_0(kind: str, folder) -> Path:
     path = folder / f"{kind}.duckdb"
     path.write_bytes(gzip.decompress((FILES / f"{kind}.duckdb.gz").read_bytes()))
     return path
 
 
-def figures_of(path: Path) -> dict[str, object]:
+def figures_of(path) -> dict[str, object]:
     """What `expected.json` has of a run."""
     with RunReader(path) as run:
         records = run.records(0)

@@ -22,7 +22,7 @@ SAMPLES = sorted((ROOT / "tests" / "runs").glob("*.duckdb"))
 
 
 @pytest.fixture
-def foreign_file(tmp_path: Path) -> Path:
+def foreign_file(tmp_path) -> Path:
     return copied(tmp_path / "outside" / "somebody.duckdb")
 
 
@@ -133,11 +133,11 @@ def test_what_no_run_file_has_is_refused_and_nothing_is_stored(fault, store, for
     assert not store.directory.exists() or list(store.directory.iterdir()) == []
 
 
-def a_dump(path: Path) -> Path:
+def a_dump(path) -> Path:
     return ROOT / "sample_runs" / "dumps" / "six_calls.npz"
 
 
-def half(path: Path) -> Path:
+def half(path) -> Path:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     return path
 

@@ -92,7 +92,7 @@ def _waiting(cells) -> set[str]:
     return {cell.digest for cell in cells if cell.request.variants == ("wait",)}
 
 
-def _assert_all_once(outcomes, store, count: int) -> None:
+def _assert_all_once(outcomes, store, count):
     """Every cell is done, was computed once, and its run is whole."""
     assert Counter(one.state for one in outcomes.values()) == {DONE: count}
     assert set(_computed(store).values()) == {1}
@@ -151,7 +151,7 @@ def test_closing_a_sweep_ends_its_workers_and_nothing_half_is_visible(store, cel
     _assert_all_once(_outcomes(cells, store), store, 3)
 
 
-def _driver(tmp_path, plan, store, address: str = "") -> subprocess.Popen:
+def _driver(tmp_path, plan, store, address="") -> subprocess.Popen:
     (tmp_path / "driver.py").write_text(DRIVER)
     command = [
         sys.executable,

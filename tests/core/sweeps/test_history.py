@@ -21,7 +21,7 @@ AXES = {
 
 
 def card(
-    number: int,
+    number,
     verdict: str = "rounding",
     flips: int = 0,
     bits: tuple[str, ...] = ("a", "b"),
@@ -44,7 +44,7 @@ def card(
     )
 
 
-def state(*cards: CellCard, name: str = DONE, says: str = "") -> CellState:
+def state(*cards: CellCard, name=DONE, says: str = "") -> CellState:
     return CellState(
         "0" * 16,
         AXES,

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -30,7 +29,7 @@ def sha(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def taken(folder: Path, name: str, **arrays: np.ndarray) -> RunReader:
+def taken(folder, name, **arrays: np.ndarray) -> RunReader:
     store = Store(folder / "store")
     np.savez(folder / f"{name}.npz", **arrays)
     return RunReader(store.path_of(ingest(store, [folder / f"{name}.npz"])))

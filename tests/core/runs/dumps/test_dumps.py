@@ -53,7 +53,7 @@ def big_endian(side: np.ndarray) -> np.ndarray:
     return bits_of(side).byteswap().view(f">{letter}{side.itemsize}")
 
 
-def write_form(form: str, folder: Path, sides: dict[str, np.ndarray], dtype: str) -> list[Path]:
+def write_form(form: str, folder, sides: dict[str, np.ndarray], dtype) -> list[Path]:
     """Write the sides; -> the files of them"""
     whole = folder / "dump"
     each = {folder / key: side for key, side in sides.items()}
@@ -312,7 +312,7 @@ def test_sides_of_one_dtype_say_nothing_of_dtypes(tmp_path, dtype):
 # ---- log-probabilities of chosen tokens
 
 
-def chosen(rows: int, columns: int, seed: int = 0) -> np.ndarray:
+def chosen(rows: int, columns: int, seed=0) -> np.ndarray:
     """As a trainer saves them: mostly near 0, a few far below."""
     return -np.random.default_rng(seed).gamma(0.5, 2.0, (rows, columns)).astype(np.float32)
 
@@ -347,7 +347,7 @@ def test_padding_and_an_order_of_columns_hide_nothing(tmp_path):
             open_dump([saved(tmp_path, a=side, b=side)])
 
 
-def rows_of_kinds(rows: int, vocab: int, seed: int) -> dict[str, np.ndarray]:
+def rows_of_kinds(rows: int, vocab: int, seed) -> dict[str, np.ndarray]:
     raw = np.random.default_rng(seed).standard_normal((rows, vocab)) * 4
     log = log_softmax(raw, axis=1)
     # a third of the vocabulary, as after a sampler

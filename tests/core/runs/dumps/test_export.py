@@ -29,7 +29,7 @@ class HeldRun:
         return self.bits[side][start:stop]
 
 
-def _opened(path: Path) -> HeldRun:
+def _opened(path) -> HeldRun:
     with open_dump([path]) as dump:
         chunks = [sides for _, sides in dump.chunks()]
         return HeldRun(

@@ -30,20 +30,20 @@ GOOD = np.random.default_rng(0).standard_normal((ROWS, VOCAB)).astype(np.float32
 BITS = GOOD.astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
-def npz(**arrays: Any) -> bytes:
+def npz(**arrays) -> bytes:
     file = io.BytesIO()
     np.savez(file, **arrays, allow_pickle=True)
     return file.getvalue()
 
 
-def npy(array: Any = GOOD) -> bytes:
+def npy(array=GOOD) -> bytes:
     file = io.BytesIO()
     np.save(file, array, allow_pickle=True)
     return file.getvalue()
 
 
 def npy_header(
-    text: str,
+    text,
     body: bytes = b"",
     version: tuple[int, int] = (1, 0),
     length: int | None = None,
@@ -53,11 +53,11 @@ def npy_header(
     return b"\x93NUMPY" + bytes(version) + size + raw + body
 
 
-def npy_of(shape: object, descr: object = "<f4", body: bytes = GOOD.tobytes()) -> bytes:
+def npy_of(shape, descr="<f4", body: bytes = GOOD.tobytes()) -> bytes:
     return npy_header(f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}}}\n", body)
 
 
-def archive(*members: tuple[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+def archive(*members: tuple[str, bytes], method=zipfile.ZIP_STORED) -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as made:
         for name, body in members:
@@ -65,22 +65,17 @@ def archive(*members: tuple[str, bytes], method: int = zipfile.ZIP_STORED) -> by
     return file.getvalue()
 
 
-def npz_with(body: bytes, name: str = "b.npy", method: int = zipfile.ZIP_STORED) -> bytes:
+def npz_with(body: bytes, name="b.npy", method=zipfile.ZIP_STORED) -> bytes:
     """A good side and a bad one."""
     return archive(("a.npy", npy()), (name, body), method=method)
 
 
-def tensors(header: object, body: bytes = b"", length: int | None = None) -> bytes:
+def tensors(header, body: bytes = b"", length: int | None = None) -> bytes:
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(raw) if length is None else length) + raw + body
 
 
-def tensor(
-    begin: int,
-    end: int,
-    shape: tuple[int, ...] = (2, 2),
-    dtype: str = "F32",
-) -> dict[str, object]:
+def tensor(begin: int, end: int, shape: tuple[int, ...] = (2, 2), dtype="F32") -> dict[str, object]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
@@ -245,7 +240,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 }
 
 
-def read_whole(*paths: Path, **options: object) -> dict[str, bytes]:
+def read_whole(*paths: Path, **options) -> dict[str, bytes]:
     """Every side's bits, streamed."""
     with open_dump(list(paths), **options) as dump:
         names = [side.name for side in dump.sides]
@@ -256,7 +251,7 @@ def read_whole(*paths: Path, **options: object) -> dict[str, bytes]:
     return held
 
 
-def assert_one_sentence(message: str, file: str) -> None:
+def assert_one_sentence(message: str, file: str):
     assert message.startswith((f"{file}: ", f"{file} "))
     assert any(words in message for words in ("; expected ", ": choose ", ". Save "))
     assert message.endswith(".")
@@ -402,7 +397,7 @@ PROBE = textwrap.dedent("""
     """)
 
 
-def probe(path: Path) -> tuple[int, float, str]:
+def probe(path) -> tuple[int, float, str]:
     """(MiB over idle at the peak, seconds, what was said) of reading `path` in a process limited to
     2 GiB.
     """
@@ -419,7 +414,7 @@ def probe(path: Path) -> tuple[int, float, str]:
     return int(mib), float(seconds), said
 
 
-def deflated_zeros(path: Path, mib: int) -> Path:
+def deflated_zeros(path, mib: int) -> Path:
     """An honest archive of a side of `mib` MiB of zeros: about a thousandth of that on disk."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
         made.writestr("a.npy", npy())
@@ -430,7 +425,7 @@ def deflated_zeros(path: Path, mib: int) -> Path:
     return path
 
 
-def many_members(path: Path, count: int) -> Path:
+def many_members(path, count) -> Path:
     """A directory of `count` entries, all for the same few bytes."""
     with zipfile.ZipFile(path, "w") as made:
         made.writestr("a.npy", npy())
@@ -442,7 +437,7 @@ def many_members(path: Path, count: int) -> Path:
     return path
 
 
-def lists_in_json(path: Path) -> Path:
+def lists_in_json(path) -> Path:
     path.write_bytes(tensors(b'{"a":[' + b"[]," * 1_300_000 + b"[]]}"))
     return path
 

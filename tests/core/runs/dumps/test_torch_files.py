@@ -8,7 +8,6 @@ import os
 import pickle
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +18,7 @@ from core.runs.dumps.dump import open_dump
 from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in
 
 
-def logits(
-    seed: int,
-    dtype: torch.dtype = torch.float32,
-    shape: tuple[int, ...] = (ROWS, VOCAB),
-) -> torch.Tensor:
+def logits(seed, dtype=torch.float32, shape: tuple[int, ...] = (ROWS, VOCAB)) -> torch.Tensor:
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 5).to(dtype)
 
 
@@ -33,7 +28,7 @@ def bits_of(tensor: torch.Tensor) -> np.ndarray:
     return whole.view(carrier).numpy().view(f"<u{whole.element_size()}")
 
 
-def saved(tmp_path: Path, value: Any, name: str = "dump.pt") -> Path:
+def saved(tmp_path, value, name="dump.pt") -> Path:
     torch.save(value, tmp_path / name)
     return tmp_path / name
 
@@ -128,7 +123,7 @@ class Evil:
         return os.system, ("touch EXECUTED",)
 
 
-def pickled(*arguments: object) -> bytes:
+def pickled(*arguments) -> bytes:
     """Protocol 2 of {"a": tensor, "b": tensor}, with the arguments of _rebuild_tensor_v2 as
     given.
     """
@@ -146,7 +141,7 @@ def pickled(*arguments: object) -> bytes:
             )
 
     class Pickler(pickle.Pickler):
-        def persistent_id(self, value: object) -> tuple | None:
+        def persistent_id(self, value) -> tuple | None:
             storage = ("storage", torch.FloatStorage, "0", "cpu", ROWS * VOCAB)
             return storage if isinstance(value, Storage) else None
 

@@ -47,7 +47,7 @@ def test_nothing_is_stored_that_no_reader_would_open(tmp_path):
         replace(header, name="x" * 1001)
 
 
-def many_sides(path: Path, sides: int, **more: np.ndarray) -> Path:
+def many_sides(path, sides: int, **more: np.ndarray) -> Path:
     logits = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
     np.savez(path, **{f"s{i}": logits for i in range(sides)}, **more)
     return path

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 from msgspec.structs import fields
@@ -34,7 +34,7 @@ CHECKS = pytest.mark.parametrize("check", Check, ids=str)
 EXAMPLES = {bool: True, str: "text", int: 7, float: 0.125}
 
 
-def example(kind: Any, *, is_full: bool) -> Any:
+def example(kind, *, is_full: bool):
     """A value of this type; is_full: of what may be null or empty, one that is not."""
     parts = get_args(kind)
     if isinstance(kind, UnionType):

@@ -29,7 +29,7 @@ PYRAMID = ("ulp_tile", "row_ulp_tile")
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def kept(tmp_path_factory) -> dict[str, Path]:
     """One capture of two variants in pieces of uneven size, kept in both ways."""
     header = replace(
         header_of(lengths=LENGTHS, vocab=VOCAB, sides=3),
@@ -47,7 +47,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def _rows(path: Path, table: str, where: str = "") -> list[tuple]:
+def _rows(path, table: str, where: str = "") -> list[tuple]:
     with duckdb.connect(str(path), read_only=True) as shell:
         return sorted(shell.execute(f"SELECT * FROM {table} {where}").fetchall(), key=repr)
 

@@ -21,7 +21,7 @@ def read(tmp_path, parts, **how) -> RunReader:
     return RunReader(store.path_of(kv_run(store, parts, **how)))
 
 
-def planted(count: int, shape: tuple[int, int, int]) -> np.ndarray:
+def planted(count, shape: tuple[int, int, int]) -> np.ndarray:
     """Bits to exclusive-or: exactly `count` elements one ULP away."""
     change = np.zeros(shape, np.uint16)
     change.ravel()[np.random.default_rng(1).permutation(change.size)[:count]] = 1

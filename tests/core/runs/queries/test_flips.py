@@ -21,7 +21,7 @@ SAMPLES = ("fresh-against-cached", "injected-bug", "batch-1-against-n")
 VOCAB = 300
 
 
-def by_hand(run: RunReader, pair: int, row: pd.Series) -> dict[str, float]:
+def by_hand(run, pair: int, row: pd.Series) -> dict[str, float]:
     """The derived columns of one row, from every logit of both sides."""
     logits, order = {}, {}
     for side, index in (("reference", 0), ("variant", pair + 1)):
@@ -50,7 +50,7 @@ def by_hand(run: RunReader, pair: int, row: pd.Series) -> dict[str, float]:
     return expected
 
 
-def far_flips(store: Store) -> RunReader:
+def far_flips(store) -> RunReader:
     """bfloat16, prompts of 3 and 5 positions, each a flip: the reference's argmax t is the
     variant's number 100 + t and the other way round.
     """

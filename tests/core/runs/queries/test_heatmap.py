@@ -37,7 +37,7 @@ LENGTHS, VOCAB = (
 )  # 150 rows: three tiles; 33 tiles of columns; two stored levels need more rows or columns
 
 
-def nothing_kept(key: tuple, make: Callable[[], Cells]) -> Cells:
+def nothing_kept(key, make: Callable[[], Cells]) -> Cells:
     return make()
 
 
@@ -106,7 +106,7 @@ def slow_tile(elements: np.ndarray, tile: Tile) -> np.ndarray:
     return np.maximum.reduceat(rows, np.arange(0, part.shape[1], wide), axis=1)
 
 
-def tiles_of(run: RunReader) -> Iterator[Tile]:
+def tiles_of(run) -> Iterator[Tile]:
     """First, middle and last tiles of every level."""
     for row_level in range(heatmap.largest_level(run.header.rows, TILE_ROWS) + 1):
         for column_level in range(heatmap.largest_level(run.header.vocab, TILE_COLUMNS) + 1):
@@ -149,7 +149,7 @@ ROW, TOKEN = 137, 20011
 
 
 @pytest.fixture(scope="module")
-def one_differs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunReader]:
+def one_differs(tmp_path_factory) -> Iterator[RunReader]:
     header = header_of("bfloat16", LENGTHS, VOCAB)
     sides = calm_sides(header)
     sides[1] = sides[0].copy()

@@ -4,8 +4,6 @@ on planted differences.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -33,7 +31,7 @@ DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bf
 
 
 def compared(
-    tmp_path: Path,
+    tmp_path,
     sides: list[list[LayerPart]],
     chosen: list[list[int]] | None = None,
 ) -> RunReader:
@@ -49,12 +47,7 @@ def compared(
         return RunReader(store.path_of(writer.finish()))
 
 
-def part(
-    values: np.ndarray,
-    dtype: str = "bfloat16",
-    first: int = 0,
-    module: LayerModule = NORM,
-) -> LayerPart:
+def part(values, dtype="bfloat16", first: int = 0, module: LayerModule = NORM) -> LayerPart:
     carrier = {2: np.uint16, 4: np.uint32}[np.dtype(DTYPES[dtype]).itemsize]
     return LayerPart(0, module, first, values.astype(DTYPES[dtype]).view(carrier), dtype)
 

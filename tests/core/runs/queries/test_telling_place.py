@@ -20,7 +20,7 @@ QUIET = {
 }
 
 
-def moved(max_abs: float, margin: float, **more: object) -> dict:
+def moved(max_abs: float, margin: float, **more) -> dict:
     """A position at which logits differ. Row ULPs are logits here."""
     size = {"max_abs": max_abs, "max_row_ulps": max_abs, "rms_row_ulps": max_abs / 4}
     return {

@@ -30,7 +30,7 @@ HOSTILE = [
 ]
 
 
-def row(position: int, **figures: object) -> dict[str, object]:
+def row(position: int, **figures) -> dict[str, object]:
     usual = {
         "prompt": 0,
         "position": position,
@@ -54,7 +54,7 @@ def row(position: int, **figures: object) -> dict[str, object]:
     return {**usual, **figures}
 
 
-def report(name: str = "today", text: str = "kl>0.01", token: str = " the") -> GateReport:
+def report(name="today", text="kl>0.01", token: str = " the") -> GateReport:
     outcomes = (
         Outcome(
             "golden",

@@ -17,7 +17,6 @@ from core.runs.queries.verdicts import answer_of, position_ratios, shown_verdict
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.markdown import plain, report_address
-from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.damaging import damaged
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run
@@ -50,12 +49,12 @@ Picture, to drag in here: `ulpscope export fixed --png pair.png`
 MOST_SHOWN = 25
 
 
-def report(store: Store, run_id: str) -> str:
+def report(store, run_id) -> str:
     with RunReader(store.path_of(run_id)) as run:
         return issue_text(run, run.pairs, "an address")
 
 
-def unfolded(text: str) -> str:
+def unfolded(text) -> str:
     return text.partition("<details>")[0].rstrip("\n") + "\n"
 
 

@@ -31,29 +31,29 @@ ONE_RUN = (
 SCHEMA = "".join(table.ddl for table in TABLES.values())
 
 
-def _shell(path: Path, sql: str) -> None:
+def _shell(path, sql: str):
     with duckdb.connect(str(path)) as shell:
         shell.execute(sql)
 
 
-def _text(path: Path) -> None:
+def _text(path):
     path.write_text("this is not a database\n" * 1000)
 
 
 def _changed(sql: str) -> Callable[[Path], None]:
     """A good run, tampered with in the DuckDB shell."""
 
-    def plant(path: Path) -> None:
+    def plant(path):
         _shell(copied(path), sql)
 
     return plant
 
 
-def _loop(path: Path) -> None:
+def _loop(path):
     path.symlink_to(path)
 
 
-def _views(path: Path) -> None:
+def _views(path):
     """All the tables of a run, but `run` is a view that reads a file of this machine; a table `run`
     lies in another schema.
     """
@@ -105,7 +105,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def _read_all(path: Path) -> list[bytes]:
+def _read_all(path) -> list[bytes]:
     """All there is to read of a run, as bytes to compare; StoreError from any of it."""
     with RunReader(path) as run:
         header = run.header

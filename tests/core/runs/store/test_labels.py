@@ -10,7 +10,6 @@ import sys
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from operator import methodcaller
-from pathlib import Path
 
 import pytest
 
@@ -38,7 +37,7 @@ TYPED = {
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path) -> Store:
     """One run, `mine`, with labels."""
     store = Store(tmp_path / "store")
     copied(store.directory / "mine.duckdb")

@@ -8,7 +8,6 @@ import gzip
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import boto3
 import pytest
@@ -27,7 +26,7 @@ from tests.core.runs.store.machines import Machine, ids, machines_of, place_run
 
 
 @pytest.fixture
-def faults(server: tuple[str, s3_server.Faults]) -> Iterator[s3_server.Faults]:
+def faults(server) -> Iterator[s3_server.Faults]:
     """Faults of a server that has none yet."""
     _, planted = server
     planted.seen.clear()
@@ -38,20 +37,15 @@ def faults(server: tuple[str, s3_server.Faults]) -> Iterator[s3_server.Faults]:
 
 
 @pytest.fixture
-def machine(
-    faults: s3_server.Faults,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Machine:
+def machine(faults, request, tmp_path, monkeypatch) -> Machine:
     return machines_of(request, tmp_path, monkeypatch)
 
 
-def first(count: int, method: str, part: str, fault: str) -> Callable[[str, str, str], str | None]:
+def first(count, method, part: str, fault: str) -> Callable[[str, str, str], str | None]:
     """Plan: the first so many requests of a method with `part` in their address get the fault."""
     left = [count]
 
-    def plan(asked: str, path: str, query: str) -> str | None:
+    def plan(asked: str, path, query) -> str | None:
         if asked != method or part not in f"{path}?{query}" or not left[0]:
             return None
         left[0] -= 1
@@ -60,17 +54,17 @@ def first(count: int, method: str, part: str, fault: str) -> Callable[[str, str,
     return plan
 
 
-def key(store: Store, name: str) -> dict[str, str]:
+def key(store, name) -> dict[str, str]:
     """Where an object of a store lies, as boto3 takes it."""
     bucket, _, prefix = store.address.removeprefix("s3://").partition("/")
     return {"Bucket": bucket, "Key": f"{prefix}/{name}"}
 
 
-def get(store: Store, name: str) -> bytes:
+def get(store, name) -> bytes:
     return boto3.client("s3").get_object(**key(store, name))["Body"].read()
 
 
-def put(store: Store, name: str, body: bytes) -> None:
+def put(store, name, body: bytes):
     boto3.client("s3").put_object(**key(store, name), Body=body)
 
 
@@ -141,7 +135,7 @@ def test_a_run_that_changes_while_it_is_fetched_gets_no_name(machine, faults, mo
     place_run(machine("a"), "one", "injected-bug")
     there, other = machine("b"), (ROOT / "tests" / "runs" / "where-it-starts.duckdb").read_bytes()
 
-    def plan(method: str, path: str, query: str) -> None:
+    def plan(method, path, query):
         if (
             method == "GET"
             and path.endswith("one.duckdb")
@@ -171,7 +165,7 @@ def test_the_files_used_longest_ago_make_room(machine, monkeypatch):
 def test_two_machines_that_tag_one_run_at_once_lose_no_tag(machine, faults):
     stores = {name: machine(name) for name in "ab"}
 
-    def tag(name: str) -> None:
+    def tag(name):
         for number in range(5):
             stores[name].label("one", Labels((f"{name}{number}",)), Labels())
 
