@@ -43,26 +43,16 @@ def _raw(array: np.ndarray) -> bytes:
     return np.ascontiguousarray(array).tobytes()
 
 
-def _without_differences(came: Path, went: Path) -> list[str]:
-    """Keys whose bits differ between two npz files; every side of `came` must be in `went`."""
-    before, after = np.load(came), np.load(went)
-    return [
-        key
-        for key in before.files
-        if key != "compute_dtype" and _raw(before[key]) != _raw(after[key])
-    ]
-
-
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
 def test_what_was_opened_is_exported_bit_for_bit(path, tmp_path):
     run = _opened(path)
     export_npz(run, tmp_path / "out.npz")
-    assert _without_differences(path, tmp_path / "out.npz") == []
+    before, after = np.load(path), np.load(tmp_path / "out.npz")
+    for key in set(before.files) - {"compute_dtype"}:
+        assert _raw(before[key]) == _raw(after[key]), key
     again = _opened(tmp_path / "out.npz")
-    assert (again.header, [bits.tobytes() for bits in again.bits]) == (
-        run.header,
-        [bits.tobytes() for bits in run.bits],
-    )
+    assert again.header == run.header
+    assert list(map(_raw, again.bits)) == list(map(_raw, run.bits))
 
 
 def _run(lengths: tuple[int, ...], compute: str = "float32", **dtypes: str) -> HeldRun:
@@ -90,7 +80,7 @@ def test_prompts_tokens_dtype_and_every_bit_open_again(tmp_path, lengths, comput
     again = _opened(tmp_path / "out.npz")
     assert again.header.prompts == run.header.prompts
     assert (again.header.compute_dtype, again.header.sides) == (compute, run.header.sides)
-    assert [_raw(bits) for bits in again.bits] == [_raw(bits) for bits in run.bits]
+    assert list(map(_raw, again.bits)) == list(map(_raw, run.bits))
 
 
 def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path):
@@ -99,14 +89,9 @@ def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path):
     saved = np.load(tmp_path / "out.npz")
     assert [saved[key].dtype.str for key in ("a", "reference", "b")] == ["|V2", "<f2", "<f4"]
     assert (str(saved["compute_dtype"]), str(saved["reference_side"])) == ("float32", "a")
-    assert (
-        saved["a"].view(ml_dtypes.bfloat16).astype(np.float32).view(np.uint32) == run.bits[0]
-    ).all()
     again = _opened(tmp_path / "out.npz")
-    assert (again.header.sides, [_raw(bits) for bits in again.bits]) == (
-        run.header.sides,
-        [_raw(bits) for bits in run.bits],
-    )
+    assert again.header.sides == run.header.sides
+    assert list(map(_raw, again.bits)) == list(map(_raw, run.bits))
 
 
 def test_rows_are_written_a_few_at_a_time(tmp_path, monkeypatch):
@@ -151,16 +136,17 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path, target):
         export_npz(_run((2,)), tmp_path / target)
 
 
-@pytest.mark.parametrize(
-    ("side", "target"),
-    [(name, "out.npz") for name in ("token_ids", "../x", "a\nb", "x" * 300)]
-    + [
-        ("variant", f"out.{ending}")
-        for ending in ("safetensors", "npy", "duckdb", "txt", "NPZ", "npz.gz")
-    ]
-    + [("variant", "out")],
-)
-def test_names_that_could_not_be_read_back_are_refused(tmp_path, side, target):
+@pytest.mark.parametrize("side", ["token_ids", "../x", "a\nb", "x" * 300])
+def test_sides_that_could_not_be_read_back_are_refused(tmp_path, side):
     with pytest.raises(UsageError):
-        export_npz(_run((2,), **{"reference": "float32", side: "float32"}), tmp_path / target)
+        export_npz(_run((2,), **{"reference": "float32", side: "float32"}), tmp_path / "out.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "target", ["out.safetensors", "out.duckdb", "out.NPZ", "out.npz.gz", "out"]
+)
+def test_another_ending_than_npz_is_refused(tmp_path, target):
+    with pytest.raises(UsageError):
+        export_npz(_run((2,)), tmp_path / target)
     assert list(tmp_path.iterdir()) == []

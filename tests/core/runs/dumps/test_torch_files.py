@@ -18,7 +18,7 @@ from core.runs.dumps.dump import open_dump
 from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in
 
 
-def logits(seed, dtype=torch.float32, shape: tuple[int, ...] = (ROWS, VOCAB)) -> torch.Tensor:
+def logits(seed, dtype=torch.float32, shape=(ROWS, VOCAB)) -> torch.Tensor:
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 5).to(dtype)
 
 
@@ -62,27 +62,20 @@ def test_views_of_larger_storages_are_read_as_what_they_show(tmp_path, view):
 
 
 def test_two_files_of_one_tensor_are_a_pair(tmp_path):
-    sides = [logits(1), logits(2)]
-    paths = [
-        saved(tmp_path, tensor, f"{name}.pt")
-        for name, tensor in zip(("hf", "engine"), sides, strict=True)
-    ]
-    with open_dump(paths) as dump:
+    hf, engine = logits(1), logits(2)
+    with open_dump([saved(tmp_path, hf, "hf.pt"), saved(tmp_path, engine, "engine.pt")]) as dump:
         assert [side.name for side in dump.sides] == ["hf", "engine"]
-        assert np.array_equal(bits_in(dump)[1], bits_of(sides[1]))
+        assert np.array_equal(bits_in(dump)[1], bits_of(engine))
 
 
 @pytest.mark.parametrize("step", [(VOCAB,), (1, VOCAB)])
 def test_the_scores_of_generate_are_the_steps_of_a_side(tmp_path, step):
     """`outputs.scores` is a tuple of one tensor a step."""
-    steps = [logits(seed) for seed in (1, 2)]
-    scores = {
-        name: tuple(row.reshape(step).clone() for row in side)
-        for name, side in zip("ab", steps, strict=True)
-    }
-    with open_dump([saved(tmp_path, scores)]) as dump:
+    steps = logits(1)
+    scores = tuple(row.reshape(step).clone() for row in steps)
+    with open_dump([saved(tmp_path, {"a": scores, "b": scores})]) as dump:
         assert (dump.rows, dump.vocab, len(dump.prompts)) == (ROWS, VOCAB, 1)
-        assert np.array_equal(bits_in(dump)[0], bits_of(steps[0]))
+        assert np.array_equal(bits_in(dump)[0], bits_of(steps))
 
 
 def test_lists_and_ordered_and_nested_dicts_name_their_tensors(tmp_path):
@@ -106,10 +99,10 @@ def test_token_ids_come_as_a_tensor_or_as_a_list(tmp_path, key, ids):
         "compute_dtype": "float32",
         "temperature": 0.0,
         "prompt": "Hi",
+        "tokens": list("abcdef"),
+        "none": [],
     }
-    with open_dump(
-        [saved(tmp_path, value | {"tokens": list("abcdef"), "step": 7, "none": []})],
-    ) as dump:
+    with open_dump([saved(tmp_path, value)]) as dump:
         assert dump.prompts[0].token_ids == tuple(range(ROWS))
         assert dump.prompts[0].token_texts == tuple("abcdef")
         assert (dump.dtype_reason[:8], dump.warnings) == ("declared", ())
@@ -214,16 +207,16 @@ def test_sides_that_share_a_storage_count_against_the_limit(tmp_path):
 
 
 def test_other_forms_are_named(tmp_path):
-    with (
-        zipfile.ZipFile(saved(tmp_path, {"a": logits(1)})) as old,
-        zipfile.ZipFile(tmp_path / "packed", "w") as new,
-    ):
-        for member in old.infolist():
-            new.writestr(member.filename, old.read(member), zipfile.ZIP_DEFLATED)
-    torch.save({"a": logits(1)}, tmp_path / "old", _use_new_zipfile_serialization=False)
-    for name, words in (("packed", "compressed"), ("old", r"PyTorch 1\.6 or later")):
-        with pytest.raises(DumpError, match=words):
-            open_dump([tmp_path / name])
+    packed, old = tmp_path / "packed", tmp_path / "old"
+    path = saved(tmp_path, {"a": logits(1)})
+    with zipfile.ZipFile(path) as plain, zipfile.ZipFile(packed, "w") as file:
+        for member in plain.infolist():
+            file.writestr(member.filename, plain.read(member), zipfile.ZIP_DEFLATED)
+    torch.save({"a": logits(1)}, old, _use_new_zipfile_serialization=False)
+    with pytest.raises(DumpError, match="compressed"):
+        open_dump([packed])
+    with pytest.raises(DumpError, match=r"PyTorch 1\.6 or later"):
+        open_dump([old])
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.9, 0.999])
