@@ -1,13 +1,10 @@
 """Files that several processes use at once."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +23,7 @@ def test_a_lock_is_of_the_file_that_has_the_name_then(tmp_path, monkeypatch):
     """Who renames a file under its lock puts it aside: who waited for it gets the next."""
     path, flock = tmp_path / "log", disk.fcntl.flock
 
-    def late(descriptor: int, how: int):
+    def late(descriptor, how):
         if not (tmp_path / "aside").exists():
             path.rename(tmp_path / "aside")
         flock(descriptor, how)
@@ -79,7 +76,7 @@ def test_a_writer_that_is_killed_leaves_nothing(tmp_path):
 
 
 def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(tmp_path, monkeypatch):
-    def full(_: int):
+    def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (tmp_path / "x").write_text("old")
@@ -91,12 +88,12 @@ def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(tmp_path, mon
 
 @pytest.mark.parametrize("kind", ["a file", "a folder"])
 def test_what_is_made_by_name_has_its_name_only_when_it_is_whole(tmp_path, kind):
-    def write(place: Path):
+    def write(place):
         if kind == "a folder":
             (place / "deep").mkdir(parents=True)
         (place / "deep" / "x" if kind == "a folder" else place).write_text("whole")
 
-    def fail(place: Path):
+    def fail(place):
         write(place)
         raise RuntimeError("a fault on the way")
 

@@ -22,7 +22,7 @@ POSITIONS, VOCAB = 6, 40
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def logits(seed) -> np.ndarray:
+def logits(seed):
     return np.random.default_rng(seed).normal(size=(POSITIONS, VOCAB)).astype(np.float32)
 
 
@@ -141,7 +141,7 @@ def test_a_run_in_memory_leaves_no_file(tmp_path, monkeypatch):
     assert not open_files(tmp_path)
 
 
-def open_files(folder) -> list[str]:
+def open_files(folder):
     """Return the open files that lie or lay in a folder."""
     return [
         name
@@ -258,7 +258,7 @@ def test_the_notebook_of_the_docs_shows_what_it_was_saved_with(tmp_path, monkeyp
     assert sum(map(len, shown)) == 4
 
 
-def values_of(cell) -> list:
+def values_of(cell):
     """Return what the outputs of a cell show: the data of a figure, and HTML without the day of the
     run.
     """

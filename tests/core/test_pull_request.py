@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -33,7 +31,7 @@ class GitHub:
         for number in range(120):
             self.add(f"comment {number}", "User")
 
-    def add(self, body: str, kind: str = "Bot") -> dict[str, Any]:
+    def add(self, body, kind="Bot"):
         id_, user = len(self.comments), {"login": "reviewer", "type": kind}
         comment = {
             "id": id_,
@@ -68,14 +66,14 @@ class GitHub:
 
 
 @pytest.fixture
-def github() -> Iterator[GitHub]:
+def github():
     server = GitHub()
     with listening(server.handle) as server.address:
         yield server
 
 
 @pytest.fixture
-def job(github, tmp_path, monkeypatch) -> Path:
+def job(github, tmp_path, monkeypatch):
     """Set the variables of a job on pull request 7; return the event's file."""
     event = tmp_path / "event.json"
     event.write_text(
@@ -136,7 +134,7 @@ def test_a_comment_is_cut_at_a_line_to_what_github_takes(cli, github, job, tmp_p
     assert (len(rows), set(rows)) == (65, {line})
 
 
-def _run_action(folder, inputs: dict[str, str]) -> dict[str, tuple[int, str]]:
+def _run_action(folder, inputs):
     """Run the `run` steps of action.yml with an installed command; return exit code and output of
     each.
     """

@@ -1,25 +1,20 @@
 """`push`: to a real server, over connections that break, and one sentence for each refusal."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from pathlib import Path
 
 import httpx2
 import pytest
 
 from core import push as pushing
-from core.push import PushError, PushRequest, PushResult, push_file
+from core.push import PushError, PushRequest, push_file
 from core.runs.reader import RunReader
 from tests.core.probing.odd_server import listening, reply
 from tests.core.runs.made_runs import copied
-from tests.serving import Server, dump, free_port, serving
+from tests.serving import dump, free_port, serving
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[Server]:
+def server(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("pushed") / "runs") as running:
         yield running
 
@@ -30,13 +25,13 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(pushing.time, "sleep", lambda seconds: None)
 
 
-def written(path, positions: int = 8, vocab: int = 256) -> Path:
+def written(path, positions=8, vocab=256):
     path.write_bytes(dump(positions, vocab))
     return path
 
 
-def pushed(asked: PushRequest) -> tuple[PushResult, list[str]]:
-    notes: list[str] = []
+def pushed(asked):
+    notes = []
     return push_file(asked, lambda *_: None, notes.append), notes
 
 
@@ -61,7 +56,7 @@ class _Breaking(httpx2.HTTPTransport):
 
     count = 0
 
-    def handle_request(self, request) -> httpx2.Response:
+    def handle_request(self, request):
         answer = super().handle_request(request)
         self.count += 1
         if self.count % 3 == 0:
@@ -92,9 +87,9 @@ def test_a_push_that_was_stopped_goes_on_and_one_that_is_done_makes_another_run(
 ):
     asked = PushRequest(written(tmp_path / "again.npz", 16, 4096), "again", server.url)
 
-    sent: set[int] = set()
+    sent = set()
 
-    def stop(stage: str, done: int = 0, total: int = 0, unit: str = ""):
+    def stop(stage, done=0, total=0, unit=""):
         sent.add(done)
         if len(sent - {0}) == 2:  # parts have arrived
             raise KeyboardInterrupt
@@ -107,11 +102,7 @@ def test_a_push_that_was_stopped_goes_on_and_one_that_is_done_makes_another_run(
     assert (notes, other.run_id != done.run_id) == ([], True)
 
 
-def answering(
-    status: int,
-    body: str,
-    seen: list[str | None] | None = None,
-) -> AbstractContextManager[str]:
+def answering(status, body, seen=None):
     """A server that says the same to everything."""
 
     def answer(handler):
@@ -158,7 +149,7 @@ def test_a_server_that_is_not_there_or_speaks_no_tls_is_one_sentence(tmp_path):
 
 
 def test_a_token_travels_in_a_header_and_is_in_no_sentence(tmp_path, cli, monkeypatch):
-    seen: list[str | None] = []
+    seen = []
     path, token = written(tmp_path / "x.npz"), tmp_path / "token"
     token.write_text("secret-of-mine\n")
     with answering(401, '{"error": "No."}', seen) as url:

@@ -1,7 +1,5 @@
 """A process that says JSON: what it says, how it ends, and that it ends."""
 
-from __future__ import annotations
-
 import pytest
 
 from core import subprocess_json
@@ -14,7 +12,7 @@ STUBBORN = (
 )
 
 
-def child(program: str, **bounds) -> Child:
+def child(program, **bounds):
     return Child(["-c", program], **bounds)
 
 

@@ -1,7 +1,5 @@
 """Texts of others made harmless; counts, sizes and durations in words."""
 
-from __future__ import annotations
-
 import pytest
 
 from core import text

@@ -2,8 +2,6 @@
 trackers`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -23,7 +21,7 @@ SAMPLES = ROOT / "sample_runs"
 RUN, STEPS = "fresh-against-cached", "trainer-against-rollout"
 
 
-def shown(cli, run_id, at: int | None) -> tuple[dict, dict]:
+def shown(cli, run_id, at):
     """Figures by name and step, and texts, as `show --json` has them."""
     run = json.loads(cli("show", run_id, "--json", "--store", SAMPLES).stdout)
     side = f"ulpscope/{run['variant']}"
@@ -47,7 +45,7 @@ def shown(cli, run_id, at: int | None) -> tuple[dict, dict]:
     return figures, texts
 
 
-def log_to_writer(run, folder, step: int | None = None) -> tuple[dict, dict]:
+def log_to_writer(run, folder, step=None):
     """Figures by name and step, and texts, of the calls of a SummaryWriter."""
     writer = Mock(["add_scalar", "add_text", "file_writer"])
     writer.file_writer.get_logdir.return_value = str(folder)

@@ -1,7 +1,5 @@
 """The command line as its users meet it: real processes, real files, exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -17,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CASES = ROOT / "tests" / "cases"
 
 
-def in_a_process(tmp_path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def in_a_process(tmp_path, *arguments):
     """The same as a user's shell runs it."""
     command = [sys.executable, "-m", "core", *arguments]
     return subprocess.run(

@@ -2,10 +2,7 @@
 `filtered_resps` is a text).
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ MOVED[7] = BASE[7, [1, 0, 2]]  # no rounding
 GOLD = RANDOM.integers(0, 3, 200)
 
 
-def samples(path, logliks: np.ndarray, prompt: str = "p") -> Path:
+def samples(path, logliks, prompt="p"):
     lines = []
     for number, row in enumerate(logliks):
         arguments = {

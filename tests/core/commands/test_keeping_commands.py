@@ -1,9 +1,6 @@
 """`label`, `delete` and `ingest` of a run file on the command line."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,7 @@ from tests.core.runs.made_runs import copied
 
 
 @pytest.fixture
-def store(tmp_path) -> Path:
+def store(tmp_path):
     for name in ("a", "b"):
         copied(tmp_path / "runs" / f"{name}.duckdb")
     return tmp_path / "runs"

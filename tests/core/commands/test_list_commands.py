@@ -2,12 +2,9 @@
 stored.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ COMPLETION = json.loads((PAYLOADS / "llamacpp_completion.json").read_text())
 
 
 @pytest.fixture
-def changed(tmp_path) -> list[str]:
+def changed(tmp_path):
     """A real answer, and the same one with its second position's best two tokens the other way
     round.
     """
@@ -30,13 +27,13 @@ def changed(tmp_path) -> list[str]:
     return [str(tmp_path / "A.json"), str(tmp_path / "B.json")]
 
 
-def run(cli, *words: str, code: int = 0) -> str:
+def run(cli, *words, code=0):
     done = cli(*words)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
 
-def told(cli, *words: str):
+def told(cli, *words):
     return json.loads(cli(*words, "--json").stdout)
 
 
@@ -85,7 +82,7 @@ def test_responses_are_stored_shown_and_compared_again(cli, changed, tmp_path):
     assert (card["kind"], card["sides"], card["flips"]) == ("upload", ["A", "B"], 1)
 
 
-def sglang(prompt_tokens: int, logprob: float) -> dict[str, Any]:
+def sglang(prompt_tokens, logprob):
     entry = [logprob, 7, None]
     meta = {
         "prompt_tokens": prompt_tokens,

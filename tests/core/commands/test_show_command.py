@@ -2,8 +2,6 @@
 lacks is a sentence.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -21,7 +19,7 @@ PROMPT = "def __init__(self, name, parent=None):\n    self.name = name"
 
 
 @pytest.fixture
-def store(cli, tmp_path, monkeypatch) -> Store:
+def store(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     return Store(tmp_path / "runs")
 

@@ -2,8 +2,6 @@
 command.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from core.runs.ops_run import write_ops_run
@@ -40,7 +38,7 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory) -> Store:
+def filled(tmp_path_factory):
     found = Store(tmp_path_factory.mktemp("filled") / "runs")
     for run_id, sample in SAMPLES.items():
         path = copied(found.directory / f"{run_id}.duckdb")
@@ -57,7 +55,7 @@ def filled(tmp_path_factory) -> Store:
 
 
 @pytest.fixture
-def store(cli, filled, monkeypatch) -> Store:
+def store(cli, filled, monkeypatch):
     """The filled store; none of these commands changes it."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(filled.directory))
     return filled

@@ -2,8 +2,6 @@
 is drawn.
 """
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 
@@ -22,7 +20,7 @@ TESTS = Path(__file__).resolve().parents[2]
 COLORS = np.array([ImageColor.getrgb(color) for _, color in ULPS])
 
 
-def plot(path) -> np.ndarray:
+def plot(path):
     """The plot in the picture of a run's first pair. [rows, columns, 3] int"""
     with RunReader(path) as run:
         image = Image.open(io.BytesIO(png_file(run, run.pairs[0])))
@@ -30,7 +28,7 @@ def plot(path) -> np.ndarray:
     return np.asarray(image.convert("RGB").crop(PLOT)).astype(int)
 
 
-def cells_of(pixels: np.ndarray, rows: int, columns: int) -> np.ndarray:
+def cells_of(pixels, rows, columns):
     """Colors of the middles of so many cells. [rows, columns, 3]"""
     places = (
         (np.arange(n) + 0.5) * size / n
@@ -39,7 +37,7 @@ def cells_of(pixels: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return pixels[np.ix_(*(each.astype(int) for each in places))]
 
 
-def colors_of(shares: np.ndarray) -> np.ndarray:
+def colors_of(shares):
     places = [place for place, _ in ULPS]
     return np.stack([np.interp(shares, places, channel) for channel in COLORS.T], axis=-1)
 

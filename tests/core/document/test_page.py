@@ -55,32 +55,32 @@ class Document(HTMLParser):
         self.texts: list[str] = []
         self.feed(text)
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]):
+    def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
 
-    def handle_data(self, data: str):
+    def handle_data(self, data):
         self.texts.append(data)
 
-    def of(self, tag: str, kind: str = "") -> list[dict[str, str | None]]:
+    def of(self, tag, kind=""):
         of_tag = [about for name, about in self.elements if name == tag]
         return [
             about for about in of_tag if not kind or kind in (about.get("class") or "").split(" ")
         ]
 
     @property
-    def tags(self) -> set[str]:
+    def tags(self):
         return {tag for tag, _ in self.elements}
 
     @property
-    def attributes(self) -> set[str]:
+    def attributes(self):
         return {name for _, about in self.elements for name in about}
 
     @property
-    def text(self) -> str:
+    def text(self):
         return "".join(self.texts)
 
 
-def shown(path) -> Document:
+def shown(path):
     with RunReader(path) as run:
         return Document(html_file(run))
 
@@ -159,7 +159,7 @@ def test_a_cell_of_a_notebook_reads_without_its_styles():
     assert len(re.findall("<tr><td[^>]*>[0-9]+ of prompt", cell)) == len(flips)
 
 
-def image_in(text) -> Image.Image:
+def image_in(text):
     (content,) = re.findall('data:image/png;base64,([^"]+)', text)
     return Image.open(io.BytesIO(base64.b64decode(content)))
 

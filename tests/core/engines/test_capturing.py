@@ -2,8 +2,6 @@
 failed.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -42,13 +40,7 @@ pytestmark = pytest.mark.model
 def captured(cli, tmp_path):
     """Capture with a toy engine as the variant. -> what the command gave, and the store"""
 
-    def capture(
-        *more: str,
-        fault: str = "pass",
-        vocab: int = 4096,
-        dtype="float32",
-        command: str = "capture",
-    ):
+    def capture(*more, fault="pass", vocab=4096, dtype="float32", command="capture"):
         adapter = tmp_path / "toy.py"
         adapter.write_text(ADAPTER.replace("FAULT", fault).replace("VOCAB", str(vocab)))
         store = tmp_path / "store"

@@ -2,8 +2,6 @@
 torchtitan, against transformers; files that want more than to be read.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -75,7 +73,7 @@ def as_sglang(model, steps, folder):
     """
     place = folder / "TP0_PP0_Rank0_pid7"
     place.mkdir()
-    late: dict[str, torch.Tensor] = {}
+    late = {}
     past, start = None, 0
     for number, ids in enumerate([(0, 0, 0), *steps]):
         if number < 2:

@@ -2,8 +2,6 @@
 it.
 """
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 early.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -11,10 +9,9 @@ import pytest
 from core.judging.lists import judge_probe
 from core.probing.client import Client
 from core.probing.plan import Plan, parsed_tests
-from core.probing.probe import Probe, ProbeResult
+from core.probing.probe import Probe
 from core.probing.servers import LLAMACPP, Ask, Server, find_server
 from core.responses.pairing import compare_sides, pairs_of
-from core.responses.records import ResponseSide
 from core.runs.file.evidence import Check
 
 pytestmark = pytest.mark.model
@@ -31,17 +28,17 @@ PROMPTS = (
 
 
 @pytest.fixture(scope="module")
-def server(llama) -> Server:
+def server(llama):
     return find_server(Client(llama))
 
 
-def probed(server, tests: str, *, prompts: tuple = PROMPTS, top: int = 20) -> ProbeResult:
+def probed(server, tests, *, prompts=PROMPTS, top=20):
     names, load = parsed_tests(tests)
     client = Client(server.client.url)
     return Probe(Plan(prompts, names, load, 6, top), [replace(server, client=client)]).run()
 
 
-def sides(found: ProbeResult) -> dict[str, ResponseSide]:
+def sides(found):
     return {side.name: side for side in (*found.sides, *found.walks)}
 
 

@@ -2,13 +2,10 @@
 to a sound one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import threading
-from typing import Any
 
 import pytest
 
@@ -17,20 +14,19 @@ from core.judging.lists import judge_probe
 from core.probing import client as clients
 from core.probing.client import Client, ProbeError
 from core.probing.plan import Plan, base_of, costs, parsed_tests
-from core.probing.probe import Probe, ProbeResult
+from core.probing.probe import Probe
 from core.probing.servers import find_server
 from core.responses.pairing import pairs_of
-from core.runs.file.evidence import Verdict
 from tests.core.probing import odd_server as odd
 from tests.core.responses.made_sides import run_of
 
 
 def probed(
     address,
-    tests: str = "rerun",
-    prompts: tuple[str, ...] = ("Hello",),
+    tests="rerun",
+    prompts=("Hello",),
     **more,
-) -> ProbeResult:
+):
     names, load = parsed_tests(tests)
     client = Client(address, **more)
     try:
@@ -42,7 +38,7 @@ def probed(
 TWO = ("--prompt", "one", "--prompt", "two", "--tests", "rerun")
 
 
-def stored(cli, folder, *acts: odd.Act, words: tuple[str, ...] = TWO) -> tuple[Any, Any]:
+def stored(cli, folder, *acts, words=TWO):
     """The run that a probe leaves, and what it prints."""
     with odd.serving(*acts) as (address, _):
         done = cli("probe", address, *words, "--tokens", "2", "--store", folder, "--json")
@@ -51,11 +47,11 @@ def stored(cli, folder, *acts: odd.Act, words: tuple[str, ...] = TWO) -> tuple[A
     return run_of(path), json.loads(done.stdout)
 
 
-def judged_of(found: ProbeResult) -> list[Verdict]:
+def judged_of(found):
     return judge_probe(found.sides, pairs_of(found.sides))
 
 
-def verdicts_of(found: ProbeResult) -> dict[str, str]:
+def verdicts_of(found):
     return {found.sides[one.pair + 1].name: one.name for one in judged_of(found)}
 
 
@@ -195,7 +191,7 @@ def test_a_plan_counts_what_is_sent():
 def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli, tmp_path):
     leave = threading.Event()
 
-    def hang(handler, asked: dict[str, Any]):
+    def hang(handler, asked):
         # as a terminal sends it, while this request is in flight
         os.kill(os.getpid(), signal.SIGINT)
         leave.wait(60)

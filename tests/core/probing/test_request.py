@@ -2,8 +2,6 @@
 names no place.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

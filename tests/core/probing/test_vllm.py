@@ -2,9 +2,6 @@
 can.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from core.judging.lists import judge_probe
 from core.probing.client import Client
 from core.probing.plan import Plan
 from core.probing.probe import Probe
-from core.probing.servers import VLLM, Ask, Server, find_server
+from core.probing.servers import VLLM, Ask, find_server
 from core.responses.pairing import compare_sides, pairs_of
 from tests.core.probing.vllm_server import PYTHON, ROOT, vllm
 
@@ -36,7 +33,7 @@ PROMPTS = (
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory) -> Iterator[Server]:
+def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("vllm") / "log"
     with vllm(ROOT / "sample_runs" / "model", log) as address:
         yield find_server(Client(address))

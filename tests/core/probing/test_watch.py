@@ -2,13 +2,9 @@
 answers are made.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,7 +14,6 @@ from core.probing import watch
 from core.probing.client import Client, ProbeError
 from core.probing.plan import ProbeRequest
 from core.probing.servers import OPENAI, Ask, find_server
-from core.responses.records import Response, ResponseSide
 from core.runs.store.store import Store
 from tests.core.probing import odd_server as odd
 from tests.core.probing.conftest import llama_of
@@ -39,7 +34,7 @@ def test_load_is_silent_and_other_weights_of_the_same_name_are_not(
     monkeypatch.setenv("ULPSCOPE_PROBE_KEY", "sk-very-secret")
     port, live = free_port(), tmp_path / "live.gguf"
 
-    def watched(rounds: int, *more: str) -> tuple[int, list[dict[str, Any]]]:
+    def watched(rounds, *more):
         done = cli(
             "probe",
             f"http://127.0.0.1:{port}",
@@ -88,11 +83,11 @@ class MadeServer:
 
     kind, version, model = OPENAI, "1", "made"
 
-    def __init__(self, noise: float = 0.0):
+    def __init__(self, noise=0.0):
         self.noise, self.shift, self.sends, self.is_away, self.first_token = noise, 0.0, 0, False, 0
         self.random = np.random.default_rng(7)
 
-    def ask(self, request) -> Response:
+    def ask(self, request):
         if self.is_away:
             raise ProbeError("http://made cannot be reached.")
         self.sends += 1
@@ -111,11 +106,11 @@ class MadeServer:
 
 
 @pytest.fixture
-def begin(tmp_path, monkeypatch) -> Callable[[MadeServer], Iterator[watch.Round]]:
+def begin(tmp_path, monkeypatch):
     """Begin a watch of a server, or go on with it."""
 
-    def begin(server) -> Iterator[watch.Round]:
-        def write(_, sides: Sequence[ResponseSide], what: str) -> str:
+    def begin(server):
+        def write(_, sides, what):
             return store_run(Store(tmp_path), what, *sides[:2])  # judging all sixteen takes seconds
 
         monkeypatch.setattr(watch, "find_server", lambda *_: server)

@@ -1,7 +1,5 @@
 """Pairs of lists: only rows of equal context meet, and what is said of them is what was sent."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -162,7 +160,7 @@ def test_the_first_of_the_best_is_the_lowest_token():
         compress_rows([empty, empty], "here")
 
 
-def chosen_beside(name, *values) -> ResponseSide:
+def chosen_beside(name, *values):
     """Rows of two tokens, the first of which was emitted, and is sent with another value beside the
     list unless it is NaN.
     """

@@ -2,12 +2,9 @@
 sources say.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,24 +16,24 @@ from core.responses.alignment import align
 from core.responses.bounded_json import is_payload
 from core.responses.files import sides_of
 from core.responses.formats import read_payload, read_responses
-from core.responses.pairing import ResponsePair, pairs_of
-from core.responses.records import Response, ResponseSide
+from core.responses.pairing import pairs_of
+from core.responses.records import ResponseSide
 from core.runs.file.records import IDENTICAL, UNDECIDED
 from tests.core.responses.made_sides import by_text, compare, row_of, sent
 
 PAYLOADS = Path(__file__).with_name("payloads")
 
 
-def one(payload, request: dict[str, Any] | None = None) -> Response:
+def one(payload, request=None):
     (found,) = read_payload(payload, "here", request)
     return found
 
 
-def side(response: Response, name="A") -> ResponseSide:
+def side(response, name="A"):
     return ResponseSide(name, (response,))
 
 
-def compare_with_itself(response: Response) -> ResponsePair:
+def compare_with_itself(response):
     return compare(side(response), side(response, "B"))
 
 
@@ -345,7 +342,7 @@ def test_a_real_stream_of_vllm_is_the_answer_in_one_piece():
         assert row_of(streamed, index).keys() == row_of(whole, first + index).keys()
 
 
-def completions(tokens: list[str], values, tops: list[dict[str, float]], **more) -> dict[str, Any]:
+def completions(tokens, values, tops, **more):
     lists = {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, **more}
     return {"choices": [{"text": "".join(tokens), "logprobs": lists}]}
 
@@ -393,7 +390,7 @@ def test_ids_beside_texts_name_tokens_where_no_lists_were_sent():
     assert (found.keys, found.tokens[1:]) == ("token_id", (64, 240))
 
 
-def unsorted_row(*entries: tuple[int, str, float]) -> dict[str, Any]:
+def unsorted_row(*entries):
     """A row as mlx-lm sends it: the list in any order, and its first as if it were the emitted
     token.
     """
@@ -401,7 +398,7 @@ def unsorted_row(*entries: tuple[int, str, float]) -> dict[str, Any]:
     return {**top[0], "top_logprobs": top}
 
 
-def chat_of(rows: list[dict[str, Any]], text) -> dict[str, Any]:
+def chat_of(rows, text):
     return {"choices": [{"message": {"content": text}, "logprobs": {"content": rows}}]}
 
 
@@ -470,14 +467,14 @@ def test_prompts_of_ids_are_each_choices_own():
     assert [response.tokens for response in found] == [(4, 5, 7), (6, 7)]
 
 
-def spelled(text) -> str:
+def spelled(text):
     """The text as GPT-2's byte-level vocabulary spells it: a blank is \u0120, a line end \u010a,
     \u00e9 two letters.
     """
     return text.replace(" ", "\u0120").replace("\n", "\u010a").replace("\u00e9", "\u00c3\u00a9")
 
 
-def spelled_answer(of_list, of_chosen) -> dict[str, Any]:
+def spelled_answer(of_list, of_chosen):
     rows = [(" the", " a"), ("\n", "!"), ("caf\u00e9", " tea"), ("sat", " sat")]
     content = []
     for at, (first, second) in enumerate(rows):

@@ -1,7 +1,5 @@
 """Values that are no values of a model: recognised, named, and in no figure."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -18,9 +16,9 @@ from core.numerics.top_tokens import summary_of
 from core.responses.alignment import align
 from core.responses.files import read_sides
 from core.responses.formats import read_payload
-from core.responses.pairing import ResponsePair, pairs_of
+from core.responses.pairing import pairs_of
 from core.responses.placeholders import without_placeholders
-from core.runs.file.evidence import Check, Verdict
+from core.runs.file.evidence import Check
 from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
 from tests.core.judging.test_degenerate_lists import answer, chosen, sides_of
 from tests.core.responses.made_sides import sent
@@ -29,7 +27,7 @@ Token = tuple[str, Any, dict[str, Any]]
 WORDS = ("It", " is", " so", " warm", " here", ".", " And", " dry")
 
 
-def sound(count=8, shift: float = 0.0) -> list[Token]:
+def sound(count=8, shift=0.0):
     """Tokens with lists of three, as an engine sends them."""
     rows = []
     for at, word in enumerate(WORDS[:count]):
@@ -39,7 +37,7 @@ def sound(count=8, shift: float = 0.0) -> list[Token]:
     return rows
 
 
-def drafted(at: set[int], value=0.0) -> list[Token]:
+def drafted(at, value=0.0):
     """The same tokens, some without a list and with a value that stands for nothing."""
     rows = sound()
     for row in at:
@@ -47,14 +45,14 @@ def drafted(at: set[int], value=0.0) -> list[Token]:
     return rows
 
 
-def judged(*payloads: dict[str, Any]) -> tuple[ResponsePair, Verdict]:
+def judged(*payloads):
     sides = sides_of(*payloads)
     (pair,) = pairs_of(sides)
     (verdict,) = judge_responses(sides, [pair])
     return pair, verdict
 
 
-def kinds(pair: ResponsePair) -> list[tuple[str, str, int, int]]:
+def kinds(pair):
     return [(one.side, one.kind, one.tokens, one.of) for one in pair.placeholders]
 
 
@@ -192,7 +190,7 @@ def test_a_certain_row_on_one_side_alone_is_not_compared():
 PAYLOADS = Path(__file__).with_name("payloads")
 
 
-def vllm(change=None) -> dict[str, Any]:
+def vllm(change=None):
     """A real answer of vLLM with rows of its prompt, each changed by `change(own token, row)`."""
     payload = stored("vllm_token_ids")
     (choice,) = payload["response"]["choices"]
@@ -202,17 +200,17 @@ def vllm(change=None) -> dict[str, Any]:
     return payload
 
 
-def stored(name) -> dict[str, Any]:
+def stored(name):
     return json.loads((PAYLOADS / f"{name}.json").read_text())
 
 
-def moved(_: int, row: dict[str, Any]) -> dict[str, Any]:
+def moved(_, row):
     for entry in row.values():
         entry["logprob"] += 1e-3
     return row
 
 
-def as_a_grammar(_: int, row: dict[str, Any]) -> dict[str, Any]:
+def as_a_grammar(_, row):
     """Tokens without letters alone are allowed, and others sent as vLLM clamps -inf."""
     for entry in row.values():
         if entry["decoded_token"].strip().isalpha():
@@ -220,7 +218,7 @@ def as_a_grammar(_: int, row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def without_own(own: int, row: dict[str, Any]) -> dict[str, Any]:
+def without_own(own, row):
     if len(row) > 1:
         row.pop(str(own), None)
     return row
@@ -295,15 +293,9 @@ def test_what_was_sent_stays_in_the_run():
     assert (len(side.rows.values), len(cleaned.values)) == (20, 18)
 
 
-def restricted(
-    logits: np.ndarray,
-    *,
-    keep: str = "",
-    temperature: float = 1.0,
-    renormalize: bool = True,
-) -> dict[str, Any]:
+def restricted(logits, *, keep="", temperature=1.0, renormalize=True):
     """A chat answer: the 20 top tokens of each row, -9999.0 for those that a sampler leaves out."""
-    rows: list[Token] = []
+    rows = []
     for row in log_softmax(logits / temperature, axis=1):
         order = np.argsort(-row, kind="stable")
         logs = row[order]
@@ -322,7 +314,7 @@ def restricted(
     return answer(*rows)
 
 
-def causes_of(reference: dict[str, Any], variant: dict[str, Any]) -> list[str]:
+def causes_of(reference, variant):
     sides = sides_of(reference, variant)
     (pair,) = pairs_of(sides)
     return [cause.name for cause in explain_lists(pair, *sides).causes]

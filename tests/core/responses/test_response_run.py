@@ -1,10 +1,7 @@
 """A run of lists keeps what was sent, bit for bit, in the tables of every run."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -22,13 +19,13 @@ from tests.core.responses.made_sides import compare, engine_side, response, side
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Path:
+def made(tmp_path_factory):
     """A stored run, made once for the tests that read it or damage a copy."""
     store = Store(tmp_path_factory.mktemp("made"))
     return store.path_of(store_run(store, "top 20", *sides()))
 
 
-def told(sides: tuple[ResponseSide, ...]) -> list[object]:
+def told(sides):
     """Everything of the sides but the texts, arrays as lists: a run has one text for a token."""
     return [
         {**vars(one), "texts": None, "settings": dict(one.settings)}
@@ -42,7 +39,7 @@ def told(sides: tuple[ResponseSide, ...]) -> list[object]:
     ]
 
 
-def sides() -> tuple[ResponseSide, ResponseSide]:
+def sides():
     odd = response(
         [-1, 7, 8],
         {0: {7: -0.1234567, 1: -3.0000000000000004}, 1: {8: -0.25, 1: -7.5}},

@@ -1,16 +1,11 @@
 """Answers stored as streams, batches and otherwise wrapped, read as the answers that they are."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io
 import json
 import random
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +17,6 @@ from core.responses.alignment import align
 from core.responses.files import are_payloads, read_sides
 from core.responses.formats import read_responses
 from core.responses.pairing import compare_sides
-from core.responses.records import Response
 from core.runs.dumps.dump import open_dump
 from tests.core.responses.made_sides import by_text, sent
 
@@ -34,7 +28,7 @@ TOKENS = [
 TEXT = "Two and two"
 
 
-def entry(text, value, other: str, less: float) -> dict[str, Any]:
+def entry(text, value, other, less):
     top = [{"token": text, "logprob": value}, {"token": other, "logprob": less}]
     return {"token": text, "logprob": value, "top_logprobs": top}
 
@@ -42,7 +36,7 @@ def entry(text, value, other: str, less: float) -> dict[str, Any]:
 ENTRIES = [entry(*token) for token in TOKENS]
 
 
-def chat(entries: list[dict[str, Any]] = ENTRIES, **more) -> dict[str, Any]:
+def chat(entries=ENTRIES, **more):
     choice = {
         "index": 0,
         "finish_reason": "stop",
@@ -52,49 +46,49 @@ def chat(entries: list[dict[str, Any]] = ENTRIES, **more) -> dict[str, Any]:
     return {"id": "chatcmpl-1", "object": "chat.completion", "choices": [choice], **more}
 
 
-def chat_chunks(stream_id: str = "chatcmpl-1", index: int = 0) -> list[dict[str, Any]]:
+def chat_chunks(stream_id="chatcmpl-1", index=0):
     chunks = json.dumps(STREAMS["chat"]).replace("chatcmpl-1", stream_id)
     return json.loads(chunks.replace('"index": 0', f'"index": {index}'))
 
 
 # one answer, as each engine streams it
-STREAMS: dict[str, list[dict[str, Any]]] = sent("streams")
+STREAMS = sent("streams")
 
 
-def as_lines(chunks: list[dict[str, Any]]) -> str:
+def as_lines(chunks):
     return "\n".join(json.dumps(chunk) for chunk in chunks)
 
 
-def as_events(chunks: list[dict[str, Any]]) -> str:
+def as_events(chunks):
     events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
     return events + "data: [DONE]\n\n"
 
 
-def as_named_events(chunks: list[dict[str, Any]]) -> str:
+def as_named_events(chunks):
     """With a comment, and lines that end as HTTP's do."""
     events = (f"event: x\nid: 1\ndata:{json.dumps(chunk)}\r\n\r\n" for chunk in chunks)
     return ": ping\n\n" + "".join(events)
 
 
-def as_log(chunks: list[dict[str, Any]]) -> str:
+def as_log(chunks):
     return json.dumps({"request": {"max_tokens": 3}, "response": as_events(chunks)})
 
 
-def one_after_another(chunks: list[dict[str, Any]]) -> str:
+def one_after_another(chunks):
     return "".join(json.dumps(chunk, indent=1) for chunk in chunks)
 
 
 FORMS = (as_lines, as_events, as_named_events, as_log, one_after_another, json.dumps)
 
 
-def rows_of(response: Response) -> list[dict[str, float]]:
+def rows_of(response):
     return [by_text(response, index) for index in range(len(response.rows))]
 
 
 EXPECTED = [{text: value, other: less} for text, value, other, less in TOKENS]
 
 
-def read(folder, content: str | bytes, name="answer.txt") -> list[Response]:
+def read(folder, content, name="answer.txt"):
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert are_payloads([path])
@@ -146,14 +140,14 @@ def test_an_error_in_a_stream_is_reported(tmp_path):
         read(tmp_path, as_events([STREAMS["chat"][1], {"error": {"message": "out of memory"}}]))
 
 
-def zstd(data: bytes) -> bytes:
+def zstd(data):
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as packed:
         packed.write(data)
     return bytes(sink.getvalue())
 
 
-WRAPPINGS: dict[str, Callable[[bytes], bytes]] = {
+WRAPPINGS = {
     "gzip": gzip.compress,
     "bzip2": bz2.compress,
     "zstd": zstd,
@@ -196,12 +190,12 @@ def test_a_compressed_file_may_not_grow_without_end(tmp_path, monkeypatch):
         read(tmp_path, gzip.compress(b"[" + b" " * (8 << 20)))
 
 
-def batch_line(name, body, status: int = 200, error=None) -> dict[str, Any]:
+def batch_line(name, body, status=200, error=None):
     response = {"status_code": status, "body": body}
     return {"custom_id": name, "response": response, "error": error}
 
 
-def written(folder, *sides: list[dict[str, Any]]) -> list[Path]:
+def written(folder, *sides):
     """A file of JSON lines a side."""
     paths = []
     for at, lines in enumerate(sides):
@@ -304,10 +298,10 @@ def test_a_compressed_dump_is_no_payload(tmp_path):
         open_dump([path])
 
 
-ODD: tuple[Any, ...] = (None, 7, "x", [], {}, [[]], [None], True, {"a": 1}, [7])
+ODD = (None, 7, "x", [], {}, [[]], [None], True, {"a": 1}, [7])
 
 
-def spoiled(document, chance: random.Random):
+def spoiled(document, chance):
     """The document with one part of it, at any depth, replaced by something odd."""
     if not document or not isinstance(document, dict | list) or chance.random() > 0.8:
         return chance.choice(ODD)

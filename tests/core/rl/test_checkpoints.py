@@ -2,8 +2,6 @@
 are incomplete.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -15,9 +13,9 @@ from safetensors.torch import load_file, save, save_file
 
 from core.inference.models.engine_files import gguf_of
 from core.inference.models.model import load_model
-from core.numerics.formats import BFLOAT16, LOGIT_FORMATS, FloatFormat
+from core.numerics.formats import BFLOAT16, LOGIT_FORMATS
 from core.rl import checkpoints
-from core.rl.checkpoints import Comparison, compare_checkpoints
+from core.rl.checkpoints import compare_checkpoints
 from tests.core.inference.models import small_gguf
 
 MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
@@ -25,11 +23,11 @@ Q_PROJ = "layers.0.self_attn.q_proj"
 Tensors = dict[str, torch.Tensor]
 
 
-def drawn(*shape: int, seed=0) -> torch.Tensor:
+def drawn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def compared(folder, a: Tensors, b: Tensors, fmt: FloatFormat = BFLOAT16) -> Comparison:
+def compared(folder, a, b, fmt=BFLOAT16):
     paths = []
     for name, tensors in (("a", a), ("b", b)):
         paths.append(str(folder / f"{name}.safetensors"))
@@ -37,16 +35,16 @@ def compared(folder, a: Tensors, b: Tensors, fmt: FloatFormat = BFLOAT16) -> Com
     return compare_checkpoints(*paths, fmt, print)
 
 
-def found(result: Comparison) -> dict[str, list[str]]:
+def found(result):
     """Tensors of each kind of finding."""
     return {kind: keys for (kind, _), keys in result.findings.items()}
 
 
-def elements_of(path) -> int:
+def elements_of(path):
     return sum(tensor.numel() for tensor in load_file(path).values())
 
 
-def ordinals(values) -> torch.Tensor:
+def ordinals(values):
     """Integers in the order of the values, zeros together: the bits of positive floats are in their
     order.
     """

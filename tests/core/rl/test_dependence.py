@@ -2,8 +2,6 @@
 values by numpy.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -40,7 +38,7 @@ NUMBERS = {
 }
 
 
-def rows_of(sizes: np.ndarray, **columns) -> list[dict[str, object]]:
+def rows_of(sizes, **columns):
     """Rows of a file with noise of these sizes [sequences, tokens]; columns: of a sequence, by its
     number.
     """
@@ -58,13 +56,13 @@ def rows_of(sizes: np.ndarray, **columns) -> list[dict[str, object]]:
     return rows
 
 
-def run_of(tmp_path, rows: list[dict[str, object]]) -> RunReader:
+def run_of(tmp_path, rows):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = Store(tmp_path / "runs")
     return RunReader(store.path_of(ingest(store, [tmp_path / "a.jsonl"])))
 
 
-def planted(quantity: str) -> tuple[list[dict[str, object]], np.ndarray]:
+def planted(quantity):
     """A file in which |r| is large in one group, and the group of each token of the loss.
     [tokens]
     """

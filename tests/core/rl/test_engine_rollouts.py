@@ -1,7 +1,5 @@
 """Causes of one value per token, in rollouts that llama.cpp and vLLM sampled from SmolLM2."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -3,8 +3,6 @@
 expected.npz.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -28,7 +26,7 @@ SLIME = ["slime/rollout_data/2.pt", "slime/train_data/2.pt"]
 MILES = ["miles/train_data/9_0.pt", "miles/train_data/9_1.pt"]
 
 
-def read(tmp_path, files: list[Path]):
+def read(tmp_path, files):
     """Tokens and sequences of the run that files become."""
     store = Store(tmp_path / "runs")
     with RunReader(store.path_of(ingest(store, files))) as run:
@@ -116,7 +114,7 @@ def test_the_agent_of_nemo_gym_is_the_environment(tmp_path):
     assert read(tmp_path, [path])[1]["environment"].tolist() == ["math", "code", "math"]
 
 
-def row(**more) -> dict[str, object]:
+def row(**more):
     return {
         "token_ids": [5, 6, 7],
         "rollout": [-1.0, -2.0, -3.0],
@@ -125,7 +123,7 @@ def row(**more) -> dict[str, object]:
     }
 
 
-def lines(path, rows: list[dict[str, object]]) -> Path:
+def lines(path, rows):
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
     return path
 
@@ -154,7 +152,7 @@ def test_documented_columns_are_read_and_masked_ends_cut(form, tmp_path):
     assert (summary.finite, summary.neq) == (4, 1)
 
 
-def altered(target: Path, change) -> Path:
+def altered(target, change):
     """A copy of slime's train data with a changed sample."""
     content = torch.load(CASES / SLIME[1], weights_only=True)
     change(content["samples"])

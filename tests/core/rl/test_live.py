@@ -1,7 +1,5 @@
 """`ulpscope.rl.check` on one batch."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from types import SimpleNamespace
 

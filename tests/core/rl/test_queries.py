@@ -1,7 +1,5 @@
 """What trainer against rollout depends on, against the same figures by numpy."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -41,7 +39,7 @@ def made(tmp_path_factory):
         yield run, rows
 
 
-def of_rows(rows, name) -> np.ndarray:
+def of_rows(rows, name):
     return np.concatenate([row[name] for row in rows])
 
 

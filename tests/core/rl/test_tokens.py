@@ -2,12 +2,9 @@
 to.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,17 +34,17 @@ Row = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows():
     """Three hundred tokens in sequences of 1 to 40, a fifth of the values missing on a side or on
     both.
     """
     rng = np.random.default_rng(3)
-    made: list[Row] = []
+    made = []
     for length in (1, 40, 7, *[36] * 7):
         values = -rng.exponential(size=length).round(4)
         less = rng.exponential(size=length) / 100
         moved = values - np.where(rng.random(length) < 0.5, 0, less)
-        row: Row = {"token_ids": rng.integers(0, 150_000, length).tolist()}
+        row = {"token_ids": rng.integers(0, 150_000, length).tolist()}
         for name, side in (("reference", values), ("variant", moved)):
             is_missing = rng.random(length) < 0.1
             row[name] = np.where(is_missing, None, side).tolist()
@@ -55,24 +52,24 @@ def rows() -> list[Row]:
     return made
 
 
-def lines(path, rows: list[Row]) -> Path:
+def lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def parquet(path, rows: list[Row]) -> Path:
+def parquet(path, rows):
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
     return path
 
 
-def one_side(rows: list[Row], side: str, names: list[str] | None = None) -> list[Row]:
+def one_side(rows, side, names=None):
     made = [{"token_ids": row["token_ids"], "logprobs": row[side]} for row in rows]
     for row, name in zip(made, names or (), strict=False):
         row["sequence"] = name
     return made
 
 
-def in_python(store, rows: list[Row]) -> str:
+def in_python(store, rows):
     """The run that the same values come to as responses of a server."""
     sides = []
     for side in SIDES:
@@ -84,7 +81,7 @@ def in_python(store, rows: list[Row]) -> str:
                 listed.append(TopTokenRow(at, entries, 0, token, int(value is None)))
             about = {"start_known": False, "generated_from": 0, "top_logprobs": 1}
             made = compress_rows(listed, "here")
-            responses.append(Response(FORMAT, "token_id", (), made, **about))  # type: ignore[arg-type]
+            responses.append(Response(FORMAT, "token_id", (), made, **about))
         sides.append(ResponseSide(side, tuple(responses)))
     return write_responses(store, "here", records.Provenance("upload"), sides, pairs_of(sides))
 
@@ -102,14 +99,14 @@ TABLES = [
 ]
 
 
-def tables(store, run_id) -> dict[str, pd.DataFrame]:
+def tables(store, run_id):
     with RunReader(store.path_of(run_id)) as run:
         found = {name: run.query(f"SELECT * FROM {name} ORDER BY ALL") for name in TABLES}
     del found["pair"]["verdict"], found["pair"]["because"]
     return found
 
 
-def assert_equal(one: dict[str, pd.DataFrame], other: dict[str, pd.DataFrame]):
+def assert_equal(one, other):
     for name, expected in other.items():
         # of a pair, rms is summed in another order
         pd.testing.assert_frame_equal(

@@ -1,7 +1,5 @@
 """The background thread: order, bounded waiting, and errors that cannot be overlooked."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -14,7 +12,7 @@ def fail():
 
 
 def test_pieces_run_in_order():
-    done: list[int] = []
+    done = []
     background = Background("test", 100)
     for number in range(20):
         background.put(done.append, number)
@@ -24,7 +22,7 @@ def test_pieces_run_in_order():
 
 
 def test_an_error_is_raised_at_every_later_step_and_nothing_more_runs():
-    done: list[int] = []
+    done = []
     background = Background("test", 100)
     background.put(fail)
     with pytest.raises(OSError, match="full"):

@@ -1,10 +1,7 @@
 """The worked examples of the metric contract come out exactly, by way of a run file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
 CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 
 
-def unlike(got, want, where: str = "") -> list[str]:
+def unlike(got, want, where=""):
     """Places where `got` is not as the example says. It may say more than the example, never less.
 
     Integers, booleans, nulls and texts equal and of one type; floats to 1e-9 relative, KL to 1e-6
@@ -48,7 +45,7 @@ def unlike(got, want, where: str = "") -> list[str]:
     return [] if got == want else [f"{where}: {got!r}, not {want!r}"]
 
 
-def example(path) -> dict[str, Any]:
+def example(path):
     return json.loads(path.with_suffix(".json").read_text())
 
 

@@ -1,9 +1,6 @@
 """Statistics of llama-perplexity, of its files and of runs: computed once more in numpy."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +23,7 @@ TARGETS = np.concatenate([chunk[FIRST + 1 :] for chunk in TOKENS])
 
 
 @pytest.fixture
-def files(tmp_path) -> list[Path]:
+def files(tmp_path):
     return [tmp_path / "base.kld", tmp_path / "q.kld"]
 
 

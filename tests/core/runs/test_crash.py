@@ -2,8 +2,6 @@
 the next writer tidies up.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -22,7 +20,7 @@ from tests.core.runs.made_runs import ROOT, calm_sides, header_of, make_run, wri
 from tests.waiting import until
 
 
-def _writer(store, *arguments: str, **options) -> subprocess.Popen:
+def _writer(store, *arguments, **options):
     """Another process that writes runs in a loop and prints a line for each."""
     command = [sys.executable, "-m", "tests.core.runs.made_runs", str(store.directory), *arguments]
     return subprocess.Popen(
@@ -34,11 +32,11 @@ def _writer(store, *arguments: str, **options) -> subprocess.Popen:
     )
 
 
-def _partials(store) -> list[Path]:
+def _partials(store):
     return [path for path in store.directory.iterdir() if path.name.startswith(".")]
 
 
-def _check_whole(store) -> int:
+def _check_whole(store):
     cards, broken = list_runs(store)
     assert broken == []
     for card in cards:
@@ -57,7 +55,7 @@ def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(store
         assert process.stdout is not None
         process.stdout.readline()  # it is in its loop
 
-        def stopped() -> list[Path]:
+        def stopped():
             """What it has begun and locked: it is alive, and not moving while we look."""
             process.send_signal(signal.SIGSTOP)
             begun = [partial for partial in _partials(store) if any(partial.glob("*.duckdb"))]

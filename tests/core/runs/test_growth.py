@@ -2,8 +2,6 @@
 ones.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -27,13 +25,13 @@ CORPUS = Path(__file__).parents[2] / "fuzz" / "corpus"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 
-def file_of_1_0_0(kind: str, folder) -> Path:
+def file_of_1_0_0(kind, folder):
     path = folder / f"{kind}.duckdb"
     path.write_bytes(gzip.decompress((FILES / f"{kind}.duckdb.gz").read_bytes()))
     return path
 
 
-def figures_of(path) -> dict[str, object]:
+def figures_of(path):
     """What `expected.json` has of a run."""
     with RunReader(path) as run:
         records = run.records(0)

@@ -1,7 +1,5 @@
 """Run files from elsewhere: what is a run comes in bit for bit, and nothing else does."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -22,11 +20,11 @@ SAMPLES = sorted((ROOT / "tests" / "runs").glob("*.duckdb"))
 
 
 @pytest.fixture
-def foreign_file(tmp_path) -> Path:
+def foreign_file(tmp_path):
     return copied(tmp_path / "outside" / "somebody.duckdb")
 
 
-def differing(first: Path, second: Path) -> list[str]:
+def differing(first, second):
     """Tables whose rows are not the same in both files, `run` aside."""
     with duckdb.connect() as database:
         database.execute(f"ATTACH '{first}' AS a (READ_ONLY); ATTACH '{second}' AS b (READ_ONLY)")
@@ -75,7 +73,7 @@ def test_probes_of_operations_come_in(store, tmp_path):
     assert list(read_ops(store, import_run(store, path)).rows) == [UNSTEADY]
 
 
-REFUSED: dict[str, tuple[list[str], str]] = {
+REFUSED = {
     "a view": (["CREATE VIEW v AS SELECT 1"], "the view 'v'"),
     "a view in place of a table": (
         ["ALTER TABLE kv RENAME TO kw", "CREATE VIEW kv AS FROM kw"],
@@ -133,11 +131,11 @@ def test_what_no_run_file_has_is_refused_and_nothing_is_stored(fault, store, for
     assert not store.directory.exists() or list(store.directory.iterdir()) == []
 
 
-def a_dump(path) -> Path:
+def a_dump(path):
     return ROOT / "sample_runs" / "dumps" / "six_calls.npz"
 
 
-def half(path) -> Path:
+def half(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     return path
 

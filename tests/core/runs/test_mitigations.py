@@ -1,7 +1,5 @@
 """Mitigations in the run file, and the sentence that says what to change and what it costs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -2,8 +2,6 @@
 a sentence.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -13,7 +11,7 @@ from core.errors import StoreError, UsageError
 from core.runs.ops_run import OpsHeader, read_ops, write_ops_run
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
-from core.runs.tables.ops import OpRow, answers, whole_row
+from core.runs.tables.ops import answers, whole_row
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
 CLASSES = [
@@ -22,7 +20,7 @@ CLASSES = [
 ]
 
 
-def row_of(**changes) -> OpRow:
+def row_of(**changes):
     row = {
         "op": "mm",
         "backend": "",
@@ -71,7 +69,7 @@ ABSENT = whole_row(
 )
 
 
-def header(**changes) -> OpsHeader:
+def header(**changes):
     made = OpsHeader(
         "operations",
         "cpu",

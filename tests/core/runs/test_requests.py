@@ -2,8 +2,6 @@
 does not trust.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -25,7 +23,7 @@ from tests.core.runs.judged_runs import REQUEST, judged_run
 from tests.core.runs.made_runs import calm_sides, header_of
 
 
-def provenance(**asked) -> Provenance:
+def provenance(**asked):
     request = dataclasses.replace(
         CaptureRequest(model="m", prompts=("a; rm",), variants=("decode",)),
         **asked,

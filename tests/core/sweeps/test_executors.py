@@ -2,8 +2,6 @@
 loses nothing.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -83,12 +81,12 @@ def _states(outcomes):
     return {path: one.state for (path, _), one in outcomes.items()}
 
 
-def _computed(store) -> Counter:
+def _computed(store):
     path = store.directory / "computed"
     return Counter(path.read_text().split() if path.exists() else [])
 
 
-def _waiting(cells) -> set[str]:
+def _waiting(cells):
     return {cell.digest for cell in cells if cell.request.variants == ("wait",)}
 
 
@@ -151,7 +149,7 @@ def test_closing_a_sweep_ends_its_workers_and_nothing_half_is_visible(store, cel
     _assert_all_once(_outcomes(cells, store), store, 3)
 
 
-def _driver(tmp_path, plan, store, address="") -> subprocess.Popen:
+def _driver(tmp_path, plan, store, address=""):
     (tmp_path / "driver.py").write_text(DRIVER)
     command = [
         sys.executable,

@@ -1,7 +1,5 @@
 """What changed since the last good run of a cell is told, and gated."""
 
-from __future__ import annotations
-
 import pytest
 
 from core.errors import UsageError
@@ -22,10 +20,10 @@ AXES = {
 
 def card(
     number,
-    verdict: str = "rounding",
-    flips: int = 0,
-    bits: tuple[str, ...] = ("a", "b"),
-    **versions: str,
+    verdict="rounding",
+    flips=0,
+    bits=("a", "b"),
+    **versions,
 ):
     """The run of build `number`; later numbers are later."""
     return CellCard(
@@ -44,7 +42,7 @@ def card(
     )
 
 
-def state(*cards: CellCard, name=DONE, says: str = "") -> CellState:
+def state(*cards, name=DONE, says=""):
     return CellState(
         "0" * 16,
         AXES,

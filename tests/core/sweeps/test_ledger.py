@@ -1,7 +1,5 @@
 """A store's files alone say what became of every cell, on every machine that shares it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

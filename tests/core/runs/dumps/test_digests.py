@@ -2,8 +2,6 @@
 something else than is said.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 
@@ -25,11 +23,11 @@ FINE = (np.random.default_rng(1).standard_normal((6, 40)) * 5).astype(np.float32
 HALF = FINE.astype(np.float16)
 
 
-def sha(array: np.ndarray) -> str:
+def sha(array):
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def taken(folder, name, **arrays: np.ndarray) -> RunReader:
+def taken(folder, name, **arrays):
     store = Store(folder / "store")
     np.savez(folder / f"{name}.npz", **arrays)
     return RunReader(store.path_of(ingest(store, [folder / f"{name}.npz"])))

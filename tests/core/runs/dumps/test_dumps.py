@@ -47,13 +47,13 @@ def test_every_worked_case_opens_with_its_dtype_its_shape_and_its_bits(path):
 # ---- forms
 
 
-def big_endian(side: np.ndarray) -> np.ndarray:
+def big_endian(side):
     """Its bits where numpy has no such dtype, as of bfloat16."""
     letter = "u" if side.dtype == ml_dtypes.bfloat16 else "f"
     return bits_of(side).byteswap().view(f">{letter}{side.itemsize}")
 
 
-def write_form(form: str, folder, sides: dict[str, np.ndarray], dtype) -> list[Path]:
+def write_form(form, folder, sides, dtype):
     """Write the sides; -> the files of them"""
     whole = folder / "dump"
     each = {folder / key: side for key, side in sides.items()}
@@ -312,7 +312,7 @@ def test_sides_of_one_dtype_say_nothing_of_dtypes(tmp_path, dtype):
 # ---- log-probabilities of chosen tokens
 
 
-def chosen(rows: int, columns: int, seed=0) -> np.ndarray:
+def chosen(rows, columns, seed=0):
     """As a trainer saves them: mostly near 0, a few far below."""
     return -np.random.default_rng(seed).gamma(0.5, 2.0, (rows, columns)).astype(np.float32)
 
@@ -347,7 +347,7 @@ def test_padding_and_an_order_of_columns_hide_nothing(tmp_path):
             open_dump([saved(tmp_path, a=side, b=side)])
 
 
-def rows_of_kinds(rows: int, vocab: int, seed) -> dict[str, np.ndarray]:
+def rows_of_kinds(rows, vocab, seed):
     raw = np.random.default_rng(seed).standard_normal((rows, vocab)) * 4
     log = log_softmax(raw, axis=1)
     # a third of the vocabulary, as after a sampler

@@ -24,12 +24,12 @@ class HeldRun:
     calls: list[int] = field(default_factory=list)
     generations: dict[int, Generation] = field(default_factory=dict)
 
-    def read_rows(self, side: int, start: int, stop: int) -> np.ndarray:
+    def read_rows(self, side, start, stop):
         self.calls.append(stop - start)
         return self.bits[side][start:stop]
 
 
-def _opened(path) -> HeldRun:
+def _opened(path):
     with open_dump([path]) as dump:
         chunks = [sides for _, sides in dump.chunks()]
         return HeldRun(
@@ -39,7 +39,7 @@ def _opened(path) -> HeldRun:
         )
 
 
-def _raw(array: np.ndarray) -> bytes:
+def _raw(array):
     return np.ascontiguousarray(array).tobytes()
 
 
@@ -55,7 +55,7 @@ def test_what_was_opened_is_exported_bit_for_bit(path, tmp_path):
     assert list(map(_raw, again.bits)) == list(map(_raw, run.bits))
 
 
-def _run(lengths: tuple[int, ...], compute: str = "float32", **dtypes: str) -> HeldRun:
+def _run(lengths, compute="float32", **dtypes):
     rng, vocab = np.random.default_rng(0), 8
     values = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[compute]
     prompts = tuple(Prompt(n, tuple(range(n)), tuple(f"t{i}é" for i in range(n))) for n in lengths)
@@ -118,7 +118,7 @@ def test_an_existing_file_is_replaced_only_when_told_to(tmp_path):
 
 
 class BrokenRun(HeldRun):
-    def read_rows(self, side: int, start: int, stop: int) -> np.ndarray:
+    def read_rows(self, side, start, stop):
         raise StoreError("the run file is damaged.")
 
 

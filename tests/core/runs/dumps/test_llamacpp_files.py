@@ -1,7 +1,5 @@
 """Files of llama.cpp are read as dumps; what is damaged or no dump is one sentence."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ from core.runs.store.store import Store
 from tests.core.runs.dumps.made_dumps import kl_base_file
 
 
-def gguf_file(path, **tensors: np.ndarray):
+def gguf_file(path, **tensors):
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_string("path_model", "model.gguf")
     writer.add_array("list", ["a", "b"])
@@ -27,7 +25,7 @@ def gguf_file(path, **tensors: np.ndarray):
     writer.close()
 
 
-def results_file(path, logits: np.ndarray, tokens: np.ndarray):
+def results_file(path, logits, tokens):
     """Write one as results.cpp does: the tensor says (tokens, vocabulary), and lies in rows of the
     vocabulary.
     """

@@ -1,18 +1,16 @@
 """Shapes and dtypes that scripts save: accepted if they are certain, else refused with the fix."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from scipy.special import log_softmax, softmax
 
 from core.errors import DumpError
-from core.runs.dumps.dump import Dump, open_dump
+from core.runs.dumps.dump import open_dump
 from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in, logits, saved
 
 
-def values(dump: Dump) -> list[np.ndarray]:
+def values(dump):
     return [bits.view(np.float32) for bits in bits_in(dump)]
 
 

@@ -1,13 +1,10 @@
 """Files of torch.save are read to the bits that torch holds, and nothing in them is executed."""
 
-from __future__ import annotations
-
 import collections
 import io
 import os
 import pickle
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,17 +15,17 @@ from core.runs.dumps.dump import open_dump
 from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in
 
 
-def logits(seed, dtype=torch.float32, shape=(ROWS, VOCAB)) -> torch.Tensor:
+def logits(seed, dtype=torch.float32, shape=(ROWS, VOCAB)):
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 5).to(dtype)
 
 
-def bits_of(tensor: torch.Tensor) -> np.ndarray:
+def bits_of(tensor):
     whole = tensor.detach().contiguous()
     carrier = {2: torch.int16, 4: torch.int32}[whole.element_size()]
     return whole.view(carrier).numpy().view(f"<u{whole.element_size()}")
 
 
-def saved(tmp_path, value, name="dump.pt") -> Path:
+def saved(tmp_path, value, name="dump.pt"):
     torch.save(value, tmp_path / name)
     return tmp_path / name
 
@@ -112,11 +109,11 @@ def test_token_ids_come_as_a_tensor_or_as_a_list(tmp_path, key, ids):
 
 
 class Evil:
-    def __reduce__(self) -> tuple:
+    def __reduce__(self):
         return os.system, ("touch EXECUTED",)
 
 
-def pickled(*arguments) -> bytes:
+def pickled(*arguments):
     """Protocol 2 of {"a": tensor, "b": tensor}, with the arguments of _rebuild_tensor_v2 as
     given.
     """
@@ -125,7 +122,7 @@ def pickled(*arguments) -> bytes:
         pass
 
     class Tensor:
-        def __reduce__(self) -> tuple:
+        def __reduce__(self):
             return torch._utils._rebuild_tensor_v2, (
                 Storage(),
                 *arguments,
@@ -134,7 +131,7 @@ def pickled(*arguments) -> bytes:
             )
 
     class Pickler(pickle.Pickler):
-        def persistent_id(self, value) -> tuple | None:
+        def persistent_id(self, value):
             storage = ("storage", torch.FloatStorage, "0", "cpu", ROWS * VOCAB)
             return storage if isinstance(value, Storage) else None
 
@@ -143,8 +140,8 @@ def pickled(*arguments) -> bytes:
     return out.getvalue()
 
 
-def deep() -> list:
-    value: list = [1]
+def deep():
+    value = [1]
     for _ in range(60):
         value = [value, value]
     return value

@@ -1,9 +1,6 @@
 """Bounds of a run, of a dump as of a run file: what no run has is a sentence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,7 +44,7 @@ def test_nothing_is_stored_that_no_reader_would_open(tmp_path):
         replace(header, name="x" * 1001)
 
 
-def many_sides(path, sides: int, **more: np.ndarray) -> Path:
+def many_sides(path, sides, **more):
     logits = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
     np.savez(path, **{f"s{i}": logits for i in range(sides)}, **more)
     return path

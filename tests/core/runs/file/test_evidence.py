@@ -2,8 +2,6 @@
 for them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,7 +32,7 @@ CHECKS = pytest.mark.parametrize("check", Check, ids=str)
 EXAMPLES = {bool: True, str: "text", int: 7, float: 0.125}
 
 
-def example(kind, *, is_full: bool):
+def example(kind, *, is_full):
     """A value of this type; is_full: of what may be null or empty, one that is not."""
     parts = get_args(kind)
     if isinstance(kind, UnionType):
@@ -47,7 +45,7 @@ def example(kind, *, is_full: bool):
     return EXAMPLES[kind]
 
 
-def figures(check: Check, *, is_full: bool = True) -> CheckFigures:
+def figures(check, *, is_full=True):
     kinds = get_type_hints(check.record)
     return check.record(
         **{each.name: example(kinds[each.name], is_full=is_full) for each in fields(check.record)},

@@ -2,10 +2,7 @@
 file that holds other logits than it says is refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import duckdb
@@ -29,7 +26,7 @@ PYRAMID = ("ulp_tile", "row_ulp_tile")
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory) -> dict[str, Path]:
+def kept(tmp_path_factory):
     """One capture of two variants in pieces of uneven size, kept in both ways."""
     header = replace(
         header_of(lengths=LENGTHS, vocab=VOCAB, sides=3),
@@ -47,7 +44,7 @@ def kept(tmp_path_factory) -> dict[str, Path]:
     return found
 
 
-def _rows(path, table: str, where: str = "") -> list[tuple]:
+def _rows(path, table, where=""):
     with duckdb.connect(str(path), read_only=True) as shell:
         return sorted(shell.execute(f"SELECT * FROM {table} {where}").fetchall(), key=repr)
 

@@ -2,8 +2,6 @@
 SQL.
 """
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, datetime
 
@@ -45,7 +43,7 @@ EVERY_TABLE = [
 EVERY_TABLE += ["ulp_histogram", "ulp_tile", "evidence"]
 
 
-def _sha256_by_sql_alone(path) -> list[tuple[str, str]]:
+def _sha256_by_sql_alone(path):
     """(recomputed, stored) of every side, by someone with only the DuckDB shell."""
     with duckdb.connect(str(path), read_only=True) as shell:
         stored = shell.sql("SELECT sha256 FROM side ORDER BY side").fetchall()
@@ -59,7 +57,7 @@ def _sha256_by_sql_alone(path) -> list[tuple[str, str]]:
         return pairs
 
 
-def _contents(path) -> dict[str, list[tuple]]:
+def _contents(path):
     with duckdb.connect(str(path), read_only=True) as shell:
         return {
             name: sorted(shell.sql(f"SELECT * FROM {name}").fetchall(), key=repr)

@@ -2,8 +2,6 @@
 differences.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -16,12 +14,12 @@ from tests.core.runs.cache_runs import both, cache, kv_run
 from tests.covering import covering
 
 
-def read(tmp_path, parts, **how) -> RunReader:
+def read(tmp_path, parts, **how):
     store = Store(tmp_path / "runs")
     return RunReader(store.path_of(kv_run(store, parts, **how)))
 
 
-def planted(count, shape: tuple[int, int, int]) -> np.ndarray:
+def planted(count, shape):
     """Bits to exclusive-or: exactly `count` elements one ULP away."""
     change = np.zeros(shape, np.uint16)
     change.ravel()[np.random.default_rng(1).permutation(change.size)[:count]] = 1
@@ -45,7 +43,7 @@ def test_the_public_figure_of_layer_0_is_told_to_the_element(tmp_path, count):
     assert found["together"]["first_kinds"] == ["key"]
 
 
-def many(prompts: int = 2, layers: int = 3) -> tuple[list[tuple[int, KvPart]], dict]:
+def many(prompts=2, layers=3):
     """Caches of every prompt, layer and kind with random differences from layer 1 and position 2
     on, and both bits of each.
     """
@@ -67,7 +65,7 @@ def many(prompts: int = 2, layers: int = 3) -> tuple[list[tuple[int, KvPart]], d
     return parts, bits
 
 
-def figures_with_numpy(pairs) -> dict:
+def figures_with_numpy(pairs):
     a, b = (np.concatenate([pair[side].ravel() for pair in pairs]) for side in (0, 1))
     gap = values_of(a, BFLOAT16).astype(float) - values_of(b, BFLOAT16).astype(float)
     return {

@@ -1,7 +1,5 @@
 """Runs side by side; expected figures are counted by hand or with numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -16,10 +14,10 @@ VOCAB = 8
 
 def compared(
     folder,
-    flipping: dict[int, int],
-    ids: tuple[int, ...] = (5, 6, 7, 8),
-    step: float = 0.25,
-) -> RunPair:
+    flipping,
+    ids=(5, 6, 7, 8),
+    step=0.25,
+):
     """A pair that differs by `step` at token 0 of every position, whose variant prefers
     `flipping[position]`.
     """

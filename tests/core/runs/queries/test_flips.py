@@ -2,8 +2,6 @@
 softmax in float64.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +19,7 @@ SAMPLES = ("fresh-against-cached", "injected-bug", "batch-1-against-n")
 VOCAB = 300
 
 
-def by_hand(run, pair: int, row: pd.Series) -> dict[str, float]:
+def by_hand(run, pair, row):
     """The derived columns of one row, from every logit of both sides."""
     logits, order = {}, {}
     for side, index in (("reference", 0), ("variant", pair + 1)):
@@ -37,7 +35,7 @@ def by_hand(run, pair: int, row: pd.Series) -> dict[str, float]:
         side: np.exp(values - values.max()) / np.exp(values - values.max()).sum()
         for side, values in logits.items()
     }
-    expected: dict[str, float] = {}
+    expected = {}
     for side, other in (("reference", "variant"), ("variant", "reference")):
         token = order[side][0]
         assert token == row[f"{side}_token"]
@@ -50,7 +48,7 @@ def by_hand(run, pair: int, row: pd.Series) -> dict[str, float]:
     return expected
 
 
-def far_flips(store) -> RunReader:
+def far_flips(store):
     """bfloat16, prompts of 3 and 5 positions, each a flip: the reference's argmax t is the
     variant's number 100 + t and the other way round.
     """
@@ -138,7 +136,7 @@ def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
         assert len(rows) == int(positions["is_flip"].iloc[2] or positions["near_tie"].iloc[2])
 
 
-def top(*rows: tuple[int, float, float]) -> pd.DataFrame:
+def top(*rows):
     """Best tokens of both sides: (token, logit on the reference, logit on the variant)."""
     table = pd.DataFrame(rows, columns=["token_id", "reference_logit", "variant_logit"])
     for side in SIDES:

@@ -2,10 +2,7 @@
 public example found.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -27,17 +24,17 @@ from tests.core.runs.kernel_runs import (
 
 
 @pytest.fixture
-def read(tmp_path) -> Iterator[Callable[..., RunReader]]:
+def read(tmp_path):
     """Read a run of these kernels of each side; with modules, the first of which differs in
     `differs`.
     """
     with ExitStack() as stack:
 
         def opened(
-            lists: tuple[KernelList, ...],
-            order: Sequence[str] = (),
-            differs: str = "",
-        ) -> RunReader:
+            lists,
+            order=(),
+            differs="",
+        ):
             store = Store(tmp_path)
             path = store.path_of(kernel_run(store, lists=lists))
             rows = [

@@ -2,8 +2,6 @@
 on planted differences.
 """
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -30,11 +28,7 @@ NORM = LayerModule(0, "model.norm", "norm")
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
-def compared(
-    tmp_path,
-    sides: list[list[LayerPart]],
-    chosen: list[list[int]] | None = None,
-) -> RunReader:
+def compared(tmp_path, sides, chosen=None):
     """A run of one prompt of five positions with these parts of each side."""
     store, header = Store(tmp_path), header_of(lengths=(5,), sides=len(sides))
     with RunWriter(store, header) as writer:
@@ -47,7 +41,7 @@ def compared(
         return RunReader(store.path_of(writer.finish()))
 
 
-def part(values, dtype="bfloat16", first: int = 0, module: LayerModule = NORM) -> LayerPart:
+def part(values, dtype="bfloat16", first=0, module=NORM):
     carrier = {2: np.uint16, 4: np.uint32}[np.dtype(DTYPES[dtype]).itemsize]
     return LayerPart(0, module, first, values.astype(DTYPES[dtype]).view(carrier), dtype)
 

@@ -2,8 +2,6 @@
 hand-made rows.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +13,10 @@ from scipy.special import rel_entr, softmax
 from core.errors import UsageError
 from core.judging.ingest import temporary_run
 from core.runs.file.evidence import FAILED, PASSED
-from core.runs.file.records import RunHeader
 from core.runs.queries.verdicts import Answer
 from core.runs.reports.conditions import Condition, parse_conditions
 from core.runs.reports.gate import GateReport, gate_notes
-from core.runs.reports.report_json import PairReport, report_of_run
+from core.runs.reports.report_json import report_of_run
 
 CASES = Path(__file__).resolve().parents[3] / "cases"
 SAME = "bits flips verdict ulps:4 share>0 same-top1<1 ess<0.3 p99.9>0.5 flips:margin>0.25"
@@ -38,17 +35,17 @@ REFUSED = (
 )
 
 
-def read(*paths: Path) -> tuple[list[PairReport], RunHeader]:
+def read(*paths):
     with temporary_run(paths) as run:
         return report_of_run(run)[0], replace(run.header, vocabulary=run.vocabulary)
 
 
-def made(folder, **arrays) -> tuple[list[PairReport], RunHeader]:
+def made(folder, **arrays):
     np.savez(folder / "dump.npz", **{name: np.asarray(array) for name, array in arrays.items()})
     return read(folder / "dump.npz")
 
 
-def judged(text, pair: PairReport) -> str:
+def judged(text, pair):
     return Condition.parse(text).judge(pair).outcome
 
 
@@ -101,7 +98,7 @@ def test_a_figure_passes_up_to_its_limit_and_fails_beyond(case, condition, name)
         assert judged(f"{condition}{beyond:.15f}", pair) == FAILED
 
 
-def ordinal(values) -> np.ndarray:
+def ordinal(values):
     bits = values.astype(np.float16).view(np.int16).astype(np.int64)
     return np.where(bits < 0, -(1 << 15) - bits, bits)
 

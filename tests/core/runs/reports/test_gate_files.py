@@ -2,8 +2,6 @@
 whole.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import xml.etree.ElementTree as ET
@@ -30,7 +28,7 @@ HOSTILE = [
 ]
 
 
-def row(position: int, **figures) -> dict[str, object]:
+def row(position, **figures):
     usual = {
         "prompt": 0,
         "position": position,
@@ -54,7 +52,7 @@ def row(position: int, **figures) -> dict[str, object]:
     return {**usual, **figures}
 
 
-def report(name="today", text="kl>0.01", token: str = " the") -> GateReport:
+def report(name="today", text="kl>0.01", token=" the"):
     outcomes = (
         Outcome(
             "golden",

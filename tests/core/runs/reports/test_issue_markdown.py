@@ -1,7 +1,5 @@
 """A run as Markdown for an issue thread: compared with expected text, for any names and tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -49,12 +47,12 @@ Picture, to drag in here: `ulpscope export fixed --png pair.png`
 MOST_SHOWN = 25
 
 
-def report(store, run_id) -> str:
+def report(store, run_id):
     with RunReader(store.path_of(run_id)) as run:
         return issue_text(run, run.pairs, "an address")
 
 
-def unfolded(text) -> str:
+def unfolded(text):
     return text.partition("<details>")[0].rstrip("\n") + "\n"
 
 

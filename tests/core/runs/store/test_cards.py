@@ -2,11 +2,8 @@
 before it is shown.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +28,7 @@ ONE_RUN = (
 SCHEMA = "".join(table.ddl for table in TABLES.values())
 
 
-def _shell(path, sql: str):
+def _shell(path, sql):
     with duckdb.connect(str(path)) as shell:
         shell.execute(sql)
 
@@ -40,7 +37,7 @@ def _text(path):
     path.write_text("this is not a database\n" * 1000)
 
 
-def _changed(sql: str) -> Callable[[Path], None]:
+def _changed(sql):
     """A good run, tampered with in the DuckDB shell."""
 
     def plant(path):
@@ -74,7 +71,7 @@ def _views(path):
 
 
 # name of the fault -> (how it is planted, what the sentence says of it)
-FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
+FOREIGN = {
     "nothing in it": (Path.touch, "not a valid DuckDB database"),
     "text": (_text, "not a valid DuckDB database"),
     "a directory": (Path.mkdir, "not a regular file"),
@@ -105,7 +102,7 @@ FOREIGN: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def _read_all(path) -> list[bytes]:
+def _read_all(path):
     """All there is to read of a run, as bytes to compare; StoreError from any of it."""
     with RunReader(path) as run:
         header = run.header

@@ -2,8 +2,6 @@
 run.
 """
 
-from __future__ import annotations
-
 import sqlite3
 import subprocess
 import sys
@@ -36,7 +34,7 @@ TYPED = {
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
+def store(tmp_path):
     """One run, `mine`, with labels."""
     store = Store(tmp_path / "store")
     copied(store.directory / "mine.duckdb")

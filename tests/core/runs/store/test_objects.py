@@ -2,12 +2,9 @@
 can do wrong.
 """
 
-from __future__ import annotations
-
 import gzip
 import sys
 import threading
-from collections.abc import Callable, Iterator
 
 import boto3
 import pytest
@@ -22,11 +19,11 @@ from core.runs.store.objects import INDEX
 from core.runs.store.store import Store, open_store
 from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, write_run
 from tests.core.runs.store import s3_server
-from tests.core.runs.store.machines import Machine, ids, machines_of, place_run
+from tests.core.runs.store.machines import ids, machines_of, place_run
 
 
 @pytest.fixture
-def faults(server) -> Iterator[s3_server.Faults]:
+def faults(server):
     """Faults of a server that has none yet."""
     _, planted = server
     planted.seen.clear()
@@ -37,15 +34,15 @@ def faults(server) -> Iterator[s3_server.Faults]:
 
 
 @pytest.fixture
-def machine(faults, request, tmp_path, monkeypatch) -> Machine:
+def machine(faults, request, tmp_path, monkeypatch):
     return machines_of(request, tmp_path, monkeypatch)
 
 
-def first(count, method, part: str, fault: str) -> Callable[[str, str, str], str | None]:
+def first(count, method, part, fault):
     """Plan: the first so many requests of a method with `part` in their address get the fault."""
     left = [count]
 
-    def plan(asked: str, path, query) -> str | None:
+    def plan(asked, path, query):
         if asked != method or part not in f"{path}?{query}" or not left[0]:
             return None
         left[0] -= 1
@@ -54,17 +51,17 @@ def first(count, method, part: str, fault: str) -> Callable[[str, str, str], str
     return plan
 
 
-def key(store, name) -> dict[str, str]:
+def key(store, name):
     """Where an object of a store lies, as boto3 takes it."""
     bucket, _, prefix = store.address.removeprefix("s3://").partition("/")
     return {"Bucket": bucket, "Key": f"{prefix}/{name}"}
 
 
-def get(store, name) -> bytes:
+def get(store, name):
     return boto3.client("s3").get_object(**key(store, name))["Body"].read()
 
 
-def put(store, name, body: bytes):
+def put(store, name, body):
     boto3.client("s3").put_object(**key(store, name), Body=body)
 
 

@@ -2,8 +2,6 @@
 collide.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
