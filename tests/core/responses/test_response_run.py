@@ -16,6 +16,7 @@ from core.runs.reports.run_json import run_json
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from tests.core.responses.made_sides import compare, engine_side, response, side, store_run
+from tests.core.runs.made_runs import opened
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +76,7 @@ def test_what_was_sent_comes_back_exactly(made):
 
 def test_sides_that_sent_the_same_form_a_class(store):
     one, other = sides()
-    with RunReader(
-        store.path_of(store_run(store, "three", one, other, replace(one, name="C"))),
-    ) as run:
+    with opened(store, store_run(store, "three", one, other, replace(one, name="C"))) as run:
         assert run.classes == [["A", "C"], ["B"]]
 
 
@@ -105,7 +104,7 @@ def test_sides_that_cannot_be_compared_leave_nothing(store):
 
 
 def test_it_goes_from_store_to_store(made, store):
-    with RunReader(store.path_of(import_run(store, made))) as run:
+    with opened(store, import_run(store, made)) as run:
         assert told(run.responses()) == told(sides())
 
 

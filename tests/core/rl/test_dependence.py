@@ -7,11 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from core.judging.ingest import ingest
 from core.rl.causes import explain_tokens
 from core.rl.queries import by_quantity, mismatch_json, sample_tokens
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.runs.made_runs import ingested
 
 SEQUENCES, LENGTH, STEP = 24, 60, 9
 LARGE = 10  # times the difference elsewhere
@@ -59,7 +58,7 @@ def rows_of(sizes, **columns):
 def run_of(tmp_path, rows):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = Store(tmp_path / "runs")
-    return RunReader(store.path_of(ingest(store, [tmp_path / "a.jsonl"])))
+    return ingested(store, tmp_path / "a.jsonl")
 
 
 def planted(quantity):

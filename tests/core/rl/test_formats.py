@@ -15,8 +15,8 @@ import torch
 
 from core.errors import DumpError
 from core.judging.ingest import ingest
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.runs.made_runs import ingested
 
 CASES = Path(__file__).resolve().parents[2] / "cases" / "rollouts"
 EXPECTED = np.load(CASES / "expected.npz")
@@ -29,7 +29,7 @@ MILES = ["miles/train_data/9_0.pt", "miles/train_data/9_1.pt"]
 def read(tmp_path, files):
     """Tokens and sequences of the run that files become."""
     store = Store(tmp_path / "runs")
-    with RunReader(store.path_of(ingest(store, files))) as run:
+    with ingested(store, *files) as run:
         assert run.has_rollouts()
         tokens = run.query("SELECT * FROM chosen_token ORDER BY prompt, position")
         return tokens, run.query("SELECT * FROM sequence ORDER BY prompt"), run.pairs[0].summary

@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from core.errors import UsageError
-from core.judging.ingest import ingest
 from core.rl import queries as rl
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.runs.made_runs import ingested
 
 LENGTHS = [20, 20, 20, 40, 29]
 
@@ -35,7 +34,7 @@ def made(tmp_path_factory):
         )
     pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
     store = Store(folder / "runs")
-    with RunReader(store.path_of(ingest(store, [folder / "a.parquet"]))) as run:
+    with ingested(store, folder / "a.parquet") as run:
         yield run, rows
 
 
@@ -79,7 +78,7 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
         tmp_path / "a.parquet",
     )
     store, r = Store(tmp_path / "runs"), trainer - rollout
-    with RunReader(store.path_of(ingest(store, [tmp_path / "a.parquet"]))) as run:
+    with ingested(store, tmp_path / "a.parquet") as run:
         values = {row["name"]: row["value"] for row in rl.figures_of(run)}
         half = rl.summary(run, "tokens")["half"]
     for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
@@ -104,7 +103,7 @@ def ragged(tmp_path_factory):
     ]
     (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = Store(folder / "runs")
-    with RunReader(store.path_of(ingest(store, [folder / "a.jsonl"]))) as run:
+    with ingested(store, folder / "a.jsonl") as run:
         yield run
 
 

@@ -21,13 +21,13 @@ from core.rl.writing import FORMAT
 from core.runs.file import records
 from core.runs.importing import import_run
 from core.runs.queries.verdicts import next_command
-from core.runs.reader import RunReader
 from core.runs.reports.conditions import check_decidable, parse_conditions
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
 from core.runs.response_run import write_responses
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
+from tests.core.runs.made_runs import ingested, opened
 
 SIDES = ("reference", "variant")
 Row = dict[str, Any]
@@ -100,7 +100,7 @@ TABLES = [
 
 
 def tables(store, run_id):
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         found = {name: run.query(f"SELECT * FROM {name} ORDER BY ALL") for name in TABLES}
     del found["pair"]["verdict"], found["pair"]["because"]
     return found
@@ -138,7 +138,7 @@ def test_files_of_a_side_each_are_joined_by_name_or_in_order(form, rows, store, 
             form(tmp_path / "variant.any", variant),
         ]
         run_id = ingest(store, paths)
-        with RunReader(store.path_of(run_id)) as run:
+        with opened(store, run_id) as run:
             is_noted = "1 sequence of one file alone" in run.header.provenance.note
             assert is_noted == (names is not None)
         found = tables(store, run_id)
@@ -153,7 +153,7 @@ def test_nan_and_values_of_no_probability_are_missing(store, tmp_path):
         '{"token_ids": [1, 2, 3, 4], "reference": [NaN, -1, -9999, -2], "variant": [-1, -1, -3,'
         " -Infinity]}",
     )
-    with RunReader(store.path_of(ingest(store, [path]))) as run:
+    with ingested(store, path) as run:
         assert run.pairs[0].summary.finite == 1
         assert run.pairs[0].verdict == "identical"
         reference, variant = run.responses()
@@ -208,7 +208,7 @@ def test_values_just_above_zero_are_taken_and_counted(store, tmp_path):
     masked = {**GOOD, "variant": [-1.0, 7.0], "mask": [1, 0]}
     empty = {"token_ids": [], "reference": [], "variant": []}
     path = lines(tmp_path / "a.jsonl", [above, masked, empty])
-    with RunReader(store.path_of(ingest(store, [path]))) as run:
+    with ingested(store, path) as run:
         note = run.header.provenance.note
         assert run.pairs[0].summary.finite == 3
         assert run.pairs[0].summary.max_abs == pytest.approx(1.03)
@@ -267,17 +267,17 @@ def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_a
 
 def test_one_value_everywhere_is_no_log_probability(store, tmp_path):
     path = lines(tmp_path / "zeros.jsonl", [{**GOOD, "variant": [0.0, 0.0]}])
-    with RunReader(store.path_of(ingest(store, [path]))) as run:
+    with ingested(store, path) as run:
         assert run.pairs[0].verdict == "invalid dump"
 
 
 def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path, monkeypatch):
     run_id = ingest(store, [lines(tmp_path / "tokens.jsonl", rows)])
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         whole, table = run_json(run), run.positions(0)
     largest = table["max_abs"].max()
     monkeypatch.setattr(records, "MAX_ROWS", 100)
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         assert run_json(run) == whole
         assert whole["positions"] == 300
         assert run.positions_of(0, 3).equals(table[table["prompt"] == 3].reset_index(drop=True))
@@ -296,7 +296,7 @@ def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path
 
 
 def test_flips_of_chosen_tokens_are_unknown(rows, store, tmp_path):
-    with RunReader(store.path_of(ingest(store, [lines(tmp_path / "tokens.jsonl", rows)]))) as run:
+    with ingested(store, lines(tmp_path / "tokens.jsonl", rows)) as run:
         assert run_json(run)["summary"]["flips"] is None
         assert run.evidence(0)[0].figures.flips is None
         pair = report_of_run(run)[0][0]
@@ -310,6 +310,6 @@ def test_a_file_is_described_and_no_command_is_named_that_could_not_run(form, ro
     assert headers_of(path)[0] == "responses"
     found = describe([path])
     assert (found["kind"], found["prompts"], found["positions"]) == ("responses", len(rows), 300)
-    with RunReader(store.path_of(ingest(store, [path]))) as run:
+    with ingested(store, path) as run:
         assert run.pairs[0].verdict == "undecided"
         assert next_command(run, run.pairs[0]) == ""

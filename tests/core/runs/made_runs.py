@@ -9,11 +9,14 @@ import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
+from core.judging.ingest import ingest
 from core.numerics.formats import format_named
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
@@ -115,6 +118,15 @@ def copied(path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_whole_run())
     return path
+
+
+def opened(store: Store, run_id: str) -> RunReader:
+    return RunReader(store.path_of(run_id))
+
+
+def ingested(store: Store, *paths: Path, **options: Any) -> RunReader:
+    """The run that files of a user become."""
+    return opened(store, ingest(store, paths, **options))
 
 
 if __name__ == "__main__":

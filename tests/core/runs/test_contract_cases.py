@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from core.judging.ingest import ingest
-from core.runs.reader import RunReader
 from core.runs.reports.report_json import as_json, report_of_run
+from tests.core.runs.made_runs import ingested
 
 CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
 CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
@@ -51,7 +50,7 @@ def example(path):
 
 @CASE
 def test_the_example_comes_out_of_the_run_file(path, store):
-    with RunReader(store.path_of(ingest(store, [path]))) as run:
+    with ingested(store, path) as run:
         pairs, classes = report_of_run(run)
         got = as_json(pairs, classes, run.header, with_positions=True)
     assert unlike(json.loads(json.dumps(got, allow_nan=False)), example(path)) == []

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from core.errors import StoreError
-from core.runs.reader import RunReader
 from core.runs.store import store as store_module
 from core.runs.store.cards import list_runs
 from core.runs.store.partial import Partial, sweep
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import ROOT, calm_sides, header_of, make_run, write_run
+from tests.core.runs.made_runs import ROOT, calm_sides, header_of, make_run, opened, write_run
 from tests.waiting import until
 
 
@@ -40,7 +39,7 @@ def _check_whole(store):
     cards, broken = list_runs(store)
     assert broken == []
     for card in cards:
-        with RunReader(store.path_of(card.run_id)) as run:
+        with opened(store, card.run_id) as run:
             assert (
                 len(run.read_rows(1, 0, run.header.rows))
                 == len(run.positions(0))

@@ -19,6 +19,7 @@ from core.runs.revision import revise
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from tests.core.runs.damaging import damaged
+from tests.core.runs.made_runs import opened
 
 FILES = Path(__file__).parents[2] / "cases" / "files_of_1_0_0"
 CORPUS = Path(__file__).parents[2] / "fuzz" / "corpus"
@@ -67,7 +68,7 @@ def test_a_file_of_1_0_0_is_compared_judged_and_exported(cli, tmp_path):
             assert exported[side].tobytes() == given[side].tobytes()
     judged = cli("verdict", run_id, "--rerun", rerun, "--json")
     assert judged.returncode == 0
-    with RunReader(Store(tmp_path / "runs").path_of(json.loads(judged.stdout)["run_id"])) as run:
+    with opened(Store(tmp_path / "runs"), json.loads(judged.stdout)["run_id"]) as run:
         assert "rerun" in {row.group for row in run.evidence(0)}
 
 
@@ -107,7 +108,7 @@ def test_a_judged_copy_of_an_older_file_gets_the_column(store, tmp_path):
     path = file_of_1_0_0("dump", tmp_path)
     damaged(path, "ALTER TABLE pair DROP COLUMN noise_ratio", "DROP TABLE floor_position")
     run_id = import_run(store, path)
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         verdict = stored_verdict(run, run.pairs[0])
         judged = revise(store, run, "judged", [verdict], "")
     with duckdb.connect(str(store.path_of(judged)), read_only=True) as shell:
@@ -139,7 +140,7 @@ def test_what_a_newer_build_added_is_left_alone(addition, store, tmp_path):
     damaged(path, NEWER[addition].replace(" DEFAULT NULL", ""))
     assert figures_of(path) == whole
     run_id = import_run(store, path)
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         assert [row.check for row in run.evidence(0)] == checks
         assert run.query("SELECT * FROM position").columns.tolist() == TABLES["position"].names
         is_noted = addition != "figure of a check"

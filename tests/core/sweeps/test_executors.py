@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from core.errors import UlpscopeError
-from core.runs.reader import RunReader
 from core.sweeps.ledger import DONE, FAILED, RUNNING, Ledger
 from core.sweeps.plan import read_plan
 from core.sweeps.ray_executor import RETRIES, compute_on_ray, connection
 from core.sweeps.workers import compute_here
+from tests.core.runs.made_runs import opened
 from tests.core.sweeps.stand_in import compute
 from tests.covering import thorough
 from tests.waiting import until
@@ -95,7 +95,7 @@ def _assert_all_once(outcomes, store, count):
     assert Counter(one.state for one in outcomes.values()) == {DONE: count}
     assert set(_computed(store).values()) == {1}
     for run_id in store.cells():
-        with RunReader(store.path_of(run_id)) as run:
+        with opened(store, run_id) as run:
             assert [prompt.positions for prompt in run.header.prompts] == [2]
     assert len(store.cells()) == count
 

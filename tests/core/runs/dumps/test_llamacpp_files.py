@@ -8,9 +8,9 @@ from scipy.special import log_softmax
 from core.errors import DumpError
 from core.judging.ingest import headers_of, ingest
 from core.runs.dumps.dump import open_dump
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.dumps.made_dumps import kl_base_file
+from tests.core.runs.made_runs import ingested
 
 
 def gguf_file(path, **tensors):
@@ -39,7 +39,7 @@ def test_a_results_file_is_its_logits_bit_for_bit(store, tmp_path):
     paths = [tmp_path / "a.gguf", tmp_path / "b.gguf"]
     for path, side in zip(paths, sides, strict=True):
         results_file(path, side, tokens)
-    with RunReader(store.path_of(ingest(store, paths))) as run:
+    with ingested(store, *paths) as run:
         assert run.header.prompts[0].token_ids == tuple(tokens)
         for number, side in enumerate(sides):
             assert np.array_equal(run.read_rows(number, 0, 7), side.view(np.uint32))

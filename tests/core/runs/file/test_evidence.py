@@ -24,8 +24,8 @@ from core.runs.file.evidence import (
     figures_of,
     labels_of,
 )
-from core.runs.reader import RunReader
 from tests.core.runs.judged_runs import judged_run
+from tests.core.runs.made_runs import opened
 
 RECORDS = [*dict.fromkeys(check.record for check in Check), Unmeasured]
 CHECKS = pytest.mark.parametrize("check", Check, ids=str)
@@ -65,7 +65,7 @@ def test_every_checks_figures_come_back_from_a_run_file(store, is_full):
         )
         for check, side in zip(Check, ["decode", None] * len(Check), strict=False)
     ]
-    with RunReader(store.path_of(judged_run(store, "rounding", evidence=rows))) as run:
+    with opened(store, judged_run(store, "rounding", evidence=rows)) as run:
         assert run.evidence(0) == rows
     assert [row.check for row in rows] == list(Check)  # in the order of the groups
 

@@ -7,16 +7,16 @@ import pytest
 
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.queries.caches import MEASURES, caches_json, cells, merge, summaries
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KINDS, KvPart
 from tests.core.runs.cache_runs import both, cache, kv_run
+from tests.core.runs.made_runs import opened
 from tests.covering import covering
 
 
 def read(tmp_path, parts, **how):
     store = Store(tmp_path / "runs")
-    return RunReader(store.path_of(kv_run(store, parts, **how)))
+    return opened(store, kv_run(store, parts, **how))
 
 
 def planted(count, shape):

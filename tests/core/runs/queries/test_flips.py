@@ -12,7 +12,7 @@ from core.numerics.formats import BFLOAT16, values_of
 from core.runs.queries.flips import SIDES, candidates, flip_table
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.core.runs.made_runs import header_of, write_run
+from tests.core.runs.made_runs import header_of, opened, write_run
 
 ROOT = Path(__file__).resolve().parents[4]
 SAMPLES = ("fresh-against-cached", "injected-bug", "batch-1-against-n")
@@ -58,7 +58,7 @@ def far_flips(store):
         logits[0, row, row], logits[1, row, row] = 6.0, logits[0, row, 100 + row]
         logits[1, row, 200] = 7.0
     write_run(store, header, list(logits.astype(BFLOAT16.values).view(np.uint16)), run_id="far")
-    return RunReader(store.path_of("far"))
+    return opened(store, "far")
 
 
 @pytest.mark.spread(2)
@@ -124,7 +124,7 @@ def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
     ]
     sides[1][2] = np.nan
     write_run(Store(tmp_path), header, [side.view(np.uint16) for side in sides], run_id="nan")
-    with RunReader(Store(tmp_path).path_of("nan")) as run:
+    with opened(Store(tmp_path), "nan") as run:
         positions = run.positions(0)
         found = flip_table(run, 0, near_ties=True)
         rows = found[(found["prompt"] == 0) & (found["position"] == 2)]

@@ -16,13 +16,12 @@ from core.runs.queries.layers import (
     modules,
     sentence,
 )
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.layers import LayerModule, LayerPart
 from core.runs.writer import RunWriter
 from tests.core.numerics.oracle import spacing
 from tests.core.runs.layer_runs import GROWING, MODULES, WIDTH, layer_run
-from tests.core.runs.made_runs import calm_sides, header_of
+from tests.core.runs.made_runs import calm_sides, header_of, opened
 
 NORM = LayerModule(0, "model.norm", "norm")
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -38,7 +37,7 @@ def compared(tmp_path, sides, chosen=None):
             for part in parts:
                 rows.write(side, part)
             rows.end(side, 0)
-        return RunReader(store.path_of(writer.finish()))
+        return opened(store, writer.finish())
 
 
 def part(values, dtype="bfloat16", first=0, module=NORM):
@@ -149,7 +148,7 @@ def test_a_module_that_is_nan_on_one_side_has_no_size(tmp_path):
 
 
 def test_the_first_module_is_the_first_that_ran_and_differs(store):
-    with RunReader(store.path_of(layer_run(store, GROWING))) as run:
+    with opened(store, layer_run(store, GROWING)) as run:
         found = {prompt: modules(run, 0, prompt) for prompt in (0, 1, None)}
         text = sentence(run, 0, found[None], names_prompt=True)
     first = {prompt: first_module(table) for prompt, table in found.items()}
@@ -164,7 +163,7 @@ def test_the_first_module_is_the_first_that_ran_and_differs(store):
 
 
 def test_figures_of_several_prompts_are_those_of_all_their_elements(store):
-    with RunReader(store.path_of(layer_run(store, GROWING))) as run:
+    with opened(store, layer_run(store, GROWING)) as run:
         together, apart = modules(run, 0), run.rows("layer", pair=0)
     for row in together.itertuples():
         parts = apart[apart["ordinal"] == row.ordinal]
@@ -184,7 +183,7 @@ def test_figures_of_several_prompts_are_those_of_all_their_elements(store):
 
 
 def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(store):
-    with RunReader(store.path_of(layer_run(store, {(0, 1, 2): 3, **GROWING}))) as run:
+    with opened(store, layer_run(store, {(0, 1, 2): 3, **GROWING})) as run:
         table = modules(run, 0)
         along = run.rows("layer_position", pair=0, prompt=1, ordinal=4)
         grid = (
@@ -202,7 +201,7 @@ def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(stor
 def test_the_map_pools_by_maximum_so_that_nothing_is_lost(measure, tmp_path):
     store, long = Store(tmp_path), 100
     run_id = layer_run(store, {(3, 0, 41): 5}, chosen=(tuple(range(long)),), lengths=(long,))
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         grid = cells(run, 0, 0, measure, most=7)
     assert len(grid) == 6 * 7
     (differs,) = grid[grid["value"] > 0].itertuples()

@@ -12,12 +12,11 @@ from operator import methodcaller
 import pytest
 
 from core.errors import StoreError, UsageError
-from core.runs.reader import RunReader
 from core.runs.store import labels
 from core.runs.store.cards import list_runs
 from core.runs.store.labels import Labels, labels_of
 from core.runs.store.store import DELETED_SECONDS, Store
-from tests.core.runs.made_runs import ROOT, copied, make_run
+from tests.core.runs.made_runs import ROOT, copied, make_run, opened
 
 # what is typed -> what is stored
 TAG = chr(0x1F600) * 39  # and a letter: the most are 20 of 40
@@ -214,7 +213,7 @@ def test_a_run_that_was_restored_meanwhile_is_not_removed(store):
 
 
 def test_a_run_purged_by_hand_goes_with_its_labels_and_whoever_reads_it_reads_on(store):
-    with RunReader(store.path_of("mine")) as run:
+    with opened(store, "mine") as run:
         with pytest.raises(StoreError, match="is no deleted run"):
             store.purge("mine")
         store.delete("mine")

@@ -11,13 +11,12 @@ import pytest
 
 from core.errors import ExtraError, StoreError, UsageError
 from core.runs.importing import import_run
-from core.runs.reader import RunReader
 from core.runs.store import labels, objects
 from core.runs.store.cards import list_runs
 from core.runs.store.labels import Labels
 from core.runs.store.objects import INDEX
 from core.runs.store.store import Store, open_store
-from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, write_run
+from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, opened, write_run
 from tests.core.runs.store import s3_server
 from tests.core.runs.store.machines import ids, machines_of, place_run
 
@@ -71,7 +70,7 @@ def test_a_run_written_on_one_machine_is_read_bit_for_bit_on_another(machine):
     there = machine("b")
     assert there.directory != here.directory
     assert ids(there) == [path.stem]
-    with RunReader(there.path_of(path.stem[:12])) as run:
+    with opened(there, path.stem[:12]) as run:
         assert [run.read_rows(side, 0, header.rows).tolist() for side in (0, 1)] == [
             side.tolist() for side in sides
         ]
