@@ -2,6 +2,8 @@
 differences.
 """
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -43,25 +45,19 @@ def test_the_public_figure_of_layer_0_is_told_to_the_element(tmp_path, count):
     assert found["together"]["first_kinds"] == ["key"]
 
 
-def many(prompts=2, layers=3):
-    """Caches of every prompt, layer and kind with random differences from layer 1 and position 2
+def many():
+    """Caches of two prompts and three layers with random differences from layer 1 and position 2
     on, and both bits of each.
     """
     parts, bits = [], {}
     random = np.random.default_rng(7)
-    for prompt in range(prompts):
-        for layer in range(layers):
-            for kind in KINDS:
-                reference = cache(int(random.integers(1 << 30)), positions=(5, 4)[prompt])
-                changed = reference.copy()
-                changed[:, 2:] += layer * random.integers(
-                    0,
-                    3,
-                    changed[:, 2:].shape,
-                    dtype=np.uint16,
-                )
-                parts += both(KvPart(prompt, layer, kind, 0, reference), changed)
-                bits[prompt, layer, kind] = (reference, changed)
+    for prompt, layer, kind in itertools.product(range(2), range(3), KINDS):
+        reference = cache(int(random.integers(1 << 30)), positions=(5, 4)[prompt])
+        changed = reference.copy()
+        steps = random.integers(0, 3, changed[:, 2:].shape, dtype=np.uint16)
+        changed[:, 2:] += layer * steps
+        parts += both(KvPart(prompt, layer, kind, 0, reference), changed)
+        bits[prompt, layer, kind] = (reference, changed)
     return parts, bits
 
 
@@ -69,9 +65,9 @@ def figures_with_numpy(pairs):
     a, b = (np.concatenate([pair[side].ravel() for pair in pairs]) for side in (0, 1))
     gap = values_of(a, BFLOAT16).astype(float) - values_of(b, BFLOAT16).astype(float)
     return {
-        "neq": int((a != b).sum()),
+        "neq": (a != b).sum(),
         "elements": a.size,
-        "rms": np.sqrt((gap**2).mean()),
+        "rms": pytest.approx(np.sqrt((gap**2).mean()), rel=1e-12),
         "max_abs": np.abs(gap).max(),
     }
 
@@ -83,13 +79,10 @@ def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
         assert [one["prompt"] for one in caches_json(run, 0)["by_prompt"]] == [0, 1]
     for of, prompts in ((None, (0, 1)), (1, (1,))):
         for part, kinds in (("together", KINDS), ("keys", ("key",)), ("values", ("value",))):
-            expected = figures_with_numpy(
-                [bits[p, layer, kind] for p in prompts for layer in range(3) for kind in kinds],
-            )
+            pairs = [bits[place] for place in bits if place[0] in prompts and place[2] in kinds]
             figures = found[of][part]
-            for name in ("neq", "elements", "max_abs"):
-                assert figures[name] == expected[name]
-            assert figures["rms"] == pytest.approx(expected["rms"], rel=1e-12)
+            for name, expected in figures_with_numpy(pairs).items():
+                assert figures[name] == expected, name
             assert (figures["first_layer"], figures["first_position"]) == (1, 2)
         assert found[of]["together"]["first_kinds"] == ["key", "value"]
 
@@ -99,44 +92,34 @@ def test_layers_and_heads_agree_with_numpy(tmp_path):
     with read(tmp_path, parts, lengths=(5, 4)) as run:
         rows = merge(run, 0, None, "layer", "kind")
         heads = merge(run, 0, None, "layer", "kind", "head")
-    assert rows[["layer", "kind"]].to_numpy().tolist() == [
-        [n, kind] for n in range(3) for kind in KINDS
+    assert list(zip(rows["layer"], rows["kind"], strict=True)) == [
+        place[1:] for place in bits if place[0] == 0
     ]
     for row in rows.itertuples():
         expected = figures_with_numpy([bits[p, row.layer, row.kind] for p in (0, 1)])
-        assert (row.neq, row.rms) == (expected["neq"], pytest.approx(expected["rms"], rel=1e-12))
+        assert (row.neq, row.rms) == (expected["neq"], expected["rms"])
     for row in heads.itertuples():
-        pairs = [
-            tuple(side[row.head] for side in bits[prompt, row.layer, row.kind]) for prompt in (0, 1)
-        ]
-        assert row.neq_share == pytest.approx(
-            np.mean(np.concatenate([(a != b).ravel() for a, b in pairs])),
-            rel=1e-12,
-        )
+        is_different = []
+        for prompt in (0, 1):
+            a, b = bits[prompt, row.layer, row.kind]
+            is_different += (a[row.head] != b[row.head]).ravel().tolist()
+        assert row.neq_share == pytest.approx(np.mean(is_different), rel=1e-12)
 
 
 def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
     """Layer 1 differs from position 3 on, in its second head; layer 2 from position 1 on."""
+    bits = cache(0)
+    changed = [bits.copy() for _ in range(3)]
+    changed[1][1, 3:] += 1
+    changed[2][0, 1:] += 1
     parts = []
     for layer in range(3):
-        bits = cache(layer)
-        changed = bits.copy()
-        if layer == 1:
-            changed[1, 3:] += 1
-        if layer == 2:
-            changed[0, 1:] += 1
-        parts += both(KvPart(0, layer, "key", 0, bits), changed) + both(
-            KvPart(0, layer, "value", 0, bits),
-            bits.copy(),
-        )
+        parts += both(KvPart(0, layer, "key", 0, bits), changed[layer])
+        parts += both(KvPart(0, layer, "value", 0, bits), bits.copy())
     with read(tmp_path, parts) as run:
         first = summaries(run, 0)[None]["together"]
-    assert [first[f"first_{name}"] for name in ("layer", "prompt", "head", "position")] == [
-        1,
-        0,
-        1,
-        3,
-    ]
+    assert (first["first_layer"], first["first_prompt"]) == (1, 0)
+    assert (first["first_head"], first["first_position"]) == (1, 3)
 
 
 @pytest.mark.spread(2)
@@ -172,12 +155,7 @@ def test_a_nan_on_one_side_is_marked_and_equal_nans_are_not(tmp_path):
     changed = bits.copy()
     changed[1, 3, 0] = 0x7FC0
     with read(tmp_path, both(KvPart(1, 0, "key", 0, bits), changed)) as run:
-        assert cells(run, 0, 1, "key", "max_ulps")["is_mismatch"].tolist() == [
-            False,
-            False,
-            False,
-            True,
-            False,
-        ]
+        is_mismatch = cells(run, 0, 1, "key", "max_ulps")["is_mismatch"]
+        assert np.flatnonzero(is_mismatch).tolist() == [3]
         assert merge(run, 0, None, "head")["nonfinite_mismatch"].tolist() == [0, 1]
         assert summaries(run, 0)[None]["together"]["nonfinite_mismatch"] == 1
