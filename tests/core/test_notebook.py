@@ -28,7 +28,15 @@ def logits(seed):
 
 def test_tensors_of_bfloat16_keep_their_bits_and_prompts_are_an_axis():
     a, b = (
-        torch.tensor(logits(seed)).bfloat16().requires_grad_().expand(2, -1, -1) for seed in (1, 2)
+        torch.tensor(logits(seed))
+        .bfloat16()
+        .requires_grad_()
+        .expand(
+            2,
+            -1,
+            -1,
+        )
+        for seed in (1, 2)
     )
     run = core.compare(a, b, token_ids=torch.arange(2 * POSITIONS).view(2, -1)).reader
     assert run.header.compute_dtype == "bfloat16"

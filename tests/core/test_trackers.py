@@ -68,7 +68,13 @@ def test_variants_whose_names_look_alike_stay_apart(tmp_path):
     largest = [
         figures[f"ulpscope/{name}/max_abs", None] for name in ("variant", "b_c", "variant_3")
     ]
-    assert largest == pytest.approx([0, np.abs(a - b).max(), np.abs(a - c).max()])
+    assert largest == pytest.approx(
+        [
+            0,
+            np.abs(a - b).max(),
+            np.abs(a - c).max(),
+        ]
+    )
 
 
 @pytest.mark.parametrize("to", ["wandb", "trackio", "mlflow", "tensorboard:runs"])
@@ -104,7 +110,12 @@ def test_a_tracker_stores_figures_texts_and_html(cli, tmp_path, tracker):
     runs, rows, html = json.loads(done.stdout.splitlines()[-1])
     assert runs == 2
     figures, texts = (
-        one | other for one, other in zip(shown(cli, RUN, 0), shown(cli, STEPS, 3), strict=True)
+        one | other
+        for one, other in zip(
+            shown(cli, RUN, 0),
+            shown(cli, STEPS, 3),
+            strict=True,
+        )
     )
     figures["mismatch/k3", 4], texts["mismatch/warning"] = 0.25, "a warning"
     stored = {(name, step): value for name, step, value in rows if isinstance(value, float | int)}

@@ -113,7 +113,14 @@ def test_tools_answer_what_commands_print_and_leave_nothing(cli, monkeypatch, tm
     flips = {"variant": "decode", "by_position": [row for row in rows if row["is_flip"]]}
     verdicts = {"verdicts": printed("verdict", "where-it-starts")["pairs"]}
     expected = [
-        ("list_runs", {"limit": 2, "offset": 3}, {"runs": runs[3:5], "runs_total": len(runs)}),
+        (
+            "list_runs",
+            {"limit": 2, "offset": 3},
+            {
+                "runs": runs[3:5],
+                "runs_total": len(runs),
+            },
+        ),
         ("show_run", {"run": "where-it-starts"}, printed("show", "where-it-starts") | verdicts),
         ("positions", {"run": "fresh-against-cached", "flips_only": True}, flips),
         ("where_it_starts", {"run": "where-it-starts"}, started),

@@ -176,7 +176,12 @@ def test_experts_summed_in_another_order_are_no_other_weights():
         places,
         np.empty((2, 0, 0)),
     )
-    scores = rescore(loaded, [tuple(each) for each in ids.tolist()], pair, lambda *_: None)
+    scores = rescore(
+        loaded,
+        [tuple(each) for each in ids.tolist()],
+        pair,
+        lambda *_: None,
+    )
     assert (sides[0] != sides[1]).mean() > 0.2
     assert [cause.name for cause in explain_rescored([scores])] == ["rounding"]
 
@@ -184,7 +189,11 @@ def test_experts_summed_in_another_order_are_no_other_weights():
 @pytest.mark.model
 def test_one_model_is_in_memory_at_a_time_and_float32_may_not_fit(checkpoints, tmp_path):
     folders, living = checkpoints[1e-4][:2], []
-    path = run_of(tmp_path, load(folders[0], "bfloat16").model, load(folders[1], "bfloat16").model)
+    path = run_of(
+        tmp_path,
+        load(folders[0], "bfloat16").model,
+        load(folders[1], "bfloat16").model,
+    )
 
     def load_next(folder, dtype):
         if dtype == "float32":

@@ -130,6 +130,9 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
             run.pairs[0].summary.max_ulps,
         )
         assert {row.name: row.neq for row in others}["batch-invariant kernels"] == 0
-    with opened(open_store(), json.loads(cli("capture", *asked).stdout)["run_id"]) as run:
+    with opened(
+        open_store(),
+        json.loads(cli("capture", *asked).stdout)["run_id"],
+    ) as run:
         assert not run.sides_with_kernels
         assert run.mitigations == {}

@@ -39,7 +39,10 @@ def cells_of(pixels, rows, columns):
 
 def colors_of(shares):
     places = [place for place, _ in ULPS]
-    return np.stack([np.interp(shares, places, channel) for channel in COLORS.T], axis=-1)
+    return np.stack(
+        [np.interp(shares, places, channel) for channel in COLORS.T],
+        axis=-1,
+    )
 
 
 def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path):
@@ -50,7 +53,11 @@ def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path):
     variant = reference.copy()
     variant[1, 500] = 8.0 + 4 * 2**-20
     variant[5, 400], variant[7, 650] = 3 * 2**-20, np.nan
-    path = write_run(Store(tmp_path), header, [reference.view(np.uint32), variant.view(np.uint32)])
+    path = write_run(
+        Store(tmp_path),
+        header,
+        [reference.view(np.uint32), variant.view(np.uint32)],
+    )
     pixels = plot(path)
     tokens = 3 * 32  # of a cell, if few cells differ
     colors = cells_of(pixels, 8, 8)
@@ -60,7 +67,10 @@ def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path):
     assert (colors[3] == 255).all()
     ring = np.argwhere((pixels == (0x1A, 0x1C, 0x20)).all(axis=2))
     # half of it, at the left edge
-    assert ring.mean(axis=0) == pytest.approx((1.5 * len(pixels) / 8, 0.5), abs=4)
+    assert ring.mean(axis=0) == pytest.approx(
+        (1.5 * len(pixels) / 8, 0.5),
+        abs=4,
+    )
 
 
 def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store):
@@ -70,7 +80,11 @@ def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store):
         trainer, rollout, mask = (
             expected[f"{name}{row}"] for name in ("trainer", "rollout", "mask")
         )
-        r[row, : len(mask)] = np.where(mask, np.abs(trainer - rollout), 0)
+        r[row, : len(mask)] = np.where(
+            mask,
+            np.abs(trainer - rollout),
+            0,
+        )
     r = r[:, r.any(axis=0).argmax() :]
     away = np.abs(cells_of(plot(path), *r.shape) - colors_of(r / r.max())).max(axis=2)
     assert away[r > 0].max() <= 2

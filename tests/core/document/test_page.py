@@ -180,7 +180,10 @@ def test_a_single_differing_logit_is_seen_in_the_heatmap(place, tmp_path):
     assert grid.levels.shape[1] <= 110  # as wide as three pixels on a phone
     image = image_in(text)
     assert np.array_equal(np.asarray(image), grid.levels)
-    assert np.array_equal(np.asarray(image.convert("RGBA"))[..., 3] > 0, grid.levels > 0)
+    assert np.array_equal(
+        np.asarray(image.convert("RGBA"))[..., 3] > 0,
+        grid.levels > 0,
+    )
 
 
 def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_megabytes(tmp_path):
@@ -226,7 +229,10 @@ def test_trainer_vs_rollout_has_its_figures_and_histogram(store):
 
 
 def test_an_axis_places_values_in_percent_with_round_ticks_within_it():
-    assert [Axis("", 0, 10).at(2.5), Axis("", 10, 0).at(2.5)] == pytest.approx([25, 75])
+    assert [
+        Axis("", 0, 10).at(2.5),
+        Axis("", 10, 0).at(2.5),
+    ] == pytest.approx([25, 75])
     assert Axis("", 1, 1000, is_log=True).at(10) == pytest.approx(100 / 3)
     for axis, ticks in (
         (Axis("", 0, 49_152), "0 10,000 20,000 30,000 40,000"),

@@ -68,9 +68,18 @@ def test_every_bit_of_an_engine_is_in_the_run(captured):
         header = run.header
         ids = header.prompts[0].token_ids
         expected = np.concatenate(
-            [np.random.default_rng(t).standard_normal((1, 4096), np.float32) for t in ids],
+            [
+                np.random.default_rng(t).standard_normal(
+                    (1, 4096),
+                    np.float32,
+                )
+                for t in ids
+            ],
         )
-        assert np.array_equal(run.read_rows(1, 0, len(ids)), expected.view(np.uint32))
+        assert np.array_equal(
+            run.read_rows(1, 0, len(ids)),
+            expected.view(np.uint32),
+        )
         assert header.sides[1].path == "toy:prefill"
         assert header.provenance.versions["toy"] == "7"
 

@@ -148,7 +148,10 @@ def replayed(loaded, ids=IDS):
 
 @pytest.mark.parametrize(
     "steps",
-    [*thorough([((IDS,),)]), (IDS[:5], IDS[5:9], *((one,) for one in IDS[9:]))],
+    [
+        *thorough([((IDS,),)]),
+        (IDS[:5], IDS[5:9], *((one,) for one in IDS[9:])),
+    ],
 )
 def test_a_dump_of_sglangs_layout_is_the_model_module_by_module(loaded, folder, steps):
     """Prefilled in one forward, or in pieces and then token by token; the warm-up before it is

@@ -79,7 +79,10 @@ def test_each_misbehaviour_is_one_sentence(act, sentence, monkeypatch):
     assert "\x1b" not in str(raised.value)
 
 
-@pytest.mark.parametrize("models", [5, [{"id": "m", "owned_by": ["x"], "meta": [1]}]])
+@pytest.mark.parametrize(
+    "models",
+    [5, [{"id": "m", "owned_by": ["x"], "meta": [1]}]],
+)
 def test_what_a_server_says_of_itself_may_have_any_form(models, monkeypatch):
     monkeypatch.setitem(odd.MODELS, "data", models)
     with odd.serving(odd.refused) as (address, _), pytest.raises(ProbeError):
@@ -96,7 +99,13 @@ def test_an_endless_answer_is_ended(monkeypatch):
 
 
 def test_what_a_server_puts_off_is_asked_again():
-    with odd.serving(odd.good, odd.busy, odd.away, odd.busy, odd.good) as (address, seen):
+    with odd.serving(
+        odd.good,
+        odd.busy,
+        odd.away,
+        odd.busy,
+        odd.good,
+    ) as (address, seen):
         found = probed(address)
     assert [side.name for side in found.sides] == ["cold", "cold again"]
     assert len(seen.asked) == 1 + 3 + 2  # a trial, three that were put off, two answers

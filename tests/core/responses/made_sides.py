@@ -70,7 +70,13 @@ def engine_side(name, seed, k: int, dtype=torch.bfloat16) -> ResponseSide:
     for at in range(24):
         logits = torch.tensor(rng.normal(8, 5, 512) + noise.normal(0, 0.05, 512)).to(dtype)
         best = torch.log_softmax(logits.float(), -1).topk(k)
-        rows[at] = dict(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
+        rows[at] = dict(
+            zip(
+                best.indices.tolist(),
+                best.values.double().tolist(),
+                strict=True,
+            )
+        )
     return side(name, response(list(range(25)), rows, vocab=512))
 
 

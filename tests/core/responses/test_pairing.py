@@ -41,8 +41,14 @@ def test_the_first_position_that_differs_is_said_unless_it_is_the_first_of_all()
     tokens = [5, 6, 7, 8, 9]
     rows = {0: {6: -0.1}, 1: {7: -0.1}, 2: {8: -0.5}, 3: {9: -0.1}}
     reference = side("A", response(tokens, rows))
-    later = side("B", response(tokens, rows | {2: {8: -0.75}, 3: {9: -0.2}}))
-    earlier = side("B", response(tokens, rows | {0: {6: -0.2}, 3: {9: -0.2}}))
+    later = side(
+        "B",
+        response(tokens, rows | {2: {8: -0.75}, 3: {9: -0.2}}),
+    )
+    earlier = side(
+        "B",
+        response(tokens, rows | {0: {6: -0.2}, 3: {9: -0.2}}),
+    )
     assert "the first at position 2" in compare(reference, later).in_words
     assert "first" not in compare(reference, earlier).in_words
 
@@ -79,8 +85,17 @@ def test_a_response_without_its_prompt_begins_where_the_other_generates():
 
 
 def test_texts_join_where_one_side_has_no_ids():
-    ids = response([5, 7], {0: {7: -0.1, 1: -3.0}}, texts={7: " seven", 1: " one"})
-    texts = response([-1, 0], {0: {0: -0.25, 1: -2.0}}, texts={0: " seven", 1: " one"}, keys="text")
+    ids = response(
+        [5, 7],
+        {0: {7: -0.1, 1: -3.0}},
+        texts={7: " seven", 1: " one"},
+    )
+    texts = response(
+        [-1, 0],
+        {0: {0: -0.25, 1: -2.0}},
+        texts={0: " seven", 1: " one"},
+        keys="text",
+    )
     pair = compare(side("ids", ids), side("texts", texts))
     assert pair.figures.common.tolist() == [2]
     assert pair.figures.neq.tolist() == [2]
@@ -96,7 +111,12 @@ def test_tokens_of_one_text_cost_their_row_alone():
     rows = {0: {7: -0.1, 8: -3.0, 1: -4.0}, 1: {1: -0.5, 7: -1.0}}
     ids = response([5, 7, 1], rows, texts={7: "\ufffd", 8: "\ufffd", 1: "b"})
     rows = {0: {0: -0.1, 1: -4.0}, 1: {1: -0.25, 0: -1.5}}
-    texts = response([-1, 0, 1], rows, texts={0: "\ufffd", 1: "b"}, keys="text")
+    texts = response(
+        [-1, 0, 1],
+        rows,
+        texts={0: "\ufffd", 1: "b"},
+        keys="text",
+    )
     pair = compare(side("ids", ids), side("texts", texts))
     assert (pair.sent, pair.compared, pair.figures.common.tolist()) == (2, 1, [0, 2])
     assert any("1 row left out" in note for note in pair.notes)
@@ -106,14 +126,21 @@ def test_generated_rows_after_prompts_of_two_lengths_meet_at_the_start_of_genera
     """Chat sends no prompt tokens, only how many: 3 and 4 here, so a BOS or another template."""
     rows = {2: {5: -0.1, 1: -3.0}, 3: {6: -0.2, 1: -2.0}}
     one = response([-1, -1, -1, 5, 6], rows, prompt=3)
-    other = response([-1, -1, -1, -1, 5, 6], {at + 1: row for at, row in rows.items()}, prompt=4)
+    other = response(
+        [-1, -1, -1, -1, 5, 6],
+        {at + 1: row for at, row in rows.items()},
+        prompt=4,
+    )
     pair = compare(side("A", one), side("B", other))
     assert (len(pair.positions), pair.differing) == (2, 0)
     assert any("inputs differ" in note for note in pair.notes)
 
 
 def test_sides_with_other_numbers_of_responses_are_refused_in_a_sentence():
-    one = side("A", response([5, 6], {0: {6: -0.5, 1: -1.0}}))
+    one = side(
+        "A",
+        response([5, 6], {0: {6: -0.5, 1: -1.0}}),
+    )
     with pytest.raises(DumpError, match="1 and 2 responses"):
         compare(one, ResponseSide("B", one.responses * 2))
 
@@ -203,7 +230,10 @@ def test_chosen_values_are_compared_with_chosen_values_and_lists_with_lists(
 
 
 def test_a_contradiction_on_one_side_is_said_first():
-    pair = compare(chosen_beside("A", *[NONE] * 8), chosen_beside("B", *[-1.5] * 7, NONE))
+    pair = compare(
+        chosen_beside("A", *[NONE] * 8),
+        chosen_beside("B", *[-1.5] * 7, NONE),
+    )
     (one,) = pair.placeholders
     assert (one.kind, one.tokens, one.of) == ("contradiction", 7, 8)
 
@@ -211,7 +241,12 @@ def test_a_contradiction_on_one_side_is_said_first():
 @pytest.mark.parametrize(("rows", "verdict"), [(9, IDENTICAL), (8, UNDECIDED)])
 def test_a_verdict_needs_nine_of_ten_rows(rows, verdict):
     """The rest was not sent by one side; what is left out begins the sentence."""
-    sides = align([chosen_beside("A", *[NONE] * rows), chosen_beside("B", *[NONE] * 10)])
+    sides = align(
+        [
+            chosen_beside("A", *[NONE] * rows),
+            chosen_beside("B", *[NONE] * 10),
+        ]
+    )
     (found,) = judge_responses(sides, pairs_of(sides))
     assert found.name == verdict
     assert f"{rows} of 10 rows compared" in found.because.split(";")[0]

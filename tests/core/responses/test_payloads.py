@@ -138,7 +138,13 @@ def test_ollama():
         {"token": "b", "logprob": -0.5, "bytes": [98]},
         {"token": "\ufffd", "logprob": -1.0, "bytes": [240, 159]},
     ]
-    ollama = one({"model": "m", "response": "b", "logprobs": [{**top[0], "top_logprobs": top}]})
+    ollama = one(
+        {
+            "model": "m",
+            "response": "b",
+            "logprobs": [{**top[0], "top_logprobs": top}],
+        }
+    )
     assert (ollama.keys, ollama.start_known) == ("text", False)
     assert by_text(ollama, 0) == {"b": -0.5, "<0xF0><0x9F>": -1.0}
 
@@ -171,7 +177,15 @@ def test_lists_by_text_count_as_best_only_what_must_be(lists, best):
 def test_lines_lists_and_several_choices_are_several_responses(tmp_path):
     answer = sent("vllm")
     lines = tmp_path / "lines.bin"
-    lines.write_text("\n".join([json.dumps(answer), "", json.dumps(answer)]))
+    lines.write_text(
+        "\n".join(
+            [
+                json.dumps(answer),
+                "",
+                json.dumps(answer),
+            ]
+        )
+    )
     assert is_payload(lines)
     assert len(read_responses(lines)) == 2
     lines.write_text(json.dumps([answer, {"choices": answer["choices"] * 2}]))
@@ -348,7 +362,13 @@ def completions(tokens, values, tops, **more):
 
 
 def test_a_token_that_ties_with_the_emitted_one_stays_in_the_list():
-    found = one(completions(["token_id:5"], [-1.0], [{"token_id:5": -1.0, "token_id:6": -1.0}]))
+    found = one(
+        completions(
+            ["token_id:5"],
+            [-1.0],
+            [{"token_id:5": -1.0, "token_id:6": -1.0}],
+        )
+    )
     assert row_of(found, 0) == {5: -1.0, 6: -1.0}
 
 

@@ -57,7 +57,10 @@ def kinds(pair):
 
 
 def test_drafted_tokens_without_a_list_are_placeholders_and_the_verdict():
-    pair, verdict = judged(answer(*sound()), answer(*drafted({1, 2, 3, 5, 6, 7})))
+    pair, verdict = judged(
+        answer(*sound()),
+        answer(*drafted({1, 2, 3, 5, 6, 7})),
+    )
     assert kinds(pair) == [("B", "no list", 6, 8)]
     assert (pair.common_values, pair.differing) == (6, 0)
     assert verdict.name == INVALID_DUMP
@@ -89,7 +92,10 @@ def test_a_few_placeholders_are_left_out_and_the_rest_is_compared():
     [None, -9999, -9999.0, -3.4e38, -1e30, "-inf", "-Infinity", -math.inf, -10_000.0],
 )
 def test_every_spelling_of_no_probability_is_one(value):
-    pair, verdict = judged(answer(*sound()), answer(*drafted({0, 1, 2, 3, 4}, value)))
+    pair, verdict = judged(
+        answer(*sound()),
+        answer(*drafted({0, 1, 2, 3, 4}, value)),
+    )
     assert kinds(pair) == [("B", "missing", 5, 8)]
     assert verdict.name == INVALID_DUMP
     listed = answer((" a", -0.5, {" a": -0.5, " b": value}))
@@ -114,7 +120,10 @@ def test_json_with_minus_infinity_is_read_and_other_words_are_refused(tmp_path):
 
 def test_a_positive_value_is_no_log_probability_and_in_no_bound():
     rest = [(" is", -0.5015), (" so", -0.02), (" warm", -0.0001)]
-    pair, verdict = judged(chosen(("It", -0.357), *rest), chosen(("It", 0.6997), *rest))
+    pair, verdict = judged(
+        chosen(("It", -0.357), *rest),
+        chosen(("It", 0.6997), *rest),
+    )
     assert kinds(pair) == [("B", "out of range", 1, 4)]
     assert verdict.name == UNDECIDED
     assert "+0.6997 is no log-probability (position 3)" in verdict.because
@@ -122,7 +131,10 @@ def test_a_positive_value_is_no_log_probability_and_in_no_bound():
 
 
 def test_rounding_above_0_is_a_log_probability():
-    pair, _ = judged(chosen(("a", 4.8e-7), ("b", -0.5)), chosen(("a", -1e-7), ("b", -0.5)))
+    pair, _ = judged(
+        chosen(("a", 4.8e-7), ("b", -0.5)),
+        chosen(("a", -1e-7), ("b", -0.5)),
+    )
     assert (pair.placeholders, pair.differing) == ((), 1)
 
 
@@ -169,7 +181,10 @@ def test_zeros_of_chosen_tokens_are_values_of_a_sure_model():
 
 def test_a_token_with_probability_1_and_a_list_is_sound():
     """A forced token: nothing else is possible."""
-    rows = [*sound(2), ("}", 0.0, {"}": 0.0, " a": -9999.0, " the": -9999.0})]
+    rows = [
+        *sound(2),
+        ("}", 0.0, {"}": 0.0, " a": -9999.0, " the": -9999.0}),
+    ]
     pair, verdict = judged(answer(*rows), answer(*rows))
     assert (pair.placeholders, verdict.name) == ((), IDENTICAL)
 
@@ -196,7 +211,11 @@ def vllm(change=None):
     (choice,) = payload["response"]["choices"]
     if change is not None:
         own = choice["prompt_token_ids"]
-        choice["prompt_logprobs"][1:] = map(change, own[1:], choice["prompt_logprobs"][1:])
+        choice["prompt_logprobs"][1:] = map(
+            change,
+            own[1:],
+            choice["prompt_logprobs"][1:],
+        )
     return payload
 
 
@@ -278,7 +297,10 @@ def test_an_emitted_value_that_its_list_contradicts_is_left_out():
 
 
 def test_placeholders_come_first_among_causes_and_in_the_report():
-    sides = sides_of(answer(*sound()), answer(*drafted({1, 3, 4, 6, 7})))
+    sides = sides_of(
+        answer(*sound()),
+        answer(*drafted({1, 3, 4, 6, 7})),
+    )
     (pair,) = pairs_of(sides)
     assert explain_lists(pair, *sides).causes[0].name == "placeholders"
     (verdict,) = judge_responses(sides, [pair])

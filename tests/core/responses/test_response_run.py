@@ -94,8 +94,14 @@ def test_its_card_tells_what_differs_and_nothing_more(made):
 
 
 def test_sides_that_cannot_be_compared_leave_nothing(store):
-    one = side("A", response([5, 6], {0: {6: -0.5, 1: -1.0}}))
-    other = side("B", response([7, 6], {0: {6: -0.5, 1: -1.0}}))
+    one = side(
+        "A",
+        response([5, 6], {0: {6: -0.5, 1: -1.0}}),
+    )
+    other = side(
+        "B",
+        response([7, 6], {0: {6: -0.5, 1: -1.0}}),
+    )
     with pytest.raises(DumpError, match="no position"):
         store_run(store, "x", one, other)
     with pytest.raises(UsageError, match="called 'A'"):

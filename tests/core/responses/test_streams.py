@@ -122,7 +122,10 @@ def test_a_part_of_a_stream_of_sglang_is_refused(tmp_path):
 
 def test_choices_of_one_stream_are_answers_of_their_own(tmp_path):
     one, other = chat_chunks(index=0), chat_chunks(index=1)
-    found = read(tmp_path, as_events([one[0], *other[:3], *one[1:], *other[3:]]))
+    found = read(
+        tmp_path,
+        as_events([one[0], *other[:3], *one[1:], *other[3:]]),
+    )
     assert [rows_of(response) for response in found] == [EXPECTED] * 2
 
 
@@ -137,7 +140,10 @@ def test_whole_answers_with_one_id_stay_apart(tmp_path):
 
 def test_an_error_in_a_stream_is_reported(tmp_path):
     with pytest.raises(DumpError, match="out of memory"):
-        read(tmp_path, as_events([STREAMS["chat"][1], {"error": {"message": "out of memory"}}]))
+        read(
+            tmp_path,
+            as_events([STREAMS["chat"][1], {"error": {"message": "out of memory"}}]),
+        )
 
 
 def zstd(data):
@@ -290,7 +296,11 @@ def test_a_file_that_is_none_is_named_beside_one_that_is(tmp_path):
 
 def test_a_compressed_dump_is_no_payload(tmp_path):
     file = io.BytesIO()
-    np.savez(file, reference=np.ones((1, 2)), variant=np.ones((1, 2)))
+    np.savez(
+        file,
+        reference=np.ones((1, 2)),
+        variant=np.ones((1, 2)),
+    )
     path = tmp_path / "dump.npz"
     path.write_bytes(gzip.compress(file.getvalue()))
     assert not are_payloads([path])

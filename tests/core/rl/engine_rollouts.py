@@ -102,8 +102,14 @@ def planted() -> Iterator[Case]:
             ],
         )
         yield Case("placeholders", f"{value} at {share:.0%}", ("placeholders", "missing"), holes)
-    first = changed(rows, trainer=lambda row: [row["no_generation_prompt"][0], *row["trainer"][1:]])
-    last = changed(rows, trainer=lambda row: [*row["trainer"][:-1], row["trainer"][-2]])
+    first = changed(
+        rows,
+        trainer=lambda row: [row["no_generation_prompt"][0], *row["trainer"][1:]],
+    )
+    last = changed(
+        rows,
+        trainer=lambda row: [*row["trainer"][:-1], row["trainer"][-2]],
+    )
     yield Case("part of the response", "first token", ("part of the response",), first)
     yield Case("part of the response", "last token", ("part of the response",), last)
     turns = [row for row in rows if len(row["token_ids"]) > 20]
@@ -131,7 +137,13 @@ def in_dtype(row: Row, side: str, name) -> list[float]:
 
 def changed(rows: list[Row], **columns: Callable[[Row], list[Any]]) -> list[Row]:
     """Rows with some of their columns replaced by functions of the row."""
-    return [{**row, **{name: values(row) for name, values in columns.items()}} for row in rows]
+    return [
+        {
+            **row,
+            **{name: values(row) for name, values in columns.items()},
+        }
+        for row in rows
+    ]
 
 
 def cause_of(case: Case, model: str | None = None) -> tuple[str, str]:

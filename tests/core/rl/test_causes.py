@@ -173,7 +173,12 @@ def test_a_temperature_is_found_beside_outliers(factor, side):
 def test_the_most_likely_token_in_place_of_the_sampled_one_is_no_top_p():
     random = np.random.default_rng(3)
     logits = random.normal(0, 2.2, (1024, 200))
-    values = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    values = logits - np.log(
+        np.exp(logits).sum(
+            axis=1,
+            keepdims=True,
+        )
+    )
     drawn = (values + random.gumbel(size=values.shape)).argmax(axis=1)
     trainer = values[np.arange(1024), drawn]
     tokens = with_values(

@@ -31,7 +31,10 @@ def compared(folder, a, b, fmt=BFLOAT16):
     paths = []
     for name, tensors in (("a", a), ("b", b)):
         paths.append(str(folder / f"{name}.safetensors"))
-        save_file({key: each.contiguous().clone() for key, each in tensors.items()}, paths[-1])
+        save_file(
+            {key: each.contiguous().clone() for key, each in tensors.items()},
+            paths[-1],
+        )
     return compare_checkpoints(*paths, fmt, print)
 
 
@@ -49,7 +52,11 @@ def ordinals(values):
     order.
     """
     bits = values.view({2: torch.int16, 4: torch.int32}[values.dtype.itemsize]).long()
-    return torch.where(bits < 0, -(bits + (1 << (8 * values.dtype.itemsize - 1))), bits)
+    return torch.where(
+        bits < 0,
+        -(bits + (1 << (8 * values.dtype.itemsize - 1))),
+        bits,
+    )
 
 
 @pytest.mark.parametrize("dtype", LOGIT_FORMATS)
@@ -72,7 +79,10 @@ def test_what_an_update_leaves_in_the_engines_dtype_is_what_torch_rounds_to(dtyp
     assert total.max_rounded_ulps == int((ordinals(rounded) - ordinals(rounded_after)).abs().max())
     change = (after.double() - before.double()).abs()
     assert total.max_abs == float(change.max())
-    assert total.rms == pytest.approx(float(change.square().mean().sqrt()), rel=1e-9)
+    assert total.rms == pytest.approx(
+        float(change.square().mean().sqrt()),
+        rel=1e-9,
+    )
     if dtype == "bfloat16":
         assert 0.2 < total.rounded_differing / total.differing < 0.4
 

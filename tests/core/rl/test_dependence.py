@@ -67,7 +67,13 @@ def planted(quantity):
     """
     if quantity == "turn":
         groups = np.tile(TURNS, (SEQUENCES, 1))
-        return rows_of(np.where(groups >= 1, 0.02 * LARGE, 0.02)), groups[:, TURNS >= 0].ravel()
+        return rows_of(
+            np.where(
+                groups >= 1,
+                0.02 * LARGE,
+                0.02,
+            )
+        ), groups[:, TURNS >= 0].ravel()
     if quantity == "token version":
         # the weights are updated while a response is sampled
         switch = 4 * (np.arange(SEQUENCES) % 5)[:, None] + 8
@@ -84,7 +90,10 @@ def planted(quantity):
     sizes = np.where(keys == large, 0.02 * LARGE, middle)[:, None] * np.ones(LENGTH)
     steps = {} if quantity == "weight version" else {"step": lambda _: STEP}
     groups = NUMBERS.get(quantity, str)
-    of_tokens = np.repeat([groups(key) for key in keys], (TURNS >= 0).sum())
+    of_tokens = np.repeat(
+        [groups(key) for key in keys],
+        (TURNS >= 0).sum(),
+    )
     return rows_of(sizes, **{column: of}, **steps), of_tokens
 
 
@@ -115,7 +124,10 @@ def test_a_planted_quantity_explains_most_and_explain_names_it(quantity, tmp_pat
         causes = explain_tokens(causes)
     assert table["value"].tolist() == each.tolist()
     assert table["tokens"].tolist() == [len(part) for part in parts]
-    assert table["mean_abs"].tolist() == pytest.approx([part.mean() for part in parts], rel=1e-9)
+    assert table["mean_abs"].tolist() == pytest.approx(
+        [part.mean() for part in parts],
+        rel=1e-9,
+    )
     between = sum(len(part) * (part.mean() - np.abs(r).mean()) ** 2 for part in parts)
     within = sum(part.var() * len(part) for part in parts)
     share = (between - (len(parts) - 1) * within / (len(r) - len(parts))) / (between + within)

@@ -178,7 +178,10 @@ def test_a_value_that_is_no_log_probability_is_missing_and_of_no_weight_if_maske
 
 
 def save_npz(path, arrays):
-    np.savez(path, **{name: values.float().numpy() for name, values in arrays.items()})
+    np.savez(
+        path,
+        **{name: values.float().numpy() for name, values in arrays.items()},
+    )
 
 
 @pytest.mark.parametrize(
@@ -204,7 +207,10 @@ def test_arrays_named_as_log_probabilities_are_responses(name, save, keys, dtype
         assert tokens[column].tolist() == side[mask.bool()].double().tolist()
 
 
-@pytest.mark.parametrize(("files", "ranks"), [(PRIME, [0, 0, 1]), (MILES, [0, 0, 0])])
+@pytest.mark.parametrize(
+    ("files", "ranks"),
+    [(PRIME, [0, 0, 1]), (MILES, [0, 0, 0])],
+)
 def test_the_rank_is_that_of_the_file(files, ranks, tmp_path):
     _, sequences, _ = read(tmp_path, [CASES / each for each in files])
     assert [json.loads(each)["rank"] for each in sequences["sampling"]] == ranks
@@ -275,7 +281,10 @@ def test_files_that_do_not_fit_are_one_sentence_and_store_nothing(store, tmp_pat
     refused(store, [cut], "rank_0.jsonl: cannot be read as rows of tokens")
     refused(store, [prime, shutil.copy(prime, tmp_path / "rank_9.jsonl")], "occurs twice")
     # the last 9 tokens of 12
-    moved = altered(tmp_path / "a.pt", lambda s: s[0]["tokens"][-9:].add_(1))
+    moved = altered(
+        tmp_path / "a.pt",
+        lambda s: s[0]["tokens"][-9:].add_(1),
+    )
     says = "has other tokens than in 2.pt from token 3 on"
     refused(store, [CASES / SLIME[0], moved], says)
 

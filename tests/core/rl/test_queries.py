@@ -44,7 +44,13 @@ def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
     assert counts == {
         "tokens": len(r),
         "sequences": len(LENGTHS),
-        "half": int(np.searchsorted(np.cumsum(k3), k3.sum() / 2)) + 1,
+        "half": int(
+            np.searchsorted(
+                np.cumsum(k3),
+                k3.sum() / 2,
+            )
+        )
+        + 1,
         "masked": 0,
         "missing": 0,
     }
@@ -62,15 +68,25 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
     trainer = rollout - size * np.abs(random.standard_t(2, 50_000))
     trainer[::7] = rollout[::7]
     r = trainer - rollout
-    table = {"token_ids": [np.zeros(50_000, int)], "rollout": [rollout], "trainer": [trainer]}
+    table = {
+        "token_ids": [np.zeros(50_000, int)],
+        "rollout": [rollout],
+        "trainer": [trainer],
+    }
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     with ingested(store, tmp_path / "a.parquet") as run:
         values = {row["name"]: row["value"] for row in rl.figures_of(run)}
         half = rl.summary(run, "tokens")["half"]
     for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
-        assert values[name] == pytest.approx(np.quantile(np.abs(r), share), rel=1e-4)
+        assert values[name] == pytest.approx(
+            np.quantile(np.abs(r), share),
+            rel=1e-4,
+        )
     k3 = np.sort(np.expm1(r) - r)[::-1]
-    assert half == pytest.approx(np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1, abs=2)
+    assert half == pytest.approx(
+        np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1,
+        abs=2,
+    )
 
 
 RAGGED = json.loads(
@@ -121,4 +137,9 @@ def test_shares_beyond_a_bar_are_those_of_the_arrays(made):
     outside = (np.exp(r) < 0.5) | (np.exp(r) > 5)
     k3 = np.expm1(r) - r
     bars = rl.bars(run).set_index("bar")
-    assert bars.iloc[1].tolist() == pytest.approx([outside.mean(), k3[outside].sum() / k3.sum()])
+    assert bars.iloc[1].tolist() == pytest.approx(
+        [
+            outside.mean(),
+            k3[outside].sum() / k3.sum(),
+        ]
+    )

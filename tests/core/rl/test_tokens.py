@@ -76,7 +76,13 @@ def in_python(store, rows):
         responses = []
         for row in rows:
             listed = []
-            for at, (token, value) in enumerate(zip(row["token_ids"], row[side], strict=True)):
+            for at, (token, value) in enumerate(
+                zip(
+                    row["token_ids"],
+                    row[side],
+                    strict=True,
+                )
+            ):
                 entries = () if value is None else ((token, value),)
                 listed.append(TopTokenRow(at, entries, 0, token, int(value is None)))
             about = {"start_known": False, "generated_from": 0, "top_logprobs": 1}

@@ -81,7 +81,12 @@ def continued_run(
     fed = [(*prompt_ids, *CONTINUED[prompt][0][:-1]) for prompt in (0, 1)] + [tuple(range(6))]
     vocabulary = {token: f" w{token}" for token in range(VOCAB)} | {22: " <b>two</b>\n"}
     prompts = tuple(
-        Prompt(len(ids), ids, tuple(vocabulary[t] for t in ids) if texts else ()) for ids in fed
+        Prompt(
+            len(ids),
+            ids,
+            tuple(vocabulary[t] for t in ids) if texts else (),
+        )
+        for ids in fed
     )
     sides = tuple(
         SideHeader(path, path, "bfloat16") for path in ("prefill", "decode", "decode+batch:8")
@@ -109,7 +114,10 @@ def continued_run(
         for prompt, ids in enumerate(fed):
             for layer in range(4):
                 for kind in KINDS:
-                    bits = cache(100 * prompt + 10 * layer + KINDS.index(kind), positions=len(ids))
+                    bits = cache(
+                        100 * prompt + 10 * layer + KINDS.index(kind),
+                        positions=len(ids),
+                    )
                     variant_bits = bits.copy()
                     variant_bits[layer % 2, 2:, : 2 * layer] ^= 1
                     for side, of_side in enumerate((bits, variant_bits, bits)):

@@ -103,7 +103,13 @@ EXACT_MISSING = Evidence(
 BLOCKS = Evidence(
     Check.OUTLIERS,
     "positions of the float32 pair that stand out from the floor",
-    StructureFigures(positions=9, first=(0, 32), starts=(32, 64, 80), block=16, is_tail=False),
+    StructureFigures(
+        positions=9,
+        first=(0, 32),
+        starts=(32, 64, 80),
+        block=16,
+        is_tail=False,
+    ),
     NOTED,
     "It begins at position 32; every place where it begins is a multiple of 16, a block's"
     " boundary.",

@@ -31,7 +31,14 @@ def header_of(
     name="a run",
 ) -> RunHeader:
     """A header whose prompts have token ids and texts, except the last of several."""
-    prompts = [Prompt(n, tuple(range(n)), tuple(f"t{i}\n" for i in range(n))) for n in lengths]
+    prompts = [
+        Prompt(
+            n,
+            tuple(range(n)),
+            tuple(f"t{i}\n" for i in range(n)),
+        )
+        for n in lengths
+    ]
     if len(prompts) > 1:
         prompts[-1] = Prompt(lengths[-1])
     announced = tuple(
@@ -70,7 +77,12 @@ def bits_of_sides(header, seed=0) -> list[np.ndarray]:
     for _ in header.sides[1:]:
         variant = reference.copy()
         is_other = random.random(variant.shape) < 0.3
-        variant[is_other] ^= random.integers(0, 16, int(is_other.sum()), dtype=fmt.carrier)
+        variant[is_other] ^= random.integers(
+            0,
+            16,
+            int(is_other.sum()),
+            dtype=fmt.carrier,
+        )
         sides.append(variant)
     return sides
 

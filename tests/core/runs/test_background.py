@@ -42,7 +42,11 @@ def test_putting_waits_while_too_much_is_unfinished():
     background.put(lambda: (started.set(), release.wait(10)), size=60)
     started.wait(10)
     background.put(lambda: None, size=40)  # there is room for this
-    second = threading.Thread(target=background.put, args=(lambda: None,), kwargs={"size": 60})
+    second = threading.Thread(
+        target=background.put,
+        args=(lambda: None,),
+        kwargs={"size": 60},
+    )
     second.start()
     second.join(0.2)
     assert second.is_alive()  # it waits for room

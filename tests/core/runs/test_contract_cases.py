@@ -53,4 +53,10 @@ def test_the_example_comes_out_of_the_run_file(path, store):
     with ingested(store, path) as run:
         pairs, classes = report_of_run(run)
         got = as_json(pairs, classes, run.header, with_positions=True)
-    assert unlike(json.loads(json.dumps(got, allow_nan=False)), example(path)) == []
+    assert (
+        unlike(
+            json.loads(json.dumps(got, allow_nan=False)),
+            example(path),
+        )
+        == []
+    )

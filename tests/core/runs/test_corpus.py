@@ -151,8 +151,21 @@ def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path):
     np.savez(dump, reference=base, variant=other, token_ids=tokens)
     (report,) = json.loads(cli("compare", dump, "--corpus", "--json").stdout)["corpora"]
     values = {figure["name"]: figure["value"] for figure in report["figures"]}
-    p, q = (log_softmax(side[:, :-1].astype(np.float64), axis=2) for side in (base, other))
-    right, right_q = (np.take_along_axis(side, tokens[:, 1:, None], 2) for side in (p, q))
+    p, q = (
+        log_softmax(
+            side[:, :-1].astype(np.float64),
+            axis=2,
+        )
+        for side in (base, other)
+    )
+    right, right_q = (
+        np.take_along_axis(
+            side,
+            tokens[:, 1:, None],
+            2,
+        )
+        for side in (p, q)
+    )
     assert (report["positions"], report["prompts"], report["variant"]) == (4 * 5, 4, "variant")
     assert values["Mean KLD"] == pytest.approx((np.exp(p) * (p - q)).sum(axis=2).mean())
     assert values["Mean PPL(Q)"] == pytest.approx(np.exp(-right_q.mean()))

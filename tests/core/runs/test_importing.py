@@ -159,7 +159,11 @@ def test_without_room_nothing_is_imported(store, foreign_file, monkeypatch):
     with pytest.raises(LimitError):
         import_run(store, foreign_file)
     with pytest.raises(LimitError):
-        store_run(store, "lists", *(side(name, response([1, 2], {0: {2: -0.5}})) for name in "ab"))
+        store_run(
+            store,
+            "lists",
+            *(side(name, response([1, 2], {0: {2: -0.5}})) for name in "ab"),
+        )
     assert not store.directory.exists()
 
 

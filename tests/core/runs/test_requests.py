@@ -177,7 +177,15 @@ def test_prompts_that_were_continued_are_continued_again_from_what_was_given(sto
     with RunWriter(store, header) as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
-        writer.write_generation(Generation(0, 3, 2, ((4, 5), (4, 6)), ("d e", "d f")))
+        writer.write_generation(
+            Generation(
+                0,
+                3,
+                2,
+                ((4, 5), (4, 6)),
+                ("d e", "d f"),
+            )
+        )
         path = store.path_of(writer.finish())
     with RunReader(path) as run:
         request, prompts = rejudge_request(run, "again") or (None, b"")

@@ -158,7 +158,12 @@ def _driver(tmp_path, plan, store, address=""):
         str(store.directory),
         address,
     ]
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(
+        filter(
+            None,
+            (str(ROOT), os.environ.get("PYTHONPATH")),
+        )
+    )
     return subprocess.Popen(
         command,
         cwd=ROOT,

@@ -37,7 +37,11 @@ def test_every_worked_case_opens_with_its_dtype_its_shape_and_its_bits(path):
         assert dump.compute_dtype == expected["compute_dtype"]
         assert (dump.rows, dump.vocab) == (expected["positions"], expected["vocab"])
         assert [side.name for side in dump.sides] == keys
-        for key, bits in zip(keys, bits_in(dump, max_bytes=5 * 4 * dump.vocab), strict=True):
+        for key, bits in zip(
+            keys,
+            bits_in(dump, max_bytes=5 * 4 * dump.vocab),
+            strict=True,
+        ):
             array = file[key].reshape(dump.rows, dump.vocab)
             if array.dtype == np.float32:
                 array = array.astype(VALUES[dump.compute_dtype])
@@ -107,7 +111,10 @@ def test_sixteen_bit_integers_are_bits_of_the_declared_dtype(tmp_path, dtype, ca
         assert np.array_equal(bits_in(dump)[0], a.view(np.uint16))
 
 
-@pytest.mark.parametrize("shape", [(5, 7), (3, 4, 8), (2, 1, 9)])
+@pytest.mark.parametrize(
+    "shape",
+    [(5, 7), (3, 4, 8), (2, 1, 9)],
+)
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_fortran_order_is_read_in_the_order_of_rows_at_every_pass(tmp_path, shape, save):
     a, b = logits(1, shape), logits(2, shape)
@@ -127,7 +134,11 @@ def test_nan_payloads_and_signed_zeros_survive(tmp_path, dtype):
     patterns = [0, 1 << (bits - 1), 1, nan, (1 << bits) - 1, 0x3C00]
     a = np.array([patterns], f"<u{bits // 8}")
     b = a[:, ::-1]
-    path = saved(tmp_path, a=a.view(VALUES[dtype]), b=b.copy().view(VALUES[dtype]))
+    path = saved(
+        tmp_path,
+        a=a.view(VALUES[dtype]),
+        b=b.copy().view(VALUES[dtype]),
+    )
     with open_dump([path], compute_dtype=dtype) as dump:
         first, second = bits_in(dump)
         assert np.array_equal(first, a)
@@ -185,7 +196,14 @@ def test_float64_is_taken_only_if_it_is_exactly_float32(tmp_path):
 
 def test_the_side_called_reference_comes_first_and_the_others_stay_in_order(tmp_path):
     names = ("zeta", "alpha", "reference", "beta")
-    with open_dump([saved(tmp_path, **{name: logits(i) for i, name in enumerate(names)})]) as dump:
+    with open_dump(
+        [
+            saved(
+                tmp_path,
+                **{name: logits(i) for i, name in enumerate(names)},
+            )
+        ]
+    ) as dump:
         assert [side.name for side in dump.sides] == ["reference", "zeta", "alpha", "beta"]
         assert np.array_equal(bits_in(dump)[1], bits_of(logits(0)))
 
@@ -218,10 +236,27 @@ def test_three_axes_are_prompts_positions_and_vocabulary(tmp_path):
 
 def test_one_axis_is_one_position_and_prompt_lengths_divide_the_rows(tmp_path):
     a = logits(1)
-    with open_dump([saved(tmp_path, a=a[0], b=a[0], token_ids=np.array([7]))]) as dump:
+    with open_dump(
+        [
+            saved(
+                tmp_path,
+                a=a[0],
+                b=a[0],
+                token_ids=np.array([7]),
+            )
+        ]
+    ) as dump:
         assert (dump.rows, dump.prompts[0].token_ids) == (1, (7,))
     with open_dump(
-        [saved(tmp_path, a=a, b=a, prompt_lengths=[4, 2], token_ids=np.arange(6))],
+        [
+            saved(
+                tmp_path,
+                a=a,
+                b=a,
+                prompt_lengths=[4, 2],
+                token_ids=np.arange(6),
+            )
+        ],
     ) as dump:
         assert [prompt.token_ids for prompt in dump.prompts] == [(0, 1, 2, 3), (4, 5)]
 
@@ -241,7 +276,16 @@ def test_safetensors_reserved_texts_come_from_its_metadata(tmp_path):
 
 def test_byte_tokens_that_are_no_text_are_shown_as_bytes(tmp_path):
     a = logits(1, (2, VOCAB))
-    with open_dump([saved(tmp_path, a=a, b=a, tokens=np.array([b"ok", b"\xe2\x80"]))]) as dump:
+    with open_dump(
+        [
+            saved(
+                tmp_path,
+                a=a,
+                b=a,
+                tokens=np.array([b"ok", b"\xe2\x80"]),
+            )
+        ]
+    ) as dump:
         assert dump.prompts[0].token_texts == ("ok", "\\xe2\\x80")
 
 
@@ -304,7 +348,11 @@ def test_sides_of_different_dtypes_are_told_with_what_follows_for_ulps(tmp_path)
 
 @pytest.mark.parametrize("dtype", VALUES)
 def test_sides_of_one_dtype_say_nothing_of_dtypes(tmp_path, dtype):
-    assert "dtypes" not in warnings_of(tmp_path, a=logits(1, dtype=dtype), b=logits(2, dtype=dtype))
+    assert "dtypes" not in warnings_of(
+        tmp_path,
+        a=logits(1, dtype=dtype),
+        b=logits(2, dtype=dtype),
+    )
     whole = np.round(logits(1) / 10)  # every dtype holds a few whole numbers
     assert "dtypes" not in warnings_of(tmp_path, a=whole, b=logits(2))
 
@@ -366,9 +414,15 @@ def rows_of_kinds(rows, vocab, seed):
     }
 
 
-@pytest.mark.parametrize(("rows", "vocab"), [(500, 64), (40, 8), (9, 2), (64, 600)])
+@pytest.mark.parametrize(
+    ("rows", "vocab"),
+    [(500, 64), (40, 8), (9, 2), (64, 600)],
+)
 def test_nothing_that_is_a_vocabulary_s_is_taken_for_chosen_tokens(tmp_path, rows, vocab):
     others = rows_of_kinds(rows, vocab, 1)
     for kind, a in rows_of_kinds(rows, vocab, 0).items():
-        sides = {"a": a.astype(np.float32), "b": others[kind].astype(np.float32)}
+        sides = {
+            "a": a.astype(np.float32),
+            "b": others[kind].astype(np.float32),
+        }
         assert "chosen" not in warnings_of(tmp_path, **sides), kind

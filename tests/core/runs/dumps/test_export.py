@@ -70,7 +70,10 @@ def _run(lengths, compute="float32", **dtypes):
 
 
 @pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("lengths", [(1,), (5,), (3, 3), (1, 1, 1), (4, 1, 2)])
+@pytest.mark.parametrize(
+    "lengths",
+    [(1,), (5,), (3, 3), (1, 1, 1), (4, 1, 2)],
+)
 def test_prompts_tokens_dtype_and_every_bit_open_again(tmp_path, lengths, compute):
     run = _run(lengths, compute)
     width = 8 * run.bits[0].dtype.itemsize

@@ -48,7 +48,10 @@ def npy_header(
     length=None,
 ):
     raw = text.encode()
-    size = struct.pack("<H" if version == (1, 0) else "<I", len(raw) if length is None else length)
+    size = struct.pack(
+        "<H" if version == (1, 0) else "<I",
+        len(raw) if length is None else length,
+    )
     return b"\x93NUMPY" + bytes(version) + size + raw + body
 
 
@@ -141,7 +144,13 @@ HOSTILE = {
         "'a' holds 16-bit patterns: choose bfloat16 or float16",
     ),
     "other rows": (npz(a=GOOD, b=GOOD[:2]), "'b' has 2 positions, 'a' 4"),
-    "zero size": (npz(a=GOOD, b=np.zeros((0, 8), np.float32)), "'b' is empty"),
+    "zero size": (
+        npz(
+            a=GOOD,
+            b=np.zeros((0, 8), np.float32),
+        ),
+        "'b' is empty",
+    ),
     "0-d": (npz(a=np.float32(1), b=np.float32(2)), "'a' is a single number"),
     "vocabulary of one": (npz(a=GOOD[:, :1], b=GOOD[:, :1]), "last axis of 2 to"),
     "all NaN": (npz(a=GOOD, b=np.full_like(GOOD, np.nan)), "'b' holds nothing but NaN"),

@@ -52,7 +52,15 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_views_of_larger_storages_are_read_as_what_they_show(tmp_path, view):
-    sides = {name: VIEWS[view](logits(ord(name), shape=(2 * ROWS, VOCAB + 8))) for name in "ab"}
+    sides = {
+        name: VIEWS[view](
+            logits(
+                ord(name),
+                shape=(2 * ROWS, VOCAB + 8),
+            )
+        )
+        for name in "ab"
+    }
     with open_dump([saved(tmp_path, sides)]) as dump:
         for bits, tensor in zip(bits_in(dump), sides.values(), strict=True):
             assert np.array_equal(bits, bits_of(tensor).reshape(bits.shape))
@@ -86,7 +94,10 @@ def test_lists_and_ordered_and_nested_dicts_name_their_tensors(tmp_path):
             assert [side.name for side in dump.sides] == names
 
 
-@pytest.mark.parametrize("ids", [torch.arange(ROWS)[None], list(range(ROWS)), [list(range(ROWS))]])
+@pytest.mark.parametrize(
+    "ids",
+    [torch.arange(ROWS)[None], list(range(ROWS)), [list(range(ROWS))]],
+)
 @pytest.mark.parametrize("key", ["token_ids", "input_ids"])
 def test_token_ids_come_as_a_tensor_or_as_a_list(tmp_path, key, ids):
     value = {

@@ -48,7 +48,13 @@ def example(kind, *, is_full):
 def figures(check, *, is_full=True):
     kinds = get_type_hints(check.record)
     return check.record(
-        **{each.name: example(kinds[each.name], is_full=is_full) for each in fields(check.record)},
+        **{
+            each.name: example(
+                kinds[each.name],
+                is_full=is_full,
+            )
+            for each in fields(check.record)
+        },
     )
 
 

@@ -49,7 +49,10 @@ def _rows(path, table, where=""):
         return sorted(shell.execute(f"SELECT * FROM {table} {where}").fetchall(), key=repr)
 
 
-@pytest.mark.parametrize("table", sorted(TABLES.keys() - {"run", "logits", "vocabulary", *PYRAMID}))
+@pytest.mark.parametrize(
+    "table",
+    sorted(TABLES.keys() - {"run", "logits", "vocabulary", *PYRAMID}),
+)
 def test_every_figure_is_that_of_the_run_that_keeps_all(kept, table):
     assert _rows(kept[FIGURES], table) == _rows(kept[ALL], table)
 
@@ -142,4 +145,13 @@ def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(store):
     )
     sides = calm_sides(header)
     path = write_run(store, replace(header, keep=FIGURES), sides)
-    assert path.stat().st_size < expected_bytes(FIGURES, 2, 64, sides[0].nbytes) < sides[0].nbytes
+    assert (
+        path.stat().st_size
+        < expected_bytes(
+            FIGURES,
+            2,
+            64,
+            sides[0].nbytes,
+        )
+        < sides[0].nbytes
+    )

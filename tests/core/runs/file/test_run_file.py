@@ -131,7 +131,10 @@ def test_the_position_table_holds_what_the_kernel_says(dtype, lengths, vocab, co
 
 def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_position_alone(store):
     header = header_of(lengths=(4, 3), vocab=5)
-    logits = np.tile(np.array([0.5, 2.0, 1.0, -1.0, 0.0], np.float32), (header.rows, 1))
+    logits = np.tile(
+        np.array([0.5, 2.0, 1.0, -1.0, 0.0], np.float32),
+        (header.rows, 1),
+    )
     changed = logits.copy()
     changed[5, 2] = 2.0 + 2 * 2**-6  # one prompt of 4 before it: prompt 1, position 1
     bits = [(side.view(np.uint32) >> 16).astype(np.uint16) for side in (logits, changed)]
@@ -248,7 +251,11 @@ ODD_TEXTS = (
 
 
 def test_odd_texts_and_numbers_come_back_as_they_were(store):
-    prompt = Prompt(len(ODD_TEXTS), tuple(range(2**31 - len(ODD_TEXTS), 2**31)), ODD_TEXTS)
+    prompt = Prompt(
+        len(ODD_TEXTS),
+        tuple(range(2**31 - len(ODD_TEXTS), 2**31)),
+        ODD_TEXTS,
+    )
     about = Provenance(
         "upload",
         ODD_TEXTS[3],
@@ -274,7 +281,11 @@ def test_odd_texts_and_numbers_come_back_as_they_were(store):
 
 @pytest.mark.parametrize(
     "prompt",
-    [Prompt(1, (2**31,)), Prompt(1, (2**80,)), Prompt(1, (), ("\ud800",))],
+    [
+        Prompt(1, (2**31,)),
+        Prompt(1, (2**80,)),
+        Prompt(1, (), ("\ud800",)),
+    ],
     ids=["31 bits", "64 bits", "surrogate"],
 )
 def test_a_token_that_cannot_be_stored_is_refused_before_the_first_logit(prompt, store):
@@ -287,7 +298,13 @@ def test_a_token_that_cannot_be_stored_is_refused_before_the_first_logit(prompt,
 def test_bit_identical_sides_share_a_class_and_others_do_not(store):
     header = header_of(sides=4)
     a, b, *_ = calm_sides(header)
-    with RunReader(write_run(store, header, [a, b, a.copy(), b.copy()])) as run:
+    with RunReader(
+        write_run(
+            store,
+            header,
+            [a, b, a.copy(), b.copy()],
+        )
+    ) as run:
         assert run.classes == [["side_0", "side_2"], ["side_1", "side_3"]]
         assert [pair.summary.bit_identical for pair in run.pairs] == [False, True, False]
 
@@ -304,7 +321,11 @@ def test_rows_out_of_order_or_of_another_shape_are_refused(store):
             (1, 0, bits[:5]),
             (0, 4, bits[4:, :-1]),
         ]
-        for side, row, rows in [*wrong, (0, 4, bits[4:].astype(np.uint32)), (0, 4, bits[4])]:
+        for side, row, rows in [
+            *wrong,
+            (0, 4, bits[4:].astype(np.uint32)),
+            (0, 4, bits[4]),
+        ]:
             with pytest.raises(UsageError, match="arrived"):
                 writer.write(side, row, rows)
         with pytest.raises(UsageError, match="has 4 of 8 rows"):

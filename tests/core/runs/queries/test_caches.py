@@ -52,7 +52,10 @@ def many():
     parts, bits = [], {}
     random = np.random.default_rng(7)
     for prompt, layer, kind in itertools.product(range(2), range(3), KINDS):
-        reference = cache(int(random.integers(1 << 30)), positions=(5, 4)[prompt])
+        reference = cache(
+            int(random.integers(1 << 30)),
+            positions=(5, 4)[prompt],
+        )
         changed = reference.copy()
         steps = random.integers(0, 3, changed[:, 2:].shape, dtype=np.uint16)
         changed[:, 2:] += layer * steps
@@ -123,13 +126,20 @@ def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
 
 
 @pytest.mark.spread(2)
-@pytest.mark.parametrize(("place", "columns"), covering([0, 1233, 2048, None], [800, 7, 1]))
+@pytest.mark.parametrize(
+    ("place", "columns"),
+    covering([0, 1233, 2048, None], [800, 7, 1]),
+)
 def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, columns, place):
     bits = cache(3, 1, 2049, 4)
     changed = bits.copy()
     if place is not None:
         changed[0, place, 0] ^= 1
-    with read(tmp_path, both(KvPart(0, 0, "key", 0, bits), changed), lengths=(2049,)) as run:
+    with read(
+        tmp_path,
+        both(KvPart(0, 0, "key", 0, bits), changed),
+        lengths=(2049,),
+    ) as run:
         grids = {measure: cells(run, 0, 0, "key", measure, most=columns) for measure in MEASURES}
     grid = grids["max_ulps"]
     assert len(grid) <= columns
@@ -143,8 +153,14 @@ def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, co
 
 def test_positions_that_a_window_dropped_are_not_called_equal(tmp_path):
     bits = cache(1)
-    window = [(0, KvPart(1, 0, "key", 0, bits)), (1, KvPart(1, 0, "key", 2, bits[:, 2:].copy()))]
-    with read(tmp_path, [*window, *both(KvPart(1, 1, "key", 0, bits), bits.copy())]) as run:
+    window = [
+        (0, KvPart(1, 0, "key", 0, bits)),
+        (1, KvPart(1, 0, "key", 2, bits[:, 2:].copy())),
+    ]
+    with read(
+        tmp_path,
+        [*window, *both(KvPart(1, 1, "key", 0, bits), bits.copy())],
+    ) as run:
         grid = cells(run, 0, 1, "key", "max_ulps")
     assert grid.groupby("row")["first_position"].agg(list).tolist() == [[2, 3, 4], [0, 1, 2, 3, 4]]
 

@@ -53,11 +53,24 @@ def far_flips(store):
     variant's number 100 + t and the other way round.
     """
     header = header_of(vocab=VOCAB)
-    logits = np.stack([np.tile(np.linspace(4, -4, VOCAB), (header.rows, 1))] * 2)
+    logits = np.stack(
+        [
+            np.tile(
+                np.linspace(4, -4, VOCAB),
+                (header.rows, 1),
+            )
+        ]
+        * 2
+    )
     for row in range(header.rows):
         logits[0, row, row], logits[1, row, row] = 6.0, logits[0, row, 100 + row]
         logits[1, row, 200] = 7.0
-    write_run(store, header, list(logits.astype(BFLOAT16.values).view(np.uint16)), run_id="far")
+    write_run(
+        store,
+        header,
+        list(logits.astype(BFLOAT16.values).view(np.uint16)),
+        run_id="far",
+    )
     return opened(store, "far")
 
 
@@ -123,7 +136,12 @@ def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
         for _ in range(2)
     ]
     sides[1][2] = np.nan
-    write_run(Store(tmp_path), header, [side.view(np.uint16) for side in sides], run_id="nan")
+    write_run(
+        Store(tmp_path),
+        header,
+        [side.view(np.uint16) for side in sides],
+        run_id="nan",
+    )
     with opened(Store(tmp_path), "nan") as run:
         positions = run.positions(0)
         found = flip_table(run, 0, near_ties=True)

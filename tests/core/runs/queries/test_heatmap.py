@@ -78,7 +78,11 @@ def slow_elements(sides, fmt, order, measure):
     found = np.where(both_finite, found, np.where(is_same, 0, mark)).astype(np.uint64)
     if order == "rank":
         with np.errstate(invalid="ignore"):
-            last = np.where(np.isnan(a), np.inf, -a.astype(np.float64))
+            last = np.where(
+                np.isnan(a),
+                np.inf,
+                -a.astype(np.float64),
+            )
         # Largest first, equal ones by id (a stable sort), NaN after -inf.
         ranks = np.stack(
             [np.lexsort((row, np.isnan(values))) for row, values in zip(last, a, strict=True)],
@@ -93,8 +97,16 @@ def slow_tile(elements, tile):
         : TILE_ROWS * tall,
         : TILE_COLUMNS * wide,
     ]
-    rows = np.maximum.reduceat(part, np.arange(0, part.shape[0], tall), axis=0)
-    return np.maximum.reduceat(rows, np.arange(0, part.shape[1], wide), axis=1)
+    rows = np.maximum.reduceat(
+        part,
+        np.arange(0, part.shape[0], tall),
+        axis=0,
+    )
+    return np.maximum.reduceat(
+        rows,
+        np.arange(0, part.shape[1], wide),
+        axis=1,
+    )
 
 
 def tiles_of(run):
@@ -105,7 +117,10 @@ def tiles_of(run):
                 (run.header.rows - 1) // (TILE_ROWS << row_level),
                 (run.header.vocab - 1) // (TILE_COLUMNS << column_level),
             ]
-            for row, column in itertools.product({0, last[0]}, {0, last[1] // 2, last[1]}):
+            for row, column in itertools.product(
+                {0, last[0]},
+                {0, last[1] // 2, last[1]},
+            ):
                 yield Tile(row_level, column_level, row, column)
 
 

@@ -83,7 +83,10 @@ def test_as_often_a_forward_is_no_difference_whatever_the_number_of_forwards(rea
 def test_numbers_of_layers_are_left_out_of_a_kind_of_module(read):
     names = ("a.3.mlp", "a.4.mlp", "a.b2.mlp", "a.0.1", "a.2.5.w")
     rows = tuple(KernelRow(name, "torch", "aten::mm", "", 1, 1.0) for name in names)
-    table = side_by_side(read((KernelList(0, rows, 1, 1), KernelList(1, rows, 1, 1))), 0)
+    table = side_by_side(
+        read((KernelList(0, rows, 1, 1), KernelList(1, rows, 1, 1))),
+        0,
+    )
     assert table["places"].tolist() == [["a.*.mlp", "a.b2.mlp", "a.*.*", "a.*.*.w"]]
 
 

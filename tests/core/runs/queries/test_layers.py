@@ -53,25 +53,38 @@ def test_figures_equal_those_of_numpy_in_float64(dtype, store):
     b = a.astype(np.float64) - ulp * steps
     steps = np.where(b < 1, 0, steps)  # none that left the binade
     b = (a.astype(np.float64) - ulp * steps).astype(DTYPES[dtype])
-    with compared(store, [part(a, dtype)], [part(b[:2], dtype), part(b[2:], dtype, 2)]) as run:
+    with compared(
+        store,
+        [part(a, dtype)],
+        [part(b[:2], dtype), part(b[2:], dtype, 2)],
+    ) as run:
         row = run.rows("layer", pair=0).iloc[0]
         along = run.rows("layer_position", pair=0, prompt=0, ordinal=0)
     difference = np.abs(b.astype(np.float64) - a.astype(np.float64))
     assert row["neq"] == (steps > 0).sum()
     assert (row["elements"], row["finite"], row["positions"]) == (35, 35, 5)
     assert (row["max_ulps"], row["max_abs"]) == (steps.max(), difference.max())
-    assert row["rms"] == pytest.approx(np.sqrt((difference**2).mean()), rel=1e-12)
+    assert row["rms"] == pytest.approx(
+        np.sqrt((difference**2).mean()),
+        rel=1e-12,
+    )
     assert row["mean_ulps"] == pytest.approx(steps.mean(), rel=1e-12)
     largest = a.astype(np.float64).max(axis=1)  # which bfloat16 may round to 2
     in_rows = difference / (ulp * 2.0 ** np.floor(np.log2(largest)))[:, None]
     assert row["max_row_ulps"] == in_rows.max()
-    assert row["rms_row_ulps"] == pytest.approx(np.sqrt((in_rows**2).mean()), rel=1e-12)
+    assert row["rms_row_ulps"] == pytest.approx(
+        np.sqrt((in_rows**2).mean()),
+        rel=1e-12,
+    )
     assert along["max_row_ulps"].tolist() == in_rows.max(axis=1).tolist()
     assert row["first_position"] == np.flatnonzero(steps.any(1))[0]
     assert row["dtype"] == dtype
     assert along["neq"].tolist() == (steps > 0).sum(1).tolist()
     assert along["max_ulps"].tolist() == steps.max(1).tolist()
-    assert along["rms"].to_numpy() == pytest.approx(np.sqrt((difference**2).mean(1)), rel=1e-12)
+    assert along["rms"].to_numpy() == pytest.approx(
+        np.sqrt((difference**2).mean(1)),
+        rel=1e-12,
+    )
 
 
 def test_sides_of_two_dtypes_are_compared_in_float32_which_holds_both(store):
@@ -118,7 +131,11 @@ def test_nan_meets_nan_and_nothing_else(store):
 
 
 def test_a_module_that_is_nan_on_one_side_has_no_size(store):
-    with compared(store, [part(np.ones((5, 3)))], [part(np.full((5, 3), np.nan))]) as run:
+    with compared(
+        store,
+        [part(np.ones((5, 3)))],
+        [part(np.full((5, 3), np.nan))],
+    ) as run:
         (plain,) = layers_json(run, 0)["by_module"]
     assert (plain["neq"], plain["nonfinite_mismatch"], plain["first_position"]) == (15, 15, 0)
     for name in ("rms", "max_abs", "max_ulps", "mean_ulps", "ratio", "max_row_ulps"):
@@ -181,7 +198,12 @@ def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(stor
 @pytest.mark.parametrize("measure", MEASURES)
 def test_the_map_pools_by_maximum_so_that_nothing_is_lost(measure, tmp_path):
     store, long = Store(tmp_path), 100
-    run_id = layer_run(store, {(3, 0, 41): 5}, chosen=(tuple(range(long)),), lengths=(long,))
+    run_id = layer_run(
+        store,
+        {(3, 0, 41): 5},
+        chosen=(tuple(range(long)),),
+        lengths=(long,),
+    )
     with opened(store, run_id) as run:
         grid = cells(run, 0, 0, measure, most=7)
     assert len(grid) == 6 * 7

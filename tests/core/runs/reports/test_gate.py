@@ -41,7 +41,10 @@ def read(*paths):
 
 
 def made(folder, **arrays):
-    np.savez(folder / "dump.npz", **{name: np.asarray(array) for name, array in arrays.items()})
+    np.savez(
+        folder / "dump.npz",
+        **{name: np.asarray(array) for name, array in arrays.items()},
+    )
     return read(folder / "dump.npz")
 
 
@@ -126,7 +129,11 @@ def test_a_flip_counts_where_the_smaller_margin_is_over_the_limit(unit):
 def test_a_flip_with_an_undefined_margin_counts(tmp_path):
     nan, inf = np.nan, np.inf
     reference = [[0, 3.0, 1], [0, 1, 2.0]]
-    (pair,), _ = made(tmp_path, reference=reference, variant=[[nan, nan, nan], [inf, 1, 2.0]])
+    (pair,), _ = made(
+        tmp_path,
+        reference=reference,
+        variant=[[nan, nan, nan], [inf, 1, 2.0]],
+    )
     outcome = Condition.parse("flips:margin>100").judge(pair)
     assert (outcome.outcome, outcome.figure) == (FAILED, 2)
 
@@ -134,7 +141,11 @@ def test_a_flip_with_an_undefined_margin_counts(tmp_path):
 def test_kl_that_is_undefined_where_the_sides_differ_never_passes(tmp_path):
     inf = np.inf
     rows = [[0.0, 1, 2], [0.0, 1, 2], [0.0, 1, 2]]
-    (pair,), _ = made(tmp_path, reference=rows, variant=[[0.0, 1, 2], [-inf, 1, 2], [0.0, 1, 2]])
+    (pair,), _ = made(
+        tmp_path,
+        reference=rows,
+        variant=[[0.0, 1, 2], [-inf, 1, 2], [0.0, 1, 2]],
+    )
     outcome = Condition.parse("kl>1000").judge(pair)
     assert outcome.outcome == FAILED
     assert "1 of 3 positions" in outcome.says
@@ -185,7 +196,11 @@ def test_equal_sides_pass_everything_and_nowhere_is_worst(text):
 
 
 def test_zeros_of_another_sign_fail_bits_alone(tmp_path):
-    (pair,), _ = made(tmp_path, reference=[[1.0, 2], [0.0, 1]], variant=[[1.0, 2], [-0.0, 1]])
+    (pair,), _ = made(
+        tmp_path,
+        reference=[[1.0, 2], [0.0, 1]],
+        variant=[[1.0, 2], [-0.0, 1]],
+    )
     outcome = Condition.parse("bits").judge(pair)
     assert outcome.outcome == FAILED
     assert "zeros differ in sign" in outcome.says
@@ -278,7 +293,12 @@ def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path):
 def test_the_value_of_a_figure_decides_whatever_its_interval(value, text, outcome):
     (pair,), header = read(CASES / "flips_fp16.npz")
     figure = {"name": "ess", "value": value, "low": 0.3, "high": 0.7, "unit": ""}
-    found = Condition.parse(text).judge(replace(pair, mismatch={"figures": [figure]}))
+    found = Condition.parse(text).judge(
+        replace(
+            pair,
+            mismatch={"figures": [figure]},
+        )
+    )
     assert found.outcome == outcome
     assert ("95 % interval 0.3 to 0.7" in found.says) == (value is not None)
     json.dumps(GateReport((found,), header.prompts, {}).as_json(), allow_nan=False)

@@ -49,7 +49,12 @@ class Faults:
             return [b""]
         if fault == "half":  # of a body, and the connection is closed
             reply: list[Any] = []
-            body = b"".join(self.app(environ, lambda *args: reply.extend(args[:2])))
+            body = b"".join(
+                self.app(
+                    environ,
+                    lambda *args: reply.extend(args[:2]),
+                )
+            )
             start(
                 reply[0],
                 [

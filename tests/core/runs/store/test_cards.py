@@ -233,7 +233,11 @@ def test_a_card_says_what_the_run_says(tmp_path):
     store = Store(tmp_path / "store", [tmp_path / "samples"])
     header = header_of(sides=4)
     a, b, *_ = calm_sides(header)
-    sample = write_run(Store(tmp_path / "samples"), header, [a, b, a.copy(), b.copy()])
+    sample = write_run(
+        Store(tmp_path / "samples"),
+        header,
+        [a, b, a.copy(), b.copy()],
+    )
     own = make_run(store)
     cards = {card.run_id: card for card in list_runs(store)[0]}
     card = cards[sample.stem]

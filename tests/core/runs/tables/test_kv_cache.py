@@ -49,7 +49,10 @@ def cache(seed, heads=2, positions=5, width=16):
 def test_differing_elements_are_counted_by_layer_head_and_kind(tmp_path):
     reference, variant = cache(0), cache(0)
     variant[1, 3:, :4] ^= 1  # head 1, positions 3 and 4, four elements each, one ULP
-    parts = [(0, KvPart(1, 7, "key", 0, reference)), (1, KvPart(1, 7, "key", 0, variant))]
+    parts = [
+        (0, KvPart(1, 7, "key", 0, reference)),
+        (1, KvPart(1, 7, "key", 0, variant)),
+    ]
     with RunReader(written(Store(tmp_path), parts=parts)) as run:
         table = run.rows("kv", pair=0)
         by_position = run.rows("kv_position", pair=0, prompt=1)
@@ -63,7 +66,10 @@ def test_differing_elements_are_counted_by_layer_head_and_kind(tmp_path):
     a, b = (values_of(side, BFLOAT16).astype(float) for side in (reference, variant))
     gap = np.abs(a - b)
     assert table["max_abs"][1] == gap.max()
-    assert table["rms"][1] == pytest.approx(np.sqrt((gap[1] ** 2).mean()), rel=1e-12)
+    assert table["rms"][1] == pytest.approx(
+        np.sqrt((gap[1] ** 2).mean()),
+        rel=1e-12,
+    )
     # of a head's key at a position
     in_rows = gap / np.vectorize(spacing)(np.abs(a).max(axis=2), BFLOAT16)[:, :, None]
     assert table["max_row_ulps"].tolist() == in_rows.max(axis=(1, 2)).tolist()
@@ -87,12 +93,20 @@ def test_a_window_is_compared_where_both_sides_still_hold_it(tmp_path):
 
 
 def test_a_side_without_a_cache_leaves_no_rows(tmp_path):
-    with RunReader(written(Store(tmp_path), parts=[(0, KvPart(0, 0, "key", 0, cache(2)))])) as run:
+    with RunReader(
+        written(
+            Store(tmp_path),
+            parts=[(0, KvPart(0, 0, "key", 0, cache(2)))],
+        )
+    ) as run:
         assert run.rows("kv", pair=0).empty
 
 
 def test_caches_of_other_heads_are_refused(tmp_path):
-    parts = [(0, KvPart(0, 0, "key", 0, cache(2))), (1, KvPart(0, 0, "key", 0, cache(2, heads=1)))]
+    parts = [
+        (0, KvPart(0, 0, "key", 0, cache(2))),
+        (1, KvPart(0, 0, "key", 0, cache(2, heads=1))),
+    ]
     with pytest.raises(UsageError, match="2 heads x 16 vs"):
         written(Store(tmp_path), parts=parts)
     assert list(tmp_path.iterdir()) == []
@@ -127,7 +141,11 @@ def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
         ),
         Evidence(Check.AGAIN, "twice", RerunFigures(not_repeatable=()), PASSED, "Same bits."),
     ]
-    floor = FloorRows("float32", np.arange(header.rows) / 7, np.arange(header.rows) / 9)
+    floor = FloorRows(
+        "float32",
+        np.arange(header.rows) / 7,
+        np.arange(header.rows) / 9,
+    )
     with RunWriter(store, header) as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
