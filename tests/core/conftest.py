@@ -27,12 +27,12 @@ class Done:
     stderr: str
 
 
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path) -> dict[str, str]:
     return {"ULPSCOPE_STORE": str(tmp_path / "runs"), "ULPSCOPE_SAMPLES": "", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path) -> Store:
     return Store(tmp_path / "runs")
 
 
@@ -48,7 +48,7 @@ def cli(tmp_path, monkeypatch, capfd):
         threading.TIMEOUT_MAX,
     )  # however slow the machine is, stderr holds what it says
 
-    def run(*arguments: object) -> Done:
+    def run(*arguments) -> Done:
         monkeypatch.setattr(sys, "argv", ["ulpscope", *map(str, arguments)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as exit_info:

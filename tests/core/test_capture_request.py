@@ -2,8 +2,6 @@
 keeps.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import shlex
 
@@ -42,9 +40,9 @@ REQUESTS = [
 ]
 
 
-def read_back(arguments: list[str]) -> CaptureRequest | ProbeRequest:
+def read_back(arguments):
     """The request that a command line with these arguments gets."""
-    asked: list[CaptureRequest | ProbeRequest] = []
+    asked = []
     app = typer.Typer()
     app.command("capture")(takes_request(omit=["tokens"])(lambda request: asked.append(request)))
     app.command("judge")(

@@ -2,8 +2,6 @@
 refusals.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from core.configuration import Configuration, as_json, configuration, variable_o
 from core.errors import ConfigurationError
 
 
-def said(tmp_path: Path, text: str, **environment: str) -> Configuration:
+def said(tmp_path, text, **environment):
     path = tmp_path / "server.toml"
     path.write_text(text)
     return configuration({"ULPSCOPE_CONFIG": str(path), **environment})

@@ -1,13 +1,10 @@
 """Files that several processes use at once."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,21 +12,18 @@ from core import disk
 
 
 @pytest.mark.parametrize("kind", ["a file", "a directory"])
-def test_a_lock_holds_against_others_until_it_is_let_go_of(tmp_path: Path, kind: str) -> None:
+def test_a_lock_holds_against_others_until_it_is_let_go_of(tmp_path, kind):
     path = tmp_path if kind == "a directory" else tmp_path / "lock"
     with disk.hold(path), pytest.raises(BlockingIOError):
         disk.lock(path, wait=False)
     os.close(disk.lock(path, wait=False))  # the twin: it is free
 
 
-def test_a_lock_is_of_the_file_that_has_the_name_then(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lock_is_of_the_file_that_has_the_name_then(tmp_path, monkeypatch):
     """Who renames a file under its lock puts it aside: who waited for it gets the next."""
     path, flock = tmp_path / "log", disk.fcntl.flock
 
-    def late(descriptor: int, how: int) -> None:
+    def late(descriptor, how):
         if not (tmp_path / "aside").exists():
             path.rename(tmp_path / "aside")
         flock(descriptor, how)
@@ -41,7 +35,7 @@ def test_a_lock_is_of_the_file_that_has_the_name_then(
 
 
 @pytest.mark.parametrize("place", ["a link", "a pipe"])
-def test_what_is_no_file_is_neither_locked_nor_waited_for(tmp_path: Path, place: str) -> None:
+def test_what_is_no_file_is_neither_locked_nor_waited_for(tmp_path, place):
     path = tmp_path / "x"
     path.symlink_to(tmp_path / "elsewhere") if place == "a link" else os.mkfifo(path)
     with pytest.raises(OSError, match=r"symbolic links|not a regular file"):
@@ -51,10 +45,10 @@ def test_what_is_no_file_is_neither_locked_nor_waited_for(tmp_path: Path, place:
 
 @pytest.mark.parametrize("descriptors", ["/proc/self/fd", "/none"])
 def test_a_file_is_replaced_whole_and_has_its_mode_from_the_start(
-    descriptors: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    descriptors,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setattr(disk, "_DESCRIPTORS", descriptors)
     path = tmp_path / "x"
     for body in (b"old", b"new"):
@@ -65,7 +59,7 @@ def test_a_file_is_replaced_whole_and_has_its_mode_from_the_start(
     assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("x", b"new")]
 
 
-def test_a_writer_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+def test_a_writer_that_is_killed_leaves_nothing(tmp_path):
     code = (
         "import pathlib, sys, time; from core import disk\n"
         "with disk.writing(pathlib.Path(sys.argv[1])) as file:\n"
@@ -81,11 +75,8 @@ def test_a_writer_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def full(_: int) -> None:
+def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(tmp_path, monkeypatch):
+    def full(_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (tmp_path / "x").write_text("old")
@@ -96,13 +87,13 @@ def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(
 
 
 @pytest.mark.parametrize("kind", ["a file", "a folder"])
-def test_what_is_made_by_name_has_its_name_only_when_it_is_whole(tmp_path: Path, kind: str) -> None:
-    def write(place: Path) -> None:
+def test_what_is_made_by_name_has_its_name_only_when_it_is_whole(tmp_path, kind):
+    def write(place):
         if kind == "a folder":
             (place / "deep").mkdir(parents=True)
         (place / "deep" / "x" if kind == "a folder" else place).write_text("whole")
 
-    def fail(place: Path) -> None:
+    def fail(place):
         write(place)
         raise RuntimeError("a fault on the way")
 
@@ -116,7 +107,7 @@ def test_what_is_made_by_name_has_its_name_only_when_it_is_whole(tmp_path: Path,
     assert (tmp_path / ("made/deep/x" if kind == "a folder" else "made")).read_text() == "whole"
 
 
-def test_what_is_discarded_takes_nothing_along_that_it_links_to(tmp_path: Path) -> None:
+def test_what_is_discarded_takes_nothing_along_that_it_links_to(tmp_path):
     (tmp_path / "kept").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "kept")
     for name in ("link", "none"):
@@ -124,16 +115,12 @@ def test_what_is_discarded_takes_nothing_along_that_it_links_to(tmp_path: Path) 
     assert [each.name for each in tmp_path.iterdir()] == ["kept"]
 
 
-def _refusing(*_: object, **__: object) -> None:
+def _refusing(*_, **__):
     raise OSError(errno.EPERM, "Operation not permitted")
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["with hard links", "without"])
-def test_a_move_never_replaces_even_if_the_target_appears_in_between(
-    tmp_path: Path,
-    links: bool,
-    monkeypatch,
-) -> None:
+def test_a_move_never_replaces_even_if_the_target_appears_in_between(tmp_path, links, monkeypatch):
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_text("source")
     target.write_text("target")

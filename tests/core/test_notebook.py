@@ -22,39 +22,43 @@ POSITIONS, VOCAB = 6, 40
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def logits(seed: int) -> np.ndarray:
+def logits(seed):
     return np.random.default_rng(seed).normal(size=(POSITIONS, VOCAB)).astype(np.float32)
 
 
 def test_tensors_of_bfloat16_keep_their_bits_and_prompts_are_an_axis():
     a, b = (
-        torch.tensor(logits(seed)).bfloat16().requires_grad_().expand(2, -1, -1) for seed in (1, 2)
+        torch.tensor(logits(seed))
+        .bfloat16()
+        .requires_grad_()
+        .expand(
+            2,
+            -1,
+            -1,
+        )
+        for seed in (1, 2)
     )
     run = core.compare(a, b, token_ids=torch.arange(2 * POSITIONS).view(2, -1)).reader
     assert run.header.compute_dtype == "bfloat16"
-    assert [prompt.token_ids for prompt in run.header.prompts] == [
-        (0, 1, 2, 3, 4, 5),
-        (6, 7, 8, 9, 10, 11),
-    ]
+    first, second = run.header.prompts
+    assert first.token_ids == (0, 1, 2, 3, 4, 5)
+    assert second.token_ids == (6, 7, 8, 9, 10, 11)
     bits = b.detach().contiguous().view(torch.int16).numpy().view(np.uint16)
     assert (run.read_rows(1, 0, 2 * POSITIONS) == bits.reshape(-1, VOCAB)).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_tuple_holds_the_steps_of_generate_and_a_list_prompts(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "carrier"),
+    [(torch.float32, torch.int32), (torch.bfloat16, torch.int16)],
+)
+def test_a_tuple_holds_the_steps_of_generate_and_a_list_prompts(dtype, carrier):
     # [steps, sequences, vocab]
     steps = torch.tensor(np.stack([logits(seed) for seed in range(9)])).to(dtype)
     for value, expected in ((tuple(steps), steps.transpose(0, 1)), (list(steps), steps)):
         run = core.compare(value, value).reader
         assert run.header.lengths == [expected.shape[1]] * expected.shape[0]
-        bits = (
-            expected.contiguous()
-            .view(torch.int16 if dtype is torch.bfloat16 else torch.int32)
-            .numpy()
-        )
-        assert (
-            run.read_rows(0, 0, run.header.rows).view(bits.dtype) == bits.reshape(-1, VOCAB)
-        ).all()
+        bits = expected.contiguous().view(carrier).numpy().reshape(-1, VOCAB)
+        assert (run.read_rows(0, 0, run.header.rows).view(bits.dtype) == bits).all()
 
 
 STEPS = torch.zeros(4, POSITIONS, VOCAB)
@@ -80,9 +84,8 @@ def test_what_is_no_array_of_logits_is_refused_with_python_s_words(value, words)
 
 
 def test_padding_is_left_out_if_python_says_so():
-    assert (
-        core.compare(logits(1)[:, :-1], logits(2), holds="padded").reader.header.vocab == VOCAB - 1
-    )
+    run = core.compare(logits(1)[:, :-1], logits(2), holds="padded").reader
+    assert run.header.vocab == VOCAB - 1
 
 
 def test_a_comparison_has_the_verdict_of_its_gravest_variant():
@@ -141,74 +144,72 @@ def test_a_run_in_memory_leaves_no_file(tmp_path, monkeypatch):
     assert not open_files(tmp_path)
 
 
-def open_files(folder: Path) -> list[str]:
+def open_files(folder):
     """Return the open files that lie or lay in a folder."""
-    return [
-        name
-        for fd in Path("/proc/self/fd").iterdir()
-        if str(folder) in (name := os.path.realpath(fd))
-    ]
+    names = [os.path.realpath(each) for each in Path("/proc/self/fd").iterdir()]
+    return [name for name in names if str(folder) in name]
 
 
-def test_tables_are_of_all_variants_and_a_bad_name_lists_the_names():
+def test_tables_are_of_all_variants():
     a, b, c = (logits(seed) for seed in (1, 2, 3))
     run = core.compare(a, b, other=c)
     table = run.to_pandas("positions").set_index("variant")
+    largest = []
     for name, side in (("variant", b), ("other", c)):
-        assert table.loc[name, "max_abs"].to_numpy() == pytest.approx(np.abs(a - side).max(axis=1))
-    assert len(run.to_pandas("flips")) == sum(
-        (a.argmax(axis=1) != side.argmax(axis=1)).sum() for side in (b, c)
-    )
-    assert run.to_pandas("ulps").groupby("variant")["elements"].sum().to_dict() == {
-        "variant": a.size,
-        "other": a.size,
-    }
-    assert run.to_pandas("pairs")["max_abs"].tolist() == pytest.approx(
-        [np.abs(a - side).max() for side in (b, c)],
-    )
-    with pytest.raises(UsageError) as caught:
-        run.to_pandas("position")
+        difference = np.abs(a - side).max(axis=1)
+        largest.append(difference.max())
+        assert table.loc[name, "max_abs"].to_numpy() == pytest.approx(difference)
+    flips = sum((a.argmax(axis=1) != side.argmax(axis=1)).sum() for side in (b, c))
+    assert len(run.to_pandas("flips")) == flips
+    elements = run.to_pandas("ulps").groupby("variant")["elements"].sum()
+    assert elements.to_dict() == {"variant": a.size, "other": a.size}
+    assert run.to_pandas("pairs")["max_abs"].tolist() == pytest.approx(largest)
+
+
+def test_a_bad_name_lists_the_tables():
     sample = core.open(ROOT / "sample_runs/where-it-starts.duckdb")
-    tables = {
-        name: sample.to_pandas(name)
-        for name in str(caught.value).partition("are ")[2].rstrip(".").split(", ")
-    }
-    filled = {name for name, rows in tables.items() if len(rows)}
-    assert tables.keys() - filled == {"rollouts", "continuations"}
-    assert (
-        len(tables["modules"])
-        == sample.reader.query("SELECT count(DISTINCT ordinal) AS n FROM layer")["n"][0]
-    )
+    with pytest.raises(UsageError) as caught:
+        sample.to_pandas("position")
+    names = str(caught.value).partition("are ")[2].rstrip(".").split(", ")
+    empty = {name for name in names if sample.to_pandas(name).empty}
+    assert empty == {"rollouts", "continuations"}
+    modules = sample.reader.query("SELECT count(DISTINCT ordinal) AS n FROM layer")["n"][0]
+    assert len(sample.to_pandas("modules")) == modules
 
 
 def test_figures_draw_what_numpy_computes():
     a, b = logits(1), logits(2)
     run = core.compare(a, b)
     difference = np.abs(a - b).max(axis=1)
-    first, second = (np.sort(side, axis=1)[:, :-3:-1].T for side in (a, b))
-    margins = {
-        (x, y)
-        for trace in run.figure("margins").data[1:]
-        for x, y in zip(trace.x, trace.y, strict=True)
-    }
-    expected = zip(difference, np.minimum(first[0] - first[1], second[0] - second[1]), strict=True)
-    assert np.ravel(sorted(margins)) == pytest.approx(np.ravel(sorted(expected)))
+    margins = []
+    for side in (a, b):
+        ordered = np.sort(side, axis=1)
+        margins.append(ordered[:, -1] - ordered[:, -2])
+    drawn = set()
+    for trace in run.figure("margins").data[1:]:
+        drawn |= set(zip(trace.x, trace.y, strict=True))
+    expected = sorted(zip(difference, np.minimum(*margins), strict=True))
+    assert np.array(sorted(drawn)) == pytest.approx(np.array(expected))
     assert run.figure("positions").data[0].y == pytest.approx(difference)
     assert sum(run.figure("ulps").data[0].y) == a.size
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["modules", "noise floor", "ratios", "density", "steps", "no such figure"],
+    ("name", "sample"),
+    [
+        ("modules", "where-it-starts"),
+        ("noise floor", "where-it-starts"),
+        ("ratios", "trainer-against-rollout"),
+        ("density", "trainer-against-rollout"),
+        ("steps", "trainer-against-rollout"),
+    ],
 )
-def test_a_figure_that_a_run_lacks_is_refused_and_drawn_of_one_that_has_it(name):
-    with pytest.raises(UsageError):
-        core.compare(logits(1), logits(2)).figure(name)
-    if name != "no such figure":
-        sample = (
-            "where-it-starts" if name in ("modules", "noise floor") else "trainer-against-rollout"
-        )
-        assert core.open(ROOT / f"sample_runs/{sample}.duckdb").figure(name).data
+def test_a_figure_that_a_run_lacks_is_refused_and_drawn_of_one_that_has_it(name, sample):
+    run = core.compare(logits(1), logits(2))
+    for missing in (name, "no such figure"):
+        with pytest.raises(UsageError):
+            run.figure(missing)
+    assert core.open(ROOT / f"sample_runs/{sample}.duckdb").figure(name).data
 
 
 def test_without_plotly_a_figure_names_the_extra(monkeypatch):
@@ -220,21 +221,17 @@ def test_without_plotly_a_figure_names_the_extra(monkeypatch):
 def test_a_verdict_shows_its_checks():
     run = core.open("injected-bug").reader
     verdict = stored_verdict(run, run.pairs[0])
-    assert re.match(
-        '<div class="[^"]*mathjax_ignore"><p><b>bug suspected</b>',
-        verdict._repr_html_(),
-    )
-    assert re.findall("<td[^>]*>(.*?)</td>", verdict._repr_html_())[::3] == [
-        row.outcome for row in verdict.evidence
-    ]
+    shown = verdict._repr_html_()
+    assert re.match('<div class="[^"]*mathjax_ignore"><p><b>bug suspected</b>', shown)
+    outcomes = re.findall("<td[^>]*>(.*?)</td>", shown)[::3]
+    assert outcomes == [row.outcome for row in verdict.evidence]
 
 
 def test_open_takes_a_run_a_run_file_and_dumps(tmp_path, monkeypatch):
-    for name in ("a", "b"):
-        np.save(tmp_path / f"{name}.npy", logits(ord(name)))
-    assert [
-        side.name for side in core.open(tmp_path / "a.npy", tmp_path / "b.npy").reader.sides
-    ] == ["a", "b"]
+    a, b = tmp_path / "a.npy", tmp_path / "b.npy"
+    np.save(a, logits(1))
+    np.save(b, logits(2))
+    assert [side.name for side in core.open(a, b).reader.sides] == ["a", "b"]
     stored = core.open("where-it-starts")
     assert core.open(stored.reader.path).reader.sides == stored.reader.sides
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
@@ -258,7 +255,7 @@ def test_the_notebook_of_the_docs_shows_what_it_was_saved_with(tmp_path, monkeyp
     assert sum(map(len, shown)) == 4
 
 
-def values_of(cell) -> list:
+def values_of(cell):
     """Return what the outputs of a cell show: the data of a figure, and HTML without the day of the
     run.
     """

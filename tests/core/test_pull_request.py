@@ -6,9 +6,6 @@ import json
 import os
 import subprocess
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -28,13 +25,13 @@ class GitHub:
     if it is an error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.comments: list[dict[str, Any]] = []
         self.status, self.address = 0, ""
         for number in range(120):
             self.add(f"comment {number}", "User")
 
-    def add(self, body: str, kind: str = "Bot") -> dict[str, Any]:
+    def add(self, body, kind="Bot"):
         id_, user = len(self.comments), {"login": "reviewer", "type": kind}
         comment = {
             "id": id_,
@@ -46,7 +43,7 @@ class GitHub:
         self.comments.append(comment)
         return comment
 
-    def handle(self, handler: BaseHTTPRequestHandler) -> None:
+    def handle(self, handler):
         address, of_pull_request = urlsplit(handler.path), "/repos/o/r/issues/7/comments"
         if handler.command == "GET":
             assert (address.path, handler.headers["Authorization"]) == (
@@ -69,14 +66,14 @@ class GitHub:
 
 
 @pytest.fixture
-def github() -> Iterator[GitHub]:
+def github():
     server = GitHub()
     with listening(server.handle) as server.address:
         yield server
 
 
 @pytest.fixture
-def job(github: GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def job(github, tmp_path, monkeypatch):
     """Set the variables of a job on pull request 7; return the event's file."""
     event = tmp_path / "event.json"
     event.write_text(
@@ -90,12 +87,7 @@ def job(github: GitHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return event
 
 
-def test_a_gate_has_one_comment_which_later_jobs_update(
-    cli,
-    github: GitHub,
-    job: Path,
-    tmp_path: Path,
-) -> None:
+def test_a_gate_has_one_comment_which_later_jobs_update(cli, github, job, tmp_path):
     github.comments[110]["body"] = MARKER + "planted by a stranger"
     report = tmp_path / "gate.md"
     for text in ("### first\n", "### second\n"):
@@ -113,13 +105,7 @@ def test_a_gate_has_one_comment_which_later_jobs_update(
 
 
 @pytest.mark.parametrize("status", [403, 500])
-def test_a_comment_that_github_refuses_is_a_warning(
-    cli,
-    github: GitHub,
-    job: Path,
-    tmp_path: Path,
-    status: int,
-) -> None:
+def test_a_comment_that_github_refuses_is_a_warning(cli, github, job, tmp_path, status):
     github.status = status
     done = cli("comment", tmp_path / "gate.md")
     assert (done.returncode, len(github.comments)) == (0, 120)
@@ -128,12 +114,7 @@ def test_a_comment_that_github_refuses_is_a_warning(
     assert "secret" not in done.stdout + done.stderr
 
 
-def test_a_push_has_no_comment_and_a_broken_event_is_a_warning(
-    cli,
-    github: GitHub,
-    job: Path,
-    tmp_path: Path,
-) -> None:
+def test_a_push_has_no_comment_and_a_broken_event_is_a_warning(cli, github, job, tmp_path):
     job.write_text('{"ref": "refs/heads/main"}')
     assert cli("comment", tmp_path / "gate.md").stdout == "no pull request, so no comment.\n"
     job.write_text("{")
@@ -143,12 +124,7 @@ def test_a_push_has_no_comment_and_a_broken_event_is_a_warning(
     assert len(github.comments) == 120
 
 
-def test_a_comment_is_cut_at_a_line_to_what_github_takes(
-    cli,
-    github: GitHub,
-    job: Path,
-    tmp_path: Path,
-) -> None:
+def test_a_comment_is_cut_at_a_line_to_what_github_takes(cli, github, job, tmp_path):
     line = f"| {'é' * 996} |"
     (tmp_path / "gate.md").write_text(f"{line}\n" * 100)
     cli("comment", tmp_path / "gate.md")
@@ -158,7 +134,7 @@ def test_a_comment_is_cut_at_a_line_to_what_github_takes(
     assert (len(rows), set(rows)) == (65, {line})
 
 
-def _run_action(folder: Path, inputs: dict[str, str]) -> dict[str, tuple[int, str]]:
+def _run_action(folder, inputs):
     """Run the `run` steps of action.yml with an installed command; return exit code and output of
     each.
     """
@@ -194,11 +170,7 @@ def _run_action(folder: Path, inputs: dict[str, str]) -> dict[str, tuple[int, st
     return results
 
 
-def test_the_artifact_holds_the_run_that_the_comment_names(
-    github: GitHub,
-    job: Path,
-    tmp_path: Path,
-) -> None:
+def test_the_artifact_holds_the_run_that_the_comment_names(github, job, tmp_path):
     _run_action(tmp_path, {"files": "tests/cases/flips_fp16.npz"})
     steps = yaml.safe_load((ROOT / "action.yml").read_text())["runs"]["steps"]
     (upload,) = [step for step in steps if "upload-artifact" in step.get("uses", "")]
@@ -210,11 +182,7 @@ def test_the_artifact_holds_the_run_that_the_comment_names(
     assert github.comments[120]["body"].count("verdict")
 
 
-def test_the_documented_workflow_comments_and_leaves_summary_and_junit(
-    github: GitHub,
-    job: Path,
-    tmp_path,
-) -> None:
+def test_the_documented_workflow_comments_and_leaves_summary_and_junit(github, job, tmp_path):
     text = (ROOT / "docs" / "guides" / "gates.md").read_text()
     (of_job,) = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["jobs"].values()
     inputs = of_job["steps"][-1]["with"]
@@ -234,24 +202,13 @@ def test_the_documented_workflow_comments_and_leaves_summary_and_junit(
     ("files", "code"),
     [("none.npz", 2), ("tests/cases/flips_fp16.npz 'unclosed", 1)],
 )
-def test_a_gate_without_a_run_fails_and_its_comment_says_so(
-    github,
-    job,
-    tmp_path,
-    files: str,
-    code: int,
-) -> None:
+def test_a_gate_without_a_run_fails_and_its_comment_says_so(github, job, tmp_path, files, code):
     results = _run_action(tmp_path, {"files": files})
     assert [each for each, _ in results.values()] == [0, code, 0], results
     assert "gate: no result" in github.comments[120]["body"]
 
 
-def test_a_gate_whose_command_crashes_ends_with_a_sentence(
-    github,
-    job,
-    tmp_path,
-    monkeypatch,
-) -> None:
+def test_a_gate_whose_command_crashes_ends_with_a_sentence(github, job, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", "none")  # Python ends with 1, as with a traceback
     code, log = _run_action(tmp_path, {"files": "tests/cases/flips_fp16.npz"})["Gate"]
     assert (code, log.count("Fatal Python error")) == (1, 1), log

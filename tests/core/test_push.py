@@ -1,51 +1,41 @@
 """`push`: to a real server, over connections that break, and one sentence for each refusal."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 
 import httpx2
 import pytest
 
 from core import push as pushing
-from core.push import PushError, PushRequest, PushResult, push_file
+from core.push import PushError, PushRequest, push_file
 from core.runs.reader import RunReader
 from tests.core.probing.odd_server import listening, reply
 from tests.core.runs.made_runs import copied
-from tests.serving import Server, dump, free_port, serving
+from tests.serving import dump, free_port, serving
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("pushed") / "runs") as running:
         yield running
 
 
 @pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_parts(monkeypatch):
     monkeypatch.setattr(pushing, "PART_BYTES", 100_000)
     monkeypatch.setattr(pushing.time, "sleep", lambda seconds: None)
 
 
-def written(path: Path, positions: int = 8, vocab: int = 256) -> Path:
+def written(path, positions=8, vocab=256):
     path.write_bytes(dump(positions, vocab))
     return path
 
 
-def pushed(asked: PushRequest) -> tuple[PushResult, list[str]]:
-    notes: list[str] = []
+def pushed(asked):
+    notes = []
     return push_file(asked, lambda *_: None, notes.append), notes
 
 
-def test_a_dump_and_a_run_arrive_and_their_link_is_printed(
-    server: Server,
-    cli,
-    tmp_path: Path,
-) -> None:
+def test_a_dump_and_a_run_arrive_and_their_link_is_printed(server, cli, tmp_path):
     path = written(tmp_path / "mine.npz")
     done = cli("push", path, "--to", server.url, "--name", "a/b", "--model", "m", "--json")
     said = json.loads(done.stdout)
@@ -66,7 +56,7 @@ class _Breaking(httpx2.HTTPTransport):
 
     count = 0
 
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+    def handle_request(self, request):
         answer = super().handle_request(request)
         self.count += 1
         if self.count % 3 == 0:
@@ -75,11 +65,11 @@ class _Breaking(httpx2.HTTPTransport):
 
 
 def test_it_goes_on_where_the_connection_broke_and_makes_one_run(
-    server: Server,
-    tmp_path: Path,
-    small_parts: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    server,
+    tmp_path,
+    small_parts,
+    monkeypatch,
+):
     path, client, line = written(tmp_path / "parts.npz", 16, 4096), httpx2.Client, _Breaking()
     monkeypatch.setattr(pushing.httpx, "Client", lambda **asked: client(transport=line, **asked))
     before = len(list(server.store.glob("*.duckdb")))
@@ -91,15 +81,15 @@ def test_it_goes_on_where_the_connection_broke_and_makes_one_run(
 
 
 def test_a_push_that_was_stopped_goes_on_and_one_that_is_done_makes_another_run(
-    server: Server,
-    tmp_path: Path,
-    small_parts: None,
-) -> None:
+    server,
+    tmp_path,
+    small_parts,
+):
     asked = PushRequest(written(tmp_path / "again.npz", 16, 4096), "again", server.url)
 
-    sent: set[int] = set()
+    sent = set()
 
-    def stop(stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:
+    def stop(stage, done=0, total=0, unit=""):
         sent.add(done)
         if len(sent - {0}) == 2:  # parts have arrived
             raise KeyboardInterrupt
@@ -112,14 +102,10 @@ def test_a_push_that_was_stopped_goes_on_and_one_that_is_done_makes_another_run(
     assert (notes, other.run_id != done.run_id) == ([], True)
 
 
-def answering(
-    status: int,
-    body: str,
-    seen: list[str | None] | None = None,
-) -> AbstractContextManager[str]:
+def answering(status, body, seen=None):
     """A server that says the same to everything."""
 
-    def answer(handler: BaseHTTPRequestHandler) -> None:
+    def answer(handler):
         if seen is not None:
             seen.append(handler.headers.get("Authorization"))
         handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
@@ -147,19 +133,14 @@ def answering(
         (500, '{"error": "\\u001b[31mred\\n"}', "refuses the file (500):  [31mred "),
     ],
 )
-def test_whatever_a_server_answers_is_one_sentence(
-    status: int,
-    body: str,
-    words: str,
-    tmp_path: Path,
-) -> None:
+def test_whatever_a_server_answers_is_one_sentence(status, body, words, tmp_path):
     with answering(status, body) as url, pytest.raises(PushError) as refused:
         pushed(PushRequest(written(tmp_path / "x.npz"), "x", url, patience_seconds=0))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_server_that_is_not_there_or_speaks_no_tls_is_one_sentence(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_or_speaks_no_tls_is_one_sentence(tmp_path):
     path = written(tmp_path / "x.npz")
     with pytest.raises(PushError, match="cannot be reached"):
         pushed(PushRequest(path, "x", f"http://127.0.0.1:{free_port()}", patience_seconds=0))
@@ -167,12 +148,8 @@ def test_a_server_that_is_not_there_or_speaks_no_tls_is_one_sentence(tmp_path: P
         pushed(PushRequest(path, "x", url.replace("http:", "https:")))
 
 
-def test_a_token_travels_in_a_header_and_is_in_no_sentence(
-    tmp_path: Path,
-    cli,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    seen: list[str | None] = []
+def test_a_token_travels_in_a_header_and_is_in_no_sentence(tmp_path, cli, monkeypatch):
+    seen = []
     path, token = written(tmp_path / "x.npz"), tmp_path / "token"
     token.write_text("secret-of-mine\n")
     with answering(401, '{"error": "No."}', seen) as url:
@@ -195,12 +172,7 @@ def test_a_token_travels_in_a_header_and_is_in_no_sentence(
         (["x", "--to", "http://x", "--token-file", "/none"], "cannot be read as a token"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything_is_sent(
-    arguments: list[str],
-    words: str,
-    cli,
-    tmp_path: Path,
-) -> None:
+def test_what_cannot_be_meant_is_refused_before_anything_is_sent(arguments, words, cli, tmp_path):
     copied(tmp_path / "runs" / "x.duckdb")
     done = cli("push", *arguments)
     assert (done.returncode, words in done.stderr) == (2, True), done.stderr

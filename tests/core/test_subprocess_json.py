@@ -1,7 +1,5 @@
 """A process that says JSON: what it says, how it ends, and that it ends."""
 
-from __future__ import annotations
-
 import pytest
 
 from core import subprocess_json
@@ -14,7 +12,7 @@ STUBBORN = (
 )
 
 
-def child(program: str, **bounds) -> Child:
+def child(program, **bounds):
     return Child(["-c", program], **bounds)
 
 
@@ -26,7 +24,7 @@ def child(program: str, **bounds) -> Child:
         ("sys.exit(3)", "it ended with exit code 3."),
     ],
 )
-def test_what_was_wrong_is_one_sentence(program: str, sentence: str) -> None:
+def test_what_was_wrong_is_one_sentence(program, sentence):
     with child(f"import sys; {program}") as process:
         assert list(process.messages()) == []
     assert process.sentence == sentence
@@ -35,9 +33,9 @@ def test_what_was_wrong_is_one_sentence(program: str, sentence: str) -> None:
 
 @pytest.mark.parametrize("may_ask", [False, True])
 def test_no_secret_is_in_the_environment_of_a_process_that_reads_files_of_others(
-    may_ask: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    may_ask,
+    monkeypatch,
+):
     """One that may get a model has what the hub needs, and never what signs in to this server."""
     own = ("ULPSCOPE_SIGN_IN_PASSWORD", "ULPSCOPE_SIGN_IN_OIDC_CLIENT_SECRET", "ULPSCOPE_TOKEN")
     others = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "DATABASE_URL", "HTTPS_PROXY", "SSH_AUTH_SOCK")
@@ -51,9 +49,7 @@ def test_no_secret_is_in_the_environment_of_a_process_that_reads_files_of_others
     assert found & set(others) == (set(others) if may_ask else set())
 
 
-def test_what_it_complains_of_without_end_neither_holds_it_up_nor_is_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_it_complains_of_without_end_neither_holds_it_up_nor_is_kept(monkeypatch):
     monkeypatch.setattr(subprocess_json, "_MOST_ERRORS", 3)
     with child(
         "import sys\nfor i in range(20_000): print(i, file=sys.stderr)\nprint('{\"a\": 1}')",
@@ -62,7 +58,7 @@ def test_what_it_complains_of_without_end_neither_holds_it_up_nor_is_kept(
     assert list(process._errors) == ["19997\n", "19998\n", "19999\n"]
 
 
-def test_one_that_takes_too_long_is_killed() -> None:
+def test_one_that_takes_too_long_is_killed():
     with child(STAYS, seconds=0.2) as process:
         list(process.messages())
     assert (process.is_late, process.code) == (True, -9)
@@ -72,11 +68,7 @@ def test_one_that_takes_too_long_is_killed() -> None:
     ("program", "patience", "code"),
     [(STAYS, 600, -15), (STUBBORN, 0.1, -9), (STAYS, 0, -9)],
 )
-def test_one_that_is_to_end_ends_by_itself_or_is_killed(
-    program: str,
-    patience: float,
-    code: int,
-) -> None:
+def test_one_that_is_to_end_ends_by_itself_or_is_killed(program, patience, code):
     with child(program) as process:
         said = process.messages()
         assert next(said) == {"stage": "begun"}
@@ -85,7 +77,7 @@ def test_one_that_is_to_end_ends_by_itself_or_is_killed(
     assert process.code == code
 
 
-def test_none_outlives_what_it_was_started_for() -> None:
+def test_none_outlives_what_it_was_started_for():
     process = child(STAYS)
     with process:
         assert next(process.messages()) == {"stage": "begun"}

@@ -1,7 +1,5 @@
 """Texts of others made harmless; counts, sizes and durations in words."""
 
-from __future__ import annotations
-
 import pytest
 
 from core import text
@@ -9,7 +7,7 @@ from core import text
 ORDERS = "a\x1b[31m\u202e\n\udcff"  # a colour, right to left, a line end, a byte that is no UTF-8
 
 
-def test_foreign_text_in_a_message_is_one_printable_line_of_bounded_length() -> None:
+def test_foreign_text_in_a_message_is_one_printable_line_of_bounded_length():
     assert text.clean(ORDERS) == "a\\x1b[31m\\u202e\\n\\udcff"
     assert text.clean("größer π 日本語 ≡") == "größer π 日本語 ≡"
     assert text.clean("\n" * 10**7, 8) == "\\n\\n\\n\\" + "…"
@@ -17,7 +15,7 @@ def test_foreign_text_in_a_message_is_one_printable_line_of_bounded_length() -> 
     assert text.clean((1, 2)) == "(1, 2)"
 
 
-def test_what_cannot_be_seen_is_replaced_but_for_what_is_asked_for() -> None:
+def test_what_cannot_be_seen_is_replaced_but_for_what_is_asked_for():
     assert text.printable(ORDERS) == "a [31m   "
     assert text.printable(ORDERS, "", "\n") == "a[31m\n"
 
@@ -34,7 +32,7 @@ def test_what_cannot_be_seen_is_replaced_but_for_what_is_asked_for() -> None:
         ("", ""),
     ],
 )
-def test_whitespace_and_control_characters_are_made_visible(token: str, seen: str) -> None:
+def test_whitespace_and_control_characters_are_made_visible(token, seen):
     assert text.visible(token) == seen
 
 
@@ -50,7 +48,7 @@ def test_whitespace_and_control_characters_are_made_visible(token: str, seen: st
         ("", ""),
     ],
 )
-def test_an_uploaded_file_name_cannot_leave_its_folder(name: str, safe: str) -> None:
+def test_an_uploaded_file_name_cannot_leave_its_folder(name, safe):
     assert text.file_name(name) == safe
 
 
@@ -64,11 +62,11 @@ def test_an_uploaded_file_name_cannot_leave_its_folder(name: str, safe: str) -> 
         ("a" * 70, "", "a" * 60),
     ],
 )
-def test_a_slug_has_letters_digits_and_hyphens_only(given: str, besides: str, made: str) -> None:
+def test_a_slug_has_letters_digits_and_hyphens_only(given, besides, made):
     assert text.slug(given, besides) == made
 
 
-def test_counts_have_their_noun_and_shares_are_never_rounded_to_nothing_or_all() -> None:
+def test_counts_have_their_noun_and_shares_are_never_rounded_to_nothing_or_all():
     assert [text.plural(count, "flip") for count in (0, 1, 2000)] == [
         "0 flips",
         "1 flip",
@@ -99,7 +97,7 @@ def test_counts_have_their_noun_and_shares_are_never_rounded_to_nothing_or_all()
         (10**13, "10,000.0 GB"),
     ],
 )
-def test_sizes_use_the_largest_unit_above_one(count: int, said: str) -> None:
+def test_sizes_use_the_largest_unit_above_one(count, said):
     assert text.size(count) == said
 
 
@@ -112,8 +110,5 @@ def test_sizes_use_the_largest_unit_above_one(count: int, said: str) -> None:
         (("<0xE4><0xBD>", "<0xA0><0xE5>"), "\u4f60<0xE5>"),
     ],
 )
-def test_bytes_of_neighboring_tokens_become_their_character(
-    tokens: tuple[str, ...],
-    joined: str,
-) -> None:
+def test_bytes_of_neighboring_tokens_become_their_character(tokens, joined):
     assert text.join_bytes("".join(tokens)) == joined

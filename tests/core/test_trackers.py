@@ -2,8 +2,6 @@
 trackers`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -23,7 +21,7 @@ SAMPLES = ROOT / "sample_runs"
 RUN, STEPS = "fresh-against-cached", "trainer-against-rollout"
 
 
-def shown(cli, run_id: str, at: int | None) -> tuple[dict, dict]:
+def shown(cli, run_id, at):
     """Figures by name and step, and texts, as `show --json` has them."""
     run = json.loads(cli("show", run_id, "--json", "--store", SAMPLES).stdout)
     side = f"ulpscope/{run['variant']}"
@@ -47,7 +45,7 @@ def shown(cli, run_id: str, at: int | None) -> tuple[dict, dict]:
     return figures, texts
 
 
-def log_to_writer(run, folder: Path, step: int | None = None) -> tuple[dict, dict]:
+def log_to_writer(run, folder, step=None):
     """Figures by name and step, and texts, of the calls of a SummaryWriter."""
     writer = Mock(["add_scalar", "add_text", "file_writer"])
     writer.file_writer.get_logdir.return_value = str(folder)
@@ -70,7 +68,13 @@ def test_variants_whose_names_look_alike_stay_apart(tmp_path):
     largest = [
         figures[f"ulpscope/{name}/max_abs", None] for name in ("variant", "b_c", "variant_3")
     ]
-    assert largest == pytest.approx([0, np.abs(a - b).max(), np.abs(a - c).max()])
+    assert largest == pytest.approx(
+        [
+            0,
+            np.abs(a - b).max(),
+            np.abs(a - c).max(),
+        ]
+    )
 
 
 @pytest.mark.parametrize("to", ["wandb", "trackio", "mlflow", "tensorboard:runs"])
@@ -106,7 +110,12 @@ def test_a_tracker_stores_figures_texts_and_html(cli, tmp_path, tracker):
     runs, rows, html = json.loads(done.stdout.splitlines()[-1])
     assert runs == 2
     figures, texts = (
-        one | other for one, other in zip(shown(cli, RUN, 0), shown(cli, STEPS, 3), strict=True)
+        one | other
+        for one, other in zip(
+            shown(cli, RUN, 0),
+            shown(cli, STEPS, 3),
+            strict=True,
+        )
     )
     figures["mismatch/k3", 4], texts["mismatch/warning"] = 0.25, "a warning"
     stored = {(name, step): value for name, step, value in rows if isinstance(value, float | int)}

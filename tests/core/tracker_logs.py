@@ -14,7 +14,6 @@ import struct
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from core import log
 from core.rl import Check
@@ -22,7 +21,7 @@ from core.rl import Check
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
 
 
-def log_all(new: str, start: Callable, active: str = "") -> Any:
+def log_all(new: str, start: Callable, active: str = ""):
     log(SAMPLES / "fresh-against-cached.duckdb", to=new)
     run = start()
     log(SAMPLES / "trainer-against-rollout.duckdb", to=run, step=3)

@@ -2,8 +2,6 @@
 commands print.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -61,7 +59,7 @@ def test_every_command_and_field_of_the_skill_is_there(cli, monkeypatch, tmp_pat
         values_at(report, "runs[].id")
 
 
-def values_at(report: Any, field: str) -> list[Any]:
+def values_at(report, field):
     """Values at `pairs[].verdict`; KeyError for a field that is not there."""
     reports = [report]
     for name in field.replace("[]", ".[]").strip(".").split("."):
@@ -73,7 +71,7 @@ def values_at(report: Any, field: str) -> list[Any]:
     return reports
 
 
-def answers_of(folder: Path, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
+def answers_of(folder, *calls):
     """JSON of each call of one session with a server, or the text of its error."""
     variables = environment(folder) | {"ULPSCOPE_SAMPLES": str(SAMPLES), "TMPDIR": str(folder)}
     server = StdioServerParameters(
@@ -100,7 +98,7 @@ def answers_of(folder: Path, *calls: tuple[str, dict[str, Any]]) -> list[Any]:
 def test_tools_answer_what_commands_print_and_leave_nothing(cli, monkeypatch, tmp_path):
     monkeypatch.setenv("ULPSCOPE_SAMPLES", str(SAMPLES))
 
-    def printed(*words: str) -> Any:
+    def printed(*words):
         report = json.loads(cli(*words, "--json").stdout)
         return (
             {name: report[name] for name in report if name not in ("ulp_histogram", "kv")}
@@ -115,7 +113,14 @@ def test_tools_answer_what_commands_print_and_leave_nothing(cli, monkeypatch, tm
     flips = {"variant": "decode", "by_position": [row for row in rows if row["is_flip"]]}
     verdicts = {"verdicts": printed("verdict", "where-it-starts")["pairs"]}
     expected = [
-        ("list_runs", {"limit": 2, "offset": 3}, {"runs": runs[3:5], "runs_total": len(runs)}),
+        (
+            "list_runs",
+            {"limit": 2, "offset": 3},
+            {
+                "runs": runs[3:5],
+                "runs_total": len(runs),
+            },
+        ),
         ("show_run", {"run": "where-it-starts"}, printed("show", "where-it-starts") | verdicts),
         ("positions", {"run": "fresh-against-cached", "flips_only": True}, flips),
         ("where_it_starts", {"run": "where-it-starts"}, started),

@@ -1,7 +1,5 @@
 """`capture`: prompts from files and chats, and dry runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -22,7 +20,7 @@ def test_a_capture_ends_with_its_figures_and_what_to_type_next_and_its_id_is_all
     assert f"next: ulpscope show {run_id}\n" in done.stderr
 
 
-def texts_of(store: Path, run_id: str) -> list[str]:
+def texts_of(store, run_id):
     from core.runs.reader import RunReader
 
     with RunReader(store / f"{run_id}.duckdb") as run:

@@ -1,7 +1,5 @@
 """The command line as its users meet it: real processes, real files, exit codes."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -17,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CASES = ROOT / "tests" / "cases"
 
 
-def in_a_process(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def in_a_process(tmp_path, *arguments):
     """The same as a user's shell runs it."""
     command = [sys.executable, "-m", "core", *arguments]
     return subprocess.run(
@@ -55,7 +53,11 @@ def test_warnings_of_libraries_reach_no_user(tmp_path):
     rows[0, :, 0], rows[0, :, 1], rows[1, :, 0], rows[1, :, 1] = 1e38, -1e38, -1e38, 1e38
     np.savez(tmp_path / "large.npz", a=rows[0], b=rows[1])
     stored = in_a_process(tmp_path, "ingest", str(tmp_path / "large.npz"), "--progress", "json")
-    done = in_a_process(tmp_path, "explain", json.loads(stored.stdout.splitlines()[-1])["run_id"])
+    done = in_a_process(
+        tmp_path,
+        "explain",
+        json.loads(stored.stdout.splitlines()[-1])["run_id"],
+    )
     assert done.returncode == 0
     assert (stored.stderr, done.stderr) == ("", "")
 

@@ -2,10 +2,7 @@
 `filtered_resps` is a text).
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +18,7 @@ MOVED[7] = BASE[7, [1, 0, 2]]  # no rounding
 GOLD = RANDOM.integers(0, 3, 200)
 
 
-def samples(path: Path, logliks: np.ndarray, prompt: str = "p") -> Path:
+def samples(path, logliks, prompt="p"):
     lines = []
     for number, row in enumerate(logliks):
         arguments = {
@@ -48,7 +45,7 @@ def samples(path: Path, logliks: np.ndarray, prompt: str = "p") -> Path:
     return path
 
 
-def test_changed_answers_have_margins_and_near_ties(tmp_path: Path) -> None:
+def test_changed_answers_have_margins_and_near_ties(tmp_path):
     paths = [samples(tmp_path / "one.jsonl", BASE), samples(tmp_path / "eight.jsonl", MOVED)]
     assert are_samples(paths)
     changes = compare_samples(paths)
@@ -74,7 +71,7 @@ def test_changed_answers_have_margins_and_near_ties(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", ["", "é" * 9000])
-def test_generations_change_without_a_margin(start: str, tmp_path: Path) -> None:
+def test_generations_change_without_a_margin(start, tmp_path):
     paths = []
     for name, answers in (("a", ("4", "5")), ("b", ("4", "6"))):
         lines = [
@@ -97,7 +94,7 @@ def test_generations_change_without_a_margin(start: str, tmp_path: Path) -> None
     assert (changes["scores"][0]["change"], changes["scores"][0]["near_ties"]) == (-0.5, 0)
 
 
-def test_compare_prints_them(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_prints_them(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # long names are cut
     paths = [
         samples(tmp_path / "one.jsonl", BASE),
@@ -125,7 +122,7 @@ def test_compare_prints_them(cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     "line",
     ["[1]", '{"doc_id": 1, "filtered_resps": [], "arguments": {}, "metrics": [], "target": ""}'],
 )
-def test_lines_that_are_no_scored_samples_are_refused(line: str, tmp_path: Path) -> None:
+def test_lines_that_are_no_scored_samples_are_refused(line, tmp_path):
     (tmp_path / "a.jsonl").write_text(line + "\n")
     with pytest.raises(DumpError):
         compare_samples([tmp_path / "a.jsonl"] * 2)

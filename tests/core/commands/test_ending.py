@@ -2,8 +2,6 @@
 alone for scripts.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

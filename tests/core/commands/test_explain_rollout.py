@@ -1,14 +1,11 @@
 """`explain --trainer` on sampled tokens: which checkpoint each side agrees with."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json
 import weakref
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +15,7 @@ from benchmarks.verdicts.tiny_models import tiny_model
 from core.commands import explaining
 from core.errors import CaptureError, UsageError
 from core.inference.controls.list_floor import rescore
-from core.inference.models.model import LoadedModel, load_model, save_model
+from core.inference.models.model import load_model, save_model
 from core.judging.explain.rescoring import explain_rescored
 from core.judging.explain.rows import PairRows, RowPair
 from core.judging.ingest import ingest
@@ -29,12 +26,12 @@ MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
 PROMPT, TOKENS, SEQUENCES = 8, 24, 8
 
 
-def load(folder: Path, dtype: str) -> LoadedModel:
+def load(folder, dtype):
     return load_model(str(folder), dtype=dtype, device="cpu")
 
 
 @torch.no_grad()
-def sample(model: torch.nn.Module, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(model, temperature=1.0):
     """Responses drawn token by token, and their log-probabilities. [sequences, prompt + tokens],
     [sequences, tokens]
     """
@@ -52,16 +49,16 @@ def sample(model: torch.nn.Module, temperature: float = 1.0) -> tuple[torch.Tens
     return ids, torch.cat(values, 1)
 
 
-def score(model: torch.nn.Module, ids: torch.Tensor) -> torch.Tensor:
+def score(model, ids):
     """Log-probabilities of the responses' tokens by one forward. [sequences, tokens]"""
     logprobs = model(ids).logits[:, PROMPT - 1 : -1].float().log_softmax(-1)
     return logprobs.gather(2, ids[:, PROMPT:, None])[..., 0]
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: Any) -> dict[float, list[Path]]:
+def checkpoints(tmp_path_factory):
     """Checkpoints after 0, 1 and 2 policy-gradient steps of Adam, by learning rate."""
-    folders: dict[float, list[Path]] = {}
+    folders = {}
     for rate in (1e-6, 1e-4):
         torch.manual_seed(0)
         loaded = load(MODEL, "float32")
@@ -79,12 +76,7 @@ def checkpoints(tmp_path_factory: Any) -> dict[float, list[Path]]:
     return folders
 
 
-def run_of(
-    tmp_path: Path,
-    rollout: torch.nn.Module,
-    trainer: torch.nn.Module,
-    temperature: float = 1.0,
-) -> Path:
+def run_of(tmp_path, rollout, trainer, temperature=1.0):
     torch.manual_seed(1)
     ids, values = sample(rollout, temperature)
     with torch.no_grad():
@@ -99,7 +91,7 @@ def run_of(
     return store.path_of(ingest(store, [tmp_path / "a.jsonl"]))
 
 
-def explained(path: Path, folders: list[Path], loads: Any = None) -> explaining.Explanation:
+def explained(path, folders, loads=None):
     loads = loads or {str(folder): partial(load, folder) for folder in folders}
     with RunReader(path) as run:
         (explanation,) = explaining.explanations_of(run, lambda *_: None, loads=loads).values()
@@ -184,7 +176,12 @@ def test_experts_summed_in_another_order_are_no_other_weights():
         places,
         np.empty((2, 0, 0)),
     )
-    scores = rescore(loaded, [tuple(each) for each in ids.tolist()], pair, lambda *_: None)
+    scores = rescore(
+        loaded,
+        [tuple(each) for each in ids.tolist()],
+        pair,
+        lambda *_: None,
+    )
     assert (sides[0] != sides[1]).mean() > 0.2
     assert [cause.name for cause in explain_rescored([scores])] == ["rounding"]
 
@@ -192,9 +189,13 @@ def test_experts_summed_in_another_order_are_no_other_weights():
 @pytest.mark.model
 def test_one_model_is_in_memory_at_a_time_and_float32_may_not_fit(checkpoints, tmp_path):
     folders, living = checkpoints[1e-4][:2], []
-    path = run_of(tmp_path, load(folders[0], "bfloat16").model, load(folders[1], "bfloat16").model)
+    path = run_of(
+        tmp_path,
+        load(folders[0], "bfloat16").model,
+        load(folders[1], "bfloat16").model,
+    )
 
-    def load_next(folder: Path, dtype: str) -> LoadedModel:
+    def load_next(folder, dtype):
         if dtype == "float32":
             raise CaptureError("no room.")
         assert all(each() is None for each in living)

@@ -1,7 +1,5 @@
 """`compare` as a gate of a CI job: conditions, its files, exit codes."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

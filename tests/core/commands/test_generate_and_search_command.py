@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from core.runs.reader import RunReader
 from core.runs.store.store import open_store
+from tests.core.runs.made_runs import opened
 
 SHAPES = "sample_runs/prompts/shapes.txt"
 MODEL = ("--model", "sample_runs/model")
@@ -25,7 +25,7 @@ def test_generate_keeps_what_each_side_wrote_and_the_command_that_repeats_it(cli
         "--json",
     )
     assert done.returncode == 0, done.stderr
-    with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
+    with opened(open_store(), json.loads(done.stdout)["run_id"]) as run:
         made = run.generations[0]
         assert [len(tokens) for tokens in made.tokens] == [5, 5]
         assert run.header.provenance.command == (
@@ -56,7 +56,7 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
     flips = [
         (flip["position"], flip["reference_token"], flip["variant_token"]) for flip in told["flips"]
     ]
-    with RunReader(open_store().path_of(told["run_id"])) as run:
+    with opened(open_store(), told["run_id"]) as run:
         table = run.positions(0)
         kept = table[table["is_flip"]][["position", "reference_token", "variant_token"]]
         assert [tuple(row) for row in kept.to_numpy().tolist()] == flips
@@ -66,7 +66,7 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
 def test_the_reference_may_be_decode_without_naming_a_variant_and_a_value_of_its_own_sweep(cli):
     done = cli("capture", *MODEL, "--prompt", "def main():", "--reference", "decode", "--json")
     assert done.returncode == 0, done.stderr
-    with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
+    with opened(open_store(), json.loads(done.stdout)["run_id"]) as run:
         assert [side.name for side in run.sides] == ["decode", "prefill"]
     done = cli(
         "capture",

@@ -7,8 +7,8 @@ from transformers import DynamicCache
 
 from core.inference.paths import paths
 from core.inference.paths.bases import Base
-from core.runs.reader import RunReader
 from core.runs.store.store import open_store
+from tests.core.runs.made_runs import opened
 
 MODEL = ("--model", "sample_runs/model")
 PROMPT = ("--prompt", "def walk(self, path):\n    for step in path:\n        if step is None:\n")
@@ -34,7 +34,7 @@ def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
     (pair,) = told["pairs"]
     assert pair["verdict"] in ("rounding", "identical")
     assert [row["group"] for row in pair["evidence"]][:1] == ["rerun"]
-    with RunReader(open_store().path_of(told["run_id"])) as run:
+    with opened(open_store(), told["run_id"]) as run:
         stored = run.pairs[0]
         assert (stored.verdict, stored.because, stored.noise_ratio) == (
             pair["verdict"],
@@ -83,7 +83,7 @@ def test_a_pair_that_cannot_be_judged_is_still_kept_and_the_sentence_told(cli, m
     )
     assert done.returncode == 2
     assert "'decode' was not judged: no floor for this model." in done.stderr
-    with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
+    with opened(open_store(), json.loads(done.stdout)["run_id"]) as run:
         assert run.pairs[0].verdict is None
         assert "was not judged" in run.header.provenance.note
         assert "--declare kv=fp8_e4m3 --declare head=bf16" in run.header.provenance.command

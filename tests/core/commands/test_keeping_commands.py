@@ -1,9 +1,6 @@
 """`label`, `delete` and `ingest` of a run file on the command line."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,13 +11,13 @@ from tests.core.runs.made_runs import copied
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path):
     for name in ("a", "b"):
         copied(tmp_path / "runs" / f"{name}.duckdb")
     return tmp_path / "runs"
 
 
-def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store: Path) -> None:
+def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store):
     assert (
         cli("label", "a", "--tag", "golden", "--tag", "old", "--note", "why", "--pin").returncode
         == 0
@@ -39,17 +36,12 @@ def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store: 
     assert cli("label", "none").returncode == 2
 
 
-def _sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _sampled(tmp_path, monkeypatch):
     copied(tmp_path / "samples" / "sample.duckdb")
     monkeypatch.setenv("ULPSCOPE_SAMPLES", str(tmp_path / "samples"))
 
 
-def test_a_sample_run_among_those_to_delete_leaves_all(
-    cli,
-    store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sample_run_among_those_to_delete_leaves_all(cli, store, tmp_path, monkeypatch):
     _sampled(tmp_path, monkeypatch)
     done = cli("delete", "a", "sample", "b")
     assert (done.returncode, done.stdout) == (2, "")
@@ -58,11 +50,7 @@ def test_a_sample_run_among_those_to_delete_leaves_all(
 
 
 @pytest.mark.thorough
-def test_ingest_of_a_run_file_prints_the_new_run_or_a_sentence(
-    cli,
-    store: Path,
-    tmp_path: Path,
-) -> None:
+def test_ingest_of_a_run_file_prints_the_new_run_or_a_sentence(cli, store, tmp_path):
     path = copied(tmp_path / "outside" / "theirs.duckdb")
     done = cli("ingest", path, "--name", "mine", "--json")
     run_id = json.loads(done.stdout)["run_id"]

@@ -2,12 +2,9 @@
 stored.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ COMPLETION = json.loads((PAYLOADS / "llamacpp_completion.json").read_text())
 
 
 @pytest.fixture
-def changed(tmp_path: Path) -> list[str]:
+def changed(tmp_path):
     """A real answer, and the same one with its second position's best two tokens the other way
     round.
     """
@@ -30,13 +27,13 @@ def changed(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "A.json"), str(tmp_path / "B.json")]
 
 
-def run(cli: Any, *words: str, code: int = 0) -> str:
+def run(cli, *words, code=0):
     done = cli(*words)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr
 
 
-def told(cli: Any, *words: str) -> Any:
+def told(cli, *words):
     return json.loads(cli(*words, "--json").stdout)
 
 
@@ -49,12 +46,7 @@ def told(cli: Any, *words: str) -> Any:
         ("same-top1<0.9", "failed"),
     ],
 )
-def test_a_condition_fails_passes_or_is_open(
-    cli: Any,
-    changed: list[str],
-    condition: str,
-    outcome: str,
-) -> None:
+def test_a_condition_fails_passes_or_is_open(cli, changed, condition, outcome):
     done = cli("compare", *changed, "--fail-on", condition, "--json")
     gate = json.loads(done.stdout)["gate"]
     assert gate["outcome"] == outcome, gate
@@ -63,7 +55,7 @@ def test_a_condition_fails_passes_or_is_open(
         assert (gate["worst"]["prompt"], gate["worst"]["position"]) == (0, 20)
 
 
-def test_what_needs_whole_rows_is_refused_in_a_sentence(cli: Any, changed: list[str]) -> None:
+def test_what_needs_whole_rows_is_refused_in_a_sentence(cli, changed):
     for words, sentence in (
         (
             ("--fail-on", "ulps:4"),
@@ -75,11 +67,7 @@ def test_what_needs_whole_rows_is_refused_in_a_sentence(cli: Any, changed: list[
         assert sentence in run(cli, "compare", *changed, *words, code=2)
 
 
-def test_responses_are_stored_shown_and_compared_again(
-    cli: Any,
-    changed: list[str],
-    tmp_path: Path,
-) -> None:
+def test_responses_are_stored_shown_and_compared_again(cli, changed, tmp_path):
     store = ("--store", str(tmp_path / "runs"))
     run_id = run(cli, "ingest", *changed, "--name", "one flip", *store).strip()
     said = told(cli, "show", run_id, *store)
@@ -94,7 +82,7 @@ def test_responses_are_stored_shown_and_compared_again(
     assert (card["kind"], card["sides"], card["flips"]) == ("upload", ["A", "B"], 1)
 
 
-def sglang(prompt_tokens: int, logprob: float) -> dict[str, Any]:
+def sglang(prompt_tokens, logprob):
     entry = [logprob, 7, None]
     meta = {
         "prompt_tokens": prompt_tokens,

@@ -1,7 +1,5 @@
 """Progress of long work: a bar on a terminal, lines elsewhere, JSON for programs."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
@@ -12,7 +10,7 @@ from core.commands.terminal import console
 
 
 class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 

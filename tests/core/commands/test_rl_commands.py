@@ -2,8 +2,6 @@
 folders.
 """
 
-from __future__ import annotations
-
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -16,7 +14,7 @@ EXPECTED = np.load(CASES / "expected.npz")
 RANK = CASES / "token_exports" / "step_4" / "rank_0.jsonl"  # sequences 0 and 1
 
 
-def r_of(*sequences: int) -> np.ndarray:
+def r_of(*sequences):
     """Trainer minus rollout over the tokens of the loss."""
     parts = [
         EXPECTED[f"trainer{n}"].astype(float) - EXPECTED[f"rollout{n}"].astype(float)

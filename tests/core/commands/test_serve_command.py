@@ -1,7 +1,5 @@
 """`serve` and its options that end at once."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -17,9 +15,9 @@ PASSWORD = "correct horse"
 
 
 @pytest.fixture
-def executed(monkeypatch) -> list[tuple]:
+def executed(monkeypatch):
     """What the process would have become."""
-    calls: list[tuple] = []
+    calls = []
     monkeypatch.setattr(
         serve.os,
         "execve",

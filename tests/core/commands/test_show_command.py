@@ -2,26 +2,23 @@
 lacks is a sentence.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest
 
 from core.inference.capture import mitigations
-from core.runs.reader import RunReader
 from core.runs.store.store import Store, open_store
 from core.runs.tables.mitigations import advice
 from tests.core.runs.kernel_runs import kernel_run
 from tests.core.runs.layer_runs import GROWING, layer_run, with_kernels
-from tests.core.runs.made_runs import calm_sides, header_of, write_run
+from tests.core.runs.made_runs import calm_sides, header_of, opened, write_run
 from tests.core.runs.mitigation_runs import ROWS, mitigation_run
 
 PROMPT = "def __init__(self, name, parent=None):\n    self.name = name"
 
 
 @pytest.fixture
-def store(cli, tmp_path, monkeypatch) -> Store:
+def store(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     return Store(tmp_path / "runs")
 
@@ -120,7 +117,7 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
     )
     done = cli("capture", *asked, "--kernels", "--mitigations")
     assert done.returncode == 0, done.stderr
-    with RunReader(open_store().path_of(json.loads(done.stdout)["run_id"])) as run:
+    with opened(open_store(), json.loads(done.stdout)["run_id"]) as run:
         assert run.sides_with_kernels == {0, 1}
         forwards = run.query("SELECT forwards_of FROM kernel_side ORDER BY side")[
             "forwards_of"
@@ -133,8 +130,9 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
             run.pairs[0].summary.max_ulps,
         )
         assert {row.name: row.neq for row in others}["batch-invariant kernels"] == 0
-    with RunReader(
-        open_store().path_of(json.loads(cli("capture", *asked).stdout)["run_id"]),
+    with opened(
+        open_store(),
+        json.loads(cli("capture", *asked).stdout)["run_id"],
     ) as run:
         assert not run.sides_with_kernels
         assert run.mitigations == {}

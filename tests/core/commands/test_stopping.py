@@ -2,8 +2,6 @@
 signals.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -41,7 +39,7 @@ with stoppable(), RunWriter(Store(Path(sys.argv[1])), header):
 """
 
 
-def started(store: Path, planted: str = "") -> subprocess.Popen[str]:
+def started(store, planted=""):
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK.format(planted=planted), str(store)],
         cwd=ROOT,

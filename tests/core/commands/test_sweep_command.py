@@ -1,7 +1,5 @@
 """`sweep` as a shell sees it, with the small model."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import xml.etree.ElementTree as ET

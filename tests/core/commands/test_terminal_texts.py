@@ -2,8 +2,6 @@
 command.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from core.runs.ops_run import write_ops_run
@@ -40,7 +38,7 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def filled(tmp_path_factory):
     found = Store(tmp_path_factory.mktemp("filled") / "runs")
     for run_id, sample in SAMPLES.items():
         path = copied(found.directory / f"{run_id}.duckdb")
@@ -57,7 +55,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.fixture
-def store(cli, filled: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(cli, filled, monkeypatch):
     """The filled store; none of these commands changes it."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(filled.directory))
     return filled
@@ -68,11 +66,7 @@ def store(cli, filled: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
     COMMANDS,
     ids=lambda command: " ".join(command).encode("ascii", "replace").decode()[:30],
 )
-def test_what_a_command_prints_gives_the_terminal_no_orders(
-    command: tuple[str, ...],
-    cli,
-    store: Store,
-) -> None:
+def test_what_a_command_prints_gives_the_terminal_no_orders(command, cli, store):
     done = cli(*(str(store.path_of("mine")) if part == "FILE" else part for part in command))
     said = done.stdout + done.stderr
     assert said

@@ -83,7 +83,13 @@ def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
     ],
 )
 def test_what_cannot_be_done_is_refused_with_2_and_stores_nothing(cli, dump, arguments, sentence):
-    words = [{"RUN": dump[0], "PAIR": dump[1]}.get(word, word) for word in arguments]
+    words = [
+        {"RUN": dump[0], "PAIR": dump[1]}.get(
+            word,
+            word,
+        )
+        for word in arguments
+    ]
     done = cli("verdict", *words)
     assert done.returncode == 2
     assert sentence in done.stderr.replace("\n", " ")

@@ -2,8 +2,6 @@
 is drawn.
 """
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 
@@ -22,7 +20,7 @@ TESTS = Path(__file__).resolve().parents[2]
 COLORS = np.array([ImageColor.getrgb(color) for _, color in ULPS])
 
 
-def plot(path: Path) -> np.ndarray:
+def plot(path):
     """The plot in the picture of a run's first pair. [rows, columns, 3] int"""
     with RunReader(path) as run:
         image = Image.open(io.BytesIO(png_file(run, run.pairs[0])))
@@ -30,7 +28,7 @@ def plot(path: Path) -> np.ndarray:
     return np.asarray(image.convert("RGB").crop(PLOT)).astype(int)
 
 
-def cells_of(pixels: np.ndarray, rows: int, columns: int) -> np.ndarray:
+def cells_of(pixels, rows, columns):
     """Colors of the middles of so many cells. [rows, columns, 3]"""
     places = (
         (np.arange(n) + 0.5) * size / n
@@ -39,12 +37,15 @@ def cells_of(pixels: np.ndarray, rows: int, columns: int) -> np.ndarray:
     return pixels[np.ix_(*(each.astype(int) for each in places))]
 
 
-def colors_of(shares: np.ndarray) -> np.ndarray:
+def colors_of(shares):
     places = [place for place, _ in ULPS]
-    return np.stack([np.interp(shares, places, channel) for channel in COLORS.T], axis=-1)
+    return np.stack(
+        [np.interp(shares, places, channel) for channel in COLORS.T],
+        axis=-1,
+    )
 
 
-def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path: Path) -> None:
+def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path):
     header = header_of("float32", (8,), 32 * 22)
     reference = np.zeros((8, header.vocab), np.float32)
     reference[:, 0] = 8.0  # a row ULP is 2**-20
@@ -52,7 +53,11 @@ def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path: Pat
     variant = reference.copy()
     variant[1, 500] = 8.0 + 4 * 2**-20
     variant[5, 400], variant[7, 650] = 3 * 2**-20, np.nan
-    path = write_run(Store(tmp_path), header, [reference.view(np.uint32), variant.view(np.uint32)])
+    path = write_run(
+        Store(tmp_path),
+        header,
+        [reference.view(np.uint32), variant.view(np.uint32)],
+    )
     pixels = plot(path)
     tokens = 3 * 32  # of a cell, if few cells differ
     colors = cells_of(pixels, 8, 8)
@@ -62,28 +67,35 @@ def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path: Pat
     assert (colors[3] == 255).all()
     ring = np.argwhere((pixels == (0x1A, 0x1C, 0x20)).all(axis=2))
     # half of it, at the left edge
-    assert ring.mean(axis=0) == pytest.approx((1.5 * len(pixels) / 8, 0.5), abs=4)
+    assert ring.mean(axis=0) == pytest.approx(
+        (1.5 * len(pixels) / 8, 0.5),
+        abs=4,
+    )
 
 
-def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store: Store) -> None:
+def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store):
     path = store.path_of(ingest(store, [TESTS / "cases/rollouts/slime/train_data/2.pt"]))
     expected, r = np.load(TESTS / "cases/rollouts/expected.npz"), np.zeros((3, 20))
     for row in range(3):
         trainer, rollout, mask = (
             expected[f"{name}{row}"] for name in ("trainer", "rollout", "mask")
         )
-        r[row, : len(mask)] = np.where(mask, np.abs(trainer - rollout), 0)
+        r[row, : len(mask)] = np.where(
+            mask,
+            np.abs(trainer - rollout),
+            0,
+        )
     r = r[:, r.any(axis=0).argmax() :]
     away = np.abs(cells_of(plot(path), *r.shape) - colors_of(r / r.max())).max(axis=2)
     assert away[r > 0].max() <= 2
 
 
-def test_an_identical_pair_is_an_empty_plot() -> None:
+def test_an_identical_pair_is_an_empty_plot():
     colors = cells_of(plot(TESTS.parent / "sample_runs" / "batches-on-an-h100.duckdb"), 16, 37)
     assert (colors == 255).mean() > 0.9  # the rest is grid
 
 
-def test_the_title_names_the_variant_before_the_reference(tmp_path: Path) -> None:
+def test_the_title_names_the_variant_before_the_reference(tmp_path):
     header = header_of("float32", (2,), 64)
     rows = np.zeros((2, 64), np.uint32)
     with RunReader(write_run(Store(tmp_path), header, [rows, rows])) as run:

@@ -2,8 +2,6 @@
 failed.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
@@ -42,13 +40,7 @@ pytestmark = pytest.mark.model
 def captured(cli, tmp_path):
     """Capture with a toy engine as the variant. -> what the command gave, and the store"""
 
-    def capture(
-        *more: str,
-        fault: str = "pass",
-        vocab: int = 4096,
-        dtype: str = "float32",
-        command: str = "capture",
-    ):
+    def capture(*more, fault="pass", vocab=4096, dtype="float32", command="capture"):
         adapter = tmp_path / "toy.py"
         adapter.write_text(ADAPTER.replace("FAULT", fault).replace("VOCAB", str(vocab)))
         store = tmp_path / "store"
@@ -76,9 +68,18 @@ def test_every_bit_of_an_engine_is_in_the_run(captured):
         header = run.header
         ids = header.prompts[0].token_ids
         expected = np.concatenate(
-            [np.random.default_rng(t).standard_normal((1, 4096), np.float32) for t in ids],
+            [
+                np.random.default_rng(t).standard_normal(
+                    (1, 4096),
+                    np.float32,
+                )
+                for t in ids
+            ],
         )
-        assert np.array_equal(run.read_rows(1, 0, len(ids)), expected.view(np.uint32))
+        assert np.array_equal(
+            run.read_rows(1, 0, len(ids)),
+            expected.view(np.uint32),
+        )
         assert header.sides[1].path == "toy:prefill"
         assert header.provenance.versions["toy"] == "7"
 

@@ -2,8 +2,6 @@
 torchtitan, against transformers; files that want more than to be read.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
@@ -75,7 +73,7 @@ def as_sglang(model, steps, folder):
     """
     place = folder / "TP0_PP0_Rank0_pid7"
     place.mkdir()
-    late: dict[str, torch.Tensor] = {}
+    late = {}
     past, start = None, 0
     for number, ids in enumerate([(0, 0, 0), *steps]):
         if number < 2:
@@ -150,7 +148,10 @@ def replayed(loaded, ids=IDS):
 
 @pytest.mark.parametrize(
     "steps",
-    [*thorough([((IDS,),)]), (IDS[:5], IDS[5:9], *((one,) for one in IDS[9:]))],
+    [
+        *thorough([((IDS,),)]),
+        (IDS[:5], IDS[5:9], *((one,) for one in IDS[9:])),
+    ],
 )
 def test_a_dump_of_sglangs_layout_is_the_model_module_by_module(loaded, folder, steps):
     """Prefilled in one forward, or in pieces and then token by token; the warm-up before it is

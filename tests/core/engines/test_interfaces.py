@@ -3,8 +3,6 @@
 SGLang was never run.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

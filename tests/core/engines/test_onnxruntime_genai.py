@@ -2,8 +2,6 @@
 it.
 """
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 
@@ -129,7 +127,10 @@ def test_a_folder_without_a_graph_is_refused_before_anything_is_loaded(loaded, p
     """The package here cannot even be imported."""
     broken = dict.fromkeys(STAND_IN, "raise RuntimeError('imported')")
     packages(
-        {**STAND_IN, **{name: text for name, text in broken.items() if name.endswith(".py")}},
+        {
+            **STAND_IN,
+            **{name: text for name, text in broken.items() if name.endswith(".py")},
+        },
         "genai",
     )
     with pytest.raises(CaptureError, match="graph:own needs genai_config"):
@@ -169,7 +170,10 @@ def test_the_matrices_of_a_graph_are_read_without_onnx(adapter, tmp_path, attrib
     kind, more = (
         ("MatMul", {}) if attributes is None else ("MatMulNBits", {"K": 64, "N": 64, **attributes})
     )
-    path = _graph(tmp_path / "model.onnx", [helper.make_node(kind, ["a", "b"], ["c"], **more)])
+    path = _graph(
+        tmp_path / "model.onnx",
+        [helper.make_node(kind, ["a", "b"], ["c"], **more)],
+    )
     assert adapter.matrices_of(path) == found
 
 

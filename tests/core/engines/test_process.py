@@ -2,8 +2,6 @@
 left behind.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -34,7 +32,7 @@ def adapter(tmp_path):
     """Write an adapter whose end is given, and start it."""
     started = []
 
-    def start(end: str, quiet_seconds: float = 60.0) -> EngineProcess:
+    def start(end, quiet_seconds=60.0):
         path = tmp_path / f"adapter_{len(started)}.py"
         path.write_text(HELLO + textwrap.dedent(end))
         started.append(EngineProcess("toy", sys.executable, path, quiet_seconds=quiet_seconds))
@@ -160,7 +158,7 @@ def test_an_engine_that_hangs_is_ended(adapter):
     assert process.has_ended
 
 
-def is_there(pid: int) -> bool:
+def is_there(pid):
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
 

@@ -1,7 +1,5 @@
 """Engines as sides: real ones, against transformers, in the run file and on trial."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Passwords, tokens, the list of members, and when a server must not start."""
 
-from __future__ import annotations
-
 import stat
 
 import pytest

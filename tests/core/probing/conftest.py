@@ -8,10 +8,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 
 from core.inference.models.engine_files import gguf_of
@@ -21,7 +19,7 @@ from tests.serving import free_port
 MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
 
 
-def add_tokenizer(file: gguf.GGUFWriter, _: str) -> None:
+def add_tokenizer(file: gguf.GGUFWriter, _: str):
     """Add the small model's own tokenizer, in place of none."""
     config, tokenizer = (
         json.loads((MODEL / name).read_text()) for name in ("config.json", "tokenizer.json")
@@ -53,7 +51,7 @@ def _written(place: Path, quantize: gguf.GGMLQuantizationType | None = None) -> 
     """
     plain = gguf.GGUFWriter.add_tensor
 
-    def add(file: gguf.GGUFWriter, name: str, values: np.ndarray, **more: Any) -> None:
+    def add(file: gguf.GGUFWriter, name, values, **more):
         if quantize is not None and values.ndim > 1:
             values, more = gguf.quants.quantize(values, quantize), {"raw_dtype": quantize}
         plain(file, name, values, **more)
@@ -67,17 +65,17 @@ def _written(place: Path, quantize: gguf.GGMLQuantizationType | None = None) -> 
 
 
 @pytest.fixture(scope="session")
-def small_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_gguf(tmp_path_factory) -> Path:
     return _written(tmp_path_factory.mktemp("gguf"))
 
 
 @pytest.fixture(scope="session")
-def quantized_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quantized_gguf(tmp_path_factory) -> Path:
     return _written(tmp_path_factory.mktemp("quantized"), gguf.GGMLQuantizationType.Q4_0)
 
 
 @contextmanager
-def llama_of(path: Path, port: int) -> Iterator[str]:
+def llama_of(path, port: int) -> Iterator[str]:
     """Address of a llama.cpp server with this model."""
     script = Path(__file__).with_name("llama_server.py")
     command = [sys.executable, str(script), str(path), str(port)]
@@ -95,7 +93,7 @@ def llama_of(path: Path, port: int) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def llama(small_gguf: Path) -> Iterator[str]:
+def llama(small_gguf) -> Iterator[str]:
     """Address of a llama.cpp server with the small model in float32."""
     with llama_of(small_gguf, free_port()) as address:
         yield address

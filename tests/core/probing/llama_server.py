@@ -10,7 +10,7 @@ import threading
 import xllamacpp
 
 
-def main(path: str, port: int) -> None:
+def main(path, port: int):
     params = xllamacpp.CommonParams()
     params.model.path = path
     params.n_ctx = 4096

@@ -16,7 +16,7 @@ MODELS = {"object": "list", "data": [{"id": "odd", "object": "model", "owned_by"
 Act = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 
 
-def completion(request: dict[str, Any], *, shift: float = 0.0) -> dict[str, Any]:
+def completion(request, *, shift: float = 0.0) -> dict[str, Any]:
     """A completion of `max_tokens` tokens that depends on nothing but the prompt's length."""
     count = int(request.get("max_tokens", 1))
     tokens = [f" t{(len(request.get('prompt', '')) + step) % 7}" for step in range(count)]
@@ -36,7 +36,7 @@ def completion(request: dict[str, Any], *, shift: float = 0.0) -> dict[str, Any]
     }
 
 
-def reply(handler: BaseHTTPRequestHandler, answer: Any, status: int = 200, **headers: str) -> None:
+def reply(handler, answer, status: int = 200, **headers: str):
     body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     handler.send_response(status)
     for name, value in {"Content-Length": str(len(body)), **headers}.items():
@@ -50,13 +50,13 @@ class Odd:
     all after it.
     """
 
-    def __init__(self, *acts: Act) -> None:
+    def __init__(self, *acts: Act):
         self.acts = acts
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self._lock = threading.Lock()
 
-    def handle(self, handler: BaseHTTPRequestHandler) -> None:
+    def handle(self, handler):
         if handler.command == "GET":
             is_models = handler.path == "/v1/models"
             reply(handler, MODELS if is_models else {}, 200 if is_models else 404)
@@ -79,12 +79,12 @@ def listening(handle: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             handle(self)
 
         do_POST = do_PUT = do_PATCH = do_GET  # noqa: N815
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -103,23 +103,23 @@ def serving(*acts: Act) -> Iterator[tuple[str, Odd]]:
         yield address, odd
 
 
-def good(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+def good(handler, request):
     reply(handler, completion(request))
 
 
-def moved(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+def moved(handler, request):
     """Another answer than before."""
     reply(handler, completion(request, shift=-0.01))
 
 
-def echoed(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+def echoed(handler, request):
     """Rows of the prompt where the other answers have generated ones."""
     answer = completion(request)
     answer["choices"][0]["logprobs"]["token_logprobs"][0] = None
     reply(handler, answer)
 
 
-def speculative(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+def speculative(handler, request):
     """Every token but the first was drafted: it has the value 0.0 and an empty list."""
     answer = completion(request)
     logprobs = answer["choices"][0]["logprobs"]
@@ -128,7 +128,7 @@ def speculative(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> Non
     reply(handler, answer)
 
 
-def always(answer: Any, status: int = 200, **headers: str) -> Act:
+def always(answer, status: int = 200, **headers: str) -> Act:
     return lambda handler, _: reply(handler, answer, status, **headers)
 
 
@@ -144,7 +144,7 @@ error_500 = always(
 )
 
 
-def cut_off(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
+def cut_off(handler, _: dict[str, Any]):
     handler.send_response(200)
     handler.send_header("Content-Length", "5000")
     handler.end_headers()
@@ -153,13 +153,13 @@ def cut_off(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
     handler.connection.shutdown(socket.SHUT_RDWR)
 
 
-def without(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+def without(handler, request):
     answer = completion(request)
     answer["choices"][0]["logprobs"] = None
     reply(handler, answer)
 
 
-def wrong(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
+def wrong(handler, request):
     """Ids that are none."""
     answer = completion(request)
     answer["choices"][0]["logprobs"] = {
@@ -168,7 +168,7 @@ def wrong(handler: BaseHTTPRequestHandler, request: dict[str, Any]) -> None:
     reply(handler, answer)
 
 
-def endless(handler: BaseHTTPRequestHandler, _: dict[str, Any]) -> None:
+def endless(handler, _: dict[str, Any]):
     handler.send_response(200)
     handler.send_header("Connection", "close")
     handler.end_headers()

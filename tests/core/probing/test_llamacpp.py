@@ -2,20 +2,16 @@
 early.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from core.judging.lists import judge_probe
 from core.probing.client import Client
 from core.probing.plan import Plan, parsed_tests
-from core.probing.probe import Probe, ProbeResult
+from core.probing.probe import Probe
 from core.probing.servers import LLAMACPP, Ask, Server, find_server
 from core.responses.pairing import compare_sides, pairs_of
-from core.responses.records import ResponseSide
 from core.runs.file.evidence import Check
 
 pytestmark = pytest.mark.model
@@ -32,21 +28,21 @@ PROMPTS = (
 
 
 @pytest.fixture(scope="module")
-def server(llama: str) -> Server:
+def server(llama):
     return find_server(Client(llama))
 
 
-def probed(server: Server, tests: str, *, prompts: tuple = PROMPTS, top: int = 20) -> ProbeResult:
+def probed(server, tests, *, prompts=PROMPTS, top=20):
     names, load = parsed_tests(tests)
     client = Client(server.client.url)
     return Probe(Plan(prompts, names, load, 6, top), [replace(server, client=client)]).run()
 
 
-def sides(found: ProbeResult) -> dict[str, ResponseSide]:
+def sides(found):
     return {side.name: side for side in (*found.sides, *found.walks)}
 
 
-def test_it_is_known_for_what_it_is(server: Server) -> None:
+def test_it_is_known_for_what_it_is(server):
     assert server.kind is LLAMACPP
     assert (server.model, server.vocab, server.kind.takes_ids) == ("small.gguf", 4096, True)
     ids = server.tokenize(PROMPTS[0])
@@ -54,7 +50,7 @@ def test_it_is_known_for_what_it_is(server: Server) -> None:
     assert all(0 <= token < 4096 for token in ids)
 
 
-def test_a_response_has_ids_rows_and_what_was_asked(server: Server) -> None:
+def test_a_response_has_ids_rows_and_what_was_asked(server):
     ids = server.tokenize(PROMPTS[0])
     assert ids is not None
     response = server.ask(Ask(ids, 4, 10))
@@ -65,7 +61,7 @@ def test_a_response_has_ids_rows_and_what_was_asked(server: Server) -> None:
     assert server.ask(Ask(ids, 1, 4096)).rows.best.tolist() == [4096]
 
 
-def test_cold_repeats_itself_cached_repeats_itself_and_they_differ(server: Server) -> None:
+def test_cold_repeats_itself_cached_repeats_itself_and_they_differ(server):
     """The pattern of report A: the first call against every later one. A processor whose kernels
     sum a single row as they sum many would show no difference; those of this model's float32 were
     not seen to.
@@ -81,7 +77,7 @@ def test_cold_repeats_itself_cached_repeats_itself_and_they_differ(server: Serve
     assert all(count is not None and count > 10 for count in cached)
 
 
-def test_every_test_gives_its_sides_and_verdicts(server: Server) -> None:
+def test_every_test_gives_its_sides_and_verdicts(server):
     found = probed(server, "rerun,warm,load:3,echo")
     names = ["cold", "cold again", "warm", "warm again", "load:3", "load:3 again"]
     assert [side.name for side in found.sides] == names
@@ -102,7 +98,7 @@ def test_every_test_gives_its_sides_and_verdicts(server: Server) -> None:
         )
 
 
-def test_a_walk_is_teacher_forced_rows_of_the_prompt(server: Server) -> None:
+def test_a_walk_is_teacher_forced_rows_of_the_prompt(server):
     ids = server.tokenize(PROMPTS[0])
     assert ids is not None
     found = probed(server, "walk", prompts=(ids[:12],), top=4096)
@@ -117,7 +113,7 @@ def test_a_walk_is_teacher_forced_rows_of_the_prompt(server: Server) -> None:
     assert len(warm.rows) == 12
 
 
-def test_two_servers_get_the_same_prompts_and_are_told_apart(llama: str, server: Server) -> None:
+def test_two_servers_get_the_same_prompts_and_are_told_apart(llama, server):
     other = Server(Client(llama), LLAMACPP, server.version, server.model)
     found = Probe(Plan(PROMPTS, ("rerun",), tokens=3, is_against=True), [server, other]).run()
     assert [side.name for side in found.sides] == [
@@ -131,7 +127,7 @@ def test_two_servers_get_the_same_prompts_and_are_told_apart(llama: str, server:
     assert {one.name for one in verdicts} == {"identical"}
 
 
-def test_a_dry_run_sends_nothing(cli: Any) -> None:
+def test_a_dry_run_sends_nothing(cli):
     done = cli(
         "probe",
         "http://127.0.0.1:1",

@@ -2,14 +2,10 @@
 to a sound one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,20 +14,19 @@ from core.judging.lists import judge_probe
 from core.probing import client as clients
 from core.probing.client import Client, ProbeError
 from core.probing.plan import Plan, base_of, costs, parsed_tests
-from core.probing.probe import Probe, ProbeResult
+from core.probing.probe import Probe
 from core.probing.servers import find_server
 from core.responses.pairing import pairs_of
-from core.runs.file.evidence import Verdict
 from tests.core.probing import odd_server as odd
 from tests.core.responses.made_sides import run_of
 
 
 def probed(
-    address: str,
-    tests: str = "rerun",
-    prompts: tuple[str, ...] = ("Hello",),
-    **more: Any,
-) -> ProbeResult:
+    address,
+    tests="rerun",
+    prompts=("Hello",),
+    **more,
+):
     names, load = parsed_tests(tests)
     client = Client(address, **more)
     try:
@@ -43,7 +38,7 @@ def probed(
 TWO = ("--prompt", "one", "--prompt", "two", "--tests", "rerun")
 
 
-def stored(cli: Any, folder: Path, *acts: odd.Act, words: tuple[str, ...] = TWO) -> tuple[Any, Any]:
+def stored(cli, folder, *acts, words=TWO):
     """The run that a probe leaves, and what it prints."""
     with odd.serving(*acts) as (address, _):
         done = cli("probe", address, *words, "--tokens", "2", "--store", folder, "--json")
@@ -52,11 +47,11 @@ def stored(cli: Any, folder: Path, *acts: odd.Act, words: tuple[str, ...] = TWO)
     return run_of(path), json.loads(done.stdout)
 
 
-def judged_of(found: ProbeResult) -> list[Verdict]:
+def judged_of(found):
     return judge_probe(found.sides, pairs_of(found.sides))
 
 
-def verdicts_of(found: ProbeResult) -> dict[str, str]:
+def verdicts_of(found):
     return {found.sides[one.pair + 1].name: one.name for one in judged_of(found)}
 
 
@@ -74,11 +69,7 @@ def verdicts_of(found: ProbeResult) -> dict[str, str]:
         (odd.busy, "the server answers 429: slow down"),
     ],
 )
-def test_each_misbehaviour_is_one_sentence(
-    act: odd.Act,
-    sentence: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_misbehaviour_is_one_sentence(act, sentence, monkeypatch):
     with (
         odd.serving(odd.good, act) as (address, _),
         pytest.raises(ProbeError, match=sentence) as raised,
@@ -88,17 +79,17 @@ def test_each_misbehaviour_is_one_sentence(
     assert "\x1b" not in str(raised.value)
 
 
-@pytest.mark.parametrize("models", [5, [{"id": "m", "owned_by": ["x"], "meta": [1]}]])
-def test_what_a_server_says_of_itself_may_have_any_form(
-    models: Any,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize(
+    "models",
+    [5, [{"id": "m", "owned_by": ["x"], "meta": [1]}]],
+)
+def test_what_a_server_says_of_itself_may_have_any_form(models, monkeypatch):
     monkeypatch.setitem(odd.MODELS, "data", models)
     with odd.serving(odd.refused) as (address, _), pytest.raises(ProbeError):
         find_server(Client(address))
 
 
-def test_an_endless_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_answer_is_ended(monkeypatch):
     monkeypatch.setattr(clients, "MOST_BYTES", 1 << 20)
     with (
         odd.serving(odd.good, odd.endless) as (address, _),
@@ -107,19 +98,25 @@ def test_an_endless_answer_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         probed(address)
 
 
-def test_what_a_server_puts_off_is_asked_again() -> None:
-    with odd.serving(odd.good, odd.busy, odd.away, odd.busy, odd.good) as (address, seen):
+def test_what_a_server_puts_off_is_asked_again():
+    with odd.serving(
+        odd.good,
+        odd.busy,
+        odd.away,
+        odd.busy,
+        odd.good,
+    ) as (address, seen):
         found = probed(address)
     assert [side.name for side in found.sides] == ["cold", "cold again"]
     assert len(seen.asked) == 1 + 3 + 2  # a trial, three that were put off, two answers
 
 
-def test_a_server_that_is_not_there_is_one_sentence() -> None:
+def test_a_server_that_is_not_there_is_one_sentence():
     with pytest.raises(ProbeError, match="cannot be reached"):
         probed("http://127.0.0.1:1")
 
 
-def test_an_answer_that_changes_is_nondeterministic_and_a_steady_one_is_not() -> None:
+def test_an_answer_that_changes_is_nondeterministic_and_a_steady_one_is_not():
     with odd.serving(odd.good) as (address, _):
         steady = probed(address, "rerun,warm")
     assert verdicts_of(steady) == dict.fromkeys(("cold again", "warm", "warm again"), "identical")
@@ -128,10 +125,7 @@ def test_an_answer_that_changes_is_nondeterministic_and_a_steady_one_is_not() ->
     assert set(verdicts_of(changing).values()) == {"nondeterministic"}
 
 
-def test_an_answer_that_cannot_be_compared_does_not_take_the_others_with_it(
-    cli: Any,
-    tmp_path: Path,
-) -> None:
+def test_an_answer_that_cannot_be_compared_does_not_take_the_others_with_it(cli, tmp_path):
     words = ("--prompt", "one", "--tests", "rerun,warm")
     run, printed = stored(cli, tmp_path, odd.good, odd.good, odd.echoed, odd.good, words=words)
     assert [side.name for side in run.sides] == ["cold", "warm", "warm again"]
@@ -139,7 +133,7 @@ def test_an_answer_that_cannot_be_compared_does_not_take_the_others_with_it(
     assert any("'cold again' is left out" in note for note in printed["notes"])
 
 
-def test_placeholders_are_never_called_identical() -> None:
+def test_placeholders_are_never_called_identical():
     with odd.serving(odd.speculative) as (address, _):
         found = probed(address, "rerun,warm,load:2")
     judged = judged_of(found)
@@ -147,11 +141,7 @@ def test_placeholders_are_never_called_identical() -> None:
     assert all(one.because.startswith("Placeholders at 2 of 3 tokens of 'cold'") for one in judged)
 
 
-def test_the_key_is_sent_and_in_no_sentence_and_in_no_run(
-    cli: Any,
-    tmp_path: Path,
-    monkeypatch: Any,
-) -> None:
+def test_the_key_is_sent_and_in_no_sentence_and_in_no_run(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_PROBE_KEY", "sk-secret")
     run, printed = stored(cli, tmp_path, odd.good)
     assert b"sk-secret" not in (tmp_path / f"{printed['run_id']}.duckdb").read_bytes()
@@ -169,7 +159,7 @@ def test_the_key_is_sent_and_in_no_sentence_and_in_no_run(
     assert "sk-secret" not in repr(Client("http://127.0.0.1:1", key="sk-secret"))
 
 
-def test_nothing_is_stored_of_a_probe_that_failed(cli: Any, tmp_path: Path) -> None:
+def test_nothing_is_stored_of_a_probe_that_failed(cli, tmp_path):
     with odd.serving(odd.good, odd.html) as (address, _):
         done = cli("probe", address, "--prompt", "x", "--store", tmp_path / "runs")
     assert done.returncode == 2
@@ -189,13 +179,13 @@ def test_nothing_is_stored_of_a_probe_that_failed(cli: Any, tmp_path: Path) -> N
         "http://h:99999",
     ],
 )
-def test_an_address_that_is_none_is_refused(address: str) -> None:
+def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(UsageError) as raised:
         base_of(address)
     assert "secret" not in str(raised.value)
 
 
-def test_a_plan_counts_what_is_sent() -> None:
+def test_a_plan_counts_what_is_sent():
     with odd.serving(odd.good) as (address, seen):
         names, load = parsed_tests("rerun,warm,load:3")
         plan = Plan(("Hello", "a longer prompt"), names, load, 3, 3)
@@ -207,10 +197,10 @@ def test_a_plan_counts_what_is_sent() -> None:
     assert f"At most {plan.requests} requests" in costs(plan)[-1]
 
 
-def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli, tmp_path):
     leave = threading.Event()
 
-    def hang(handler: Any, asked: dict[str, Any]) -> None:
+    def hang(handler, asked):
         # as a terminal sends it, while this request is in flight
         os.kill(os.getpid(), signal.SIGINT)
         leave.wait(60)
@@ -224,10 +214,7 @@ def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli: Any, tmp_path: Pa
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_server_that_fails_later_does_not_take_what_it_had_sent_with_it(
-    cli: Any,
-    tmp_path: Path,
-) -> None:
+def test_a_server_that_fails_later_does_not_take_what_it_had_sent_with_it(cli, tmp_path):
     run, _ = stored(cli, tmp_path, odd.good, odd.good, odd.good, odd.error_500)
     assert [len(side.responses) for side in run.sides] == [1, 1]
     assert "ended early (/v1/completions: the server answers 500" in run.header.note

@@ -2,8 +2,6 @@
 names no place.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -26,20 +24,20 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_arguments_the_typed_command_and_json_give_the_request_back(request_: ProbeRequest) -> None:
+def test_arguments_the_typed_command_and_json_give_the_request_back(request_):
     assert read_back(request_.arguments()) == request_
     assert read_back(words_of(request_.typed())[1:]) == request_
     assert ProbeRequest.from_json(request_.to_json()) == request_
 
 
-def test_what_stands_at_its_default_is_not_typed_and_the_address_is_the_servers() -> None:
+def test_what_stands_at_its_default_is_not_typed_and_the_address_is_the_servers():
     asked = ProbeRequest(url="http://host/v1/chat/completions", against=" http://host:2/v1/ ")
     assert asked.arguments() == ["probe", "http://host", "--against", "http://host:2"]
     with pytest.raises(UsageError, match="is not a server address"):
         ProbeRequest(url="host")
 
 
-def test_a_run_keeps_no_folder_and_only_the_beginning_of_a_long_prompt() -> None:
+def test_a_run_keeps_no_folder_and_only_the_beginning_of_a_long_prompt():
     asked = replace(
         PLAIN,
         prompts=("x" * 5000,),
@@ -54,7 +52,7 @@ def test_a_run_keeps_no_folder_and_only_the_beginning_of_a_long_prompt() -> None
     assert 2000 <= len(kept) < 2200
 
 
-def test_the_plan_is_what_the_request_says() -> None:
+def test_the_plan_is_what_the_request_says():
     asked = replace(PLAIN, tests="load:3,rerun", tokens=7, top=5, against="http://host")
     assert asked.plan(["a", (1, 2)]) == Plan(
         ("a", (1, 2)),

@@ -2,9 +2,6 @@
 can.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from core.judging.lists import judge_probe
 from core.probing.client import Client
 from core.probing.plan import Plan
 from core.probing.probe import Probe
-from core.probing.servers import VLLM, Ask, Server, find_server
+from core.probing.servers import VLLM, Ask, find_server
 from core.responses.pairing import compare_sides, pairs_of
 from tests.core.probing.vllm_server import PYTHON, ROOT, vllm
 
@@ -36,13 +33,13 @@ PROMPTS = (
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("vllm") / "log"
     with vllm(ROOT / "sample_runs" / "model", log) as address:
         yield find_server(Client(address))
 
 
-def test_every_test_of_a_probe(server: Server) -> None:
+def test_every_test_of_a_probe(server):
     tests = ("rerun", "warm", "load", "walk", "echo")
     assert (server.kind, server.model) == (VLLM, "small")
     plan = Plan((PROMPTS[0][:400], PROMPTS[1]), tests, 3, 6, 20)
@@ -63,7 +60,7 @@ def test_every_test_of_a_probe(server: Server) -> None:
     assert set(echo.positions.tolist()) >= set(pairs[0].positions.tolist())
 
 
-def test_a_salt_of_its_own_is_cold_and_the_same_one_is_warm(server: Server) -> None:
+def test_a_salt_of_its_own_is_cold_and_the_same_one_is_warm(server):
     long = PROMPTS[0] * 2
     ids = server.tokenize(long)
     assert ids is not None

@@ -2,14 +2,9 @@
 answers are made.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,7 +14,6 @@ from core.probing import watch
 from core.probing.client import Client, ProbeError
 from core.probing.plan import ProbeRequest
 from core.probing.servers import OPENAI, Ask, find_server
-from core.responses.records import Response, ResponseSide
 from core.runs.store.store import Store
 from tests.core.probing import odd_server as odd
 from tests.core.probing.conftest import llama_of
@@ -31,16 +25,16 @@ accept = odd.always(b"", 204)
 
 @pytest.mark.model
 def test_load_is_silent_and_other_weights_of_the_same_name_are_not(
-    cli: Any,
-    tmp_path: Path,
-    small_gguf: Path,
-    quantized_gguf: Path,
-    monkeypatch: Any,
-) -> None:
+    cli,
+    tmp_path,
+    small_gguf,
+    quantized_gguf,
+    monkeypatch,
+):
     monkeypatch.setenv("ULPSCOPE_PROBE_KEY", "sk-very-secret")
     port, live = free_port(), tmp_path / "live.gguf"
 
-    def watched(rounds: int, *more: str) -> tuple[int, list[dict[str, Any]]]:
+    def watched(rounds, *more):
         done = cli(
             "probe",
             f"http://127.0.0.1:{port}",
@@ -89,11 +83,11 @@ class MadeServer:
 
     kind, version, model = OPENAI, "1", "made"
 
-    def __init__(self, noise: float = 0.0) -> None:
+    def __init__(self, noise=0.0):
         self.noise, self.shift, self.sends, self.is_away, self.first_token = noise, 0.0, 0, False, 0
         self.random = np.random.default_rng(7)
 
-    def ask(self, request: Ask) -> Response:
+    def ask(self, request):
         if self.is_away:
             raise ProbeError("http://made cannot be reached.")
         self.sends += 1
@@ -112,14 +106,11 @@ class MadeServer:
 
 
 @pytest.fixture
-def begin(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[MadeServer], Iterator[watch.Round]]:
+def begin(tmp_path, monkeypatch):
     """Begin a watch of a server, or go on with it."""
 
-    def begin(server: MadeServer) -> Iterator[watch.Round]:
-        def write(_: object, sides: Sequence[ResponseSide], what: str) -> str:
+    def begin(server):
+        def write(_, sides, what):
             return store_run(Store(tmp_path), what, *sides[:2])  # judging all sixteen takes seconds
 
         monkeypatch.setattr(watch, "find_server", lambda *_: server)
@@ -136,10 +127,7 @@ def begin(
     return begin
 
 
-def test_noise_is_silent_for_hundreds_of_rounds_and_a_shift_is_dated(
-    begin: Any,
-    tmp_path: Path,
-) -> None:
+def test_noise_is_silent_for_hundreds_of_rounds_and_a_shift_is_dated(begin, tmp_path):
     server = MadeServer(noise=0.01)
     rounds = begin(server)
     first = next(rounds)
@@ -160,7 +148,7 @@ def test_noise_is_silent_for_hundreds_of_rounds_and_a_shift_is_dated(
     assert watch.read_rounds(Store(tmp_path)) == [history]
 
 
-def test_a_restart_goes_on_and_an_endpoint_that_is_away_is_a_note(begin: Any) -> None:
+def test_a_restart_goes_on_and_an_endpoint_that_is_away_is_a_note(begin):
     server = MadeServer()
     first = next(begin(server))
     assert first.limit_nats == 1e-5  # of a server without noise
@@ -185,7 +173,7 @@ def test_a_restart_goes_on_and_an_endpoint_that_is_away_is_a_note(begin: Any) ->
     )
 
 
-def test_an_endpoint_is_back_within_a_third_of_the_limit(begin: Any) -> None:
+def test_an_endpoint_is_back_within_a_third_of_the_limit(begin):
     server = MadeServer()  # whose limit is 1e-5; a shift of one value of twenty counts sqrt(1 / 20)
     rounds = begin(server)
     next(rounds)
@@ -196,7 +184,7 @@ def test_an_endpoint_is_back_within_a_third_of_the_limit(begin: Any) -> None:
     assert states == [False, True, True, True, False, False]
 
 
-def test_other_tokens_have_moved_and_another_name_is_a_note(begin: Any) -> None:
+def test_other_tokens_have_moved_and_another_name_is_a_note(begin):
     server = MadeServer()
     rounds = begin(server)
     assert next(rounds).server == "OpenAI-compatible 1 made fp, 10 prompt tokens"
@@ -212,7 +200,7 @@ def test_other_tokens_have_moved_and_another_name_is_a_note(begin: Any) -> None:
     assert (beyond.since, bool(beyond.run)) == (other.at, True)
 
 
-def test_a_webhook_that_fails_is_tried_again_and_no_redirect_is_followed(cli: Any) -> None:
+def test_a_webhook_that_fails_is_tried_again_and_no_redirect_is_followed(cli):
     act = [odd.good]
     with (
         odd.serving(lambda *sent: act[0](*sent)) as (address, _),
@@ -241,7 +229,7 @@ def test_a_webhook_that_fails_is_tried_again_and_no_redirect_is_followed(cli: An
     assert "(500)" in done.stderr
 
 
-def test_what_cannot_be_watched_is_refused(cli: Any) -> None:
+def test_what_cannot_be_watched_is_refused(cli):
     for words in (("5x",), ("10m", "--tests", "echo"), ("10m", "--webhook", "ftp://host/secret")):
         done = cli("probe", "http://127.0.0.1:1", "--watch", *words)
         assert done.returncode == 2

@@ -21,7 +21,7 @@ _PATIENCE_SECONDS = 300.0
 
 
 @contextmanager
-def vllm(model: Path, log: Path, dtype: str = "bfloat16") -> Iterator[str]:
+def vllm(model: Path, log: Path, dtype="bfloat16") -> Iterator[str]:
     """The address of a server that answers.
 
     RuntimeError, with the end of its log, if none came up.
@@ -77,7 +77,7 @@ def vllm(model: Path, log: Path, dtype: str = "bfloat16") -> Iterator[str]:
             os.killpg(process.pid, 9)
 
 
-def process_waits(process: subprocess.Popen[bytes]) -> None:
+def process_waits(process: subprocess.Popen[bytes]):
     """Half a second, or less if the process ends."""
     try:
         process.wait(0.5)
@@ -85,7 +85,7 @@ def process_waits(process: subprocess.Popen[bytes]) -> None:
         return
 
 
-def _answers(address: str) -> bool:
+def _answers(address) -> bool:
     try:
         return httpx.get(f"{address}/health", timeout=2.0).status_code == 200
     except httpx.TransportError:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +16,24 @@ from core.responses.records import Response, ResponseSide, TopTokenRow, compress
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.response_run import write_responses
-from core.runs.store.store import Store
 
 Row = dict[int, float]
+MADE = Path(__file__).with_name("made")
+
+
+def sent(name):
+    """A payload as its engine's source says that it is sent."""
+    return json.loads((MADE / f"{name}.json").read_text())
+
+
+def row_of(response: Response, index: int) -> Row:
+    ids, values = response.rows.row(index)
+    return dict(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def by_text(response: Response, index: int) -> dict[str, float]:
+    row = row_of(response, index)
+    return {response.texts[token]: value for token, value in row.items()}
 
 
 def response(
@@ -26,7 +41,7 @@ def response(
     rows: dict[int, Row],
     *,
     prompt: int | None = None,
-    **more: Any,
+    **more,
 ) -> Response:
     """A response with these log-probabilities by position; prompt: length of it, None if all rows
     are of it.
@@ -42,11 +57,11 @@ def response(
     return Response("test", tokens=tuple(tokens), rows=compress_rows(listed, "here"), **made)
 
 
-def side(name: str, *responses: Response) -> ResponseSide:
+def side(name, *responses: Response) -> ResponseSide:
     return ResponseSide(name, responses)
 
 
-def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat16) -> ResponseSide:
+def engine_side(name, seed, k: int, dtype=torch.bfloat16) -> ResponseSide:
     """Top-k of 24 rows as an engine that computes in `dtype` sends them; the seed moves some logits
     by a little.
     """
@@ -55,7 +70,13 @@ def engine_side(name: str, seed: int, k: int, dtype: torch.dtype = torch.bfloat1
     for at in range(24):
         logits = torch.tensor(rng.normal(8, 5, 512) + noise.normal(0, 0.05, 512)).to(dtype)
         best = torch.log_softmax(logits.float(), -1).topk(k)
-        rows[at] = dict(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
+        rows[at] = dict(
+            zip(
+                best.indices.tolist(),
+                best.values.double().tolist(),
+                strict=True,
+            )
+        )
     return side(name, response(list(range(25)), rows, vocab=512))
 
 
@@ -64,7 +85,7 @@ def compare(reference: ResponseSide, variant: ResponseSide) -> ResponsePair:
     return compare_sides(*align([reference, variant]))
 
 
-def store_run(store: Store, name: str, *sides: ResponseSide, **more: Any) -> str:
+def store_run(store, name, *sides: ResponseSide, **more) -> str:
     """A run of these sides, judged as uploads are; -> its id"""
     lined = align(sides)
     pairs = pairs_of(lined)
@@ -79,7 +100,7 @@ def store_run(store: Store, name: str, *sides: ResponseSide, **more: Any) -> str
     )
 
 
-def run_of(path: Path) -> SimpleNamespace:
+def run_of(path) -> SimpleNamespace:
     """A stored run of lists with its sides, pairs and verdicts (variant, name, because)."""
     with RunReader(path) as run:
         sides = run.responses()

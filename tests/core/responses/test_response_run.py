@@ -1,10 +1,7 @@
 """A run of lists keeps what was sent, bit for bit, in the tables of every run."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -19,16 +16,17 @@ from core.runs.reports.run_json import run_json
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from tests.core.responses.made_sides import compare, engine_side, response, side, store_run
+from tests.core.runs.made_runs import opened
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A stored run, made once for the tests that read it or damage a copy."""
     store = Store(tmp_path_factory.mktemp("made"))
     return store.path_of(store_run(store, "top 20", *sides()))
 
 
-def told(sides: tuple[ResponseSide, ...]) -> list[object]:
+def told(sides):
     """Everything of the sides but the texts, arrays as lists: a run has one text for a token."""
     return [
         {**vars(one), "texts": None, "settings": dict(one.settings)}
@@ -42,7 +40,7 @@ def told(sides: tuple[ResponseSide, ...]) -> list[object]:
     ]
 
 
-def sides() -> tuple[ResponseSide, ResponseSide]:
+def sides():
     odd = response(
         [-1, 7, 8],
         {0: {7: -0.1234567, 1: -3.0000000000000004}, 1: {8: -0.25, 1: -7.5}},
@@ -58,7 +56,7 @@ def sides() -> tuple[ResponseSide, ResponseSide]:
     return ResponseSide("A", (*first.responses, odd)), ResponseSide("B", (*second.responses, odd))
 
 
-def test_what_was_sent_comes_back_exactly(made: Path) -> None:
+def test_what_was_sent_comes_back_exactly(made):
     written = sides()
     with RunReader(made) as run:
         assert told(run.responses()) == told(written) == told(align(written))
@@ -76,15 +74,13 @@ def test_what_was_sent_comes_back_exactly(made: Path) -> None:
         assert run.top_tokens([0], 0, 3)[0]["rank"].tolist() == list(range(1, 21))
 
 
-def test_sides_that_sent_the_same_form_a_class(store: Store) -> None:
+def test_sides_that_sent_the_same_form_a_class(store):
     one, other = sides()
-    with RunReader(
-        store.path_of(store_run(store, "three", one, other, replace(one, name="C"))),
-    ) as run:
+    with opened(store, store_run(store, "three", one, other, replace(one, name="C"))) as run:
         assert run.classes == [["A", "C"], ["B"]]
 
 
-def test_its_card_tells_what_differs_and_nothing_more(made: Path) -> None:
+def test_its_card_tells_what_differs_and_nothing_more(made):
     ((card,), broken) = list_runs(Store(made.parent))
     assert not broken
     assert (card.kind, card.sides, card.pairs, card.prompts) == ("upload", ("A", "B"), 1, 2)
@@ -97,9 +93,15 @@ def test_its_card_tells_what_differs_and_nothing_more(made: Path) -> None:
     )
 
 
-def test_sides_that_cannot_be_compared_leave_nothing(store: Store) -> None:
-    one = side("A", response([5, 6], {0: {6: -0.5, 1: -1.0}}))
-    other = side("B", response([7, 6], {0: {6: -0.5, 1: -1.0}}))
+def test_sides_that_cannot_be_compared_leave_nothing(store):
+    one = side(
+        "A",
+        response([5, 6], {0: {6: -0.5, 1: -1.0}}),
+    )
+    other = side(
+        "B",
+        response([7, 6], {0: {6: -0.5, 1: -1.0}}),
+    )
     with pytest.raises(DumpError, match="no position"):
         store_run(store, "x", one, other)
     with pytest.raises(UsageError, match="called 'A'"):
@@ -107,8 +109,8 @@ def test_sides_that_cannot_be_compared_leave_nothing(store: Store) -> None:
     assert list_runs(store) == ([], [])
 
 
-def test_it_goes_from_store_to_store(made: Path, store: Store) -> None:
-    with RunReader(store.path_of(import_run(store, made))) as run:
+def test_it_goes_from_store_to_store(made, store):
+    with opened(store, import_run(store, made)) as run:
         assert told(run.responses()) == told(sides())
 
 
@@ -127,12 +129,7 @@ def test_it_goes_from_store_to_store(made: Path, store: Store) -> None:
         "DROP TABLE response",
     ],
 )
-def test_a_damaged_file_is_refused_in_a_sentence(
-    made: Path,
-    store: Store,
-    tmp_path: Path,
-    damage: str,
-) -> None:
+def test_a_damaged_file_is_refused_in_a_sentence(made, store, tmp_path, damage):
     path = tmp_path / "damaged.duckdb"
     shutil.copyfile(made, path)
     with duckdb.connect(str(path)) as shell:
@@ -143,7 +140,7 @@ def test_a_damaged_file_is_refused_in_a_sentence(
         import_run(store, path)
 
 
-def test_its_json_is_that_of_every_run(made: Path) -> None:
+def test_its_json_is_that_of_every_run(made):
     with RunReader(made) as run:
         found = run_json(run, with_positions=True)
     assert found["summary"]["flips"] == len(found["flips"])

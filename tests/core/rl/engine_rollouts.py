@@ -45,7 +45,7 @@ class Case:
         return self.cause in (WEIGHTS, INPUTS)
 
 
-def rows_of(name: str) -> list[Row]:
+def rows_of(name) -> list[Row]:
     return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
 
 
@@ -102,8 +102,14 @@ def planted() -> Iterator[Case]:
             ],
         )
         yield Case("placeholders", f"{value} at {share:.0%}", ("placeholders", "missing"), holes)
-    first = changed(rows, trainer=lambda row: [row["no_generation_prompt"][0], *row["trainer"][1:]])
-    last = changed(rows, trainer=lambda row: [*row["trainer"][:-1], row["trainer"][-2]])
+    first = changed(
+        rows,
+        trainer=lambda row: [row["no_generation_prompt"][0], *row["trainer"][1:]],
+    )
+    last = changed(
+        rows,
+        trainer=lambda row: [*row["trainer"][:-1], row["trainer"][-2]],
+    )
     yield Case("part of the response", "first token", ("part of the response",), first)
     yield Case("part of the response", "last token", ("part of the response",), last)
     turns = [row for row in rows if len(row["token_ids"]) > 20]
@@ -124,14 +130,20 @@ def planted() -> Iterator[Case]:
         yield Case("coarser grid", f"{name} {side}", ("rounded",), coarse)
 
 
-def in_dtype(row: Row, side: str, name: str) -> list[float]:
+def in_dtype(row: Row, side: str, name) -> list[float]:
     """Values of a side as a 16-bit dtype stores them."""
     return torch.tensor(row[side]).to(getattr(torch, name)).double().tolist()
 
 
 def changed(rows: list[Row], **columns: Callable[[Row], list[Any]]) -> list[Row]:
     """Rows with some of their columns replaced by functions of the row."""
-    return [{**row, **{name: values(row) for name, values in columns.items()}} for row in rows]
+    return [
+        {
+            **row,
+            **{name: values(row) for name, values in columns.items()},
+        }
+        for row in rows
+    ]
 
 
 def cause_of(case: Case, model: str | None = None) -> tuple[str, str]:

@@ -2,9 +2,6 @@
 distributions.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -63,11 +60,7 @@ IN_TURNS = TOKENS["turns, lags and steps of one quality"]
 PLAIN = SampledTokens(IN_TURNS.sequence, IN_TURNS.position, IN_TURNS.rollout, IN_TURNS.trainer)
 
 
-def with_side(
-    side: str,
-    change: Callable[[np.ndarray, np.random.Generator], np.ndarray | None],
-    of=PLAIN,
-):
+def with_side(side, change, of=PLAIN):
     """Tokens of which one side, [responses, 32], is changed in place or replaced."""
     values = getattr(of, side).reshape(32, 32).copy()
     replaced = change(values, np.random.default_rng(1))
@@ -86,7 +79,7 @@ def reorder(values, order):
     return values[:, np.concatenate([np.arange(8) + 8 * chunk for chunk in order])]
 
 
-PLANTED: list[tuple[str, str, str, Callable]] = [
+PLANTED = [
     *(
         (f"{value:g} for {count} tokens", "placeholders", "rollout", partial(put_in, value, count))
         for value in (-100.0, -9999.0, -65504.0)
@@ -180,7 +173,12 @@ def test_a_temperature_is_found_beside_outliers(factor, side):
 def test_the_most_likely_token_in_place_of_the_sampled_one_is_no_top_p():
     random = np.random.default_rng(3)
     logits = random.normal(0, 2.2, (1024, 200))
-    values = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    values = logits - np.log(
+        np.exp(logits).sum(
+            axis=1,
+            keepdims=True,
+        )
+    )
     drawn = (values + random.gumbel(size=values.shape)).argmax(axis=1)
     trainer = values[np.arange(1024), drawn]
     tokens = with_values(

@@ -2,19 +2,15 @@
 values by numpy.
 """
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from core.judging.ingest import ingest
 from core.rl.causes import explain_tokens
 from core.rl.queries import by_quantity, mismatch_json, sample_tokens
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.runs.made_runs import ingested
 
 SEQUENCES, LENGTH, STEP = 24, 60, 9
 LARGE = 10  # times the difference elsewhere
@@ -41,7 +37,7 @@ NUMBERS = {
 }
 
 
-def rows_of(sizes: np.ndarray, **columns) -> list[dict[str, object]]:
+def rows_of(sizes, **columns):
     """Rows of a file with noise of these sizes [sequences, tokens]; columns: of a sequence, by its
     number.
     """
@@ -59,19 +55,25 @@ def rows_of(sizes: np.ndarray, **columns) -> list[dict[str, object]]:
     return rows
 
 
-def run_of(tmp_path: Path, rows: list[dict[str, object]]) -> RunReader:
+def run_of(tmp_path, rows):
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = Store(tmp_path / "runs")
-    return RunReader(store.path_of(ingest(store, [tmp_path / "a.jsonl"])))
+    return ingested(store, tmp_path / "a.jsonl")
 
 
-def planted(quantity: str) -> tuple[list[dict[str, object]], np.ndarray]:
+def planted(quantity):
     """A file in which |r| is large in one group, and the group of each token of the loss.
     [tokens]
     """
     if quantity == "turn":
         groups = np.tile(TURNS, (SEQUENCES, 1))
-        return rows_of(np.where(groups >= 1, 0.02 * LARGE, 0.02)), groups[:, TURNS >= 0].ravel()
+        return rows_of(
+            np.where(
+                groups >= 1,
+                0.02 * LARGE,
+                0.02,
+            )
+        ), groups[:, TURNS >= 0].ravel()
     if quantity == "token version":
         # the weights are updated while a response is sampled
         switch = 4 * (np.arange(SEQUENCES) % 5)[:, None] + 8
@@ -88,7 +90,10 @@ def planted(quantity: str) -> tuple[list[dict[str, object]], np.ndarray]:
     sizes = np.where(keys == large, 0.02 * LARGE, middle)[:, None] * np.ones(LENGTH)
     steps = {} if quantity == "weight version" else {"step": lambda _: STEP}
     groups = NUMBERS.get(quantity, str)
-    of_tokens = np.repeat([groups(key) for key in keys], (TURNS >= 0).sum())
+    of_tokens = np.repeat(
+        [groups(key) for key in keys],
+        (TURNS >= 0).sum(),
+    )
     return rows_of(sizes, **{column: of}, **steps), of_tokens
 
 
@@ -119,7 +124,10 @@ def test_a_planted_quantity_explains_most_and_explain_names_it(quantity, tmp_pat
         causes = explain_tokens(causes)
     assert table["value"].tolist() == each.tolist()
     assert table["tokens"].tolist() == [len(part) for part in parts]
-    assert table["mean_abs"].tolist() == pytest.approx([part.mean() for part in parts], rel=1e-9)
+    assert table["mean_abs"].tolist() == pytest.approx(
+        [part.mean() for part in parts],
+        rel=1e-9,
+    )
     between = sum(len(part) * (part.mean() - np.abs(r).mean()) ** 2 for part in parts)
     within = sum(part.var() * len(part) for part in parts)
     share = (between - (len(parts) - 1) * within / (len(r) - len(parts))) / (between + within)

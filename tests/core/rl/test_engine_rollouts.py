@@ -1,7 +1,5 @@
 """Causes of one value per token, in rollouts that llama.cpp and vLLM sampled from SmolLM2."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -32,10 +30,16 @@ def test_the_temperature_is_about_that_of_the_engine(value):
     assert float(re.search(r"about (\S+) times", says)[1]) == pytest.approx(value, rel=0.05)
 
 
-@pytest.mark.parametrize(("noise", "expected"), [(0.0, pytest.approx(0.9, rel=0.01)), (0.05, None)])
+@pytest.mark.parametrize(
+    ("noise", "expected"),
+    [(0.0, pytest.approx(0.9, rel=0.01)), (0.05, None)],
+)
 def test_top_p_is_the_largest_renormalization_of_exact_values(noise, expected):
     rng = np.random.default_rng(0)
-    probabilities = -np.sort(-rng.dirichlet(np.full(50, 0.3), 512), axis=1)
+    probabilities = -np.sort(
+        -rng.dirichlet(np.full(50, 0.3), 512),
+        axis=1,
+    )
     kept = np.where(probabilities.cumsum(1) - probabilities < 0.9, probabilities, 0)
     kept /= kept.sum(1, keepdims=True)
     drawn = np.array([rng.choice(50, p=row) for row in kept])

@@ -4,8 +4,6 @@
 of TRL, NeMo-RL, OpenRLHF, AReaL and miles after the lines of their files, in torch and float64.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -18,7 +16,7 @@ EXPECTED = json.loads((Path(__file__).parent / "figures.json").read_text())
 LENGTHS = np.array([40, 400, 64, 48])
 
 
-def pairs() -> TokenPairs:
+def pairs():
     random = np.random.default_rng(42)
     rollout = -random.gamma(0.6, 0.9, LENGTHS.sum())
     trainer = np.minimum(rollout + random.normal(0, 0.05, LENGTHS.sum()), -1e-6)

@@ -3,8 +3,6 @@
 expected.npz.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -17,8 +15,8 @@ import torch
 
 from core.errors import DumpError
 from core.judging.ingest import ingest
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.runs.made_runs import ingested
 
 CASES = Path(__file__).resolve().parents[2] / "cases" / "rollouts"
 EXPECTED = np.load(CASES / "expected.npz")
@@ -28,10 +26,10 @@ SLIME = ["slime/rollout_data/2.pt", "slime/train_data/2.pt"]
 MILES = ["miles/train_data/9_0.pt", "miles/train_data/9_1.pt"]
 
 
-def read(tmp_path: Path, files: list[Path]):
+def read(tmp_path, files):
     """Tokens and sequences of the run that files become."""
     store = Store(tmp_path / "runs")
-    with RunReader(store.path_of(ingest(store, files))) as run:
+    with ingested(store, *files) as run:
         assert run.has_rollouts()
         tokens = run.query("SELECT * FROM chosen_token ORDER BY prompt, position")
         return tokens, run.query("SELECT * FROM sequence ORDER BY prompt"), run.pairs[0].summary
@@ -110,18 +108,13 @@ def test_one_version_for_each_turn_is_the_version_of_its_tokens(tmp_path):
 def test_the_agent_of_nemo_gym_is_the_environment(tmp_path):
     """Its logger writes batches of one, here `agent_ref` of grpo.py."""
     rows = [json.loads(line) for line in (CASES / NEMO[0]).read_text().splitlines()]
-    agents = [
-        {"agent_ref": [{"type": "responses_api_agents", "name": name}]}
-        for name in ("math", "code", "math")
-    ]
-    path = lines(
-        tmp_path / "train_data_step6.jsonl",
-        [row | each for row, each in zip(rows, agents, strict=True)],
-    )
+    for row, name in zip(rows, ("math", "code", "math"), strict=True):
+        row["agent_ref"] = [{"type": "responses_api_agents", "name": name}]
+    path = lines(tmp_path / "train_data_step6.jsonl", rows)
     assert read(tmp_path, [path])[1]["environment"].tolist() == ["math", "code", "math"]
 
 
-def row(**more: object) -> dict[str, object]:
+def row(**more):
     return {
         "token_ids": [5, 6, 7],
         "rollout": [-1.0, -2.0, -3.0],
@@ -130,59 +123,36 @@ def row(**more: object) -> dict[str, object]:
     }
 
 
-def lines(path: Path, rows: list[dict[str, object]]) -> Path:
+def lines(path, rows):
     path.write_text("".join(json.dumps(each) + "\n" for each in rows))
     return path
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_documented_columns_are_read_and_masked_ends_cut(form, tmp_path):
+    rest = {"step": 3, "environment": "code", "reward": 0.0, "entropy": [0.1, 0.2, 0.3]}
+    first = {"environment": "math", "reward": 1.5, "entropy": [0.5, 0.25, None]}
     rows = [
-        row(
-            mask=[0, 1, 1],
-            step=3,
-            environment="math",
-            reward=1.5,
-            entropy=[0.5, 0.25, None],
-            sequence="a",
-        ),
-        row(
-            mask=[1, 0, 1],
-            step=3,
-            environment="code",
-            reward=0.0,
-            entropy=[0.1, 0.2, 0.3],
-            sequence="b",
-        ),
-        row(
-            mask=[0, 0, 0],
-            step=3,
-            environment="code",
-            reward=0.0,
-            entropy=[0.1, 0.2, 0.3],
-            sequence="c",
-        ),
+        row(sequence="a", mask=[0, 1, 1], **rest | first),
+        row(sequence="b", mask=[1, 0, 1], **rest),
+        row(sequence="c", mask=[0, 0, 0], **rest),
     ]
-    path = lines(tmp_path / "a.jsonl", rows)
+    path = tmp_path / f"a.{form}"
     if form == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path := tmp_path / "a.parquet")
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        lines(path, rows)
     tokens, sequences, summary = read(tmp_path, [path])
     assert tokens["token_id"].tolist() == [6, 7, 5, 6, 7]
     assert tokens["is_trained"].tolist() == [True, True, True, False, True]
     assert tokens["entropy"].fillna(-1).tolist() == [0.25, -1, 0.1, 0.2, 0.3]
-    assert sequences[["name", "environment", "reward"]].to_numpy().tolist() == [
-        ["a", "math", 1.5],
-        ["b", "code", 0.0],
-    ]
+    assert sequences["name"].tolist() == ["a", "b"]
+    assert sequences["environment"].tolist() == ["math", "code"]
+    assert sequences["reward"].tolist() == [1.5, 0.0]
     assert (summary.finite, summary.neq) == (4, 1)
 
 
-def cut(path: Path, target: Path) -> Path:
-    target.write_bytes(path.read_bytes()[:-700])
-    return target
-
-
-def altered(target: Path, change) -> Path:
+def altered(target, change):
     """A copy of slime's train data with a changed sample."""
     content = torch.load(CASES / SLIME[1], weights_only=True)
     change(content["samples"])
@@ -208,7 +178,10 @@ def test_a_value_that_is_no_log_probability_is_missing_and_of_no_weight_if_maske
 
 
 def save_npz(path, arrays):
-    np.savez(path, **{name: values.float().numpy() for name, values in arrays.items()})
+    np.savez(
+        path,
+        **{name: values.float().numpy() for name, values in arrays.items()},
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,7 +207,10 @@ def test_arrays_named_as_log_probabilities_are_responses(name, save, keys, dtype
         assert tokens[column].tolist() == side[mask.bool()].double().tolist()
 
 
-@pytest.mark.parametrize(("files", "ranks"), [(PRIME, [0, 0, 1]), (MILES, [0, 0, 0])])
+@pytest.mark.parametrize(
+    ("files", "ranks"),
+    [(PRIME, [0, 0, 1]), (MILES, [0, 0, 0])],
+)
 def test_the_rank_is_that_of_the_file(files, ranks, tmp_path):
     _, sequences, _ = read(tmp_path, [CASES / each for each in files])
     assert [json.loads(each)["rank"] for each in sequences["sampling"]] == ranks
@@ -242,21 +218,13 @@ def test_the_rank_is_that_of_the_file(files, ranks, tmp_path):
 
 def test_a_response_of_no_tokens_is_left_out(tmp_path):
     def change(samples):
-        of_tokens = {
-            name: value[:0]
-            for name, value in samples[0].items()
-            if name != "tokens" and np.ndim(value)
-        }
-        samples[0].update(of_tokens, response_lengths=0)
+        for name, value in samples[0].items():
+            if name != "tokens" and np.ndim(value):
+                samples[0][name] = value[:0]
+        samples[0]["response_lengths"] = 0
 
-    path = altered(tmp_path / "a.pt", change)
-    store = Store(tmp_path / "runs")
-    with RunReader(store.path_of(ingest(store, [path]))) as run:
-        assert run.header.provenance.note == "1 sequence without a token in the loss left out."
-        assert run.query("SELECT name FROM sequence ORDER BY prompt")["name"].tolist() == [
-            "11",
-            "12",
-        ]
+    _, sequences, _ = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    assert sequences["name"].tolist() == ["11", "12"]
 
 
 class Anything:
@@ -264,75 +232,65 @@ class Anything:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("change", "says"),
     [
-        (lambda _: [CASES / "train_data_step7.jsonl"], "every `prev_logprobs` is 0"),
-        (lambda _: [CASES / MILES[1]], "the file of context-parallel rank 0 of 2 is missing"),
-        (lambda _: [CASES / SLIME[0]], "no sample has `log_probs`"),
+        (lambda s: s.append(dict(s[0], log_probs=s[0]["log_probs"] - 1)), "occurs twice"),
+        (lambda s: s[0].update(loss_masks=torch.ones(3)), "a mask of 3 for 12 tokens"),
+        (lambda s: s[0].update(log_probs=torch.ones(3)), "has 3 `log_probs`; expected 12"),
+        (lambda s: s[0].update(extra=Anything()), "Anything, and only tensors"),
+        (lambda s: s[0].update(cp_size=30_000_000), "at most 4096"),
         (
-            lambda d: [cut(CASES / PRIME[0], d / "rank_0.jsonl")],
-            "rank_0.jsonl: cannot be read as rows of tokens",
-        ),
-        (
-            lambda d: [CASES / PRIME[0], shutil.copy(CASES / PRIME[0], d / "rank_9.jsonl")],
-            "occurs twice",
-        ),
-        (
-            lambda d: [
-                altered(
-                    d / "a.pt",
-                    lambda s: s.append(dict(s[0], log_probs=s[0]["log_probs"] - 1)),
-                ),
-            ],
-            "occurs twice",
-        ),
-        (
-            lambda d: [altered(d / "a.pt", lambda s: s[0].update(loss_masks=torch.ones(3)))],
-            "a mask of 3 for 12 tokens",
-        ),
-        (
-            lambda d: [altered(d / "a.pt", lambda s: s[0].update(log_probs=torch.ones(3)))],
-            "has 3 `log_probs`; expected 12",
-        ),
-        (
-            # of 12
-            lambda d: [
-                CASES / SLIME[0],
-                altered(d / "a.pt", lambda s: s[0]["tokens"][-9:].add_(1)),
-            ],
-            "has other tokens than in 2.pt from token 3 on",
-        ),
-        (
-            lambda d: [altered(d / "a.pt", lambda s: s[0].update(extra=Anything()))],
-            "Anything, and only tensors",
-        ),
-        (
-            lambda d: [altered(d / "a.pt", lambda s: s[0].update(cp_size=30_000_000))],
-            "at most 4096",
-        ),
-        (
-            lambda d: [
-                altered(d / "a.pt", lambda s: s[0].update(log_probs=torch.zeros(1).expand(10**13))),
-            ],
+            lambda s: s[0].update(log_probs=torch.zeros(1).expand(10**13)),
             "more elements than the file",
         ),
-        (
-            lambda d: [altered(d / "a.pt", lambda s: s[0].update(loss_masks="x"))],
-            "expected a file of slime or miles",
-        ),
-        (
-            lambda d: [lines(d / "a.jsonl", [row(mask=[1, 1])])],
-            "row 1: `mask` and `token_ids` have other lengths",
-        ),
-        (lambda d: [lines(d / "a.jsonl", [row(mask=[0, 0, 0])])], "every token is masked out"),
-        (
-            lambda d: [lines(d / "a.jsonl", [{"token_ids": [1, 2], "logprobs": [-1, -1]}])],
-            "expected two files",
-        ),
+        (lambda s: s[0].update(loss_masks="x"), "expected a file of slime or miles"),
     ],
 )
-def test_bad_input_is_one_sentence_and_stores_nothing(make, says, store, tmp_path):
+def test_a_bad_sample_is_one_sentence_and_stores_nothing(change, says, store, tmp_path):
+    refused(store, [altered(tmp_path / "a.pt", change)], says)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([row(mask=[1, 1])], "row 1: `mask` and `token_ids` have other lengths"),
+        ([row(mask=[0, 0, 0])], "every token is masked out"),
+        ([{"token_ids": [1, 2], "logprobs": [-1, -1]}], "expected two files"),
+    ],
+)
+def test_bad_rows_are_one_sentence_and_store_nothing(rows, says, store, tmp_path):
+    refused(store, [lines(tmp_path / "a.jsonl", rows)], says)
+
+
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("train_data_step7.jsonl", "every `prev_logprobs` is 0"),
+        (MILES[1], "the file of context-parallel rank 0 of 2 is missing"),
+        (SLIME[0], "no sample has `log_probs`"),
+    ],
+)
+def test_a_file_without_its_values_is_one_sentence_and_stores_nothing(file, says, store):
+    refused(store, [CASES / file], says)
+
+
+def test_files_that_do_not_fit_are_one_sentence_and_store_nothing(store, tmp_path):
+    prime = CASES / PRIME[0]
+    cut = tmp_path / "rank_0.jsonl"
+    cut.write_bytes(prime.read_bytes()[:-700])
+    refused(store, [cut], "rank_0.jsonl: cannot be read as rows of tokens")
+    refused(store, [prime, shutil.copy(prime, tmp_path / "rank_9.jsonl")], "occurs twice")
+    # the last 9 tokens of 12
+    moved = altered(
+        tmp_path / "a.pt",
+        lambda s: s[0]["tokens"][-9:].add_(1),
+    )
+    says = "has other tokens than in 2.pt from token 3 on"
+    refused(store, [CASES / SLIME[0], moved], says)
+
+
+def refused(store, files, says):
     with pytest.raises(DumpError, match=says) as error:
-        ingest(store, make(tmp_path))
+        ingest(store, files)
     assert "\n" not in str(error.value)
     assert list(store.directory.glob("*.duckdb")) == []

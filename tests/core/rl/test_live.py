@@ -1,7 +1,5 @@
 """`ulpscope.rl.check` on one batch."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from types import SimpleNamespace
 
@@ -31,8 +29,14 @@ def test_a_clean_batch_is_silent_and_has_its_figures(kind, batch):
     result = check(kind(rollout), kind(trainer), mask)
     r = (trainer - rollout)[mask > 0]
     assert result.warning is None
-    assert result.figures["mean_abs"] == pytest.approx(np.abs(r).mean(), rel=1e-5)
-    assert result.figures["k3"] == pytest.approx((np.exp(r) - 1 - r).mean(), rel=1e-3)
+    assert result.figures["mean_abs"] == pytest.approx(
+        np.abs(r).mean(),
+        rel=1e-5,
+    )
+    assert result.figures["k3"] == pytest.approx(
+        (np.exp(r) - 1 - r).mean(),
+        rel=1e-3,
+    )
     assert result.figures["missing"] == 0
 
 
@@ -40,7 +44,10 @@ def test_a_fault_is_named(batch):
     rollout, trainer = batch
     assert check(rollout, np.roll(trainer, 1, axis=1)).cause == "shifted"
     assert check(np.where(np.arange(50) % 3 == 0, 0.0, rollout), trainer).cause == "placeholders"
-    missing = check(np.where(np.arange(50) % 5 == 0, np.nan, rollout), trainer)
+    missing = check(
+        np.where(np.arange(50) % 5 == 0, np.nan, rollout),
+        trainer,
+    )
     assert (missing.cause, missing.figures["missing"]) == ("missing", pytest.approx(0.2))
 
 

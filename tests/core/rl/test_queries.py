@@ -1,7 +1,5 @@
 """What trainer against rollout depends on, against the same figures by numpy."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,83 +9,84 @@ import pyarrow.parquet as pq
 import pytest
 
 from core.errors import UsageError
-from core.judging.ingest import ingest
 from core.rl import queries as rl
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.runs.made_runs import ingested
 
 LENGTHS = [20, 20, 20, 40, 29]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A run of five sequences; r is ten times as large in every other one."""
+    """A run of five sequences; r is ten times as large in every other one. -> run, its values"""
     folder, random = tmp_path_factory.mktemp("rollouts"), np.random.default_rng(1)
+    sequence = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
+    rollout = -random.gamma(0.7, 1.0, len(sequence))
+    noise = random.normal(0, 1, len(sequence)) * np.where(sequence % 2, 0.2, 0.02)
+    sides = {"rollout": rollout, "trainer": np.minimum(rollout + noise, -1e-9)}
     rows = []
     for number, length in enumerate(LENGTHS):
-        rollout = -random.gamma(0.7, 1.0, length)
-        size = 0.2 if number % 2 else 0.02
-        trainer = np.minimum(rollout + random.normal(0, size, length), -1e-9)
-        rows.append(
-            {
-                "token_ids": list(range(length)),
-                "rollout": rollout.tolist(),
-                "trainer": trainer.tolist(),
-            },
-        )
+        row = {name: side[sequence == number].tolist() for name, side in sides.items()}
+        rows.append({"token_ids": list(range(length)), **row})
     pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
-    store = Store(folder / "runs")
-    with RunReader(store.path_of(ingest(store, [folder / "a.parquet"]))) as run:
-        yield run, rows
-
-
-def of_rows(rows, name: str) -> np.ndarray:
-    return np.concatenate([row[name] for row in rows])
+    with ingested(Store(folder / "runs"), folder / "a.parquet") as run:
+        yield run, sides["trainer"] - sides["rollout"]
 
 
 def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
-    run, rows = made
-    r = of_rows(rows, "trainer") - of_rows(rows, "rollout")
+    run, r = made
     values = {row["name"]: row for row in rl.figures_of(run)}
-    assert values["mean_abs"]["value"] == pytest.approx(np.abs(r).mean(), rel=1e-12)
-    assert values["mean_abs"]["low"] <= values["mean_abs"]["value"] <= values["mean_abs"]["high"]
+    mean = values["mean_abs"]
+    assert mean["value"] == pytest.approx(np.abs(r).mean(), rel=1e-12)
+    assert mean["low"] <= mean["value"] <= mean["high"]
     k3 = np.sort(np.expm1(r) - r)[::-1]
     counts = rl.summary(run, "tokens")
     assert counts == {
         "tokens": len(r),
         "sequences": len(LENGTHS),
-        "half": int(np.searchsorted(np.cumsum(k3), k3.sum() / 2)) + 1,
+        "half": int(
+            np.searchsorted(
+                np.cumsum(k3),
+                k3.sum() / 2,
+            )
+        )
+        + 1,
         "masked": 0,
         "missing": 0,
     }
     monkeypatch.setattr(rl, "_TOKENS_AT_ONCE", 30)  # read in parts
     again = rl.summaries(run)
     assert again["tokens"] == counts
-    assert [row["value"] for row in again["figures of verl"]] == pytest.approx(
-        [row["value"] for row in rl.figures_of(run, "verl")],
-        rel=1e-12,
-    )
+    values = [row["value"] for row in rl.figures_of(run, "verl")]
+    assert [row["value"] for row in again["figures of verl"]] == pytest.approx(values, rel=1e-12)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-9])
-def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, tmp_path):
+def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, store, tmp_path):
     random = np.random.default_rng(5)
     rollout = -random.gamma(0.7, 1.0, 50_000)
     trainer = rollout - size * np.abs(random.standard_t(2, 50_000))
     trainer[::7] = rollout[::7]
-    rows = {"token_ids": np.zeros(50_000, int), "rollout": rollout, "trainer": trainer}
-    pq.write_table(
-        pa.table({name: pa.array([values]) for name, values in rows.items()}),
-        tmp_path / "a.parquet",
-    )
-    store, r = Store(tmp_path / "runs"), trainer - rollout
-    with RunReader(store.path_of(ingest(store, [tmp_path / "a.parquet"]))) as run:
+    r = trainer - rollout
+    table = {
+        "token_ids": [np.zeros(50_000, int)],
+        "rollout": [rollout],
+        "trainer": [trainer],
+    }
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    with ingested(store, tmp_path / "a.parquet") as run:
         values = {row["name"]: row["value"] for row in rl.figures_of(run)}
         half = rl.summary(run, "tokens")["half"]
     for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
-        assert values[name] == pytest.approx(np.quantile(np.abs(r), share), rel=1e-4)
+        assert values[name] == pytest.approx(
+            np.quantile(np.abs(r), share),
+            rel=1e-4,
+        )
     k3 = np.sort(np.expm1(r) - r)[::-1]
-    assert half == pytest.approx(np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1, abs=2)
+    assert half == pytest.approx(
+        np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1,
+        abs=2,
+    )
 
 
 RAGGED = json.loads(
@@ -100,13 +99,11 @@ def ragged(tmp_path_factory):
     """A run of responses that are partly empty or masked out, with outliers."""
     folder = tmp_path_factory.mktemp("ragged")
     sides = zip(RAGGED["rollout"], RAGGED["trainer"], RAGGED["mask"], strict=True)
-    rows = [
-        {"token_ids": [0] * 12, "rollout": one, "trainer": other, "mask": mask}
-        for one, other, mask in sides
-    ]
-    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    store = Store(folder / "runs")
-    with RunReader(store.path_of(ingest(store, [folder / "a.jsonl"]))) as run:
+    with (folder / "a.jsonl").open("w") as file:
+        for one, other, mask in sides:
+            row = {"token_ids": [0] * 12, "rollout": one, "trainer": other, "mask": mask}
+            file.write(json.dumps(row) + "\n")
+    with ingested(Store(folder / "runs"), folder / "a.jsonl") as run:
         yield run
 
 
@@ -136,9 +133,13 @@ def test_an_unknown_framework_is_refused_with_those_known(made):
 
 
 def test_shares_beyond_a_bar_are_those_of_the_arrays(made):
-    run, rows = made
-    r = of_rows(rows, "trainer") - of_rows(rows, "rollout")
+    run, r = made
     outside = (np.exp(r) < 0.5) | (np.exp(r) > 5)
     k3 = np.expm1(r) - r
     bars = rl.bars(run).set_index("bar")
-    assert bars.iloc[1].tolist() == pytest.approx([outside.mean(), k3[outside].sum() / k3.sum()])
+    assert bars.iloc[1].tolist() == pytest.approx(
+        [
+            outside.mean(),
+            k3[outside].sum() / k3.sum(),
+        ]
+    )

@@ -2,8 +2,6 @@
 `make frameworks`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -15,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FRAMEWORKS = Path(os.environ.get("ULPSCOPE_FRAMEWORKS", ROOT / ".frameworks"))
 
 
-def run_in(framework: str, script: str, *words: str) -> dict:
+def run_in(framework, script, *words):
     """The JSON that a script prints in the environment of a framework: by its path, as verl has a
     package `tests`.
     """

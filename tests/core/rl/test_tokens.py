@@ -2,15 +2,13 @@
 to.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import json
-import math
-from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -23,121 +21,107 @@ from core.rl.writing import FORMAT
 from core.runs.file import records
 from core.runs.importing import import_run
 from core.runs.queries.verdicts import next_command
-from core.runs.reader import RunReader
 from core.runs.reports.conditions import check_decidable, parse_conditions
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
 from core.runs.response_run import write_responses
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
+from tests.core.runs.made_runs import ingested, opened
 
 SIDES = ("reference", "variant")
-Row = dict[str, object]
+Row = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
+def rows():
     """Three hundred tokens in sequences of 1 to 40, a fifth of the values missing on a side or on
     both.
     """
     rng = np.random.default_rng(3)
-    made: list[Row] = []
+    made = []
     for length in (1, 40, 7, *[36] * 7):
         values = -rng.exponential(size=length).round(4)
-        moved = np.where(
-            rng.random(length) < 0.5,
-            values,
-            values - rng.exponential(size=length) / 100,
-        )
-        sides = [
-            [None if rng.random() < 0.1 else float(v) for v in side] for side in (values, moved)
-        ]
-        made.append(
-            {
-                "token_ids": rng.integers(0, 150_000, length).tolist(),
-                **dict(zip(SIDES, sides, strict=True)),
-            },
-        )
+        less = rng.exponential(size=length) / 100
+        moved = values - np.where(rng.random(length) < 0.5, 0, less)
+        row = {"token_ids": rng.integers(0, 150_000, length).tolist()}
+        for name, side in (("reference", values), ("variant", moved)):
+            is_missing = rng.random(length) < 0.1
+            row[name] = np.where(is_missing, None, side).tolist()
+        made.append(row)
     return made
 
 
-def lines(path: Path, rows: list[Row]) -> Path:
+def lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def parquet(path: Path, rows: list[Row]) -> Path:
+def parquet(path, rows):
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
     return path
 
 
-def one_side(rows: list[Row], side: str, names: list[str] | None = None) -> list[Row]:
-    made: list[Row] = [{"token_ids": row["token_ids"], "logprobs": row[side]} for row in rows]
-    return (
-        made
-        if names is None
-        else [{**row, "sequence": name} for row, name in zip(made, names, strict=True)]
-    )
+def one_side(rows, side, names=None):
+    made = [{"token_ids": row["token_ids"], "logprobs": row[side]} for row in rows]
+    for row, name in zip(made, names or (), strict=False):
+        row["sequence"] = name
+    return made
 
 
-def in_python(store: Store, rows: list[Row]) -> str:
+def in_python(store, rows):
     """The run that the same values come to as responses of a server."""
     sides = []
     for side in SIDES:
         responses = []
         for row in rows:
-            pairs = list(zip(row["token_ids"], row[side], strict=True))  # type: ignore[call-overload]
-            listed = [
-                TopTokenRow(
-                    at,
-                    () if value is None else ((token, value),),
-                    0,
-                    token,
-                    int(value is None),
+            listed = []
+            for at, (token, value) in enumerate(
+                zip(
+                    row["token_ids"],
+                    row[side],
+                    strict=True,
                 )
-                for at, (token, value) in enumerate(pairs)
-            ]
-            made = compress_rows(listed, "here")
+            ):
+                entries = () if value is None else ((token, value),)
+                listed.append(TopTokenRow(at, entries, 0, token, int(value is None)))
             about = {"start_known": False, "generated_from": 0, "top_logprobs": 1}
-            responses.append(Response(FORMAT, "token_id", (), made, **about))  # type: ignore[arg-type]
+            made = compress_rows(listed, "here")
+            responses.append(Response(FORMAT, "token_id", (), made, **about))
         sides.append(ResponseSide(side, tuple(responses)))
     return write_responses(store, "here", records.Provenance("upload"), sides, pairs_of(sides))
 
 
-def tables(store: Store, run_id: str) -> dict[str, list]:
-    kept = (
-        "prompt",
-        "token",
-        "vocabulary",
-        "side",
-        "side_position",
-        "top_token",
-        "position",
-        "response",
-        "pair",
-    )
-    with RunReader(store.path_of(run_id)) as run:
-        found = {
-            name: run.query(f"SELECT * FROM {name} ORDER BY ALL").to_dict("records")
-            for name in kept
-        }
-    for row in found["pair"]:
-        for name in ("verdict", "because"):
-            row.pop(name)
+TABLES = [
+    "prompt",
+    "token",
+    "vocabulary",
+    "side",
+    "side_position",
+    "top_token",
+    "position",
+    "response",
+    "pair",
+]
+
+
+def tables(store, run_id):
+    with opened(store, run_id) as run:
+        found = {name: run.query(f"SELECT * FROM {name} ORDER BY ALL") for name in TABLES}
+    del found["pair"]["verdict"], found["pair"]["because"]
     return found
 
 
-def assert_equal(one: dict[str, list], other: dict[str, list]) -> None:
+def assert_equal(one, other):
     for name, expected in other.items():
-        assert len(one[name]) == len(expected), name
-        for ours, theirs in zip(one[name], expected, strict=True):
-            assert list(ours) == list(theirs)
-            for column, value in theirs.items():
-                where = name, column, value, ours[column]
-                if name == "pair" and column == "rms":  # summed in another order
-                    assert math.isclose(ours[column], value, rel_tol=1e-14), where
-                else:
-                    assert str(ours[column]) == str(value), where
+        # of a pair, rms is summed in another order
+        pd.testing.assert_frame_equal(
+            one[name],
+            expected,
+            check_dtype=False,
+            check_exact=name != "pair",
+            rtol=1e-14,
+        )
 
 
 @pytest.mark.parametrize("form", [lines, parquet])
@@ -147,28 +131,26 @@ def test_every_column_is_that_of_the_lists_of_a_server(form, rows, store, tmp_pa
 
 
 @pytest.mark.parametrize("form", [lines, parquet])
-def test_files_of_a_side_each_are_joined_by_name_or_in_order(form, rows, tmp_path):
-    store, whole = Store(tmp_path / "runs"), tmp_path / "whole.jsonl"
-    expected = tables(store, ingest(store, [lines(whole, rows)]))
+def test_files_of_a_side_each_are_joined_by_name_or_in_order(form, rows, store, tmp_path):
+    expected = tables(store, ingest(store, [lines(tmp_path / "whole.jsonl", rows)]))
+    del expected["response"]["settings"]
     for names in (None, [f"s{number}" for number in range(len(rows))]):
-        paths = [form(tmp_path / f"{side}.any", one_side(rows, side, names)) for side in SIDES]
+        reference, variant = (one_side(rows, side, names) for side in SIDES)
         if names is not None:  # in another order, and one that is alone
-            more = [
-                *one_side(rows, "variant", names)[::-1],
-                {"token_ids": [1], "logprobs": [-1.0], "sequence": "x"},
-            ]
-            form(paths[1], more)
-        found = ingest(store, paths)
-        with RunReader(store.path_of(found)) as run:
-            assert ("1 sequence of one file alone" in run.header.provenance.note) == (
-                names is not None
-            )
-        found_tables = tables(store, found)
-        settings = [row.pop("settings") for row in found_tables["response"]]
+            variant.append({"token_ids": [1], "logprobs": [-1.0], "sequence": "x"})
+            variant.reverse()
+        paths = [
+            form(tmp_path / "reference.any", reference),
+            form(tmp_path / "variant.any", variant),
+        ]
+        run_id = ingest(store, paths)
+        with opened(store, run_id) as run:
+            is_noted = "1 sequence of one file alone" in run.header.provenance.note
+            assert is_noted == (names is not None)
+        found = tables(store, run_id)
+        settings = found["response"].pop("settings")
         assert json.loads(settings[3]) == ({} if names is None else {"sequence": "s3"})
-        for row in expected["response"]:
-            row.pop("settings", None)
-        assert_equal(found_tables, expected)
+        assert_equal(found, expected)
 
 
 def test_nan_and_values_of_no_probability_are_missing(store, tmp_path):
@@ -177,17 +159,12 @@ def test_nan_and_values_of_no_probability_are_missing(store, tmp_path):
         '{"token_ids": [1, 2, 3, 4], "reference": [NaN, -1, -9999, -2], "variant": [-1, -1, -3,'
         " -Infinity]}",
     )
-    with RunReader(store.path_of(ingest(store, [path]))) as run:
+    with ingested(store, path) as run:
         assert run.pairs[0].summary.finite == 1
         assert run.pairs[0].verdict == "identical"
-        assert [
-            response.rows.missing.tolist()
-            for side in run.responses()
-            for response in side.responses
-        ] == [
-            [1, 0, 1, 0],
-            [0, 0, 0, 1],
-        ]
+        reference, variant = run.responses()
+    assert reference.responses[0].rows.missing.tolist() == [1, 0, 1, 0]
+    assert variant.responses[0].rows.missing.tolist() == [0, 0, 0, 1]
 
 
 GOOD = {"token_ids": [1, 2], "reference": [-1.0, -2.0], "variant": [-1.0, -2.0]}
@@ -221,11 +198,11 @@ def test_a_bad_row_is_a_sentence_and_nothing_is_stored(bad, says, store, tmp_pat
     [gzip.compress, bz2.compress, pa.Codec("zstd").compress],
     ids=["gzip", "bz2", "zstd"],
 )
-def test_a_packed_file_is_the_plain_one(pack, rows, tmp_path):
-    store, plain = Store(tmp_path / "runs"), lines(tmp_path / "a.jsonl", rows)
-    packed = tmp_path / "a.jsonl.packed"
+def test_a_packed_file_is_the_plain_one(pack, rows, store, tmp_path):
+    plain, packed = lines(tmp_path / "a.jsonl", rows), tmp_path / "a.jsonl.packed"
     packed.write_bytes(pack(plain.read_bytes()))
-    assert_equal(*(tables(store, ingest(store, [path], name="here")) for path in (packed, plain)))
+    expected = tables(store, ingest(store, [plain], name="here"))
+    assert_equal(tables(store, ingest(store, [packed], name="here")), expected)
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(DumpError, match="packed"):
         ingest(store, [packed])
@@ -233,11 +210,11 @@ def test_a_packed_file_is_the_plain_one(pack, rows, tmp_path):
 
 def test_values_just_above_zero_are_taken_and_counted(store, tmp_path):
     """As target less log-sum in bfloat16 makes them; what is masked does not count."""
-    rows = [{**GOOD, "variant": [0.03, -2.0]}, {**GOOD, "variant": [-1.0, 7.0], "mask": [1, 0]}]
+    above = {**GOOD, "variant": [0.03, -2.0]}
+    masked = {**GOOD, "variant": [-1.0, 7.0], "mask": [1, 0]}
     empty = {"token_ids": [], "reference": [], "variant": []}
-    with RunReader(
-        store.path_of(ingest(store, [lines(tmp_path / "a.jsonl", [*rows, empty])])),
-    ) as run:
+    path = lines(tmp_path / "a.jsonl", [above, masked, empty])
+    with ingested(store, path) as run:
         note = run.header.provenance.note
         assert run.pairs[0].summary.finite == 3
         assert run.pairs[0].summary.max_abs == pytest.approx(1.03)
@@ -270,21 +247,18 @@ def test_a_file_cut_in_half_is_a_sentence(form, rows, tmp_path):
         (["a", "b"], {}, "share no `sequence`"),
         (["c", "c"], {}, "occurs twice"),
         (["c", "d"], {"token_ids": [1, 3]}, "other `token_ids` from token 1 on"),
-        (None, {}, "2 and 1 sequences"),
+        (["c"], {}, "2 and 1 sequences"),
     ],
 )
-def test_two_files_that_do_not_fit_are_a_sentence(names, changed, says, tmp_path):
-    sides = [
-        one_side([GOOD, GOOD], "reference", ["c", "d"]),
-        one_side([GOOD, {**GOOD, **changed}], "variant", names),
-    ]
-    if names is None:
-        sides = [one_side([GOOD, GOOD], "reference"), one_side([GOOD], "variant")]
+def test_two_files_that_do_not_fit_are_a_sentence(names, changed, says, store, tmp_path):
+    is_named = len(names) == 2
+    reference = one_side([GOOD, GOOD], "reference", ["c", "d"] if is_named else None)
+    variant = one_side(
+        [GOOD, {**GOOD, **changed}][: len(names)], "variant", names if is_named else None
+    )
+    paths = [lines(tmp_path / "0.jsonl", reference), lines(tmp_path / "1.jsonl", variant)]
     with pytest.raises(DumpError, match=says):
-        ingest(
-            Store(tmp_path / "runs"),
-            [lines(tmp_path / f"{at}.jsonl", side) for at, side in enumerate(sides)],
-        )
+        ingest(store, paths)
 
 
 def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_are_refused(
@@ -299,28 +273,28 @@ def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_a
 
 def test_one_value_everywhere_is_no_log_probability(store, tmp_path):
     path = lines(tmp_path / "zeros.jsonl", [{**GOOD, "variant": [0.0, 0.0]}])
-    with RunReader(store.path_of(ingest(store, [path]))) as run:
+    with ingested(store, path) as run:
         assert run.pairs[0].verdict == "invalid dump"
 
 
 def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path, monkeypatch):
     run_id = ingest(store, [lines(tmp_path / "tokens.jsonl", rows)])
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         whole, table = run_json(run), run.positions(0)
+    largest = table["max_abs"].max()
     monkeypatch.setattr(records, "MAX_ROWS", 100)
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         assert run_json(run) == whole
         assert whole["positions"] == 300
         assert run.positions_of(0, 3).equals(table[table["prompt"] == 3].reset_index(drop=True))
-        assert float(run.largest(0)["max_abs"].iloc[0]) == table["max_abs"].max()
-        for read in (
-            lambda: run.positions(0),
-            run.responses,
-            lambda: run_json(run, with_positions=True),
-        ):
-            with pytest.raises(StoreError, match="too long"):
-                read()
-        assert [row["max_abs"] for row in run.records(0)] == [table["max_abs"].max()]
+        assert run.largest(0)["max_abs"].iloc[0] == largest
+        with pytest.raises(StoreError, match="too long"):
+            run.positions(0)
+        with pytest.raises(StoreError, match="too long"):
+            run.responses()
+        with pytest.raises(StoreError, match="too long"):
+            run_json(run, with_positions=True)
+        assert [row["max_abs"] for row in run.records(0)] == [largest]
         with pytest.raises(UsageError, match="summed up"):
             check_decidable(parse_conditions(["flips"]), report_of_run(run)[0])
     assert [card.positions for card in list_runs(store)[0]] == [300]
@@ -328,7 +302,7 @@ def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path
 
 
 def test_flips_of_chosen_tokens_are_unknown(rows, store, tmp_path):
-    with RunReader(store.path_of(ingest(store, [lines(tmp_path / "tokens.jsonl", rows)]))) as run:
+    with ingested(store, lines(tmp_path / "tokens.jsonl", rows)) as run:
         assert run_json(run)["summary"]["flips"] is None
         assert run.evidence(0)[0].figures.flips is None
         pair = report_of_run(run)[0][0]
@@ -342,6 +316,6 @@ def test_a_file_is_described_and_no_command_is_named_that_could_not_run(form, ro
     assert headers_of(path)[0] == "responses"
     found = describe([path])
     assert (found["kind"], found["prompts"], found["positions"]) == ("responses", len(rows), 300)
-    with RunReader(store.path_of(ingest(store, [path]))) as run:
+    with ingested(store, path) as run:
         assert run.pairs[0].verdict == "undecided"
         assert next_command(run, run.pairs[0]) == ""

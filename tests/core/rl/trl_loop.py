@@ -32,15 +32,15 @@ class Trainer(MismatchMixin, GRPOTrainer):
 class Warnings(logging.Handler):
     """Messages of ulpscope's logger."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.messages: list[str] = []
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record: logging.LogRecord):
         self.messages.append(record.getMessage())
 
 
-def main(fault_step: int) -> None:
+def main(fault_step: int):
     """Train for five steps and print what was measured."""
     torch.manual_seed(0)
     engine = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)

@@ -22,7 +22,7 @@ PROMPT, LENGTHS = 5, [40, 31, 24, 40, 12, 40]
 TEMPERATURE = 0.7
 
 
-def main() -> None:
+def main():
     """Sample tokens of random logits at a temperature, score them at 1, and check the batches."""
     warnings: list[str] = []
     logging.getLogger("ulpscope").addFilter(
@@ -58,13 +58,19 @@ def main() -> None:
             data = DataProto(batch=TensorDict(ragged, batch_size=len(LENGTHS)).to_padded_tensor())
         else:
             of_prompt = {"prompts": torch.ones(len(LENGTHS), PROMPT, dtype=torch.long)}
-            whole = torch.cat([torch.ones(len(LENGTHS), PROMPT, dtype=torch.long), mask], 1)
+            whole = torch.cat(
+                [torch.ones(len(LENGTHS), PROMPT, dtype=torch.long), mask],
+                1,
+            )
             masks = (
                 {"attention_mask": whole} if name == "attention mask" else {"response_mask": mask}
             )
             data = DataProto.from_dict(batch | of_prompt | masks)
         r = (sides[1] - sides[0])[mask == 1].double()
-        torch_figures = {"mean_abs": float(r.abs().mean()), "k3": float((r.expm1() - r).mean())}
+        torch_figures = {
+            "mean_abs": float(r.abs().mean()),
+            "k3": float((r.expm1() - r).mean()),
+        }
         warnings.clear()
         result = calculate_debug_metrics(data)
         results[name] = {"metrics": result, "torch": torch_figures, "warnings": list(warnings)}

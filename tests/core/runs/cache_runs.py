@@ -8,7 +8,6 @@ import numpy as np
 
 from core.numerics.formats import BFLOAT16
 from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
-from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KINDS, KvPart
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of
@@ -32,7 +31,7 @@ CONTINUED = {
 PARTING = GIVEN - 1 + 2  # position 4 chose the first generated token, position 6 the third
 
 
-def cache(seed: int, heads: int = 2, positions: int = 5, width: int = 16) -> np.ndarray:
+def cache(seed, heads: int = 2, positions: int = 5, width: int = 16) -> np.ndarray:
     """[heads, positions, width] bits of bfloat16."""
     return (
         np.random.default_rng(seed)
@@ -43,7 +42,7 @@ def cache(seed: int, heads: int = 2, positions: int = 5, width: int = 16) -> np.
 
 
 def kv_run(
-    store: Store,
+    store,
     parts: Iterable[tuple[int, KvPart]],
     *,
     lengths: tuple[int, ...] = (3, 5),
@@ -66,11 +65,11 @@ def both(reference: KvPart, variant: np.ndarray) -> list[tuple[int, KvPart]]:
 
 
 def continued_run(
-    store: Store,
+    store,
     *,
     is_confirmed: bool = True,
     texts: bool = True,
-    run_id: str = "continued",
+    run_id="continued",
 ) -> str:
     """Three sides, three prompts of 12, 12 and 6 positions, vocabulary of 40; see CONTINUED.
 
@@ -82,7 +81,12 @@ def continued_run(
     fed = [(*prompt_ids, *CONTINUED[prompt][0][:-1]) for prompt in (0, 1)] + [tuple(range(6))]
     vocabulary = {token: f" w{token}" for token in range(VOCAB)} | {22: " <b>two</b>\n"}
     prompts = tuple(
-        Prompt(len(ids), ids, tuple(vocabulary[t] for t in ids) if texts else ()) for ids in fed
+        Prompt(
+            len(ids),
+            ids,
+            tuple(vocabulary[t] for t in ids) if texts else (),
+        )
+        for ids in fed
     )
     sides = tuple(
         SideHeader(path, path, "bfloat16") for path in ("prefill", "decode", "decode+batch:8")
@@ -110,7 +114,10 @@ def continued_run(
         for prompt, ids in enumerate(fed):
             for layer in range(4):
                 for kind in KINDS:
-                    bits = cache(100 * prompt + 10 * layer + KINDS.index(kind), positions=len(ids))
+                    bits = cache(
+                        100 * prompt + 10 * layer + KINDS.index(kind),
+                        positions=len(ids),
+                    )
                     variant_bits = bits.copy()
                     variant_bits[layer % 2, 2:, : 2 * layer] ^= 1
                     for side, of_side in enumerate((bits, variant_bits, bits)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import duckdb
 
@@ -24,14 +23,14 @@ TEXTS = {
 _KNOWN = ("compute_dtype",)  # a figure that is looked up
 
 
-def damaged(path: Path, *statements: str) -> None:
+def damaged(path, *statements: str):
     path.chmod(0o644)
     with duckdb.connect(str(path)) as database:
         for statement in statements:
             database.execute(statement)
 
 
-def with_texts(path: Path, text: str) -> None:
+def with_texts(path, text):
     """`text` behind every text that a user may see, so that distinct texts stay distinct."""
     path.chmod(0o644)
     with duckdb.connect(str(path)) as database:
@@ -60,7 +59,7 @@ def with_texts(path: Path, text: str) -> None:
             database.execute("UPDATE evidence SET figures = ? WHERE rowid = ?", [figures, row])
 
 
-def _with_text(value: object, text: str) -> object:
+def _with_text(value, text):
     """A figure with `text` behind every text in it."""
     if isinstance(value, str):
         return value + text

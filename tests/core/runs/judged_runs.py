@@ -4,8 +4,6 @@ core.inference.controls.judge_model, floors and faults planted.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from core.capture_request import CaptureRequest
@@ -24,7 +22,6 @@ from core.runs.file.evidence import (
     Verdict,
 )
 from core.runs.file.records import FloorRows, Prompt, Provenance, RunHeader, SideHeader
-from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
 POSITIONS, VOCAB = 96, 64
@@ -48,11 +45,11 @@ RERUN_FAILED = Evidence(
 
 def ratio_row(
     check: Check,
-    dtype: str,
+    dtype,
     ratio: float | None,
     outcome: str,
     says: str,
-    **figures: Any,
+    **figures,
 ) -> Evidence:
     """A row of the pair with its floor. figures: those that matter to a test."""
     control = f"'decode' against 'prefill' in {dtype}, beside 4 reorderings of every linear map"
@@ -106,7 +103,13 @@ EXACT_MISSING = Evidence(
 BLOCKS = Evidence(
     Check.OUTLIERS,
     "positions of the float32 pair that stand out from the floor",
-    StructureFigures(positions=9, first=(0, 32), starts=(32, 64, 80), block=16, is_tail=False),
+    StructureFigures(
+        positions=9,
+        first=(0, 32),
+        starts=(32, 64, 80),
+        block=16,
+        is_tail=False,
+    ),
     NOTED,
     "It begins at position 32; every place where it begins is a multiple of 16, a block's"
     " boundary.",
@@ -197,7 +200,7 @@ def floors(outliers: tuple[int, ...] = (), is_wider: bool = False) -> list[Floor
 
 
 def judged_run(
-    store: Store,
+    store,
     verdict: str | None,
     *,
     evidence: list[Evidence] | None = None,

@@ -4,7 +4,6 @@ reductions of split products at batch 2.
 
 from __future__ import annotations
 
-from core.runs.store.store import Store
 from core.runs.tables.kernels import KernelList, KernelRow
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of
@@ -72,14 +71,14 @@ def block_lists() -> tuple[KernelList, KernelList]:
 
         def ran(
             module: str,
-            name: str,
+            name,
             *shapes: str,
             library: str = "torch",
-            dtype: str = "bfloat16 ",
-        ) -> None:
+            dtype="bfloat16 ",
+        ):
             result.append(KernelRow(module, library, name, f"{dtype}{', '.join(shapes)}", 2, 4.0))
 
-        def attended(keys: int) -> None:
+        def attended(keys: int):
             ran(
                 attention,
                 "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -105,11 +104,7 @@ def block_lists() -> tuple[KernelList, KernelList]:
     return KernelList(0, rows(1), 2, 2), KernelList(1, rows(2), 2, 2)
 
 
-def kernel_run(
-    store: Store,
-    run_id: str = "kernels",
-    lists: tuple[KernelList, ...] | None = None,
-) -> str:
+def kernel_run(store, run_id="kernels", lists: tuple[KernelList, ...] | None = None) -> str:
     header = header_of(lengths=(3,))
     with RunWriter(store, header, run_id=run_id) as writer:
         for side, bits in enumerate(calm_sides(header)):

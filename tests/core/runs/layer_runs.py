@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from core.numerics.formats import BFLOAT16
-from core.runs.store.store import Store
 from core.runs.tables.layers import FLOOR, LayerModule, LayerPart
 from core.runs.writer import RunWriter
 from tests.core.runs.damaging import damaged
@@ -31,7 +30,7 @@ def outputs(module: LayerModule, prompt: int, positions: int) -> np.ndarray:
 
 
 def layer_run(
-    store: Store,
+    store,
     changed: dict[tuple[int, int, int], int],
     *,
     chosen: Sequence[Sequence[int]] = ((0, 1, 2), (0, 1, 2, 3, 4)),
@@ -107,7 +106,7 @@ GROWING = {
 """First the projection in prompt 0, the stream of block 0 in prompt 1; twice the difference after every module."""
 
 
-def with_kernels(store: Store, run_id: str) -> str:
+def with_kernels(store, run_id) -> str:
     """The same run, whose sides launched one kernel in two modules, in another shape on each
     side.
     """

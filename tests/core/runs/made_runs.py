@@ -9,11 +9,14 @@ import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
+from core.judging.ingest import ingest
 from core.numerics.formats import format_named
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
+from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
@@ -21,14 +24,21 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def header_of(
-    dtype: str = "bfloat16",
+    dtype="bfloat16",
     lengths: tuple[int, ...] = (3, 5),
     vocab: int = 300,
     sides: int = 2,
-    name: str = "a run",
+    name="a run",
 ) -> RunHeader:
     """A header whose prompts have token ids and texts, except the last of several."""
-    prompts = [Prompt(n, tuple(range(n)), tuple(f"t{i}\n" for i in range(n))) for n in lengths]
+    prompts = [
+        Prompt(
+            n,
+            tuple(range(n)),
+            tuple(f"t{i}\n" for i in range(n)),
+        )
+        for n in lengths
+    ]
     if len(prompts) > 1:
         prompts[-1] = Prompt(lengths[-1])
     announced = tuple(
@@ -45,7 +55,7 @@ def header_of(
     )
 
 
-def bits_of_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
+def bits_of_sides(header, seed=0) -> list[np.ndarray]:
     """[rows, vocab] a side: any bit pattern at all, so NaN payloads, infinities and subnormals too;
     variants part in some.
     """
@@ -67,12 +77,17 @@ def bits_of_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
     for _ in header.sides[1:]:
         variant = reference.copy()
         is_other = random.random(variant.shape) < 0.3
-        variant[is_other] ^= random.integers(0, 16, int(is_other.sum()), dtype=fmt.carrier)
+        variant[is_other] ^= random.integers(
+            0,
+            16,
+            int(is_other.sum()),
+            dtype=fmt.carrier,
+        )
         sides.append(variant)
     return sides
 
 
-def calm_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
+def calm_sides(header, seed=0) -> list[np.ndarray]:
     """[rows, vocab] a side: finite logits about 3 wide, variants a few ULPs away."""
     random = np.random.default_rng(seed)
     fmt = format_named(header.compute_dtype)
@@ -89,12 +104,7 @@ def calm_sides(header: RunHeader, seed: int = 0) -> list[np.ndarray]:
     return sides
 
 
-def write_run(
-    store: Store,
-    header: RunHeader,
-    sides: list[np.ndarray],
-    run_id: str | None = None,
-) -> Path:
+def write_run(store, header, sides: list[np.ndarray], run_id: str | None = None) -> Path:
     """Write whole sides at once; returns the file."""
     with RunWriter(store, header, run_id=run_id) as writer:
         for side, bits in enumerate(sides):
@@ -102,7 +112,7 @@ def write_run(
         return store.path_of(writer.finish())
 
 
-def make_run(store: Store, seed: int = 0, run_id: str | None = None) -> Path:
+def make_run(store, seed=0, run_id: str | None = None) -> Path:
     header = header_of()
     return write_run(store, header, calm_sides(header, seed), run_id)
 
@@ -113,13 +123,22 @@ def _whole_run() -> bytes:
         return make_run(Store(Path(place))).read_bytes()
 
 
-def copied(path: Path) -> Path:
+def copied(path) -> Path:
     """The run of `made` as a file of that name, made once and copied from then on: a hundred tests
     need one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(_whole_run())
     return path
+
+
+def opened(store: Store, run_id: str) -> RunReader:
+    return RunReader(store.path_of(run_id))
+
+
+def ingested(store: Store, *paths: Path, **options: Any) -> RunReader:
+    """The run that files of a user become."""
+    return opened(store, ingest(store, paths, **options))
 
 
 if __name__ == "__main__":

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from core.runs.store.store import Store
 from core.runs.tables.mitigations import MitigationRow
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of
 
 
 def row(
-    name: str,
+    name,
     neq: int,
     rms: float,
     flips: int,
     shares: tuple[float, float],
-    dtype: str = "bfloat16",
+    dtype="bfloat16",
 ) -> MitigationRow:
     return MitigationRow(
         name=name,
@@ -47,9 +46,7 @@ ROWS = (
 )
 
 
-def mitigation_run(
-    store: Store, run_id: str = "mitigations", rows: tuple[MitigationRow, ...] = ROWS
-) -> str:
+def mitigation_run(store, run_id="mitigations", rows: tuple[MitigationRow, ...] = ROWS) -> str:
     header = header_of(lengths=(3,))
     with RunWriter(store, header, run_id=run_id) as writer:
         for side, bits in enumerate(calm_sides(header)):

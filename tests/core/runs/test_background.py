@@ -1,7 +1,5 @@
 """The background thread: order, bounded waiting, and errors that cannot be overlooked."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest
@@ -9,12 +7,12 @@ import pytest
 from core.runs.background import Background
 
 
-def fail() -> None:
+def fail():
     raise OSError("the disk is full")
 
 
 def test_pieces_run_in_order():
-    done: list[int] = []
+    done = []
     background = Background("test", 100)
     for number in range(20):
         background.put(done.append, number)
@@ -24,7 +22,7 @@ def test_pieces_run_in_order():
 
 
 def test_an_error_is_raised_at_every_later_step_and_nothing_more_runs():
-    done: list[int] = []
+    done = []
     background = Background("test", 100)
     background.put(fail)
     with pytest.raises(OSError, match="full"):
@@ -44,7 +42,11 @@ def test_putting_waits_while_too_much_is_unfinished():
     background.put(lambda: (started.set(), release.wait(10)), size=60)
     started.wait(10)
     background.put(lambda: None, size=40)  # there is room for this
-    second = threading.Thread(target=background.put, args=(lambda: None,), kwargs={"size": 60})
+    second = threading.Thread(
+        target=background.put,
+        args=(lambda: None,),
+        kwargs={"size": 60},
+    )
     second.start()
     second.join(0.2)
     assert second.is_alive()  # it waits for room

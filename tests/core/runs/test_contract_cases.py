@@ -1,22 +1,18 @@
 """The worked examples of the metric contract come out exactly, by way of a run file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from core.judging.ingest import ingest
-from core.runs.reader import RunReader
 from core.runs.reports.report_json import as_json, report_of_run
+from tests.core.runs.made_runs import ingested
 
 CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
 CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 
 
-def unlike(got: Any, want: Any, where: str = "") -> list[str]:
+def unlike(got, want, where=""):
     """Places where `got` is not as the example says. It may say more than the example, never less.
 
     Integers, booleans, nulls and texts equal and of one type; floats to 1e-9 relative, KL to 1e-6
@@ -48,13 +44,19 @@ def unlike(got: Any, want: Any, where: str = "") -> list[str]:
     return [] if got == want else [f"{where}: {got!r}, not {want!r}"]
 
 
-def example(path: Path) -> dict[str, Any]:
+def example(path):
     return json.loads(path.with_suffix(".json").read_text())
 
 
 @CASE
 def test_the_example_comes_out_of_the_run_file(path, store):
-    with RunReader(store.path_of(ingest(store, [path]))) as run:
+    with ingested(store, path) as run:
         pairs, classes = report_of_run(run)
         got = as_json(pairs, classes, run.header, with_positions=True)
-    assert unlike(json.loads(json.dumps(got, allow_nan=False)), example(path)) == []
+    assert (
+        unlike(
+            json.loads(json.dumps(got, allow_nan=False)),
+            example(path),
+        )
+        == []
+    )

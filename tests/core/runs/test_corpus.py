@@ -1,10 +1,6 @@
 """Statistics of llama-perplexity, of its files and of runs: computed once more in numpy."""
 
-from __future__ import annotations
-
 import json
-import struct
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +9,7 @@ from scipy.special import log_softmax
 from core.errors import DumpError
 from core.numerics.corpus import ScoredTokens, statistics
 from core.runs.corpus import are_logs, by_position, score_logs
+from tests.core.runs.dumps.made_dumps import kl_base_file
 
 CONTEXT, VOCAB, CHUNKS = 33, 257, 7
 FIRST = CONTEXT // 2
@@ -25,47 +22,22 @@ OTHER = LOGITS + RANDOM.normal(0, 0.2, LOGITS.shape).astype(np.float32)
 TARGETS = np.concatenate([chunk[FIRST + 1 :] for chunk in TOKENS])
 
 
-def kld_file(path: Path, logits: np.ndarray, tokens: np.ndarray = TOKENS) -> np.ndarray:
-    """Write one as perplexity.cpp does. -> the log-probabilities that it holds"""
-    body, held = (
-        [struct.pack("<8s3i", b"_logits_", CONTEXT, VOCAB, CHUNKS), tokens.astype("<i4").tobytes()],
-        [],
-    )
-    for row in logits:
-        lowest = max(row.min(), row.max() - np.float32(16))
-        scale = (row.max() - lowest) / np.float32(65535)
-        steps = np.clip(np.rint((row - lowest) / scale), 0, 65535).astype("<u2")
-        least = np.float32(
-            lowest - row.max() - np.log(np.exp(row - row.max()).sum(dtype=np.float64)),
-        )
-        body.append(struct.pack("<2f", scale, least) + steps.tobytes() + bytes(2 * (VOCAB % 2)))
-        held.append(least + scale * steps.astype(np.float32))
-    path.write_bytes(b"".join(body))
-    return np.array(held, np.float64)
-
-
 @pytest.fixture
-def files(tmp_path: Path) -> list[Path]:
+def files(tmp_path):
     return [tmp_path / "base.kld", tmp_path / "q.kld"]
 
 
-def test_figures_are_those_of_llama_perplexity(files: list[Path]) -> None:
-    base, q = (kld_file(path, logits) for path, logits in zip(files, (LOGITS, OTHER), strict=True))
+def test_figures_are_those_of_llama_perplexity(files):
+    base, q = kl_base_file(files[0], LOGITS, TOKENS), kl_base_file(files[1], OTHER, TOKENS)
     rows = {row["name"]: row for row in statistics(score_logs(files))}
     count, places = len(TARGETS), np.arange(len(TARGETS))
     nll, nll_base = -q[places, TARGETS], -base[places, TARGETS]
     kl = np.where(base > -16, np.exp(base) * (base - q), 0).sum(axis=1)
     dp = np.exp(-nll) - np.exp(-nll_base)
     same = (q.argmax(axis=1) == base.argmax(axis=1)).mean()
-    ppl, ppl_base, error = (
-        np.exp(nll.mean()),
-        np.exp(nll_base.mean()),
-        np.std(nll) / np.sqrt(count - 1),
-    )
-    error_base, covariance = (
-        np.std(nll_base) / np.sqrt(count - 1),
-        np.cov(nll, nll_base, ddof=0)[0, 1] / (count - 1),
-    )
+    ppl, ppl_base = np.exp(nll.mean()), np.exp(nll_base.mean())
+    error, error_base = np.std(nll) / np.sqrt(count - 1), np.std(nll_base) / np.sqrt(count - 1)
+    covariance = np.cov(nll, nll_base, ddof=0)[0, 1] / (count - 1)
     ratio_error = np.sqrt(error**2 + error_base**2 - 2 * covariance)
     rms = np.sqrt((dp**2).mean())
     difference_error = np.sqrt(
@@ -83,34 +55,30 @@ def test_figures_are_those_of_llama_perplexity(files: list[Path]) -> None:
         "RMS Δp": (100 * rms, 100 * 0.5 / rms * np.std(dp**2) / np.sqrt(count - 1)),
         "Same top p": (100 * same, 100 * np.sqrt(same * (1 - same) / (count - 1))),
     }
-    for name, values, shares in (
-        ("KLD", kl, (99.9, 99, 95, 90, 10, 5, 1, 0.1)),
-        ("Δp", 100 * dp, (99.9, 99, 95, 90, 75, 25, 10, 5, 1, 0.1)),
-    ):
-        expected |= {
-            f"{share:.1f}% {name}": (np.percentile(values, share), None) for share in shares
-        }
-        expected |= {
-            f"{each} {name}": (of(values), None)
-            for each, of in (("Maximum", max), ("Minimum", min))
-        }
-        expected[f"Median {name}"] = (np.median(values), None)
+    for name, values in (("KLD", kl), ("Δp", 100 * dp)):
+        expected[f"Maximum {name}"] = values.max(), None
+        expected[f"Minimum {name}"] = values.min(), None
+        expected[f"Median {name}"] = np.median(values), None
+        for share in (99.9, 99, 95, 90, 10, 5, 1, 0.1):
+            expected[f"{share:.1f}% {name}"] = np.percentile(values, share), None
+    for share in (75, 25):
+        expected[f"{share:.1f}% Δp"] = np.percentile(100 * dp, share), None
     assert rows.keys() == expected.keys()
     for name, (value, uncertainty) in expected.items():
         assert rows[name]["value"] == pytest.approx(value, rel=1e-5, abs=5e-7), name
-        assert rows[name]["uncertainty"] == (
-            uncertainty and pytest.approx(uncertainty, rel=1e-4)
-        ), name
+        if uncertainty is not None:
+            uncertainty = pytest.approx(uncertainty, rel=1e-4)
+        assert rows[name]["uncertainty"] == uncertainty, name
 
 
-def test_what_a_file_cuts_moves_no_figure(files: list[Path]) -> None:
+def test_what_a_file_cuts_moves_no_figure(files):
     """A quarter of the tokens is raised to 16 below the largest; a row normalized again would be
     off by 4e-3.
     """
     spread = LOGITS.copy()
     spread[:, ::4] -= 30
-    held = kld_file(files[0], spread)
-    kld_file(files[1], OTHER)
+    held = kl_base_file(files[0], spread, TOKENS)
+    kl_base_file(files[1], OTHER, TOKENS)
     assert np.log(np.exp(held).sum(axis=1)).max() > 1e-6
     tokens = score_logs(files)
     true = log_softmax(spread.astype(np.float64), axis=1)[np.arange(len(TARGETS)), TARGETS]
@@ -118,13 +86,13 @@ def test_what_a_file_cuts_moves_no_figure(files: list[Path]) -> None:
     assert np.abs(tokens.base - true)[is_seen].max() < 2e-4
 
 
-def test_right_tokens_that_a_file_cuts_are_counted_and_noted(cli, files: list[Path]) -> None:
+def test_right_tokens_that_a_file_cuts_are_counted_and_noted(cli, files):
     """The files then say a lower perplexity than the logits have."""
     spread = LOGITS.copy()
     places = np.arange(len(TARGETS))
     spread[places[:5], TARGETS[:5]] = spread.max(axis=1)[:5] - 20
-    held = kld_file(files[0], spread)
-    kld_file(files[1], LOGITS)
+    held = kl_base_file(files[0], spread, TOKENS)
+    kl_base_file(files[1], LOGITS, TOKENS)
     is_cut = [logits[places, TARGETS] < logits.max(axis=1) - 16 for logits in (spread, LOGITS)]
     count = int((is_cut[0] | is_cut[1]).sum())
     true = log_softmax(spread.astype(np.float64), axis=1)[places, TARGETS]
@@ -134,7 +102,7 @@ def test_right_tokens_that_a_file_cuts_are_counted_and_noted(cli, files: list[Pa
     assert f"{count} right tokens are less likely" in cli("compare", *files).stderr
 
 
-def test_intervals_are_over_documents() -> None:
+def test_intervals_are_over_documents():
     """Tokens of a document that are all alike say no more than one of them."""
     documents, length = 60, 50
     of_document = np.random.default_rng(1).gamma(2, 0.01, documents)
@@ -148,9 +116,9 @@ def test_intervals_are_over_documents() -> None:
     assert kld["uncertainty"] < half / 5
 
 
-def test_positions_are_those_of_the_context(files: list[Path]) -> None:
-    kld_file(files[0], LOGITS)
-    kld_file(files[1], OTHER)
+def test_positions_are_those_of_the_context(files):
+    kl_base_file(files[0], LOGITS, TOKENS)
+    kl_base_file(files[1], OTHER, TOKENS)
     tokens = score_logs(files)
     groups = by_position(tokens)
     assert [groups[0]["positions"], groups[-1]["positions"]] == ["16 to 17", "30 to 31"]
@@ -159,9 +127,9 @@ def test_positions_are_those_of_the_context(files: list[Path]) -> None:
     assert sum(group["scored"] for group in groups) == len(TARGETS)
 
 
-def test_compare_prints_them_and_refuses_other_tokens(cli, files: list[Path]) -> None:
-    kld_file(files[0], LOGITS)
-    kld_file(files[1], LOGITS)
+def test_compare_prints_them_and_refuses_other_tokens(cli, files):
+    kl_base_file(files[0], LOGITS, TOKENS)
+    kl_base_file(files[1], LOGITS, TOKENS)
     report = json.loads(cli("compare", *files, "--json").stdout)
     values = {figure["name"]: figure["value"] for figure in report["figures"]}
     assert (report["positions"], report["chunks"]) == (CHUNKS * ROWS, CHUNKS)
@@ -169,47 +137,50 @@ def test_compare_prints_them_and_refuses_other_tokens(cli, files: list[Path]) ->
     assert not are_logs(files[:1])
     others = TOKENS.copy()
     others[3, 0] += 1
-    kld_file(files[1], LOGITS, others)
+    kl_base_file(files[1], LOGITS, others)
     with pytest.raises(DumpError, match=r"q\.kld: has other tokens than base\.kld"):
         score_logs(files)
 
 
-def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path: Path) -> None:
+def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path):
     """The last row of a prompt has no right token; probabilities are normalized over all tokens."""
-    prompts, rows = 4, 6
-    tokens, random = RANDOM.integers(0, VOCAB, (prompts, rows)), np.random.default_rng(7)
-    base = random.normal(0, 3, (prompts, rows, VOCAB)).astype(np.float32)
+    tokens, random = RANDOM.integers(0, VOCAB, (4, 6)), np.random.default_rng(7)
+    base = random.normal(0, 3, (4, 6, VOCAB)).astype(np.float32)
     other = base + random.normal(0, 0.3, base.shape).astype(np.float32)
-    np.savez(tmp_path / "dump.npz", reference=base, variant=other, token_ids=tokens)
-    report = json.loads(cli("compare", tmp_path / "dump.npz", "--corpus", "--json").stdout)[
-        "corpora"
-    ][0]
+    dump = tmp_path / "dump.npz"
+    np.savez(dump, reference=base, variant=other, token_ids=tokens)
+    (report,) = json.loads(cli("compare", dump, "--corpus", "--json").stdout)["corpora"]
     values = {figure["name"]: figure["value"] for figure in report["figures"]}
-    p, q = (log_softmax(side[:, :-1].astype(np.float64), axis=2) for side in (base, other))
-    right, right_q = (np.take_along_axis(side, tokens[:, 1:, None], 2) for side in (p, q))
-    assert (report["positions"], report["prompts"], report["variant"]) == (
-        prompts * (rows - 1),
-        prompts,
-        "variant",
+    p, q = (
+        log_softmax(
+            side[:, :-1].astype(np.float64),
+            axis=2,
+        )
+        for side in (base, other)
     )
+    right, right_q = (
+        np.take_along_axis(
+            side,
+            tokens[:, 1:, None],
+            2,
+        )
+        for side in (p, q)
+    )
+    assert (report["positions"], report["prompts"], report["variant"]) == (4 * 5, 4, "variant")
     assert values["Mean KLD"] == pytest.approx((np.exp(p) * (p - q)).sum(axis=2).mean())
     assert values["Mean PPL(Q)"] == pytest.approx(np.exp(-right_q.mean()))
     assert values["Maximum Δp"] == pytest.approx(100 * (np.exp(right_q) - np.exp(right)).max())
-    assert values["Same top p"] == pytest.approx(
-        100 * (p.argmax(axis=2) == q.argmax(axis=2)).mean(),
-    )
+    is_same = p.argmax(axis=2) == q.argmax(axis=2)
+    assert values["Same top p"] == pytest.approx(100 * is_same.mean())
 
 
-def test_a_run_without_tokens_is_no_corpus(cli, tmp_path: Path) -> None:
+def test_a_run_without_tokens_is_no_corpus(cli, tmp_path):
     np.savez(tmp_path / "dump.npz", reference=LOGITS[:4], variant=OTHER[:4])
     failed = cli("compare", tmp_path / "dump.npz", "--corpus")
     assert (failed.returncode, "token ids" in failed.stderr) == (2, True)
 
 
-def test_a_token_beyond_the_vocabulary_is_refused_and_an_infinite_kl_counted(
-    cli,
-    tmp_path: Path,
-) -> None:
+def test_a_token_beyond_the_vocabulary_is_refused_and_an_infinite_kl_counted(cli, tmp_path):
     base, tokens, dump = LOGITS[:4].astype(np.float32), np.arange(4), tmp_path / "dump.npz"
     other = base.copy()
     other[1, tokens[2]] = -np.inf

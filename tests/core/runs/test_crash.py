@@ -2,8 +2,6 @@
 the next writer tidies up.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -12,17 +10,16 @@ from pathlib import Path
 import pytest
 
 from core.errors import StoreError
-from core.runs.reader import RunReader
 from core.runs.store import store as store_module
 from core.runs.store.cards import list_runs
 from core.runs.store.partial import Partial, sweep
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import ROOT, calm_sides, header_of, make_run, write_run
+from tests.core.runs.made_runs import ROOT, calm_sides, header_of, make_run, opened, write_run
 from tests.waiting import until
 
 
-def _writer(store: Store, *arguments: str, **options) -> subprocess.Popen:
+def _writer(store, *arguments, **options):
     """Another process that writes runs in a loop and prints a line for each."""
     command = [sys.executable, "-m", "tests.core.runs.made_runs", str(store.directory), *arguments]
     return subprocess.Popen(
@@ -34,15 +31,15 @@ def _writer(store: Store, *arguments: str, **options) -> subprocess.Popen:
     )
 
 
-def _partials(store: Store) -> list[Path]:
+def _partials(store):
     return [path for path in store.directory.iterdir() if path.name.startswith(".")]
 
 
-def _check_whole(store: Store) -> int:
+def _check_whole(store):
     cards, broken = list_runs(store)
     assert broken == []
     for card in cards:
-        with RunReader(store.path_of(card.run_id)) as run:
+        with opened(store, card.run_id) as run:
             assert (
                 len(run.read_rows(1, 0, run.header.rows))
                 == len(run.positions(0))
@@ -51,13 +48,13 @@ def _check_whole(store: Store) -> int:
     return len(cards)
 
 
-def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(store: Store) -> None:
+def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(store):
     process = _writer(store)
     try:
         assert process.stdout is not None
         process.stdout.readline()  # it is in its loop
 
-        def stopped() -> list[Path]:
+        def stopped():
             """What it has begun and locked: it is alive, and not moving while we look."""
             process.send_signal(signal.SIGSTOP)
             begun = [partial for partial in _partials(store) if any(partial.glob("*.duckdb"))]
@@ -76,7 +73,7 @@ def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(store
     _check_whole(store)
 
 
-def test_a_partial_run_of_this_process_is_not_swept_by_this_process(store: Store) -> None:
+def test_a_partial_run_of_this_process_is_not_swept_by_this_process(store):
     header = header_of()
     sides = calm_sides(header)
     with RunWriter(store, header) as first:
@@ -89,14 +86,11 @@ def test_a_partial_run_of_this_process_is_not_swept_by_this_process(store: Store
     assert _partials(store) == []
 
 
-def test_a_finished_run_is_held_until_it_is_in_place(
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_finished_run_is_held_until_it_is_in_place(store, monkeypatch):
     """DuckDB's own lock ends before that: a sweep in between would take a whole capture away."""
     swept_by_others = []
 
-    def to_disk(path: Path, original=store_module.to_disk) -> None:
+    def to_disk(path, original=store_module.to_disk):
         if path.is_file():
             code = (
                 "import sys, pathlib, core.runs.store.partial as p;"
@@ -113,7 +107,7 @@ def test_a_finished_run_is_held_until_it_is_in_place(
     assert _check_whole(store) == 1
 
 
-def test_a_link_named_like_a_partial_run_is_left_alone(tmp_path: Path) -> None:
+def test_a_link_named_like_a_partial_run_is_left_alone(tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_text("kept")
     (tmp_path / "store").mkdir()
@@ -129,14 +123,10 @@ def test_a_link_named_like_a_partial_run_is_left_alone(tmp_path: Path) -> None:
     ids=["exception", "Ctrl-C"],
 )
 @pytest.mark.parametrize("rows", [0, 4, 8])
-def test_an_exception_in_the_middle_leaves_nothing(
-    error: BaseException,
-    rows: int,
-    store: Store,
-) -> None:
+def test_an_exception_in_the_middle_leaves_nothing(error, rows, store):
     header = header_of()
 
-    def interrupted() -> None:
+    def interrupted():
         with RunWriter(store, header) as writer:
             if rows:
                 writer.write(0, 0, calm_sides(header)[0][:rows])
@@ -148,9 +138,9 @@ def test_an_exception_in_the_middle_leaves_nothing(
 
 
 def test_a_run_reaches_the_disk_before_it_gets_its_name_and_the_directory_after(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    monkeypatch,
+):
     store = Store(tmp_path)
     events = []
     monkeypatch.setattr(
@@ -170,7 +160,7 @@ def test_a_run_reaches_the_disk_before_it_gets_its_name_and_the_directory_after(
     assert [path.name for path in tmp_path.iterdir()] == ["x.duckdb"]
 
 
-def test_no_log_is_left_beside_a_closed_run(tmp_path: Path) -> None:
+def test_no_log_is_left_beside_a_closed_run(tmp_path):
     """What lies in a write-ahead log would be lost by moving the file alone."""
     make_run(Store(tmp_path))
     assert [path.suffix for path in tmp_path.iterdir()] == [".duckdb"]
@@ -197,7 +187,7 @@ except StoreError as error:
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("room", [0, 40_000, 2_000_000])
-def test_a_full_disk_is_one_sentence_and_leaves_nothing(room: int, tmp_path: Path) -> None:
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(room, tmp_path):
     """A limit on the size of files stands for the disk: it fails the same writes, from the first
     byte to the last tile.
     """
@@ -213,7 +203,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(room: int, tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_store_that_cannot_be_made_or_written_to_is_one_sentence(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_made_or_written_to_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
         with pytest.raises(StoreError, match="set ULPSCOPE_STORE or --store"):

@@ -2,8 +2,6 @@
 ones.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -21,19 +19,20 @@ from core.runs.revision import revise
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from tests.core.runs.damaging import damaged
+from tests.core.runs.made_runs import opened
 
 FILES = Path(__file__).parents[2] / "cases" / "files_of_1_0_0"
 CORPUS = Path(__file__).parents[2] / "fuzz" / "corpus"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 
-def file_of_1_0_0(kind: str, folder: Path) -> Path:
+def file_of_1_0_0(kind, folder):
     path = folder / f"{kind}.duckdb"
     path.write_bytes(gzip.decompress((FILES / f"{kind}.duckdb.gz").read_bytes()))
     return path
 
 
-def figures_of(path: Path) -> dict[str, object]:
+def figures_of(path):
     """What `expected.json` has of a run."""
     with RunReader(path) as run:
         records = run.records(0)
@@ -48,15 +47,15 @@ def figures_of(path: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("kind", EXPECTED)
-def test_a_file_of_1_0_0_shows_what_1_0_0_showed(kind: str, tmp_path: Path) -> None:
+def test_a_file_of_1_0_0_shows_what_1_0_0_showed(kind, tmp_path):
     assert figures_of(file_of_1_0_0(kind, tmp_path)) == EXPECTED[kind]
 
 
-def test_probes_of_1_0_0_are_read(tmp_path: Path) -> None:
+def test_probes_of_1_0_0_are_read(tmp_path):
     assert {row["dtype"] for row in ops_of(file_of_1_0_0("ops", tmp_path)).rows} == {"bfloat16"}
 
 
-def test_a_file_of_1_0_0_is_compared_judged_and_exported(cli, tmp_path: Path) -> None:
+def test_a_file_of_1_0_0_is_compared_judged_and_exported(cli, tmp_path):
     path = file_of_1_0_0("dump", tmp_path)
     assert cli("ingest", path).returncode == 0
     (card,) = json.loads(cli("list", "--json").stdout)
@@ -69,13 +68,11 @@ def test_a_file_of_1_0_0_is_compared_judged_and_exported(cli, tmp_path: Path) ->
             assert exported[side].tobytes() == given[side].tobytes()
     judged = cli("verdict", run_id, "--rerun", rerun, "--json")
     assert judged.returncode == 0
-    with RunReader(Store(tmp_path / "runs").path_of(json.loads(judged.stdout)["run_id"])) as run:
+    with opened(Store(tmp_path / "runs"), json.loads(judged.stdout)["run_id"]) as run:
         assert "rerun" in {row.group for row in run.evidence(0)}
 
 
-def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(
-    tmp_path: Path,
-) -> None:
+def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(tmp_path):
     """All nullable columns at once, and the tables of what a run may do without."""
     path = file_of_1_0_0("judged", tmp_path)
     whole = figures_of(path)
@@ -107,11 +104,11 @@ def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(
         assert run.query("SELECT * FROM layer").columns.tolist() == TABLES["layer"].names
 
 
-def test_a_judged_copy_of_an_older_file_gets_the_column(store: Store, tmp_path: Path) -> None:
+def test_a_judged_copy_of_an_older_file_gets_the_column(store, tmp_path):
     path = file_of_1_0_0("dump", tmp_path)
     damaged(path, "ALTER TABLE pair DROP COLUMN noise_ratio", "DROP TABLE floor_position")
     run_id = import_run(store, path)
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         verdict = stored_verdict(run, run.pairs[0])
         judged = revise(store, run, "judged", [verdict], "")
     with duckdb.connect(str(store.path_of(judged)), read_only=True) as shell:
@@ -135,11 +132,7 @@ NEWER = {
 
 
 @pytest.mark.parametrize("addition", NEWER)
-def test_what_a_newer_build_added_is_left_alone(
-    addition: str,
-    store: Store,
-    tmp_path: Path,
-) -> None:
+def test_what_a_newer_build_added_is_left_alone(addition, store, tmp_path):
     path = file_of_1_0_0("judged", tmp_path)
     with RunReader(path) as run:
         checks = [row.check for row in run.evidence(0)]
@@ -147,7 +140,7 @@ def test_what_a_newer_build_added_is_left_alone(
     damaged(path, NEWER[addition].replace(" DEFAULT NULL", ""))
     assert figures_of(path) == whole
     run_id = import_run(store, path)
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         assert [row.check for row in run.evidence(0)] == checks
         assert run.query("SELECT * FROM position").columns.tolist() == TABLES["position"].names
         is_noted = addition != "figure of a check"
@@ -172,7 +165,7 @@ def test_what_a_newer_build_added_is_left_alone(
         ("DROP TABLE side", "damaged"),
     ],
 )
-def test_a_file_of_another_form_is_refused(statement: str, words: str, tmp_path: Path) -> None:
+def test_a_file_of_another_form_is_refused(statement, words, tmp_path):
     path = file_of_1_0_0("judged", tmp_path)
     damaged(path, statement)
     with pytest.raises(StoreError, match=words), RunReader(path):

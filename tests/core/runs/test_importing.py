@@ -1,9 +1,6 @@
 """Run files from elsewhere: what is a run comes in bit for bit, and nothing else does."""
 
-from __future__ import annotations
-
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
@@ -23,11 +20,11 @@ SAMPLES = sorted((ROOT / "tests" / "runs").glob("*.duckdb"))
 
 
 @pytest.fixture
-def foreign_file(tmp_path: Path) -> Path:
+def foreign_file(tmp_path):
     return copied(tmp_path / "outside" / "somebody.duckdb")
 
 
-def differing(first: Path, second: Path) -> list[str]:
+def differing(first, second):
     """Tables whose rows are not the same in both files, `run` aside."""
     with duckdb.connect() as database:
         database.execute(f"ATTACH '{first}' AS a (READ_ONLY); ATTACH '{second}' AS b (READ_ONLY)")
@@ -44,10 +41,7 @@ def differing(first: Path, second: Path) -> list[str]:
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("path", SAMPLES, ids=lambda path: path.stem)
-def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(
-    path: Path,
-    store: Store,
-) -> None:
+def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(path, store):
     new = store.path_of(import_run(store, path, name="called anew"))
     assert new.stem != path.stem
     assert differing(path, new) == []
@@ -59,7 +53,7 @@ def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(
         assert run.header.provenance.note.count(NOTE) == 1
 
 
-def test_it_has_the_id_asked_for_and_progress_is_reported(store: Store, foreign_file: Path) -> None:
+def test_it_has_the_id_asked_for_and_progress_is_reported(store, foreign_file):
     before, steps = foreign_file.read_bytes(), []
     run_id = import_run(
         store,
@@ -73,13 +67,13 @@ def test_it_has_the_id_asked_for_and_progress_is_reported(store: Store, foreign_
     assert foreign_file.read_bytes() == before
 
 
-def test_probes_of_operations_come_in(store: Store, tmp_path: Path) -> None:
+def test_probes_of_operations_come_in(store, tmp_path):
     outside = Store(tmp_path / "outside")
     path = outside.path_of(write_ops_run(outside, header(), [UNSTEADY]))
     assert list(read_ops(store, import_run(store, path)).rows) == [UNSTEADY]
 
 
-REFUSED: dict[str, tuple[list[str], str]] = {
+REFUSED = {
     "a view": (["CREATE VIEW v AS SELECT 1"], "the view 'v'"),
     "a view in place of a table": (
         ["ALTER TABLE kv RENAME TO kw", "CREATE VIEW kv AS FROM kw"],
@@ -126,11 +120,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 
 @pytest.mark.spread(4)
 @pytest.mark.parametrize("fault", REFUSED)
-def test_what_no_run_file_has_is_refused_and_nothing_is_stored(
-    fault: str,
-    store: Store,
-    foreign_file: Path,
-) -> None:
+def test_what_no_run_file_has_is_refused_and_nothing_is_stored(fault, store, foreign_file):
     statements, words = REFUSED[fault]
     for statement in statements:
         damaged(foreign_file, statement)
@@ -141,11 +131,11 @@ def test_what_no_run_file_has_is_refused_and_nothing_is_stored(
     assert not store.directory.exists() or list(store.directory.iterdir()) == []
 
 
-def a_dump(path: Path) -> Path:
+def a_dump(path):
     return ROOT / "sample_runs" / "dumps" / "six_calls.npz"
 
 
-def half(path: Path) -> Path:
+def half(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     return path
 
@@ -158,27 +148,22 @@ def half(path: Path) -> Path:
         (half, "somebody.duckdb"),
     ],
 )
-def test_what_is_no_run_file_is_one_sentence(
-    change: Callable[[Path], Path],
-    words: str,
-    store: Store,
-    foreign_file: Path,
-) -> None:
+def test_what_is_no_run_file_is_one_sentence(change, words, store, foreign_file):
     with pytest.raises(StoreError, match=words):
         import_run(store, change(foreign_file))
     assert not store.directory.exists() or list(store.directory.iterdir()) == []
 
 
-def test_without_room_nothing_is_imported(
-    store: Store,
-    foreign_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_room_nothing_is_imported(store, foreign_file, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999000000000000")
     with pytest.raises(LimitError):
         import_run(store, foreign_file)
     with pytest.raises(LimitError):
-        store_run(store, "lists", *(side(name, response([1, 2], {0: {2: -0.5}})) for name in "ab"))
+        store_run(
+            store,
+            "lists",
+            *(side(name, response([1, 2], {0: {2: -0.5}})) for name in "ab"),
+        )
     assert not store.directory.exists()
 
 
@@ -203,12 +188,12 @@ def test_without_room_nothing_is_imported(
     ],
 )
 def test_a_table_of_more_rows_than_a_run_has_is_refused_before_it_is_read(
-    rows: str,
-    table: str,
-    most: int,
-    store: Store,
-    tmp_path: Path,
-) -> None:
+    rows,
+    table,
+    most,
+    store,
+    tmp_path,
+):
     path = Path(shutil.copy(ROOT / "tests" / "runs" / "injected-bug.duckdb", tmp_path))
     damaged(path, rows)
     for look in (check_schema, lambda path: import_run(store, path)):
@@ -219,7 +204,7 @@ def test_a_table_of_more_rows_than_a_run_has_is_refused_before_it_is_read(
             look(path)
 
 
-def test_a_vocabulary_of_few_but_long_texts_is_refused(store: Store, foreign_file: Path) -> None:
+def test_a_vocabulary_of_few_but_long_texts_is_refused(store, foreign_file):
     damaged(
         foreign_file,
         "INSERT INTO vocabulary SELECT range, repeat('x', 5_000_000) FROM range(4)",

@@ -1,13 +1,11 @@
 """Mitigations in the run file, and the sentence that says what to change and what it costs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
-from core.runs.reader import RunReader
 from core.runs.tables.mitigations import advice
+from tests.core.runs.made_runs import opened
 from tests.core.runs.mitigation_runs import ROWS, mitigation_run, row
 
 PLAIN, FLOAT32, REFUSED, INVARIANT = ROWS
@@ -42,7 +40,7 @@ def test_the_advice_names_what_makes_the_sides_agree_and_its_cost(rows, says):
 
 
 def test_mitigations_are_read_as_they_were_written(store):
-    with RunReader(store.path_of(mitigation_run(store))) as run:
+    with opened(store, mitigation_run(store)) as run:
         assert run.mitigations == {0: list(ROWS)}
-    with RunReader(store.path_of(mitigation_run(store, "without", ()))) as run:
+    with opened(store, mitigation_run(store, "without", ())) as run:
         assert run.mitigations == {}

@@ -2,8 +2,6 @@
 a sentence.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -11,10 +9,9 @@ import pytest
 
 from core.errors import StoreError, UsageError
 from core.runs.ops_run import OpsHeader, read_ops, write_ops_run
-from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
-from core.runs.tables.ops import OpRow, answers, whole_row
-from tests.core.runs.made_runs import calm_sides, header_of, write_run
+from core.runs.tables.ops import answers, whole_row
+from tests.core.runs.made_runs import calm_sides, header_of, opened, write_run
 
 CLASSES = [
     {"batches": [1, 4, 5], "digest": "aa", "neq": 0, "max_ulps": 0},
@@ -22,7 +19,7 @@ CLASSES = [
 ]
 
 
-def row_of(**changes) -> OpRow:
+def row_of(**changes):
     row = {
         "op": "mm",
         "backend": "",
@@ -71,7 +68,7 @@ ABSENT = whole_row(
 )
 
 
-def header(**changes) -> OpsHeader:
+def header(**changes):
     made = OpsHeader(
         "operations",
         "cpu",
@@ -123,7 +120,7 @@ def test_a_run_is_never_overwritten_and_an_empty_one_is_refused(store):
 def test_readers_of_logits_and_of_probes_refuse_each_others_runs(store):
     run_id = write_ops_run(store, header(), [row_of()])
     with pytest.raises(StoreError, match="no logits; `ulpscope ops --show"):
-        RunReader(store.path_of(run_id))
+        opened(store, run_id)
     made = header_of()
     path = write_run(store, made, calm_sides(made))
     with pytest.raises(StoreError, match="holds logits and no probes"):

@@ -2,8 +2,6 @@
 does not trust.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 
@@ -22,10 +20,10 @@ from core.runs.requests import (
 )
 from core.runs.writer import RunWriter
 from tests.core.runs.judged_runs import REQUEST, judged_run
-from tests.core.runs.made_runs import calm_sides, header_of
+from tests.core.runs.made_runs import calm_sides, header_of, opened
 
 
-def provenance(**asked) -> Provenance:
+def provenance(**asked):
     request = dataclasses.replace(
         CaptureRequest(model="m", prompts=("a; rm",), variants=("decode",)),
         **asked,
@@ -112,7 +110,7 @@ def test_what_a_prompt_says_was_not_asked_for():
 
 
 def test_a_program_judges_the_tokens_that_the_run_holds(store):
-    with RunReader(store.path_of(judged_run(store, None))) as run:
+    with opened(store, judged_run(store, None)) as run:
         request, prompts = rejudge_request(run, "again") or (None, b"")
     assert request == CaptureRequest(
         model="sample_runs/model",
@@ -134,7 +132,7 @@ def test_a_program_takes_nothing_of_a_strangers_request_but_paths_dtype_device_a
         model="stranger/model",
         revision="evil",
     )
-    with RunReader(store.path_of(judged_run(store, None, request=hostile))) as run:
+    with opened(store, judged_run(store, None, request=hostile)) as run:
         request, _ = rejudge_request(run, "again") or (None, b"")
     assert request == CaptureRequest(
         model="sample_runs/model",
@@ -146,7 +144,7 @@ def test_a_program_takes_nothing_of_a_strangers_request_but_paths_dtype_device_a
 
 
 def test_without_a_request_the_paths_of_the_sides_are_judged(store):
-    with RunReader(store.path_of(judged_run(store, None, request=None))) as run:
+    with opened(store, judged_run(store, None, request=None)) as run:
         request, _ = rejudge_request(run, "again") or (None, b"")
     assert request is not None
     assert (request.reference, request.variants, request.dtype) == (
@@ -166,7 +164,7 @@ def test_without_a_request_the_paths_of_the_sides_are_judged(store):
     ],
 )
 def test_a_run_without_model_or_tokens_is_judged_by_nobody_here(store, lacking):
-    with RunReader(store.path_of(judged_run(store, None, **lacking))) as run:
+    with opened(store, judged_run(store, None, **lacking)) as run:
         assert rejudge_request(run, "again") is None
 
 
@@ -179,7 +177,15 @@ def test_prompts_that_were_continued_are_continued_again_from_what_was_given(sto
     with RunWriter(store, header) as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
-        writer.write_generation(Generation(0, 3, 2, ((4, 5), (4, 6)), ("d e", "d f")))
+        writer.write_generation(
+            Generation(
+                0,
+                3,
+                2,
+                ((4, 5), (4, 6)),
+                ("d e", "d f"),
+            )
+        )
         path = store.path_of(writer.finish())
     with RunReader(path) as run:
         request, prompts = rejudge_request(run, "again") or (None, b"")

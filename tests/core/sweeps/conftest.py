@@ -12,16 +12,16 @@ from core.sweeps.plan import read_plan
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path) -> Store:
     (tmp_path / "store").mkdir()
     return Store(tmp_path / "store")
 
 
 @pytest.fixture
-def plan_file(tmp_path: Path):
+def plan_file(tmp_path):
     """Write a plan and its prompts, and return its path."""
 
-    def write(folder: str = "plan", prompt: str = "def f():", **keys: object) -> Path:
+    def write(folder="plan", prompt: str = "def f():", **keys) -> Path:
         place = tmp_path / folder
         place.mkdir(exist_ok=True)
         (place / "a.txt").write_text(prompt)

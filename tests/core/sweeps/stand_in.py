@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from core.capture_request import CaptureRequest
 from core.runs.file.evidence import Verdict
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
@@ -25,15 +24,7 @@ from tests.waiting import until
 LOGITS = np.array([[1, 2, 3, 4], [4, 3, 2, 1]], np.float32)
 
 
-def write(
-    store: Store,
-    run_id: str,
-    request: CaptureRequest,
-    *,
-    moved: float = 0.0,
-    verdict: str = "rounding",
-    wait: str = "",
-) -> None:
+def write(store, run_id, request, *, moved: float = 0.0, verdict: str = "rounding", wait: str = ""):
     """A run of a cell whose variant is `moved` from the reference in one logit; beyond 1 a flip.
     wait: until this file is there, with the run half written.
     """
@@ -66,7 +57,7 @@ def write(
         writer.finish()
 
 
-def compute(cell: Cell, folder: str) -> CellOutcome:
+def compute(cell: Cell, folder) -> CellOutcome:
     """Compute a cell into the store in a folder, unless it is there."""
     store, (path,) = Store(Path(folder)), cell.request.variants
     run_id = run_id_of(cell.digest, {"build": cell.request.build})

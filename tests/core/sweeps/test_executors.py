@@ -2,8 +2,6 @@
 loses nothing.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -19,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from core.errors import UlpscopeError
-from core.runs.reader import RunReader
 from core.sweeps.ledger import DONE, FAILED, RUNNING, Ledger
 from core.sweeps.plan import read_plan
 from core.sweeps.ray_executor import RETRIES, compute_on_ray, connection
 from core.sweeps.workers import compute_here
+from tests.core.runs.made_runs import opened
 from tests.core.sweeps.stand_in import compute
 from tests.covering import thorough
 from tests.waiting import until
@@ -83,21 +81,21 @@ def _states(outcomes):
     return {path: one.state for (path, _), one in outcomes.items()}
 
 
-def _computed(store) -> Counter:
+def _computed(store):
     path = store.directory / "computed"
     return Counter(path.read_text().split() if path.exists() else [])
 
 
-def _waiting(cells) -> set[str]:
+def _waiting(cells):
     return {cell.digest for cell in cells if cell.request.variants == ("wait",)}
 
 
-def _assert_all_once(outcomes, store, count: int) -> None:
+def _assert_all_once(outcomes, store, count):
     """Every cell is done, was computed once, and its run is whole."""
     assert Counter(one.state for one in outcomes.values()) == {DONE: count}
     assert set(_computed(store).values()) == {1}
     for run_id in store.cells():
-        with RunReader(store.path_of(run_id)) as run:
+        with opened(store, run_id) as run:
             assert [prompt.positions for prompt in run.header.prompts] == [2]
     assert len(store.cells()) == count
 
@@ -151,7 +149,7 @@ def test_closing_a_sweep_ends_its_workers_and_nothing_half_is_visible(store, cel
     _assert_all_once(_outcomes(cells, store), store, 3)
 
 
-def _driver(tmp_path, plan, store, address: str = "") -> subprocess.Popen:
+def _driver(tmp_path, plan, store, address=""):
     (tmp_path / "driver.py").write_text(DRIVER)
     command = [
         sys.executable,
@@ -160,7 +158,12 @@ def _driver(tmp_path, plan, store, address: str = "") -> subprocess.Popen:
         str(store.directory),
         address,
     ]
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(
+        filter(
+            None,
+            (str(ROOT), os.environ.get("PYTHONPATH")),
+        )
+    )
     return subprocess.Popen(
         command,
         cwd=ROOT,

@@ -1,7 +1,5 @@
 """What changed since the last good run of a cell is told, and gated."""
 
-from __future__ import annotations
-
 import pytest
 
 from core.errors import UsageError
@@ -21,11 +19,11 @@ AXES = {
 
 
 def card(
-    number: int,
-    verdict: str = "rounding",
-    flips: int = 0,
-    bits: tuple[str, ...] = ("a", "b"),
-    **versions: str,
+    number,
+    verdict="rounding",
+    flips=0,
+    bits=("a", "b"),
+    **versions,
 ):
     """The run of build `number`; later numbers are later."""
     return CellCard(
@@ -44,7 +42,7 @@ def card(
     )
 
 
-def state(*cards: CellCard, name: str = DONE, says: str = "") -> CellState:
+def state(*cards, name=DONE, says=""):
     return CellState(
         "0" * 16,
         AXES,
@@ -84,12 +82,20 @@ def test_a_label_names_the_run_that_is_held_against_even_one_with_a_bug():
 
 def test_a_build_that_is_gone_back_to_is_held_against_the_newer_one():
     """Its run was there, and is older than the other's."""
-    found = change_of(state(card(1), card(2, flips=1)), card(1).run_id)
+    found = change_of(
+        state(card(1), card(2, flips=1)),
+        card(1).run_id,
+    )
     assert (found.now, found.baseline, found.what) == (card(1), card(2, flips=1), ("flips",))
 
 
 def test_both_versions_are_named():
-    found = change_of(state(card(1, llamacpp="2026.9"), card(2, llamacpp="2026.10", flips=2)))
+    found = change_of(
+        state(
+            card(1, llamacpp="2026.9"),
+            card(2, llamacpp="2026.10", flips=2),
+        )
+    )
     assert found.in_words == "changed: 0 -> 2 flips (build 1 -> 2 and llamacpp 2026.9 -> 2026.10)."
     assert change_of(state(card(1))).in_words == "first run of this cell."
     assert change_of(state(card(1), card(2))).in_words == "unchanged (build 1 -> 2)."
@@ -123,11 +129,18 @@ def test_conditions_are_listed_with_commas_and_others_refused():
         conditions_of(["bug,kl>1"])
 
 
-def test_a_place_of_several_cells_shows_the_one_that_failed() -> None:
+def test_a_place_of_several_cells_shows_the_one_that_failed():
     done = CellState("d", AXES, DONE, cards=(card(1, "bug suspected"),))
     failed = CellState("f", AXES, FAILED, "out of memory")
     missing = CellState("m", AXES, MISSING)
-    changes = [CellChange(each, next(iter(each.cards), None), None) for each in (done, missing)]
+    changes = [
+        CellChange(
+            each,
+            next(iter(each.cards), None),
+            None,
+        )
+        for each in (done, missing)
+    ]
     for cells, expected in ((changes, done), ([*changes, CellChange(failed, None, None)], failed)):
         ((entry,),) = matrix_of(cells, "engine", "path", "verdict").entries
         assert entry.change is not None

@@ -1,7 +1,5 @@
 """A store's files alone say what became of every cell, on every machine that shares it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +8,6 @@ import pytest
 from msgspec.structs import asdict
 
 from core.runs.queries.layers import modules
-from core.runs.reader import RunReader
 from core.runs.store.store import cell_of
 from core.sweeps.ledger import (
     DONE,
@@ -23,6 +20,7 @@ from core.sweeps.ledger import (
     run_id_of,
 )
 from core.sweeps.plan import read_plan
+from tests.core.runs.made_runs import opened
 from tests.core.runs.store.machines import machines_of
 from tests.core.sweeps.stand_in import write
 
@@ -88,7 +86,7 @@ def test_a_card_has_the_figures_of_its_run(ledger, cell, store):
         2.0,
     )
     assert (card.noise_ratio, card.bit_identical, card.versions["build"]) == (1.0, False, "7")
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         assert card.bits == tuple(side.stored_sha256 for side in run.sides)
     assert card.versions["engine"] == "1"
 
@@ -97,7 +95,7 @@ def test_a_card_has_the_growth_that_the_layers_page_shows(ledger, cell, store):
     run_id = run_id_of(cell.digest, {})
     shutil.copy(SAMPLES / "where-it-starts.duckdb", store.directory / f"{run_id}.duckdb")
     growth = ledger.cards()[run_id].growth
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         table = modules(run, 0)
     expected = table.loc[table["kind"] == "residual", "rms_row_ulps"].tolist()
     assert len(growth) > 3

@@ -2,8 +2,6 @@
 machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from itertools import product
@@ -79,10 +77,10 @@ def test_excluded_cells_are_left_out(plan_file):
     ]
 
 
-def _digest(request: dict[str, object], prompts: list[dict[str, object]]) -> str:
+def _digest(request, prompts):
     """As the documents say it is made, by hashlib alone."""
 
-    def digest(value: object) -> str:
+    def digest(value):
         return hashlib.sha256(
             json.dumps(value, sort_keys=True, ensure_ascii=False).encode(),
         ).hexdigest()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
+from scipy.special import logsumexp
 
 from core.runs.dumps.dump import Dump, open_dump
 
@@ -14,15 +15,15 @@ ROWS, VOCAB = 6, 32
 VALUES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
-def logits(seed: int, shape: tuple[int, ...] = (ROWS, VOCAB), dtype: str = "float32") -> np.ndarray:
+def logits(seed, shape: tuple[int, ...] = (ROWS, VOCAB), dtype="float32") -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(shape) * 5).astype(VALUES[dtype])
 
 
-def bits_of(values: np.ndarray) -> np.ndarray:
+def bits_of(values) -> np.ndarray:
     return np.ascontiguousarray(values).view(f"<u{values.dtype.itemsize}")
 
 
-def saved(folder: Path, **arrays: Any) -> Path:
+def saved(folder, **arrays) -> Path:
     np.savez(folder / "dump.npz", **arrays)
     return folder / "dump.npz"
 
@@ -38,6 +39,28 @@ def bits_in(dump: Dump, max_bytes: int = 2 * 4 * VOCAB) -> list[np.ndarray]:
     ]
 
 
-def warnings_of(folder: Path, **arrays: Any) -> str:
+def warnings_of(folder, **arrays) -> str:
     with open_dump([saved(folder, **arrays)]) as dump:
         return " ".join(dump.warnings)
+
+
+def kl_base_file(path, logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Write one as perplexity.cpp does: of each chunk of tokens the rows of its second half but the
+    last. -> the log-probabilities that it holds, in float64
+    """
+    chunks, context = tokens.shape
+    vocab = logits.shape[1]
+    body = (
+        struct.pack("<8s3i", b"_logits_", context, vocab, chunks) + tokens.astype("<i4").tobytes()
+    )
+    held = []
+    for row in logits.astype(np.float32):
+        lowest = max(row.min(), row.max() - np.float32(16))
+        scale = (row.max() - lowest) / np.float32(65535)
+        steps = np.clip(np.rint((row - lowest) / scale), 0, 65535).astype("<u2")
+        least = np.float32(lowest - logsumexp(row.astype(np.float64)))
+        padding = bytes(2 * (vocab % 2))
+        body += struct.pack("<2f", scale, least) + steps.tobytes() + padding
+        held.append(least + scale * steps.astype(np.float32))
+    path.write_bytes(body)
+    return np.array(held, np.float64)

@@ -2,38 +2,34 @@
 something else than is said.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from core.judging.ingest import ingest
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
 from core.runs.dumps.digests import SideDigest
 from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
 from core.runs.reports.run_json import run_json
 from core.runs.store.store import Store
-from tests.core.runs.made_runs import header_of, write_run
+from tests.core.runs.made_runs import header_of, ingested, write_run
 
 COARSE = (np.random.default_rng(0).standard_normal((6, 40)) * 5).astype(ml_dtypes.bfloat16)
 FINE = (np.random.default_rng(1).standard_normal((6, 40)) * 5).astype(np.float32)
 HALF = FINE.astype(np.float16)
 
 
-def sha(array: np.ndarray) -> str:
+def sha(array):
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def taken(folder: Path, name: str, **arrays: np.ndarray) -> RunReader:
+def taken(folder, name, **arrays):
     store = Store(folder / "store")
     np.savez(folder / f"{name}.npz", **arrays)
-    return RunReader(store.path_of(ingest(store, [folder / f"{name}.npz"])))
+    return ingested(store, folder / f"{name}.npz")
 
 
 def test_the_same_bfloat16_values_have_the_digest_of_their_bits_in_every_run_and_capture(tmp_path):

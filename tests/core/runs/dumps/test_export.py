@@ -24,12 +24,12 @@ class HeldRun:
     calls: list[int] = field(default_factory=list)
     generations: dict[int, Generation] = field(default_factory=dict)
 
-    def read_rows(self, side: int, start: int, stop: int) -> np.ndarray:
+    def read_rows(self, side, start, stop):
         self.calls.append(stop - start)
         return self.bits[side][start:stop]
 
 
-def _opened(path: Path) -> HeldRun:
+def _opened(path):
     with open_dump([path]) as dump:
         chunks = [sides for _, sides in dump.chunks()]
         return HeldRun(
@@ -39,33 +39,23 @@ def _opened(path: Path) -> HeldRun:
         )
 
 
-def _raw(array: np.ndarray) -> bytes:
+def _raw(array):
     return np.ascontiguousarray(array).tobytes()
 
 
-def _without_differences(came: Path, went: Path) -> list[str]:
-    """Keys whose bits differ between two npz files; every side of `came` must be in `went`."""
-    before, after = np.load(came), np.load(went)
-    return [
-        key
-        for key in before.files
-        if key != "compute_dtype" and _raw(before[key]) != _raw(after[key])
-    ]
-
-
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
-def test_what_was_opened_is_exported_bit_for_bit(path: Path, tmp_path: Path) -> None:
+def test_what_was_opened_is_exported_bit_for_bit(path, tmp_path):
     run = _opened(path)
     export_npz(run, tmp_path / "out.npz")
-    assert _without_differences(path, tmp_path / "out.npz") == []
+    before, after = np.load(path), np.load(tmp_path / "out.npz")
+    for key in set(before.files) - {"compute_dtype"}:
+        assert _raw(before[key]) == _raw(after[key]), key
     again = _opened(tmp_path / "out.npz")
-    assert (again.header, [bits.tobytes() for bits in again.bits]) == (
-        run.header,
-        [bits.tobytes() for bits in run.bits],
-    )
+    assert again.header == run.header
+    assert list(map(_raw, again.bits)) == list(map(_raw, run.bits))
 
 
-def _run(lengths: tuple[int, ...], compute: str = "float32", **dtypes: str) -> HeldRun:
+def _run(lengths, compute="float32", **dtypes):
     rng, vocab = np.random.default_rng(0), 8
     values = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[compute]
     prompts = tuple(Prompt(n, tuple(range(n)), tuple(f"t{i}é" for i in range(n))) for n in lengths)
@@ -80,12 +70,11 @@ def _run(lengths: tuple[int, ...], compute: str = "float32", **dtypes: str) -> H
 
 
 @pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("lengths", [(1,), (5,), (3, 3), (1, 1, 1), (4, 1, 2)])
-def test_prompts_tokens_dtype_and_every_bit_open_again(
-    tmp_path: Path,
-    lengths: tuple[int, ...],
-    compute: str,
-) -> None:
+@pytest.mark.parametrize(
+    "lengths",
+    [(1,), (5,), (3, 3), (1, 1, 1), (4, 1, 2)],
+)
+def test_prompts_tokens_dtype_and_every_bit_open_again(tmp_path, lengths, compute):
     run = _run(lengths, compute)
     width = 8 * run.bits[0].dtype.itemsize
     # -0, NaNs, a subnormal
@@ -94,39 +83,34 @@ def test_prompts_tokens_dtype_and_every_bit_open_again(
     again = _opened(tmp_path / "out.npz")
     assert again.header.prompts == run.header.prompts
     assert (again.header.compute_dtype, again.header.sides) == (compute, run.header.sides)
-    assert [_raw(bits) for bits in again.bits] == [_raw(bits) for bits in run.bits]
+    assert list(map(_raw, again.bits)) == list(map(_raw, run.bits))
 
 
-def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path: Path) -> None:
+def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path):
     run = _run((3,), "float32", a="bfloat16", reference="float16", b="float32")
     export_npz(run, tmp_path / "out.npz")
     saved = np.load(tmp_path / "out.npz")
     assert [saved[key].dtype.str for key in ("a", "reference", "b")] == ["|V2", "<f2", "<f4"]
     assert (str(saved["compute_dtype"]), str(saved["reference_side"])) == ("float32", "a")
-    assert (
-        saved["a"].view(ml_dtypes.bfloat16).astype(np.float32).view(np.uint32) == run.bits[0]
-    ).all()
     again = _opened(tmp_path / "out.npz")
-    assert (again.header.sides, [_raw(bits) for bits in again.bits]) == (
-        run.header.sides,
-        [_raw(bits) for bits in run.bits],
-    )
+    assert again.header.sides == run.header.sides
+    assert list(map(_raw, again.bits)) == list(map(_raw, run.bits))
 
 
-def test_rows_are_written_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_written_a_few_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr("core.runs.dumps.export.ROWS_BYTES", 2 * 8 * 4)
     run = _run((5,))
     export_npz(run, tmp_path / "out.npz")
     assert run.calls == [2, 2, 1] * 2
 
 
-def test_the_same_run_gives_the_same_file(tmp_path: Path) -> None:
+def test_the_same_run_gives_the_same_file(tmp_path):
     for name in ("one.npz", "two.npz"):
         export_npz(_run((4,)), tmp_path / name)
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
 
 
-def test_an_existing_file_is_replaced_only_when_told_to(tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced_only_when_told_to(tmp_path):
     target = tmp_path / "out.npz"
     target.write_text("mine")
     with pytest.raises(StoreError, match="already exists"):
@@ -137,11 +121,11 @@ def test_an_existing_file_is_replaced_only_when_told_to(tmp_path: Path) -> None:
 
 
 class BrokenRun(HeldRun):
-    def read_rows(self, side: int, start: int, stop: int) -> np.ndarray:
+    def read_rows(self, side, start, stop):
         raise StoreError("the run file is damaged.")
 
 
-def test_a_failed_export_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_failed_export_leaves_nothing_behind(tmp_path):
     whole = _run((2,))
     with pytest.raises(StoreError, match="damaged"):
         export_npz(BrokenRun(whole.header, whole.bits), tmp_path / "out.npz")
@@ -149,26 +133,23 @@ def test_a_failed_export_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["missing/out.npz", "file/out.npz"])
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, target: str) -> None:
+def test_a_place_that_cannot_be_written_is_named(tmp_path, target):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"out\.npz: cannot be written"):
         export_npz(_run((2,)), tmp_path / target)
 
 
-@pytest.mark.parametrize(
-    ("side", "target"),
-    [(name, "out.npz") for name in ("token_ids", "../x", "a\nb", "x" * 300)]
-    + [
-        ("variant", f"out.{ending}")
-        for ending in ("safetensors", "npy", "duckdb", "txt", "NPZ", "npz.gz")
-    ]
-    + [("variant", "out")],
-)
-def test_names_that_could_not_be_read_back_are_refused(
-    tmp_path: Path,
-    side: str,
-    target: str,
-) -> None:
+@pytest.mark.parametrize("side", ["token_ids", "../x", "a\nb", "x" * 300])
+def test_sides_that_could_not_be_read_back_are_refused(tmp_path, side):
     with pytest.raises(UsageError):
-        export_npz(_run((2,), **{"reference": "float32", side: "float32"}), tmp_path / target)
+        export_npz(_run((2,), **{"reference": "float32", side: "float32"}), tmp_path / "out.npz")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "target", ["out.safetensors", "out.duckdb", "out.NPZ", "out.npz.gz", "out"]
+)
+def test_another_ending_than_npz_is_refused(tmp_path, target):
+    with pytest.raises(UsageError):
+        export_npz(_run((2,)), tmp_path / target)
     assert list(tmp_path.iterdir()) == []

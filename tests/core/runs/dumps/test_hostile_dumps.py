@@ -2,17 +2,17 @@
 memory.
 """
 
+import copy
 import io
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
 import textwrap
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,37 +25,41 @@ from core.text import clean
 
 ROWS, VOCAB = 4, 8
 GOOD = np.random.default_rng(0).standard_normal((ROWS, VOCAB)).astype(np.float32)
+GOOD_BYTES = GOOD.tobytes()
 BITS = GOOD.astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
-def npz(**arrays: Any) -> bytes:
+def npz(**arrays):
     file = io.BytesIO()
     np.savez(file, **arrays, allow_pickle=True)
     return file.getvalue()
 
 
-def npy(array: Any = GOOD) -> bytes:
+def npy(array=GOOD):
     file = io.BytesIO()
     np.save(file, array, allow_pickle=True)
     return file.getvalue()
 
 
 def npy_header(
-    text: str,
-    body: bytes = b"",
-    version: tuple[int, int] = (1, 0),
-    length: int | None = None,
-) -> bytes:
+    text,
+    body=b"",
+    version=(1, 0),
+    length=None,
+):
     raw = text.encode()
-    size = struct.pack("<H" if version == (1, 0) else "<I", len(raw) if length is None else length)
+    size = struct.pack(
+        "<H" if version == (1, 0) else "<I",
+        len(raw) if length is None else length,
+    )
     return b"\x93NUMPY" + bytes(version) + size + raw + body
 
 
-def npy_of(shape: object, descr: object = "<f4", body: bytes = GOOD.tobytes()) -> bytes:
+def npy_of(shape, descr="<f4", body=GOOD_BYTES):
     return npy_header(f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape!r}}}\n", body)
 
 
-def archive(*members: tuple[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+def archive(*members, method=zipfile.ZIP_STORED):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as made:
         for name, body in members:
@@ -63,38 +67,33 @@ def archive(*members: tuple[str, bytes], method: int = zipfile.ZIP_STORED) -> by
     return file.getvalue()
 
 
-def npz_with(body: bytes, name: str = "b.npy", method: int = zipfile.ZIP_STORED) -> bytes:
+def npz_with(body, name="b.npy", method=zipfile.ZIP_STORED):
     """A good side and a bad one."""
     return archive(("a.npy", npy()), (name, body), method=method)
 
 
-def tensors(header: object, body: bytes = b"", length: int | None = None) -> bytes:
+def tensors(header, body=b"", length=None):
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(raw) if length is None else length) + raw + body
 
 
-def tensor(
-    begin: int,
-    end: int,
-    shape: tuple[int, ...] = (2, 2),
-    dtype: str = "F32",
-) -> dict[str, object]:
+def tensor(begin, end, shape=(2, 2), dtype="F32"):
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
 
 
-def patched(raw: bytes, old: bytes, new: bytes) -> bytes:
+def patched(raw, old, new):
     assert old in raw
     return raw.replace(old, new)
 
 
-def encrypted() -> bytes:
+def encrypted():
     raw = bytearray(npz(a=GOOD, b=GOOD))
     for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         raw[raw.index(signature) + flags] |= 1
     return bytes(raw)
 
 
-def overlapping() -> bytes:
+def overlapping():
     """Two directory entries for one member's bytes: how small files unpack to petabytes (Fifield,
     "A better zip bomb", 2019).
     """
@@ -104,14 +103,14 @@ def overlapping() -> bytes:
     return bytes(raw)
 
 
-def lying_about_size() -> bytes:
+def lying_about_size():
     raw = bytearray(npz_with(npy(), method=zipfile.ZIP_DEFLATED))
     second = raw.rindex(b"PK\x01\x02")
     raw[second + 24 : second + 28] = bytes([0, 255, 255, 255])
     return bytes(raw)
 
 
-def corrupt_data() -> bytes:
+def corrupt_data():
     raw = bytearray(npz(a=GOOD, b=GOOD))
     raw[raw.index(GOOD.tobytes()) + 5] ^= 1
     return bytes(raw)
@@ -120,142 +119,147 @@ def corrupt_data() -> bytes:
 PAIR = {"a": GOOD, "b": GOOD}
 
 # what it is -> (the bytes, words its refusal must hold)
-HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
-    "empty file": (lambda: b"", "has 0 bytes"),
+HOSTILE = {
+    "empty file": (b"", "has 0 bytes"),
     "pickle": (
-        lambda: b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.",
+        b"\x80\x04\x95\x00\x00\x00\x00\x00\x00\x00\x00.",
         "no code in a file is run",
     ),
-    "CSV": (lambda: b"1.5,2.5\n3.5,4.5\n", "np.loadtxt"),
-    "CSV of Excel": (lambda: b"\xef\xbb\xbfa;b\r\n1,5;2,5\r\n", "np.loadtxt"),
-    "Feather": (lambda: b"ARROW1\0\0" + bytes(64), "pd.read_feather"),
-    "zip of text": (lambda: archive(("a.txt", b"x"), ("b.npy", npy())), "'a.txt' is no npy array"),
-    "torch checkpoint": (lambda: archive(("archive/data.pkl", b"\x80\x02.")), "file of torch.save"),
-    "single npy": (npy, "holds 1 side ('upload'); expected 2 to 512"),
-    "one side": (lambda: npz(a=GOOD, token_ids=np.arange(ROWS)), "holds 1 side ('a')"),
+    "CSV": (b"1.5,2.5\n3.5,4.5\n", "np.loadtxt"),
+    "CSV of Excel": (b"\xef\xbb\xbfa;b\r\n1,5;2,5\r\n", "np.loadtxt"),
+    "Feather": (b"ARROW1\0\0" + bytes(64), "pd.read_feather"),
+    "zip of text": (archive(("a.txt", b"x"), ("b.npy", npy())), "'a.txt' is no npy array"),
+    "torch checkpoint": (archive(("archive/data.pkl", b"\x80\x02.")), "file of torch.save"),
+    "single npy": (npy(), "holds 1 side ('upload'); expected 2 to 512"),
+    "one side": (npz(a=GOOD, token_ids=np.arange(ROWS)), "holds 1 side ('a')"),
     "objects": (
-        lambda: npz(a=GOOD, b=np.array([{}, []], dtype=object)),
+        npz(a=GOOD, b=np.array([{}, []], dtype=object)),
         "'b' has the dtype object",
     ),
-    "text array": (lambda: npz(a=GOOD, b=np.full((4, 8), "x")), "'b' has the dtype <U1"),
-    "structured": (lambda: npz(a=GOOD, b=np.zeros((4, 8), "u1,u1")), "'b' has the dtype [("),
-    "integers": (lambda: npz(a=GOOD, b=GOOD.astype(np.int32)), "dtype int32"),
-    "float8": (lambda: npz(a=GOOD, b=GOOD.astype(ml_dtypes.float8_e4m3fn)), "upcast float8"),
+    "structured": (npz(a=GOOD, b=np.zeros((4, 8), "u1,u1")), "'b' has the dtype [("),
+    "integers": (npz(a=GOOD, b=GOOD.astype(np.int32)), "dtype int32"),
+    "float8": (npz(a=GOOD, b=GOOD.astype(ml_dtypes.float8_e4m3fn)), "upcast float8"),
     "bits without compute_dtype": (
-        lambda: npz(a=BITS, b=BITS),
+        npz(a=BITS, b=BITS),
         "'a' holds 16-bit patterns: choose bfloat16 or float16",
     ),
-    "other rows": (lambda: npz(a=GOOD, b=GOOD[:2]), "'b' has 2 positions, 'a' 4"),
-    "zero size": (lambda: npz(a=GOOD, b=np.zeros((0, 8), np.float32)), "'b' is empty"),
-    "0-d": (lambda: npz(a=np.float32(1), b=np.float32(2)), "'a' is a single number"),
-    "vocabulary of one": (lambda: npz(a=GOOD[:, :1], b=GOOD[:, :1]), "last axis of 2 to"),
-    "all NaN": (lambda: npz(a=GOOD, b=np.full_like(GOOD, np.nan)), "'b' holds nothing but NaN"),
+    "other rows": (npz(a=GOOD, b=GOOD[:2]), "'b' has 2 positions, 'a' 4"),
+    "zero size": (
+        npz(
+            a=GOOD,
+            b=np.zeros((0, 8), np.float32),
+        ),
+        "'b' is empty",
+    ),
+    "0-d": (npz(a=np.float32(1), b=np.float32(2)), "'a' is a single number"),
+    "vocabulary of one": (npz(a=GOOD[:, :1], b=GOOD[:, :1]), "last axis of 2 to"),
+    "all NaN": (npz(a=GOOD, b=np.full_like(GOOD, np.nan)), "'b' holds nothing but NaN"),
     "token_ids too short": (
-        lambda: npz(**PAIR, token_ids=np.arange(3)),
+        npz(**PAIR, token_ids=np.arange(3)),
         "'token_ids' has shape (3,); expected one for each position: 4",
     ),
     "token_ids floats": (
-        lambda: npz(**PAIR, token_ids=np.arange(4.0)),
+        npz(**PAIR, token_ids=np.arange(4.0)),
         "'token_ids' has the dtype float64",
     ),
     "token_ids negative": (
-        lambda: npz(**PAIR, token_ids=np.array([0, 1, -5, 2])),
+        npz(**PAIR, token_ids=np.array([0, 1, -5, 2])),
         "'token_ids' holds -5",
     ),
     "tokens beyond unicode": (
-        lambda: archive(
+        archive(
             *[(k, npy()) for k in ("a.npy", "b.npy")],
             ("tokens.npy", npy_of((4,), "<U1", b"\xff" * 16)),
         ),
         "'tokens' cannot be read",
     ),
     "unknown compute_dtype": (
-        lambda: npz(**PAIR, compute_dtype="int7"),
+        npz(**PAIR, compute_dtype="int7"),
         "'compute_dtype' is 'int7'; expected one of float32",
     ),
     "numeric compute_dtype": (
-        lambda: npz(**PAIR, compute_dtype=7),
+        npz(**PAIR, compute_dtype=7),
         "bytes of the dtype int64; expected text",
     ),
     "another reference": (
-        lambda: npz(**PAIR, reference_side="c"),
+        npz(**PAIR, reference_side="c"),
         "is 'c'; expected the name of a side",
     ),
     "prompt_lengths off": (
-        lambda: npz(**PAIR, prompt_lengths=[2, 1]),
+        npz(**PAIR, prompt_lengths=[2, 1]),
         "'prompt_lengths' adds up to 3",
     ),
-    "prompt_lengths zero": (lambda: npz(**PAIR, prompt_lengths=[4, 0]), "'prompt_lengths' holds 0"),
-    "parent path": (lambda: npz_with(npy(), "../b.npy"), "'../b' is an unsafe name"),
-    "blank name": (lambda: npz_with(npy(), "  .npy"), "unsafe name"),
+    "prompt_lengths zero": (npz(**PAIR, prompt_lengths=[4, 0]), "'prompt_lengths' holds 0"),
+    "parent path": (npz_with(npy(), "../b.npy"), "'../b' is an unsafe name"),
     "terminal escape in the name": (
-        lambda: npz_with(npy(), "b\x1b[2J.npy"),
+        npz_with(npy(), "b\x1b[2J.npy"),
         "'b\\x1b[2J' is an unsafe name",
     ),
-    "long name": (lambda: npz_with(npy(), "b" * 300 + ".npy"), "unsafe name; expected at most 200"),
+    "long name": (npz_with(npy(), "b" * 300 + ".npy"), "unsafe name; expected at most 200"),
     "duplicate members": (
-        lambda: patched(npz_with(npy(), "c.npy"), b"c.npy", b"a.npy"),
+        patched(npz_with(npy(), "c.npy"), b"c.npy", b"a.npy"),
         "'a' is no npy array",
     ),
-    "encrypted": (encrypted, "is encrypted"),
-    "overlapping members": (overlapping, "differ"),
-    "size beyond deflate": (lying_about_size, "more than 200 times as many"),
-    "checksum": (corrupt_data, "cannot be read (Bad CRC-32"),
-    "10^30 elements": (lambda: npz_with(npy_of((10**30, 8))), "declares the shape"),
-    "negative shape": (lambda: npz_with(npy_of((-4, -8))), "declares the shape (-4, -8)"),
-    "trailing bytes": (lambda: npz_with(npy() + b"x"), "nothing after it"),
-    "npy version 9": (lambda: npz_with(npy_header("{}", version=(9, 0))), "version (9, 0)"),
+    "encrypted": (encrypted(), "is encrypted"),
+    "overlapping members": (overlapping(), "differ"),
+    "size beyond deflate": (lying_about_size(), "more than 200 times as many"),
+    "checksum": (corrupt_data(), "cannot be read (Bad CRC-32"),
+    "10^30 elements": (npz_with(npy_of((10**30, 8))), "declares the shape"),
+    "negative shape": (npz_with(npy_of((-4, -8))), "declares the shape (-4, -8)"),
+    "trailing bytes": (npz_with(npy() + b"x"), "nothing after it"),
+    "npy version 9": (npz_with(npy_header("{}", version=(9, 0))), "version (9, 0)"),
     "npy header of code": (
-        lambda: npz_with(npy_header("__import__('os').abort()\n")),
+        npz_with(npy_header("__import__('os').abort()\n")),
         "'b' cannot be read",
     ),
-    "npy header nested": (lambda: npz_with(npy_header("(" * 5000)), "'b' cannot be read"),
+    "npy header nested": (npz_with(npy_header("(" * 5000)), "'b' cannot be read"),
     "safetensors: header of 2^39": (
-        lambda: tensors(b"{}", length=1 << 39),
+        tensors(b"{}", length=1 << 39),
         "header of 549755813888 bytes",
     ),
     "safetensors: bad entry": (
-        lambda: tensors({"a": 7, "b": 8}),
+        tensors({"a": 7, "b": 8}),
         "the entry of 'a' cannot be read",
     ),
     "safetensors: overlap": (
-        lambda: tensors({"a": tensor(0, 16), "b": tensor(8, 24)}, bytes(24)),
+        tensors({"a": tensor(0, 16), "b": tensor(8, 24)}, bytes(24)),
         "'b' lies at bytes 8 to 24; expected it to begin at 16",
     ),
     "safetensors: bytes left": (
-        lambda: tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(40)),
+        tensors({"a": tensor(0, 16), "b": tensor(16, 32)}, bytes(40)),
         "has 40 bytes of tensors; expected 32",
     ),
     "safetensors: offsets turned": (
-        lambda: tensors({"a": tensor(16, 0)}, bytes(16)),
+        tensors({"a": tensor(16, 0)}, bytes(16)),
         "but -16 are there",
     ),
     "safetensors: dtype": (
-        lambda: tensors({"a": tensor(0, 16, dtype="F8_E4M3")}, bytes(16)),
+        tensors({"a": tensor(0, 16, dtype="F8_E4M3")}, bytes(16)),
         "dtype F8_E4M3",
     ),
     "safetensors: metadata": (
-        lambda: tensors({"__metadata__": {"meta": 3}}),
+        tensors({"__metadata__": {"meta": 3}}),
         "the header cannot be read",
     ),
     "safetensors: tokens": (
-        lambda: save(dict(PAIR), metadata={"tokens": '["x"]'}),
+        save(PAIR, metadata={"tokens": '["x"]'}),
         "'tokens' lists 1 texts",
     ),
 }
 
 
-def read_whole(*paths: Path, **options: object) -> dict[str, bytes]:
+def read_whole(*paths, **options):
     """Every side's bits, streamed."""
     with open_dump(list(paths), **options) as dump:
-        held: dict[str, list[bytes]] = {side.name: [] for side in dump.sides}
+        names = [side.name for side in dump.sides]
+        held = dict.fromkeys(names, b"")
         for _, sides in dump.chunks(max_bytes=64):
-            for parts, bits in zip(held.values(), sides, strict=True):
-                parts.append(bits.tobytes())
-        return {name: b"".join(parts) for name, parts in held.items()}
+            for name, bits in zip(names, sides, strict=True):
+                held[name] += bits.tobytes()
+    return held
 
 
-def assert_one_sentence(message: str, file: str) -> None:
+def assert_one_sentence(message, file):
     assert message.startswith((f"{file}: ", f"{file} "))
     assert any(words in message for words in ("; expected ", ": choose ", ". Save "))
     assert message.endswith(".")
@@ -264,10 +268,10 @@ def assert_one_sentence(message: str, file: str) -> None:
 
 
 @pytest.mark.parametrize("fault", HOSTILE)
-def test_each_hostile_dump_is_refused_in_one_sentence(tmp_path: Path, fault: str) -> None:
-    make, words = HOSTILE[fault]
+def test_each_hostile_dump_is_refused_in_one_sentence(tmp_path, fault):
+    data, words = HOSTILE[fault]
     path = tmp_path / "upload.npz"
-    path.write_bytes(make())
+    path.write_bytes(data)
     with pytest.raises(DumpError) as refusal:
         read_whole(path)
     assert_one_sentence(str(refusal.value), "upload.npz")
@@ -275,19 +279,18 @@ def test_each_hostile_dump_is_refused_in_one_sentence(tmp_path: Path, fault: str
 
 
 GOOD_ONES = [
-    *(
-        npz(**PAIR, token_ids=np.arange(4), meta="{}"),
-        npz_with(npy()),
-        npz_with(npy_of((4, 8))),
-        save(dict(PAIR)),
-    ),
+    npz(**PAIR, token_ids=np.arange(4), meta="{}"),
+    npz_with(npy()),
+    npz_with(npy_of((4, 8))),
+    save(PAIR),
     archive(
         ("dump/", b""),
         ("dump/a.npy", npy()),
         ("__MACOSX/dump/._a.npy", b"\0\5\x16\7"),
         ("b.npy", npy()),
     ),
-    *(npz_with(npy(), method=zipfile.ZIP_DEFLATED), npz_with(npy(), "deeper/b.npy")),
+    npz_with(npy(), method=zipfile.ZIP_DEFLATED),
+    npz_with(npy(), "deeper/b.npy"),
     npz_with(
         npy_header("{'descr':'<f4','fortran_order':False,'shape':(4,8)}\n", GOOD.tobytes(), (3, 0)),
     ),
@@ -295,7 +298,7 @@ GOOD_ONES = [
 
 
 @pytest.mark.parametrize("good", GOOD_ONES)
-def test_the_same_dumps_without_their_fault_open(tmp_path: Path, good: bytes) -> None:
+def test_the_same_dumps_without_their_fault_open(tmp_path, good):
     path = tmp_path / "upload"  # recognized by its bytes, not by its name
     path.write_bytes(good)
     assert list(read_whole(path).values()) == [GOOD.tobytes()] * 2
@@ -304,7 +307,7 @@ def test_the_same_dumps_without_their_fault_open(tmp_path: Path, good: bytes) ->
 # ---- places
 
 
-def test_directories_missing_files_and_pipes_are_refused_at_once(tmp_path: Path) -> None:
+def test_directories_missing_files_and_pipes_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "folder").mkdir()
@@ -314,7 +317,7 @@ def test_directories_missing_files_and_pipes_are_refused_at_once(tmp_path: Path)
         assert_one_sentence(str(refusal.value), clean(name))
 
 
-def test_the_size_limit_holds_for_the_file_and_for_what_it_unpacks_to(tmp_path: Path) -> None:
+def test_the_size_limit_holds_for_the_file_and_for_what_it_unpacks_to(tmp_path):
     zeros = np.zeros((64, 64), np.float32)
     np.savez_compressed(tmp_path / "small.npz", a=zeros, b=zeros)
     size = (tmp_path / "small.npz").stat().st_size
@@ -324,7 +327,7 @@ def test_the_size_limit_holds_for_the_file_and_for_what_it_unpacks_to(tmp_path: 
             read_whole(tmp_path / "small.npz", max_bytes=limit)
 
 
-PAIR_FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+PAIR_FAULTS = {
     "shapes": ({"a": GOOD}, {"a": GOOD[:2]}, "two.npz: 'two' has 2 positions, 'one' 4"),
     "two sides in one of them": (
         PAIR,
@@ -345,13 +348,12 @@ PAIR_FAULTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("fault", PAIR_FAULTS)
-def test_two_files_that_make_no_pair_are_refused(tmp_path: Path, fault: str) -> None:
+def test_two_files_that_make_no_pair_are_refused(tmp_path, fault):
     one, two, words = PAIR_FAULTS[fault]
-    (tmp_path / "one.npz").write_bytes(npz(**one))
-    (tmp_path / "two.npz").write_bytes(npz(**two))
-    with pytest.raises(DumpError) as refusal:
+    np.savez(tmp_path / "one.npz", **one)
+    np.savez(tmp_path / "two.npz", **two)
+    with pytest.raises(DumpError, match=re.escape(words)):
         read_whole(tmp_path / "one.npz", tmp_path / "two.npz")
-    assert words in str(refusal.value)
 
 
 # ---- damage anywhere
@@ -369,7 +371,7 @@ SIDES = {"reference": GOOD.tobytes(), "variant": (GOOD + 1).tobytes()}
 
 
 @pytest.mark.parametrize("form", WHOLE)
-def test_a_dump_cut_off_anywhere_is_refused(tmp_path: Path, form: str) -> None:
+def test_a_dump_cut_off_anywhere_is_refused(tmp_path, form):
     path = tmp_path / "cut"
     whole = WHOLE[form]
     path.write_bytes(whole)
@@ -385,22 +387,17 @@ def test_a_dump_cut_off_anywhere_is_refused(tmp_path: Path, form: str) -> None:
 
 PROBE = textwrap.dedent("""
     import resource, sys, time
-    import numpy as np
     from core.errors import DumpError
     from core.runs.dumps.dump import open_dump
-    how, path = sys.argv[1:]
     def peak():  # not ru_maxrss, which a child inherits from the process that started it
         return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
     base = peak()
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     began, said = time.perf_counter(), "opened"
     try:
-        if how == "numpy":
-            np.load(path)["b"]
-        else:
-            with open_dump([path]) as dump:
-                for _ in dump.chunks():
-                    pass
+        with open_dump(sys.argv[1:]) as dump:
+            for _ in dump.chunks():
+                pass
     except DumpError as refusal:
         said = str(refusal)
     mib = (peak() - base) // 1024
@@ -408,18 +405,16 @@ PROBE = textwrap.dedent("""
     """)
 
 
-def probe(path: Path, how: str = "dump") -> tuple[int, float, str]:
+def probe(path):
     """(MiB over idle at the peak, seconds, what was said) of reading `path` in a process limited to
     2 GiB.
     """
-    root = Path(__file__).parents[4]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, how, str(path)],
+        [sys.executable, "-c", PROBE, str(path)],
         capture_output=True,
         text=True,
-        cwd=root,
-        env=environment,
+        cwd=Path(__file__).parents[4],
+        env={**os.environ, "PYTHONPATH": ".", "OPENBLAS_NUM_THREADS": "1"},
         timeout=60,
         check=True,
     )
@@ -427,7 +422,7 @@ def probe(path: Path, how: str = "dump") -> tuple[int, float, str]:
     return int(mib), float(seconds), said
 
 
-def deflated_zeros(path: Path, mib: int) -> Path:
+def deflated_zeros(path, mib):
     """An honest archive of a side of `mib` MiB of zeros: about a thousandth of that on disk."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
         made.writestr("a.npy", npy())
@@ -438,21 +433,19 @@ def deflated_zeros(path: Path, mib: int) -> Path:
     return path
 
 
-def many_members(path: Path, count: int) -> Path:
+def many_members(path, count):
     """A directory of `count` entries, all for the same few bytes."""
     with zipfile.ZipFile(path, "w") as made:
         made.writestr("a.npy", npy())
-        entry = made.filelist[0]
         for place in range(count):
-            twin = zipfile.ZipInfo(f"s{place}.npy")
-            twin.header_offset, twin.CRC = entry.header_offset, entry.CRC
-            twin.file_size = twin.compress_size = entry.file_size
+            twin = copy.copy(made.filelist[0])
+            twin.filename = f"s{place}.npy"
             made.filelist.append(twin)
         made._didModify = True
     return path
 
 
-def lists_in_json(path: Path) -> Path:
+def lists_in_json(path):
     path.write_bytes(tensors(b'{"a":[' + b"[]," * 1_300_000 + b"[]]}"))
     return path
 
@@ -462,7 +455,7 @@ needs_proc = pytest.mark.skipif(
     reason="peak memory is read from Linux's /proc",
 )
 
-BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
+BOMBS = {
     "deflate bomb": (lambda path: deflated_zeros(path, 300), "more than 200 times as many"),
     "60000 members": (lambda path: many_members(path, 60_000), "holds 60001 members"),
     "300000 members": (lambda path: many_members(path, 300_000), "a directory of more than"),
@@ -473,7 +466,7 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], str]] = {
 @pytest.mark.spread(3)
 @needs_proc
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_bomb_is_refused_in_bounded_time_and_memory(tmp_path: Path, bomb: str) -> None:
+def test_a_bomb_is_refused_in_bounded_time_and_memory(tmp_path, bomb):
     make, words = BOMBS[bomb]
     mib, seconds, said = probe(make(tmp_path / "bomb"))
     assert words in said

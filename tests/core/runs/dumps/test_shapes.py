@@ -1,18 +1,16 @@
 """Shapes and dtypes that scripts save: accepted if they are certain, else refused with the fix."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from scipy.special import log_softmax, softmax
 
 from core.errors import DumpError
-from core.runs.dumps.dump import Dump, open_dump
+from core.runs.dumps.dump import open_dump
 from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in, logits, saved
 
 
-def values(dump: Dump) -> list[np.ndarray]:
+def values(dump):
     return [bits.view(np.float32) for bits in bits_in(dump)]
 
 
@@ -23,15 +21,28 @@ def values(dump: Dump) -> list[np.ndarray]:
 @pytest.mark.parametrize("shape", [(ROWS,), (1, ROWS), (ROWS, 1)])
 def test_whole_numbers_under_a_name_of_token_ids_are_token_ids(tmp_path, key, shape):
     ids = np.arange(5, 5 + ROWS)
-    with open_dump(
-        [saved(tmp_path, a=logits(1), b=logits(2), **{key: ids.reshape(shape)})],
-    ) as dump:
+    path = saved(
+        tmp_path,
+        a=logits(1),
+        b=logits(2),
+        **{key: ids.reshape(shape)},
+    )
+    with open_dump([path]) as dump:
         assert dump.prompts[0].token_ids == tuple(ids)
 
 
 def test_an_attention_mask_is_left_out_with_a_note(tmp_path):
     mask = np.ones((1, ROWS), np.int64)
-    with open_dump([saved(tmp_path, a=logits(1), b=logits(2), attention_mask=mask)]) as dump:
+    with open_dump(
+        [
+            saved(
+                tmp_path,
+                a=logits(1),
+                b=logits(2),
+                attention_mask=mask,
+            )
+        ]
+    ) as dump:
         assert [side.name for side in dump.sides] == ["a", "b"]
         assert any("'attention_mask'" in note for note in dump.warnings)
 
@@ -39,25 +50,40 @@ def test_an_attention_mask_is_left_out_with_a_note(tmp_path):
 # ---- steps
 
 
-@pytest.mark.parametrize("shapes", [[(ROWS, 1, VOCAB)] * 2, [(ROWS, 1, VOCAB), (ROWS, VOCAB)]])
-def test_stacked_scores_are_the_positions_of_one_prompt(tmp_path, shapes):
-    sides = {
-        name: logits(seed, shape)
-        for seed, (name, shape) in enumerate(zip("ab", shapes, strict=True))
-    }
-    with open_dump([saved(tmp_path, **sides, token_ids=np.arange(ROWS))]) as dump:
+@pytest.mark.parametrize("shape", [(ROWS, 1, VOCAB), (ROWS, VOCAB)])
+def test_stacked_scores_are_the_positions_of_one_prompt(tmp_path, shape):
+    a, b = logits(0, (ROWS, 1, VOCAB)), logits(1, shape)
+    with open_dump(
+        [
+            saved(
+                tmp_path,
+                a=a,
+                b=b,
+                token_ids=np.arange(ROWS),
+            )
+        ]
+    ) as dump:
         assert [prompt.positions for prompt in dump.prompts] == [ROWS]
         assert any("steps of one generation" in note for note in dump.warnings)
-        for found, side in zip(values(dump), sides.values(), strict=True):
+        for found, side in zip(values(dump), (a, b), strict=True):
             assert np.array_equal(found, side.reshape(ROWS, VOCAB))
 
 
 def test_prompts_of_one_position_each_stay_prompts_if_their_lengths_say_so(tmp_path):
-    sides = {name: logits(ord(name), (ROWS, 1, VOCAB)) for name in "ab"}
-    with open_dump([saved(tmp_path, **sides, prompt_lengths=np.ones(ROWS, int))]) as dump:
+    side = logits(1, (ROWS, 1, VOCAB))
+    with open_dump(
+        [
+            saved(
+                tmp_path,
+                a=side,
+                b=side,
+                prompt_lengths=np.ones(ROWS, int),
+            )
+        ]
+    ) as dump:
         assert (len(dump.prompts), dump.warnings) == (ROWS, ())
-    sides = {name: side.reshape(1, ROWS, VOCAB) for name, side in sides.items()}
-    with open_dump([saved(tmp_path, **sides)]) as dump:
+    side = side.reshape(1, ROWS, VOCAB)
+    with open_dump([saved(tmp_path, a=side, b=side)]) as dump:
         assert (len(dump.prompts), dump.rows, dump.warnings) == (1, ROWS, ())
 
 
@@ -79,42 +105,64 @@ def test_sides_whose_last_axis_has_the_length_of_the_tokens_are_refused_with_the
     entries,
 ):
     with pytest.raises(DumpError, match=rf"'{key}' has 6 entries.*array\.T"):
-        open_dump([saved(tmp_path, a=logits(1).T, b=logits(2).T, **{key: entries})])
+        open_dump(
+            [
+                saved(
+                    tmp_path,
+                    a=logits(1).T,
+                    b=logits(2).T,
+                    **{key: entries},
+                )
+            ]
+        )
 
 
 def test_a_thousand_positions_of_few_tokens_are_asked_about(tmp_path):
     shape = (2000, 24)
-    with open_dump([saved(tmp_path, a=logits(1, shape), b=logits(2, shape))]) as dump:
+    with open_dump(
+        [
+            saved(
+                tmp_path,
+                a=logits(1, shape),
+                b=logits(2, shape),
+            )
+        ]
+    ) as dump:
         assert any("array.T" in note for note in dump.warnings)
 
 
 @pytest.mark.parametrize("normalize", [softmax, log_softmax])
 def test_columns_that_sum_to_1_are_refused_with_the_fix(tmp_path, normalize):
-    sides = {name: normalize(logits(seed), axis=-1) for seed, name in enumerate("ab")}
-    open_dump([saved(tmp_path, **sides)]).close()
+    a, b = normalize(logits(0), axis=-1), normalize(logits(1), axis=-1)
+    open_dump([saved(tmp_path, a=a, b=b)]).close()
     with pytest.raises(DumpError, match=r"array\.T"):
-        open_dump([saved(tmp_path, **{name: side.T for name, side in sides.items()})])
+        open_dump([saved(tmp_path, a=a.T, b=b.T)])
 
 
 # ---- other lengths
 
 
 @pytest.mark.parametrize("shape", [(40, 64), (2, 40, 64)])
-@pytest.mark.parametrize(("rows", "part"), [((1, 40), "1:"), ((0, 33), ":33"), ((7, 36), "7:36")])
+@pytest.mark.parametrize(
+    ("rows", "part"),
+    [((1, 40), "1:"), ((0, 33), ":33"), ((7, 36), "7:36")],
+)
 @pytest.mark.parametrize("is_shorter", [True, False])
 def test_the_rows_of_a_longer_side_that_fit_are_named(tmp_path, shape, rows, part, is_shorter):
     long = logits(1, shape)
-    short = long[..., slice(*rows), :] + np.float32(1e-5)
+    first, stop = rows
+    short = long[..., first:stop, :] + np.float32(1e-5)
     sides = {"a": long, "b": short} if is_shorter else {"b": short, "a": long}
     axes = ":, " * (len(shape) - 2)
-    with pytest.raises(
-        DumpError,
-        match=rf"Rows {rows[0]} to {rows[1] - 1} of 'a' fit: pass a\[{axes}{part}\]",
-    ):
+    fix = rf"Rows {first} to {stop - 1} of 'a' fit: pass a\[{axes}{part}\]"
+    with pytest.raises(DumpError, match=fix):
         open_dump([saved(tmp_path, **sides)])
 
 
-@pytest.mark.parametrize("other", [logits(2, (39, 64)), np.ones((39, 64), np.float32)])
+@pytest.mark.parametrize(
+    "other",
+    [logits(2, (39, 64)), np.ones((39, 64), np.float32)],
+)
 def test_no_rows_are_named_if_none_fit(tmp_path, other):
     with pytest.raises(DumpError, match=r"'b' has 39 positions, 'a' 40. Save the same positions"):
         open_dump([saved(tmp_path, a=logits(1, (40, 64)), b=other)])
@@ -150,7 +198,10 @@ def test_tensors_of_layers_are_no_sides(tmp_path, names, is_refused):
 
 
 @pytest.mark.parametrize("holds", [None, "padded"])
-@pytest.mark.parametrize(("vocab", "rank"), [(64, 32), (64, 16), (64, 8), (5030, 1264)])
+@pytest.mark.parametrize(
+    ("vocab", "rank"),
+    [(64, 32), (64, 16), (64, 8), (5030, 1264)],
+)
 def test_the_share_of_one_rank_is_no_padding(tmp_path, vocab, rank, holds):
     whole = logits(1, (ROWS, vocab))
     with pytest.raises(DumpError, match=f"one rank of {round(vocab / rank)}"):
@@ -169,14 +220,22 @@ def test_padding_is_asked_about_only_if_it_is_likely(tmp_path):
 @pytest.mark.parametrize("form", ["npz", "npz deflated", "two files", "prompts"])
 def test_a_padded_vocabulary_is_cut_to_the_common_part_if_the_user_says_so(tmp_path, form, order):
     shape = (2, ROWS // 2) if form == "prompts" else (ROWS,)
-    a, b = logits(1, (*shape, VOCAB)), np.asarray(logits(2, (*shape, VOCAB + 7)), order=order)
+    a, b = (
+        logits(1, (*shape, VOCAB)),
+        np.asarray(
+            logits(2, (*shape, VOCAB + 7)),
+            order=order,
+        ),
+    )
     paths = [tmp_path / "dump.npz"]
     if form == "two files":
         paths = [tmp_path / "a.npy", tmp_path / "b.npy"]
         np.save(paths[0], a)
         np.save(paths[1], b)
+    elif form == "npz deflated":
+        np.savez_compressed(paths[0], a=a, b=b)
     else:
-        (np.savez_compressed if "deflated" in form else np.savez)(paths[0], a=a, b=b)
+        np.savez(paths[0], a=a, b=b)
     with pytest.raises(DumpError, match=r"7 tokens.*--holds padded"):
         open_dump(paths)
     with open_dump(paths, holds="padded") as dump:
@@ -200,16 +259,22 @@ def test_a_padded_vocabulary_is_cut_to_the_common_part_if_the_user_says_so(tmp_p
     ],
 )
 def test_a_fresh_side_of_safetensors_comes_before_a_cached_one(tmp_path, names, reference):
-    save_file(
-        {name: logits(seed) for seed, name in enumerate(names)},
-        tmp_path / "dump.safetensors",
-    )
-    with open_dump([tmp_path / "dump.safetensors"]) as dump:
+    path = tmp_path / "dump.safetensors"
+    save_file(dict.fromkeys(names, logits(1)), path)
+    with open_dump([path]) as dump:
         assert dump.sides[0].name == reference
-    with open_dump([tmp_path / "dump.safetensors"], reference=names[0]) as dump:
+    with open_dump([path], reference=names[0]) as dump:
         assert dump.sides[0].name == names[0]
 
 
 def test_the_order_of_an_npz_is_its_writer_s(tmp_path):
-    with open_dump([saved(tmp_path, cached=logits(1), fresh=logits(2))]) as dump:
+    with open_dump(
+        [
+            saved(
+                tmp_path,
+                cached=logits(1),
+                fresh=logits(2),
+            )
+        ]
+    ) as dump:
         assert dump.sides[0].name == "cached"

@@ -1,14 +1,10 @@
 """Files of torch.save are read to the bits that torch holds, and nothing in them is executed."""
 
-from __future__ import annotations
-
 import collections
 import io
 import os
 import pickle
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,21 +15,17 @@ from core.runs.dumps.dump import open_dump
 from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in
 
 
-def logits(
-    seed: int,
-    dtype: torch.dtype = torch.float32,
-    shape: tuple[int, ...] = (ROWS, VOCAB),
-) -> torch.Tensor:
+def logits(seed, dtype=torch.float32, shape=(ROWS, VOCAB)):
     return (torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 5).to(dtype)
 
 
-def bits_of(tensor: torch.Tensor) -> np.ndarray:
+def bits_of(tensor):
     whole = tensor.detach().contiguous()
     carrier = {2: torch.int16, 4: torch.int32}[whole.element_size()]
     return whole.view(carrier).numpy().view(f"<u{whole.element_size()}")
 
 
-def saved(tmp_path: Path, value: Any, name: str = "dump.pt") -> Path:
+def saved(tmp_path, value, name="dump.pt"):
     torch.save(value, tmp_path / name)
     return tmp_path / name
 
@@ -60,34 +52,35 @@ VIEWS = {
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_views_of_larger_storages_are_read_as_what_they_show(tmp_path, view):
-    sides = {name: VIEWS[view](logits(ord(name), shape=(2 * ROWS, VOCAB + 8))) for name in "ab"}
+    sides = {
+        name: VIEWS[view](
+            logits(
+                ord(name),
+                shape=(2 * ROWS, VOCAB + 8),
+            )
+        )
+        for name in "ab"
+    }
     with open_dump([saved(tmp_path, sides)]) as dump:
         for bits, tensor in zip(bits_in(dump), sides.values(), strict=True):
             assert np.array_equal(bits, bits_of(tensor).reshape(bits.shape))
 
 
 def test_two_files_of_one_tensor_are_a_pair(tmp_path):
-    sides = [logits(1), logits(2)]
-    paths = [
-        saved(tmp_path, tensor, f"{name}.pt")
-        for name, tensor in zip(("hf", "engine"), sides, strict=True)
-    ]
-    with open_dump(paths) as dump:
+    hf, engine = logits(1), logits(2)
+    with open_dump([saved(tmp_path, hf, "hf.pt"), saved(tmp_path, engine, "engine.pt")]) as dump:
         assert [side.name for side in dump.sides] == ["hf", "engine"]
-        assert np.array_equal(bits_in(dump)[1], bits_of(sides[1]))
+        assert np.array_equal(bits_in(dump)[1], bits_of(engine))
 
 
 @pytest.mark.parametrize("step", [(VOCAB,), (1, VOCAB)])
 def test_the_scores_of_generate_are_the_steps_of_a_side(tmp_path, step):
     """`outputs.scores` is a tuple of one tensor a step."""
-    steps = [logits(seed) for seed in (1, 2)]
-    scores = {
-        name: tuple(row.reshape(step).clone() for row in side)
-        for name, side in zip("ab", steps, strict=True)
-    }
-    with open_dump([saved(tmp_path, scores)]) as dump:
+    steps = logits(1)
+    scores = tuple(row.reshape(step).clone() for row in steps)
+    with open_dump([saved(tmp_path, {"a": scores, "b": scores})]) as dump:
         assert (dump.rows, dump.vocab, len(dump.prompts)) == (ROWS, VOCAB, 1)
-        assert np.array_equal(bits_in(dump)[0], bits_of(steps[0]))
+        assert np.array_equal(bits_in(dump)[0], bits_of(steps))
 
 
 def test_lists_and_ordered_and_nested_dicts_name_their_tensors(tmp_path):
@@ -101,7 +94,10 @@ def test_lists_and_ordered_and_nested_dicts_name_their_tensors(tmp_path):
             assert [side.name for side in dump.sides] == names
 
 
-@pytest.mark.parametrize("ids", [torch.arange(ROWS)[None], list(range(ROWS)), [list(range(ROWS))]])
+@pytest.mark.parametrize(
+    "ids",
+    [torch.arange(ROWS)[None], list(range(ROWS)), [list(range(ROWS))]],
+)
 @pytest.mark.parametrize("key", ["token_ids", "input_ids"])
 def test_token_ids_come_as_a_tensor_or_as_a_list(tmp_path, key, ids):
     value = {
@@ -111,10 +107,10 @@ def test_token_ids_come_as_a_tensor_or_as_a_list(tmp_path, key, ids):
         "compute_dtype": "float32",
         "temperature": 0.0,
         "prompt": "Hi",
+        "tokens": list("abcdef"),
+        "none": [],
     }
-    with open_dump(
-        [saved(tmp_path, value | {"tokens": list("abcdef"), "step": 7, "none": []})],
-    ) as dump:
+    with open_dump([saved(tmp_path, value)]) as dump:
         assert dump.prompts[0].token_ids == tuple(range(ROWS))
         assert dump.prompts[0].token_texts == tuple("abcdef")
         assert (dump.dtype_reason[:8], dump.warnings) == ("declared", ())
@@ -124,11 +120,11 @@ def test_token_ids_come_as_a_tensor_or_as_a_list(tmp_path, key, ids):
 
 
 class Evil:
-    def __reduce__(self) -> tuple:
+    def __reduce__(self):
         return os.system, ("touch EXECUTED",)
 
 
-def pickled(*arguments: object) -> bytes:
+def pickled(*arguments):
     """Protocol 2 of {"a": tensor, "b": tensor}, with the arguments of _rebuild_tensor_v2 as
     given.
     """
@@ -137,7 +133,7 @@ def pickled(*arguments: object) -> bytes:
         pass
 
     class Tensor:
-        def __reduce__(self) -> tuple:
+        def __reduce__(self):
             return torch._utils._rebuild_tensor_v2, (
                 Storage(),
                 *arguments,
@@ -146,7 +142,7 @@ def pickled(*arguments: object) -> bytes:
             )
 
     class Pickler(pickle.Pickler):
-        def persistent_id(self, value: object) -> tuple | None:
+        def persistent_id(self, value):
             storage = ("storage", torch.FloatStorage, "0", "cpu", ROWS * VOCAB)
             return storage if isinstance(value, Storage) else None
 
@@ -155,8 +151,8 @@ def pickled(*arguments: object) -> bytes:
     return out.getvalue()
 
 
-def deep() -> list:
-    value: list = [1]
+def deep():
+    value = [1]
     for _ in range(60):
         value = [value, value]
     return value
@@ -219,16 +215,16 @@ def test_sides_that_share_a_storage_count_against_the_limit(tmp_path):
 
 
 def test_other_forms_are_named(tmp_path):
-    with (
-        zipfile.ZipFile(saved(tmp_path, {"a": logits(1)})) as old,
-        zipfile.ZipFile(tmp_path / "packed", "w") as new,
-    ):
-        for member in old.infolist():
-            new.writestr(member.filename, old.read(member), zipfile.ZIP_DEFLATED)
-    torch.save({"a": logits(1)}, tmp_path / "old", _use_new_zipfile_serialization=False)
-    for name, words in (("packed", "compressed"), ("old", r"PyTorch 1\.6 or later")):
-        with pytest.raises(DumpError, match=words):
-            open_dump([tmp_path / name])
+    packed, old = tmp_path / "packed", tmp_path / "old"
+    path = saved(tmp_path, {"a": logits(1)})
+    with zipfile.ZipFile(path) as plain, zipfile.ZipFile(packed, "w") as file:
+        for member in plain.infolist():
+            file.writestr(member.filename, plain.read(member), zipfile.ZIP_DEFLATED)
+    torch.save({"a": logits(1)}, old, _use_new_zipfile_serialization=False)
+    with pytest.raises(DumpError, match="compressed"):
+        open_dump([packed])
+    with pytest.raises(DumpError, match=r"PyTorch 1\.6 or later"):
+        open_dump([old])
 
 
 @pytest.mark.parametrize("part", [0.2, 0.5, 0.9, 0.999])

@@ -1,9 +1,6 @@
 """Bounds of a run, of a dump as of a run file: what no run has is a sentence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +19,7 @@ from tests.core.runs.made_runs import copied, header_of
 from tests.covering import few
 
 
-def test_what_is_as_long_as_it_may_be_is_read(tmp_path: Path) -> None:
+def test_what_is_as_long_as_it_may_be_is_read(tmp_path):
     path = copied(tmp_path / "runs" / "run.duckdb")
     damaged(
         path,
@@ -34,7 +31,7 @@ def test_what_is_as_long_as_it_may_be_is_read(tmp_path: Path) -> None:
     assert len(list_runs(Store(path.parent))[0]) == 1
 
 
-def test_nothing_is_stored_that_no_reader_would_open(tmp_path: Path) -> None:
+def test_nothing_is_stored_that_no_reader_would_open(tmp_path):
     header = header_of(lengths=(3,))
     with pytest.raises(UsageError, match="token has 1,025 characters"):
         replace(header, prompts=(Prompt(1, (1,), ("x" * (LONGEST_TOKEN + 1),)),))
@@ -47,7 +44,7 @@ def test_nothing_is_stored_that_no_reader_would_open(tmp_path: Path) -> None:
         replace(header, name="x" * 1001)
 
 
-def many_sides(path: Path, sides: int, **more: np.ndarray) -> Path:
+def many_sides(path, sides, **more):
     logits = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
     np.savez(path, **{f"s{i}": logits for i in range(sides)}, **more)
     return path
@@ -55,10 +52,10 @@ def many_sides(path: Path, sides: int, **more: np.ndarray) -> Path:
 
 @pytest.mark.parametrize("sides", [MAX_SIDES + 1, *few([MOST_ARRAYS + 1])])
 def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
-    sides: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    sides,
+    tmp_path,
+    monkeypatch,
+):
     path = many_sides(tmp_path / "many.npz", sides)
     for read in ("blocks", "checked_rows"):
         monkeypatch.setattr(StoredArray, read, lambda *_: pytest.fail("values were read"))
@@ -88,11 +85,7 @@ def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
         ("DELETE FROM logits WHERE side = 1 AND position = 0", "tiles of logits"),
     ],
 )
-def test_a_run_file_of_what_no_run_has_is_refused(
-    statement: str,
-    words: str,
-    tmp_path: Path,
-) -> None:
+def test_a_run_file_of_what_no_run_has_is_refused(statement, words, tmp_path):
     path = copied(tmp_path / "runs" / "many.duckdb")
     damaged(path, statement)
     for look in (RunReader, lambda path: import_run(Store(tmp_path / "to"), path)):
@@ -112,11 +105,11 @@ def test_a_run_file_of_what_no_run_has_is_refused(
     ],
 )
 def test_a_dump_with_texts_of_no_run_is_refused_in_a_sentence(
-    reserved: dict[str, np.ndarray],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    reserved,
+    words,
+    tmp_path,
+    monkeypatch,
+):
     monkeypatch.setattr("core.runs.file.records.TOKENS_TOGETHER", 1)
     with pytest.raises(DumpError, match=words):
         describe([many_sides(tmp_path / "texts.npz", 2, **reserved)])

@@ -2,13 +2,11 @@
 for them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 from msgspec.structs import fields
@@ -26,16 +24,15 @@ from core.runs.file.evidence import (
     figures_of,
     labels_of,
 )
-from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from tests.core.runs.judged_runs import judged_run
+from tests.core.runs.made_runs import opened
 
 RECORDS = [*dict.fromkeys(check.record for check in Check), Unmeasured]
 CHECKS = pytest.mark.parametrize("check", Check, ids=str)
 EXAMPLES = {bool: True, str: "text", int: 7, float: 0.125}
 
 
-def example(kind: Any, *, is_full: bool) -> Any:
+def example(kind, *, is_full):
     """A value of this type; is_full: of what may be null or empty, one that is not."""
     parts = get_args(kind)
     if isinstance(kind, UnionType):
@@ -48,15 +45,21 @@ def example(kind: Any, *, is_full: bool) -> Any:
     return EXAMPLES[kind]
 
 
-def figures(check: Check, *, is_full: bool = True) -> CheckFigures:
+def figures(check, *, is_full=True):
     kinds = get_type_hints(check.record)
     return check.record(
-        **{each.name: example(kinds[each.name], is_full=is_full) for each in fields(check.record)},
+        **{
+            each.name: example(
+                kinds[each.name],
+                is_full=is_full,
+            )
+            for each in fields(check.record)
+        },
     )
 
 
 @pytest.mark.parametrize("is_full", [True, False])
-def test_every_checks_figures_come_back_from_a_run_file(store: Store, is_full: bool) -> None:
+def test_every_checks_figures_come_back_from_a_run_file(store, is_full):
     rows = [
         Evidence(
             check,
@@ -68,13 +71,13 @@ def test_every_checks_figures_come_back_from_a_run_file(store: Store, is_full: b
         )
         for check, side in zip(Check, ["decode", None] * len(Check), strict=False)
     ]
-    with RunReader(store.path_of(judged_run(store, "rounding", evidence=rows))) as run:
+    with opened(store, judged_run(store, "rounding", evidence=rows)) as run:
         assert run.evidence(0) == rows
     assert [row.check for row in rows] == list(Check)  # in the order of the groups
 
 
 @CHECKS
-def test_figures_that_are_no_check_s_are_refused(check: Check) -> None:
+def test_figures_that_are_no_check_s_are_refused(check):
     whole = json.loads(json.dumps(figures(check).to_json()))
     assert figures_of(check, json.dumps(whole)) == figures(check)
     assert figures_of(check, json.dumps(whole | {"of_a_newer_build": 1})) == figures(check)
@@ -97,7 +100,7 @@ def test_figures_that_are_no_check_s_are_refused(check: Check) -> None:
 
 
 @CHECKS
-def test_figures_of_another_check_are_refused(check: Check) -> None:
+def test_figures_of_another_check_are_refused(check):
     for other in {each.record: each for each in Check if each.record is not check.record}.values():
         if other.record is Unmeasured:
             continue
@@ -105,12 +108,12 @@ def test_figures_of_another_check_are_refused(check: Check) -> None:
             Evidence(check, "", figures(other), NOTED, "")
 
 
-def test_an_outcome_that_no_check_has_is_refused() -> None:
+def test_an_outcome_that_no_check_has_is_refused():
     with pytest.raises(UsageError, match="check is one of passed"):
         replace(Evidence(Check.SHIFT, "", Unmeasured(), NOTED, ""), outcome="lost")
 
 
-def test_keys_in_json_stay_what_they_were_and_null_is_told_from_what_was_not_measured() -> None:
+def test_keys_in_json_stay_what_they_were_and_null_is_told_from_what_was_not_measured():
     shifts = [f"same_argmax_shifted_by_{rows}" for rows in (0, -2, -1, 1, 2)]
     assert list(figures(Check.SHIFT).to_json()) == shifts
     least = figures(Check.OWN_PAIR, is_full=False).to_json()
@@ -119,13 +122,13 @@ def test_keys_in_json_stay_what_they_were_and_null_is_told_from_what_was_not_mea
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_every_figure_has_a_label_of_its_own(record: type[CheckFigures]) -> None:
+def test_every_figure_has_a_label_of_its_own(record):
     labels = list(labels_of(record).values())
     assert all(labels)
     assert len(set(labels)) == len(labels)
 
 
-def test_every_group_has_a_check_and_every_record_belongs_to_one() -> None:
+def test_every_group_has_a_check_and_every_record_belongs_to_one():
     assert list(dict.fromkeys(check.group for check in Check)) == list(CHECK_GROUPS)
     declared = {
         each

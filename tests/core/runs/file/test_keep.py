@@ -2,10 +2,7 @@
 file that holds other logits than it says is refused.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 from typing import get_args, get_type_hints
 
 import duckdb
@@ -29,7 +26,7 @@ PYRAMID = ("ulp_tile", "row_ulp_tile")
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def kept(tmp_path_factory):
     """One capture of two variants in pieces of uneven size, kept in both ways."""
     header = replace(
         header_of(lengths=LENGTHS, vocab=VOCAB, sides=3),
@@ -47,21 +44,21 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-def _rows(path: Path, table: str, where: str = "") -> list[tuple]:
+def _rows(path, table, where=""):
     with duckdb.connect(str(path), read_only=True) as shell:
         return sorted(shell.execute(f"SELECT * FROM {table} {where}").fetchall(), key=repr)
 
 
-@pytest.mark.parametrize("table", sorted(TABLES.keys() - {"run", "logits", "vocabulary", *PYRAMID}))
-def test_every_figure_is_that_of_the_run_that_keeps_all(kept: dict[str, Path], table: str) -> None:
+@pytest.mark.parametrize(
+    "table",
+    sorted(TABLES.keys() - {"run", "logits", "vocabulary", *PYRAMID}),
+)
+def test_every_figure_is_that_of_the_run_that_keeps_all(kept, table):
     assert _rows(kept[FIGURES], table) == _rows(kept[ALL], table)
 
 
 @pytest.mark.parametrize("measure", ["ulps", "row_ulps"])
-def test_kept_levels_of_the_heatmap_are_those_of_the_whole_run(
-    kept: dict[str, Path],
-    measure: str,
-) -> None:
+def test_kept_levels_of_the_heatmap_are_those_of_the_whole_run(kept, measure):
     with RunReader(kept[FIGURES]) as run, RunReader(kept[ALL]) as whole:
         assert run.levels() == pyramid.coarse_levels(sum(LENGTHS), VOCAB)
         for level in run.levels():
@@ -72,12 +69,7 @@ def test_kept_levels_of_the_heatmap_are_those_of_the_whole_run(
 
 
 @pytest.mark.parametrize("most", [1000, 100, 20])
-def test_a_coarse_level_is_made_as_its_rows_pass_by(
-    most: int,
-    store: Store,
-    kept: dict[str, Path],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_coarse_level_is_made_as_its_rows_pass_by(most, store, kept, monkeypatch):
     monkeypatch.setattr(pyramid, "MOST_COARSE", most)
     header = header_of(lengths=LENGTHS, vocab=VOCAB)
     sides = bits_of_sides(header)
@@ -96,7 +88,7 @@ def test_a_coarse_level_is_made_as_its_rows_pass_by(
             )
 
 
-def test_a_run_of_figures_has_no_logits_and_says_so(kept: dict[str, Path]) -> None:
+def test_a_run_of_figures_has_no_logits_and_says_so(kept):
     with RunReader(kept[FIGURES]) as run:
         assert not run.has_all_logits
         for read in (
@@ -109,7 +101,7 @@ def test_a_run_of_figures_has_no_logits_and_says_so(kept: dict[str, Path]) -> No
     assert _rows(kept[FIGURES], "logits") == []
 
 
-def test_texts_are_kept_of_the_tokens_that_figures_name(kept: dict[str, Path]) -> None:
+def test_texts_are_kept_of_the_tokens_that_figures_name(kept):
     used = "token_id IN (SELECT token_id FROM top_token UNION SELECT token_id FROM token)"
     assert _rows(kept[FIGURES], "vocabulary") == _rows(kept[ALL], "vocabulary", f"WHERE {used}")
 
@@ -127,11 +119,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_file_that_holds_other_logits_than_it_says_is_refused(
-    lie: str,
-    kept: dict[str, Path],
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_holds_other_logits_than_it_says_is_refused(lie, kept, tmp_path):
     source, statement, says = LIES[lie]
     path = tmp_path / "lie.duckdb"
     path.write_bytes(kept[source].read_bytes())
@@ -142,7 +130,7 @@ def test_a_file_that_holds_other_logits_than_it_says_is_refused(
         RunReader(path)
 
 
-def test_a_run_is_asked_for_what_a_file_can_keep(kept: dict[str, Path]) -> None:
+def test_a_run_is_asked_for_what_a_file_can_keep(kept):
     for keep, path in kept.items():
         assert [card.keep for card in list_runs(Store(path.parent))[0]] == [keep]
     assert get_args(get_type_hints(CaptureRequest)["keep"]) == KEEPS
@@ -150,11 +138,20 @@ def test_a_run_is_asked_for_what_a_file_can_keep(kept: dict[str, Path]) -> None:
         replace(header_of(), keep="most")
 
 
-def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(store: Store) -> None:
+def test_a_large_vocabulary_takes_no_more_than_the_dry_run_says(store):
     header = replace(
         header_of(lengths=(64,), vocab=32000),
         vocabulary={i: f"token {i}" for i in range(32000)},
     )
     sides = calm_sides(header)
     path = write_run(store, replace(header, keep=FIGURES), sides)
-    assert path.stat().st_size < expected_bytes(FIGURES, 2, 64, sides[0].nbytes) < sides[0].nbytes
+    assert (
+        path.stat().st_size
+        < expected_bytes(
+            FIGURES,
+            2,
+            64,
+            sides[0].nbytes,
+        )
+        < sides[0].nbytes
+    )

@@ -2,11 +2,8 @@
 SQL.
 """
 
-from __future__ import annotations
-
 import hashlib
 from datetime import UTC, datetime
-from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -19,7 +16,6 @@ from core.numerics.formats import ordinals
 from core.numerics.metrics import METRICS
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from core.runs.tables.logits import TILE_BYTES
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, copied, header_of, write_run
@@ -47,7 +43,7 @@ EVERY_TABLE = [
 EVERY_TABLE += ["ulp_histogram", "ulp_tile", "evidence"]
 
 
-def _sha256_by_sql_alone(path: Path) -> list[tuple[str, str]]:
+def _sha256_by_sql_alone(path):
     """(recomputed, stored) of every side, by someone with only the DuckDB shell."""
     with duckdb.connect(str(path), read_only=True) as shell:
         stored = shell.sql("SELECT sha256 FROM side ORDER BY side").fetchall()
@@ -61,7 +57,7 @@ def _sha256_by_sql_alone(path: Path) -> list[tuple[str, str]]:
         return pairs
 
 
-def _contents(path: Path) -> dict[str, list[tuple]]:
+def _contents(path):
     with duckdb.connect(str(path), read_only=True) as shell:
         return {
             name: sorted(shell.sql(f"SELECT * FROM {name}").fetchall(), key=repr)
@@ -76,8 +72,8 @@ def test_every_bit_comes_back_by_sql_alone_and_by_every_way_of_reading(
     lengths,
     vocab,
     count,
-    store: Store,
-) -> None:
+    store,
+):
     header = header_of(dtype, lengths, vocab, count)
     sides = bits_of_sides(header)
     path = write_run(store, header, sides)
@@ -109,13 +105,7 @@ def test_every_bit_comes_back_by_sql_alone_and_by_every_way_of_reading(
 
 
 @pytest.mark.parametrize(("dtype", "lengths", "vocab", "count"), [SHAPES[0], SHAPES[2]])
-def test_the_position_table_holds_what_the_kernel_says(
-    dtype,
-    lengths,
-    vocab,
-    count,
-    store: Store,
-) -> None:
+def test_the_position_table_holds_what_the_kernel_says(dtype, lengths, vocab, count, store):
     header = header_of(dtype, lengths, vocab, count)
     for sides in (bits_of_sides(header), calm_sides(header)):
         with RunReader(write_run(store, header, sides)) as run:
@@ -139,11 +129,12 @@ def test_the_position_table_holds_what_the_kernel_says(
                 assert run.pairs[pair].summary.neq == figures.neq.sum()
 
 
-def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_position_alone(
-    store: Store,
-) -> None:
+def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_position_alone(store):
     header = header_of(lengths=(4, 3), vocab=5)
-    logits = np.tile(np.array([0.5, 2.0, 1.0, -1.0, 0.0], np.float32), (header.rows, 1))
+    logits = np.tile(
+        np.array([0.5, 2.0, 1.0, -1.0, 0.0], np.float32),
+        (header.rows, 1),
+    )
     changed = logits.copy()
     changed[5, 2] = 2.0 + 2 * 2**-6  # one prompt of 4 before it: prompt 1, position 1
     bits = [(side.view(np.uint32) >> 16).astype(np.uint16) for side in (logits, changed)]
@@ -157,7 +148,7 @@ def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_po
     assert found == [(1, 1, 1, 2, 130, 2)]
 
 
-def test_every_column_says_what_it_means(store: Store) -> None:
+def test_every_column_says_what_it_means(store):
     header = header_of()
     with duckdb.connect(str(write_run(store, header, calm_sides(header))), read_only=True) as shell:
         columns = shell.sql(
@@ -179,7 +170,7 @@ def test_every_column_says_what_it_means(store: Store) -> None:
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("make", [bits_of_sides, calm_sides])
-def test_the_reference_far_ahead_gives_the_same_file_as_sides_in_step(make, store: Store) -> None:
+def test_the_reference_far_ahead_gives_the_same_file_as_sides_in_step(make, store):
     header = header_of("float32", (3, 8, 2), 5000, 3)
     sides = make(header)
     steps = [(0, 2), (2, 7), (7, 13)]
@@ -202,10 +193,7 @@ def test_the_reference_far_ahead_gives_the_same_file_as_sides_in_step(make, stor
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("lengths", [(1,), (5, 411)])
-def test_every_level_of_the_heatmap_is_the_maximum_over_its_cells(
-    lengths: tuple[int, ...],
-    store: Store,
-) -> None:
+def test_every_level_of_the_heatmap_is_the_maximum_over_its_cells(lengths, store):
     # 1032 cells of 32 tokens: more than one level
     header = header_of("bfloat16", lengths, 33000, 2)
     sides = calm_sides(header)
@@ -238,7 +226,7 @@ def test_every_level_of_the_heatmap_is_the_maximum_over_its_cells(
         ((2, 1), (0, 9)),
     ],
 )
-def test_what_is_outside_the_run_is_refused(rows, tokens, tmp_path: Path) -> None:
+def test_what_is_outside_the_run_is_refused(rows, tokens, tmp_path):
     with RunReader(copied(tmp_path / "run.duckdb")) as run:
         with pytest.raises(UsageError, match="expected a range within"):
             run.read_window(0, rows, tokens)
@@ -262,8 +250,12 @@ ODD_TEXTS = (
 )
 
 
-def test_odd_texts_and_numbers_come_back_as_they_were(store: Store) -> None:
-    prompt = Prompt(len(ODD_TEXTS), tuple(range(2**31 - len(ODD_TEXTS), 2**31)), ODD_TEXTS)
+def test_odd_texts_and_numbers_come_back_as_they_were(store):
+    prompt = Prompt(
+        len(ODD_TEXTS),
+        tuple(range(2**31 - len(ODD_TEXTS), 2**31)),
+        ODD_TEXTS,
+    )
     about = Provenance(
         "upload",
         ODD_TEXTS[3],
@@ -289,28 +281,35 @@ def test_odd_texts_and_numbers_come_back_as_they_were(store: Store) -> None:
 
 @pytest.mark.parametrize(
     "prompt",
-    [Prompt(1, (2**31,)), Prompt(1, (2**80,)), Prompt(1, (), ("\ud800",))],
+    [
+        Prompt(1, (2**31,)),
+        Prompt(1, (2**80,)),
+        Prompt(1, (), ("\ud800",)),
+    ],
     ids=["31 bits", "64 bits", "surrogate"],
 )
-def test_a_token_that_cannot_be_stored_is_refused_before_the_first_logit(
-    prompt: Prompt,
-    store: Store,
-) -> None:
+def test_a_token_that_cannot_be_stored_is_refused_before_the_first_logit(prompt, store):
     sides = (SideHeader("a", "", "bfloat16"), SideHeader("b", "", "bfloat16"))
     with pytest.raises(StoreError, match="cannot be stored"):
         RunWriter(store, RunHeader("x", "bfloat16", 300, (prompt,), sides, Provenance("upload")))
     assert list(store.directory.iterdir()) == []
 
 
-def test_bit_identical_sides_share_a_class_and_others_do_not(store: Store) -> None:
+def test_bit_identical_sides_share_a_class_and_others_do_not(store):
     header = header_of(sides=4)
     a, b, *_ = calm_sides(header)
-    with RunReader(write_run(store, header, [a, b, a.copy(), b.copy()])) as run:
+    with RunReader(
+        write_run(
+            store,
+            header,
+            [a, b, a.copy(), b.copy()],
+        )
+    ) as run:
         assert run.classes == [["side_0", "side_2"], ["side_1", "side_3"]]
         assert [pair.summary.bit_identical for pair in run.pairs] == [False, True, False]
 
 
-def test_rows_out_of_order_or_of_another_shape_are_refused(store: Store) -> None:
+def test_rows_out_of_order_or_of_another_shape_are_refused(store):
     header = header_of()
     bits = calm_sides(header)[0]
     with RunWriter(store, header) as writer:
@@ -322,7 +321,11 @@ def test_rows_out_of_order_or_of_another_shape_are_refused(store: Store) -> None
             (1, 0, bits[:5]),
             (0, 4, bits[4:, :-1]),
         ]
-        for side, row, rows in [*wrong, (0, 4, bits[4:].astype(np.uint32)), (0, 4, bits[4])]:
+        for side, row, rows in [
+            *wrong,
+            (0, 4, bits[4:].astype(np.uint32)),
+            (0, 4, bits[4]),
+        ]:
             with pytest.raises(UsageError, match="arrived"):
                 writer.write(side, row, rows)
         with pytest.raises(UsageError, match="has 4 of 8 rows"):
@@ -330,10 +333,7 @@ def test_rows_out_of_order_or_of_another_shape_are_refused(store: Store) -> None
     assert list(store.directory.iterdir()) == []
 
 
-def test_a_large_chunk_reaches_the_file_in_pieces(
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_large_chunk_reaches_the_file_in_pieces(store, monkeypatch):
     monkeypatch.setattr(
         "core.runs.tables.logits._INSERT_BYTES",
         1500,

@@ -2,26 +2,26 @@
 differences.
 """
 
-from __future__ import annotations
+import itertools
 
 import numpy as np
 import pytest
 
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.queries.caches import MEASURES, caches_json, cells, merge, summaries
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KINDS, KvPart
 from tests.core.runs.cache_runs import both, cache, kv_run
+from tests.core.runs.made_runs import opened
 from tests.covering import covering
 
 
-def read(tmp_path, parts, **how) -> RunReader:
+def read(tmp_path, parts, **how):
     store = Store(tmp_path / "runs")
-    return RunReader(store.path_of(kv_run(store, parts, **how)))
+    return opened(store, kv_run(store, parts, **how))
 
 
-def planted(count: int, shape: tuple[int, int, int]) -> np.ndarray:
+def planted(count, shape):
     """Bits to exclusive-or: exactly `count` elements one ULP away."""
     change = np.zeros(shape, np.uint16)
     change.ravel()[np.random.default_rng(1).permutation(change.size)[:count]] = 1
@@ -45,35 +45,32 @@ def test_the_public_figure_of_layer_0_is_told_to_the_element(tmp_path, count):
     assert found["together"]["first_kinds"] == ["key"]
 
 
-def many(prompts: int = 2, layers: int = 3) -> tuple[list[tuple[int, KvPart]], dict]:
-    """Caches of every prompt, layer and kind with random differences from layer 1 and position 2
+def many():
+    """Caches of two prompts and three layers with random differences from layer 1 and position 2
     on, and both bits of each.
     """
     parts, bits = [], {}
     random = np.random.default_rng(7)
-    for prompt in range(prompts):
-        for layer in range(layers):
-            for kind in KINDS:
-                reference = cache(int(random.integers(1 << 30)), positions=(5, 4)[prompt])
-                changed = reference.copy()
-                changed[:, 2:] += layer * random.integers(
-                    0,
-                    3,
-                    changed[:, 2:].shape,
-                    dtype=np.uint16,
-                )
-                parts += both(KvPart(prompt, layer, kind, 0, reference), changed)
-                bits[prompt, layer, kind] = (reference, changed)
+    for prompt, layer, kind in itertools.product(range(2), range(3), KINDS):
+        reference = cache(
+            int(random.integers(1 << 30)),
+            positions=(5, 4)[prompt],
+        )
+        changed = reference.copy()
+        steps = random.integers(0, 3, changed[:, 2:].shape, dtype=np.uint16)
+        changed[:, 2:] += layer * steps
+        parts += both(KvPart(prompt, layer, kind, 0, reference), changed)
+        bits[prompt, layer, kind] = (reference, changed)
     return parts, bits
 
 
-def figures_with_numpy(pairs) -> dict:
+def figures_with_numpy(pairs):
     a, b = (np.concatenate([pair[side].ravel() for pair in pairs]) for side in (0, 1))
     gap = values_of(a, BFLOAT16).astype(float) - values_of(b, BFLOAT16).astype(float)
     return {
-        "neq": int((a != b).sum()),
+        "neq": (a != b).sum(),
         "elements": a.size,
-        "rms": np.sqrt((gap**2).mean()),
+        "rms": pytest.approx(np.sqrt((gap**2).mean()), rel=1e-12),
         "max_abs": np.abs(gap).max(),
     }
 
@@ -85,13 +82,10 @@ def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
         assert [one["prompt"] for one in caches_json(run, 0)["by_prompt"]] == [0, 1]
     for of, prompts in ((None, (0, 1)), (1, (1,))):
         for part, kinds in (("together", KINDS), ("keys", ("key",)), ("values", ("value",))):
-            expected = figures_with_numpy(
-                [bits[p, layer, kind] for p in prompts for layer in range(3) for kind in kinds],
-            )
+            pairs = [bits[place] for place in bits if place[0] in prompts and place[2] in kinds]
             figures = found[of][part]
-            for name in ("neq", "elements", "max_abs"):
-                assert figures[name] == expected[name]
-            assert figures["rms"] == pytest.approx(expected["rms"], rel=1e-12)
+            for name, expected in figures_with_numpy(pairs).items():
+                assert figures[name] == expected, name
             assert (figures["first_layer"], figures["first_position"]) == (1, 2)
         assert found[of]["together"]["first_kinds"] == ["key", "value"]
 
@@ -101,54 +95,51 @@ def test_layers_and_heads_agree_with_numpy(tmp_path):
     with read(tmp_path, parts, lengths=(5, 4)) as run:
         rows = merge(run, 0, None, "layer", "kind")
         heads = merge(run, 0, None, "layer", "kind", "head")
-    assert rows[["layer", "kind"]].to_numpy().tolist() == [
-        [n, kind] for n in range(3) for kind in KINDS
+    assert list(zip(rows["layer"], rows["kind"], strict=True)) == [
+        place[1:] for place in bits if place[0] == 0
     ]
     for row in rows.itertuples():
         expected = figures_with_numpy([bits[p, row.layer, row.kind] for p in (0, 1)])
-        assert (row.neq, row.rms) == (expected["neq"], pytest.approx(expected["rms"], rel=1e-12))
+        assert (row.neq, row.rms) == (expected["neq"], expected["rms"])
     for row in heads.itertuples():
-        pairs = [
-            tuple(side[row.head] for side in bits[prompt, row.layer, row.kind]) for prompt in (0, 1)
-        ]
-        assert row.neq_share == pytest.approx(
-            np.mean(np.concatenate([(a != b).ravel() for a, b in pairs])),
-            rel=1e-12,
-        )
+        is_different = []
+        for prompt in (0, 1):
+            a, b = bits[prompt, row.layer, row.kind]
+            is_different += (a[row.head] != b[row.head]).ravel().tolist()
+        assert row.neq_share == pytest.approx(np.mean(is_different), rel=1e-12)
 
 
 def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
     """Layer 1 differs from position 3 on, in its second head; layer 2 from position 1 on."""
+    bits = cache(0)
+    changed = [bits.copy() for _ in range(3)]
+    changed[1][1, 3:] += 1
+    changed[2][0, 1:] += 1
     parts = []
     for layer in range(3):
-        bits = cache(layer)
-        changed = bits.copy()
-        if layer == 1:
-            changed[1, 3:] += 1
-        if layer == 2:
-            changed[0, 1:] += 1
-        parts += both(KvPart(0, layer, "key", 0, bits), changed) + both(
-            KvPart(0, layer, "value", 0, bits),
-            bits.copy(),
-        )
+        parts += both(KvPart(0, layer, "key", 0, bits), changed[layer])
+        parts += both(KvPart(0, layer, "value", 0, bits), bits.copy())
     with read(tmp_path, parts) as run:
         first = summaries(run, 0)[None]["together"]
-    assert [first[f"first_{name}"] for name in ("layer", "prompt", "head", "position")] == [
-        1,
-        0,
-        1,
-        3,
-    ]
+    assert (first["first_layer"], first["first_prompt"]) == (1, 0)
+    assert (first["first_head"], first["first_position"]) == (1, 3)
 
 
 @pytest.mark.spread(2)
-@pytest.mark.parametrize(("place", "columns"), covering([0, 1233, 2048, None], [800, 7, 1]))
+@pytest.mark.parametrize(
+    ("place", "columns"),
+    covering([0, 1233, 2048, None], [800, 7, 1]),
+)
 def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, columns, place):
     bits = cache(3, 1, 2049, 4)
     changed = bits.copy()
     if place is not None:
         changed[0, place, 0] ^= 1
-    with read(tmp_path, both(KvPart(0, 0, "key", 0, bits), changed), lengths=(2049,)) as run:
+    with read(
+        tmp_path,
+        both(KvPart(0, 0, "key", 0, bits), changed),
+        lengths=(2049,),
+    ) as run:
         grids = {measure: cells(run, 0, 0, "key", measure, most=columns) for measure in MEASURES}
     grid = grids["max_ulps"]
     assert len(grid) <= columns
@@ -162,8 +153,14 @@ def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, co
 
 def test_positions_that_a_window_dropped_are_not_called_equal(tmp_path):
     bits = cache(1)
-    window = [(0, KvPart(1, 0, "key", 0, bits)), (1, KvPart(1, 0, "key", 2, bits[:, 2:].copy()))]
-    with read(tmp_path, [*window, *both(KvPart(1, 1, "key", 0, bits), bits.copy())]) as run:
+    window = [
+        (0, KvPart(1, 0, "key", 0, bits)),
+        (1, KvPart(1, 0, "key", 2, bits[:, 2:].copy())),
+    ]
+    with read(
+        tmp_path,
+        [*window, *both(KvPart(1, 1, "key", 0, bits), bits.copy())],
+    ) as run:
         grid = cells(run, 0, 1, "key", "max_ulps")
     assert grid.groupby("row")["first_position"].agg(list).tolist() == [[2, 3, 4], [0, 1, 2, 3, 4]]
 
@@ -174,12 +171,7 @@ def test_a_nan_on_one_side_is_marked_and_equal_nans_are_not(tmp_path):
     changed = bits.copy()
     changed[1, 3, 0] = 0x7FC0
     with read(tmp_path, both(KvPart(1, 0, "key", 0, bits), changed)) as run:
-        assert cells(run, 0, 1, "key", "max_ulps")["is_mismatch"].tolist() == [
-            False,
-            False,
-            False,
-            True,
-            False,
-        ]
+        is_mismatch = cells(run, 0, 1, "key", "max_ulps")["is_mismatch"]
+        assert np.flatnonzero(is_mismatch).tolist() == [3]
         assert merge(run, 0, None, "head")["nonfinite_mismatch"].tolist() == [0, 1]
         assert summaries(run, 0)[None]["together"]["nonfinite_mismatch"] == 1

@@ -1,9 +1,5 @@
 """Classes of equal bits, and what was swept."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -16,7 +12,7 @@ from tests.core.runs.made_runs import write_run
 ROWS, VOCAB = 9, 200
 
 
-def stored(folder: Path, paths: list[str], kinds: list[int], dtype: str = "bfloat16") -> RunReader:
+def stored(folder, paths, kinds, dtype="bfloat16"):
     """A run whose sides of equal `kinds` are equal bit for bit."""
     header = RunHeader(
         "classes",

@@ -1,7 +1,5 @@
 """Runs side by side; expected figures are counted by hand or with numpy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -16,10 +14,10 @@ VOCAB = 8
 
 def compared(
     folder,
-    flipping: dict[int, int],
-    ids: tuple[int, ...] = (5, 6, 7, 8),
-    step: float = 0.25,
-) -> RunPair:
+    flipping,
+    ids=(5, 6, 7, 8),
+    step=0.25,
+):
     """A pair that differs by `step` at token 0 of every position, whose variant prefers
     `flipping[position]`.
     """
@@ -31,22 +29,39 @@ def compared(
         (SideHeader("a", "", "float32"), SideHeader("b", "", "float32")),
         Provenance("upload"),
     )
-    reference = np.tile(np.arange(VOCAB, dtype=np.float32), (len(ids) or 4, 1))
+    reference = np.tile(
+        np.arange(VOCAB, dtype=np.float32),
+        (len(ids) or 4, 1),
+    )
     variant = reference.copy()
     variant[:, 0] += step
     for position, token in flipping.items():
         variant[position, token] = 20
     run = RunReader(
-        write_run(Store(folder), header, [reference.view(np.uint32), variant.view(np.uint32)]),
+        write_run(
+            Store(folder),
+            header,
+            [reference.view(np.uint32), variant.view(np.uint32)],
+        ),
     )
     return RunPair(run, run.pairs[0], run.positions(0))
 
 
 def test_figures_stand_beside_each_other(tmp_path):
-    table = figures([compared(tmp_path / "a", {}), compared(tmp_path / "b", {}, step=0.5)])
+    table = figures(
+        [
+            compared(tmp_path / "a", {}),
+            compared(tmp_path / "b", {}, step=0.5),
+        ]
+    )
     assert table["max_abs"].tolist() == [0.25, 0.5]
     assert table["neq_share"].tolist() == [1 / VOCAB, 1 / VOCAB]
-    assert table["rms"].tolist() == pytest.approx([0.25 / np.sqrt(VOCAB), 0.5 / np.sqrt(VOCAB)])
+    assert table["rms"].tolist() == pytest.approx(
+        [
+            0.25 / np.sqrt(VOCAB),
+            0.5 / np.sqrt(VOCAB),
+        ]
+    )
     assert "noise_ratio" not in table  # of neither run
     assert table["median_ulps"].tolist() == [0, 0]
     assert table["p99_ulps"].tolist() == table["p99_ulps"].astype(int).tolist() > [0, 0]
@@ -63,7 +78,10 @@ def test_counts_over_different_totals_are_compared_as_rates(tmp_path):
 
 
 def test_flips_that_all_runs_share_come_first_and_others_name_their_runs(tmp_path):
-    runs = [compared(tmp_path / "a", {1: 2, 3: 4}), compared(tmp_path / "b", {3: 5, 0: 1})]
+    runs = [
+        compared(tmp_path / "a", {1: 2, 3: 4}),
+        compared(tmp_path / "b", {3: 5, 0: 1}),
+    ]
     found = flips(runs)
     assert found[
         ["position", "run", "reference_token", "variant_token", "runs"]

@@ -2,8 +2,6 @@
 same.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from core.runs.queries.flips import continuations, outcome

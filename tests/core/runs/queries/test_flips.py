@@ -2,8 +2,6 @@
 softmax in float64.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +12,14 @@ from core.numerics.formats import BFLOAT16, values_of
 from core.runs.queries.flips import SIDES, candidates, flip_table
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.core.runs.made_runs import header_of, write_run
+from tests.core.runs.made_runs import header_of, opened, write_run
 
 ROOT = Path(__file__).resolve().parents[4]
 SAMPLES = ("fresh-against-cached", "injected-bug", "batch-1-against-n")
 VOCAB = 300
 
 
-def by_hand(run: RunReader, pair: int, row: pd.Series) -> dict[str, float]:
+def by_hand(run, pair, row):
     """The derived columns of one row, from every logit of both sides."""
     logits, order = {}, {}
     for side, index in (("reference", 0), ("variant", pair + 1)):
@@ -37,7 +35,7 @@ def by_hand(run: RunReader, pair: int, row: pd.Series) -> dict[str, float]:
         side: np.exp(values - values.max()) / np.exp(values - values.max()).sum()
         for side, values in logits.items()
     }
-    expected: dict[str, float] = {}
+    expected = {}
     for side, other in (("reference", "variant"), ("variant", "reference")):
         token = order[side][0]
         assert token == row[f"{side}_token"]
@@ -50,17 +48,30 @@ def by_hand(run: RunReader, pair: int, row: pd.Series) -> dict[str, float]:
     return expected
 
 
-def far_flips(store: Store) -> RunReader:
+def far_flips(store):
     """bfloat16, prompts of 3 and 5 positions, each a flip: the reference's argmax t is the
     variant's number 100 + t and the other way round.
     """
     header = header_of(vocab=VOCAB)
-    logits = np.stack([np.tile(np.linspace(4, -4, VOCAB), (header.rows, 1))] * 2)
+    logits = np.stack(
+        [
+            np.tile(
+                np.linspace(4, -4, VOCAB),
+                (header.rows, 1),
+            )
+        ]
+        * 2
+    )
     for row in range(header.rows):
         logits[0, row, row], logits[1, row, row] = 6.0, logits[0, row, 100 + row]
         logits[1, row, 200] = 7.0
-    write_run(store, header, list(logits.astype(BFLOAT16.values).view(np.uint16)), run_id="far")
-    return RunReader(store.path_of("far"))
+    write_run(
+        store,
+        header,
+        list(logits.astype(BFLOAT16.values).view(np.uint16)),
+        run_id="far",
+    )
+    return opened(store, "far")
 
 
 @pytest.mark.spread(2)
@@ -125,8 +136,13 @@ def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
         for _ in range(2)
     ]
     sides[1][2] = np.nan
-    write_run(Store(tmp_path), header, [side.view(np.uint16) for side in sides], run_id="nan")
-    with RunReader(Store(tmp_path).path_of("nan")) as run:
+    write_run(
+        Store(tmp_path),
+        header,
+        [side.view(np.uint16) for side in sides],
+        run_id="nan",
+    )
+    with opened(Store(tmp_path), "nan") as run:
         positions = run.positions(0)
         found = flip_table(run, 0, near_ties=True)
         rows = found[(found["prompt"] == 0) & (found["position"] == 2)]
@@ -138,7 +154,7 @@ def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
         assert len(rows) == int(positions["is_flip"].iloc[2] or positions["near_tie"].iloc[2])
 
 
-def top(*rows: tuple[int, float, float]) -> pd.DataFrame:
+def top(*rows):
     """Best tokens of both sides: (token, logit on the reference, logit on the variant)."""
     table = pd.DataFrame(rows, columns=["token_id", "reference_logit", "variant_logit"])
     for side in SIDES:

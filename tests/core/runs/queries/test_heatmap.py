@@ -2,24 +2,20 @@
 nothing that differs is lost.
 """
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
 from core.errors import UsageError
-from core.numerics.formats import FloatFormat, ordinals, values_of
-from core.runs.file.evidence import Check, Evidence
+from core.numerics.formats import ordinals, values_of
+from core.runs.file.evidence import Check
 from core.runs.queries import heatmap
 from core.runs.queries.heatmap import (
     MEASURES,
     ORDERS,
     TILE_COLUMNS,
     TILE_ROWS,
-    Cells,
     Tile,
     View,
     tile_cells,
@@ -37,12 +33,12 @@ LENGTHS, VOCAB = (
 )  # 150 rows: three tiles; 33 tiles of columns; two stored levels need more rows or columns
 
 
-def nothing_kept(key: tuple, make: Callable[[], Cells]) -> Cells:
+def nothing_kept(key, make):
     return make()
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
-def opened(request, tmp_path_factory) -> Iterator[tuple[RunReader, list[np.ndarray]]]:
+def opened(request, tmp_path_factory):
     """A run with every kind of value in it, and its sides."""
     header = header_of(request.param, LENGTHS, VOCAB)
     sides = calm_sides(header)
@@ -54,12 +50,7 @@ def opened(request, tmp_path_factory) -> Iterator[tuple[RunReader, list[np.ndarr
         yield run, sides
 
 
-def slow_elements(
-    sides: list[np.ndarray],
-    fmt: FloatFormat,
-    order: str,
-    measure: str,
-) -> np.ndarray:
+def slow_elements(sides, fmt, order, measure):
     """Distances of single elements from the definition, columns in the asked order. [rows,
     vocab]
     """
@@ -87,7 +78,11 @@ def slow_elements(
     found = np.where(both_finite, found, np.where(is_same, 0, mark)).astype(np.uint64)
     if order == "rank":
         with np.errstate(invalid="ignore"):
-            last = np.where(np.isnan(a), np.inf, -a.astype(np.float64))
+            last = np.where(
+                np.isnan(a),
+                np.inf,
+                -a.astype(np.float64),
+            )
         # Largest first, equal ones by id (a stable sort), NaN after -inf.
         ranks = np.stack(
             [np.lexsort((row, np.isnan(values))) for row, values in zip(last, a, strict=True)],
@@ -96,17 +91,25 @@ def slow_elements(
     return found
 
 
-def slow_tile(elements: np.ndarray, tile: Tile) -> np.ndarray:
+def slow_tile(elements, tile):
     tall, wide = 1 << tile.row_level, 1 << tile.column_level
     part = elements[tile.row * TILE_ROWS * tall :, tile.column * TILE_COLUMNS * wide :][
         : TILE_ROWS * tall,
         : TILE_COLUMNS * wide,
     ]
-    rows = np.maximum.reduceat(part, np.arange(0, part.shape[0], tall), axis=0)
-    return np.maximum.reduceat(rows, np.arange(0, part.shape[1], wide), axis=1)
+    rows = np.maximum.reduceat(
+        part,
+        np.arange(0, part.shape[0], tall),
+        axis=0,
+    )
+    return np.maximum.reduceat(
+        rows,
+        np.arange(0, part.shape[1], wide),
+        axis=1,
+    )
 
 
-def tiles_of(run: RunReader) -> Iterator[Tile]:
+def tiles_of(run):
     """First, middle and last tiles of every level."""
     for row_level in range(heatmap.largest_level(run.header.rows, TILE_ROWS) + 1):
         for column_level in range(heatmap.largest_level(run.header.vocab, TILE_COLUMNS) + 1):
@@ -114,7 +117,10 @@ def tiles_of(run: RunReader) -> Iterator[Tile]:
                 (run.header.rows - 1) // (TILE_ROWS << row_level),
                 (run.header.vocab - 1) // (TILE_COLUMNS << column_level),
             ]
-            for row, column in itertools.product({0, last[0]}, {0, last[1] // 2, last[1]}):
+            for row, column in itertools.product(
+                {0, last[0]},
+                {0, last[1] // 2, last[1]},
+            ):
                 yield Tile(row_level, column_level, row, column)
 
 
@@ -132,7 +138,7 @@ def tiles_of(run: RunReader) -> Iterator[Tile]:
 def test_every_cell_is_the_maximum_of_the_elements_it_covers(opened, order, measure):
     run, sides = opened
     elements = slow_elements(sides, run.header.format, order, measure)
-    kept: dict[tuple, Cells] = {}
+    kept = {}
     for tile in tiles_of(run):
         got = tile_cells(
             View(run, 0, order, measure),
@@ -149,7 +155,7 @@ ROW, TOKEN = 137, 20011
 
 
 @pytest.fixture(scope="module")
-def one_differs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunReader]:
+def one_differs(tmp_path_factory):
     header = header_of("bfloat16", LENGTHS, VOCAB)
     sides = calm_sides(header)
     sides[1] = sides[0].copy()
@@ -229,7 +235,7 @@ def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_
 
 
 def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(store):
-    def marked(*rows: Evidence) -> float | None:
+    def marked(*rows):
         with RunReader(store.path_of(judged_run(store, "rounding", evidence=list(rows)))) as run:
             return heatmap.floor_row_ulps(run, 0)
 

@@ -2,10 +2,7 @@
 public example found.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -27,17 +24,17 @@ from tests.core.runs.kernel_runs import (
 
 
 @pytest.fixture
-def read(tmp_path) -> Iterator[Callable[..., RunReader]]:
+def read(tmp_path):
     """Read a run of these kernels of each side; with modules, the first of which differs in
     `differs`.
     """
     with ExitStack() as stack:
 
         def opened(
-            lists: tuple[KernelList, ...],
-            order: Sequence[str] = (),
-            differs: str = "",
-        ) -> RunReader:
+            lists,
+            order=(),
+            differs="",
+        ):
             store = Store(tmp_path)
             path = store.path_of(kernel_run(store, lists=lists))
             rows = [
@@ -86,7 +83,10 @@ def test_as_often_a_forward_is_no_difference_whatever_the_number_of_forwards(rea
 def test_numbers_of_layers_are_left_out_of_a_kind_of_module(read):
     names = ("a.3.mlp", "a.4.mlp", "a.b2.mlp", "a.0.1", "a.2.5.w")
     rows = tuple(KernelRow(name, "torch", "aten::mm", "", 1, 1.0) for name in names)
-    table = side_by_side(read((KernelList(0, rows, 1, 1), KernelList(1, rows, 1, 1))), 0)
+    table = side_by_side(
+        read((KernelList(0, rows, 1, 1), KernelList(1, rows, 1, 1))),
+        0,
+    )
     assert table["places"].tolist() == [["a.*.mlp", "a.b2.mlp", "a.*.*", "a.*.*.w"]]
 
 

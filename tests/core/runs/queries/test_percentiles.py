@@ -1,7 +1,5 @@
 """Percentiles of ULPs and sizes in noise floors, against counts by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from core.runs.queries.verdicts import ulp_percentile

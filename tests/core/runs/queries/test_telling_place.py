@@ -1,7 +1,5 @@
 """The position that a pair is opened at, on tables whose figures are written down here."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,7 +18,7 @@ QUIET = {
 }
 
 
-def moved(max_abs: float, margin: float, **more: object) -> dict:
+def moved(max_abs, margin, **more):
     """A position at which logits differ. Row ULPs are logits here."""
     size = {"max_abs": max_abs, "max_row_ulps": max_abs, "rms_row_ulps": max_abs / 4}
     return {
@@ -48,7 +46,7 @@ BROKEN = {
 }
 
 
-def table(*prompts: list[dict]) -> pd.DataFrame:
+def table(*prompts):
     """Figures by position of prompts, one dict a position."""
     return pd.DataFrame(
         [

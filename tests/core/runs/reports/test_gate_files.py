@@ -2,13 +2,10 @@
 whole.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +28,7 @@ HOSTILE = [
 ]
 
 
-def row(position: int, **figures: object) -> dict[str, object]:
+def row(position, **figures):
     usual = {
         "prompt": 0,
         "position": position,
@@ -55,7 +52,7 @@ def row(position: int, **figures: object) -> dict[str, object]:
     return {**usual, **figures}
 
 
-def report(name: str = "today", text: str = "kl>0.01", token: str = " the") -> GateReport:
+def report(name="today", text="kl>0.01", token=" the"):
     outcomes = (
         Outcome(
             "golden",
@@ -88,7 +85,7 @@ def report(name: str = "today", text: str = "kl>0.01", token: str = " the") -> G
     )
 
 
-def test_junit_has_a_suite_a_pair_and_a_test_a_condition() -> None:
+def test_junit_has_a_suite_a_pair_and_a_test_a_condition():
     suites = ET.fromstring(junit_text(report()))
     assert [suite.attrib for suite in suites] == [
         {"name": "today vs golden", "tests": "2", "failures": "1", "skipped": "0"},
@@ -106,7 +103,7 @@ def test_junit_has_a_suite_a_pair_and_a_test_a_condition() -> None:
     assert "became 2, margins 0.25" in str(failure.text)
 
 
-def test_markdown_has_the_worst_position_and_a_row_a_condition() -> None:
+def test_markdown_has_the_worst_position_and_a_row_a_condition():
     lines = markdown_text(report()).splitlines()
     assert lines[0] == "### ULPscope gate: failed"
     assert lines[2] == "2 failed, 1 undecided, 1 passed."
@@ -117,7 +114,7 @@ def test_markdown_has_the_worst_position_and_a_row_a_condition() -> None:
     assert lines[-1] == "Note: a note about today"
 
 
-def test_a_figure_of_one_position_is_singular() -> None:
+def test_a_figure_of_one_position_is_singular():
     texts = [
         figure_text(Outcome("a", "b", "flips", FAILED, count, "positions", ""))
         for count in (1, 1200)
@@ -140,7 +137,7 @@ def test_markdown_draws_the_largest_differences_of_the_worst_pair(
     flips,
     mismatches,
     strip,
-) -> None:
+):
     rows = [
         row(
             place,
@@ -157,9 +154,7 @@ def test_markdown_draws_the_largest_differences_of_the_worst_pair(
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_names_leave_junit_well_formed_and_stay_in_their_cell_of_the_markdown(
-    name: str,
-) -> None:
+def test_hostile_names_leave_junit_well_formed_and_stay_in_their_cell_of_the_markdown(name):
     hostile = report(name=name, text=f"kl>{name}", token=name)
     xml, text = junit_text(hostile), markdown_text(hostile)
     assert all(c.isprintable() or c == "\n" for c in xml)
@@ -172,7 +167,7 @@ def test_hostile_names_leave_junit_well_formed_and_stay_in_their_cell_of_the_mar
     assert "<script" not in re.sub(r"(`+).*?\1|\\.", "", text)
 
 
-def test_a_file_is_written_whole_over_an_older_one_and_through_a_link(tmp_path: Path) -> None:
+def test_a_file_is_written_whole_over_an_older_one_and_through_a_link(tmp_path):
     (tmp_path / "real.xml").write_text("old")
     (tmp_path / "link.xml").symlink_to("real.xml")
     write_whole(tmp_path / "link.xml", "né")
@@ -181,7 +176,7 @@ def test_a_file_is_written_whole_over_an_older_one_and_through_a_link(tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link.xml", "real.xml"]
 
 
-def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+def test_what_is_no_file_is_never_replaced(tmp_path):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for name in ("folder", "pipe", "none/x.xml"):
@@ -192,7 +187,7 @@ def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
         append(tmp_path / "folder", "x")
 
 
-def test_a_summary_is_added_to_what_is_there(tmp_path: Path) -> None:
+def test_a_summary_is_added_to_what_is_there(tmp_path):
     append(tmp_path / "summary.md", "first\n")
     append(tmp_path / "summary.md", "second\n")
     assert (tmp_path / "summary.md").read_text() == "first\nsecond\n"

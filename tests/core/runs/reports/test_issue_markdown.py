@@ -1,7 +1,5 @@
 """A run as Markdown for an issue thread: compared with expected text, for any names and tokens."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
@@ -17,11 +15,10 @@ from core.runs.queries.verdicts import answer_of, position_ratios, shown_verdict
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.markdown import plain, report_address
-from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.damaging import damaged
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run
-from tests.core.runs.made_runs import calm_sides, header_of, write_run
+from tests.core.runs.made_runs import calm_sides, header_of, opened, write_run
 
 # What a reader of the thread sees before unfolding anything.
 SHOWN = """\
@@ -50,17 +47,17 @@ Picture, to drag in here: `ulpscope export fixed --png pair.png`
 MOST_SHOWN = 25
 
 
-def report(store: Store, run_id: str) -> str:
-    with RunReader(store.path_of(run_id)) as run:
+def report(store, run_id):
+    with opened(store, run_id) as run:
         return issue_text(run, run.pairs, "an address")
 
 
-def unfolded(text: str) -> str:
+def unfolded(text):
     return text.partition("<details>")[0].rstrip("\n") + "\n"
 
 
 def test_what_is_seen_is_the_expected_text(store):
-    with RunReader(store.path_of(judged_run(store, "rounding", run_id="fixed"))) as run:
+    with opened(store, judged_run(store, "rounding", run_id="fixed")) as run:
         assert unfolded(issue_text(run, run.pairs, "http://localhost/overview?run=fixed")) == SHOWN
 
 
@@ -188,7 +185,7 @@ def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(stor
 
 
 def test_an_answer_has_size_place_and_the_checks_that_can_still_be_run(store):
-    with RunReader(store.path_of(judged_run(store, "bug suspected"))) as run:
+    with opened(store, judged_run(store, "bug suspected")) as run:
         answer = answer_of(run, pair := run.pairs[0])
         equal = dataclasses.replace(
             pair,
@@ -203,7 +200,7 @@ def test_an_answer_has_size_place_and_the_checks_that_can_still_be_run(store):
     assert (answer.next_command, answer.not_run) == ("", ())
     assert [row for _, row in answer.titled_checks] == CASES["bug suspected"][2]
     run_id = judged_run(store, None, kind="upload", request=None)
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         answer = answer_of(run, run.pairs[0])
     assert answer.next_command == f"ulpscope verdict {run_id} --float32 PAIR_IN_FLOAT32.npz"
     assert answer.not_run == (

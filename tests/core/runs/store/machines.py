@@ -5,9 +5,6 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Callable
-from pathlib import Path
-
-import pytest
 
 from core.runs.store import objects
 from core.runs.store.cards import list_runs
@@ -18,11 +15,7 @@ from tests.core.runs.store import s3_server
 Machine = Callable[[str], Store]
 
 
-def machines_of(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Machine:
+def machines_of(request, tmp_path, monkeypatch) -> Machine:
     """Open one empty store on S3 as a machine of that name sees it, with a cache of its own and
     lists that are never old.
     """
@@ -31,14 +24,14 @@ def machines_of(
     monkeypatch.setattr(objects, "LIST_SECONDS", 0.0)
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
 
-    def open_machine(name: str) -> Store:
+    def open_machine(name) -> Store:
         monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / name))
         return open_store(url)
 
     return open_machine
 
 
-def place_run(store: Store, run_id: str, source: str | None = None) -> bytes:
+def place_run(store, run_id, source: str | None = None) -> bytes:
     """Put a small run there, or a copy of a sample run; its bytes."""
     path = copied(store.directory / f".partial-{run_id}" / f"{run_id}.duckdb")
     if source is not None:
@@ -48,7 +41,7 @@ def place_run(store: Store, run_id: str, source: str | None = None) -> bytes:
     return body
 
 
-def ids(store: Store) -> list[str]:
+def ids(store) -> list[str]:
     """Ids of the runs that a store lists, all of which can be read."""
     cards, unreadable = list_runs(store)
     assert unreadable == []

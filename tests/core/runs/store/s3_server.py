@@ -28,7 +28,7 @@ class Faults:
     seen: list[tuple[str, str, str]] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
 
-    def __call__(self, environ: Any, start: Any) -> Any:
+    def __call__(self, environ, start):
         request = (environ["REQUEST_METHOD"], environ["PATH_INFO"], environ.get("QUERY_STRING", ""))
         self.seen.append(request)
         fault = self.plan(*request)
@@ -49,7 +49,12 @@ class Faults:
             return [b""]
         if fault == "half":  # of a body, and the connection is closed
             reply: list[Any] = []
-            body = b"".join(self.app(environ, lambda *args: reply.extend(args[:2])))
+            body = b"".join(
+                self.app(
+                    environ,
+                    lambda *args: reply.extend(args[:2]),
+                )
+            )
             start(
                 reply[0],
                 [
@@ -60,7 +65,7 @@ class Faults:
             return [body[: len(body) // 2]]
         return self.app(environ, start)
 
-    def count(self, method: str, part: str) -> int:
+    def count(self, method, part: str) -> int:
         """How many requests of this method had `part` in their path or query."""
         return sum(
             1
@@ -76,7 +81,7 @@ def served() -> Iterator[tuple[str, Faults]]:
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
-        def log(self, *_: Any, **__: Any) -> None:
+        def log(self, *_, **__):
             pass
 
     faults = Faults(DomainDispatcherApplication(create_backend_app))
@@ -98,7 +103,7 @@ def served() -> Iterator[tuple[str, Faults]]:
         server.server_close()
 
 
-def set_environment(patched: pytest.MonkeyPatch, address: str) -> None:
+def set_environment(patched: pytest.MonkeyPatch, address):
     """Credentials and endpoint as the backend reads them, and nothing of the user's own."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "testing",

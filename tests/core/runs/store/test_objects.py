@@ -2,32 +2,27 @@
 can do wrong.
 """
 
-from __future__ import annotations
-
 import gzip
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import boto3
 import pytest
 
 from core.errors import ExtraError, StoreError, UsageError
 from core.runs.importing import import_run
-from core.runs.reader import RunReader
 from core.runs.store import labels, objects
 from core.runs.store.cards import list_runs
 from core.runs.store.labels import Labels
 from core.runs.store.objects import INDEX
 from core.runs.store.store import Store, open_store
-from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, write_run
+from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, opened, write_run
 from tests.core.runs.store import s3_server
-from tests.core.runs.store.machines import Machine, ids, machines_of, place_run
+from tests.core.runs.store.machines import ids, machines_of, place_run
 
 
 @pytest.fixture
-def faults(server: tuple[str, s3_server.Faults]) -> Iterator[s3_server.Faults]:
+def faults(server):
     """Faults of a server that has none yet."""
     _, planted = server
     planted.seen.clear()
@@ -38,20 +33,15 @@ def faults(server: tuple[str, s3_server.Faults]) -> Iterator[s3_server.Faults]:
 
 
 @pytest.fixture
-def machine(
-    faults: s3_server.Faults,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Machine:
+def machine(faults, request, tmp_path, monkeypatch):
     return machines_of(request, tmp_path, monkeypatch)
 
 
-def first(count: int, method: str, part: str, fault: str) -> Callable[[str, str, str], str | None]:
+def first(count, method, part, fault):
     """Plan: the first so many requests of a method with `part` in their address get the fault."""
     left = [count]
 
-    def plan(asked: str, path: str, query: str) -> str | None:
+    def plan(asked, path, query):
         if asked != method or part not in f"{path}?{query}" or not left[0]:
             return None
         left[0] -= 1
@@ -60,27 +50,27 @@ def first(count: int, method: str, part: str, fault: str) -> Callable[[str, str,
     return plan
 
 
-def key(store: Store, name: str) -> dict[str, str]:
+def key(store, name):
     """Where an object of a store lies, as boto3 takes it."""
     bucket, _, prefix = store.address.removeprefix("s3://").partition("/")
     return {"Bucket": bucket, "Key": f"{prefix}/{name}"}
 
 
-def get(store: Store, name: str) -> bytes:
+def get(store, name):
     return boto3.client("s3").get_object(**key(store, name))["Body"].read()
 
 
-def put(store: Store, name: str, body: bytes) -> None:
+def put(store, name, body):
     boto3.client("s3").put_object(**key(store, name), Body=body)
 
 
-def test_a_run_written_on_one_machine_is_read_bit_for_bit_on_another(machine: Machine) -> None:
+def test_a_run_written_on_one_machine_is_read_bit_for_bit_on_another(machine):
     here = machine("a")
     path = write_run(here, header := header_of(), sides := bits_of_sides(header))
     there = machine("b")
     assert there.directory != here.directory
     assert ids(there) == [path.stem]
-    with RunReader(there.path_of(path.stem[:12])) as run:
+    with opened(there, path.stem[:12]) as run:
         assert [run.read_rows(side, 0, header.rows).tolist() for side in (0, 1)] == [
             side.tolist() for side in sides
         ]
@@ -88,11 +78,7 @@ def test_a_run_written_on_one_machine_is_read_bit_for_bit_on_another(machine: Ma
 
 
 @pytest.mark.parametrize("is_large", [False, True])
-def test_no_run_is_put_over_another(
-    machine: Machine,
-    is_large: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_no_run_is_put_over_another(machine, is_large, monkeypatch):
     if is_large:
         monkeypatch.setattr(objects, "SINGLE_BYTES", 1000)
         monkeypatch.setattr(objects, "PIECE_BYTES", 5 << 20)
@@ -104,10 +90,7 @@ def test_no_run_is_put_over_another(
         write_run(machine("b"), header := header_of(), bits_of_sides(header), "same")
 
 
-def test_a_second_listing_reads_the_index_and_no_run(
-    machine: Machine,
-    faults: s3_server.Faults,
-) -> None:
+def test_a_second_listing_reads_the_index_and_no_run(machine, faults):
     place_run(machine("a"), "one")
     cards = list_runs(machine("a"))
     faults.seen.clear()
@@ -121,7 +104,7 @@ def test_a_second_listing_reads_the_index_and_no_run(
     assert list_runs(machine("newer")) == cards
 
 
-def test_a_run_that_is_gone_or_replaced_is_shown_by_no_index(machine: Machine) -> None:
+def test_a_run_that_is_gone_or_replaced_is_shown_by_no_index(machine):
     for run_id in ("gone", "one"):
         place_run(machine("a"), run_id)
     assert ids(machine("b")) == ["gone", "one"]
@@ -135,11 +118,7 @@ def test_a_run_that_is_gone_or_replaced_is_shown_by_no_index(machine: Machine) -
         machine("b").path_of("gone")
 
 
-def test_a_file_is_fetched_once_in_pieces(
-    machine: Machine,
-    faults: s3_server.Faults,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_file_is_fetched_once_in_pieces(machine, faults, monkeypatch):
     monkeypatch.setattr(objects, "PIECE_BYTES", 1 << 20)
     body = place_run(machine("a"), "one", "injected-bug")
     for _ in range(2):
@@ -147,16 +126,12 @@ def test_a_file_is_fetched_once_in_pieces(
     assert faults.count("GET", "one.duckdb") == -(-len(body) // (1 << 20))
 
 
-def test_a_run_that_changes_while_it_is_fetched_gets_no_name(
-    machine: Machine,
-    faults: s3_server.Faults,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_changes_while_it_is_fetched_gets_no_name(machine, faults, monkeypatch):
     monkeypatch.setattr(objects, "PIECE_BYTES", 1 << 20)
     place_run(machine("a"), "one", "injected-bug")
     there, other = machine("b"), (ROOT / "tests" / "runs" / "where-it-starts.duckdb").read_bytes()
 
-    def plan(method: str, path: str, query: str) -> None:
+    def plan(method, path, query):
         if (
             method == "GET"
             and path.endswith("one.duckdb")
@@ -170,10 +145,7 @@ def test_a_run_that_changes_while_it_is_fetched_gets_no_name(
     assert list(there.directory.glob("*.duckdb")) == []
 
 
-def test_the_files_used_longest_ago_make_room(
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_files_used_longest_ago_make_room(machine, monkeypatch):
     size = len(place_run(machine("a"), "one"))
     for run_id in ("two", "three"):
         place_run(machine("a"), run_id)
@@ -186,13 +158,10 @@ def test_the_files_used_longest_ago_make_room(
     assert ids(there) == ["one", "three", "two"]
 
 
-def test_two_machines_that_tag_one_run_at_once_lose_no_tag(
-    machine: Machine,
-    faults: s3_server.Faults,
-) -> None:
+def test_two_machines_that_tag_one_run_at_once_lose_no_tag(machine, faults):
     stores = {name: machine(name) for name in "ab"}
 
-    def tag(name: str) -> None:
+    def tag(name):
         for number in range(5):
             stores[name].label("one", Labels((f"{name}{number}",)), Labels())
 
@@ -208,7 +177,7 @@ def test_two_machines_that_tag_one_run_at_once_lose_no_tag(
     assert faults.count("PUT", labels.FILE) > 10
 
 
-def test_a_deleted_run_is_gone_on_every_machine_and_can_be_restored(machine: Machine) -> None:
+def test_a_deleted_run_is_gone_on_every_machine_and_can_be_restored(machine):
     body = place_run(machine("a"), "one")
     machine("a").label("one", Labels(("a tag",)))
     machine("b").path_of("one")
@@ -233,12 +202,7 @@ def test_a_deleted_run_is_gone_on_every_machine_and_can_be_restored(machine: Mac
     ("method", "part"),
     [("GET", "list-type"), ("PUT", "one.duckdb"), ("GET", "one.duckdb")],
 )
-def test_two_503s_are_borne_and_a_third_is_one_sentence(
-    machine: Machine,
-    faults: s3_server.Faults,
-    method: str,
-    part: str,
-) -> None:
+def test_two_503s_are_borne_and_a_third_is_one_sentence(machine, faults, method, part):
     faults.plan = first(objects.RETRIES, method, part, "503")
     body = place_run(machine("a"), "one")
     assert machine("b").path_of("one").read_bytes() == body
@@ -249,17 +213,13 @@ def test_two_503s_are_borne_and_a_third_is_one_sentence(
     assert "\n" not in str(refused.value)
 
 
-def test_half_of_an_answer_is_asked_for_again(machine: Machine, faults: s3_server.Faults) -> None:
+def test_half_of_an_answer_is_asked_for_again(machine, faults):
     body = place_run(machine("a"), "one")
     faults.plan = first(2, "GET", "one.duckdb", "half")
     assert machine("b").path_of("one").read_bytes() == body
 
 
-def test_silence_is_one_sentence_after_a_bounded_time(
-    machine: Machine,
-    faults: s3_server.Faults,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_silence_is_one_sentence_after_a_bounded_time(machine, faults, monkeypatch):
     monkeypatch.setattr(objects, "SHORT_SECONDS", 1)
     monkeypatch.setattr(objects, "RETRIES", 0)
     faults.plan = first(1000, "GET", "list-type", "silence")
@@ -268,12 +228,7 @@ def test_silence_is_one_sentence_after_a_bounded_time(
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_put_whose_answer_got_lost_has_happened(
-    machine: Machine,
-    faults: s3_server.Faults,
-    monkeypatch: pytest.MonkeyPatch,
-    is_ours: bool,
-) -> None:
+def test_a_put_whose_answer_got_lost_has_happened(machine, faults, monkeypatch, is_ours):
     """The second attempt finds the name taken: by the same bytes, or by another's."""
     monkeypatch.setattr(objects, "LONG_SECONDS", 1)
     store = machine("a")
@@ -291,9 +246,9 @@ def test_a_put_whose_answer_got_lost_has_happened(
 
 
 def test_while_nothing_answers_every_request_is_refused_and_a_finished_run_is_not_lost(
-    machine: Machine,
-    faults: s3_server.Faults,
-) -> None:
+    machine,
+    faults,
+):
     place_run(machine("a"), "fetched")
     store, header = machine("b"), header_of()
     assert ids(store) == ["fetched"]
@@ -329,19 +284,13 @@ def test_while_nothing_answers_every_request_is_refused_and_a_finished_run_is_no
         ("s3://", "expected s3://"),
     ],
 )
-def test_a_url_that_names_no_store_is_a_sentence_without_its_secret(
-    url: str,
-    sentence: str,
-) -> None:
+def test_a_url_that_names_no_store_is_a_sentence_without_its_secret(url, sentence):
     with pytest.raises(UsageError, match=sentence) as refused:
         open_store(url)
     assert "secret" not in str(refused.value)
 
 
-def test_a_bucket_that_is_not_there_and_missing_credentials_are_sentences(
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bucket_that_is_not_there_and_missing_credentials_are_sentences(machine, monkeypatch):
     machine("a")
     with pytest.raises(StoreError, match="no such bucket"):
         list_runs(open_store("s3://nowhere/runs"))
@@ -352,7 +301,7 @@ def test_a_bucket_that_is_not_there_and_missing_credentials_are_sentences(
         list_runs(machine("without"))
 
 
-def test_whoever_opens_the_folder_of_a_store_has_the_store(machine: Machine) -> None:
+def test_whoever_opens_the_folder_of_a_store_has_the_store(machine):
     """As a job of the dashboard does."""
     place_run(machine("a"), "one")
     folder = machine("b").directory
@@ -360,10 +309,7 @@ def test_whoever_opens_the_folder_of_a_store_has_the_store(machine: Machine) -> 
     assert Store(folder).address == machine("b").address
 
 
-def test_without_the_extra_the_sentence_says_what_to_install(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_the_extra_the_sentence_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path))
     for name in ("obstore", "obstore.store"):
         monkeypatch.setitem(sys.modules, name, None)

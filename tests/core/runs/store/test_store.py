@@ -2,14 +2,11 @@
 collide.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +17,7 @@ from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, make_run, write_run
 
 
-def test_two_writer_processes_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_two_writer_processes_at_once_lose_nothing(tmp_path):
     command = [sys.executable, "-m", "tests.core.runs.made_runs", str(tmp_path), "3"]
     writers = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
@@ -32,10 +29,7 @@ def test_two_writer_processes_at_once_lose_nothing(tmp_path: Path) -> None:
     assert all(path.suffix == ".duckdb" for path in tmp_path.iterdir())
 
 
-def test_two_writers_of_one_process_and_moment_get_two_runs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_two_writers_of_one_process_and_moment_get_two_runs(tmp_path, monkeypatch):
     """Ids drawn alike: the second writer draws again, while the first is writing and after it is
     done.
     """
@@ -54,7 +48,7 @@ def test_two_writers_of_one_process_and_moment_get_two_runs(
     assert [path.stem[-4:] for path in store.paths()] == ["aaaa", "bbbb", "cccc"]
 
 
-def test_a_run_id_that_is_taken_or_no_name_is_refused_and_the_run_stays(tmp_path: Path) -> None:
+def test_a_run_id_that_is_taken_or_no_name_is_refused_and_the_run_stays(tmp_path):
     store, header = Store(tmp_path), header_of()
     kept = make_run(store, run_id="kept").read_bytes()
     with pytest.raises(StoreError, match="exists already or is being"):
@@ -87,14 +81,7 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("runs", "asked", "found", "words"), FOUND)
-def test_a_run_is_found_by_its_id_or_a_unique_beginning(
-    runs,
-    asked,
-    found,
-    words,
-    store: Store,
-    tmp_path: Path,
-) -> None:
+def test_a_run_is_found_by_its_id_or_a_unique_beginning(runs, asked, found, words, store, tmp_path):
     store.directory.mkdir()
     (tmp_path / "x.duckdb").touch()  # what '../x' would reach
     for name in runs:
@@ -106,7 +93,7 @@ def test_a_run_is_found_by_its_id_or_a_unique_beginning(
         assert store.path_of(asked) == store.directory / f"{found}.duckdb"
 
 
-def test_sample_runs_are_found_and_never_deleted(tmp_path: Path) -> None:
+def test_sample_runs_are_found_and_never_deleted(tmp_path):
     store = Store(tmp_path / "store", [tmp_path / "samples"])
     (tmp_path / "samples").mkdir()
     sample = tmp_path / "samples" / "s.duckdb"
@@ -119,17 +106,14 @@ def test_sample_runs_are_found_and_never_deleted(tmp_path: Path) -> None:
         store.delete("other")
 
 
-def test_a_store_that_is_its_own_sample_directory_lists_every_run_once(tmp_path: Path) -> None:
+def test_a_store_that_is_its_own_sample_directory_lists_every_run_once(tmp_path):
     store = Store(tmp_path, [tmp_path / "." / "", tmp_path])
     make_run(store, run_id="once")
     assert [card.run_id for card in list_runs(store)[0]] == ["once"]
     assert store.path_of("on").stem == "once"
 
 
-def test_a_write_that_would_fill_the_disk_is_refused_before_it_begins(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_write_that_would_fill_the_disk_is_refused_before_it_begins(tmp_path, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "1")
     free = shutil.disk_usage(tmp_path).free
     Store(tmp_path / "new").check_space(free // 2)
@@ -145,9 +129,9 @@ def test_a_write_that_would_fill_the_disk_is_refused_before_it_begins(
 
 
 def test_the_store_is_the_one_asked_for_then_the_environments_then_the_clones_from_any_folder(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    tmp_path,
+    monkeypatch,
+):
     for name in ("ULPSCOPE_STORE", "ULPSCOPE_SAMPLES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)

@@ -49,38 +49,34 @@ def cache(seed, heads=2, positions=5, width=16):
 def test_differing_elements_are_counted_by_layer_head_and_kind(tmp_path):
     reference, variant = cache(0), cache(0)
     variant[1, 3:, :4] ^= 1  # head 1, positions 3 and 4, four elements each, one ULP
-    parts = [(0, KvPart(1, 7, "key", 0, reference)), (1, KvPart(1, 7, "key", 0, variant))]
+    parts = [
+        (0, KvPart(1, 7, "key", 0, reference)),
+        (1, KvPart(1, 7, "key", 0, variant)),
+    ]
     with RunReader(written(Store(tmp_path), parts=parts)) as run:
         table = run.rows("kv", pair=0)
-        assert table[["prompt", "layer", "kind", "head"]].to_numpy().tolist() == [
-            [1, 7, "key", 0],
-            [1, 7, "key", 1],
-        ]
-        assert table["elements"].tolist() == [80, 80]
-        assert table["neq"].tolist() == [0, 8]
-        assert table["max_ulps"].tolist() == [0, 1]
-        assert table["first_position"].isna().tolist() == [True, False]
-        assert table["first_position"][1] == 3
-        gap = values_of(reference, BFLOAT16).astype(float) - values_of(variant, BFLOAT16).astype(
-            float,
-        )
-        assert table["max_abs"][1] == np.abs(gap).max()
-        assert table["rms"][1] == pytest.approx(np.sqrt((gap[1] ** 2).mean()), rel=1e-12)
-        # of a head's key at a position
-        tops = np.abs(values_of(reference, BFLOAT16)).max(axis=2).astype(float)
-        in_rows = np.abs(gap) / np.vectorize(spacing)(tops, BFLOAT16)[:, :, None]
-        assert table["max_row_ulps"].tolist() == in_rows.max(axis=(1, 2)).tolist()
-        assert table["rms_row_ulps"][1] == pytest.approx(
-            np.sqrt((in_rows[1] ** 2).mean()),
-            rel=1e-12,
-        )
-        assert (
-            run.rows("kv_position", pair=0, prompt=1)["max_row_ulps"].tolist()
-            == in_rows.max(axis=(0, 2)).tolist()
-        )
         by_position = run.rows("kv_position", pair=0, prompt=1)
-        assert by_position["neq"].tolist() == [0, 0, 0, 4, 4]
         assert run.rows("kv_position", pair=0, prompt=0).empty
+    assert table[["prompt", "layer", "kind"]].to_numpy().tolist() == [[1, 7, "key"]] * 2
+    assert table["head"].tolist() == [0, 1]
+    assert table["elements"].tolist() == [80, 80]
+    assert table["neq"].tolist() == [0, 8]
+    assert table["max_ulps"].tolist() == [0, 1]
+    assert table["first_position"].fillna(-1).tolist() == [-1, 3]
+    a, b = (values_of(side, BFLOAT16).astype(float) for side in (reference, variant))
+    gap = np.abs(a - b)
+    assert table["max_abs"][1] == gap.max()
+    assert table["rms"][1] == pytest.approx(
+        np.sqrt((gap[1] ** 2).mean()),
+        rel=1e-12,
+    )
+    # of a head's key at a position
+    in_rows = gap / np.vectorize(spacing)(np.abs(a).max(axis=2), BFLOAT16)[:, :, None]
+    assert table["max_row_ulps"].tolist() == in_rows.max(axis=(1, 2)).tolist()
+    rms = np.sqrt((in_rows[1] ** 2).mean())
+    assert table["rms_row_ulps"][1] == pytest.approx(rms, rel=1e-12)
+    assert by_position["max_row_ulps"].tolist() == in_rows.max(axis=(0, 2)).tolist()
+    assert by_position["neq"].tolist() == [0, 0, 0, 4, 4]
 
 
 def test_a_window_is_compared_where_both_sides_still_hold_it(tmp_path):
@@ -97,12 +93,20 @@ def test_a_window_is_compared_where_both_sides_still_hold_it(tmp_path):
 
 
 def test_a_side_without_a_cache_leaves_no_rows(tmp_path):
-    with RunReader(written(Store(tmp_path), parts=[(0, KvPart(0, 0, "key", 0, cache(2)))])) as run:
+    with RunReader(
+        written(
+            Store(tmp_path),
+            parts=[(0, KvPart(0, 0, "key", 0, cache(2)))],
+        )
+    ) as run:
         assert run.rows("kv", pair=0).empty
 
 
 def test_caches_of_other_heads_are_refused(tmp_path):
-    parts = [(0, KvPart(0, 0, "key", 0, cache(2))), (1, KvPart(0, 0, "key", 0, cache(2, heads=1)))]
+    parts = [
+        (0, KvPart(0, 0, "key", 0, cache(2))),
+        (1, KvPart(0, 0, "key", 0, cache(2, heads=1))),
+    ]
     with pytest.raises(UsageError, match="2 heads x 16 vs"):
         written(Store(tmp_path), parts=parts)
     assert list(tmp_path.iterdir()) == []
@@ -137,7 +141,11 @@ def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
         ),
         Evidence(Check.AGAIN, "twice", RerunFigures(not_repeatable=()), PASSED, "Same bits."),
     ]
-    floor = FloorRows("float32", np.arange(header.rows) / 7, np.arange(header.rows) / 9)
+    floor = FloorRows(
+        "float32",
+        np.arange(header.rows) / 7,
+        np.arange(header.rows) / 9,
+    )
     with RunWriter(store, header) as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)
