@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from core.judging.explain.causes import explain_pair
+from core.judging.stored import explain_pair
 from core.rl.queries import by_step
 from core.runs.reader import RunReader
 

@@ -11,11 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import CaptureError, UsageError
-from ..judging.explain.causes import Explanation, explain_lists, explain_pair
+from ..judging.explain.causes import Explanation, explain_lists
 from ..judging.explain.rescoring import explain_rescored, floor_evidence
 from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
 from ..judging.explain.scoring import Cause
 from ..judging.limits import FOREIGN
+from ..judging.stored import explain_pair
 from ..progress import Progress
 from ..responses.pairing import compare_sides
 from ..runs.file.evidence import Evidence, ListFloorFigures

@@ -142,8 +142,8 @@ LOWEST = [-1e4, -1e9, -65504.0, float(np.finfo(np.float32).min), -3.389531389251
 def causes_of(y: np.ndarray, x: np.ndarray = LOGITS) -> list[Cause]:
     sides = (x.astype(np.float32), y.astype(np.float32))
 
-    def read(which: int, _: int, position: int) -> np.ndarray:
-        return sides[which][position]
+    def read(which: int, start: int, stop: int) -> np.ndarray:
+        return sides[which][start:stop]
 
     return explain(
         complete_rows(("a", "b"), "float32", (TOKENS,), [len(x)], x.shape[1], read),

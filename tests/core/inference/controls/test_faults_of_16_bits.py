@@ -14,8 +14,8 @@ from benchmarks.verdicts.tiny_models import tiny_prompts
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import PLAIN, side_of, whole_side
-from core.judging.dump import judge_stored
 from core.judging.ingest import ingest
+from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
 from core.runs.file.evidence import FAILED, FLOAT32, Check, Verdict
 from core.runs.reader import RunReader

@@ -21,8 +21,8 @@ from core.inference.controls.model_controls import model_of_dump
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import Engine, side_of, whole_side
-from core.judging.dump import judge_stored
 from core.judging.ingest import ingest
+from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
 from core.runs.file.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, PRECISION, Check
 from core.runs.reader import RunReader

@@ -33,7 +33,7 @@ def _opened(path: Path) -> HeldRun:
     with open_dump([path]) as dump:
         chunks = [sides for _, sides in dump.chunks()]
         return HeldRun(
-            dump.header("run", Provenance("upload")),
+            dump.header("run"),
             [np.concatenate([chunk[i] for chunk in chunks]) for i in range(len(dump.sides))],
             generations={made.prompt: made for made in dump.generations},
         )
