@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -77,6 +78,8 @@ def explain(
             "Checkpoints, --dtype, --device, --revision and --trust-remote-code need --model or"
             " --trainer.",
         )
+    # Threads of torch that wait for each other spin otherwise: half of the time of short responses.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     path = open_store(store).path_of(run_id)
     checkpoints = [*(model or ()), *(more or ())]
     # each is looked for before the first is loaded, which may take minutes
