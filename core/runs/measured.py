@@ -179,7 +179,7 @@ class MemoryRun(Measured):
         """Names of the sides, grouped by equal bits, in order of first appearance."""
         names: dict[bytes, list[str]] = {}
         for side, bits in zip(self.header.sides, self._sides, strict=True):
-            names.setdefault(hashlib.sha256(bits).digest(), []).append(side.name)
+            names.setdefault(hashlib.sha256(bits.data).digest(), []).append(side.name)
         return list(names.values())
 
     @property

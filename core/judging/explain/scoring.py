@@ -172,6 +172,7 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
         sides, noise = undo.row(row), pair.rounding_rms(row)
         gap: Values = row.y - row.x
         error: Values = sides.y - sides.x
+        disorder: Callable[[], float] = float  # 0.0
         if undo.moves is None:
             gap, error = (center(each) if undo.has_constant else each for each in (gap, error))
             nearest = np.argsort(np.abs(error), kind="stable")[: math.ceil(undo.share * len(error))]
@@ -184,7 +185,7 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
                 continue
             gap, error = (each - np.median(gap[~few]) for each in (gap, error))
             part, rest, others = gap[few], error[few], rms(gap[~few])
-            noise, disorder = _AT_OTHERS / _AT_GRID * (noise + others), float
+            noise = _AT_OTHERS / _AT_GRID * (noise + others)
             is_close = others <= min(
                 SHRUNK * rms(part),
                 math.sqrt(bar * min(row.x.var(), row.y.var())),
