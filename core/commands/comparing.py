@@ -133,7 +133,7 @@ class Comparison(NamedTuple):
 def compare_files(
     names: Sequence[str],
     store: str | None = None,
-    taken_as: Mapping[str, str | None] | None = None,
+    taken_as: Mapping[str, Any] | None = None,
     *,
     fail_on: Sequence[str] = (),
     variant: str | None = None,
@@ -145,6 +145,7 @@ def compare_files(
     conditions = parse_conditions(fail_on) if fail_on else []
     taken_as = {what: word for what, word in (taken_as or {}).items() if word}
     files = [Path(name) for name in names]
+    opened: AbstractContextManager[Run]
     if are_arrays(files):
         opened = of_files(partial(compare_arrays, files, **taken_as))
     else:

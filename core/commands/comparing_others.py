@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UlpscopeError, UsageError
 from ..judging.ingest import temporary_run
@@ -18,6 +19,9 @@ from ..runs.store.store import open_store
 from .comparing import Comparison, of_files
 from .corpora import are_samples, compare_samples, corpus_of_logs, print_corpus, print_samples
 from .terminal.console import steps
+
+if TYPE_CHECKING:
+    from .comparing import Run
 
 
 def statistics_of(names: Sequence[str], *, has_options: bool) -> Comparison | None:
@@ -42,8 +46,8 @@ def statistics_of(names: Sequence[str], *, has_options: bool) -> Comparison | No
 def run_of(
     names: Sequence[str],
     store: str | None,
-    taken_as: Mapping[str, str | None],
-) -> AbstractContextManager[RunReader]:
+    taken_as: Mapping[str, Any],
+) -> AbstractContextManager[Run]:
     """Return a stored run, or the run that files make, which is gone afterwards."""
     if len(names) > 1 or Path(names[0]).exists() or not _is_run(store, names[0]):
         return of_files(partial(temporary_run, files_in(names), **taken_as))
