@@ -12,8 +12,9 @@ from app.overview import PARTS as ROLLOUT_PARTS
 from app.page import Page, PageSetting
 from app.shell.wording import VERDICTS
 from core.numerics.formats import LOGIT_FORMATS
+from core.runs.file.records import StoredPair
 from core.runs.queries.heat import COLOURS
-from core.runs.reader import RunReader, StoredPair
+from core.runs.reader import RunReader
 from core.runs.tables.kernels import LIBRARIES
 from core.runs.tables.kv_cache import KINDS
 from core.sweeps.matrix import FIGURES

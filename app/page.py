@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Literal
 from core.text import printable
 
 if TYPE_CHECKING:
-    from core.runs.reader import RunReader, StoredPair
+    from core.runs.file.records import StoredPair
+    from core.runs.reader import RunReader
 
 LONGEST_TEXT = 120  # of a search
 _LONGEST_SETTING = 1000

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from core.judging.explain.causes import explain_pair
+from core.judging.stored import explain_pair
 from core.rl.queries import by_step
 from core.runs.reader import RunReader
 from tests.places import ROOT

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from core.runs.reader import RunReader, StoredPair
+from core.runs.file.records import StoredPair
+from core.runs.reader import RunReader
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -278,7 +278,7 @@ def causes(view: selection.View) -> None:
             return
         with st.spinner("Fitting common causes to half of the positions"):
             # It takes half a second to import, which no other part of a page needs.
-            from core.judging.explain.causes import explain_pair
+            from core.judging.stored import explain_pair
 
             result = store_cache.cached(view.run, explain_pair, view.pair.index)
         for cause in result.causes:

@@ -74,7 +74,7 @@ def complete(pair: Pair, x: Values, y: Values) -> PairRows:
         (pair.tokens,),
         [len(x)],
         x.shape[1],
-        lambda side, _, position: sides[side][position],
+        lambda side, start, stop: sides[side][start:stop],
     )
 
 

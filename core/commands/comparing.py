@@ -4,39 +4,32 @@ them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from ..errors import UlpscopeError, UsageError
-from ..judging.ingest import temporary_run
-from ..rl.formats import files_in
-from ..runs.corpus import are_logs
+from ..errors import UsageError
+from ..judging.in_memory import are_arrays, compare_arrays
 from ..runs.file.evidence import Check
-from ..runs.reader import RunReader
 from ..runs.reports.conditions import ALLOWED, Condition, parse_conditions
-from ..runs.reports.gate import GateReport, gate_of
 from ..runs.reports.report_json import as_json, report_of_run
-from ..runs.store.store import open_store
 from ..text import clean
 from . import options
-from .corpora import (
-    are_samples,
-    compare_samples,
-    corpora_of,
-    corpus_of_logs,
-    print_corpus,
-    print_samples,
-)
-from .gates import end_with
-from .rl import As, mismatch_of, print_mismatch
 from .tables import print_reports
 from .terminal.console import err, print_json, print_text, steps
+
+if TYPE_CHECKING:
+    from ..runs.measured import MemoryRun
+    from ..runs.reader import RunReader
+    from ..runs.reports.gate import GateReport
+
+    Run = RunReader | MemoryRun
 
 _LONGEST_NOTE = 1000  # characters of what is noted on a dump, its own `meta` included
 
@@ -77,7 +70,7 @@ def compare(
             help="Statistics of llama-perplexity over all positions, with intervals.",
         ),
     ] = False,
-    framework: As = None,
+    framework: options.As = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
@@ -92,22 +85,41 @@ def compare(
     """
     if (junit or markdown) and not fail_on:
         raise UsageError("--junit and --markdown report a gate; add --fail-on.")
-    comparison = compare_files(
-        names,
-        store,
-        {"compute_dtype": compute_dtype, "reference": reference, "holds": holds},
-        fail_on=fail_on or (),
-        variant=variant,
-        positions=positions,
-        corpus=corpus,
-        framework=framework,
-    )
+    with _hidden("scipy", "cffi"):
+        comparison = compare_files(
+            names,
+            store,
+            {"compute_dtype": compute_dtype, "reference": reference, "holds": holds},
+            fail_on=fail_on or (),
+            variant=variant,
+            positions=positions,
+            corpus=corpus,
+            framework=framework,
+        )
     if as_json_:
         print_json(comparison.report)
     else:
         comparison.show()
     if comparison.gate is not None:
+        from .gates import end_with
+
         end_with(comparison.gate, junit, markdown, as_json_)
+
+
+@contextmanager
+def _hidden(*packages: str) -> Iterator[None]:
+    """Let imports of packages that are not loaded yet fail.
+
+    numba looks for these two when it loads: scipy for matrix products, cffi for pointers. No kernel
+    of ours uses either, and to import both takes longer than to compare a dump of 10 MB.
+    """
+    absent = set(packages) - sys.modules.keys()
+    sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: as Python has it
+    try:
+        yield
+    finally:
+        for package in absent:
+            del sys.modules[package]
 
 
 class Comparison(NamedTuple):
@@ -121,7 +133,7 @@ class Comparison(NamedTuple):
 def compare_files(
     names: Sequence[str],
     store: str | None = None,
-    taken_as: Mapping[str, str | None] | None = None,
+    taken_as: Mapping[str, Any] | None = None,
     *,
     fail_on: Sequence[str] = (),
     variant: str | None = None,
@@ -130,67 +142,61 @@ def compare_files(
     framework: str | None = None,
 ) -> Comparison:
     """Compare files, or the sides of a stored run; the arguments are the options of `compare`."""
-    conditions, files = parse_conditions(fail_on), files_in(names)
+    conditions = parse_conditions(fail_on) if fail_on else []
     taken_as = {what: word for what, word in (taken_as or {}).items() if word}
-    is_plain = not (conditions or positions or variant or framework or taken_as)
-    if are_samples(files):
-        if not is_plain:
-            raise UsageError(
-                "Samples of lm-eval have no logits; leave out every option but --json.",
-            )
-        changes = compare_samples(files)
-        return Comparison(changes, partial(print_samples, changes))
-    if are_logs(files) and is_plain:
-        with steps() as say:
-            statistics = corpus_of_logs(files, say)
-        return Comparison(statistics, partial(print_corpus, statistics))
-    with _run_of(names, files, store, taken_as) as run:
+    files = [Path(name) for name in names]
+    opened: AbstractContextManager[Run]
+    if are_arrays(files):
+        opened = of_files(partial(compare_arrays, files, **taken_as))
+    else:
+        from .comparing_others import run_of, statistics_of  # loads DuckDB, and a third of ours
+
+        has_options = bool(conditions or positions or variant or framework or taken_as)
+        if (statistics := statistics_of(names, has_options=has_options)) is not None:
+            return statistics
+        opened = run_of(names, store, taken_as)
+    with opened as run:
         if positions:
             run.header.check_short()
-        mismatch = mismatch_of(run, framework)
-        corpora = corpora_of(run, variant) if corpus else []
-        return _compare_sides(run, conditions, variant, positions, mismatch, corpora)
+        return _compare_sides(run, conditions, variant, positions, framework, corpus)
 
 
 @contextmanager
-def _run_of(
-    names: Sequence[str],
-    files: Sequence[Path],
-    store: str | None,
-    taken_as: Mapping[str, str | None],
-) -> Iterator[RunReader]:
-    """Yield a stored run, or the run that files make, which is gone afterwards."""
+def of_files(compared: Callable[..., AbstractContextManager[Run]]) -> Iterator[Run]:
+    """Yield a run that is made of files, while its progress is shown, and print what it notes."""
     with ExitStack() as stack:
-        if len(names) == 1 and not files[0].exists() and _is_run(store, names[0]):
-            if taken_as:
-                raise UsageError(
-                    "--compute-dtype, --reference and --holds are for dumps; a stored run has its"
-                    " own.",
-                )
-            run = stack.enter_context(RunReader(open_store(store).path_of(names[0])))
-        else:
-            with steps() as say:
-                run = stack.enter_context(
-                    temporary_run(files, on_progress=say, **taken_as),
-                )
-            if note := run.header.provenance.note:
-                print_text(f"note: {clean(note, _LONGEST_NOTE)}", err)
+        with steps() as say:
+            run = stack.enter_context(compared(on_progress=say))
+        if note := run.header.provenance.note:
+            print_text(f"note: {clean(note, _LONGEST_NOTE)}", err)
         yield run
 
 
 def _compare_sides(
-    run: RunReader,
+    run: Run,
     conditions: Sequence[Condition],
     variant: str | None,
     positions: bool,
-    mismatch: dict[str, Any] | None,
-    corpora: Sequence[dict[str, Any]],
+    framework: str | None,
+    corpus: bool,
 ) -> Comparison:
     """Return the figures of a run. variant: of which flips are shown, and the summary of JSON."""
     header, texts = run.header, run.vocabulary
+    mismatch, corpora, gate = None, [], None
+    if framework or run.has_rollouts():
+        from .rl import mismatch_of, print_mismatch
+
+        mismatch = mismatch_of(run, framework)
+    if corpus:
+        from .corpora import corpora_of, print_corpus
+
+        corpora = corpora_of(run, variant)
     pairs, classes = report_of_run(run)
     pairs = [replace(pair, mismatch=mismatch) for pair in pairs]
-    gate = gate_of(run, pairs, conditions) if conditions else None
+    if conditions:
+        from ..runs.reports.gate import gate_of
+
+        gate = gate_of(run, pairs, conditions)
     # Of responses: inputs of other lengths, texts that differ.
     contexts = [
         row.says for pair in pairs for row in pair.answer.checks if row.check is Check.CONTEXT
@@ -213,12 +219,3 @@ def _compare_sides(
             print_corpus(each)
 
     return Comparison(report, show, gate)
-
-
-def _is_run(store: str | Path | None, text: str) -> bool:
-    """Return whether a word that is not a file is a run id: one that exists, or has no suffix."""
-    try:
-        open_store(store).path_of(text)
-    except UlpscopeError:
-        return not Path(text).suffix
-    return True

@@ -21,6 +21,7 @@ from ..responses.files import side_names
 from ..rl.figures import Figure, Sequences, intervals
 from ..runs.corpus import by_position, score_logs, score_pair
 from ..runs.dumps.arrays import foreign_errors
+from ..runs.measured import MemoryRun
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import plain_number
 from ..text import clean, number, plural, shorten
@@ -45,7 +46,7 @@ def corpus_of_logs(
     return _statistics(tokens, files[0].stem, files[1].stem, "chunk") | {"cut_tokens": tokens.cut}
 
 
-def corpora_of(run: RunReader, variant: str | None) -> list[dict[str, Any]]:
+def corpora_of(run: RunReader | MemoryRun, variant: str | None) -> list[dict[str, Any]]:
     """Return the statistics of every pair of a run, or of one."""
     pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
     # the last position of a prompt has no next token

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,11 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import CaptureError, UsageError
-from ..judging.explain.causes import Explanation, explain_lists, explain_pair
+from ..judging.explain.causes import Explanation, explain_lists
 from ..judging.explain.rescoring import explain_rescored, floor_evidence
 from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
 from ..judging.explain.scoring import Cause
 from ..judging.limits import FOREIGN
+from ..judging.stored import explain_pair
 from ..progress import Progress
 from ..responses.pairing import compare_sides
 from ..runs.file.evidence import Evidence, ListFloorFigures
@@ -76,6 +78,8 @@ def explain(
             "Checkpoints, --dtype, --device, --revision and --trust-remote-code need --model or"
             " --trainer.",
         )
+    # Threads of torch that wait for each other spin otherwise: half of the time of short responses.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     path = open_store(store).path_of(run_id)
     checkpoints = [*(model or ()), *(more or ())]
     # each is looked for before the first is loaded, which may take minutes

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from typer import Argument, Option
 
 from ..capture_request import CaptureRequest, Request, option_of
+from ..rl.figures import FRAMEWORKS
 
 
 def request_option(name: str, of: type[Request] = CaptureRequest) -> Any:
@@ -50,6 +51,16 @@ Holds = Annotated[
         help=(
             "'logits': treat arrays as logits even if they look like log-probabilities of chosen"
             " tokens. 'padded': cut a padded vocabulary to the tokens common to all sides."
+        ),
+    ),
+]
+As = Annotated[
+    str | None,
+    Option(
+        "--as",
+        help=(
+            "For trainer vs. rollout: figures as this framework defines and names them:"
+            f" {', '.join(FRAMEWORKS)}."
         ),
     ),
 ]

@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-from typer import Option
+from typing import Any
 
 from ..errors import UsageError
-from ..rl.figures import FRAMEWORKS
 from ..rl.queries import interval_of, mismatch_json, sentence
 from ..runs.figures import Figures
+from ..runs.measured import MemoryRun
 from ..text import number, percent
 from .terminal.console import out, print_records, print_text, table_of
 
 OWN = "ulpscope"
 _MOST_STEPS = 40
 NO_TOKENS = "--as is for a rollout's and a trainer's log-probabilities of the sampled tokens."
-As = Annotated[
-    str | None,
-    Option(
-        "--as",
-        help=(
-            "For trainer vs. rollout: figures as this framework defines and names them:"
-            f" {', '.join(FRAMEWORKS)}."
-        ),
-    ),
-]
 
 
-def mismatch_of(run: Figures, framework: str | None) -> dict[str, Any] | None:
+def mismatch_of(run: Figures | MemoryRun, framework: str | None) -> dict[str, Any] | None:
     """Return the figures of a run of chosen tokens, None for another run.
 
     UsageError if a framework is named for it.
     """
-    if run.has_rollouts():
+    if isinstance(run, Figures) and run.has_rollouts():
         return mismatch_json(run, framework or OWN)
     if framework is not None:
         raise UsageError(NO_TOKENS)

@@ -11,6 +11,7 @@ import typer
 
 from ..configuration import configuration
 from ..errors import UsageError
+from ..runs.file.records import StoredPair
 from ..runs.queries.caches import summaries
 from ..runs.queries.flips import continuations, telling_place
 from ..runs.queries.kernels import (
@@ -30,7 +31,7 @@ from ..runs.queries.layers import (
     says_little,
     sentence,
 )
-from ..runs.reader import RunReader, StoredPair
+from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import issue_text
 from ..runs.reports.markdown import report_address
 from ..runs.reports.run_json import provenance_json, run_json
@@ -39,7 +40,7 @@ from ..runs.store.store import open_store
 from ..runs.tables.mitigations import advice
 from ..text import number, plural
 from . import options
-from .rl import As, mismatch_of, print_mismatch
+from .rl import mismatch_of, print_mismatch
 from .tables import TOKENS, print_pairs, with_texts
 from .terminal.console import out, print_facts, print_json, print_records, print_text, table_of
 
@@ -88,7 +89,7 @@ def show(
         bool,
         typer.Option("--positions", help="With --json: figures of every position."),
     ] = False,
-    framework: As = None,
+    framework: options.As = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -14,10 +14,12 @@ from ..runs.file.evidence import FAILED, MISSING
 from ..runs.file.keep import note_of
 from ..runs.file.records import RunHeader
 from ..runs.queries.verdicts import Answer, ulp_percentile
-from ..runs.reader import RunReader
 from ..runs.reports.report_json import PairReport, over_logits, over_positions, report_of_run
 from ..text import number, out_of, plural
 from .terminal.console import err, out, print_records, print_text, table_of
+
+if TYPE_CHECKING:
+    from ..runs.reader import RunReader
 
 _MOST_FLIPS = 20
 TOKENS = ("reference_token", "variant_token")

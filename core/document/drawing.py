@@ -7,7 +7,8 @@ import textwrap
 
 import numpy as np
 
-from ..runs.reader import RunReader, StoredPair
+from ..runs.file.records import StoredPair
+from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import gravest_first, headline
 from ..text import clip, number, opening, printable
 from .charts import LEVELS, colored

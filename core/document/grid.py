@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..numerics import pyramid
+from ..runs.file.records import StoredPair
 from ..runs.queries import heatmap
-from ..runs.reader import RunReader, StoredPair
+from ..runs.reader import RunReader
 from ..text import number, plural
 from .charts import LEVELS, Axis
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from ..command_name import UNSTORED
 from ..markup import HEAT, Markup, element, facts, fold, inline, join, table
 from ..runs.file.keep import note_of
+from ..runs.file.records import StoredPair
 from ..runs.queries.verdicts import Answer
-from ..runs.reader import RunReader, StoredPair
+from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import gravest_first, origin
 from ..runs.requests import repeat_command
 from ..text import clip, known, legible, percent, plural

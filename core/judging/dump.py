@@ -1,25 +1,18 @@
-"""Judge an uploaded dump by its own arrays, and by the dumps that were uploaded with it. Judging a
-stored run makes a new run of the same bits; the old one stays.
-"""
+"""Judge an uploaded dump by its own arrays, and by the dumps that were uploaded with it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 
-from ..command_name import COMMAND
-from ..errors import StoreError, UsageError
 from ..numerics.formats import FLOAT32, values_of
-from ..runs.figures import Figures
 from ..runs.file import evidence
-from ..runs.file.evidence import FAILED, MISSING, PASSED, VALIDITY, Check, Evidence, Verdict
-from ..runs.file.records import FloorRows, Generation
-from ..runs.reader import RunReader, StoredPair
-from ..runs.revision import revise
-from ..runs.store.store import Store
+from ..runs.file.evidence import FAILED, MISSING, PASSED, Check, Evidence, Verdict
+from ..runs.file.records import Generation
+from ..runs.measured import Measured
 from ..text import three_digits
 from .controls import (
     Controls,
@@ -29,7 +22,7 @@ from .controls import (
     Pair,
     Rerun,
 )
-from .divergence import FEW, SINGLE_LOGIT, peaks_of
+from .divergence import FEW, SINGLE_LOGIT, Divergence, peaks_of
 from .explain.causes import explain
 from .explain.rows import rows_of_run
 from .explain.scoring import Cause
@@ -38,7 +31,6 @@ from .limits import OWN, ROW_ULPS, STANDS_OUT
 from .places import place_in_words
 from .shrink import shrink_evidence
 from .statistic import Floats
-from .uploaded_controls import UploadedControls
 from .validity import FLOAT32_STEPS, differing, may_be_16_bits, not_finite_of, sampling, screen
 
 # Errors of two sides in 16 bits, each to itself in float32; docs/explanation/calibration.md has the
@@ -52,8 +44,27 @@ _LOGITS = 1 << 22  # of a side that are read at once
 MakeControls = Callable[..., "DumpControls"]  # with the arguments of DumpControls
 
 
+@dataclass(frozen=True)
+class UploadedControls:
+    """Figures of a run's controls. by_kind: by kind and side: `rerun` and `neighbours` of a side
+    from its rerun, `float32` of a variant from the reference in float32, `narrowing` of one from
+    itself in float32; floor: or the reason why its paths are none; controls: their names, `model`
+    among them.
+    """
+
+    by_kind: Mapping[str, Mapping[str, Divergence]] = field(default_factory=dict)
+    floor: NoiseFloor | str = ""
+    has_experts: bool = False
+    controls: frozenset[str] = frozenset()
+
+    def divergences(self, kind: str, names: Sequence[str]) -> dict[str, Divergence]:
+        """Return those of some sides."""
+        by_name = self.by_kind.get(kind, {})
+        return {name: by_name[name] for name in names if name in by_name}
+
+
 def judge_upload(
-    figures: Figures,
+    figures: Measured,
     validity: Sequence[Sequence[Evidence]],
     generations: Sequence[Generation],
     uploads: UploadedControls | None = None,
@@ -77,66 +88,6 @@ def judge_upload(
     return verdicts
 
 
-def check_upload(run: RunReader) -> None:
-    """Raise UsageError for a capture, which is judged with its model."""
-    if run.header.provenance.kind != "upload":
-        raise UsageError(
-            f"run '{run.run_id}' is a capture; judge its paths with `{COMMAND} judge`.",
-        )
-    if [pair.index for pair in run.pairs] != list(range(len(run.sides) - 1)):
-        raise StoreError(
-            f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.",
-        )
-
-
-def judge_stored(
-    store: Store,
-    run: RunReader,
-    controls: UploadedControls,
-    *,
-    make_controls: MakeControls | None = None,
-    name: str | None = None,
-    note: str = "",
-) -> str:
-    """Store `run` once more with the verdict by its controls, listed in its place; return the new
-    run's id.
-    """
-    check_upload(run)
-    generations = [run.generations[index] for index in sorted(run.generations)]
-    with run.decoding("figures"):
-        earlier = [stored_verdict(run, pair) for pair in run.pairs]
-        checks = [[row for row in verdict.evidence if row.group == VALIDITY] for verdict in earlier]
-        verdicts = judge_upload(run, checks, generations, controls, earlier, make_controls)
-    note = f"Judged from run {run.run_id}. {note}".rstrip()
-    return revise(store, run, name or f"{run.header.name}, judged", verdicts, note)
-
-
-def stored_verdict(run: RunReader, pair: StoredPair) -> Verdict:
-    floors = []
-    for dtype, rows in run.rows("floor_position", pair=pair.index).groupby(
-        "compute_dtype",
-        sort=False,
-    ):
-        if len(rows) == run.header.rows:
-            floors.append(
-                FloorRows(
-                    str(dtype),
-                    rows["pair_rms"].to_numpy(float),
-                    rows["floor_rms"].to_numpy(float),
-                ),
-            )
-    evidence, ratio, place = tuple(run.evidence(pair.index)), pair.noise_ratio, pair.first_place
-    return Verdict(
-        pair.verdict or "",
-        pair.because or "",
-        evidence,
-        ratio,
-        place,
-        tuple(floors),
-        pair.index,
-    )
-
-
 class DumpControls(Controls):
     """One pair of a dump, with the controls that were uploaded. rows: evidence on its validity and
     its sampler.
@@ -144,7 +95,7 @@ class DumpControls(Controls):
 
     def __init__(
         self,
-        figures: Figures,
+        figures: Measured,
         pair: int,
         uploads: UploadedControls,
         rows: Sequence[Evidence],
@@ -154,10 +105,10 @@ class DumpControls(Controls):
         self.names = self.header.sides[0].name, self.header.sides[pair + 1].name
         self.lengths = self.header.lengths
         self.dtype, self.has_experts = self.header.compute_dtype, uploads.has_experts
-        self.positions = figures.positions(pair)
-        self.squares: Floats = self.positions["rms"].to_numpy(float) ** 2
+        self.columns = figures.columns(pair)
+        self.squares: Floats = self.columns["rms"] ** 2
         self.available = tuple(sorted(uploads.controls)) or None
-        self.is_identical = bool(self.positions["bit_identical"].all())
+        self.is_identical = bool(self.columns["bit_identical"].all())
 
     def validity(self) -> list[Evidence]:
         return [*self.rows, *self._narrowing()]
@@ -263,7 +214,7 @@ class DumpControls(Controls):
 
     def arrays_alone(self) -> Evidence | None:
         causes = [cause.says for cause in self.causes]
-        return screen(self.header, self.positions, causes, has_experts=self.has_experts)
+        return screen(self.header, self.columns, causes, has_experts=self.has_experts)
 
     @cached_property
     def causes(self) -> Sequence[Cause]:
@@ -281,10 +232,9 @@ class DumpControls(Controls):
         dtype = "bfloat16" if may_be_16_bits(self.header) else self.dtype
         step = ROW_ULPS[dtype][2] * (FLOAT32_STEPS if dtype != self.dtype else 1)
         largest, rms = (
-            self.positions[name].fillna(0).to_numpy(float)
-            for name in ("max_row_ulps", "rms_row_ulps")
+            np.nan_to_num(self.columns[name]) for name in ("max_row_ulps", "rms_row_ulps")
         )
-        count = np.maximum(self.positions["neq"].to_numpy(float), 1.0)
+        count = np.maximum(self.columns["neq"], 1.0)
         others = np.sqrt(np.maximum(rms**2 - FEW * largest**2 / count, 0.0))  # at least
         is_high = largest > SINGLE_LOGIT * np.maximum(others, step)
         peaks, size = np.zeros(len(largest)), max(1, _LOGITS // self.header.vocab)

@@ -5,7 +5,7 @@ chunks; or describe a file before it is stored.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -43,7 +43,6 @@ WHOLE_ROWS_ONLY = (
 _MAX_BYTES = 64 * GIB  # as a dump may have
 # characters of what a run file says of itself: a text there may be as long as it likes
 _LONGEST_NAME = 200
-_ORIGINS = {"array dtype": "the arrays' own", "declared": "declared", "override": "chosen"}
 
 
 def ingest(
@@ -111,12 +110,7 @@ def store_dump(
     on_progress: Progress,
 ) -> str:
     """Store an opened dump as a run, with its verdict without controls; return its id."""
-    meta = f"meta {dump.meta}" if dump.meta else ""
-    kind, _, words = dump.dtype_reason.partition(": ")
-    origin = _ORIGINS.get(kind) or f"{kind}: {words}"
-    of_dtype = f"Compute dtype: {dump.compute_dtype}, {origin}."
-    note = " ".join(part for part in (of_dtype, *dump.warnings, meta) if part)
-    header = dump.header(name, Provenance(kind="upload", model=model, note=note))
+    header = dump.header(name, model)
     fillings = [Filling(header.format) for _ in header.sides]
     with RunWriter(store, header, run_id=run_id) as writer:
         for row, sides in dump.chunks():
@@ -137,9 +131,16 @@ def temporary_run(paths: Sequence[Path], **options: Any) -> Iterator[RunReader]:
     """Yield the run that `ingest` makes of files, in a store that is gone afterwards; its sentences
     call it RUN.
     """
+    with temporary_run_by(lambda store: ingest(store, paths, run_id=UNSTORED, **options)) as run:
+        yield run
+
+
+@contextmanager
+def temporary_run_by(store_run: Callable[[Store], str]) -> Iterator[RunReader]:
+    """Yield a run in a store that is gone afterwards. store_run: stores it and returns its id."""
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         store = Store(Path(folder))
-        with RunReader(store.path_of(ingest(store, paths, run_id=UNSTORED, **options))) as run:
+        with RunReader(store.path_of(store_run(store))) as run:
             yield run
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,12 @@ from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, bits_of, values_of
 from ..progress import Progress, no_progress
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
-from ..runs.figures import Figures
 from ..runs.file.records import RunHeader
+from ..runs.measured import Measured
 from ..text import series, three_digits
 from .controls import NoiseFloor
 from .divergence import Divergence, SystematicError, concatenate, systematic_error
+from .dump import UploadedControls
 from .places import place_in_words
 from .validity import first_mismatch
 
@@ -47,27 +47,8 @@ FLOOR_OF_SPREAD = 1e-4
 OTHER_PATH = 0.75  # share of positions at which two paths have to differ to be two
 
 
-@dataclass(frozen=True)
-class UploadedControls:
-    """Figures of a run's controls. by_kind: by kind and side: `rerun` and `neighbours` of a side
-    from its rerun, `float32` of a variant from the reference in float32, `narrowing` of one from
-    itself in float32; floor: or the reason why its paths are none; controls: their names, `model`
-    among them.
-    """
-
-    by_kind: Mapping[str, Mapping[str, Divergence]] = field(default_factory=dict)
-    floor: NoiseFloor | str = ""
-    has_experts: bool = False
-    controls: frozenset[str] = frozenset()
-
-    def divergences(self, kind: str, names: Sequence[str]) -> dict[str, Divergence]:
-        """Return those of some sides."""
-        by_name = self.by_kind.get(kind, {})
-        return {name: by_name[name] for name in names if name in by_name}
-
-
 def measure_controls(
-    figures: Figures,
+    figures: Measured,
     *,
     has_experts: bool = False,
     with_model: bool = False,
@@ -116,7 +97,7 @@ def measure_controls(
 
 
 def side_in_float32(
-    figures: Figures,
+    figures: Measured,
     paths: Sequence[Path],
     name: str,
 ) -> NDArray[np.float32] | None:
@@ -181,7 +162,7 @@ def _sides_of(header: RunHeader, dump: Dump | None) -> dict[str, _Side]:
 
 
 def _compare(
-    figures: Figures,
+    figures: Measured,
     couples: _Couples,
     fmt: FloatFormat,
     tick: Progress,
@@ -211,7 +192,7 @@ def _compare(
     return {key: concatenate(each) for key, each in parts.items()}
 
 
-def _pairs(figures: Figures, dump: Dump, tick: Progress) -> dict[str, dict[str, Divergence]]:
+def _pairs(figures: Measured, dump: Dump, tick: Progress) -> dict[str, dict[str, Divergence]]:
     """Compare each variant in float32 with its reference, and each side of the run with itself in
     float32.
 
@@ -239,7 +220,7 @@ def _pairs(figures: Figures, dump: Dump, tick: Progress) -> dict[str, dict[str, 
     return results
 
 
-def _spread(figures: Figures) -> float:
+def _spread(figures: Measured) -> float:
     """Return the standard deviation over the vocabulary of the reference's first logits."""
     bits = figures.read_rows(0, 0, min(_FIRST_ROWS, figures.header.rows))
     with np.errstate(invalid="ignore"):
@@ -248,7 +229,7 @@ def _spread(figures: Figures) -> float:
 
 
 def _floor(
-    figures: Figures,
+    figures: Measured,
     dump: Dump,
     pair: Dump | None,
     narrowing: Mapping[str, Divergence],

@@ -9,28 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from ..numerics.arrays import Array
 from ..numerics.formats import values_of
+from ..numerics.totals import beyond_noise, dominating
 from ..runs.dumps.source_dtype import looks_normalised
-from ..runs.figures import Figures
 from ..runs.file import evidence
 from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence
 from ..runs.file.records import Generation, RunHeader
-from ..runs.queries.flips import beyond_noise, dominating
+from ..runs.measured import Measured
 from ..text import number, plural, series
 from .constant_rows import Filling
 from .divergence import Divergence
 from .explain.signs import shift_in_words
 from .limits import ROW_ULPS, STANDS_OUT, STANDS_OUT_MOST
 from .places import FLOAT16_MAX, NotFinite, place_in_words, place_of, structure_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _LEAST_ROWS = 8  # fewer say nothing about a shift
 _LEAST_TOKENS = 4  # different argmaxes, or every shift agrees
@@ -45,6 +42,9 @@ NAMED = (
 )
 KL = 0.25  # mean, nats: harmless up to 0.0017 in dense models, 0.022 with experts
 FLOAT32_STEPS = 1 << 16  # row ULPs of float32 in one of bfloat16
+
+
+Columns = Mapping[str, Array]  # figures of a pair by position
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class _Side:
         return bool(self.filling.rows and np.isneginf(self.filling.value))
 
 
-def checks_of(figures: Figures, fillings: Sequence[Filling]) -> list[list[Evidence]]:
+def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evidence]]:
     """Return the validity checks of every pair: shapes and tokens, and others that find something.
 
     fillings: of every side.
@@ -106,30 +106,30 @@ def checks_of(figures: Figures, fillings: Sequence[Filling]) -> list[list[Eviden
             _Side(header.sides[index].name, filling, holds or "logits", figures.logsumexp(index)),
         )
     for pair, other in enumerate(sides[1:]):
-        both, table = (sides[0], other), figures.positions(pair)
+        both, columns = (sides[0], other), figures.columns(pair)
         every = (
-            _shift(table, both),
+            _shift(columns, both),
             _scale(both),
-            _truncation(header, table, both),
+            _truncation(header, columns, both),
             _numbers(figures, pair, both),
         )
         checks.append([shapes, *filter(None, every)])
     return checks
 
 
-def _shift(table: pd.DataFrame, sides: tuple[_Side, _Side]) -> Evidence | None:
+def _shift(columns: Columns, sides: tuple[_Side, _Side]) -> Evidence | None:
     """Check whether rows of the two sides agree best as they stand or one or two further along."""
-    reference, variant = (
-        table[name].astype("Int64") for name in ("reference_token", "variant_token")
-    )
-    # of rows t where variant[t + shift] has the argmax of reference[t]
-    rows_of, shifts = variant.groupby(table["prompt"]), evidence.SHIFTS
-    same = {name: (rows_of.shift(-shift) == reference).dropna() for name, shift in shifts.items()}
+    reference, variant = columns["reference_token"], columns["variant_token"]
+    shifts = evidence.SHIFTS
+    same = {
+        name: _same_argmax(reference, variant, columns["prompt"], shift)
+        for name, shift in shifts.items()
+    }
     shares = {name: float(rows.mean()) if len(rows) else 0.0 for name, rows in same.items()}
     unshifted = shares["unshifted"]
     best = max(list(shares)[1:], key=shares.__getitem__)
     is_varied = (
-        len({*reference.dropna(), *variant.dropna()}) >= _LEAST_TOKENS
+        len(np.union1d(*(side[~np.isnan(side)] for side in (reference, variant)))) >= _LEAST_TOKENS
         and len(same[best]) >= _LEAST_ROWS
     )
     if not is_varied or shares[best] < _AGREES or shares[best] <= _MORE_OFTEN * unshifted:
@@ -144,6 +144,17 @@ def _shift(table: pd.DataFrame, sides: tuple[_Side, _Side]) -> Evidence | None:
         FAILED,
         says,
     )
+
+
+def _same_argmax(reference: Array, variant: Array, prompts: Array, shift: int) -> Array:
+    """Return of rows t of a prompt whether variant[t + shift] has the argmax of reference[t], if
+    both have one.
+    """
+    rows = np.arange(max(0, -shift), len(reference) - max(0, shift))
+    others = rows + shift
+    is_known = ~np.isnan(reference[rows]) & ~np.isnan(variant[others])
+    is_usable = is_known & (prompts[rows] == prompts[others])
+    return (reference[rows] == variant[others])[is_usable]
 
 
 def _scale(sides: tuple[_Side, _Side]) -> Evidence | None:
@@ -170,7 +181,7 @@ def _scale(sides: tuple[_Side, _Side]) -> Evidence | None:
 
 def _truncation(
     header: RunHeader,
-    table: pd.DataFrame,
+    columns: Columns,
     sides: tuple[_Side, _Side],
 ) -> Evidence | None:
     filled_sides = [side for side in sides if side.filling.rows]
@@ -192,7 +203,7 @@ def _truncation(
     )
     clause = f"{holds} cut or masked to {least:,} tokens at {place}, {most.value:g} elsewhere"
     outcome, says = FAILED, f"{who} {clause}. Save the {holds} before that."
-    if all(side.is_cut for side in sides) and not table["nonfinite_mismatch"].any():
+    if all(side.is_cut for side in sides) and not columns["nonfinite_mismatch"].any():
         outcome = NOTED
         says = (
             f"Both sides mask more than half of the vocabulary at {place}: only other logits are"
@@ -220,7 +231,7 @@ def _truncation(
     )
 
 
-def _numbers(figures: Figures, pair: int, sides: tuple[_Side, _Side]) -> Evidence | None:
+def _numbers(figures: Measured, pair: int, sides: tuple[_Side, _Side]) -> Evidence | None:
     mismatch, lengths = not_finite_of(figures, pair), figures.header.lengths
     is_masked = mismatch is not None and figures.is_only_masked(pair)
     # a cut is named by itself
@@ -254,18 +265,14 @@ def _numbers(figures: Figures, pair: int, sides: tuple[_Side, _Side]) -> Evidenc
     )
 
 
-def not_finite_of(figures: Figures, pair: int, wide: Divergence | None = None) -> NotFinite | None:
+def not_finite_of(figures: Measured, pair: int, wide: Divergence | None = None) -> NotFinite | None:
     """Return the logits of a pair that are NaN or infinite on one side only, None if there are
     none.
 
     wide: the pair in float32, else it is the one that is stored.
     """
     header, largest = figures.header, np.nan
-    by_row = (
-        wide.mismatches
-        if wide
-        else figures.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64)
-    )
+    by_row = wide.mismatches if wide else figures.columns(pair)["nonfinite_mismatch"]
     if not by_row.any():
         return None
     first = wide.first_mismatch if wide else None
@@ -303,7 +310,7 @@ def first_mismatch(
     return token, float(reference[token]), float(variant[token])
 
 
-def sampling(figures: Figures, generations: Sequence[Generation]) -> dict[int, Evidence]:
+def sampling(figures: Measured, generations: Sequence[Generation]) -> dict[int, Evidence]:
     """Check the emitted tokens of every side that has some, by side.
 
     Of tokens that tie, any may be emitted.
@@ -357,12 +364,12 @@ def sampler_evidence(
     return Evidence(Check.EMITTED, control, figures, outcome, says, side)
 
 
-def differing(figures: Figures, pair: int) -> list[Evidence]:
+def differing(figures: Measured, pair: int) -> list[Evidence]:
     """Return the row on the first difference of the sides, which never decides; none if they are
     equal.
     """
     header = figures.header
-    rows = np.flatnonzero(~figures.positions(pair)["bit_identical"].to_numpy(bool))
+    rows = np.flatnonzero(~figures.columns(pair)["bit_identical"])
     if not len(rows):
         return []
     shape = structs.replace(structure_of(rows, header.lengths), of=header.rows)
@@ -382,12 +389,12 @@ def may_be_16_bits(header: RunHeader) -> bool:
 
 def screen(
     header: RunHeader,
-    positions: pd.DataFrame,
+    columns: Columns,
     causes: Sequence[str] = (),
     *,
     has_experts: bool = False,
 ) -> Evidence:
-    """Screen a pair by its figures at each position, as `run.positions` gives them.
+    """Screen a pair by its figures at each position, as `run.columns` gives them.
 
     causes: sentences of common causes that explain the difference; has_experts: a near tie of the
     router may choose another expert, which moves a position as far as a bug does. The evidence is
@@ -395,13 +402,13 @@ def screen(
     """
     dtype = header.compute_dtype
     rounding, bug, step = ROW_ULPS[dtype]
-    rms = np.nan_to_num(positions["rms_row_ulps"].to_numpy(float))
+    rms = np.nan_to_num(columns["rms_row_ulps"])
     size = float(np.sqrt((rms**2).mean()))
     over_typical = rms / max(float(np.median(rms)), step)
     worst = float(over_typical.max())
-    kl = float(np.nan_to_num(positions["kl"].to_numpy(float)).mean())
+    kl = float(np.nan_to_num(columns["kl"]).mean())
     outliers = np.flatnonzero(over_typical > STANDS_OUT)
-    flips = int(beyond_noise(positions).sum())
+    flips = int(beyond_noise(columns).sum())
     first = outliers[0] if len(outliers) else dominating(rms)
     of_16_bits = size / FLOAT32_STEPS
     measurement = f"The RMS difference is {number(size, 3)} row ULPs of {dtype}"

@@ -1,17 +1,21 @@
-"""The figures of a pair over all its rows, added up chunk by chunk."""
+"""The figures of a pair over all its rows: added up chunk by chunk, and what stands out of them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from .divergence import RowFigures, histogram_of
+from .arrays import Flags, Floats
+from .divergence import NEAR_TIE_ROW_ULPS, RowFigures, histogram_of
 from .metrics import NULLABLE, Reduction, Summary, SummaryRule
 from .sizes import BINS, DENSE
 
+# of harmless flips up to 1 in dense models, and 8 with experts (docs/explanation/calibration.md)
+NOISE_MARGIN = 2
 _RULES: dict[str, SummaryRule] = {total.name: total.metadata["rule"] for total in fields(Summary)}
 _EXTREMES = {Reduction.LARGEST: max, Reduction.LEAST: min}
 
@@ -70,3 +74,34 @@ class PairTotal:
         if kind is Reduction.ROOT_MEAN:
             return math.sqrt(mean)
         return 1.0 - mean if kind is Reduction.REST else mean
+
+
+def beyond_noise(table: Mapping[str, Any]) -> Flags:
+    """Mask the flips that the pair's usual differences do not explain: both margins are more than
+    NOISE_MARGIN times the median over positions of the largest difference, in row ULPs, or more
+    than 2 row ULPs if that is larger. [rows]
+
+    table: the pair's figures of all positions by name, arrays or the columns of a table.
+    """
+    flips = np.asarray(table["is_flip"], bool)
+    difference, in_row_ulps, *margins = (
+        np.asarray(table[name], float)
+        for name in ("max_abs", "max_row_ulps", "reference_margin", "variant_margin")
+    )
+    if not flips.any() or np.isnan(in_row_ulps).all():  # lists have no row ULPs
+        return np.zeros(len(flips), bool)
+    typical = max(NOISE_MARGIN * float(np.nanmedian(in_row_ulps)), NEAR_TIE_ROW_ULPS)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return flips & (np.fmin(*margins) * in_row_ulps / difference > typical)
+
+
+def dominating(rms: Floats) -> int | None:
+    """Return the row that holds more than half of a pair's squared difference, and is 10 times the
+    median row; None if there is none.
+
+    rms: by row, row ULPs; infinite if the row has NaN or infinity on one side only.
+    """
+    finite = np.nan_to_num(rms, posinf=1e150)
+    largest, squares = int(finite.argmax()), finite**2
+    is_far = finite[largest] > 10 * np.median(finite) and squares[largest] > 0.5 * squares.sum()
+    return largest if len(squares) > 1 and is_far else None

@@ -19,7 +19,7 @@ from ..responses.bounded_json import begins
 from ..text import clean
 from .dumps.arrays import map_file
 from .dumps.llamacpp_files import KLD_MAGIC, kld_rows
-from .reader import RunReader
+from .measured import Measured
 
 _ROW_BYTES = 8 << 20  # of a side's log-probabilities at a time
 _GROUPS = 8  # of positions
@@ -82,7 +82,7 @@ def _is_cut(rows: NDArray[np.float32], targets: NDArray[np.integer]) -> Flags:
     return is_full & (rows[np.arange(len(targets)), targets] == lowest)
 
 
-def score_pair(run: RunReader, pair: int) -> ScoredTokens:
+def score_pair(run: Measured, pair: int) -> ScoredTokens:
     """Score every position of a pair with a next token, if its KL is defined.
 
     Raises:
@@ -97,11 +97,11 @@ def score_pair(run: RunReader, pair: int) -> ScoredTokens:
         raise UsageError(
             "--corpus needs the logits of whole rows and the token ids of the prompts.",
         )
-    figures = run.positions(pair)
+    columns = run.columns(pair)
     document, position, is_flip = (
-        figures[name].to_numpy(np.int64) for name in ("prompt", "position", "is_flip")
+        columns[name].astype(np.int64) for name in ("prompt", "position", "is_flip")
     )
-    kl = figures["kl"].to_numpy(np.float64, na_value=np.nan)
+    kl = columns["kl"]
     rows = np.flatnonzero((position < np.array(header.lengths)[document] - 1) & np.isfinite(kl))
     if not len(rows):
         raise UsageError("--corpus: no position has a next token and a KL.")

@@ -4,26 +4,26 @@ been written and that is not placed yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
 from ..errors import StoreError
-from ..numerics.arrays import Bits, DataFrame, Floats, Span
-from ..numerics.formats import values_of
+from ..numerics.arrays import Array, Bits, DataFrame, Floats, Ints, Span
 from ..numerics.sizes import TOP_K
 from .file.database import Database
 from .file.keep import refusal
-from .file.records import ALL, RunHeader
+from .file.records import RunHeader
 from .file.table import nullable
+from .measured import Measured
 from .tables import heatmap, logits, positions
 
 STORED_CELLS = ("ulps", "row_ulps")  # of the heatmap: what each pyramid holds
 
 
-class Figures:
+class Figures(Measured):
     """Figures and logits of a run by position, with the header they belong to."""
 
     def __init__(self, database: Database, header: RunHeader) -> None:
@@ -32,6 +32,7 @@ class Figures:
         self.decoding = database.decoding
         # of the latest pair, which a page asks for several times
         self._read_positions = lru_cache(1)(partial(positions.read_positions, database, header))
+        self._read_columns = lru_cache(1)(partial(positions.read_columns, database, header))
 
     def query(self, sql: str, *values: Any) -> DataFrame:
         """Run a query on the tables of docs/reference/run_file.md.
@@ -47,8 +48,13 @@ class Figures:
             return table.to_pandas(types_mapper=nullable)
 
     def has_rollouts(self) -> bool:
-        """Return whether a run is of sampled tokens, some with both sides' values."""
+        """Return whether there are figures of trainer vs. rollout."""
         return bool(len(self.query("SELECT 1 FROM mismatch LIMIT 1")))
+
+    def has_prompts_of_rollouts(self) -> bool:
+        """Return whether every sequence has its prompt's tokens."""
+        sql = "SELECT 1 FROM sequence WHERE prompt_token_ids IS NULL LIMIT 1"
+        return not len(self.query(sql))
 
     def rows(self, table: str, **keys: int) -> DataFrame:
         """Return the rows of a table with these values, in the order of its other columns, which
@@ -75,6 +81,11 @@ class Figures:
         self.header.check_short()
         return self._read_positions(pair)
 
+    def columns(self, pair: int) -> Mapping[str, Array]:
+        """Read them of a run of whole rows; the latest are cached."""
+        self.header.check_short()
+        return self._read_columns(pair)
+
     def positions_of(self, pair: int, prompt: int) -> DataFrame:
         """Return the rows of `positions` of one prompt, also of a long run."""
         return positions.read_positions(self._database, self.header, pair, prompt)
@@ -90,21 +101,8 @@ class Figures:
         table = self.positions_of(pair, self._database.rows(sql, [pair])[0][0])
         return table.iloc[[int(table["max_abs"].fillna(0.0).to_numpy(float).argmax())]]
 
-    def spacing(self, pair: int, rows: Span) -> Floats:
-        """Spacing by which the differences of some rows become row ULPs; 1 if there is no
-        difference. [rows]
-        """
-        table = self.positions(pair)
-        max_abs, in_row_ulps = (
-            table[name].to_numpy(float)[slice(*rows)] for name in ("max_abs", "max_row_ulps")
-        )
-        # then the reference has a finite element, and the quotient of the two is exact
-        is_known = max_abs > 0
-        with np.errstate(divide="ignore"):
-            return np.where(is_known, max_abs / np.where(is_known, in_row_ulps, 1.0), 1.0)
-
     def logsumexp(self, side: int) -> Floats:
-        """Logsumexp of every row of a side, in nats, NaN if undefined or not sent. [rows]"""
+        """Read the column of that name."""
         sql = "SELECT prompt, position, logsumexp FROM side_position WHERE side = ?"
         with self.decoding("table of sides by position"):
             prompts, places, values = (
@@ -114,38 +112,21 @@ class Figures:
             rows[self.header.row_of(prompts, places)] = values
             return rows
 
-    def is_only_masked(self, pair: int) -> bool:
-        """Return whether the only non-finite logits of one side alone are -inf: others show in a
-        row's logsumexp.
-        """
-        rows = self.positions(pair)["nonfinite_mismatch"].to_numpy(np.int64) > 0
-        of_rows = np.concatenate([self.logsumexp(side)[rows] for side in (0, pair + 1)])
-        return not (np.isnan(of_rows) | np.isposinf(of_rows)).any()
-
-    def best_tokens(self, side: int, ranks: int) -> DataFrame:
-        """Return the first `ranks` tokens of every row of a side: prompt, position, rank (from 0),
-        token_id, logit.
-        """
+    def best_tokens(self, side: int) -> tuple[Ints, Floats]:
+        """Read the first TOP_K ranks of every row."""
         sql = (
-            "SELECT * EXCLUDE (side) FROM top_token WHERE side = ? AND rank < ? ORDER BY prompt,"
-            " position, rank"
+            "SELECT prompt, position, rank, token_id, logit FROM top_token WHERE side = ? AND"
+            " rank < ?"
         )
+        tokens = np.full((self.header.rows, TOP_K), -1)
+        logits = np.full(tokens.shape, np.nan)
         with self.decoding("table of top tokens"):
-            return self._database.table(sql, [side, ranks]).to_pandas()
-
-    def argmaxes(self, side: int, rows: Iterable[int]) -> dict[int, set[int]]:
-        """Return the tokens with the largest logit of some rows of a side; logits are read if all
-        stored ones tie.
-        """
-        best = self.best_tokens(side, TOP_K)
-        best["row"] = self.header.row_of(best["prompt"].to_numpy(), best["position"].to_numpy())
-        ties = best[best["logit"] == best.groupby("row")["logit"].transform("max")]
-        argmaxes = ties.groupby("row")["token_id"].agg(set).to_dict()
-        for row in rows:
-            if len(argmaxes.setdefault(row, set())) == TOP_K:
-                values = values_of(self.read_rows(side, row, row + 1)[0], self.header.format)
-                argmaxes[row] = set(np.flatnonzero(values == np.nanmax(values)).tolist())
-        return argmaxes
+            prompts, places, ranks, *best = (
+                column.to_numpy() for column in self._database.table(sql, [side, TOP_K]).columns
+            )
+            rows = self.header.row_of(prompts, places)
+            tokens[rows, ranks], logits[rows, ranks] = best
+        return tokens, logits
 
     def stored_cells(
         self,
@@ -160,28 +141,12 @@ class Figures:
         table = heatmap.PYRAMIDS[STORED_CELLS.index(measure)]
         return heatmap.read_cells(self._database, table, self.header, pair, level, rows)
 
-    @property
-    def has_all_logits(self) -> bool:
-        """Whether the run has the logits of all positions, so that `at` and `read_rows` can return
-        them.
-        """
-        return self.header.keep == ALL
-
     def _check_kept(self) -> None:
         if not self.has_all_logits:
             raise StoreError(refusal(self.header))
 
     def read_rows(self, side: int, start: int, stop: int) -> Bits:
-        """Return the bits of rows [start, stop) of a side; rows are the positions of all prompts,
-        one after another.
-
-        Returns:
-            [stop - start, vocab], unsigned integers of the width of `header.compute_dtype`; see
-            `numerics.formats.values_of`.
-
-        Raises:
-            StoreError: the run has no logits.
-        """
+        """Read whole rows of tiles."""
         return self.read_window(side, (start, stop), (0, self.header.vocab))
 
     def read_window(

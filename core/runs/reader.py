@@ -20,10 +20,9 @@ from ..responses.records import ResponseSide
 from .figures import Figures
 from .file.database import Database
 from .file.evidence import Evidence
-from .file.records import Generation, Provenance, RunHeader, SideHeader
+from .file.records import Generation, Provenance, RunHeader, SideHeader, StoredPair
 from .tables import heatmap, logits, mitigations, pairs, positions, responses, run
 from .tables.mitigations import MitigationRow
-from .tables.pairs import StoredPair
 from .tables.run import StoredSide
 from .tables.schema import check_tables
 

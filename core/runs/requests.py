@@ -12,11 +12,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ..capture_request import CaptureRequest
 from ..numerics.arrays import Record
 from .file.records import Generation, Provenance
-from .reader import RunReader
+
+if TYPE_CHECKING:
+    from .reader import RunReader
 
 _TAKEN = (
     *("reference", "variants", "sweeps", "repeat", "kv", "keep", "dtype", "device", "seed"),

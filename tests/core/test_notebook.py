@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 
 import core
 from core.errors import DumpError, ExtraError, StoreError, UlpscopeError, UsageError
-from core.judging.dump import stored_verdict
+from core.judging.stored import stored_verdict
 
 POSITIONS, VOCAB = 6, 40
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,6 @@ from rich.text import Text
 
 from ...command_name import COMMAND, shell_command
 from ...progress import Progress
-from ...runs.store.store import open_store
 from ...text import duration, legible, number, percent, size
 
 
@@ -142,6 +141,8 @@ def announce(
     as_json_: bool = False,
 ) -> None:
     """Print the id of a new run on stdout; for people also its store, on stderr."""
+    from ...runs.store.store import open_store  # loads DuckDB
+
     if progress == "json":
         print_line(stage="done", run_id=run_id)
     elif as_json_:

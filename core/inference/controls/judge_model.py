@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -35,7 +35,7 @@ from ...progress import Progress, no_progress
 from ...runs.file.evidence import Evidence, OtherPromptsFigures, OtherRowFigures, Verdict
 from ..models.dtypes import WIDENING
 from ..models.model import LoadedModel, has_experts, loaded_from
-from ..models.torch_errors import foreign_errors_stop, quiet
+from ..models.torch_errors import model_errors_stop
 from ..paths.batch import CHUNK_BYTES, Emit, Run
 from ..paths.engine_side import parts_of
 from ..paths.engines import (
@@ -123,14 +123,6 @@ def judge(
             return judging.judge(ModelControls(session, sides, precisions, on_progress, digests))
         finally:
             session.forget(sides[1])
-
-
-@contextmanager
-def model_errors_stop() -> Iterator[None]:
-    """Run torch quietly, without gradients; its errors become a CaptureError."""
-    advice = "shorten the prompts or choose a smaller model"
-    with quiet(), torch.inference_mode(), foreign_errors_stop("judging", advice):
-        yield
 
 
 class JudgingSession:

@@ -17,8 +17,8 @@ from ...progress import Progress
 from ...runs.file.evidence import Evidence
 from ..models.model import LoadedModel
 from ..models.module_state import restore_state
+from ..models.torch_errors import model_errors_stop
 from ..paths.sliced_head import columns_at_once, sliced_logits
-from .judge_model import model_errors_stop
 from .reordering import reorder
 from .rounding_floor import check_prompts
 

@@ -23,10 +23,11 @@ from ...progress import Progress, no_progress
 from ...runs.figures import Figures
 from ...runs.file.evidence import Evidence
 from ..models.model import LoadedModel
+from ..models.torch_errors import model_errors_stop
 from ..paths.batch import Run
 from ..paths.engines import PLAIN, RunnableSide, divergence_of
 from ..paths.hooks import ModuleTrace
-from .judge_model import JudgingSession, ModelControls, model_errors_stop
+from .judge_model import JudgingSession, ModelControls
 from .precisions.catalogue import Precision
 from .rounding_floor import check_prompts
 

@@ -78,3 +78,11 @@ def quiet() -> Iterator[None]:
         restoring.callback(hub_log.setLevel, hub_log.level)
         hub_log.setLevel(logging.CRITICAL)
         yield
+
+
+@contextmanager
+def model_errors_stop() -> Iterator[None]:
+    """Run torch quietly, without gradients; its errors become a CaptureError."""
+    advice = "shorten the prompts or choose a smaller model"
+    with quiet(), torch.inference_mode(), foreign_errors_stop("judging", advice):
+        yield

@@ -25,7 +25,6 @@ from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
 from ...path_grammar import Argument, Value, choice, whole_number
 from ...text import size
-from ..invariant.operations import invariant_forwards, invariant_refusal
 from ..models.dtypes import converted, converted_bytes
 from ..models.model import LoadedModel
 from .batch import Neighbours, PromptBatch
@@ -304,6 +303,8 @@ def _invariant(batch: PromptBatch) -> Iterator[PromptBatch]:
     """Use batch-invariant kernels: one reduction order for any batch, row, chunk, cache and
     threads.
     """
+    from ..invariant.operations import invariant_forwards  # loads numba
+
     with invariant_forwards(batch.loaded.model):
         yield batch
 
@@ -316,6 +317,8 @@ def _not_invariant(loaded: LoadedModel, others: Others) -> str | None:
     for name in ("sdpa", "compile"):
         if name in others:
             return f"invariant and {name} both replace kernels; leave one out"
+    from ..invariant.operations import invariant_refusal
+
     return invariant_refusal(loaded.model)
 
 

@@ -11,16 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...responses.pairing import ResponsePair, compare_sides
+from ...responses.pairing import ResponsePair
 from ...responses.placeholders import MASKED
 from ...responses.records import ResponseSide
-from ...rl.causes import NO_TEMPERATURE, explain_tokens
-from ...rl.queries import sample_tokens
-from ...runs.file.evidence import PairFigures
-from ...runs.reader import RunReader
 from ...text import opening, plural
 from . import fits, signs
-from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
+from .rows import PairRows, TooFewError, rows_of_lists
 from .scoring import Cause, Find, remaining_rms
 
 OF_VALUES = (fits.temperature, fits.constant_offset, fits.soft_capping, fits.rounded_logits)
@@ -96,38 +92,6 @@ def explain(pair: PairRows) -> Explanation:
     if not_checked := [f"{', '.join(names)} (needs {what})" for what, names in missing.items()]:
         says.append(f"Not checked: {', '.join(not_checked)}.")
     return Explanation(causes, " ".join(says))
-
-
-def explain_pair(run: RunReader, pair: int) -> Explanation:
-    """Return the causes of a stored pair; of a judged one each says how many noise floors it
-    leaves.
-    """
-    if run.has_rollouts():
-        tokens = sample_tokens(run)
-        says = f"Checked {len(tokens.r):,} of {run.compared_positions(pair):,} tokens."
-        if tokens.entropy is None:
-            says = f"{says} {NO_TEMPERATURE}"
-        return Explanation(explain_tokens(tokens), says)
-    if run.header.k is not None:
-        sides = run.responses()
-        return explain_lists(compare_sides(sides[0], sides[pair + 1]), sides[0], sides[pair + 1])
-    if run.pairs[pair].summary.bit_identical:
-        return Explanation([])
-    explanation = explain(rows_of_run(run, pair))
-    dtype, figures = run.header.compute_dtype, [row.figures for row in run.evidence(pair)]
-    floors = [
-        one.floor_rms_logits
-        for one in figures
-        if isinstance(one, PairFigures) and one.compute_dtype == dtype
-    ]
-    floor = max(floors, default=0.0)
-    if not floor:
-        return explanation
-    causes = [
-        replace(one, left_floors=one.left_rms and one.left_rms / floor)
-        for one in explanation.causes
-    ]
-    return replace(explanation, causes=causes)
 
 
 def explain_lists(

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...numerics.formats import values_of
-from ...numerics.sizes import TOP_K
-from ...runs.figures import Figures
+from ...runs.measured import Measured
 
 Floats = NDArray[np.floating]
 SAME_ROW = 0.01  # of a row's squared difference, that one at another place leaves
@@ -37,12 +36,12 @@ class Moves(NamedTuple):
         return is_elsewhere & (self.own > 0) & (self.least <= SAME_ROW * self.own)
 
 
-def moves_of_run(run: Figures, pair: int) -> Moves:
+def moves_of_run(run: Measured, pair: int) -> Moves:
     """Return the moved rows of a pair; only rows that some read whole confirm are."""
     reference, variant = (_vectors(run, side) for side in (0, pair + 1))
     rows = run.header.rows
     nearest = np.arange(rows)
-    own = np.nan_to_num(run.positions(pair)["rms"].to_numpy(float)) ** 2
+    own = np.nan_to_num(run.columns(pair)["rms"]) ** 2
     apart = ((variant - reference) ** 2).sum(axis=1)
     # rows of equal prompts are near without a move
     is_far = apart > SAME_ROW * (variant**2).sum(axis=1)
@@ -64,25 +63,20 @@ def moves_of_run(run: Figures, pair: int) -> Moves:
     return Moves(nearest, own, least)
 
 
-def _vectors(run: Figures, side: int) -> Floats:
+def _vectors(run: Measured, side: int) -> Floats:
     """Return the top tokens of each row as a vector. [rows, directions]"""
-    top = run.best_tokens(side, TOP_K)
-    rows = run.header.row_of(top["prompt"].to_numpy(), top["position"].to_numpy())
-    logits = np.full((run.header.rows, TOP_K), -np.inf)
-    tokens = np.zeros(logits.shape, np.int64)
-    places = rows, top["rank"].to_numpy()
-    logits[places], tokens[places] = top["logit"], top["token_id"]
+    tokens, logits = run.best_tokens(side)
     is_number = np.isfinite(logits)
     lowest = np.where(is_number, logits, np.inf).min(axis=1, keepdims=True)
     excess = np.where(is_number, logits - np.where(is_number, lowest, 0.0), 0.0)
     directions = np.random.default_rng(_SEED).normal(size=(run.header.vocab, _DIRECTIONS))
     vectors = np.zeros((run.header.rows, _DIRECTIONS))
-    for rank in range(TOP_K):
+    for rank in range(logits.shape[1]):
         vectors += excess[:, rank, None] * directions[tokens[:, rank]]
     return vectors
 
 
-def _left(run: Figures, pair: int, row: int, partner: int) -> float:
+def _left(run: Measured, pair: int, row: int, partner: int) -> float:
     """Return what of a row's squared difference is left from another row of the reference, each up
     to a constant.
     """

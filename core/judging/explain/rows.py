@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,12 @@ from ...numerics.top_tokens import largest
 from ...responses.alignment import prompt_tokens
 from ...responses.pairing import ResponsePair
 from ...responses.records import UNKNOWN_TOKEN, ResponseSide
-from ...runs.figures import Figures
+from ...runs.measured import Measured
 from ..constant_rows import is_left_out
 from .moves import MOST_ROWS, Moves, moves_of_run
+
+if TYPE_CHECKING:
+    from ...runs.figures import Figures
 
 Ids = NDArray[np.int64]
 Values = NDArray[np.floating]
@@ -120,7 +123,7 @@ class PairRows:
         return float(np.sqrt((spacings(largest, fmt) ** 2).sum() / 12))
 
 
-def rows_of_run(run: Figures, pair: int) -> PairRows:
+def rows_of_run(run: Measured, pair: int) -> PairRows:
     """Return some rows of a stored pair of complete rows."""
     header, sides = run.header, (0, pair + 1)
     rows = complete_rows(
@@ -129,8 +132,8 @@ def rows_of_run(run: Figures, pair: int) -> PairRows:
         tuple(tuple(prompt.token_ids or ()) for prompt in header.prompts),
         [prompt.positions for prompt in header.prompts],
         header.vocab,
-        lambda side, prompt, position: values_of(
-            run.at(sides[side], prompt, position),
+        lambda side, start, stop: values_of(
+            run.read_rows(sides[side], start, stop),
             header.format,
         ),
     )
@@ -149,12 +152,18 @@ def complete_rows(
 ) -> PairRows:
     """Return some of a pair's complete rows, each with some tokens.
 
-    tokens: of each prompt, () if unknown; lengths: its positions. read(side, prompt, position): all
-    values. [vocab]
+    tokens: of each prompt, () if unknown; lengths: its positions. read(side, start, stop): all
+    values of rows of all prompts. [stop - start, vocab]
     """
     every = [(prompt, at) for prompt, length in enumerate(lengths) for at in range(length)]
-    places = [every[at] for at in _blocks(len(every), _MOST_LOGITS // vocab)]
-    whole = np.array([[read(side, *place) for place in places] for side in (0, 1)])
+    blocks = _blocks(len(every), _MOST_LOGITS // vocab)
+    places = [every[at] for block in blocks for at in block]
+    whole = np.array(
+        [
+            np.concatenate([read(side, block.start, block.stop) for block in blocks])
+            for side in (0, 1)
+        ],
+    )
     is_masked = np.array([[is_left_out(row) for row in rows] | _is_padding(rows) for rows in whole])
     usable = np.isfinite(whole).all(axis=0) & ~is_masked.any(axis=0)
     spread = np.linspace(0, vocab - 1, min(vocab, _SPREAD)).astype(np.int64)
@@ -179,13 +188,13 @@ def complete_rows(
     return PairRows(names, "logit", dtype, rows, len(every), places, whole, is_masked)
 
 
-def _blocks(count: int, most: int) -> list[int]:
+def _blocks(count: int, most: int) -> list[range]:
     """Return blocks of consecutive places out of `count`, spread over all."""
     blocks = min(max(2, most // _BLOCK), _MOST_PLACES // _BLOCK)
     if count <= blocks * _BLOCK:
-        return list(range(count))
+        return [range(count)]
     starts = np.linspace(0, count - _BLOCK, blocks).astype(int)
-    return [start + step for start in starts.tolist() for step in range(_BLOCK)]
+    return [range(start, start + _BLOCK) for start in starts.tolist()]
 
 
 def _is_padding(rows: Values) -> Flags:
@@ -213,7 +222,7 @@ def rows_of_lists(
             pair.keys == "token_id" and UNKNOWN_TOKEN not in text
         )
         rows.append(RowPair(prompt, position, ids.astype(np.int64), x[in_x], y[in_y], times))
-    blocks = _blocks(len(places), _MOST_PLACES)
+    blocks = [at for block in _blocks(len(places), _MOST_PLACES) for at in block]
     lists = [[side.row(at) for at in blocks] for side in pair.rows]
     ids = np.unique([token for side in lists for tokens, _ in side for token in tokens])
     whole = np.full((2, len(blocks), len(ids)), np.nan)

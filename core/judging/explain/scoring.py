@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -166,15 +166,18 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
     are_few = len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS
     bar = _OF_FEW_ROWS if are_few else 1 - EXPLAINED
     scores: list[tuple[float, ...]] = []
+    unexplained = 0
+    disorders: list[Callable[[], float]] = []
     for row in rows:
         sides, noise = undo.row(row), pair.rounding_rms(row)
         gap: Values = row.y - row.x
         error: Values = sides.y - sides.x
+        disorder: Callable[[], float] = float  # 0.0
         if undo.moves is None:
             gap, error = (center(each) if undo.has_constant else each for each in (gap, error))
             nearest = np.argsort(np.abs(error), kind="stable")[: math.ceil(undo.share * len(error))]
             x, y, gap, error = sides.x[nearest], sides.y[nearest], gap[nearest], error[nearest]
-            part, rest, disorder = gap, error, _disorder(row.x[nearest], error)
+            part, rest, disorder = gap, error, partial(_disorder, row.x[nearest], error)
             is_close = rms(error) ** 2 <= bar * min(x.var(), y.var())
         else:
             few = undo.moves(row)
@@ -182,35 +185,29 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
                 continue
             gap, error = (each - np.median(gap[~few]) for each in (gap, error))
             part, rest, others = gap[few], error[few], rms(gap[~few])
-            noise, disorder = _AT_OTHERS / _AT_GRID * (noise + others), 0.0
+            noise = _AT_OTHERS / _AT_GRID * (noise + others)
             is_close = others <= min(
                 SHRUNK * rms(part),
                 math.sqrt(bar * min(row.x.var(), row.y.var())),
             )
         if gap.any():
             is_explained = is_close and rms(rest) ** 2 <= bar * rms(part) ** 2
+            unexplained += not is_explained
+            if 2 * unexplained >= len(rows):  # of sound sides soon; the sorting below takes longest
+                return None
+            disorders.append(disorder)
             scores.append(
-                (
-                    float(gap @ gap),
-                    float(error @ error),
-                    len(error),
-                    is_explained,
-                    rms(rest) / noise,
-                    disorder,
-                ),
+                (float(gap @ gap), float(error @ error), len(error), rms(rest) / noise),
             )
     if len(scores) < (LEAST_ROWS if undo.moves else 1):
         return None
-    total, remaining, tokens, is_explained, over_noise, disorder = np.array(scores).T
+    total, remaining, tokens, over_noise = np.array(scores).T
     is_noise = (
         np.quantile(over_noise, 0.75 if undo.moves else 0.5) <= _AT_GRID
-        or disorder.mean() >= _NO_ORDER
+        or np.mean([disorder() for disorder in disorders]) >= _NO_ORDER
     )
-    return (
-        cause.score(total, remaining, tokens.sum())
-        if is_explained.mean() > 0.5 and is_noise
-        else None
-    )
+    is_most = unexplained < len(scores) / 2
+    return cause.score(total, remaining, tokens.sum()) if is_most and is_noise else None
 
 
 def center(values: Values) -> Values:

@@ -37,7 +37,9 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     total, index = len(places), {place: at for at, place in enumerate(places)}
     if total < 2:
         raise TooFewError("2 rows")
-    distances, shared, are_single = _distances(pair)
+    # whatever lies farther is looked for among all rows by `find_moves`, if there is one
+    farthest = total if pair.find_moves is None else max(_SHIFTS)
+    distances, shared, are_single = _distances(pair, farthest)
     # each row a prompt of its own
     own, axis = distances.diagonal(), int(any(position for _, position in places))
     for shift in _SHIFTS:
@@ -103,10 +105,11 @@ def shift_in_words(reference: str, variant: str, shift: int) -> str:
     return f"Each row of '{variant}' holds what '{reference}' holds {by}"
 
 
-def _distances(pair: PairRows) -> tuple[Values, Ids, bool]:
+def _distances(pair: PairRows, farthest: int) -> tuple[Values, Ids, bool]:
     """Return mean squared differences of rows up to a constant, and how many tokens they share,
-    both [places of the variant, of the reference], and whether they are of single values: chosen
-    tokens, whose values in their order are compared, whatever the tokens.
+    both [places of the variant, of the reference], of rows up to `farthest` apart, and whether they
+    are of single values: chosen tokens, whose values in their order are compared, whatever the
+    tokens.
     """
     whole = (
         np.where(pair.is_masked, np.nan, pair.whole) if pair.is_masked is not None else pair.whole
@@ -124,7 +127,8 @@ def _distances(pair: PairRows) -> tuple[Values, Ids, bool]:
     shared = np.zeros(distances.shape, np.int64)
     least = _LEAST_SHARED if pair.dtype else 1
     for at, row in enumerate(whole[1]):
-        for other, difference in enumerate(row - whole[0]):
+        for other in range(max(0, at - farthest), min(len(distances), at + farthest + 1)):
+            difference = row - whole[0, other]
             values = difference[np.isfinite(difference)]
             shared[at, other] = len(values)
             if len(values) < max(least, min(sizes[1, at], sizes[0, other]) / 2):

@@ -41,6 +41,7 @@ _RANKS = {
     **dict.fromkeys(("reference", "ref", "baseline", "base", "fresh", "expected", "golden"), 1),
     **dict.fromkeys(("variant", "cached", "cache", "reused", "candidate", "test", "actual"), 3),
 }
+_ORIGINS = {"array dtype": "the arrays' own", "declared": "declared", "override": "chosen"}
 _Arrays = dict[str, tuple[int, StoredArray]]  # side name -> (which file, array), in file order
 
 
@@ -74,11 +75,16 @@ class Dump:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all sides' logits in the compute dtype."""
+        return len(self._sides) * self.rows * self.vocab * self._format.itemsize
+
     def close(self) -> None:
         """Let go of the files; what was unpacked goes with them."""
         self._sides = []
 
-    def header(self, name: str, provenance: Provenance) -> RunHeader:
+    def header(self, name: str, model: str = "") -> RunHeader:
         """Return the header of the run that this dump would become; its tokens' texts are the
         vocabulary.
         """
@@ -86,6 +92,12 @@ class Dump:
         for prompt in self.prompts:
             for token_id, text in zip(prompt.token_ids, prompt.token_texts, strict=False):
                 vocabulary.setdefault(token_id, text)
+        kind, _, words = self.dtype_reason.partition(": ")
+        origin = _ORIGINS.get(kind) or f"{kind}: {words}"
+        of_dtype = f"Compute dtype: {self.compute_dtype}, {origin}."
+        meta = f"meta {self.meta}" if self.meta else ""
+        note = " ".join(part for part in (of_dtype, *self.warnings, meta) if part)
+        provenance = Provenance(kind="upload", model=model, note=note)
         return RunHeader(
             name,
             self.compute_dtype,

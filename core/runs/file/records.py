@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ...errors import StoreError, UsageError
 from ...numerics.arrays import Floats, Ints
 from ...numerics.formats import FloatFormat, format_named
+from ...numerics.metrics import Summary
 from ...text import clean, plural
 
 # Bounds of a run, of a dump as of a run file: far from what is real, so near that a small file
@@ -196,6 +197,22 @@ class Generation:
         both = zip(self.tokens[0], self.tokens[side], strict=False)
         step = next((step for step, (first, second) in enumerate(both) if first != second), None)
         return None if step is None else self.given_positions - 1 + step
+
+
+@dataclass(frozen=True)
+class StoredPair:
+    """A pair of the run with the names of its sides, its summary and, if it was judged, its
+    verdict.
+    """
+
+    index: int
+    reference: str
+    variant: str
+    summary: Summary
+    verdict: str | None
+    because: str | None = None
+    noise_ratio: float | None = None
+    first_place: tuple[int, int] | None = None  # (prompt, position)
 
 
 @dataclass(frozen=True)

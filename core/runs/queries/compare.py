@@ -11,7 +11,8 @@ import numpy as np
 
 from ...numerics.arrays import DataFrame, Record
 from ...text import percent
-from ..reader import RunReader, StoredPair
+from ..file.records import StoredPair
+from ..reader import RunReader
 from .verdicts import ulp_percentile
 
 # Name of a figure, its label, and whether more of it is more divergence (a ratio says something

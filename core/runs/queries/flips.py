@@ -12,6 +12,7 @@ import numpy as np
 from ...numerics.arrays import DataFrame, Flags, Floats
 from ...numerics.divergence import NEAR_TIE_ROW_ULPS
 from ...numerics.formats import FloatFormat, bits_of, ordinals, values_at, values_of
+from ...numerics.totals import beyond_noise, dominating
 from ...text import number, out_of, plural
 from ..reader import RunReader
 from .elements import rank_of
@@ -21,8 +22,6 @@ STORED_RANKS = 20  # of each side and position in the table top_token
 MOST_READ = 256
 SIDES = ("reference", "variant")
 MARGINS = ["reference_margin", "variant_margin"]  # columns of a table by position
-# of harmless flips up to 1 in dense models, and 8 with experts (docs/explanation/calibration.md)
-NOISE_MARGIN = 2
 MOST_GRID_LINES = 64  # beyond that they would be a grey field
 
 # Logit and rank (1 is the argmax) of either side's argmax on both sides, if it is among the stored
@@ -155,24 +154,6 @@ def outcome(table: DataFrame) -> str:
         f"**{len(parted)} of {plural(len(table), 'prompt')} diverge** within {tokens}, first at"
         f" {place}."
     )
-
-
-def beyond_noise(table: DataFrame) -> Flags:
-    """Mask the flips that the pair's usual differences do not explain: both margins are more than
-    NOISE_MARGIN times the median over positions of the largest difference, in row ULPs, or more
-    than 2 row ULPs if that is larger. [rows]
-
-    table: the pair's figures by position, of all prompts.
-    """
-    flips = table["is_flip"].to_numpy(bool)
-    difference, in_row_ulps = (table[name].to_numpy(float) for name in ("max_abs", "max_row_ulps"))
-    # lists have no row ULPs
-    if not flips.any() or np.isnan(in_row_ulps).all():
-        return np.zeros(len(table), bool)
-    margins = table[MARGINS].min(axis=1).to_numpy(float)
-    typical = max(NOISE_MARGIN * float(np.nanmedian(in_row_ulps)), NEAR_TIE_ROW_ULPS)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return flips & (margins * in_row_ulps / difference > typical)
 
 
 def flips_sentence(table: DataFrame) -> str:
@@ -316,18 +297,6 @@ def on_grid(top: DataFrame, sides: Iterable[str], fmt: FloatFormat) -> Candidate
     if high - low + 3 <= MOST_GRID_LINES:
         grid = np.arange(max(low - 1, 1 - edge), min(high + 2, edge))
     return Candidates(tokens, logits, values_at(grid, fmt).astype(np.float64), high - low)
-
-
-def dominating(rms: Floats) -> int | None:
-    """Return the row that holds more than half of a pair's squared difference, and is 10 times the
-    median row; None if there is none.
-
-    rms: by row, row ULPs; infinite if the row has NaN or infinity on one side only.
-    """
-    finite = np.nan_to_num(rms, posinf=1e150)
-    largest, squares = int(finite.argmax()), finite**2
-    is_far = finite[largest] > 10 * np.median(finite) and squares[largest] > 0.5 * squares.sum()
-    return largest if len(squares) > 1 and is_far else None
 
 
 def telling_place(table: DataFrame, prompt: int | None = None) -> tuple[int, int]:

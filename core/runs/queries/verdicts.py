@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +33,19 @@ from ..file.evidence import (
     ShrinkFigures,
     Unmeasured,
 )
-from ..file.records import IDENTICAL, LIKELY_ROUNDING, LOWER_PRECISION, NOT_JUDGED, UNDECIDED
-from ..reader import RunReader, StoredPair
+from ..file.records import (
+    IDENTICAL,
+    LIKELY_ROUNDING,
+    LOWER_PRECISION,
+    NOT_JUDGED,
+    UNDECIDED,
+    StoredPair,
+)
 from ..requests import command_with
+
+if TYPE_CHECKING:
+    from ..measured import MemoryRun
+    from ..reader import RunReader
 
 # a longer command is not worth showing: a prompt may have thousands of characters
 _LONGEST = 200
@@ -104,7 +115,7 @@ def shown_verdict(kind: str, is_bit_identical: bool, verdict: str | None) -> str
     return UNDECIDED if kind == "upload" else NOT_JUDGED
 
 
-def answer_of(run: RunReader, pair: StoredPair) -> Answer:
+def answer_of(run: RunReader | MemoryRun, pair: StoredPair) -> Answer:
     """Return the verdict of a pair with its checks."""
     header, evidence = run.header, run.evidence(pair.index)
     kind = header.provenance.kind
@@ -159,7 +170,7 @@ def _explained(evidence: Sequence[Evidence]) -> list[Evidence]:
     return rows
 
 
-def _place(run: RunReader, pair: StoredPair, evidence: Sequence[Evidence]) -> str:
+def _place(run: RunReader | MemoryRun, pair: StoredPair, evidence: Sequence[Evidence]) -> str:
     """`position 16 of prompt 1, model.layers.0.self_attn`: the first place and the first module
     that differs alone.
     """
@@ -210,7 +221,7 @@ def _used_controls(evidence: Sequence[Evidence]) -> frozenset[str]:
     return frozenset(used)
 
 
-def deciding_controls(run: RunReader, evidence: Sequence[Evidence]) -> dict[str, str]:
+def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) -> dict[str, str]:
     """Return the controls that would decide about a dump, most telling first: options of `ulpscope
     verdict` -> what they bring. Empty for captures, and if every control was used.
     """
@@ -260,7 +271,7 @@ def deciding_controls(run: RunReader, evidence: Sequence[Evidence]) -> dict[str,
 
 
 def next_command(
-    run: RunReader,
+    run: RunReader | MemoryRun,
     pair: StoredPair,
     evidence: Sequence[Evidence] | None = None,
 ) -> str:
@@ -276,8 +287,8 @@ def next_command(
     if verdict not in (UNDECIDED, LIKELY_ROUNDING):
         return ""
     if run.has_rollouts():
-        without_prompt = run.query("SELECT 1 FROM sequence WHERE prompt_token_ids IS NULL LIMIT 1")
-        return "" if len(without_prompt) else f"{COMMAND} explain {run.run_id} --trainer CHECKPOINT"
+        explain = f"{COMMAND} explain {run.run_id} --trainer CHECKPOINT"
+        return explain if run.has_prompts_of_rollouts() else ""
     options = next(
         iter(deciding_controls(run, run.evidence(pair.index) if evidence is None else evidence)),
         "",

@@ -13,6 +13,7 @@ from ...text import clean, number, percent, plural
 from ..file.evidence import FAILED, PASSED
 from ..file.keep import note_of
 from ..file.records import UNDECIDED, Prompt
+from ..measured import MemoryRun
 from ..reader import RunReader
 from .conditions import Condition, Outcome, Row, by_difference, check_decidable, of_positions
 from .report_json import PairReport, plain_number
@@ -181,7 +182,7 @@ def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
 
 
 def gate_of(
-    run: RunReader,
+    run: RunReader | MemoryRun,
     pairs: Sequence[PairReport],
     conditions: Sequence[Condition],
 ) -> GateReport:

@@ -14,9 +14,9 @@ from ... import __version__
 from ...packaged_models import PACKAGED
 from ...text import join_bytes, number, out_of, percent, plural, three_digits
 from ..file.keep import note_of
-from ..file.records import FAILING, Provenance
+from ..file.records import FAILING, Provenance, StoredPair
 from ..queries.verdicts import Answer, answer_of, ulp_percentile
-from ..reader import RunReader, StoredPair
+from ..reader import RunReader
 from ..requests import command_elsewhere
 from .markdown import block, code, facts, fold, plain, table
 from .report_json import over_logits, over_positions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,7 +12,10 @@ from ...errors import StoreError, UsageError
 from ...numerics.metrics import METRICS, Summary
 from ..file.records import RunHeader
 from ..queries.verdicts import Answer, answer_of
-from ..reader import RunReader
+
+if TYPE_CHECKING:
+    from ..measured import MemoryRun
+    from ..reader import RunReader
 
 _POSITION_FIELDS = tuple(metric.name for metric in METRICS if metric.is_reported)
 _FLIP_FIELDS = tuple(
@@ -84,7 +87,7 @@ class PairReport:
 
 
 def report_of_run(
-    run: RunReader,
+    run: RunReader | MemoryRun,
     only: int | None = None,
 ) -> tuple[list[PairReport], list[list[str]]]:
     """Return the pairs of a run, from the figures in its file, and its classes of sides with equal

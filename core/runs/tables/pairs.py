@@ -6,14 +6,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 
 from ...numerics.arrays import Places, Record
 from ...numerics.metrics import NULLABLE, OPEN_IN_LISTS, Summary
 from ...numerics.totals import PairTotal
 from ..file.database import Database
 from ..file.evidence import Check, Evidence, Verdict, figures_of
-from ..file.records import FloorRows
+from ..file.records import FloorRows, StoredPair
 from ..file.table import Table, column
 
 PAIR = Table(
@@ -58,22 +58,6 @@ ULP_HISTOGRAM = Table(
 
 # stored as 0 if no position has the top tokens of both sides
 _OF_TOP_TOKENS = ("flips", "ties", "could_flip")
-
-
-@dataclass(frozen=True)
-class StoredPair:
-    """A pair of the run with the names of its sides, its summary and, if it was judged, its
-    verdict.
-    """
-
-    index: int
-    reference: str
-    variant: str
-    summary: Summary
-    verdict: str | None
-    because: str | None = None
-    noise_ratio: float | None = None
-    first_place: tuple[int, int] | None = None  # (prompt, position)
 
 
 def insert_pair(

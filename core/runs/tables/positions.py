@@ -143,12 +143,25 @@ def read_positions(
     )
     with database.decoding("table of positions"):
         table = rows.to_pandas(types_mapper=nullable)
-        if len(table) != header.rows and header.k is None and prompt is None:
-            raise ValueError(f"{len(table)} rows for {header.rows} positions of pair {pair}")
+        if prompt is None:
+            _check_rows(len(table), header, pair)
         for metric in METRICS if header.k is not None else ():
             if metric.name in OPEN_IN_LISTS:
                 table[metric.name] = _fill_open(table[metric.name], metric.dtype)
     return table
+
+
+def read_columns(database: Database, header: RunHeader, pair: int) -> dict[str, NDArray]:
+    """Figures of a pair of whole rows by position, NaN if undefined. [positions] each"""
+    rows = _read(database, "true", [pair])
+    with database.decoding("table of positions"):
+        _check_rows(len(rows), header, pair)
+        return {name: rows[name].to_numpy() for name in rows.column_names}
+
+
+def _check_rows(rows: int, header: RunHeader, pair: int) -> None:
+    if rows != header.rows and header.k is None:
+        raise ValueError(f"{rows} rows for {header.rows} positions of pair {pair}")
 
 
 def _fill_open(values: Any, dtype: str) -> Any:

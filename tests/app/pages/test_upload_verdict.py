@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from app.shell.widgets import to_markdown
-from core.judging.dump import judge_stored
 from core.judging.ingest import ingest
+from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
 from core.runs.reader import RunReader
 from tests.app.opening import codes, page_text

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from core.commands.tables import print_pairs
 from core.document.drawing import png_file
 from core.errors import DumpError
-from core.judging.explain.causes import explain_pair
 from core.judging.ingest import ingest
 from core.judging.lists import judge_responses
+from core.judging.stored import explain_pair
 from core.numerics.top_tokens import summary_of
 from core.responses.alignment import align
 from core.responses.formats import read_payload

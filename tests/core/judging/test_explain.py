@@ -129,8 +129,8 @@ LOWEST = [-1e4, float(np.finfo(np.float32).min), -np.inf]
 def causes_of(y, x=LOGITS):
     sides = (x.astype(np.float32), y.astype(np.float32))
 
-    def read(which, _, position):
-        return sides[which][position]
+    def read(which, start, stop):
+        return sides[which][start:stop]
 
     return explain(
         complete_rows(("a", "b"), "float32", (TOKENS,), [len(x)], x.shape[1], read),

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from core.errors import DumpError, StoreError, UsageError
-from core.judging.dump import judge_stored, judge_upload
+from core.judging.dump import judge_upload
 from core.judging.ingest import ingest
+from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
 from core.runs.dumps.export import export_npz
 from core.runs.file.evidence import (

@@ -8,8 +8,8 @@ import pytest
 
 from core.errors import DumpError
 from core.judging.constant_rows import Filling
-from core.judging.explain.causes import explain_pair
 from core.judging.ingest import ingest
+from core.judging.stored import explain_pair
 from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.file.evidence import (
     FAILED,

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from core.judging.explain.causes import explain_pair
 from core.judging.ingest import ingest
+from core.judging.stored import explain_pair
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from core.errors import StoreError
-from core.judging.dump import stored_verdict
+from core.judging.stored import stored_verdict
 from core.runs.importing import import_run
 from core.runs.ops_run import ops_of
 from core.runs.reader import RunReader

@@ -7,8 +7,8 @@ from benchmarks.verdicts.engines import in_16_bits_only
 from benchmarks.verdicts.sixteen import FAULTS, TWINS
 from benchmarks.verdicts.tiny_models import tiny_prompts
 from core.inference.models.dtypes import in_float32
-from core.judging.dump import judge_stored
 from core.judging.ingest import ingest
+from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
 from core.runs.file.evidence import FAILED, FLOAT32, Check, Verdict
 from core.runs.reader import RunReader

@@ -15,8 +15,8 @@ from benchmarks.verdicts.variations import in_two_halves
 from core.errors import UsageError
 from core.inference.controls.model_controls import model_of_dump
 from core.inference.models.dtypes import in_float32
-from core.judging.dump import judge_stored
 from core.judging.ingest import ingest
+from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
 from core.runs.file.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, PRECISION, Check
 from core.runs.reader import RunReader

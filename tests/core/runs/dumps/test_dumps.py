@@ -14,7 +14,6 @@ from scipy.special import log_softmax
 
 from core.errors import DumpError, UsageError
 from core.runs.dumps.dump import open_dump
-from core.runs.file.records import Provenance
 from tests.core.runs.dumps.made_dumps import (
     ROWS,
     VALUES,
@@ -230,7 +229,7 @@ def test_three_axes_are_prompts_positions_and_vocabulary(tmp_path):
         assert [prompt.token_ids for prompt in dump.prompts] == [(0, 1, 2), (3, 4, 5)]
         assert dump.prompts[1].token_texts == ("d", "é", "\n")
         assert dump.meta == '{"engine": "x"}'
-        header = dump.header("run", Provenance("upload"))
+        header = dump.header("run")
         assert (header.rows, header.vocab, header.vocabulary[4]) == (6, VOCAB, "é")
 
 

@@ -1,6 +1,6 @@
 """Export gives back what came in, bit for bit, and only whole files."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import ml_dtypes
@@ -33,7 +33,8 @@ def _opened(path):
     with open_dump([path]) as dump:
         chunks = [sides for _, sides in dump.chunks()]
         return HeldRun(
-            dump.header("run", Provenance("upload")),
+            # its note says how the dtype is known, which an export declares
+            replace(dump.header("run"), provenance=Provenance("upload")),
             [np.concatenate([chunk[i] for chunk in chunks]) for i in range(len(dump.sides))],
             generations={made.prompt: made for made in dump.generations},
         )

@@ -1,0 +1,67 @@
+"""`compare` of what is no file of arrays: samples of lm-eval, logs of llama.cpp, server responses,
+sampled tokens, other containers, and stored runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UlpscopeError, UsageError
+from ..judging.ingest import temporary_run
+from ..rl.formats import files_in
+from ..runs.corpus import are_logs
+from ..runs.reader import RunReader
+from ..runs.store.store import open_store
+from .comparing import Comparison, of_files
+from .corpora import are_samples, compare_samples, corpus_of_logs, print_corpus, print_samples
+from .terminal.console import steps
+
+if TYPE_CHECKING:
+    from .comparing import Run
+
+
+def statistics_of(names: Sequence[str], *, has_options: bool) -> Comparison | None:
+    """Return the statistics of files that make no run, None of others. has_options: those of a
+    comparison are given.
+    """
+    files = files_in(names)
+    if are_samples(files):
+        if has_options:
+            raise UsageError(
+                "Samples of lm-eval have no logits; leave out every option but --json.",
+            )
+        changes = compare_samples(files)
+        return Comparison(changes, partial(print_samples, changes))
+    if are_logs(files) and not has_options:
+        with steps() as say:
+            statistics = corpus_of_logs(files, say)
+        return Comparison(statistics, partial(print_corpus, statistics))
+    return None
+
+
+def run_of(
+    names: Sequence[str],
+    store: str | None,
+    taken_as: Mapping[str, Any],
+) -> AbstractContextManager[Run]:
+    """Return a stored run, or the run that files make, which is gone afterwards."""
+    if len(names) > 1 or Path(names[0]).exists() or not _is_run(store, names[0]):
+        return of_files(partial(temporary_run, files_in(names), **taken_as))
+    if taken_as:
+        raise UsageError(
+            "--compute-dtype, --reference and --holds are for dumps; a stored run has its own.",
+        )
+    return RunReader(open_store(store).path_of(names[0]))
+
+
+def _is_run(store: str | Path | None, text: str) -> bool:
+    """Return whether a word that is not a file is a run id: one that exists, or has no suffix."""
+    try:
+        open_store(store).path_of(text)
+    except UlpscopeError:
+        return not Path(text).suffix
+    return True
