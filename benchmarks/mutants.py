@@ -41,10 +41,10 @@ MUTANTS = (
     ),
     Mutant(
         "smallest detectable fault without the minus one",
-        "core/judging/statistic.py",
+        "core/numerics/statistic.py",
         "math.sqrt(max(ratio, 1.0) ** 2 - 1)",
         "math.sqrt(max(ratio, 1.0) ** 2)",
-        "tests/core/judging/test_statistic.py",
+        "tests/core/numerics/test_statistic.py",
     ),
     Mutant(
         "tolerance of leaks at 40",

@@ -62,7 +62,7 @@ from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import PLAIN, side_of, whole_side
 from core.judging.drawn import error_test
 from core.judging.limits import DRAWN
-from core.judging.statistic import FloorTest, smallest_fault
+from core.numerics.statistic import FloorTest, smallest_fault
 
 DTYPES = ("bfloat16", "float16")
 MODELS = (

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 
 import typer
 
+from ..cause import Cause
 from ..errors import CaptureError, UsageError
 from ..judging.explain.causes import Explanation, explain_lists, explain_pair
 from ..judging.explain.rescoring import explain_rescored, floor_evidence
 from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
-from ..judging.explain.scoring import Cause
 from ..judging.limits import FOREIGN
 from ..progress import Progress
 from ..responses.pairing import compare_sides

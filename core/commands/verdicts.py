@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..capture_request import DECLARE, part_and_format
+from ..cause import Cause
 from ..errors import UsageError
 from ..judging.dump import check_upload, judge_stored, stored_verdict
 from ..judging.explain.causes import explain_pair
 from ..judging.explain.rows import rows_of_lists
-from ..judging.explain.scoring import Cause
 from ..judging.lists import judge_with_floor
 from ..judging.uploaded_controls import measure_controls
 from ..responses.pairing import compare_sides

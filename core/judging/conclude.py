@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from ..cause import Cause
 from ..runs.file import evidence as checks
 from ..runs.file import records
 from ..runs.file.evidence import (
@@ -21,7 +22,6 @@ from ..runs.file.evidence import (
     Verdict,
 )
 from ..text import multiple
-from .explain.scoring import Cause
 from .limits import STANDS_OUT
 from .places import words_of
 from .shrink import STANDS_OUT_ALONE

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..cause import Cause
 from ..errors import CaptureError
+from ..numerics.statistic import BLOCKS, FloorTest
 from ..runs.file.evidence import Evidence, OtherPromptsFigures, OtherRowFigures
-from .explain.scoring import Cause
 from .places import NotFinite
-from .statistic import BLOCKS, FloorTest
 
 Squares = NDArray[np.float64]
 """Mean squares of differences, logits^2."""

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 from msgspec import structs
 
+from ..numerics.statistic import BLOCKS, SYSTEMATIC, FloorTest, Places, floor_test, smallest_fault
 from ..runs.file.evidence import FAILED, MISSING, NOTED, PASSED, Check, DrawnFigures, Evidence
 from ..text import multiple, plural
 from .controls import Errors, Exact
 from .limits import DRAWN
 from .places import beyond_in_words
-from .statistic import BLOCKS, SYSTEMATIC, FloorTest, Places, floor_test, smallest_fault
 
 # sound kernels reach 1.5 times that of draws, the largest of which differ by up to 1.4
 SYSTEMATIC_OVER_DRAWS = 1.5

@@ -10,9 +10,12 @@ from functools import cached_property
 
 import numpy as np
 
+from ..cause import Cause
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from ..numerics.formats import FLOAT32, values_of
+from ..numerics.side_divergence import FEW, SINGLE_LOGIT, peaks_of
+from ..numerics.statistic import Floats
 from ..runs.figures import Figures
 from ..runs.file import evidence
 from ..runs.file.evidence import FAILED, MISSING, PASSED, VALIDITY, Check, Evidence, Verdict
@@ -29,15 +32,12 @@ from .controls import (
     Pair,
     Rerun,
 )
-from .divergence import FEW, SINGLE_LOGIT, peaks_of
 from .explain.causes import explain
 from .explain.rows import rows_of_run
-from .explain.scoring import Cause
 from .judge import judge
 from .limits import OWN, ROW_ULPS, STANDS_OUT
 from .places import place_in_words
 from .shrink import shrink_evidence
-from .statistic import Floats
 from .uploaded_controls import UploadedControls
 from .validity import FLOAT32_STEPS, differing, may_be_16_bits, not_finite_of, sampling, screen
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from ..command_name import UNSTORED
 from ..errors import DumpError, StoreError, UsageError
+from ..numerics.constant_rows import Filling
 from ..numerics.formats import format_named
 from ..progress import STORING, Progress, no_progress
 from ..responses.alignment import align
@@ -32,7 +33,6 @@ from ..runs.store.cards import read_runs
 from ..runs.store.store import Store
 from ..runs.writer import RunWriter
 from ..text import clean, plural
-from .constant_rows import Filling
 from .dump import judge_upload
 from .lists import judge_responses, judge_tokens
 from .validity import checks_of

@@ -15,6 +15,8 @@ import numpy as np
 from msgspec import structs
 
 from ..errors import CaptureError
+from ..numerics.side_divergence import SINGLE_LOGIT
+from ..numerics.statistic import FloorTest, Limits, floor_test
 from ..runs.file import evidence
 from ..runs.file.evidence import (
     FAILED,
@@ -40,7 +42,6 @@ from .controls import (
     Squares,
     StaysInFloat32Error,
 )
-from .divergence import SINGLE_LOGIT
 from .drawn import error_rows
 from .limits import FOREIGN, OTHER_16_BITS, OWN, WIDE
 from .places import (
@@ -51,7 +52,6 @@ from .places import (
     place_of,
     structure_of,
 )
-from .statistic import FloorTest, Limits, floor_test
 
 # float64 rounds 2^-29 of what float32 does. A pair that differs by what float32 rounds stays in
 # float32 somewhere.

@@ -5,7 +5,7 @@ Those of noise ratios are in noise floors: rms over rms.
 
 from __future__ import annotations
 
-from .statistic import Limits
+from ..numerics.statistic import Limits
 
 # float32 and float64: 1,076 pairs of the same function reach 1.09 over all; the smallest fault of
 # the trial is 13.

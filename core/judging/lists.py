@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ..cause import Cause
 from ..responses.pairing import Meeting, ResponsePair, compare_sides
 from ..responses.records import ResponseSide
 from ..rl.causes import NO_TEMPERATURE, explain_tokens
@@ -28,7 +29,6 @@ from .conclude import conclude
 from .controls import Rerun
 from .explain.causes import explain
 from .explain.rows import rows_of_lists
-from .explain.scoring import Cause
 from .judge import rerun_evidence
 
 _REQUESTS = "the requests that were sent"

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..numerics.statistic import Floats
 from ..runs.file.evidence import NOTED, AloneFigures, Check, Evidence
 from ..text import plural, series, three_digits
-from .statistic import Floats
 
 # times a module's own rounding; docs/explanation/calibration.md has what was measured
 LARGEST_ALONE = 10.0

@@ -11,9 +11,9 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from ..numerics.statistic import BLOCKS, SYSTEMATIC, FloorTest
 from ..runs.file.evidence import NOTED, Check, Evidence, StructureFigures
 from ..text import multiple, plural
-from .statistic import BLOCKS, SYSTEMATIC, FloorTest
 
 FLOAT16_MAX = 65504.0
 # that name a block: one place is a multiple of a larger block than its own every other time

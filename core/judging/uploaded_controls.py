@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from ..errors import DumpError, UsageError
 from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, bits_of, values_of
+from ..numerics.side_divergence import Divergence, SystematicError, concatenate, systematic_error
 from ..progress import Progress, no_progress
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.figures import Figures
 from ..runs.file.records import RunHeader
 from ..text import series, three_digits
 from .controls import NoiseFloor
-from .divergence import Divergence, SystematicError, concatenate, systematic_error
 from .places import place_in_words
 from .validity import first_mismatch
 

@@ -15,7 +15,9 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from ..numerics.constant_rows import Filling
 from ..numerics.formats import values_of
+from ..numerics.side_divergence import Divergence
 from ..runs.dumps.source_dtype import looks_normalised
 from ..runs.figures import Figures
 from ..runs.file import evidence
@@ -23,8 +25,6 @@ from ..runs.file.evidence import FAILED, NOTED, PASSED, Check, Evidence
 from ..runs.file.records import Generation, RunHeader
 from ..runs.queries.flips import beyond_noise, dominating
 from ..text import number, plural, series
-from .constant_rows import Filling
-from .divergence import Divergence
 from .explain.signs import shift_in_words
 from .limits import ROW_ULPS, STANDS_OUT, STANDS_OUT_MOST
 from .places import FLOAT16_MAX, NotFinite, place_in_words, place_of, structure_of

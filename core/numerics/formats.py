@@ -163,3 +163,9 @@ def spacings(values: NDArray, fmt: FloatFormat) -> NDArray[np.float64]:
         np.maximum(exponent, fmt.least_exponent),
     )
     return np.where(np.isnan(magnitude), np.nan, np.ldexp(1.0, exponent - fmt.mantissa_bits))
+
+
+def round_to(fmt: FloatFormat, values: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Round finite values to a format, those beyond its largest to that. Same shape."""
+    finite = np.clip(values, -fmt.largest, fmt.largest)
+    return finite.astype(np.float32).astype(fmt.values).astype(np.float64)

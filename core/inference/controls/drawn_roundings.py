@@ -24,9 +24,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...errors import CaptureError
 from ...judging.controls import Errors, Exact
-from ...judging.divergence import ALIKE, SystematicError, systematic_error
 from ...judging.drawn import error_rows
-from ...judging.statistic import FloorTest
+from ...numerics.side_divergence import ALIKE, SystematicError, systematic_error
+from ...numerics.statistic import FloorTest
 from ...progress import Progress, no_progress
 from ...runs.file.evidence import Evidence
 from ..models.dtypes import in_float32

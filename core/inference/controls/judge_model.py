@@ -26,10 +26,10 @@ from ...judging.controls import (
     Rerun,
     StaysInFloat32Error,
 )
-from ...judging.divergence import Divergence
 from ...judging.places import NotFinite, place_of
-from ...judging.statistic import BLOCKS, FloorTest
 from ...numerics.formats import LOGIT_FORMATS
+from ...numerics.side_divergence import Divergence
+from ...numerics.statistic import BLOCKS, FloorTest
 from ...progress import Progress, no_progress
 from ...runs.file.evidence import Evidence, OtherPromptsFigures, OtherRowFigures, Verdict
 from ..models.dtypes import WIDENING

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from ...errors import CaptureError, UsageError
 from ...judging.controls import Exact, NoiseFloor, PrecisionVerdict
 from ...judging.dump import DumpControls, MakeControls
-from ...judging.statistic import FloorTest
 from ...judging.uploaded_controls import side_in_float32
 from ...numerics.formats import values_of
+from ...numerics.statistic import FloorTest
 from ...progress import Progress, no_progress
 from ...runs.figures import Figures
 from ...runs.file.evidence import Evidence

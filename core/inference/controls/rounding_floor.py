@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from ...errors import CaptureError
 from ...judging.controls import NoiseFloor
-from ...judging.divergence import Divergence, concatenate, row_ulp_percentile
 from ...judging.places import NotFinite
 from ...numerics.formats import FloatFormat
+from ...numerics.side_divergence import Divergence, concatenate, row_ulp_percentile
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel, token_texts
 from ..models.torch_errors import foreign_errors_stop, quiet

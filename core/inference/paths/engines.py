@@ -16,9 +16,15 @@ import torch
 from numpy.typing import NDArray
 
 from ...errors import CaptureError, UlpscopeError
-from ...judging.divergence import ROW_ULP_SHIFT, SINGLE_LOGIT, Divergence, concatenate, peaks_of
 from ...judging.limits import ROW_ULPS
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, spacings
+from ...numerics.side_divergence import (
+    ROW_ULP_SHIFT,
+    SINGLE_LOGIT,
+    Divergence,
+    concatenate,
+    peaks_of,
+)
 from ..models.devices import bits_of, row_sums
 from ..models.model import LoadedModel
 from ..models.module_state import restore_state

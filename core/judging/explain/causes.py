@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...cause import Cause
 from ...responses.pairing import ResponsePair, compare_sides
 from ...responses.placeholders import MASKED
 from ...responses.records import ResponseSide
@@ -21,7 +22,7 @@ from ...runs.reader import RunReader
 from ...text import opening, plural
 from . import fits, signs
 from .rows import PairRows, TooFewError, rows_of_lists, rows_of_run
-from .scoring import Cause, Find, remaining_rms
+from .scoring import Find, remaining_rms
 
 OF_VALUES = (fits.temperature, fits.constant_offset, fits.soft_capping, fits.rounded_logits)
 OF_TOKENS = (fits.penalty, fits.logit_bias)

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cause import Cause
 from ...rl.causes import explain_tokens
 from ...rl.figures import SampledTokens
 from ...runs.file.evidence import (
@@ -26,7 +27,6 @@ from ...text import multiple, three_digits
 from ..judge import foreign
 from ..limits import LISTS
 from .rows import RowPair
-from .scoring import Cause
 
 Floats = NDArray[np.float64]
 _FEW = 0.05  # of the tokens may be far off without deciding about the others

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ...numerics.constant_rows import is_left_out
 from ...numerics.formats import format_named, spacings, values_of
 from ...numerics.top_tokens import largest
 from ...responses.alignment import prompt_tokens
 from ...responses.pairing import ResponsePair
 from ...responses.records import UNKNOWN_TOKEN, ResponseSide
 from ...runs.figures import Figures
-from ..constant_rows import is_left_out
 from .moves import MOST_ROWS, Moves, moves_of_run
 
 Ids = NDArray[np.int64]

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...numerics.formats import FORMATS
+from ...cause import EXPLAINED, Cause
+from ...numerics.formats import FORMATS, round_to
 from ...responses.alignment import extra_first_token
 from ...responses.records import UNKNOWN_TOKEN
 from ...text import number, plural
-from .fits import round_to
 from .moves import Moves
 from .rows import FARTHEST, LEAST_TOKENS, Flags, Ids, PairRows, TooFewError, Values
-from .scoring import EXPLAINED, LEAST_ROWS, Cause, center
+from .scoring import LEAST_ROWS, center
 
 _SHIFTS = (-3, -2, -1, 1, 2, 3)  # rows
 _LEAST_VALUES = 16  # of a sequence of single values

@@ -288,7 +288,7 @@ def position_ratios(
     pair_rms: NDArray[np.float64],
     floor_rms: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Noise ratio at every position of all prompts, as core.judging.statistic.floor_test computes
+    """Noise ratio at every position of all prompts, as core.numerics.statistic.floor_test computes
     it. [positions]
 
     A position whose floor is next to 0 has no scale of its own: it is compared with a hundredth of

@@ -20,11 +20,11 @@ from benchmarks.verdicts.causes import (
     lists,
     pair_of,
 )
+from core.cause import Cause
 from core.errors import DumpError
-from core.judging.constant_rows import is_left_out
 from core.judging.explain.causes import explain
 from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
-from core.judging.explain.scoring import Cause
+from core.numerics.constant_rows import is_left_out
 from core.responses.pairing import compare_sides
 from core.responses.records import ResponseSide
 from core.runs.reader import RunReader

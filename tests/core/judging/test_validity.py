@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from core.errors import DumpError
-from core.judging.constant_rows import Filling
 from core.judging.explain.causes import explain_pair
 from core.judging.ingest import ingest
+from core.numerics.constant_rows import Filling
 from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.file.evidence import (
     FAILED,

@@ -22,7 +22,7 @@ from ....errors import CaptureError
 from ....judging.controls import PrecisionVerdict
 from ....judging.limits import DRAWN, WIDE
 from ....judging.places import place_in_words, structure_of
-from ....judging.statistic import BLOCKS, FloorTest, floor_test
+from ....numerics.statistic import BLOCKS, FloorTest, floor_test
 from ....progress import Progress, no_progress
 from ....runs.file import evidence
 from ....runs.file.evidence import FAILED, MISSING, NOTED, PASSED, Check, Evidence

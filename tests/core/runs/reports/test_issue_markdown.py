@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from core.judging.limits import WIDE
-from core.judging.statistic import floor_test
+from core.numerics.statistic import floor_test
 from core.runs.file.evidence import CHECK_GROUPS, Verdict
 from core.runs.file.records import Provenance, SideHeader
 from core.runs.queries.verdicts import answer_of, position_ratios, shown_verdict

@@ -72,7 +72,7 @@ from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import PLAIN, side_of, whole_side
 from core.inference.paths.paths import parse_path
-from core.judging.statistic import BLOCKS
+from core.numerics.statistic import BLOCKS
 from core.runs.file.evidence import FAILED, NOTED, PASSED, PRECISION, Evidence
 from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION
 

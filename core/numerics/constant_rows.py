@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..numerics.formats import FloatFormat, values_of
+from .formats import FloatFormat, values_of
 
 # places of a row that are looked at before it is counted, and how many of them agree
 _SAMPLED, _ALIKE = 32, 10

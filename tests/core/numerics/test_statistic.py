@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from core.judging.limits import DRAWN, OWN, WIDE
-from core.judging.statistic import FALSE_ALARM, FloorTest, floor_test, smallest_fault
+from core.numerics.statistic import FALSE_ALARM, FloorTest, floor_test, smallest_fault
 
 POSITIONS = 4096
 
