@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .numerics.arrays import Floats
+from .numerics.arrays import Values
 from .text import floored_percent, number
 
 EXPLAINED = 0.9  # of a row's squared difference
@@ -57,7 +57,7 @@ class Cause:
         share = f"{floored_percent(self.explained)} of the squared difference"
         return f"{self.says} Explains {share}; leaves {number(self.left_rms)} (rms){floors}."
 
-    def score(self, total: Floats, remaining: Floats, tokens: float) -> Cause:
+    def score(self, total: Values, remaining: Values, tokens: float) -> Cause:
         """Return the cause with what it explains and leaves. total, remaining: squares of each row,
         over `tokens`.
         """

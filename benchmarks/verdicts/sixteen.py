@@ -54,14 +54,13 @@ from benchmarks.verdicts.variations import (
     scores_rounded,
     without_groups,
 )
+from core.checks.drawn import DRAWN_LIMITS, error_test
 from core.errors import CaptureError
 from core.inference.controls.drawn_roundings import RoundingDraws
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import PLAIN, side_of, whole_side
-from core.judging.drawn import error_test
-from core.judging.limits import DRAWN
 from core.numerics.statistic import FloorTest, smallest_fault
 
 DTYPES = ("bfloat16", "float16")
@@ -336,7 +335,7 @@ def summary(
         faults, same = (
             [one for one in own if bool(one.size) == is_fault] for is_fault in (True, False)
         )
-        limits = same[0].test.position.limit, DRAWN.over_all
+        limits = same[0].test.position.limit, DRAWN_LIMITS.over_all
         smallest = [f"{smallest_fault(limit):.2g}" for limit in limits]
         cells = [model, count, len(faults), sum(one.is_seen for one in faults), len(same)]
         cells += [sum(one.is_seen for one in same), f"{max(one.test.ratio for one in same):.2f}"]

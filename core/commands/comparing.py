@@ -13,11 +13,11 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from ..checks.responses import CONTEXT
 from ..errors import UlpscopeError, UsageError
 from ..judging.ingest import temporary_run
 from ..rl.formats import files_in
 from ..runs.corpus import are_logs
-from ..runs.file.evidence import Check
 from ..runs.reader import RunReader
 from ..runs.reports.conditions import ALLOWED, Condition, parse_conditions
 from ..runs.reports.gate import GateReport, gate_of
@@ -192,9 +192,7 @@ def _compare_sides(
     pairs = [replace(pair, mismatch=mismatch) for pair in pairs]
     gate = gate_of(run, pairs, conditions) if conditions else None
     # Of responses: inputs of other lengths, texts that differ.
-    contexts = [
-        row.says for pair in pairs for row in pair.answer.checks if row.check is Check.CONTEXT
-    ]
+    contexts = [row.says for pair in pairs for row in pair.answer.checks if row.check == CONTEXT]
     report = as_json(pairs, classes, header, variant=variant, with_positions=positions)
     if corpora:
         report["corpora"] = corpora

@@ -18,12 +18,12 @@ from ..judging.explain.rows import rows_of_lists
 from ..judging.lists import judge_with_floor
 from ..judging.uploaded_controls import measure_controls
 from ..responses.pairing import compare_sides
-from ..runs.file.records import UNDECIDED, exit_code
 from ..runs.queries.verdicts import answer_of, next_command
 from ..runs.reader import RunReader, StoredPair
 from ..runs.reports.report_json import plain_number
 from ..runs.revision import revise
 from ..runs.store.store import Store, open_store
+from ..verdict import UNDECIDED, exit_code
 from . import options
 from .tables import print_answer, print_checks
 from .terminal.console import out, print_json, print_text, steps

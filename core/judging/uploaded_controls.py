@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks.pair import NoiseFloor
 from ..errors import DumpError, UsageError
+from ..numerics.arrays import Bits, Floats
 from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, bits_of, values_of
 from ..numerics.side_divergence import Divergence, SystematicError, concatenate, systematic_error
+from ..places import place_in_words
 from ..progress import Progress, no_progress
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.figures import Figures
 from ..runs.file.records import RunHeader
 from ..text import series, three_digits
-from .controls import NoiseFloor
-from .places import place_in_words
 from .validity import first_mismatch
 
-_Bits = NDArray[np.unsignedinteger]
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
 _Couples = dict[Any, tuple[_Side, _Side]]
 # of the spread of logits over the vocabulary; rounding to 16 bits moves them by a hundredth of it
@@ -195,7 +195,7 @@ def _compare(
     for chunks in zip(*(dump.chunks(most) for dump in dumps), strict=True):
         row, stop = chunks[0][0], chunks[0][0] + len(chunks[0][1][0])
         of_dump = {dump: bits for dump, (_, bits) in zip(dumps, chunks, strict=True)}
-        bits: dict[_Side, _Bits] = {
+        bits: dict[_Side, Bits] = {
             (dump, place): of_dump[dump][place] for dump, place in sides if dump is not None
         }
         for side in sides - bits.keys():
@@ -303,7 +303,7 @@ def _floor(
 
 @np.errstate(divide="ignore", invalid="ignore")
 def _doubt(
-    squares: Mapping[tuple[int, int], NDArray[np.float64]],
+    squares: Mapping[tuple[int, int], Floats],
     names: Sequence[str],
     lengths: list[int],
     ratios: Mapping[str, float],
@@ -353,8 +353,8 @@ def _doubt(
 
 
 def _divergence(
-    reference: _Bits,
-    variant: _Bits,
+    reference: Bits,
+    variant: Bits,
     fmt: FloatFormat,
     *,
     with_errors: bool = False,

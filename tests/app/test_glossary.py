@@ -9,7 +9,7 @@ from pathlib import Path
 
 from app.shell import widgets as glossary
 from app.shell import wording
-from core.runs.file.records import VERDICTS
+from core.verdict import VERDICTS
 
 ROOT = Path(__file__).resolve().parents[2]
 

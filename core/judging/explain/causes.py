@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...cause import Cause
+from ...checks.pair import PairFigures
 from ...responses.pairing import ResponsePair, compare_sides
 from ...responses.placeholders import MASKED
 from ...responses.records import ResponseSide
 from ...rl.causes import NO_TEMPERATURE, explain_tokens
 from ...rl.queries import sample_tokens
-from ...runs.file.evidence import PairFigures
 from ...runs.reader import RunReader
 from ...text import opening, plural
 from . import fits, signs

@@ -12,9 +12,10 @@ from functools import partial
 import numpy as np
 
 from ...cause import Cause
+from ...numerics.arrays import Values
 from ...numerics.formats import FORMATS, round_to
 from ...text import number, plural
-from .rows import PairRows, RowPair, TooFewError, Values
+from .rows import PairRows, RowPair, TooFewError
 from .scoring import FEW, TRIMMED, Undo, center, fit_and_score
 
 _LEAST_CONSTANT = 0.05  # a constant in logits that is more than a normalizer's

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...numerics.arrays import Flags, Ints, Values
 from ...numerics.formats import values_of
 from ...numerics.sizes import TOP_K
 from ...runs.figures import Figures
 
-Floats = NDArray[np.floating]
 SAME_ROW = 0.01  # of a row's squared difference, that one at another place leaves
 # A row's top tokens, each a random direction as long as its logit exceeds the last one, make a
 # vector: rows that differ by rounding are near, others far. 2 x 5,000 x 32,000: 5 s, of 66 s that
@@ -27,12 +26,12 @@ class Moves(NamedTuple):
     squares of its difference from its own row and from that one.
     """
 
-    nearest: NDArray[np.int64]
-    own: Floats
-    least: Floats
+    nearest: Ints
+    own: Values
+    least: Values
 
     @property
-    def is_moved(self) -> NDArray[np.bool_]:
+    def is_moved(self) -> Flags:
         is_elsewhere = self.nearest != np.arange(len(self.nearest))
         return is_elsewhere & (self.own > 0) & (self.least <= SAME_ROW * self.own)
 
@@ -64,7 +63,7 @@ def moves_of_run(run: Figures, pair: int) -> Moves:
     return Moves(nearest, own, least)
 
 
-def _vectors(run: Figures, side: int) -> Floats:
+def _vectors(run: Figures, side: int) -> Values:
     """Return the top tokens of each row as a vector. [rows, directions]"""
     top = run.best_tokens(side, TOP_K)
     rows = run.header.row_of(top["prompt"].to_numpy(), top["position"].to_numpy())

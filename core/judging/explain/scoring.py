@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...cause import EXPLAINED, Cause
-from .rows import LEAST_TOKENS, Flags, PairRows, RowPair, TooFewError, Values
+from ...numerics.arrays import Flags, Values
+from .rows import LEAST_TOKENS, PairRows, RowPair, TooFewError
 
 SHRUNK = 1 / 3  # of what the others differ by, over those that a cause of some tokens moves
 LEAST_ROWS = 4  # of either half

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...errors import StoreError
+from ...evidence import FAILED, PASSED
 from ...numerics.metrics import NULLABLE
 from ...text import clean, number, percent, plural
-from ..file.evidence import FAILED, PASSED
+from ...verdict import UNDECIDED
 from ..file.keep import note_of
-from ..file.records import UNDECIDED, Prompt
+from ..file.records import Prompt
 from ..reader import RunReader
 from .conditions import Condition, Outcome, Row, by_difference, check_decidable, of_positions
 from .report_json import PairReport, plain_number

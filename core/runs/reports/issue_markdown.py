@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from ... import __version__
 from ...packaged_models import PACKAGED
 from ...text import join_bytes, number, out_of, percent, plural, three_digits
+from ...verdict import FAILING
 from ..file.keep import note_of
-from ..file.records import FAILING, Provenance
+from ..file.records import Provenance
 from ..queries.verdicts import Answer, answer_of, ulp_percentile
 from ..reader import RunReader, StoredPair
 from ..requests import command_elsewhere

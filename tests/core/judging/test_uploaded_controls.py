@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from core.checks.narrowing import NARROWING
 from core.errors import DumpError, StoreError, UsageError
-from core.judging.dump import judge_stored, judge_upload
-from core.judging.ingest import ingest
-from core.judging.uploaded_controls import measure_controls
-from core.runs.dumps.export import export_npz
-from core.runs.file.evidence import (
+from core.evidence import (
     FAILED,
     FLOAT32,
     MISSING,
@@ -23,12 +20,15 @@ from core.runs.file.evidence import (
     PASSED,
     RERUN,
     VALIDITY,
-    Check,
-    Verdict,
 )
+from core.judging.dump import judge_stored, judge_upload
+from core.judging.ingest import ingest
+from core.judging.uploaded_controls import measure_controls
+from core.runs.dumps.export import export_npz
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from core.verdict import Verdict
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
 from tests.core.runs.damaging import damaged
 from tests.covering import few, thorough
@@ -289,7 +289,7 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair
 ) -> None:
     found = judged(in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=PAIR)
     assert found.name == "bug suspected"
-    assert [row.outcome for row in found.evidence if row.check is Check.NARROWING] == [FAILED]
+    assert [row.outcome for row in found.evidence if row.check is NARROWING] == [FAILED]
 
 
 WRONG = {

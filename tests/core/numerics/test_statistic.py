@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from core.judging.limits import DRAWN, OWN, WIDE
+from core.checks.drawn import DRAWN_LIMITS
+from core.checks.pair import OWN, WIDE
 from core.numerics.statistic import FALSE_ALARM, FloorTest, floor_test, smallest_fault
 
 POSITIONS = 4096
@@ -133,7 +134,7 @@ def tried(seed: int, prompts: int, fault: Fault = lambda _: None) -> FloorTest:
     return floor_test(
         errors(engine),
         np.stack([errors(one) for one in draws]),
-        DRAWN,
+        DRAWN_LIMITS,
         lengths=[LENGTH] * prompts,
     )
 

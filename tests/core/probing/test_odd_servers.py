@@ -21,7 +21,7 @@ from core.probing.plan import Plan, base_of, costs, parsed_tests
 from core.probing.probe import Probe, ProbeResult
 from core.probing.servers import find_server
 from core.responses.pairing import pairs_of
-from core.runs.file.evidence import Verdict
+from core.verdict import Verdict
 from tests.core.probing import odd_server as odd
 from tests.core.responses.made_sides import run_of
 

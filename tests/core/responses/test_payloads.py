@@ -20,7 +20,7 @@ from core.responses.files import sides_of
 from core.responses.formats import read_payload, read_responses
 from core.responses.pairing import compare_sides, pairs_of
 from core.responses.records import Response, ResponseSide
-from core.runs.file.records import IDENTICAL, UNDECIDED
+from core.verdict import IDENTICAL, UNDECIDED
 
 PAYLOADS = Path(__file__).with_name("payloads")
 

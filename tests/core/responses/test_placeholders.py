@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from core.checks.responses import PLACEHOLDERS
 from core.errors import DumpError
 from core.judging.explain.causes import explain_lists
 from core.judging.lists import judge_responses
@@ -20,8 +21,7 @@ from core.responses.files import read_sides
 from core.responses.formats import read_payload
 from core.responses.pairing import ResponsePair, pairs_of
 from core.responses.placeholders import without_placeholders
-from core.runs.file.evidence import Check, Verdict
-from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
+from core.verdict import IDENTICAL, INVALID_DUMP, UNDECIDED, Verdict
 from tests.core.judging.test_degenerate_lists import answer, chosen, sides_of
 
 Token = tuple[str, Any, dict[str, Any]]
@@ -321,9 +321,7 @@ def test_placeholders_come_first_among_causes_and_in_the_report() -> None:
     sides = sides_of(answer(*sound()), answer(*drafted({1, 3, 4, 6, 7})))
     (pair,) = pairs_of(sides)
     assert explain_lists(pair, *sides).causes[0].name == "placeholders"
-    rows = [
-        row for row in judge_responses(sides, [pair])[0].evidence if row.check is Check.PLACEHOLDERS
-    ]
+    rows = [row for row in judge_responses(sides, [pair])[0].evidence if row.check is PLACEHOLDERS]
     assert [(row.side, row.outcome, row.figures.to_json()) for row in rows] == [
         ("B", "failed", {"kind": "no list", "tokens": 5, "of": 8}),
     ]

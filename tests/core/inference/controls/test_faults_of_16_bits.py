@@ -11,15 +11,17 @@ import torch
 from benchmarks.verdicts.engines import Engine, in_16_bits_only
 from benchmarks.verdicts.sixteen import FAULTS, TWINS
 from benchmarks.verdicts.tiny_models import tiny_prompts
+from core.checks.single_logit import SINGLE_LOGIT
+from core.evidence import FAILED, FLOAT32
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.paths.engines import PLAIN, side_of, whole_side
 from core.judging.dump import judge_stored
 from core.judging.ingest import ingest
 from core.judging.uploaded_controls import measure_controls
-from core.runs.file.evidence import FAILED, FLOAT32, Check, Verdict
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from core.verdict import Verdict
 from tests.core.judging.engine_dumps import saved
 
 pytestmark = pytest.mark.model
@@ -110,6 +112,6 @@ def test_another_kernel_of_the_same_function_is_rounding(
 
 def test_a_logit_that_16_bits_alone_corrupt_is_a_suspected_bug_of_a_model(narrow, judged) -> None:
     verdict = judged(narrow, tiny_prompts(narrow), "prefill", corrupted)
-    (row,) = (row for row in verdict.evidence if row.check is Check.SINGLE_LOGIT)
+    (row,) = (row for row in verdict.evidence if row.check is SINGLE_LOGIT)
     assert verdict.is_bug_suspected
     assert (row.figures.first, row.figures.token) == ((0, 20), 7)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
+from core.checks.pair import OWN_PAIR, WIDE_PAIR
 from core.errors import UsageError
+from core.evidence import Evidence
 from core.numerics.formats import FloatFormat, ordinals, values_of
-from core.runs.file.evidence import Check, Evidence
 from core.runs.queries import heatmap
 from core.runs.queries.heatmap import (
     MEASURES,
@@ -236,8 +237,8 @@ def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(store):
     own, wide = (
         ratio_row(check, dtype, 1.0, "passed", "Rounding.", floor_row_ulps=value)
         for check, dtype, value in (
-            (Check.OWN_PAIR, "bfloat16", 2.5),
-            (Check.WIDE_PAIR, "float32", 40.0),
+            (OWN_PAIR, "bfloat16", 2.5),
+            (WIDE_PAIR, "float32", 40.0),
         )
     )
     assert marked() is None

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from core.errors import UsageError
+from core.evidence import FAILED, PASSED
 from core.judging.ingest import temporary_run
-from core.runs.file.evidence import FAILED, PASSED
 from core.runs.file.records import RunHeader
 from core.runs.queries.verdicts import Answer
 from core.runs.reports.conditions import Condition, parse_conditions

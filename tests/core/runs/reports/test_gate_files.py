@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from core.errors import StoreError
-from core.runs.file.evidence import FAILED, PASSED
+from core.evidence import FAILED, PASSED
 from core.runs.file.records import Prompt
 from core.runs.reports.conditions import UNDECIDED, Outcome
 from core.runs.reports.gate import GateReport, figure_text
