@@ -57,6 +57,12 @@ class CheckFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     @property
+    def ratio(self) -> float:
+        """Noise ratio, infinite if the difference has no size."""
+        ratio = getattr(self, "noise_ratio", None)
+        return math.inf if ratio is None else ratio
+
+    @property
     def names_position(self) -> bool:
         """Whether the sentence of a failed check says at which position it failed."""
         return False
@@ -157,12 +163,6 @@ class Evidence:
     def order(self) -> int:
         """Index of its group in `CHECK_GROUPS`."""
         return list(CHECK_GROUPS).index(self.group)
-
-    @property
-    def ratio(self) -> float:
-        """Noise ratio, infinite if the difference has no size."""
-        ratio = getattr(self.figures, "noise_ratio", None)
-        return math.inf if ratio is None else ratio
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as an object of JSON."""

@@ -103,8 +103,7 @@ class DrawnFigures(RatioFigures, kw_only=True):
     @property
     def names_position(self) -> bool:
         # a size beyond the limit over all says no position
-        is_small = self.noise_ratio is not None and self.noise_ratio <= self.largest_ratio_allowed
-        has_outliers = is_small and self.positions_beyond > 0
+        has_outliers = self.positions_beyond > 0 and self.ratio <= self.largest_ratio_allowed
         return has_outliers or self.nonfinite_mismatch > 0
 
     @property

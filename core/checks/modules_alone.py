@@ -263,7 +263,7 @@ def undeclared_precision(row: Evidence, rows: Sequence[Evidence]) -> str:
     for each in reversed(rows):
         alone = each.figures
         if isinstance(alone, AloneFigures) and alone.is_of_few_bits:
-            size = f"{multiple(row.ratio)} the noise floor in {pair.compute_dtype}"
+            size = f"{multiple(pair.ratio)} the noise floor in {pair.compute_dtype}"
             part = f"{alone.part} computes to {alone.bits:.0f} bits"
             return f"{size}: a bug, or an undeclared lower precision ({part})."
     return ""

@@ -26,7 +26,7 @@ from ..evidence import (
     WorstRatio,
 )
 from ..numerics.arrays import Floats
-from ..numerics.statistic import FloorTest, Limits, floor_test
+from ..numerics.statistic import FloorTest, Limits, floor_test, rms_of
 from ..places import NotFinite, beyond_in_words
 from ..text import multiple
 from ..verdict import ROUNDING
@@ -102,8 +102,7 @@ class PairFigures(RatioFigures):
     @property
     def names_position(self) -> bool:
         # a size beyond the limit over all says no position
-        is_small = self.noise_ratio is not None and self.noise_ratio <= self.largest_ratio_allowed
-        has_outliers = is_small and self.positions_beyond > 0
+        has_outliers = self.positions_beyond > 0 and self.ratio <= self.largest_ratio_allowed
         return has_outliers or self.nonfinite_mismatch > 0
 
 
@@ -167,8 +166,8 @@ def pair_row(
         compute_dtype=dtype,
         noise_ratio=test.noise_ratio,
         largest_ratio_allowed=limits.over_all,
-        pair_rms_logits=float(np.sqrt(pair.squares.mean())),
-        floor_rms_logits=float(np.sqrt(floor.squares.mean())),
+        pair_rms_logits=rms_of(pair.squares),
+        floor_rms_logits=rms_of(floor.squares),
         seed_ratios=test.seed_ratios,
         worst_position_ratio=test.worst,
         position_ratio_allowed=limit if np.isfinite(limit) else None,

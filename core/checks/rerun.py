@@ -10,7 +10,7 @@ import numpy as np
 
 from ..evidence import FAILED, PASSED, RERUN, Check, CheckFigures, Evidence, Subject, WorstRatio
 from ..numerics.arrays import Floats
-from ..numerics.statistic import floor_test
+from ..numerics.statistic import floor_test, rms_of
 from ..places import place_in_words
 from ..text import multiple, number, plural
 from .pair import OWN, WIDE, WIDE_DTYPES
@@ -96,7 +96,7 @@ def rerun_over_floor(subject: Subject, rerun: Rerun, squares: Floats, floor: Flo
         else:
             place = place_in_words(test.position.worst_place, subject.lengths)
             says = f"{size}, up to {multiple(worst)} at {place}, more than rounding."
-    sizes["rerun_rms_logits"] = float(np.sqrt(squares.mean()))
+    sizes["rerun_rms_logits"] = rms_of(squares)
     figures = RerunFigures(
         not_repeatable=rerun.unstable,
         largest_ratio_allowed=limits.over_all,

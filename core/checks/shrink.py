@@ -22,6 +22,7 @@ from ..evidence import (
 )
 from ..numerics import formats
 from ..numerics.arrays import Floats
+from ..numerics.statistic import rms_of
 from ..places import place_in_words, place_of
 from ..text import three_digits
 from ..verdict import ROUNDING
@@ -113,12 +114,12 @@ def shrink_row(
             outcome = MISSING
             says = f"{smaller}, which neither rounding nor a fault explains. A noise floor decides."
             if not narrow.any():
-                rms = f"{np.sqrt(wide.mean()):.3g} logits (rms)"
+                rms = f"{rms_of(wide):.3g} logits (rms)"
                 says = f"Only float32 shows a difference: {rms}. A noise floor decides."
     figures = ShrinkFigures(
         compute_dtype="float32",
-        pair_rms_logits=float(np.sqrt(wide.mean())),
-        own_dtype_rms_logits=float(np.sqrt(narrow.mean())),
+        pair_rms_logits=rms_of(wide),
+        own_dtype_rms_logits=rms_of(narrow),
         times_smaller_in_float32=shrink if np.isfinite(shrink) else None,
         times_finer_float32_is=full,
         positions_that_move_in_own_dtype=moving_share,

@@ -101,7 +101,7 @@ def _decide(rows: Sequence[Evidence], is_bit_identical: bool) -> tuple[str, Evid
         some = [row for row in rows if row.group == group and row.outcome == outcome]
         return min(some, key=lambda row: row.side is None, default=None)
 
-    if (invalid := first(VALIDITY)) is not None:
+    if invalid := first(VALIDITY):
         return INVALID_DUMP, invalid
     # both sides may be in one, each nothing else
     precisions = [row for row in rows if row.group == PRECISION]
@@ -134,7 +134,7 @@ def _decide(rows: Sequence[Evidence], is_bit_identical: bool) -> tuple[str, Evid
         row for row in rows if row.outcome != MISSING and row.check.if_passed == LIKELY_ROUNDING
     ]
     if likely and all(row.outcome == PASSED for row in likely):
-        return LIKELY_ROUNDING, max(likely, key=lambda row: row.ratio)
+        return LIKELY_ROUNDING, max(likely, key=lambda row: row.figures.ratio)
     has_controls = any(row.figures.controls for row in rows if isinstance(row.figures, Unmeasured))
     if screening is not None and not has_controls:
         return UNDECIDED, screening

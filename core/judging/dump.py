@@ -152,11 +152,8 @@ class DumpControls(Controls):
                 self.is_identical,
                 self._peaks(),
             )
-        wide = (
-            self.uploads.divergences("float32", self.names).get(self.names[1])
-            if dtype == "float32"
-            else None
-        )
+        # of other dtypes nothing is uploaded
+        wide = self.uploads.divergences(dtype, self.names).get(self.names[1])
         if wide is None:
             is_given = "float32" in self.uploads.controls
             missing = f"'{self.names[1]}' in {dtype}" if is_given else f"The same pair in {dtype}"

@@ -311,8 +311,7 @@ class _Trial:
                 also_in_16_bits=fails_in_own,
             )
         except CaptureError as error:
-            control = "lower precisions that engines offer"
-            self.add_missing(PRECISIONS, control, error)
+            self.add_missing(PRECISIONS, "lower precisions that engines offer", error)
         self.evidence += [each.evidence for each in self.precisions]
 
     # ---- conclusion

@@ -20,6 +20,7 @@ from ..numerics.arrays import Bits, Floats
 from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, bits_of, values_of
 from ..numerics.side_divergence import Divergence, SystematicError, concatenate, systematic_error
+from ..numerics.statistic import rms_of
 from ..places import place_in_words
 from ..progress import Progress, no_progress
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
@@ -244,7 +245,7 @@ def _spread(figures: Figures) -> float:
     bits = figures.read_rows(0, 0, min(_FIRST_ROWS, figures.header.rows))
     with np.errstate(invalid="ignore"):
         variances = values_of(bits, figures.header.format).var(axis=1, dtype=np.float64)
-    return float(np.sqrt(np.nan_to_num(variances).mean()))
+    return rms_of(np.nan_to_num(variances))
 
 
 def _floor(
@@ -289,7 +290,7 @@ def _floor(
     if reference in narrowing:
         finer = 2.0 ** (FLOAT32.mantissa_bits - header.format.mantissa_bits)
         widest = narrowing[reference].rms / finer / FLOOR_SHRINKS
-    size = float(np.sqrt(floor.mean()))
+    size = rms_of(floor)
     ratios = {"start": results[(0, reference)].rms / size if size else 0.0, "width": size / widest}
     if doubt := _doubt(squares, names, header.lengths, ratios):
         return f"The uploaded floor {doubt}."
@@ -314,7 +315,7 @@ def _doubt(
     squares: of every two paths [positions]; ratios: of the first path to the pair's reference
     ('start') and of rounding at most ('width'), over the floor.
     """
-    rms = {two: float(np.sqrt(each.mean())) for two, each in squares.items()}
+    rms = {two: rms_of(each) for two, each in squares.items()}
     others = {two: each for two, each in squares.items() if (each > 0).mean() >= OTHER_PATH}
     if not any(
         {(a, b), (a, c), (b, c)} <= {*others} for a, b, c in combinations(range(len(names)), 3)

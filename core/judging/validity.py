@@ -8,7 +8,6 @@ rounding?
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from ..checks.shapes import shapes_row
 from ..checks.shift import shift_row
 from ..checks.truncation import truncation_row
 from ..evidence import Evidence
+from ..numerics.arrays import DataFrame
 from ..numerics.constant_rows import Filling
 from ..numerics.formats import values_of
 from ..numerics.side_divergence import Divergence
@@ -29,9 +29,6 @@ from ..runs.dumps.source_dtype import looks_normalised
 from ..runs.figures import Figures
 from ..runs.file.records import Generation, RunHeader
 from ..runs.queries.flips import beyond_noise, dominating
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _FIRST_ROWS = 64  # that tell logits from probabilities
 # float32 arrays may hold what a 16-bit model computed, if a cast, softcap or log-softmax hides its
@@ -165,7 +162,7 @@ def may_be_16_bits(header: RunHeader) -> bool:
 
 def screen(
     header: RunHeader,
-    positions: pd.DataFrame,
+    positions: DataFrame,
     causes: Sequence[str] = (),
     *,
     has_experts: bool = False,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .arrays import Floats, Ints
+from .statistic import rms_of
 
 FEW = 16  # logits of a row that a fault may move alone
 ALIKE = 128  # rows that are compared with one another
@@ -93,7 +94,7 @@ class Divergence:
     @property
     def rms(self) -> float:
         """rms over all positions, each as much as any other, in logits."""
-        return float(np.sqrt(self.squares.mean()))
+        return rms_of(self.squares)
 
 
 def peaks_of(differences: Floats, least: Floats) -> Floats:

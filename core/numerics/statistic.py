@@ -178,6 +178,11 @@ def floor_test(
     )
 
 
+def rms_of(squares: Floats) -> float:
+    """Return the rms over all positions, each as much as any other. squares: mean squares."""
+    return float(np.sqrt(squares.mean()))
+
+
 def rms_ratio(squares: Floats, measure: Floats | float) -> float:
     """Return the ratio of rms of two arrays of mean squares."""
     return float(np.sqrt(squares.mean() / max(float(np.mean(measure)), TINY)))

@@ -8,9 +8,9 @@ text after pasting.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ... import __version__
+from ...numerics.arrays import DataFrame
 from ...packaged_models import PACKAGED
 from ...text import join_bytes, number, out_of, percent, plural, three_digits
 from ...verdict import FAILING
@@ -21,9 +21,6 @@ from ..reader import RunReader, StoredPair
 from ..requests import command_elsewhere
 from .markdown import block, code, facts, fold, plain, table
 from .report_json import over_logits, over_positions
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOST_FLIPS = 5
 _MOST_PROMPTS = 3  # shown in full
@@ -235,7 +232,7 @@ def _prompts(run: RunReader, pair: StoredPair) -> list[str]:
     return parts
 
 
-def _flips(run: RunReader, pair: StoredPair, flips: pd.DataFrame) -> str:
+def _flips(run: RunReader, pair: StoredPair, flips: DataFrame) -> str:
     import pandas as pd
 
     rows = []
