@@ -128,6 +128,11 @@ class Check(str):
         check.group, check.record, check.if_passed = group, record, if_passed
         return check
 
+    @property
+    def order(self) -> int:
+        """Index of its group in `CHECK_GROUPS`."""
+        return list(CHECK_GROUPS).index(self.group)
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -158,11 +163,6 @@ class Evidence:
     def group(self) -> str:
         """Group that the check belongs to."""
         return self.check.group
-
-    @property
-    def order(self) -> int:
-        """Index of its group in `CHECK_GROUPS`."""
-        return list(CHECK_GROUPS).index(self.group)
 
     def to_json(self) -> dict[str, Any]:
         """Return the row as an object of JSON."""

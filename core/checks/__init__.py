@@ -7,11 +7,12 @@ its row of what was measured: its outcome and its sentence.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from ..evidence import CHECK_GROUPS, Check
+from ..evidence import Check
 
-_modules = [import_module(f"{__name__}.{each.name}") for each in iter_modules(__path__)]
-_declared = [each for module in _modules for each in vars(module).values() if type(each) is Check]
+_declared: list[Check] = []
+for _each in iter_modules(__path__):
+    _module = import_module(f"{__name__}.{_each.name}")
+    _declared += [each for each in vars(_module).values() if isinstance(each, Check)]
+
 # by the words that are stored for a check, in the order of the groups
-CHECKS = {
-    str(check): check for group in CHECK_GROUPS for check in _declared if check.group == group
-}
+CHECKS = {str(check): check for check in sorted(_declared, key=lambda check: check.order)}

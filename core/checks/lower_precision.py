@@ -129,7 +129,11 @@ def fault_of_16_bits(row: Evidence, precision: str, dtype: str, ratio: float) ->
 
 
 def _row(
-    check: Check, figures: CheckFigures, outcome: str, says: str, side: str | None
+    check: Check,
+    figures: CheckFigures,
+    outcome: str,
+    says: str,
+    side: str | None,
 ) -> Evidence:
     control = f"'{side}' compared with the model in lower precisions"
     return Evidence(check, control, figures, outcome, says, side)

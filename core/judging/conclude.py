@@ -68,7 +68,7 @@ def conclude(
     only token that differs, if it is one; module: the first at fault; causes: common causes that
     explain the difference, best first.
     """
-    rows = tuple(sorted(without_leaks_of_unsteady_sides(evidence), key=lambda row: row.order))
+    rows = tuple(sorted(without_leaks_of_unsteady_sides(evidence), key=lambda row: row.check.order))
     name, row = _decide(rows, is_bit_identical)
     cause = next(iter(causes), None)
     if name not in _BY_CAUSE or (row is not None and _is_of_a_nan(row)):
@@ -122,7 +122,7 @@ def _decide(rows: Sequence[Evidence], is_bit_identical: bool) -> tuple[str, Evid
     if is_bit_identical:
         return IDENTICAL, None
     screening = next((row for row in rows if row.group == SCREENING), None)
-    if screening is not None and screening.outcome == FAILED:
+    if screening and screening.outcome == FAILED:
         return BUG_SUSPECTED, screening
     for row in rows:
         if row.outcome == MISSING and row.figures.leaves_16_bits_open:
@@ -136,7 +136,7 @@ def _decide(rows: Sequence[Evidence], is_bit_identical: bool) -> tuple[str, Evid
     if likely and all(row.outcome == PASSED for row in likely):
         return LIKELY_ROUNDING, max(likely, key=lambda row: row.figures.ratio)
     has_controls = any(row.figures.controls for row in rows if isinstance(row.figures, Unmeasured))
-    if screening is not None and not has_controls:
+    if screening and not has_controls:
         return UNDECIDED, screening
     return UNDECIDED, first(FLOAT32, MISSING) or first(OWN_DTYPE, MISSING)
 

@@ -140,7 +140,7 @@ class _Trial:
 
     def add(self, row: Evidence | None) -> None:
         """Add a row of evidence, if there is one."""
-        if row is not None:
+        if row:
             self.evidence.append(row)
 
     def add_missing(self, check: Check, control: str, error: CaptureError) -> None:

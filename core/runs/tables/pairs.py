@@ -230,7 +230,9 @@ def read_evidence(database: Database) -> dict[int, list[Evidence]]:
                 continue
             row = Evidence(check, control, figures_of(check, figures), *rest)
             of_pairs.setdefault(pair, []).append(row)
-        return {pair: sorted(rows, key=lambda row: row.order) for pair, rows in of_pairs.items()}
+        return {
+            pair: sorted(rows, key=lambda row: row.check.order) for pair, rows in of_pairs.items()
+        }
 
 
 def unknown_checks(database: Database) -> list[str]:
