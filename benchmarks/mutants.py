@@ -41,21 +41,21 @@ MUTANTS = (
     ),
     Mutant(
         "smallest detectable fault without the minus one",
-        "core/judging/statistic.py",
+        "core/numerics/statistic.py",
         "math.sqrt(max(ratio, 1.0) ** 2 - 1)",
         "math.sqrt(max(ratio, 1.0) ** 2)",
-        "tests/core/judging/test_statistic.py",
+        "tests/core/numerics/test_statistic.py",
     ),
     Mutant(
         "tolerance of leaks at 40",
-        "core/judging/conclude.py",
+        "core/checks/other_rows.py",
         "_MORE_THAN_A_RERUN = 4.0",
         "_MORE_THAN_A_RERUN = 40.0",
         "tests/core/judging/test_judge.py",
     ),
     Mutant(
         "rerun without a limit at one position",
-        "core/judging/judge.py",
+        "core/checks/rerun.py",
         "test.ratio > limits.over_all or worst > at_one",
         "test.ratio > limits.over_all",
         "tests/core/judging/test_judge.py",
@@ -70,8 +70,8 @@ MUTANTS = (
     Mutant(
         "errors that 16 bits leave open decide",
         "core/judging/conclude.py",
-        "    if row.outcome != MISSING:",
-        "    if row.outcome == MISSING:",
+        "row.outcome == MISSING and row.figures.leaves_16_bits_open",
+        "row.outcome != MISSING and row.figures.leaves_16_bits_open",
         "tests/core/judging tests/core/inference/controls/test_model_controls.py",
     ),
     Mutant(
@@ -83,16 +83,16 @@ MUTANTS = (
     ),
     Mutant(
         "limit of the noise ratio in float32 at 40",
-        "core/judging/limits.py",
+        "core/checks/pair.py",
         "WIDE = Limits(over_all=4.0",
         "WIDE = Limits(over_all=40.0",
         "tests/core/judging",
     ),
     Mutant(
         "limit of errors in 16 bits at 4",
-        "core/judging/limits.py",
-        "DRAWN = Limits(over_all=2.0",
-        "DRAWN = Limits(over_all=4.0",
+        "core/checks/drawn.py",
+        "DRAWN_LIMITS = Limits(over_all=2.0",
+        "DRAWN_LIMITS = Limits(over_all=4.0",
         "tests/core/judging",
     ),
     Mutant(

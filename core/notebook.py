@@ -18,13 +18,13 @@ from .rl.formats import files_in
 from .rl.queries import figures_of
 from .runs.dumps.arrays import foreign_errors
 from .runs.dumps.shapes import HOLDS, LOGITS, PADDED
-from .runs.file.evidence import Verdict
 from .runs.importing import check_schema, is_run_file
 from .runs.queries import caches, flips, kernels, layers
 from .runs.reader import RunReader
 from .runs.reports.issue_markdown import gravest_first
 from .runs.store.store import open_store
 from .text import clean, legible, plural
+from .verdict import Verdict
 
 if TYPE_CHECKING:
     import pandas as pd

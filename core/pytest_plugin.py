@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from .runs.file.evidence import Verdict
     from .runs.reports.gate import GateReport
+    from .verdict import Verdict
 
 _FOUND = pytest.StashKey[list["Verdict | GateReport"]]()
 

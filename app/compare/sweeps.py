@@ -17,12 +17,12 @@ from app.components import plots
 from app.navigation import COMPARE, SIDE_BY_SIDE
 from app.shell import exports, selection, store_cache, widgets
 from core.plots import style
-from core.runs.file.records import FAILING
 from core.sweeps.history import CellChange, change_of
 from core.sweeps.ledger import FAILED, RUNNING, StoredPlan
 from core.sweeps.matrix import FIGURES, Matrix, filter_changes, matrix_of, sentence, varying
 from core.sweeps.plan import AXES, in_short
 from core.text import clean, file_name, number, percent, plural
+from core.verdict import FAILING
 
 ANY = "any"
 # of the chart of growth: more take a browser a second

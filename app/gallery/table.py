@@ -15,10 +15,11 @@ from msgspec.structs import asdict
 
 from app.shell import exports, selection, widgets, wording
 from app.shell.widgets import PAGES
-from core.runs.file.records import ALL, BUG_SUSPECTED, ROUNDING
+from core.runs.file.records import ALL
 from core.runs.store.cards import BrokenRun, RunCard
 from core.runs.store.labels import Labels
 from core.text import plural, size
+from core.verdict import BUG_SUSPECTED, ROUNDING
 
 _FIGURE = "%.3g"
 # the first seven fit into a window of 1280 pixels

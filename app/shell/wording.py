@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from core.runs.file import records
 from core.runs.store.cards import RunCard
 from core.text import number, percent, visible
+from core.verdict import (
+    BUG_SUSPECTED,
+    IDENTICAL,
+    INVALID_DUMP,
+    LIKELY_ROUNDING,
+    LOWER_PRECISION,
+    NONDETERMINISTIC,
+    NOT_JUDGED,
+    ROUNDING,
+    UNDECIDED,
+)
 
 # A verdict and the colour of its label, gravest first. A name a newer version wrote is grey.
 VERDICTS = {
-    records.BUG_SUSPECTED: "red",
-    records.INVALID_DUMP: "violet",
-    records.NONDETERMINISTIC: "orange",
-    records.UNDECIDED: "gray",
-    records.NOT_JUDGED: "gray",
-    records.LOWER_PRECISION: "yellow",
-    records.LIKELY_ROUNDING: "blue",
-    records.ROUNDING: "blue",
-    records.IDENTICAL: "green",
+    BUG_SUSPECTED: "red",
+    INVALID_DUMP: "violet",
+    NONDETERMINISTIC: "orange",
+    UNDECIDED: "gray",
+    NOT_JUDGED: "gray",
+    LOWER_PRECISION: "yellow",
+    LIKELY_ROUNDING: "blue",
+    ROUNDING: "blue",
+    IDENTICAL: "green",
 }
 
 

@@ -26,27 +26,20 @@ from app.shell.job_list import how_it_stands
 from app.shell.jobs import Job, PromptFile, queue_of
 from app.shell.widgets import PAGES
 from core.capture_request import CaptureRequest
+from core.checks.modules_alone import AloneFigures
+from core.checks.pair import PairFigures
 from core.command_name import COMMAND, shell_command
 from core.document.drawing import png_file
+from core.evidence import EXPLAINED, FAILED, MISSING, NOTED, PASSED, Evidence
 from core.packaged_models import PACKAGED, is_here
 from core.plots import pairs as charts
 from core.plots.style import selected_line
-from core.runs.file.evidence import (
-    EXPLAINED,
-    FAILED,
-    MISSING,
-    NOTED,
-    PASSED,
-    AloneFigures,
-    Evidence,
-    PairFigures,
-)
-from core.runs.file.records import LIKELY_ROUNDING, NONDETERMINISTIC, UNDECIDED
 from core.runs.queries.verdicts import Answer, answer_of, deciding_controls
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.requests import rejudge_request
 from core.subprocess_json import ROOT
 from core.text import clean, is_seen, opening, plural, printable
+from core.verdict import LIKELY_ROUNDING, NONDETERMINISTIC, UNDECIDED
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 _OUTCOMES = {

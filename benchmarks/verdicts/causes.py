@@ -20,9 +20,9 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from core.cause import Cause
 from core.judging.explain.causes import explain
 from core.judging.explain.rows import PairRows, complete_rows, rows_of_lists
-from core.judging.explain.scoring import Cause
 from core.numerics.formats import FORMATS, values_of
 from core.numerics.top_tokens import largest
 from core.responses.pairing import compare_sides

@@ -39,8 +39,7 @@ from benchmarks.verdicts.mutations import (
     single_precision,
 )
 from benchmarks.verdicts.variations import scores_rounded
-from core.runs.file.evidence import Verdict
-from core.runs.file.records import BUG_SUSPECTED
+from core.verdict import BUG_SUSPECTED, Verdict
 
 MODELS = ("shipped float32", "shipped bfloat16", "gpt2")
 MAX_WORDS = 25

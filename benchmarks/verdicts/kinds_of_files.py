@@ -25,7 +25,7 @@ from benchmarks.verdicts.mutations import FAULTS, HARMLESS
 from benchmarks.verdicts.variations import in_two_halves
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
-from core.runs.file.records import UNDECIDED
+from core.verdict import UNDECIDED
 
 LISTED = 20
 Controls = dict[str, list[Path]]

@@ -44,13 +44,7 @@ from benchmarks.verdicts.engines import (
 )
 from core.inference.models.model import LoadedModel
 from core.inference.paths.batch import Emit, PromptBatch
-from core.runs.file.records import (
-    BUG_SUSPECTED,
-    IDENTICAL,
-    INVALID_DUMP,
-    NONDETERMINISTIC,
-    ROUNDING,
-)
+from core.verdict import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING
 
 Slots = slice | int
 # verdicts on a fault, and on another way to compute the same

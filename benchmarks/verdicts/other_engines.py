@@ -24,13 +24,13 @@ import numpy as np
 from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metadata
 from safetensors.numpy import load_file, save_file
 
+from core.checks.modules_alone import in_words
 from core.engines.process import EngineProcess, EngineRows
 from core.engines.registry import describe
 from core.inference.controls.judge_model import judge
 from core.inference.models.engine_files import folder_of, gguf_of
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths import engine_side
-from core.judging.module_evidence import in_words
 
 WIDE = "kv:f32+flash:off"  # float32 in every part of llama.cpp
 SETTINGS = {

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from benchmarks.verdicts.tiny_models import CONFIGS
 from benchmarks.verdicts.trial import MODELS, cases_of, model_named, registered
 from core.errors import CaptureError
+from core.evidence import FAILED, NOTED, PASSED
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import Engine, side_of, whole_side
@@ -32,7 +33,6 @@ from core.judging.validity import NAMED, screen
 from core.numerics.divergence import compare
 from core.numerics.formats import format_named
 from core.numerics.metrics import METRICS
-from core.runs.file.evidence import FAILED, NOTED, PASSED
 
 IN_FLOAT16 = tuple(f"{name} float16" for name in CONFIGS)
 TOKENS = 64

@@ -55,18 +55,17 @@ from benchmarks.verdicts.variations import (
     scores_rounded,
     without_groups,
 )
+from core.checks.drawn import DRAWN_LIMITS, error_test
+from core.checks.modules_in_16_bits import module_rounding_row
 from core.errors import CaptureError
+from core.evidence import PASSED
 from core.inference.controls.drawn_roundings import RoundingDraws
 from core.inference.controls.modules_in_16_bits import module_rounding
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel, has_experts, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import PLAIN, RunnableSide, side_of, whole_side
-from core.judging.drawn import error_test
-from core.judging.limits import DRAWN
-from core.judging.module_rounding import module_rounding_evidence
-from core.judging.statistic import FloorTest, smallest_fault
-from core.runs.file.evidence import PASSED
+from core.numerics.statistic import FloorTest, smallest_fault
 
 DTYPES = ("bfloat16", "float16")
 MODELS = (
@@ -326,7 +325,7 @@ def _has_an_open_module(
         return False
     with quiet(), torch.inference_mode(), suppress(CaptureError):
         rounding = module_rounding(loaded, prompts, side)
-        return module_rounding_evidence(rounding, side.name, loaded.dtype).outcome != PASSED
+        return module_rounding_row(rounding, side.name, loaded.dtype).outcome != PASSED
     return False
 
 
@@ -356,7 +355,7 @@ def summary(
         faults, same = (
             [one for one in own if bool(one.size) == is_fault] for is_fault in (True, False)
         )
-        limits = same[0].test.position.limit, DRAWN.over_all
+        limits = same[0].test.position.limit, DRAWN_LIMITS.over_all
         smallest = [f"{smallest_fault(limit):.2g}" for limit in limits]
         cells = [model, count, len(faults), sum(one.is_seen for one in faults), len(same)]
         cells += [sum(one.is_seen for one in same), f"{max(one.test.ratio for one in same):.2f}"]

@@ -34,20 +34,21 @@ from benchmarks.verdicts.mutations import FAULTS, HARMLESS, MUTATIONS, Mutation,
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import SLOW_PATHS, VARIATIONS, in_two_halves, reordering
+from core.checks.emitted_tokens import sampler_evidence
 from core.errors import CaptureError
+from core.evidence import CHECK_GROUPS, FAILED, FLOAT32
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
 from core.judging.conclude import conclude
-from core.judging.validity import sampler_evidence
-from core.runs.file.evidence import CHECK_GROUPS, FAILED, FLOAT32, Verdict
-from core.runs.file.records import (
+from core.verdict import (
     BUG_SUSPECTED,
     IDENTICAL,
     LOWER_PRECISION,
     NONDETERMINISTIC,
     VERDICTS,
+    Verdict,
 )
 
 SAMPLES = FilePath(__file__).parents[2] / "sample_runs"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from ..checks.responses import CONTEXT
 from ..errors import UsageError
 from ..judging.in_memory import are_arrays, compare_arrays
-from ..runs.file.evidence import Check
 from ..runs.reports.conditions import ALLOWED, Condition, parse_conditions
 from ..runs.reports.report_json import as_json, report_of_run
 from ..text import clean
@@ -198,9 +198,7 @@ def _compare_sides(
 
         gate = gate_of(run, pairs, conditions)
     # Of responses: inputs of other lengths, texts that differ.
-    contexts = [
-        row.says for pair in pairs for row in pair.answer.checks if row.check is Check.CONTEXT
-    ]
+    contexts = [row.says for pair in pairs for row in pair.answer.checks if row.check == CONTEXT]
     report = as_json(pairs, classes, header, variant=variant, with_positions=positions)
     if corpora:
         report["corpora"] = corpora

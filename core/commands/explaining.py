@@ -11,16 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
+from ..cause import Cause
+from ..checks.from_model import FOREIGN
+from ..checks.list_floor import ListFloorFigures
 from ..errors import CaptureError, UsageError
+from ..evidence import Evidence
 from ..judging.explain.causes import Explanation, explain_lists
 from ..judging.explain.rescoring import explain_rescored, floor_evidence
 from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
-from ..judging.explain.scoring import Cause
-from ..judging.limits import FOREIGN
 from ..judging.stored import explain_pair
 from ..progress import Progress
 from ..responses.pairing import compare_sides
-from ..runs.file.evidence import Evidence, ListFloorFigures
 from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from . import options

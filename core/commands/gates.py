@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..runs.file.evidence import FAILED, PASSED
+from ..evidence import FAILED, PASSED
 from ..runs.reports.conditions import UNDECIDED
 from ..runs.reports.gate import GateReport
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole

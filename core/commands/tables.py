@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..runs.file.evidence import FAILED, MISSING
+from ..evidence import FAILED, MISSING
 from ..runs.file.keep import note_of
 from ..runs.file.records import RunHeader
 from ..runs.queries.verdicts import Answer, ulp_percentile

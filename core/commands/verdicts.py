@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..capture_request import DECLARE, part_and_format
+from ..cause import Cause
 from ..errors import UsageError
 from ..judging.explain.rows import rows_of_lists
-from ..judging.explain.scoring import Cause
 from ..judging.lists import judge_with_floor
 from ..judging.stored import check_upload, explain_pair, judge_stored, stored_verdict
 from ..judging.uploaded_controls import measure_controls
 from ..responses.pairing import compare_sides
-from ..runs.file.records import UNDECIDED, StoredPair, exit_code
+from ..runs.file.records import StoredPair
 from ..runs.queries.verdicts import answer_of, next_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import plain_number
 from ..runs.revision import revise
 from ..runs.store.store import Store, open_store
+from ..verdict import UNDECIDED, exit_code
 from . import options
 from .tables import print_answer, print_checks
 from .terminal.console import out, print_json, print_text, steps

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..numerics import pyramid
+from ..numerics.arrays import DataFrame
 from ..runs.file.records import StoredPair
 from ..runs.queries import heatmap
 from ..runs.reader import RunReader
 from ..text import number, plural
 from .charts import LEVELS, Axis
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Cells = NDArray[np.unsignedinteger]  # bits of float32, or all ones
 # so few cells a side that each has a pixel on a phone
@@ -40,7 +38,7 @@ class Grid(NamedTuple):
     note: str
 
 
-def overview(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Grid:
+def overview(run: RunReader, pair: StoredPair, figures: DataFrame) -> Grid:
     """Return the heatmap in row ULPs; of runs without whole rows, differences by prompt and
     position.
     """
@@ -80,7 +78,7 @@ def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, 
     return cells, f"row ULPs of {header.compute_dtype}", x, y, size
 
 
-def _of_lists(run: RunReader, figures: pd.DataFrame) -> tuple[Cells, str, Axis, Axis, str]:
+def _of_lists(run: RunReader, figures: DataFrame) -> tuple[Cells, str, Axis, Axis, str]:
     """Return what `_of_rows` returns, of the figures of compared positions."""
     places = figures[["prompt", "position"]].to_numpy(int)
     start, end = places.min(axis=0), places.max(axis=0) + 1

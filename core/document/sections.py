@@ -12,13 +12,14 @@ import numpy as np
 from ..markup import Markup, element, facts, fold, join, prose, scrolling, table
 from ..rl import queries as rl
 from ..rl.figures import ICEPOP, TIS
-from ..runs.file.records import FAILING, IDENTICAL, ROUNDING, StoredPair
+from ..runs.file.records import StoredPair
 from ..runs.queries import flips, heatmap, layers
 from ..runs.queries.heat import heat
 from ..runs.queries.verdicts import Answer
 from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import headline
 from ..text import clip, number, opening, percent, plural, visible
+from ..verdict import FAILING, IDENTICAL, ROUNDING
 from .charts import Axis, bar, chart, dot, line, picture
 from .grid import overview
 

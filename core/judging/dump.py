@@ -8,38 +8,28 @@ from functools import cached_property
 
 import numpy as np
 
+from ..cause import Cause
+from ..checks.arrays_alone import FLOAT32_STEPS, ROW_ULPS
+from ..checks.narrowing import narrowing_row
+from ..checks.other_rows import OtherPromptsFigures, OtherRows
+from ..checks.outliers import differing_row
+from ..checks.pair import NoiseFloor, Pair
+from ..checks.rerun import Rerun
+from ..checks.shrink import shrink_row
+from ..checks.single_logit import LARGEST_PEAK
+from ..evidence import Evidence
+from ..numerics.arrays import Floats
 from ..numerics.formats import FLOAT32, values_of
-from ..runs.file import evidence
-from ..runs.file.evidence import FAILED, MISSING, PASSED, Check, Evidence, Verdict
+from ..numerics.side_divergence import FEW, Divergence, peaks_of
 from ..runs.file.records import Generation
 from ..runs.measured import Measured
-from ..text import three_digits
-from .controls import (
-    Controls,
-    NoiseFloor,
-    NotAvailableError,
-    OtherRows,
-    Pair,
-    Rerun,
-)
-from .divergence import FEW, SINGLE_LOGIT, Divergence, peaks_of
+from ..verdict import Verdict
+from .controls import Controls, NotAvailableError
 from .explain.causes import explain
 from .explain.rows import rows_of_run
-from .explain.scoring import Cause
 from .judge import judge
-from .limits import OWN, ROW_ULPS, STANDS_OUT
-from .places import place_in_words
-from .shrink import shrink_evidence
-from .statistic import Floats
-from .validity import FLOAT32_STEPS, differing, may_be_16_bits, not_finite_of, sampling, screen
+from .validity import may_be_16_bits, not_finite_of, sampling, screen
 
-# Errors of two sides in 16 bits, each to itself in float32; docs/explanation/calibration.md has the
-# measurements.
-# of an error goes with the logits: of rounding up to 0.42, of a norm 1 % off 0.6 and more
-SYSTEMATIC_SHARE = 0.65
-SYSTEMATIC = 2.5  # times the other side's
-JUMP_OF_ROUNDING = 12.0  # at one position over the median one: 5.7 in dense models, 54 with experts
-RATIO_OF_ROUNDING = 2.0  # of the two errors: 1.5 in dense models
 _LOGITS = 1 << 22  # of a side that are read at once
 MakeControls = Callable[..., "DumpControls"]  # with the arguments of DumpControls
 
@@ -121,11 +111,8 @@ class DumpControls(Controls):
                 self.is_identical,
                 self._peaks(),
             )
-        wide = (
-            self.uploads.divergences("float32", self.names).get(self.names[1])
-            if dtype == "float32"
-            else None
-        )
+        # of other dtypes nothing is uploaded
+        wide = self.uploads.divergences(dtype, self.names).get(self.names[1])
         if wide is None:
             is_given = "float32" in self.uploads.controls
             missing = f"'{self.names[1]}' in {dtype}" if is_given else f"The same pair in {dtype}"
@@ -162,7 +149,7 @@ class DumpControls(Controls):
         for name, other in self.uploads.divergences("neighbours", self.names).items():
             control = f"'{name}' uploaded again, with other requests in its batch"
             is_same = bool(other.is_bit_identical)
-            figures = evidence.OtherPromptsFigures(
+            figures = OtherPromptsFigures(
                 bit_identical=is_same,
                 neq=other.neq,
                 rms_logits=other.rms,
@@ -176,21 +163,7 @@ class DumpControls(Controls):
         """
         if self.header.format is FLOAT32 or wide.not_finite is not None:
             return []
-        control = (
-            f"'{self.names[1]}' compared with '{self.names[0]}' in float32 and in {self.dtype},"
-            " without a floor"
-        )
-        bits = self.header.format.mantissa_bits + 1
-        return [
-            shrink_evidence(
-                self.squares,
-                wide.squares,
-                bits,
-                self.lengths,
-                control,
-                self.available,
-            ),
-        ]
+        return [shrink_row(self, self.squares, wide.squares, self.available)]
 
     def differences(self, row: int, dtype: str) -> Floats | None:
         if dtype != self.dtype:
@@ -210,7 +183,8 @@ class DumpControls(Controls):
         return np.where(np.isfinite(differences), differences, 0.0)
 
     def differing(self) -> list[Evidence]:
-        return differing(self.figures, self.index)
+        rows = np.flatnonzero(~self.columns["bit_identical"])
+        return [differing_row(rows, self.lengths)] if len(rows) else []
 
     def arrays_alone(self) -> Evidence | None:
         causes = [cause.says for cause in self.causes]
@@ -224,7 +198,7 @@ class DumpControls(Controls):
         return [cause for cause in causes if cause.is_fault]
 
     def _peaks(self) -> Floats | None:
-        """Return `peaks_of` of positions that may have one beyond SINGLE_LOGIT, 0 of others.
+        """Return `peaks_of` of positions that may have one beyond LARGEST_PEAK, 0 of others.
         [positions]
         """
         if self.is_identical or not self.figures.has_all_logits:
@@ -236,7 +210,7 @@ class DumpControls(Controls):
         )
         count = np.maximum(self.columns["neq"], 1.0)
         others = np.sqrt(np.maximum(rms**2 - FEW * largest**2 / count, 0.0))  # at least
-        is_high = largest > SINGLE_LOGIT * np.maximum(others, step)
+        is_high = largest > LARGEST_PEAK * np.maximum(others, step)
         peaks, size = np.zeros(len(largest)), max(1, _LOGITS // self.header.vocab)
         for start in range(0, len(peaks), size):
             stop = min(start + size, len(peaks))
@@ -249,79 +223,10 @@ class DumpControls(Controls):
         return peaks
 
     def _narrowing(self) -> list[Evidence]:
-        """Is one side further from itself in float32 than the other is? A fault of 16-bit kernels
-        alone is.
-        """
         errors = self.uploads.divergences("narrowing", self.names)
         if not self.squares.any() or len(errors) < len(self.names):
             return []
-        near, further = sorted(self.names, key=lambda name: errors[name].rms)
-        ratio = errors[further].rms / max(errors[near].rms, float(np.finfo(np.float64).tiny))
-        outcome, says = (
-            PASSED,
-            f"Rounding to {self.dtype} moves both sides about equally far from float32.",
-        )
-        is_near_rounded_once = errors[near].rms <= self._rounding_of_the_end()
-        jumps = _jumps(errors[near].squares, errors[further].squares)
-        row = int(jumps.argmax())
-        jump = f"In {self.dtype} one side is {three_digits(jumps[row])}x further from float32 at"
-        place = f"{jump} {place_in_words(row, self.lengths)} than at others"
-        other, side = sorted(self.names, key=lambda name: errors[name].system.size)
-        system = errors[side].system
-        if ratio > OWN.over_all and not is_near_rounded_once:
-            times = three_digits(ratio) if errors[near].rms else "infinitely many"
-            outcome = FAILED
-            says = (
-                f"'{further}' is {times} times as far from itself in float32 as '{near}': more than"
-                " rounding."
-            )
-        elif self.has_experts:
-            pass  # a near tie of the router moves positions as far as a fault does
-        elif (
-            system.share > SYSTEMATIC_SHARE and system.size > SYSTEMATIC * errors[other].system.size
-        ):
-            outcome = FAILED
-            share = f"{system.share:.0%} of the rounding error of '{side}' goes with its logits"
-            says = (
-                f"{share} (limit {SYSTEMATIC_SHARE:.0%}): a stale weight or a scale in {self.dtype}"
-                " alone."
-            )
-        elif jumps[row] > STANDS_OUT:
-            outcome, says = FAILED, f"{place}. Pass --mixture-of-experts if it is one."
-        elif jumps[row] > JUMP_OF_ROUNDING:
-            outcome, says = (
-                MISSING,
-                f"{place}: a fault, or a mixture of experts (--mixture-of-experts).",
-            )
-        elif ratio > RATIO_OF_ROUNDING and not is_near_rounded_once:
-            times = f"{three_digits(ratio)} times as far from itself in float32 as '{near}'"
-            outcome, says = (
-                MISSING,
-                f"'{further}' is {times}: more than most kernels. The model decides (--model).",
-            )
-        figures = evidence.NarrowingFigures(
-            reference_to_float32_logits=errors[self.names[0]].rms,
-            variant_to_float32_logits=errors[self.names[1]].rms,
-            worst_position_ratio=float(jumps[row]),
-            systematic_share=system.share,
-        )
-        control = f"each side in {self.dtype} compared with itself in float32"
-        return [Evidence(Check.NARROWING, control, figures, outcome, says)]
-
-    def _rounding_of_the_end(self) -> float:
-        """Return the rms of one rounding at most, logits: what is left of a side that computes in
-        float32.
-        """
+        # what is left of a side that computes in float32
         spacing = self.figures.spacing(self.index, (0, self.header.rows))[self.squares > 0]
-        return float(np.sqrt(np.square(spacing).mean() / 12))
-
-
-def _jumps(one: Floats, other: Floats) -> Floats:
-    """Return how far the ratio of two sides' errors at a position is from the median one.
-    [positions]
-    """
-    is_known = (one > 0) & (other > 0)
-    logs = 0.5 * np.log(np.where(is_known, one, 1.0) / np.where(is_known, other, 1.0))
-    middle = np.median(logs[is_known]) if is_known.any() else 0.0
-    jumps: Floats = np.exp(np.abs(np.where(is_known, logs - middle, 0.0)))
-    return jumps
+        one_rounding = float(np.sqrt(np.square(spacing).mean() / 12))
+        return [narrowing_row(self, errors, one_rounding)]

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..command_name import UNSTORED
+from ..numerics.constant_rows import Filling
 from ..progress import STORING, Progress
 from ..rl.array_files import is_batch
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, Dump, open_dump
 from ..runs.measured import MemoryRun
-from .constant_rows import Filling
 from .dump import judge_upload
 from .validity import checks_of
 

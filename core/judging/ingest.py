@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+from ..checks.responses import CONTEXT, GRID, PLACEHOLDERS, SentFigures
 from ..command_name import UNSTORED
 from ..errors import DumpError, StoreError, UsageError
+from ..numerics.constant_rows import Filling
 from ..numerics.formats import format_named
 from ..progress import STORING, Progress, no_progress
 from ..responses.alignment import align
@@ -23,7 +25,6 @@ from ..rl.writing import FORMAT, write_tokens
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import GIB, Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
-from ..runs.file.evidence import Check, SentFigures
 from ..runs.file.records import MAX_SIDES, Provenance
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reader import RunReader
@@ -32,7 +33,6 @@ from ..runs.store.cards import read_runs
 from ..runs.store.store import Store
 from ..runs.writer import RunWriter
 from ..text import clean, plural
-from .constant_rows import Filling
 from .dump import judge_upload
 from .lists import judge_responses, judge_tokens
 from .validity import checks_of
@@ -223,8 +223,8 @@ def _responses(paths: Sequence[Path], **taken_as: Any) -> dict[str, Any]:
             sides.append({"name": side.name, "source_dtype": values, "formats": formats})
         keys, note = set(run.rows("side", side=0)["keys"]), run.header.provenance.note
         rows = [row for pair in run.pairs for row in run.evidence(pair.index)]
-    grids = [f"{row.side}: {row.says}" for row in rows if row.check is Check.GRID]
-    warnings = [row.says for row in rows if row.check in (Check.PLACEHOLDERS, Check.CONTEXT)] + [
+    grids = [f"{row.side}: {row.says}" for row in rows if row.check == GRID]
+    warnings = [row.says for row in rows if row.check in (PLACEHOLDERS, CONTEXT)] + [
         note,
     ] * bool(note)
     counts = [row.figures.positions for row in rows if isinstance(row.figures, SentFigures)]

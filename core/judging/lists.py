@@ -5,33 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
+from ..cause import Cause
+from ..checks.arrays_alone import ARRAYS_ALONE
+from ..checks.rerun import Rerun, rerun_row
+from ..checks.responses import SENT, SentFigures, response_rows
+from ..evidence import FAILED, NOTED, PASSED, RERUN, Evidence, Unmeasured
 from ..responses.pairing import Meeting, ResponsePair, compare_sides
 from ..responses.records import ResponseSide
 from ..rl.causes import NO_TEMPERATURE, explain_tokens
 from ..rl.writing import TokenPair
-from ..runs.file.evidence import (
-    FAILED,
-    NOTED,
-    PASSED,
-    RERUN,
-    Check,
-    Evidence,
-    SentFigures,
-    Unmeasured,
-    Verdict,
-)
-from ..runs.file.records import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, UNDECIDED
-from ..text import number, opening, plural
+from ..text import number, opening
+from ..verdict import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, UNDECIDED, Verdict
 from .conclude import conclude
-from .controls import Rerun
 from .explain.causes import explain
 from .explain.rows import rows_of_lists
-from .explain.scoring import Cause
-from .judge import rerun_evidence
 
-_REQUESTS = "the requests that were sent"
 _NORMAL_K3 = "NeMo-RL: about 0.001 is normal"  # of its `gen_kl_error`, the same figure
 
 
@@ -69,45 +58,6 @@ class _Lists:
             return []
         return explain(rows_of_lists(self.pair, self.sides[0], self.sides[1])).causes
 
-    def evidence(self) -> list[Evidence]:
-        """Return what both sides sent: values, placeholders, inputs, the dtype of values."""
-        pair, rows = self.pair, []
-
-        def add(
-            check: Check,
-            outcome: str,
-            says: str,
-            side: str | None = None,
-            **figures: Any,
-        ) -> None:
-            rows.append(Evidence(check, _REQUESTS, check.record(**figures), outcome, says, side))
-
-        zeros = ""
-        if pair.zeros:
-            zeros = f"; {plural(pair.zeros, 'token')} of probability 0 not compared"
-        left_out = f"; {pair.left_out}" if pair.left_out else ""
-        add(
-            Check.SENT,
-            NOTED if pair.differs or not pair.common_values else PASSED,
-            f"{opening(pair.in_words)}{zeros}{left_out}.",
-            positions=len(pair.positions),
-            values=pair.common_values,
-            neq=pair.differing,
-            flips=pair.flips,
-        )
-        for one in pair.placeholders:
-            outcome, says = FAILED if pair.is_void else NOTED, f"{opening(one.clause)}."
-            figures = {"kind": one.kind, "tokens": one.tokens, "of": one.of}
-            add(Check.PLACEHOLDERS, outcome, says, one.side, **figures)
-        for note in pair.notes:
-            add(Check.CONTEXT, FAILED if self.parting else NOTED, note, prompts=len(pair.meetings))
-        for name, grid in zip((pair.reference, pair.variant), pair.grids, strict=True):
-            if grid is not None:
-                dtype = grid.compute_dtype or " or ".join(grid.formats)
-                says = f"Its values are logits of {dtype}."
-                add(Check.GRID, NOTED, says, name, formats=grid.formats)
-        return rows
-
     def clauses(self) -> Iterator[str]:
         """Yield what there is to say about the pair, the most telling first."""
         pair = self.pair
@@ -142,11 +92,12 @@ class _Lists:
 
 def _judge(lists: _Lists, others: Sequence[Evidence], floor: Evidence | None = None) -> Verdict:
     """Judge one pair. others: evidence of its reruns; floor: of a model's noise floor."""
-    rows = [*([floor] if floor else []), *lists.evidence(), *others]
+    sent = response_rows(lists.pair, has_other_inputs=lists.parting is not None)
+    rows = [*([floor] if floor else []), *sent, *others]
     for cause in lists.simple_causes[:1]:
         if cause.is_fault:
-            control, check = "the lists alone", Check.ARRAYS_ALONE
-            rows.append(Evidence(check, control, Unmeasured(), FAILED, cause.says))
+            control = "the lists alone"
+            rows.append(Evidence(ARRAYS_ALONE, control, Unmeasured(), FAILED, cause.says))
     says = f"{opening(next(lists.clauses())).removesuffix('.')}."
     if floor:
         says = floor.says if lists.pair.is_most_compared else f"{says} {floor.says}"
@@ -184,7 +135,7 @@ def judge_responses(
         repeated = tuple(name for name in names if name in repeats)
         unstable = tuple(name for name in repeated if not repeats[name])
         rerun = Rerun("the same request sent again", repeated, unstable)
-        rows = [rerun_evidence(rerun, names)] if repeated else []
+        rows = [rerun_row(rerun, names)] if repeated else []
         verdict = _judge(_Lists(pair, (sides[0], side), bool(repeats)), rows)
         verdicts.append(replace(verdict, pair=index))
     return verdicts
@@ -238,5 +189,5 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
         flips=None,
     )
     outcome = {INVALID_DUMP: FAILED, BUG_SUSPECTED: FAILED, IDENTICAL: PASSED}.get(name, NOTED)
-    row = Evidence(Check.SENT, "both sides, token by token", record, outcome, says)
+    row = Evidence(SENT, "both sides, token by token", record, outcome, says)
     return Verdict(name, says, (row,))

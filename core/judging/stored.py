@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..checks.pair import PairFigures
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
+from ..evidence import VALIDITY
 from ..responses.pairing import compare_sides
 from ..rl.causes import NO_TEMPERATURE, explain_tokens
 from ..rl.queries import sample_tokens
-from ..runs.file.evidence import VALIDITY, PairFigures, Verdict
-from ..runs.file.records import FloorRows, StoredPair
+from ..runs.file.records import StoredPair
 from ..runs.reader import RunReader
 from ..runs.revision import revise
 from ..runs.store.store import Store
+from ..verdict import FloorRows, Verdict
 from .dump import MakeControls, UploadedControls, judge_upload
 from .explain.causes import Explanation, explain, explain_lists
 from .explain.rows import rows_of_run

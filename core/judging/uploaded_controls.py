@@ -13,21 +13,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks.pair import NoiseFloor
 from ..errors import DumpError, UsageError
+from ..numerics.arrays import Bits, Floats
 from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, bits_of, values_of
+from ..numerics.side_divergence import Divergence, SystematicError, concatenate, systematic_error
+from ..numerics.statistic import rms_of
+from ..places import place_in_words
 from ..progress import Progress, no_progress
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.file.records import RunHeader
 from ..runs.measured import Measured
 from ..text import series, three_digits
-from .controls import NoiseFloor
-from .divergence import Divergence, SystematicError, concatenate, systematic_error
 from .dump import UploadedControls
-from .places import place_in_words
 from .validity import first_mismatch
 
-_Bits = NDArray[np.unsignedinteger]
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
 _Couples = dict[Any, tuple[_Side, _Side]]
 # of the spread of logits over the vocabulary; rounding to 16 bits moves them by a hundredth of it
@@ -176,7 +177,7 @@ def _compare(
     for chunks in zip(*(dump.chunks(most) for dump in dumps), strict=True):
         row, stop = chunks[0][0], chunks[0][0] + len(chunks[0][1][0])
         of_dump = {dump: bits for dump, (_, bits) in zip(dumps, chunks, strict=True)}
-        bits: dict[_Side, _Bits] = {
+        bits: dict[_Side, Bits] = {
             (dump, place): of_dump[dump][place] for dump, place in sides if dump is not None
         }
         for side in sides - bits.keys():
@@ -225,7 +226,7 @@ def _spread(figures: Measured) -> float:
     bits = figures.read_rows(0, 0, min(_FIRST_ROWS, figures.header.rows))
     with np.errstate(invalid="ignore"):
         variances = values_of(bits, figures.header.format).var(axis=1, dtype=np.float64)
-    return float(np.sqrt(np.nan_to_num(variances).mean()))
+    return rms_of(np.nan_to_num(variances))
 
 
 def _floor(
@@ -270,7 +271,7 @@ def _floor(
     if reference in narrowing:
         finer = 2.0 ** (FLOAT32.mantissa_bits - header.format.mantissa_bits)
         widest = narrowing[reference].rms / finer / FLOOR_SHRINKS
-    size = float(np.sqrt(floor.mean()))
+    size = rms_of(floor)
     ratios = {"start": results[(0, reference)].rms / size if size else 0.0, "width": size / widest}
     if doubt := _doubt(squares, names, header.lengths, ratios):
         return f"The uploaded floor {doubt}."
@@ -284,7 +285,7 @@ def _floor(
 
 @np.errstate(divide="ignore", invalid="ignore")
 def _doubt(
-    squares: Mapping[tuple[int, int], NDArray[np.float64]],
+    squares: Mapping[tuple[int, int], Floats],
     names: Sequence[str],
     lengths: list[int],
     ratios: Mapping[str, float],
@@ -295,7 +296,7 @@ def _doubt(
     squares: of every two paths [positions]; ratios: of the first path to the pair's reference
     ('start') and of rounding at most ('width'), over the floor.
     """
-    rms = {two: float(np.sqrt(each.mean())) for two, each in squares.items()}
+    rms = {two: rms_of(each) for two, each in squares.items()}
     others = {two: each for two, each in squares.items() if (each > 0).mean() >= OTHER_PATH}
     if not any(
         {(a, b), (a, c), (b, c)} <= {*others} for a, b, c in combinations(range(len(names)), 3)
@@ -334,8 +335,8 @@ def _doubt(
 
 
 def _divergence(
-    reference: _Bits,
-    variant: _Bits,
+    reference: Bits,
+    variant: Bits,
     fmt: FloatFormat,
     *,
     with_errors: bool = False,

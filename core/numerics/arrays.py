@@ -16,6 +16,7 @@ else:
 Array = NDArray[Any]
 Bits = NDArray[np.unsignedinteger]  # of values of a float format, in its carrier
 Floats = NDArray[np.float64]
+Values = NDArray[np.floating]  # floats of any width
 Ints = NDArray[np.int64]
 Places = NDArray[np.int32]  # of rows: prompt and position [rows, 2]
 Flags = NDArray[np.bool_]

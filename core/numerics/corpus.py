@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..rl.figures import Batch, Figure, Sequences, intervals
+from .arrays import Flags, Floats
 
 # llama.cpp leaves tokens that are less likely in the base out of KL
 _LOWEST = -16.0
@@ -35,14 +36,14 @@ class ScoredTokens:
 
     document: NDArray[np.integer]
     position: NDArray[np.integer]
-    kl: NDArray[np.float64]
-    base: NDArray[np.float64]
-    other: NDArray[np.float64]
-    is_same_top: NDArray[np.bool_]
+    kl: Floats
+    base: Floats
+    other: Floats
+    is_same_top: Flags
     cut: int = 0
 
     @property
-    def dp(self) -> NDArray[np.float64]:
+    def dp(self) -> Floats:
         """Change of the probability of the right token."""
         return np.exp(self.other) - np.exp(self.base)
 
@@ -130,7 +131,7 @@ def _percentiles(
     ascending, documents = values[order], place[order]
 
     @lru_cache(maxsize=1)
-    def ranks(batch: Batch) -> NDArray[np.float64]:
+    def ranks(batch: Batch) -> Floats:
         return np.cumsum(batch.weights[documents])
 
     def value(batch: Batch, share: float) -> float:

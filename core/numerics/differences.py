@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from .arrays import Bits, Floats, Ints
 from .formats import FloatFormat
 from .sizes import BLOCK
 
@@ -23,17 +23,17 @@ class Differences:
     reference row's largest finite magnitude, NaN if it has none.
     """
 
-    neq: NDArray[np.int64]
-    max_ulps: NDArray[np.int64]
-    sum_ulps: NDArray[np.int64]
-    finite: NDArray[np.int64]
-    nonfinite_mismatch: NDArray[np.int64]
-    max_abs: NDArray[np.float64]
-    sum_squares: NDArray[np.float64]
-    spacing: NDArray[np.float64]
+    neq: Ints
+    max_ulps: Ints
+    sum_ulps: Ints
+    finite: Ints
+    nonfinite_mismatch: Ints
+    max_abs: Floats
+    sum_squares: Floats
+    spacing: Floats
 
     @property
-    def max_row_ulps(self) -> NDArray[np.float64]:
+    def max_row_ulps(self) -> Floats:
         """Largest difference in row ULPs: over `spacing`, a power of two, so exact.
 
         NaN if undefined.
@@ -41,16 +41,16 @@ class Differences:
         return self.max_abs / self.spacing
 
     @property
-    def row_squares(self) -> NDArray[np.float64]:
+    def row_squares(self) -> Floats:
         """Sum of squared differences in row ULPs; NaN if undefined."""
         return self.sum_squares / self.spacing**2
 
 
 def rms_row_ulps(
-    row_squares: NDArray[np.float64],
-    finite: NDArray[np.int64],
+    row_squares: Floats,
+    finite: Ints,
     axis: int | None = None,
-) -> NDArray[np.float64]:
+) -> Floats:
     """Root mean square in row ULPs of many rows together, along an axis or of all; NaN if no row
     has any.
 
@@ -61,15 +61,15 @@ def rms_row_ulps(
     return np.where(is_known.any(axis), np.sqrt(squares), np.nan)
 
 
-def max_row_ulps(by_row: NDArray[np.float64], axis: int | None = None) -> NDArray[np.float64]:
+def max_row_ulps(by_row: Floats, axis: int | None = None) -> Floats:
     """Return the largest of many rows, along an axis or of all; NaN if no row has any."""
     largest = np.where(np.isnan(by_row), -1.0, by_row).max(axis, initial=-1.0)
     return np.where(largest < 0, np.nan, largest)
 
 
 def differences(
-    a: NDArray[np.unsignedinteger],
-    b: NDArray[np.unsignedinteger],
+    a: Bits,
+    b: Bits,
     fmt: FloatFormat,
 ) -> Differences:
     """Compare bits `a` (reference) and `b`, both [rows, width] of `fmt`.

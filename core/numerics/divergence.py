@@ -18,6 +18,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import Bits, Flags, Floats, Ints
 from .differences import Differences
 from .formats import FloatFormat, ordinals
 from .sizes import BINS, BLOCK, DENSE, GROUP, TOP_K
@@ -83,7 +84,7 @@ class SideRows:
     than k numbers) and logits [rows, k].
     """
 
-    logsumexp: NDArray[np.float64]
+    logsumexp: Floats
     top_ids: NDArray[np.int32]
     top_logits: NDArray[np.float32]
 
@@ -101,14 +102,14 @@ class RowFigures(Differences):
 
     fmt: FloatFormat
     vocab: int
-    bit_identical: NDArray[np.bool_]
-    max_ulps_token: NDArray[np.int64]
-    kl: NDArray[np.float64]
+    bit_identical: Flags
+    max_ulps_token: Ints
+    kl: Floats
     reference: SideRows
     variant: SideRows
-    tiles: NDArray[np.unsignedinteger]
+    tiles: Bits
     row_tiles: NDArray[np.uint32]
-    distances: NDArray[np.int64]
+    distances: Ints
 
     @property
     def reference_token(self) -> NDArray[np.int32]:
@@ -120,63 +121,63 @@ class RowFigures(Differences):
         return self.variant.top_ids[:, 0]
 
     @property
-    def is_flip(self) -> NDArray[np.bool_]:
+    def is_flip(self) -> Flags:
         return self.reference_token != self.variant_token
 
     @property
-    def rms(self) -> NDArray[np.float64]:
+    def rms(self) -> Floats:
         """Root mean square of the difference over elements finite on both sides, in logits; 0 if
         there is none.
         """
         return np.sqrt(self.sum_squares / np.maximum(self.finite, 1))
 
     @property
-    def mean_ulps(self) -> NDArray[np.float64]:
+    def mean_ulps(self) -> Floats:
         """Mean distance over the same elements; 0 if there is none."""
         return self.sum_ulps / np.maximum(self.finite, 1)
 
     @property
-    def rms_row_ulps(self) -> NDArray[np.float64]:
+    def rms_row_ulps(self) -> Floats:
         """rms in row ULPs; NaN if undefined."""
         return self.rms / self.spacing
 
     @property
-    def elements(self) -> NDArray[np.int64]:
+    def elements(self) -> Ints:
         return np.full(len(self.neq), self.vocab)
 
     @property
-    def is_kl_infinite(self) -> NDArray[np.bool_]:
+    def is_kl_infinite(self) -> Flags:
         """Return whether the variant has -inf at a token to which the reference gives mass."""
         is_finite = np.isfinite(self.reference.logsumexp) & np.isfinite(self.variant.logsumexp)
         return np.isnan(self.kl) & is_finite
 
     @property
-    def reference_margin(self) -> NDArray[np.float64]:
+    def reference_margin(self) -> Floats:
         return margin_logits(self.reference)
 
     @property
-    def variant_margin(self) -> NDArray[np.float64]:
+    def variant_margin(self) -> Floats:
         return margin_logits(self.variant)
 
     @property
-    def reference_margin_ulps(self) -> NDArray[np.float64]:
+    def reference_margin_ulps(self) -> Floats:
         return margin_ulps(self.reference, self.fmt)
 
     @property
-    def variant_margin_ulps(self) -> NDArray[np.float64]:
+    def variant_margin_ulps(self) -> Floats:
         return margin_ulps(self.variant, self.fmt)
 
     @property
-    def smaller_margin(self) -> NDArray[np.float64]:
+    def smaller_margin(self) -> Floats:
         """The smaller of the two margins, in logits; NaN only if neither is defined."""
         return np.fmin(self.reference_margin, self.variant_margin)
 
     @property
-    def is_tie(self) -> NDArray[np.bool_]:
+    def is_tie(self) -> Flags:
         return self.smaller_margin == 0
 
     @property
-    def near_tie(self) -> NDArray[np.bool_]:
+    def near_tie(self) -> Flags:
         """The smaller margin is at most NEAR_TIE_ROW_ULPS row ULPs.
 
         False if the reference has no finite element.
@@ -184,12 +185,12 @@ class RowFigures(Differences):
         return self.smaller_margin <= NEAR_TIE_ROW_ULPS * self.spacing
 
     @property
-    def could_flip(self) -> NDArray[np.bool_]:
+    def could_flip(self) -> Flags:
         """The smaller margin is at most twice the largest difference: a flip is possible."""
         return self.smaller_margin <= 2 * self.max_abs
 
 
-def margin_logits(side: SideRows) -> NDArray[np.float64]:
+def margin_logits(side: SideRows) -> Floats:
     """Top-1 minus runner-up, in logits. [rows]; equal infinities are a tie (0); NaN if the gap is
     not finite.
     """
@@ -199,14 +200,14 @@ def margin_logits(side: SideRows) -> NDArray[np.float64]:
     return np.where(np.isfinite(gap), gap, np.nan)
 
 
-def margin_ulps(side: SideRows, fmt: FloatFormat) -> NDArray[np.float64]:
+def margin_ulps(side: SideRows, fmt: FloatFormat) -> Floats:
     """Top-1 minus runner-up, in ULPs of `fmt`. [rows]; NaN if the margin in logits is."""
     pair = side.top_logits[:, :2].astype(fmt.values).view(fmt.carrier)
     steps = ordinals(pair[:, 0], fmt) - ordinals(pair[:, 1], fmt)
     return np.where(np.isnan(margin_logits(side)), np.nan, steps.astype(np.float64))
 
 
-def histogram_of(distances: NDArray[np.int64]) -> dict[int, int]:
+def histogram_of(distances: Ints) -> dict[int, int]:
     """ULP distance to number of elements, ascending; distances of 65536 and more are rounded down
     to powers of two.
 
@@ -216,7 +217,7 @@ def histogram_of(distances: NDArray[np.int64]) -> dict[int, int]:
     return dict(zip(_LEAST_DISTANCES[bins].tolist(), distances[bins].tolist(), strict=True))
 
 
-def _as_compiled(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+def _as_compiled(bits: Bits) -> Bits:
     """Return the rows contiguous and read-only, as files and databases return them: numba compiles
     again, for seven seconds, for writable or strided rows.
     """
@@ -226,8 +227,8 @@ def _as_compiled(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedintege
 
 
 def compare(
-    a: NDArray[np.unsignedinteger],
-    b: NDArray[np.unsignedinteger],
+    a: Bits,
+    b: Bits,
     fmt: FloatFormat,
 ) -> RowFigures:
     """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores."""
@@ -249,7 +250,7 @@ def compare(
     row_tiles = np.zeros(tiles.shape, np.uint32)
     of_rows = is_bit_identical, counts, figures, a_logits, b_logits, a_ids, b_ids, tiles, row_tiles
 
-    def work(worker: int) -> NDArray[np.int64]:
+    def work(worker: int) -> Ints:
         histogram = np.zeros((4, BINS), np.int64)
         ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
         for start in range(worker * ROWS_A_TASK, rows, workers * ROWS_A_TASK):

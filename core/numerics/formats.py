@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from .arrays import Bits, Floats, Ints, Values
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def format_named(name: str) -> FloatFormat:
     return fmt
 
 
-def ordinals(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.int64]:
+def ordinals(bits: Bits, fmt: FloatFormat) -> Ints:
     """Integers in the order of the values; +0 and -0 are both 0. Same shape, int64.
 
     Two's-complement trick of Dawson, "Comparing floating point numbers" (2012); NaNs lie beyond the
@@ -96,18 +97,18 @@ def ordinals(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.
     return np.where(wide >> (fmt.bits - 1) == 1, -magnitude, magnitude)
 
 
-def values_at(places: NDArray[np.int64], fmt: FloatFormat) -> NDArray[np.float32]:
+def values_at(places: Ints, fmt: FloatFormat) -> NDArray[np.float32]:
     """Return the values that have these ordinals, as float32. Same shape."""
     bits = np.abs(places).astype(fmt.carrier)
     return np.where(places < 0, -values_of(bits, fmt), values_of(bits, fmt))
 
 
-def values_of(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.float32]:
+def values_of(bits: Bits, fmt: FloatFormat) -> NDArray[np.float32]:
     """Return the values as float32, exact for every format here. Same shape."""
     return bits.view(fmt.values).astype(np.float32)
 
 
-def bits_of(values: NDArray) -> NDArray[np.unsignedinteger]:
+def bits_of(values: NDArray) -> Bits:
     """Return the bits of an array of one of the formats, as unsigned integers.
 
     Same shape, no copy if contiguous.
@@ -115,7 +116,7 @@ def bits_of(values: NDArray) -> NDArray[np.unsignedinteger]:
     return np.ascontiguousarray(values).view(f"<u{values.dtype.itemsize}")
 
 
-def narrow(bits32: NDArray[np.uint32], fmt: FloatFormat) -> NDArray[np.unsignedinteger] | None:
+def narrow(bits32: NDArray[np.uint32], fmt: FloatFormat) -> Bits | None:
     """float32 bits as bits of a narrower format, or None unless every one of them survives the way
     back.
 
@@ -134,7 +135,7 @@ def narrow(bits32: NDArray[np.uint32], fmt: FloatFormat) -> NDArray[np.unsignedi
     return result if np.array_equal(widen(result, fmt), bits32) else None
 
 
-def widen(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uint32]:
+def widen(bits: Bits, fmt: FloatFormat) -> NDArray[np.uint32]:
     """Return the bits of the same values in float32; NaN payloads are kept in the upper mantissa
     bits.
 
@@ -148,7 +149,7 @@ def widen(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uin
         return bits.view(fmt.values).astype(np.float32).view(np.uint32)
 
 
-def spacings(values: NDArray, fmt: FloatFormat) -> NDArray[np.float64]:
+def spacings(values: NDArray, fmt: FloatFormat) -> Floats:
     """Return the spacing of `fmt` at its values: distance to the next larger magnitude, in their
     unit. Same shape.
 
@@ -164,3 +165,9 @@ def spacings(values: NDArray, fmt: FloatFormat) -> NDArray[np.float64]:
         np.maximum(exponent, fmt.least_exponent),
     )
     return np.where(np.isnan(magnitude), np.nan, np.ldexp(1.0, exponent - fmt.mantissa_bits))
+
+
+def round_to(fmt: FloatFormat, values: Values) -> Values:
+    """Round finite values to a format, those beyond its largest to that. Same shape."""
+    finite = np.clip(values, -fmt.largest, fmt.largest)
+    return finite.astype(np.float32).astype(fmt.values).astype(np.float64)

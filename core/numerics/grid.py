@@ -24,7 +24,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
+
+from .arrays import Flags, Floats, Ints
 
 PRECISIONS = {"bfloat16": 8, "float16": 11}  # bits of the significand, the hidden one counted
 # chance that values from anywhere would fit as well, over all rows read
@@ -63,11 +64,11 @@ class Grid:
     chance: float
     rows: int
     values: int
-    magnitudes: NDArray[np.float64]
+    magnitudes: Floats
     error: float
 
 
-def sent_error(values: NDArray[np.float64]) -> float:
+def sent_error(values: Floats) -> float:
     """Largest absolute error of values as they were sent: half a unit in the last decimal place if
     all of them have at most eight, else a unit in the last place of float32 at the largest of them,
     and that of a float32 logarithm.
@@ -88,13 +89,13 @@ class _Fits:
     among the bins of sign and magnitude, steps to the runner-up, worst residual. [hypotheses] each
     """
 
-    log_likelihood: NDArray[np.float64]
-    place: NDArray[np.int64]
-    steps: NDArray[np.int64]
-    residual: NDArray[np.float64]
+    log_likelihood: Floats
+    place: Ints
+    steps: Ints
+    residual: Floats
 
 
-def _fits(values: NDArray[np.float64], error: float, precision: int) -> _Fits:
+def _fits(values: Floats, error: float, precision: int) -> _Fits:
     """Hypotheses (a number of the format as best logit) under which all listed values lie on the
     grid.
     """
@@ -124,7 +125,7 @@ def _fits(values: NDArray[np.float64], error: float, precision: int) -> _Fits:
 
 
 @cache
-def _bests(tolerance: float, precision: int) -> NDArray[np.float64]:
+def _bests(tolerance: float, precision: int) -> Floats:
     """Every number of the format that a best logit may be, with a spacing of at least 8 tolerances.
     [hypotheses]
     """
@@ -134,7 +135,7 @@ def _bests(tolerance: float, precision: int) -> NDArray[np.float64]:
     return np.concatenate([positive, -positive])
 
 
-def _places(best: NDArray[np.float64]) -> NDArray[np.int64]:
+def _places(best: Floats) -> Ints:
     """Return the bin of each best logit, an eighth of a binade each; negative ones follow the
     positive. [hypotheses]
     """
@@ -146,7 +147,7 @@ def _places(best: NDArray[np.float64]) -> NDArray[np.int64]:
     return np.where(best < 0, bins + _BINS, bins)
 
 
-def _ordinals(values: NDArray[np.float64], precision: int) -> NDArray[np.int64]:
+def _ordinals(values: Floats, precision: int) -> Ints:
     """Place among the numbers of the format, 0 for 0; subnormals are counted at float16's or
     bfloat16's least.
     """
@@ -156,14 +157,14 @@ def _ordinals(values: NDArray[np.float64], precision: int) -> NDArray[np.int64]:
     return np.sign(values).astype(np.int64) * np.maximum(ordinal, 0)
 
 
-def _log_sum(values: NDArray[np.float64]) -> float:
+def _log_sum(values: Floats) -> float:
     if not len(values):
         return -math.inf
     top = float(values.max())
     return top + math.log(math.fsum(np.exp(values - top)))
 
 
-def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -> Grid | None:
+def find_grid(rows: Sequence[Floats], error: float | None = None) -> Grid | None:
     """Return the 16-bit grid that rows of log-probabilities or logits lie on, None if none is
     shown.
 
@@ -209,7 +210,7 @@ def find_grid(rows: Sequence[NDArray[np.float64]], error: float | None = None) -
     )
 
 
-def _evidence(fits: Sequence[_Fits]) -> tuple[float, NDArray[np.float64]]:
+def _evidence(fits: Sequence[_Fits]) -> tuple[float, Floats]:
     """Log evidence of all rows together, and the share of rows by magnitude of their best logit:
     expectation and maximisation, from the prior on.
     """
@@ -227,7 +228,7 @@ def _evidence(fits: Sequence[_Fits]) -> tuple[float, NDArray[np.float64]]:
     return evidence, shares
 
 
-def _prior() -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _prior() -> tuple[Floats, Flags]:
     """Shares of best logits, even over usual magnitudes, mostly positive; which bins are usual. [2
     bins] each
     """
@@ -236,7 +237,7 @@ def _prior() -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     return np.concatenate([prior * (1 - _NEGATIVE), prior * _NEGATIVE]), np.tile(is_usual, 2)
 
 
-def margin_ulps(values: NDArray[np.float64], grid: Grid) -> tuple[int, int] | None:
+def margin_ulps(values: Floats, grid: Grid) -> tuple[int, int] | None:
     """Return the margin of one row in ULPs of the side's grid: the counts that hold SURE of the
     posterior, under every format that fits; None if the row fits none or lists one token.
 
@@ -252,7 +253,7 @@ def margin_ulps(values: NDArray[np.float64], grid: Grid) -> tuple[int, int] | No
     return (min(counts), max(counts)) if counts else None
 
 
-def _likely_counts(values: NDArray[np.float64], grid: Grid, precision: int) -> list[int]:
+def _likely_counts(values: Floats, grid: Grid, precision: int) -> list[int]:
     """Return the likeliest steps of the margin under one format; none if the row does not fit
     it.
     """

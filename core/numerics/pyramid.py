@@ -19,6 +19,7 @@ from types import ModuleType
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import Bits, Floats
 from .formats import FloatFormat, widen
 from .sizes import GROUP
 
@@ -54,10 +55,10 @@ def coarse_levels(rows: int, vocab: int) -> range:
 
 
 def element_ulps(
-    a: NDArray[np.unsignedinteger],
-    b: NDArray[np.unsignedinteger],
+    a: Bits,
+    b: Bits,
     fmt: FloatFormat,
-) -> NDArray[np.unsignedinteger]:
+) -> Bits:
     """ULP distances of single elements, as cells of the finest kind. [rows, tokens], the compute
     dtype's carrier.
     """
@@ -73,10 +74,10 @@ def element_ulps(
 
 
 def element_row_ulps(
-    a: NDArray[np.unsignedinteger],
-    b: NDArray[np.unsignedinteger],
+    a: Bits,
+    b: Bits,
     fmt: FloatFormat,
-    spacing: NDArray[np.float64],
+    spacing: Floats,
 ) -> NDArray[np.uint32]:
     """Absolute differences of single elements over the spacing of their row [rows] (1: in logits),
     float32 as its bits, never 0 if they differ; all ones: NaN or infinity mismatch. [rows, tokens]
@@ -88,10 +89,10 @@ def element_row_ulps(
 
 
 def maxima(
-    cells: NDArray[np.unsignedinteger],
+    cells: Bits,
     positions: int,
     tokens: int,
-) -> NDArray[np.unsignedinteger]:
+) -> Bits:
     """Maxima over blocks of `positions` x `tokens` cells; the last of an axis may be smaller. Same
     dtype.
 
@@ -104,7 +105,7 @@ def maxima(
     return out
 
 
-def descending(bits: NDArray[np.unsignedinteger], fmt: FloatFormat) -> NDArray[np.uint32]:
+def descending(bits: Bits, fmt: FloatFormat) -> NDArray[np.uint32]:
     """Token ids of every row, the largest logit first; equal ones by id, NaNs last. [rows, vocab]
     -> the same shape
 

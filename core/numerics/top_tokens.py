@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .arrays import Flags, Floats, Ints
 from .metrics import Summary
 
 
@@ -28,35 +29,35 @@ class TopTokenRows:
     its list has another one, as after sampling settings; else NaN.
     """
 
-    positions: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    token_ids: NDArray[np.int64]
-    values: NDArray[np.float64]
-    best: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    missing: NDArray[np.int64]
-    chosen: NDArray[np.float64]
+    positions: Ints
+    offsets: Ints
+    token_ids: Ints
+    values: Floats
+    best: Ints
+    targets: Ints
+    missing: Ints
+    chosen: Floats
 
     def __len__(self) -> int:
         return len(self.positions)
 
     @property
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> Ints:
         """Entries of each row. [rows]"""
         return np.diff(self.offsets)
 
     @property
-    def row_of(self) -> NDArray[np.int64]:
+    def row_of(self) -> Ints:
         """Row of each entry. [entries]"""
         return np.repeat(np.arange(len(self)), self.counts)
 
     @property
-    def largest(self) -> NDArray[np.float64]:
+    def largest(self) -> Floats:
         """Largest value of each row, NaN without one. [rows]"""
         return np.where(self.counts > 0, np.append(self.values, np.nan)[self.offsets[:-1]], np.nan)
 
     @property
-    def target_values(self) -> NDArray[np.float64]:
+    def target_values(self) -> Floats:
         """Value of each target in its list, NaN without one. [rows]"""
         row_of = self.row_of
         is_target = self.token_ids == self.targets[row_of]
@@ -65,18 +66,18 @@ class TopTokenRows:
         return values
 
     @property
-    def has_repeats(self) -> NDArray[np.bool_]:
+    def has_repeats(self) -> Flags:
         """Whether a token stands twice in a row. [rows]"""
         is_repeat = np.ones(len(self.token_ids), np.bool_)
         is_repeat[np.unique(self.row_of << 32 | self.token_ids, return_index=True)[1]] = False
         return np.bincount(self.row_of[is_repeat], minlength=len(self)) > 0
 
-    def row(self, index: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def row(self, index: int) -> tuple[Ints, Floats]:
         """Return tokens and values of one row, largest first. [entries] each"""
         part = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         return self.token_ids[part], self.values[part]
 
-    def part(self, rows: NDArray[np.bool_]) -> TopTokenRows:
+    def part(self, rows: Flags) -> TopTokenRows:
         """Return some rows. rows [rows]: which stay."""
         entries = rows[self.row_of]
         columns = {
@@ -91,7 +92,7 @@ class TopTokenRows:
             **columns,
         )
 
-    def without_values(self, rows: NDArray[np.bool_]) -> TopTokenRows:
+    def without_values(self, rows: Flags) -> TopTokenRows:
         """Return all rows, some of them emptied: their values count as missing. rows [rows]:
         these.
         """
@@ -108,7 +109,7 @@ class TopTokenRows:
         )
 
 
-def largest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
+def largest(values: NDArray[Any], count: int) -> Ints:
     """Return the places of the `count` largest values, largest first, the lower place first if
     values are equal.
 
@@ -142,10 +143,10 @@ class TopTokenFigures:
     both sides.
     """
 
-    common: NDArray[np.int64]
-    squares: NDArray[np.float64]
+    common: Ints
+    squares: Floats
     smaller_margin: np.ma.MaskedArray
-    neq: NDArray[np.int64]
+    neq: Ints
     max_abs: np.ma.MaskedArray
     reference_token: np.ma.MaskedArray
     variant_token: np.ma.MaskedArray
@@ -203,7 +204,7 @@ def compare_rows(reference: TopTokenRows, variant: TopTokenRows) -> TopTokenFigu
 def _chosen_changes(
     reference: TopTokenRows,
     variant: TopTokenRows,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+) -> tuple[Ints, Floats]:
     """Return rows with a chosen value next to the list on either side, and its change: chosen
     values are compared with chosen values, lists with lists.
     """

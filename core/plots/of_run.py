@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..checks.pair import PairFigures
 from ..errors import UsageError
 from ..rl.queries import summary
-from ..runs.file.evidence import PairFigures
 from ..runs.queries.layers import modules
 from ..runs.reader import RunReader
 from ..text import clean

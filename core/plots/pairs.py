@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..runs.file.evidence import PairFigures
+from ..checks.pair import PairFigures
 from ..runs.queries.verdicts import position_ratios
 from ..runs.reader import RunReader
 from . import style

@@ -13,9 +13,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..judging.explain.fits import round_to
-from ..judging.explain.scoring import Cause
-from ..numerics.formats import FORMATS
+from ..cause import Cause
+from ..numerics.formats import FORMATS, round_to
 from ..text import clean, number, percent, plural, series
 from .figures import Flags, Floats, Integers, SampledTokens
 from .token_values import (

@@ -26,6 +26,7 @@ from ml_dtypes import float8_e4m3fn, float8_e5m2, float8_e8m0fnu
 from numpy.typing import NDArray
 
 from ..errors import CaptureError
+from ..numerics.arrays import Ints
 from ..numerics.differences import differences
 from ..numerics.formats import FLOAT32, FORMATS, FloatFormat, bits_of, widen
 from ..packaged_models import packaged_folder, require_gguf
@@ -68,7 +69,7 @@ _ALIKE = 0.5  # rms change over the rms of A: above it another layout is looked 
 _MOST_ROWS = 1 << 15  # of a search for their order, which compares every two
 _SKETCH = 64  # random projections of a row in that search
 Block = NDArray[np.float32]  # rows of a tensor
-Rows = slice | NDArray[np.int64]
+Rows = slice | Ints
 _Sides = tuple[dict[str, "Tensor"], dict[str, "Tensor"]]
 _SUMS = ("squares", "scale")  # of a change, which only its rms and its likeness need
 _Finding = tuple[str, str]  # kind, sentence without the tensors' names
@@ -479,7 +480,7 @@ def _layouts(a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield _order_text(order), replace(a, read=lambda rows: a.read(order[rows]))
 
 
-def _row_order(a: Tensor, b: Tensor) -> NDArray[np.int64]:
+def _row_order(a: Tensor, b: Tensor) -> Ints:
     """Return the row of A that is most like each row of B. [rows]
 
     By cosines, which random projections keep (Johnson and Lindenstrauss, 1984), and so do
@@ -493,7 +494,7 @@ def _row_order(a: Tensor, b: Tensor) -> NDArray[np.int64]:
     )
 
 
-def _order_text(order: NDArray[np.int64]) -> str:
+def _order_text(order: Ints) -> str:
     for side, rows in (("B", order), ("A", np.argsort(order))):
         half = int(rows[1])
         if half > 1 and len(rows) % (2 * half) == 0:

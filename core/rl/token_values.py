@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..judging.explain.scoring import Cause
+from ..cause import Cause
 from ..text import number, percent, plural
 from .figures import Floats, SampledTokens
 

@@ -29,7 +29,7 @@ from .formats import SIDES, make_plain, read_tokens
 from .queries import sample_tokens, summaries
 
 if TYPE_CHECKING:
-    from ..runs.file.evidence import Verdict
+    from ..verdict import Verdict
 
 FORMAT = "chosen tokens"
 _ROW_GROUP = 122_880

@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from ..command_name import UNSTORED
+from ..evidence import Evidence
 from ..numerics.arrays import Array, Bits, Floats, Ints, Record, Span
 from ..numerics.divergence import RowFigures, SideRows, compare
 from ..numerics.formats import values_of
 from ..numerics.metrics import METRICS, Summary
 from ..numerics.sizes import TOP_K
 from ..numerics.totals import PairTotal
-from .file.evidence import Evidence, Verdict
+from ..verdict import Verdict
 from .file.records import ALL, RunHeader, StoredPair
 
 
@@ -172,7 +173,7 @@ class MemoryRun(Measured):
 
     def evidence(self, pair: int) -> list[Evidence]:
         """Evidence that a pair's verdict rests on, in the order of the checks."""
-        return sorted(self.verdicts[pair].evidence, key=lambda row: row.order)
+        return sorted(self.verdicts[pair].evidence, key=lambda row: row.check.order)
 
     @cached_property
     def classes(self) -> list[list[str]]:

@@ -15,11 +15,11 @@ import numpy as np
 
 from ..command_name import COMMAND
 from ..errors import StoreError
+from ..evidence import Evidence
 from ..numerics.arrays import DataFrame, Record
 from ..responses.records import ResponseSide
 from .figures import Figures
 from .file.database import Database
-from .file.evidence import Evidence
 from .file.records import Generation, Provenance, RunHeader, SideHeader, StoredPair
 from .tables import heatmap, logits, mitigations, pairs, positions, responses, run
 from .tables.mitigations import MitigationRow

@@ -24,7 +24,7 @@ from .tables.responses import CHOSEN, RESPONSE, SAME, digest_of
 from .tables.run import VOCABULARY, insert_header, insert_prompts, insert_sides
 
 if TYPE_CHECKING:
-    from .file.evidence import Verdict
+    from ..verdict import Verdict
 
 _BYTES_A_VALUE = 24  # in the file, uncompressed
 _FIGURES = (

@@ -14,8 +14,8 @@ import numpy as np
 
 from ..errors import StoreError
 from ..text import clean
+from ..verdict import Verdict
 from .file.database import Database
-from .file.evidence import Verdict
 from .reader import RunReader
 from .store.store import Store
 from .tables.pairs import delete_evidence, insert_evidence, update_verdict

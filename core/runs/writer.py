@@ -14,10 +14,10 @@ from ..errors import UsageError
 from ..numerics.arrays import Array, Bits
 from ..numerics.divergence import compare
 from ..numerics.totals import PairTotal
+from ..verdict import Verdict
 from .background import Background
 from .dumps.digests import SideDigest
 from .figures import Figures
-from .file.evidence import Verdict
 from .file.keep import expected_bytes
 from .file.records import ALL, FIGURES, Generation, RunHeader
 from .new_run import new_run

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
-from ..runs.file.evidence import FAILED, PASSED
-from ..runs.file.records import FAILING
+from ..evidence import FAILED, PASSED
 from ..runs.reports.conditions import UNDECIDED, Outcome
 from ..runs.reports.gate import GateReport
 from ..text import clean, plural, series
+from ..verdict import FAILING
 from .ledger import DONE, CellCard, CellState
 from .ledger import FAILED as CELL_FAILED
 from .plan import OWN_ENGINE, in_short

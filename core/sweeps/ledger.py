@@ -23,24 +23,34 @@ import msgspec
 
 from ..disk import lock, write_atomic
 from ..errors import StoreError
-from ..runs.file import records
 from ..runs.file.database import Database, each_database
 from ..runs.queries.verdicts import shown_verdict
 from ..runs.store.partial import LOCK, PREFIX
 from ..runs.store.store import Store, cell_of
 from ..runs.tables.run import read_run
 from ..text import clean
+from ..verdict import (
+    BUG_SUSPECTED,
+    IDENTICAL,
+    INVALID_DUMP,
+    LIKELY_ROUNDING,
+    LOWER_PRECISION,
+    NONDETERMINISTIC,
+    NOT_JUDGED,
+    ROUNDING,
+    UNDECIDED,
+)
 from .plan import Cell, SweepPlan, short_digest
 
 _WORST_FIRST = (
     *(
-        records.BUG_SUSPECTED,
-        records.INVALID_DUMP,
-        records.NONDETERMINISTIC,
-        records.UNDECIDED,
-        records.NOT_JUDGED,
+        BUG_SUSPECTED,
+        INVALID_DUMP,
+        NONDETERMINISTIC,
+        UNDECIDED,
+        NOT_JUDGED,
     ),
-    *(records.LOWER_PRECISION, records.LIKELY_ROUNDING, records.ROUNDING, records.IDENTICAL),
+    *(LOWER_PRECISION, LIKELY_ROUNDING, ROUNDING, IDENTICAL),
 )
 SEVERITY = {name: place for place, name in enumerate(_WORST_FIRST)}
 _MOST_BLOCKS = 1 << 16  # of all prompts

@@ -116,15 +116,16 @@ def totals(_: str) -> str:
 
 def checks(_: str) -> str:
     """Return the figures of every check, and each label once."""
-    from core.runs.file.evidence import Check, labels_of
+    from core.checks import CHECKS
+    from core.evidence import labels_of
 
     rows, labeled = [], set()
-    for record in dict.fromkeys(check.record for check in Check):
+    for record in dict.fromkeys(check.record for check in CHECKS.values()):
         figures = labels_of(record).items()
         names = [
             f"`{key}`" if (key, label) in labeled else f"`{key}`: {label}" for key, label in figures
         ]
-        same = [f"`{check.group}`: {check}" for check in Check if check.record is record]
+        same = [f"`{check.group}`: {check}" for check in CHECKS.values() if check.record is record]
         rows.append(("; ".join(same), "; ".join(names)))
         labeled |= figures
     return table(("group: check", "figures"), rows)

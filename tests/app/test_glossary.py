@@ -6,7 +6,7 @@ import re
 
 from app.shell import widgets as glossary
 from app.shell import wording
-from core.runs.file.records import VERDICTS
+from core.verdict import VERDICTS
 from tests.places import ROOT
 
 

@@ -12,11 +12,13 @@ import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 
-from core.runs.file.evidence import PASSED, Check, Evidence, RerunFigures, Verdict
+from core.checks.rerun import AGAIN, RerunFigures
+from core.evidence import PASSED, Evidence
 from core.runs.file.records import Generation, RunHeader
 from core.runs.ops_run import write_ops_run
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
+from core.verdict import Verdict
 from tests.core.responses.made_sides import engine_side, store_run
 from tests.core.runs.made_runs import calm_sides, header_of
 from tests.core.runs.test_ops_run import header as ops_header
@@ -76,7 +78,7 @@ def _write_run(store: Store, header: RunHeader):
             writer.write(side, 0, bits)
         writer.write_generation(Generation(0, 2, 2, ((1, 2), (1, 3)), ("ab", "ac")))
         evidence = Evidence(
-            Check.AGAIN,
+            AGAIN,
             "prefill",
             RerunFigures(not_repeatable=()),
             PASSED,

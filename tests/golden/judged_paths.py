@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from benchmarks.verdicts.trial import cases_of, model_named, registered
+from core.evidence import FAILED
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.torch_errors import quiet
-from core.runs.file.evidence import FAILED
 
 PATHS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 

@@ -11,12 +11,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...errors import CaptureError, UlpscopeError
 from ...numerics.divergence import compare
 from ...numerics.formats import format_named
+from ...numerics.statistic import rms_of
 from ...numerics.totals import PairTotal
 from ...path_grammar import Value
 from ...progress import Progress, no_progress
@@ -95,7 +95,7 @@ def mitigations_of(
 def floor_of(session: JudgingSession) -> float:
     """Return the RMS noise floor of prefill, in logits; NaN if there is none."""
     try:
-        return float(np.sqrt(session.floor(session.loaded).squares.mean()))
+        return rms_of(session.floor(session.loaded).squares)
     except UlpscopeError:
         return float("nan")
 

@@ -18,17 +18,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ...checks.drawn import Errors, Exact, error_rows
 from ...errors import CaptureError
-from ...judging.controls import Errors, Exact
-from ...judging.divergence import ALIKE, SystematicError, systematic_error
-from ...judging.drawn import error_rows
-from ...judging.statistic import FloorTest
+from ...evidence import Evidence
+from ...numerics.arrays import Floats
+from ...numerics.side_divergence import ALIKE, SystematicError, systematic_error
+from ...numerics.statistic import FloorTest
 from ...progress import Progress, no_progress
-from ...runs.file.evidence import Evidence
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel, has_experts
 from ..models.torch_errors import foreign_errors_stop
@@ -209,9 +208,7 @@ class RoundingDraws:
             )
         weights: dict[torch.Tensor, torch.Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
-        pieces: dict[RunnableSide, list[NDArray[np.float64]]] = {
-            side: [] for side in (*sides, *draws)
-        }
+        pieces: dict[RunnableSide, list[Floats]] = {side: [] for side in (*sides, *draws)}
         systems = dict.fromkeys(pieces, SystematicError())
         for group in groups_of(loaded, self.prompts):
             if weights:
@@ -288,7 +285,7 @@ def _step(exact: torch.Tensor) -> int:
 
 def _add_error(
     exact: torch.Tensor,
-    pieces: list[NDArray[np.float64]],
+    pieces: list[Floats],
     rows: list[torch.Tensor],
     start: int,
     logits: torch.Tensor,

@@ -10,29 +10,25 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from ...checks.drawn import Exact
+from ...checks.lower_precision import PrecisionVerdict
+from ...checks.modules_in_16_bits import module_rounding_row
+from ...checks.other_rows import OtherPromptsFigures, OtherRowFigures, OtherRows
+from ...checks.pair import NoiseFloor, Pair
+from ...checks.rerun import Rerun
 from ...errors import CaptureError, UsageError
+from ...evidence import Evidence
 from ...judging import judge as judging
-from ...judging.controls import (
-    Controls,
-    Exact,
-    NoiseFloor,
-    NotAvailableError,
-    OtherRows,
-    Pair,
-    PrecisionVerdict,
-    Rerun,
-    StaysInFloat32Error,
-)
-from ...judging.divergence import Divergence
-from ...judging.module_rounding import module_rounding_evidence
-from ...judging.places import NotFinite, place_of
-from ...judging.statistic import BLOCKS, FloorTest
+from ...judging.controls import Controls, NotAvailableError, StaysInFloat32Error
+from ...numerics.arrays import Floats
 from ...numerics.formats import LOGIT_FORMATS
+from ...numerics.side_divergence import Divergence
+from ...numerics.statistic import BLOCKS, FloorTest
+from ...places import NotFinite, place_of
 from ...progress import Progress, no_progress
-from ...runs.file.evidence import Evidence, OtherPromptsFigures, OtherRowFigures, Verdict
+from ...verdict import Verdict
 from ..models.dtypes import WIDENING
 from ..models.model import LoadedModel, has_experts, loaded_from
 from ..models.torch_errors import model_errors_stop
@@ -419,7 +415,7 @@ class ModelControls(Controls):
             # a side whose modules cannot be followed
             with suppress(CaptureError):
                 rounding = self.session.once(("module rounding", side.name), measure, side)
-                rows.append(module_rounding_evidence(rounding, side.name, self.dtype))
+                rows.append(module_rounding_row(rounding, side.name, self.dtype))
         return rows
 
     def lower_precision(
@@ -464,7 +460,7 @@ class ModelControls(Controls):
             rows.append(module_row(*about, sides, is_below_float32=dtype == "float64"))
         return [each for each in rows if each is not None]
 
-    def differences(self, row: int, dtype: str) -> NDArray[np.float64] | None:
+    def differences(self, row: int, dtype: str) -> Floats | None:
         prompt, position = place_of(row, self.lengths)
         ids = self.prompts[prompt]
         with self._in(dtype) as model:

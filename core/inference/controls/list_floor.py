@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from ...errors import UsageError
-from ...judging.explain.rescoring import Floats, Rescoring, floor_evidence
+from ...evidence import Evidence
+from ...judging.explain.rescoring import Rescoring, floor_evidence
 from ...judging.explain.rows import PairRows, RowPair
+from ...numerics.arrays import Floats
 from ...progress import Progress
-from ...runs.file.evidence import Evidence
 from ..models.model import LoadedModel
 from ..models.module_state import restore_state
 from ..models.torch_errors import model_errors_stop

@@ -13,15 +13,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ...checks.drawn import Exact
+from ...checks.lower_precision import PrecisionVerdict
+from ...checks.pair import NoiseFloor
 from ...errors import CaptureError, UsageError
-from ...judging.controls import Exact, NoiseFloor, PrecisionVerdict
+from ...evidence import Evidence
 from ...judging.dump import DumpControls, MakeControls
-from ...judging.statistic import FloorTest
 from ...judging.uploaded_controls import side_in_float32
+from ...numerics.arrays import Floats
 from ...numerics.formats import values_of
+from ...numerics.statistic import FloorTest
 from ...progress import Progress, no_progress
 from ...runs.figures import Figures
-from ...runs.file.evidence import Evidence
 from ..models.model import LoadedModel
 from ..models.torch_errors import model_errors_stop
 from ..paths.batch import Run
@@ -113,7 +116,7 @@ class _DumpOfModel(DumpControls):
         return self.model.lower_precision(dtype, tests, also_in_16_bits=also_in_16_bits)
 
     @model_errors_stop()
-    def from_model(self) -> Mapping[str, NDArray[np.float64]]:
+    def from_model(self) -> Mapping[str, Floats]:
         self.model.say("the uploaded sides compared with the model")
         loaded, prompts, sides = self.model.loaded, self.model.prompts, self.model.sides
         return {side.name: divergence_of(loaded, prompts, (PLAIN, side)).squares for side in sides}

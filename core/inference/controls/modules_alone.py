@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
 
+from ...checks.modules_alone import ALONE, LARGEST_ALONE, ModulesAlone, alone_evidence
 from ...errors import CaptureError
-from ...judging.module_evidence import LARGEST_ALONE, ModulesAlone, alone_evidence
-from ...runs.file.evidence import MISSING, Check, Evidence, Unmeasured
+from ...evidence import MISSING, Evidence, Unmeasured
 from ..models.devices import row_sums
 from ..models.dtypes import in_float32, in_float64
 from ..models.model import LoadedModel
@@ -64,7 +64,7 @@ def module_row(
     except CaptureError as error:
         says = f"The modules cannot be taken one at a time: {error}"
         control = f"every module of '{name}' {inputs}"
-        return Evidence(Check.ALONE, control, Unmeasured(), MISSING, says, name)
+        return Evidence(ALONE, control, Unmeasured(), MISSING, says, name)
     return None if is_below_float32 else row
 
 

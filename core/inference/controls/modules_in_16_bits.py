@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...checks.modules_in_16_bits import ModuleRounding
 from ...errors import CaptureError
-from ...judging.module_rounding import ModuleRounding
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..paths.batch import ignore

@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from ...checks.pair import NoiseFloor
 from ...errors import CaptureError
-from ...judging.controls import NoiseFloor
-from ...judging.divergence import Divergence, concatenate, row_ulp_percentile
-from ...judging.places import NotFinite
+from ...numerics.arrays import Floats
 from ...numerics.formats import FloatFormat
+from ...numerics.side_divergence import Divergence, concatenate, row_ulp_percentile
+from ...places import NotFinite
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel, token_texts
 from ..models.torch_errors import foreign_errors_stop, quiet
@@ -104,7 +104,7 @@ def own_rounding_of(
     loaded: LoadedModel,
     prompts: Prompts,
     plain: RunnableSide = PLAIN,
-) -> NDArray[np.float64] | None:
+) -> Floats | None:
     """Mean squares of a plain forward in 16 bits to that in float32; None if float32 does not fit.
     [positions]
     """

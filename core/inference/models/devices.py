@@ -10,11 +10,10 @@ import platform
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...errors import CaptureError
+from ...numerics.arrays import Bits, Floats
 
 _CGROUP = Path("/sys/fs/cgroup")
 # (limit, usage, statistics, name of the reclaimable page cache), cgroup v2 and v1
@@ -108,7 +107,7 @@ def integers_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(_SIGNED[tensor.dtype.itemsize])
 
 
-def bits_of(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
+def bits_of(tensor: torch.Tensor) -> Bits:
     """Return the bits of a float tensor on any device.
 
     Same shape; on a CPU the same memory if contiguous.
@@ -116,14 +115,14 @@ def bits_of(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
     return integers_of(tensor).cpu().numpy().view(f"<u{tensor.dtype.itemsize}")
 
 
-def own_bits(tensor: torch.Tensor) -> NDArray[np.unsignedinteger]:
+def own_bits(tensor: torch.Tensor) -> Bits:
     """Return bits like `bits_of`, copied if the tensor is a small part of larger memory."""
     if tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return bits_of(tensor)
 
 
-def row_sums(values: torch.Tensor) -> NDArray[np.float64]:
+def row_sums(values: torch.Tensor) -> Floats:
     """Return sums of rows, [rows, n] float64 -> [rows]; on a CPU in numpy's order, the same on
     every processor.
     """

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from ...checks.arrays_alone import ROW_ULPS
+from ...checks.single_logit import LARGEST_PEAK
 from ...errors import CaptureError, UlpscopeError
-from ...judging.divergence import ROW_ULP_SHIFT, SINGLE_LOGIT, Divergence, concatenate, peaks_of
-from ...judging.limits import ROW_ULPS
+from ...numerics.arrays import Floats, Ints
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, spacings
+from ...numerics.side_divergence import ROW_ULP_SHIFT, Divergence, concatenate, peaks_of
 from ..models.devices import bits_of, row_sums
 from ..models.model import LoadedModel
 from ..models.module_state import restore_state
@@ -231,8 +232,8 @@ def divergence(
     ULPs, of peaks; check: called with each piece first.
     """
     squares, mismatches = [], []
-    counts: list[NDArray[np.int64]] = []
-    peaks: list[NDArray[np.float64]] = []
+    counts: list[Ints] = []
+    peaks: list[Floats] = []
     first: tuple[int, float, float] | None = None
 
     def add(position: int, logits: torch.Tensor) -> None:
@@ -269,7 +270,7 @@ def divergence(
     )
 
 
-def _spacings(reference: torch.Tensor, fmt: FloatFormat) -> NDArray[np.float64]:
+def _spacings(reference: torch.Tensor, fmt: FloatFormat) -> Floats:
     """Return the row ULP of each row."""
     largest = torch.where(reference.isfinite(), reference.abs(), -1.0).amax(1).cpu().numpy()
     return spacings(np.maximum(largest, 0.0), fmt)
@@ -279,11 +280,11 @@ def _peaks(
     reference: torch.Tensor,
     difference: torch.Tensor,
     fmt: FloatFormat,
-) -> NDArray[np.float64]:
-    """Return `peaks_of` of rows that may have one beyond SINGLE_LOGIT, 0 of others."""
+) -> Floats:
+    """Return `peaks_of` of rows that may have one beyond LARGEST_PEAK, 0 of others."""
     least = ROW_ULPS[fmt.name][2] * _spacings(reference, fmt)
     largest = difference.abs().amax(1).cpu().numpy()
-    rows = np.flatnonzero(largest > SINGLE_LOGIT * least)
+    rows = np.flatnonzero(largest > LARGEST_PEAK * least)
     peaks = np.zeros(len(least))
     peaks[rows] = peaks_of(difference[rows].cpu().numpy(), least[rows])
     return peaks
@@ -294,7 +295,7 @@ def _row_ulp_counts(
     difference: torch.Tensor,
     is_finite: torch.Tensor,
     fmt: FloatFormat,
-) -> NDArray[np.int64]:
+) -> Ints:
     """Count finite elements [rows, vocab] by their difference in row ULPs, for
     `Divergence.row_ulps`.
     """

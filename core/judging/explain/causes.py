@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...cause import Cause
 from ...responses.pairing import ResponsePair
 from ...responses.placeholders import MASKED
 from ...responses.records import ResponseSide
 from ...text import opening, plural
 from . import fits, signs
 from .rows import PairRows, TooFewError, rows_of_lists
-from .scoring import Cause, Find, remaining_rms
+from .scoring import Find, remaining_rms
 
 OF_VALUES = (fits.temperature, fits.constant_offset, fits.soft_capping, fits.rounded_logits)
 OF_TOKENS = (fits.penalty, fits.logit_bias)

@@ -11,10 +11,12 @@ from functools import partial
 
 import numpy as np
 
-from ...numerics.formats import FORMATS, FloatFormat
+from ...cause import Cause
+from ...numerics.arrays import Values
+from ...numerics.formats import FORMATS, round_to
 from ...text import number, plural
-from .rows import PairRows, RowPair, TooFewError, Values
-from .scoring import FEW, TRIMMED, Cause, Undo, center, fit_and_score
+from .rows import PairRows, RowPair, TooFewError
+from .scoring import FEW, TRIMMED, Undo, center, fit_and_score
 
 _LEAST_CONSTANT = 0.05  # a constant in logits that is more than a normalizer's
 _OF_REST = 20.0  # a constant of log-probabilities is so many times what it leaves
@@ -124,11 +126,6 @@ def rounded_logits(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
         for name, change in roundings.items():
             says = f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}."
             yield Cause("rounded", says, {"to": name}, Undo(_apply(side, change)))
-
-
-def round_to(fmt: FloatFormat, values: Values) -> Values:
-    finite = np.clip(values, -fmt.largest, fmt.largest)
-    return finite.astype(np.float32).astype(fmt.values).astype(np.float64)
 
 
 @fit_and_score(in_parts=False)

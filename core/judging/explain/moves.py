@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...numerics.arrays import Flags, Ints, Values
 from ...numerics.formats import values_of
 from ...runs.measured import Measured
 
-Floats = NDArray[np.floating]
 SAME_ROW = 0.01  # of a row's squared difference, that one at another place leaves
 # A row's top tokens, each a random direction as long as its logit exceeds the last one, make a
 # vector: rows that differ by rounding are near, others far. 2 x 5,000 x 32,000: 5 s, of 66 s that
@@ -26,12 +25,12 @@ class Moves(NamedTuple):
     squares of its difference from its own row and from that one.
     """
 
-    nearest: NDArray[np.int64]
-    own: Floats
-    least: Floats
+    nearest: Ints
+    own: Values
+    least: Values
 
     @property
-    def is_moved(self) -> NDArray[np.bool_]:
+    def is_moved(self) -> Flags:
         is_elsewhere = self.nearest != np.arange(len(self.nearest))
         return is_elsewhere & (self.own > 0) & (self.least <= SAME_ROW * self.own)
 
@@ -63,7 +62,7 @@ def moves_of_run(run: Measured, pair: int) -> Moves:
     return Moves(nearest, own, least)
 
 
-def _vectors(run: Measured, side: int) -> Floats:
+def _vectors(run: Measured, side: int) -> Values:
     """Return the top tokens of each row as a vector. [rows, directions]"""
     tokens, logits = run.best_tokens(side)
     is_number = np.isfinite(logits)

@@ -9,26 +9,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...cause import Cause
+from ...checks.list_floor import LISTS, list_floor_row, no_list_floor
+from ...evidence import Evidence
+from ...numerics.arrays import Flags, Floats
 from ...rl.causes import explain_tokens
 from ...rl.figures import SampledTokens
-from ...runs.file.evidence import (
-    MISSING,
-    NOTED,
-    PASSED,
-    Check,
-    Evidence,
-    ListFloorFigures,
-    Unmeasured,
-)
-from ...text import multiple, three_digits
-from ..judge import foreign
-from ..limits import LISTS
+from ...text import three_digits
 from .rows import RowPair
-from .scoring import Cause
 
-Floats = NDArray[np.float64]
 _FEW = 0.05  # of the tokens may be far off without deciding about the others
 _DISTINCT = 4.0  # standard errors, so that one tie in 30,000 is called distinct
 
@@ -90,7 +80,7 @@ class Rescoring:
         """Floor of each row; one next to 0 is no scale. [rows]"""
         return np.maximum(self.floor, max(float(np.median(self.floor)), 1e-300))
 
-    def outliers(self, side: int) -> NDArray[np.bool_]:
+    def outliers(self, side: int) -> Flags:
         """Return the rows by which a side is far from the model; none if it is not, or if they are
         many. [rows]
         """
@@ -111,31 +101,10 @@ class Rescoring:
 
 def floor_evidence(scores: Rescoring) -> Evidence:
     """Return the noise floor check of a pair of lists."""
-    model, dtype = f"'{scores.model}'", scores.dtype
     if not scores.has_floor:
-        says = (
-            f"{model} in {dtype} has no noise floor: sums in another order change no value, or one"
-            " is NaN."
-        )
-        return Evidence(Check.LIST_FLOOR, model, Unmeasured(), MISSING, says)
-    ratio, *distances = scores.ratios
+        return no_list_floor(scores.model, scores.dtype)
     worst = float(np.sqrt(scores.squares[0] / scores.scale).max())
-    outcome, says = NOTED, foreign(dict(zip(scores.names, distances, strict=True)))[0]
-    size = (
-        f"{multiple(ratio)} the noise floor of {model} in {dtype}, up to {multiple(worst)} at one"
-        " position"
-    )
-    if not says and ratio <= LISTS.over_all and worst <= LISTS.at_a_place:
-        outcome, says = PASSED, f"Rounding noise: the pair is {size}."
-    figures = ListFloorFigures(
-        compute_dtype=dtype,
-        noise_ratio=ratio,
-        worst_position_ratio=worst,
-        reference_noise_ratio=distances[0],
-        variant_noise_ratio=distances[1],
-    )
-    says = says or f"The pair is {size}: a lower precision, or a fault."
-    return Evidence(Check.LIST_FLOOR, model, figures, outcome, says)
+    return list_floor_row(scores.model, scores.dtype, scores.names, scores.ratios, worst)
 
 
 @dataclass(frozen=True)

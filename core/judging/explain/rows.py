@@ -6,27 +6,24 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import UsageError
+from ...numerics.arrays import Array, Flags, Ints, Values
+from ...numerics.constant_rows import is_left_out
 from ...numerics.formats import format_named, spacings, values_of
 from ...numerics.top_tokens import largest
 from ...responses.alignment import prompt_tokens
 from ...responses.pairing import ResponsePair
 from ...responses.records import UNKNOWN_TOKEN, ResponseSide
 from ...runs.measured import Measured
-from ..constant_rows import is_left_out
 from .moves import MOST_ROWS, Moves, moves_of_run
 
 if TYPE_CHECKING:
     from ...runs.figures import Figures
 
-Ids = NDArray[np.int64]
-Values = NDArray[np.floating]
-Flags = NDArray[np.bool_]
 FARTHEST = 1e4  # logits: a mask by a number is no further
 # of a row that is fitted with a constant of its own, or most of whose tokens are not moved
 LEAST_TOKENS = 3
@@ -51,10 +48,10 @@ class RowPair(NamedTuple):
 
     prompt: int
     position: int
-    token_ids: Ids
+    token_ids: Ints
     x: Values
     y: Values
-    times: Ids
+    times: Ints
 
     @property
     def in_text(self) -> Flags:
@@ -148,7 +145,7 @@ def complete_rows(
     tokens: tuple[tuple[int, ...], ...],
     lengths: Sequence[int],
     vocab: int,
-    read: Callable[[int, int, int], NDArray[Any]],
+    read: Callable[[int, int, int], Array],
 ) -> PairRows:
     """Return some of a pair's complete rows, each with some tokens.
 

@@ -6,16 +6,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial, wraps
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from ...text import floored_percent, number
-from .rows import LEAST_TOKENS, Flags, PairRows, RowPair, TooFewError, Values
+from ...cause import EXPLAINED, Cause
+from ...numerics.arrays import Flags, Values
+from .rows import LEAST_TOKENS, PairRows, RowPair, TooFewError
 
-EXPLAINED = 0.9  # of a row's squared difference
 SHRUNK = 1 / 3  # of what the others differ by, over those that a cause of some tokens moves
 LEAST_ROWS = 4  # of either half
 _PARTS, _LEAST_PART = 16, 16  # of too few rows; tokens of each
@@ -31,8 +30,8 @@ _AT_OTHERS = 4.0  # of a cause of some tokens, times that and what the others di
 # order: real pairs of the trial have 0.63 to 1.2, a smooth function of the values 0.
 _NO_ORDER = 0.5
 
-Fit = Callable[[PairRows, Sequence[RowPair]], Iterator["Cause"]]
-Find = Callable[[PairRows], Iterable["Cause"]]
+Fit = Callable[[PairRows, Sequence[RowPair]], Iterator[Cause]]
+Find = Callable[[PairRows], Iterable[Cause]]
 
 
 class Undo(NamedTuple):
@@ -45,64 +44,6 @@ class Undo(NamedTuple):
     share: float = 1.0
     moves: Callable[[RowPair], Flags] | None = None
     has_constant: bool = False
-
-
-@dataclass(frozen=True)
-class Cause:
-    """A claimed cause: one sentence, fitted parameters, and what it explains and leaves.
-
-    explained: share of the squared difference over the scored rows, None for an observation;
-    left_rms: in the values' unit; left_floors: in noise floors.
-    """
-
-    name: str
-    says: str
-    parameters: dict[str, Any] = field(default_factory=dict)
-    undo: Undo | None = None
-    explained: float | None = None
-    left_rms: float | None = None
-    left_floors: float | None = None
-
-    @property
-    def is_fault(self) -> bool:
-        """Whether it explains nearly all of the difference and sound sides do not have it."""
-        is_most = self.explained is None or self.explained >= EXPLAINED
-        return is_most and self.name not in (
-            "upcast",
-            "rounded",
-            "other tokens",
-            "sampler",
-            "lag",
-            "missing",
-            "some tokens",
-            "part of the sequences",
-        )
-
-    @property
-    def names_positions(self) -> bool:
-        """Whether its sentence says at which positions, or at how many."""
-        return not {"position", "positions"}.isdisjoint(self.parameters)
-
-    @property
-    def text(self) -> str:
-        if self.explained is None:
-            return self.says
-        floors = "" if self.left_floors is None else f", {number(self.left_floors, 3)} noise floors"
-        share = f"{floored_percent(self.explained)} of the squared difference"
-        return f"{self.says} Explains {share}; leaves {number(self.left_rms)} (rms){floors}."
-
-    def score(self, total: Values, remaining: Values, tokens: float) -> Cause:
-        """Return the cause with what it explains and leaves. total, remaining: squares of each row,
-        over `tokens`.
-        """
-        explained = max(0.0, 1 - float(remaining.sum() / total.sum()))
-        return replace(self, explained=explained, left_rms=math.sqrt(remaining.sum() / tokens))
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **{name: value for name, value in vars(self).items() if name != "undo"},
-            "text": self.text,
-        }
 
 
 def fit_and_score(

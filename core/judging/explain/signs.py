@@ -8,14 +8,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ...numerics.formats import FORMATS
+from ...cause import EXPLAINED, Cause
+from ...checks.shift import shift_in_words
+from ...numerics.arrays import Flags, Ints, Values
+from ...numerics.formats import FORMATS, round_to
 from ...responses.alignment import extra_first_token
 from ...responses.records import UNKNOWN_TOKEN
 from ...text import number, plural
-from .fits import round_to
 from .moves import Moves
-from .rows import FARTHEST, LEAST_TOKENS, Flags, Ids, PairRows, TooFewError, Values
-from .scoring import EXPLAINED, LEAST_ROWS, Cause, center
+from .rows import FARTHEST, LEAST_TOKENS, PairRows, TooFewError
+from .scoring import LEAST_ROWS, center
 
 _SHIFTS = (-3, -2, -1, 1, 2, 3)  # rows
 _LEAST_VALUES = 16  # of a sequence of single values
@@ -58,7 +60,7 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
         if len(original) >= (_LEAST_VALUES if are_single else 2 * LEAST_ROWS):
             cause = Cause(
                 "shifted rows",
-                f"{shift_in_words(reference, variant, shift)}.",
+                f"{shift_in_words(pair.names, shift)}.",
                 {"rows": shift},
             )
             yield from _if_explained(cause, original, remaining, EXPLAINED if are_single else 0.5)
@@ -100,12 +102,7 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     )
 
 
-def shift_in_words(reference: str, variant: str, shift: int) -> str:
-    by = f"{plural(abs(shift), 'row')} {'after' if shift > 0 else 'before'} it"
-    return f"Each row of '{variant}' holds what '{reference}' holds {by}"
-
-
-def _distances(pair: PairRows, farthest: int) -> tuple[Values, Ids, bool]:
+def _distances(pair: PairRows, farthest: int) -> tuple[Values, Ints, bool]:
     """Return mean squared differences of rows up to a constant, and how many tokens they share,
     both [places of the variant, of the reference], of rows up to `farthest` apart, and whether they
     are of single values: chosen tokens, whose values in their order are compared, whatever the
@@ -186,7 +183,7 @@ def masks_and_padding(pair: PairRows) -> Iterator[Cause]:
 def _mask(
     pair: PairRows,
     side: int,
-    places: Ids,
+    places: Ints,
     whole: Values,
     is_masked: Flags,
     usable: Flags,

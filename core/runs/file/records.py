@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
-from ...numerics.arrays import Floats, Ints
+from ...numerics.arrays import Ints
 from ...numerics.formats import FloatFormat, format_named
 from ...numerics.metrics import Summary
 from ...text import clean, plural
@@ -45,47 +45,9 @@ LONGEST_NAME = 1000  # of a run
 LONGEST_SIDE_NAME = 800
 LONGEST_NOTE = 1 << 20
 
-IDENTICAL = "identical"
-ROUNDING = "rounding"
-LIKELY_ROUNDING = "likely rounding"  # by the arrays alone
-LOWER_PRECISION = "lower precision"
-NONDETERMINISTIC = "nondeterministic"
-BUG_SUSPECTED = "bug suspected"
-INVALID_DUMP = "invalid dump"
-UNDECIDED = "undecided"
-# of `judge`, `verdict` and `compare --fail-on verdict`: 1 for what no build should pass with
-EXIT_CODES = {
-    IDENTICAL: 0,
-    ROUNDING: 0,
-    LIKELY_ROUNDING: 0,
-    LOWER_PRECISION: 0,
-    NONDETERMINISTIC: 1,
-    BUG_SUSPECTED: 1,
-    INVALID_DUMP: 1,
-    UNDECIDED: 0,
-}
-VERDICTS = tuple(EXIT_CODES)
-FAILING = tuple(name for name, code in EXIT_CODES.items() if code)
 UNITS = {"logit": "logits", "logprob": "nats"}
 # which logits a run stores; figures are always of all
 ALL, FIGURES = KEEPS = ("all", "figures")
-NOT_JUDGED = "not judged"  # shown for a pair without a verdict
-
-
-def exit_code(verdicts: Iterable[str | None]) -> int:
-    """Return the exit code of a command that gives these verdicts; None: not judged."""
-    return max((EXIT_CODES.get(verdict or "", 0) for verdict in verdicts), default=0)
-
-
-@dataclass(frozen=True)
-class FloorRows:
-    """A pair and its noise floor at every position of all prompts, prompts one after another: rms
-    in logits. [positions] each
-    """
-
-    compute_dtype: str
-    pair_rms: Floats
-    floor_rms: Floats
 
 
 def check_token_texts(texts: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from ... import places
 from ...errors import UsageError
 from ...numerics.arrays import DataFrame, Floats, Record
 from ...numerics.formats import ordinals, values_of
@@ -18,9 +19,7 @@ def place_of(run: RunReader, row: int) -> tuple[int, int]:
     """Return (prompt, position) of a row."""
     if not 0 <= row < run.header.rows:
         raise UsageError(f"row {row} does not exist; the run has {run.header.rows} rows.")
-    starts = np.cumsum([0, *run.header.lengths])
-    prompt = int(np.searchsorted(starts, row, "right")) - 1
-    return prompt, row - int(starts[prompt])
+    return places.place_of(row, run.header.lengths)
 
 
 def with_texts(run: RunReader, table: DataFrame) -> DataFrame:

@@ -21,12 +21,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ...checks.pair import PairFigures
 from ...errors import UsageError
 from ...numerics import pyramid
 from ...numerics.arrays import Bits, DataFrame, Span
 from ...text import number, out_of, plural
 from ..figures import STORED_CELLS
-from ..file.evidence import PairFigures
 from ..file.keep import refusal
 from ..reader import RunReader
 from .elements import every_element, place_of, rank_of

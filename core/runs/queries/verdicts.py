@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ...checks.modules_alone import AloneFigures
+from ...checks.shrink import ShrinkFigures
 from ...command_name import COMMAND
-from ...text import multiple, number
-from ..file.evidence import (
+from ...evidence import (
     CHECK_GROUPS,
     EXPLAINED,
     FAILED,
@@ -28,19 +28,15 @@ from ..file.evidence import (
     PRECISION,
     RERUN,
     SAMPLER,
-    AloneFigures,
     Evidence,
-    ShrinkFigures,
     Unmeasured,
 )
-from ..file.records import (
-    IDENTICAL,
-    LIKELY_ROUNDING,
-    LOWER_PRECISION,
-    NOT_JUDGED,
-    UNDECIDED,
-    StoredPair,
-)
+from ...numerics.arrays import Floats
+from ...numerics.statistic import scale_of
+from ...places import words_of
+from ...text import multiple, number
+from ...verdict import IDENTICAL, LIKELY_ROUNDING, LOWER_PRECISION, NOT_JUDGED, UNDECIDED
+from ..file.records import StoredPair
 from ..requests import command_with
 
 if TYPE_CHECKING:
@@ -94,7 +90,7 @@ class Answer:
             same = [each for each in self.checks if each.group == row.group]
             if len(same) > 1:
                 is_alone = [each.check for each in same].count(row.check) == 1
-                title += f": {row.check.value if is_alone or not row.side else row.side}"
+                title += f": {row.check if is_alone or not row.side else row.side}"
             titled.append((title, row))
         return titled
 
@@ -156,16 +152,9 @@ def _explained(evidence: Sequence[Evidence]) -> list[Evidence]:
     for row in evidence:
         if row.group in (OWN_DTYPE, FLOAT32) and row.outcome == FAILED:
             row = replace(row, outcome=EXPLAINED, says=f"{row.says.removesuffix('.')}: {cause}.")
-        elif (
-            isinstance(row.figures, AloneFigures)
-            and row.figures.bits is not None
-            and row.figures.first is None
-        ):
-            part = f"{row.figures.kind} of {row.figures.blocks} layers"
-            row = replace(
-                row,
-                says=f"{part}: about {row.figures.bits:.0f} bits of precision, {cause}.",
-            )
+        elif isinstance(row.figures, AloneFigures) and row.figures.is_of_few_bits:
+            bits = f"about {row.figures.bits:.0f} bits of precision"
+            row = replace(row, says=f"{row.figures.part}: {bits}, {cause}.")
         rows.append(row)
     return rows
 
@@ -176,11 +165,7 @@ def _place(run: RunReader | MemoryRun, pair: StoredPair, evidence: Sequence[Evid
     """
     parts = []
     if pair.first_place is not None:
-        prompt, position = pair.first_place
-        parts.append(
-            f"position {position}"
-            + (f" of prompt {prompt}" if len(run.header.prompts) > 1 else ""),
-        )
+        parts.append(words_of(pair.first_place, run.header.lengths))
     figures = (row.figures for row in evidence)
     parts += [
         f.modules_beyond[0] for f in figures if isinstance(f, AloneFigures) and f.modules_beyond
@@ -297,19 +282,11 @@ def next_command(
 
 
 def position_ratios(
-    pair_rms: NDArray[np.float64],
-    floor_rms: NDArray[np.float64],
-) -> NDArray[np.float64]:
-    """Noise ratio at every position of all prompts, as core.judging.statistic.floor_test computes
-    it. [positions]
-
-    A position whose floor is next to 0 has no scale of its own: it is compared with a hundredth of
-    the median floor.
-    """
-    floor = floor_rms**2
-    return pair_rms / np.sqrt(
-        np.maximum(floor, max(float(np.median(floor)) * 1e-4, np.finfo(np.float64).tiny)),
-    )
+    pair_rms: Floats,
+    floor_rms: Floats,
+) -> Floats:
+    """Noise ratio at every position of all prompts, as of `floor_test`. [positions]"""
+    return pair_rms / np.sqrt(scale_of(floor_rms**2))
 
 
 def ulp_percentile(histogram: Mapping[int, int], share: float) -> int | None:

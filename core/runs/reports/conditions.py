@@ -12,10 +12,10 @@ from typing import Any
 
 from ...command_name import COMMAND
 from ...errors import UsageError
+from ...evidence import FAILED, PASSED
 from ...rl.figures import FIGURE_NAMES, FRAMEWORKS
 from ...text import clean, number, percent, plural
-from ..file.evidence import FAILED, PASSED
-from ..file.records import NOT_JUDGED, UNDECIDED, exit_code
+from ...verdict import NOT_JUDGED, UNDECIDED, exit_code
 from .report_json import PairReport
 
 Row = dict[str, Any]

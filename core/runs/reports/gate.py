@@ -8,11 +8,12 @@ from itertools import chain
 from typing import Any
 
 from ...errors import StoreError
+from ...evidence import FAILED, PASSED
 from ...numerics.metrics import NULLABLE
 from ...text import clean, number, percent, plural
-from ..file.evidence import FAILED, PASSED
+from ...verdict import UNDECIDED
 from ..file.keep import note_of
-from ..file.records import UNDECIDED, Prompt
+from ..file.records import Prompt
 from ..measured import MemoryRun
 from ..reader import RunReader
 from .conditions import Condition, Outcome, Row, by_difference, check_decidable, of_positions

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ...disk import write_atomic
 from ...errors import StoreError
+from ...evidence import FAILED, PASSED
 from ...text import clean, number, plural
-from ..file.evidence import FAILED, PASSED
 from . import markdown
 from .conditions import UNDECIDED, Row
 from .gate import GateReport, figure_text

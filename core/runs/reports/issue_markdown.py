@@ -8,21 +8,19 @@ text after pasting.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ... import __version__
+from ...numerics.arrays import DataFrame
 from ...packaged_models import PACKAGED
 from ...text import join_bytes, number, out_of, percent, plural, three_digits
+from ...verdict import FAILING
 from ..file.keep import note_of
-from ..file.records import FAILING, Provenance, StoredPair
+from ..file.records import Provenance, StoredPair
 from ..queries.verdicts import Answer, answer_of, ulp_percentile
 from ..reader import RunReader
 from ..requests import command_elsewhere
 from .markdown import block, code, facts, fold, plain, table
 from .report_json import over_logits, over_positions
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MOST_FLIPS = 5
 _MOST_PROMPTS = 3  # shown in full
@@ -239,7 +237,7 @@ def _prompts(run: RunReader, pair: StoredPair) -> list[str]:
     return parts
 
 
-def _flips(run: RunReader, pair: StoredPair, flips: pd.DataFrame) -> str:
+def _flips(run: RunReader, pair: StoredPair, flips: DataFrame) -> str:
     import pandas as pd
 
     rows = []

@@ -7,13 +7,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from typing import Any
 
+import msgspec
+
+from ...checks import CHECKS
+from ...errors import UsageError
+from ...evidence import Check, CheckFigures, Evidence, Unmeasured, labels_of
 from ...numerics.arrays import Places, Record
 from ...numerics.metrics import NULLABLE, OPEN_IN_LISTS, Summary
 from ...numerics.totals import PairTotal
+from ...text import clean
+from ...verdict import FloorRows, Verdict
 from ..file.database import Database
-from ..file.evidence import Check, Evidence, Verdict, figures_of
-from ..file.records import FloorRows, StoredPair
+from ..file.records import StoredPair
 from ..file.table import Table, column
 
 PAIR = Table(
@@ -175,7 +182,7 @@ def insert_evidence(
             evidence,
             pair=pair,
             rung=[row.group for row in evidence],
-            checked=[row.check.value for row in evidence],
+            checked=[str(row.check) for row in evidence],
             side_name=[row.side for row in evidence],
             figures=[json.dumps(row.figures.to_json(), allow_nan=False) for row in evidence],
         )
@@ -201,18 +208,37 @@ def read_evidence(database: Database) -> dict[int, list[Evidence]]:
     Unknown checks are left out.
     """
     sql = "SELECT pair, checked, control, figures, outcome, says, side_name FROM evidence"
-    unknown = unknown_checks(database)
     of_pairs: dict[int, list[Evidence]] = {}
     with database.decoding("evidence"):
         for pair, checked, control, figures, *rest in database.rows(sql):
-            if checked in unknown:
+            check = CHECKS.get(checked)
+            if check is None:
                 continue
-            row = Evidence(Check(checked), control, figures_of(Check(checked), figures), *rest)
+            row = Evidence(check, control, figures_of(check, figures), *rest)
             of_pairs.setdefault(pair, []).append(row)
-        return {pair: sorted(rows, key=lambda row: row.order) for pair, rows in of_pairs.items()}
+        return {
+            pair: sorted(rows, key=lambda row: row.check.order) for pair, rows in of_pairs.items()
+        }
 
 
 def unknown_checks(database: Database) -> list[str]:
     """Return the checks of the file that this build does not know."""
     checks = {row[0] for row in database.rows("SELECT DISTINCT checked::VARCHAR FROM evidence")}
-    return sorted(checks - set(Check))
+    return sorted(checks - CHECKS.keys())
+
+
+def figures_of(check: Check, text: str) -> CheckFigures:
+    """Return the record of a check from its figures in JSON; a newer build's figures that it lacks
+    are left out.
+
+    Raises:
+        UsageError: figures of another check.
+    """
+    try:
+        values = msgspec.json.decode(text, type=dict[str, Any])
+        record = Unmeasured if values.keys() <= labels_of(Unmeasured).keys() else check.record
+        return msgspec.convert(values, record)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UsageError(
+            f"the figures of the check '{check}' cannot be read ({clean(error)})",
+        ) from error

@@ -11,16 +11,11 @@ import pytest
 from app.shell import wording
 from app.shell.jobs import Job
 from app.verdict.panel import refusal_of
+from core.checks.modules_alone import ALONE, AloneFigures
+from core.checks.pair import WIDE_PAIR
+from core.checks.shrink import SHRINK
+from core.evidence import CHECK_GROUPS, FAILED, NOTED, Evidence, Unmeasured
 from core.plots import pairs as charts
-from core.runs.file.evidence import (
-    CHECK_GROUPS,
-    FAILED,
-    NOTED,
-    AloneFigures,
-    Check,
-    Evidence,
-    Unmeasured,
-)
 from tests.app import opening
 from tests.app.opening import codes, figures_of, keys, page_text
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run, ratio_row
@@ -70,7 +65,7 @@ def test_a_failed_check_is_open_with_its_chart_and_figures_and_a_passed_one_unfo
 def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own_store):
     """Both rows of one group are open: charts of one name would end the page."""
     aside = Evidence(
-        Check.SHRINK,
+        SHRINK,
         "'decode' against 'prefill', beside a floor",
         Unmeasured(),
         NOTED,
@@ -78,7 +73,7 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
     )
     figures = {"nonfinite_mismatch": 1, "first_nonfinite": (0, 3, 7), "position_ratio_allowed": 4.4}
     row = ratio_row(
-        Check.WIDE_PAIR,
+        WIDE_PAIR,
         "float32",
         None,
         "failed",
@@ -177,7 +172,7 @@ def test_what_is_beyond_the_threshold_is_marked_and_without_one_nothing_is():
     assert not trace(charts.floor_ratio(ratios, None, "bfloat16", np.array([], int)), "outlier")
 
 
-ALONE = AloneFigures(
+MODULES_ALONE = AloneFigures(
     largest_ratio_allowed=10.0,
     modules_beyond=("<b>x</b>",),
     largest_ratio_of_others=1.5,
@@ -189,9 +184,9 @@ ALONE = AloneFigures(
 
 def test_a_check_that_names_modules_opens_with_its_chart(own_store):
     row = Evidence(
-        Check.ALONE,
-        "each module alone",
         ALONE,
+        "each module alone",
+        MODULES_ALONE,
         NOTED,
         "One module alone differs.",
         "decode",
@@ -199,9 +194,9 @@ def test_a_check_that_names_modules_opens_with_its_chart(own_store):
     app = opened(("open_check_0",), run=judged_run(own_store, "bug suspected", evidence=[row]))
     assert "RMS error vs. float64" in page_text(app)
     figure = charts.over_modules(
-        list(ALONE.modules),
-        np.array(ALONE.alone_rms),
-        np.array(ALONE.own_rounding_rms),
+        list(MODULES_ALONE.modules),
+        np.array(MODULES_ALONE.alone_rms),
+        np.array(MODULES_ALONE.own_rounding_rms),
         "<b>x</b>",
     )
     assert "<b>x" not in figure.to_json().replace("\\u003c", "<")

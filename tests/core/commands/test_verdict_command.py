@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from core.commands import capturing
-from core.runs.file.records import EXIT_CODES
 from core.runs.store.store import open_store
+from core.verdict import EXIT_CODES
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
 from tests.core.runs.judged_runs import judged_run
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.checks.modules_alone import LARGEST_ALONE
 from core.engines import registry
 from core.engines.process import ADAPTERS
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import modules_alone
 from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
-from core.judging.module_evidence import LARGEST_ALONE
 from tests.covering import thorough
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,6 +15,7 @@ from benchmarks.verdicts.other_engines import (
     planted,
     planted_folder,
 )
+from core.checks.modules_alone import LARGEST_ALONE
 from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import ModuleOutputs, modules_alone
@@ -24,7 +25,6 @@ from core.inference.models.model import load_model, loaded_from
 from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
 from core.inference.watching.modules import traced_modules
-from core.judging.module_evidence import LARGEST_ALONE
 from tests.covering import thorough
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -19,7 +19,6 @@ from core.responses.alignment import align
 from core.responses.formats import read_payload
 from core.responses.pairing import pairs_of
 from core.responses.records import ResponseSide
-from core.runs.file.records import IDENTICAL
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import flip_table, telling_place
 from core.runs.reader import RunReader
@@ -27,6 +26,7 @@ from core.runs.reports.conditions import parse_conditions
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
+from core.verdict import IDENTICAL
 
 CONDITIONS = (
     "bits",

@@ -16,9 +16,9 @@ from benchmarks.verdicts.causes import (
     pair_of,
 )
 from core.errors import DumpError
-from core.judging.constant_rows import is_left_out
 from core.judging.explain.causes import explain
 from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
+from core.numerics.constant_rows import is_left_out
 from core.responses.pairing import compare_sides
 from core.runs.reader import RunReader
 from tests.core.responses.made_sides import response, side

@@ -7,22 +7,17 @@ import math
 import numpy as np
 import pytest
 
+from core.checks import CHECKS
+from core.checks.drawn import DRAWN, Errors, Exact
+from core.checks.lower_precision import ONE_PRECISION
+from core.checks.modules_alone import ALONE, AloneFigures
+from core.checks.other_rows import OTHER_PROMPTS, OtherPromptsFigures, OtherRows
+from core.checks.outliers import structure_of
+from core.checks.pair import OWN_PAIR, WIDE_PAIR, NoiseFloor, Pair
+from core.checks.rerun import AGAIN, Rerun, RerunFigures
+from core.checks.shrink import shrink_row
 from core.errors import UsageError
-from core.judging import judge as judging
-from core.judging.conclude import conclude
-from core.judging.controls import (
-    Controls,
-    Errors,
-    Exact,
-    NoiseFloor,
-    NotAvailableError,
-    OtherRows,
-    Pair,
-    Rerun,
-)
-from core.judging.places import NotFinite, structure_of
-from core.judging.shrink import shrink_evidence
-from core.runs.file.evidence import (
+from core.evidence import (
     FAILED,
     FLOAT32,
     MISSING,
@@ -33,13 +28,13 @@ from core.runs.file.evidence import (
     RERUN,
     SAMPLER,
     VALIDITY,
-    AloneFigures,
-    Check,
     Evidence,
-    OtherPromptsFigures,
-    RerunFigures,
     Unmeasured,
 )
+from core.judging import judge as judging
+from core.judging.conclude import conclude
+from core.judging.controls import Controls, NotAvailableError
+from core.places import NotFinite
 
 POSITIONS = 300
 SIDES = ("prefill", "engine")
@@ -131,7 +126,7 @@ def test_both_comparisons_have_to_pass():
     assert narrow.name == "bug suspected"
     assert narrow.noise_ratio == pytest.approx(3.0, rel=0.1)
     assert {row.outcome for row in narrow.evidence if row.group == FLOAT32} == {PASSED}
-    (drawn,) = rows(narrow, Check.DRAWN)
+    (drawn,) = rows(narrow, DRAWN)
     assert drawn.outcome == FAILED
 
 
@@ -164,7 +159,7 @@ def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(f
             )
             return [
                 Evidence(
-                    Check.ALONE,
+                    ALONE,
                     "each module",
                     figures,
                     NOTED,
@@ -197,7 +192,7 @@ def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing():
     for narrow in (1.0, 3.0):
         verdict = judge(Odd(narrow=narrow, has_wide=False))
         assert verdict.name == "undecided"
-        assert rows(verdict, Check.DRAWN)[0].outcome == MISSING
+        assert rows(verdict, DRAWN)[0].outcome == MISSING
     assert judge(Odd(narrow=1.0)).name == "rounding"  # float32 decides
     assert judge(Odd(narrow=3.0)).name == "undecided"  # of a fault in 16 bits alone it says nothing
 
@@ -282,8 +277,9 @@ def test_earlier_evidence_stands_for_checks_that_are_not_made_now():
 
 
 def row(group, outcome, says="so it is."):
+    checks = [OWN_PAIR, *CHECKS.values()]  # of its group; others of 16 bits say more if they pass
     return Evidence(
-        next(check for check in Check if check.group == group),
+        next(check for check in checks if check.group == group),
         "a control",
         Unmeasured(),
         outcome,
@@ -330,24 +326,25 @@ def test_a_test_can_ask_for_rounding_and_is_shown_the_evidence_otherwise():
         rounding.check(allowed=["fine"])
 
 
-@pytest.mark.parametrize(("bits", "full"), [(8, 65536), (11, 8192)])
-def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fails(bits, full):
+@pytest.mark.parametrize(("dtype", "full"), [("bfloat16", 65536), ("float16", 8192)])
+def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fails(dtype, full):
     """Unit roundoffs: 2^-8 of bfloat16, 2^-11 of float16, 2^-24 of float32 (IEEE 754)."""
-    wide = np.random.default_rng(3).chisquare(9, 1000)
-    row = shrink_evidence(wide * (full * 0.2) ** 2, wide, bits, [1000])
+    pair, wide = MadeControls(dtype), np.random.default_rng(3).chisquare(9, 1000)
+    pair.lengths = [400, 600]
+    row = shrink_row(pair, wide * (full * 0.2) ** 2, wide)
     assert row.outcome == PASSED
     assert row.figures.times_finer_float32_is == full
     assert row.figures.times_smaller_in_float32 == pytest.approx(0.2 * full)
-    assert shrink_evidence(wide, wide, bits, [1000]).outcome == FAILED
-    assert shrink_evidence(wide * (full * 0.01) ** 2, wide, bits, [1000]).outcome == MISSING
+    assert shrink_row(pair, wide, wide).outcome == FAILED
+    assert shrink_row(pair, wide * (full * 0.01) ** 2, wide).outcome == MISSING
     # hardly a position moves in 16 bits: only a floor decides
     few = np.where(np.arange(1000) < 9, wide, 0.0)
-    assert shrink_evidence(few, wide, bits, [1000]).outcome == MISSING
-    assert shrink_evidence(few, np.zeros_like(wide), bits, [1000]).outcome == PASSED
+    assert shrink_row(pair, few, wide).outcome == MISSING
+    assert shrink_row(pair, few, np.zeros_like(wide)).outcome == PASSED
     narrow, wide[500] = wide * (full * 0.2) ** 2, wide[500] * 1e10
     narrow[500] = wide[500]
     # one position that does not is not averaged away
-    row = shrink_evidence(narrow, wide, bits, [400, 600])
+    row = shrink_row(pair, narrow, wide)
     assert row.outcome == FAILED
     assert row.figures.worst_position == (1, 100)
 
@@ -389,11 +386,11 @@ def test_a_side_that_moves_by_itself_leaks_if_others_move_it_four_times_as_far(
     itself = RerunFigures(not_repeatable=("engine",), rerun_rms_logits=0.01)
     others = OtherPromptsFigures(bit_identical=False, rms_logits=0.01 * ratio)
     rows = [
-        Evidence(Check.AGAIN, "called twice", itself, FAILED, "It moves."),
-        Evidence(Check.OTHER_PROMPTS, "next to others", others, FAILED, "It leaks.", "engine"),
+        Evidence(AGAIN, "called twice", itself, FAILED, "It moves."),
+        Evidence(OTHER_PROMPTS, "next to others", others, FAILED, "It leaks.", "engine"),
     ]
     verdict = conclude(rows, is_bit_identical=False)
-    (row,) = (row for row in verdict.evidence if row.check is Check.OTHER_PROMPTS)
+    (row,) = (row for row in verdict.evidence if row.check is OTHER_PROMPTS)
     assert row.outcome == outcome
 
 
@@ -404,7 +401,7 @@ def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(ratio, is_beyo
     squares[7] *= ratio**2
     controls.moved, controls.rerun_squares = ("engine",), squares
     verdict = judging.judge(controls)
-    (row,) = (row for row in verdict.evidence if row.check is Check.AGAIN)
+    (row,) = (row for row in verdict.evidence if row.check is AGAIN)
     assert row.figures.beyond_noise_floor is is_beyond
     assert verdict.name == ("bug suspected" if is_beyond else "nondeterministic")
 
@@ -413,7 +410,7 @@ def test_a_lower_precision_of_one_side_does_not_excuse_the_other():
     def row(check, outcome, side=None):
         return Evidence(check, "a control", Unmeasured(), outcome, f"{side}.", side)
 
-    wide = row(Check.WIDE_PAIR, FAILED)
-    lower, faulty = row(Check.EXPLAINED, PASSED, "prefill"), row(Check.EXPLAINED, FAILED, "engine")
+    wide = row(WIDE_PAIR, FAILED)
+    lower, faulty = row(ONE_PRECISION, PASSED, "prefill"), row(ONE_PRECISION, FAILED, "engine")
     assert conclude([lower, wide], is_bit_identical=False).name == "lower precision"
     assert conclude([lower, faulty, wide], is_bit_identical=False).name == "bug suspected"

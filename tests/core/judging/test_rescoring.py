@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from core.evidence import MISSING
 from core.judging.explain.rescoring import Rescoring, explain_rescored, floor_evidence
 from core.judging.explain.rows import RowPair
-from core.runs.file.evidence import MISSING
 
 TOKENS, FLOOR = 400, 0.01
 RANDOM = np.random.default_rng(3)

@@ -5,13 +5,9 @@ refused.
 import numpy as np
 import pytest
 
+from core.checks.narrowing import NARROWING
 from core.errors import DumpError, StoreError, UsageError
-from core.judging.dump import judge_upload
-from core.judging.ingest import ingest
-from core.judging.stored import judge_stored
-from core.judging.uploaded_controls import measure_controls
-from core.runs.dumps.export import export_npz
-from core.runs.file.evidence import (
+from core.evidence import (
     FAILED,
     FLOAT32,
     MISSING,
@@ -20,8 +16,12 @@ from core.runs.file.evidence import (
     PASSED,
     RERUN,
     VALIDITY,
-    Check,
 )
+from core.judging.dump import judge_upload
+from core.judging.ingest import ingest
+from core.judging.stored import judge_stored
+from core.judging.uploaded_controls import measure_controls
+from core.runs.dumps.export import export_npz
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -271,7 +271,7 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair
 ):
     found = judged(in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=PAIR)
     assert found.name == "bug suspected"
-    assert [row.outcome for row in found.evidence if row.check is Check.NARROWING] == [FAILED]
+    assert [row.outcome for row in found.evidence if row.check is NARROWING] == [FAILED]
 
 
 WRONG = {

@@ -6,12 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from core.checks.not_finite import NUMBERS
+from core.checks.probabilities import LOGSUMEXP
+from core.checks.shapes import SHAPES
+from core.checks.shift import SHIFT
+from core.checks.single_logit import SINGLE_LOGIT
+from core.checks.truncation import TRUNCATION
 from core.errors import DumpError
-from core.judging.constant_rows import Filling
-from core.judging.ingest import ingest
-from core.judging.stored import explain_pair
-from core.numerics.formats import BFLOAT16, FLOAT32
-from core.runs.file.evidence import (
+from core.evidence import (
     FAILED,
     MISSING,
     NOTED,
@@ -20,9 +22,12 @@ from core.runs.file.evidence import (
     SCREENING,
     STRUCTURE,
     VALIDITY,
-    Check,
 )
-from core.runs.file.evidence import FLOAT32 as FLOAT32_GROUP
+from core.evidence import FLOAT32 as FLOAT32_GROUP
+from core.judging.ingest import ingest
+from core.judging.stored import explain_pair
+from core.numerics.constant_rows import Filling
+from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.queries.flips import telling_place
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
@@ -85,48 +90,48 @@ INVALID = {  # the sides, the check that fails, and some of its figures
     "top 20, the rest -inf": (
         PLAIN,
         _top(OTHER, 20, -np.inf),
-        Check.TRUNCATION,
+        TRUNCATION,
         {"least_other_logits": 20},
     ),
     "a mask on one side": (
         PLAIN,
         np.where(np.arange(VOCAB) < 99, -np.inf, OTHER),
-        Check.NUMBERS,
+        NUMBERS,
         {"nonfinite_mismatch": 99 * ROWS, "first": (0, 0), "token": None},
     ),
     "top 20 on both sides": (
         _top(PLAIN, 20, -1e4),
         _top(OTHER, 20, -1e4),
-        Check.TRUNCATION,
+        TRUNCATION,
         {"reference_filled_rows": ROWS, "variant_filled_rows": ROWS, "least_other_logits": 20},
     ),
     "a row never written": (
         PLAIN,
         np.concatenate([OTHER[:-1], np.zeros_like(OTHER[:1])]),
-        Check.TRUNCATION,
+        TRUNCATION,
         {"reference_filled_rows": 0, "variant_filled_rows": 1, "least_other_logits": 0},
     ),
-    "rows one late": (PLAIN, np.concatenate([OTHER[:1], OTHER[:-1]]), Check.SHIFT, {}),
-    "rows one early": (PLAIN, np.concatenate([OTHER[1:], OTHER[-1:]]), Check.SHIFT, {}),
-    "rows two late": (PLAIN, np.concatenate([OTHER[:2], OTHER[:-2]]), Check.SHIFT, {}),
-    "log-probabilities on one side": (PLAIN, _log_softmax(OTHER), Check.LOGSUMEXP, {}),
-    "probabilities on one side": (PLAIN, _softmax(OTHER), Check.LOGSUMEXP, {}),
+    "rows one late": (PLAIN, np.concatenate([OTHER[:1], OTHER[:-1]]), SHIFT, {}),
+    "rows one early": (PLAIN, np.concatenate([OTHER[1:], OTHER[-1:]]), SHIFT, {}),
+    "rows two late": (PLAIN, np.concatenate([OTHER[:2], OTHER[:-2]]), SHIFT, {}),
+    "log-probabilities on one side": (PLAIN, _log_softmax(OTHER), LOGSUMEXP, {}),
+    "probabilities on one side": (PLAIN, _softmax(OTHER), LOGSUMEXP, {}),
     "a NaN on one side": (
         PLAIN,
         np.where((np.arange(ROWS)[:, None] == 7) & (np.arange(VOCAB) == 3), np.nan, OTHER),
-        Check.NUMBERS,
+        NUMBERS,
         {"nonfinite_mismatch": 1, "positions": 1, "first": (0, 7), "token": 3},
     ),
     "tokens beyond the vocabulary": (
         PLAIN,
         OTHER,
-        Check.SHAPES,
+        SHAPES,
         {"highest_token_id": ROWS - 1 + VOCAB},
     ),
     "one value": (
         PLAIN,
         np.full_like(OTHER, 0.375),
-        Check.TRUNCATION,
+        TRUNCATION,
         {"variant_filled_rows": ROWS},
     ),
 }
@@ -163,7 +168,7 @@ def test_an_overflow_of_float16_is_named_if_the_other_side_is_as_large(
 @pytest.mark.parametrize("case", INVALID, ids=str)
 def test_a_dump_that_cannot_be_compared_is_called_invalid_with_the_reason(case, tmp_path):
     reference, variant, check, figures = INVALID[case]
-    more = {"token_ids": np.arange(ROWS) + VOCAB} if check is Check.SHAPES else {}
+    more = {"token_ids": np.arange(ROWS) + VOCAB} if check is SHAPES else {}
     run = stored(tmp_path, reference, variant, **more)
     assert run.pairs[0].verdict == "invalid dump"
     (row,) = [row for row in run.evidence(0) if row.check is check]
@@ -180,13 +185,13 @@ def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blame
     run = stored(tmp_path, *(_top(_log_softmax(side / 2), 20, -np.inf) for side in sides))
     assert run.pairs[0].verdict == "invalid dump"
     rows = {row.check: row for row in run.evidence(0)}
-    assert rows[Check.TRUNCATION].outcome == FAILED
-    assert "log-probabilities" in rows[Check.LOGSUMEXP].says
-    assert Check.NUMBERS not in rows
+    assert rows[TRUNCATION].outcome == FAILED
+    assert "log-probabilities" in rows[LOGSUMEXP].says
+    assert NUMBERS not in rows
     # Negative logits are none: the 20 best of GPT-2 add up to 1e-16, 20 of 600 probabilities to a
     # thirtieth at least.
     run = stored(tmp_path / "negative", *(_top(side - 60, 20, -np.inf) for side in (PLAIN, OTHER)))
-    assert Check.LOGSUMEXP not in {row.check for row in run.evidence(0)}
+    assert LOGSUMEXP not in {row.check for row in run.evidence(0)}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blame
 )
 def test_less_than_half_of_a_row_is_no_truncation(sides, tmp_path):
     run = stored(tmp_path, *sides)
-    assert Check.TRUNCATION not in {row.check for row in run.evidence(0)}
+    assert TRUNCATION not in {row.check for row in run.evidence(0)}
     assert run.pairs[0].verdict != "invalid dump"
 
 
@@ -379,7 +384,7 @@ def test_a_logit_that_moves_alone_is_a_suspected_bug_in_every_dtype(case, rest, 
     named = {"compute_dtype": np.array(dtype)}
     run = stored(tmp_path, reference, _rounded(variant, dtype), **named)
     (pair,) = run.pairs
-    singles = [row.figures for row in run.evidence(0) if row.check is Check.SINGLE_LOGIT]
+    singles = [row.figures for row in run.evidence(0) if row.check is SINGLE_LOGIT]
     if case == "sound":
         assert pair.verdict == "likely rounding"
         assert singles == []

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from core.checks.rerun import AGAIN
 from core.judging.lists import judge_probe
 from core.probing.client import Client
 from core.probing.plan import Plan, parsed_tests
 from core.probing.probe import Probe
 from core.probing.servers import LLAMACPP, Ask, Server, find_server
 from core.responses.pairing import compare_sides, pairs_of
-from core.runs.file.evidence import Check
 
 pytestmark = pytest.mark.model
 PROMPTS = (
@@ -88,7 +88,7 @@ def test_every_test_gives_its_sides_and_verdicts(server):
     by_name = {pair.variant: pair for pair in pairs}
     assert verdicts["warm"].name == ("undecided" if by_name["warm"].differing else "identical")
     if by_name["warm"].differing:
-        assert [row.outcome for row in verdicts["warm"].evidence if row.check is Check.AGAIN] == [
+        assert [row.outcome for row in verdicts["warm"].evidence if row.check is AGAIN] == [
             "passed",
         ]
     # the same tokens, slightly different values: no shape of a request changes what is computed

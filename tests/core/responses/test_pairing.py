@@ -12,7 +12,7 @@ from core.responses.alignment import align
 from core.responses.files import sides_of
 from core.responses.pairing import pairs_of
 from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
-from core.runs.file.records import IDENTICAL, UNDECIDED
+from core.verdict import IDENTICAL, UNDECIDED
 from tests.core.responses.made_sides import compare, engine_side, response, run_of, side, store_run
 
 # sent without a value of its own

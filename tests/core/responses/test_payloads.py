@@ -18,7 +18,7 @@ from core.responses.files import sides_of
 from core.responses.formats import read_payload, read_responses
 from core.responses.pairing import pairs_of
 from core.responses.records import ResponseSide
-from core.runs.file.records import IDENTICAL, UNDECIDED
+from core.verdict import IDENTICAL, UNDECIDED
 from tests.core.responses.made_sides import by_text, compare, row_of, sent
 
 PAYLOADS = Path(__file__).with_name("payloads")

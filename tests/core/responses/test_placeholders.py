@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from core.checks.responses import PLACEHOLDERS
 from core.errors import DumpError
 from core.judging.explain.causes import explain_lists
 from core.judging.lists import judge_responses
@@ -18,8 +19,7 @@ from core.responses.files import read_sides
 from core.responses.formats import read_payload
 from core.responses.pairing import pairs_of
 from core.responses.placeholders import without_placeholders
-from core.runs.file.evidence import Check
-from core.runs.file.records import IDENTICAL, INVALID_DUMP, UNDECIDED
+from core.verdict import IDENTICAL, INVALID_DUMP, UNDECIDED
 from tests.core.judging.test_degenerate_lists import answer, chosen, sides_of
 from tests.core.responses.made_sides import sent
 
@@ -304,7 +304,7 @@ def test_placeholders_come_first_among_causes_and_in_the_report():
     (pair,) = pairs_of(sides)
     assert explain_lists(pair, *sides).causes[0].name == "placeholders"
     (verdict,) = judge_responses(sides, [pair])
-    (row,) = (row for row in verdict.evidence if row.check is Check.PLACEHOLDERS)
+    (row,) = (row for row in verdict.evidence if row.check is PLACEHOLDERS)
     assert (row.side, row.outcome) == ("B", "failed")
     assert row.figures.to_json() == {"kind": "no list", "tokens": 5, "of": 8}
 

@@ -7,35 +7,29 @@ from __future__ import annotations
 import numpy as np
 
 from core.capture_request import CaptureRequest
-from core.runs.file.evidence import (
-    MISSING,
-    NOTED,
-    Check,
-    Evidence,
-    PairFigures,
-    PrecisionsFigures,
-    RerunFigures,
-    ScreeningFigures,
-    StructureFigures,
-    TruncationFigures,
-    Unmeasured,
-    Verdict,
-)
-from core.runs.file.records import FloorRows, Prompt, Provenance, RunHeader, SideHeader
+from core.checks.arrays_alone import ARRAYS_ALONE, ScreeningFigures
+from core.checks.lower_precision import PRECISIONS, PrecisionsFigures
+from core.checks.outliers import OUTLIERS, StructureFigures
+from core.checks.pair import OWN_PAIR, WIDE_PAIR, PairFigures
+from core.checks.rerun import AGAIN, RerunFigures
+from core.checks.truncation import TRUNCATION, TruncationFigures
+from core.evidence import MISSING, NOTED, Check, Evidence, Unmeasured
+from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.writer import RunWriter
+from core.verdict import FloorRows, Verdict
 
 POSITIONS, VOCAB = 96, 64
 REQUEST = CaptureRequest(model="sample_runs/model", prompts=("a b",), variants=("decode",))
 
 RERUN_PASSED = Evidence(
-    Check.AGAIN,
+    AGAIN,
     "'prefill' and 'decode', each called twice",
     RerunFigures(not_repeatable=()),
     "passed",
     "Each side gives the same bits when it is called again.",
 )
 RERUN_FAILED = Evidence(
-    Check.AGAIN,
+    AGAIN,
     "'prefill' and 'decode', each called twice",
     RerunFigures(not_repeatable=("decode",)),
     "failed",
@@ -72,14 +66,14 @@ def ratio_row(
 
 
 OWN = ratio_row(
-    Check.OWN_PAIR,
+    OWN_PAIR,
     "bfloat16",
     1.2504,
     "passed",
     "In bfloat16 the pair is 1.25 times this model's own rounding floor.",
 )
 EXACT_PASSED = ratio_row(
-    Check.WIDE_PAIR,
+    WIDE_PAIR,
     "float32",
     0.9557,
     "passed",
@@ -87,21 +81,21 @@ EXACT_PASSED = ratio_row(
     " out.",
 )
 EXACT_FAILED = ratio_row(
-    Check.WIDE_PAIR,
+    WIDE_PAIR,
     "float32",
     24.3,
     "failed",
     "In float32 the pair is 24.3 times this model's own rounding floor; rounding stays below 4.",
 )
 EXACT_MISSING = Evidence(
-    Check.WIDE_PAIR,
+    WIDE_PAIR,
     "'decode' against 'prefill' in float32",
     Unmeasured(),
     MISSING,
     "The pair cannot be run in float32: the weights take 64 GB, cpu has 8 GB free.",
 )
 BLOCKS = Evidence(
-    Check.OUTLIERS,
+    OUTLIERS,
     "positions of the float32 pair that stand out from the floor",
     StructureFigures(
         positions=9,
@@ -115,7 +109,7 @@ BLOCKS = Evidence(
     " boundary.",
 )
 INVALID = Evidence(
-    Check.TRUNCATION,
+    TRUNCATION,
     "the dump's logits",
     TruncationFigures(reference_filled_rows=0, variant_filled_rows=96, least_other_logits=20),
     "failed",
@@ -123,7 +117,7 @@ INVALID = Evidence(
 )
 
 LOWERED = Evidence(
-    Check.PRECISIONS,
+    PRECISIONS,
     "'decode' against the model's own forward in precisions that engines offer",
     PrecisionsFigures(noise_ratio=24.3, precision="KV cache in float8_e4m3fn", share_left=3e-5),
     "passed",
@@ -133,7 +127,7 @@ LOWERED = Evidence(
 )
 
 SCREENED = Evidence(
-    Check.ARRAYS_ALONE,
+    ARRAYS_ALONE,
     "the two arrays, without controls",
     ScreeningFigures(
         compute_dtype="bfloat16",
@@ -243,8 +237,7 @@ def judged_run(
             because, noise_ratio, rows = CASES[verdict]
             outliers = (32, 33, 34, 64, 65, 66, 80, 81, 82) if verdict == "bug suspected" else ()
             has_floor = any(
-                row.check is Check.WIDE_PAIR and isinstance(row.figures, PairFigures)
-                for row in rows
+                row.check is WIDE_PAIR and isinstance(row.figures, PairFigures) for row in rows
             )
             evidence_rows = tuple(rows if evidence is None else evidence)
             by_position = floors(outliers, wider_floor) if has_floor else ()

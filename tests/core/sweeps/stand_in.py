@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from core.runs.file.evidence import Verdict
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from core.sweeps.ledger import DONE, FAILED, RUNNING, CellOutcome, Ledger, run_id_of
 from core.sweeps.plan import Cell
+from core.verdict import Verdict
 from tests.waiting import until
 
 LOGITS = np.array([[1, 2, 3, 4], [4, 3, 2, 1]], np.float32)

@@ -16,17 +16,23 @@ from typing import Any
 import numpy as np
 import torch
 from msgspec import structs
-from numpy.typing import NDArray
 
+from ....checks.drawn import DRAWN_LIMITS
+from ....checks.lower_precision import (
+    DrawnPrecisionFigures,
+    ExplainedFigures,
+    PrecisionVerdict,
+    fault_of_16_bits,
+    no_precision,
+    one_precision,
+)
+from ....checks.pair import WIDE
+from ....checks.settings import settings_row
 from ....errors import CaptureError
-from ....judging.controls import PrecisionVerdict
-from ....judging.limits import DRAWN, WIDE
-from ....judging.places import place_in_words, structure_of
-from ....judging.statistic import BLOCKS, FloorTest, floor_test
+from ....evidence import FAILED, MISSING, NOTED, PASSED
+from ....numerics.arrays import Flags, Floats, Ints
+from ....numerics.statistic import BLOCKS, FloorTest, floor_test, rms_ratio
 from ....progress import Progress, no_progress
-from ....runs.file import evidence
-from ....runs.file.evidence import FAILED, MISSING, NOTED, PASSED, Check, Evidence
-from ....text import multiple, three_digits
 from ...models.dtypes import WIDENING, converted, in_float32
 from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
@@ -45,7 +51,6 @@ from ..drawn_roundings import RoundingDraws
 from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
 from .catalogue import ACTIVATIONS, CACHE, LAYERS, Precision, Stored, cast, catalogue
 
-Squares = NDArray[np.float64]
 _Candidate = tuple[Precision, PrecisionVerdict]
 SCREENED = 48  # positions from the first that differs on, by which precisions are told apart
 # a precision that leaves more of a side's distance explains nothing
@@ -93,7 +98,7 @@ class Question:
         loaded: LoadedModel,
         side: RunnableSide,
         model: RunnableSide = PLAIN,
-    ) -> Squares:
+    ) -> Floats:
         """Mean squares of a side to the model. [positions]"""
         return divergence_of(
             loaded,
@@ -106,7 +111,7 @@ def lowered_of_pair(
     question: Question,
     loaded: LoadedModel,
     sides: Sequence[RunnableSide],
-    floors: Mapping[str, Squares],
+    floors: Mapping[str, Floats],
     dtype: str,
     *,
     fails_in_own_dtype: bool,
@@ -194,7 +199,9 @@ def lowered_in_16_bits(
                 continue
             verdict, test = suspect.by_draws(loaded, precision)
             outcome = verdict.evidence.outcome
-            is_less = ratio <= DRAWN.over_all or test.ratio**2 - 1 <= _EXCESS_LEFT * (ratio**2 - 1)
+            is_less = ratio <= DRAWN_LIMITS.over_all or test.ratio**2 - 1 <= _EXCESS_LEFT * (
+                ratio**2 - 1
+            )
             # a fault on top begins behind positions that the precision explains
             explained_outliers = outliers[outliers < min(test.outliers, default=0)]
             if (outcome == FAILED and len(explained_outliers) >= _FEWEST_EXPLAINED) or (
@@ -206,7 +213,7 @@ def lowered_in_16_bits(
     return suspect.no_explanation() if best_candidate is None else best_candidate[1]
 
 
-def _is_rounding(loaded: LoadedModel, squares: Squares, floor: Squares) -> bool:
+def _is_rounding(loaded: LoadedModel, squares: Floats, floor: Floats) -> bool:
     """Return whether mean squares are within the noise floor; of experts, near ties of a router may
     jump beyond it.
     """
@@ -216,17 +223,12 @@ def _is_rounding(loaded: LoadedModel, squares: Squares, floor: Squares) -> bool:
     )
 
 
-def rms_ratio(squares: Squares, measure: Squares | float) -> float:
-    """Return the ratio of rms of two arrays of mean squares."""
-    return float(np.sqrt(squares.mean() / max(float(np.mean(measure)), np.finfo(np.float64).tiny)))
-
-
 def best_precisions(
     question: Question,
     loaded: LoadedModel,
     own: LoadedModel,
     side: RunnableSide,
-    differs: NDArray[np.bool_],
+    differs: Flags,
     candidates: Sequence[Precision],
     floor: float = 0.0,
 ) -> list[Precision]:
@@ -318,57 +320,19 @@ class _Suspect:
     ratio: float
     faulty_walks: list[float] = field(default_factory=list)
 
-    def verdict(
-        self,
-        check: Check,
-        figures: evidence.CheckFigures,
-        outcome: str,
-        says: str,
-        place: tuple[int, int] | None = None,
-    ) -> PrecisionVerdict:
-        control = f"'{self.side.name}' compared with the model in lower precisions"
-        return PrecisionVerdict(
-            Evidence(check, control, figures, outcome, says, self.side.name),
-            place,
-        )
-
     def no_explanation(self) -> PrecisionVerdict:
-        figures = evidence.PrecisionsFigures(noise_ratio=self.ratio)
-        says = f"No lower precision explains the difference of '{self.side.name}'."
-        if self.faulty_walks:
-            size = multiple(max(self.faulty_walks))
-            says += (
-                f" Without one, the same forwards of the model differ from 'prefill' by {size} the"
-                " noise floor."
-            )
-        return self.verdict(Check.PRECISIONS, figures, NOTED, says)
+        return no_precision(self.side.name, self.ratio, self.faulty_walks)
 
     def explanation(
         self,
-        figures: evidence.ExplainedFigures | evidence.DrawnPrecisionFigures,
+        figures: ExplainedFigures | DrawnPrecisionFigures,
         outcome: str,
-        outliers: NDArray[np.int64],
+        outliers: Ints,
     ) -> PrecisionVerdict:
-        """Say what explains it, wholly or but for a fault on top. outliers: positions beyond the
-        precision's noise.
-        """
-        name, lengths, place = figures.precision, self.question.lengths, None
-        size = f"{three_digits(self.ratio)}x the noise floor"
-        says = (
-            f"'{self.side.name}' is the model with {name}: {size}; what remains is rounding-sized."
-        )
-        if outcome == FAILED:
-            place = structure_of(outliers, lengths).first
-            start = f", from {place_in_words(int(outliers[0]), lengths)}" if len(outliers) else ""
-            says = f"A fault besides a lower precision, {name}{start}."
-        check = (
-            Check.EXPLAINED
-            if isinstance(figures, evidence.ExplainedFigures)
-            else Check.DRAWN_PRECISION
-        )
-        return self.verdict(check, figures, outcome, says, place)
+        side, lengths = self.side.name, self.question.lengths
+        return one_precision(side, self.ratio, figures, outcome, outliers, lengths)
 
-    def in_wide(self, loaded: LoadedModel, far: Squares, floor: Squares) -> Iterator[_Candidate]:
+    def in_wide(self, loaded: LoadedModel, far: Floats, floor: Floats) -> Iterator[_Candidate]:
         """Compare what each precision leaves in float32 or float64 with reorderings. far: to the
         model [positions].
         """
@@ -395,7 +359,7 @@ class _Suspect:
             # position
             jump = WIDE.at_a_place**2 * lowered_floor.max()
             outliers = test.outliers[squares[test.outliers] > jump]
-            figures = evidence.ExplainedFigures(
+            figures = ExplainedFigures(
                 noise_ratio=self.ratio,
                 precision=precision.name,
                 compute_dtype=loaded.dtype,
@@ -434,14 +398,14 @@ class _Suspect:
             "noise_ratio": self.ratio,
             "ratio_over_draws": test.noise_ratio,
         }
-        figures = evidence.DrawnPrecisionFigures(**own, precision=name)
+        figures = DrawnPrecisionFigures(**own, precision=name)
         return self.explanation(figures, row.outcome, test.outliers), test
 
     def fault_of_walk(
         self,
         loaded: LoadedModel,
         precision: Precision,
-    ) -> tuple[FloorTest | None, Squares]:
+    ) -> tuple[FloorTest | None, Floats]:
         """Compare a precision's forwards without rounding with randomized rounding in 16 bits.
 
         Returns the test if they differ by more, else None; and the draws.
@@ -468,20 +432,13 @@ class _Suspect:
         """Check what explains it in float32 in the model's own 16 bits: do its kernels have a fault
         of their own?
         """
-        row, dtype = wide.evidence, loaded.dtype
         with suppress(CaptureError):
             fault, _ = self.fault_of_walk(loaded, precision)
             if fault is None:
                 verdict, test = self.by_draws(loaded, precision)
                 fault = test if verdict.evidence.outcome == FAILED else None
             if fault is not None:
-                size = f"{three_digits(fault.ratio)}x the error of rounding"
-                says = (
-                    f"{precision.name} explains float32, not {dtype}: {size}, a fault of the"
-                    f" {dtype} kernels."
-                )
-                figures = structs.replace(row.figures, **{f"left_noise_ratio_{dtype}": fault.ratio})
-                return self.verdict(row.check, figures, FAILED, says)
+                return fault_of_16_bits(wide.evidence, precision.name, loaded.dtype, fault.ratio)
         return wide
 
     def as_a_whole(self, loaded: LoadedModel) -> PrecisionVerdict | None:
@@ -499,7 +456,7 @@ class _Suspect:
                 suspect = _Suspect(replace(self.question, prompts=prompts), recording, self.ratio)
                 verdict, test = suspect.by_draws(narrow)
             figures, outcome = verdict.evidence.figures, verdict.evidence.outcome
-            assert isinstance(figures, evidence.DrawnPrecisionFigures)
+            assert isinstance(figures, DrawnPrecisionFigures)
             over_own = test.ratio / float(np.median(figures.model_ways_ratios))
             # draws may be no measure by position (near ties of a router); the model's own paths are
             # one over all
@@ -562,7 +519,7 @@ def _by_settings(
     question: Question,
     loaded: LoadedModel,
     side: RunnableSide,
-    floor: Squares,
+    floor: Floats,
 ) -> PrecisionVerdict:
     """Judge an engine's side by its settings that round coarser than float32.
 
@@ -571,69 +528,30 @@ def _by_settings(
     scaled by 2^(8 - bits). An activation function that no setting widens is a declared precision of
     the model.
     """
-    narrow, activation, model, own_floor = (
-        narrow_settings(side),
-        coarse_activation(loaded, side),
-        PLAIN,
-        floor,
-    )
+    narrow, activation = narrow_settings(side), coarse_activation(loaded, side)
+    model, own_floor = PLAIN, floor
     bits = [
         int(_modifiers(side)[name].get("bits", {}).get(str(value), 24))
         for name, value in narrow.items()
     ]
-    settings = [f"{name}:{value}" for name, value in narrow.items()]
+    settings = {name: str(value) for name, value in narrow.items()}
     if activation is not None:
-        model = Precision(
-            ACTIVATIONS,
-            activation[1],
-            partial(cast, dtype=getattr(torch, activation[1])),
-        ).side
+        function, dtype = activation
+        model = Precision(ACTIVATIONS, dtype, partial(cast, dtype=getattr(torch, dtype))).side
         own_floor = rounding_floor(loaded, question.prompts, side=model).squares
-        settings.append(":".join(activation))
-        bits.append(_BITS_OF[activation[1]])
+        settings[function] = dtype
+        bits.append(_BITS_OF[dtype])
     question.say(f"'{side.name}' with its settings at their widest")
     own, wide = question.squares(loaded, side), question.squares(loaded, at_widest(side), model)
     allowed = question.squares(loaded, side_of(_COARSE)) * 4.0 ** (_BITS - min(bits))
-    share = rms_ratio(own, allowed)
-    # at a place nine settings of llama.cpp and CTranslate2 reach 1.2 times as far
-    places = np.sqrt(own / np.maximum(allowed, allowed.mean()))
-    outliers = np.flatnonzero(places > WIDE.at_a_place)
-    is_rounding = share <= 1.0 and not len(outliers)
-    test, ratio, words = (
-        floor_test(wide, own_floor, WIDE),
+    return settings_row(
+        side.name,
+        settings,
         rms_ratio(own, floor),
-        ", ".join(settings),
-    )
-    place = structure_of(outliers if test.is_passed else test.outliers, question.lengths).first
-    cause = (
-        f"The {narrow['kv']} KV cache"
-        if narrow.keys() == {"kv"} and activation is None
-        else f"The setting {words}"
-    )
-    sizes = f"{multiple(ratio)} the noise floor with it, {multiple(test.ratio)} at full precision"
-    says = f"{cause} explains the difference: {sizes}."
-    if not test.is_passed:
-        worst = three_digits(max(test.ratio, test.worst or 0.0))
-        says = (
-            f"With every setting at full precision '{side.name}' is still {worst}x the noise floor"
-            " from the model."
-        )
-    elif not is_rounding:
-        farthest = three_digits(max(share, float(places.max())))
-        says = (
-            f"{words} move '{side.name}' {farthest}x as far as {min(bits)}-bit rounding: a fault in"
-            " these."
-        )
-    figures = evidence.SettingsFigures(
-        noise_ratio=ratio,
-        settings=tuple(settings),
-        widest_noise_ratio=rms_ratio(wide, own_floor),
+        test=floor_test(wide, own_floor, WIDE),
+        widest_ratio=rms_ratio(wide, own_floor),
         bits=min(bits),
-        share_of_rounding_in_bits=share,
-    )
-    outcome = PASSED if test.is_passed and is_rounding else FAILED
-    control = f"'{side.name}' compared with the model, with its settings at full precision"
-    return PrecisionVerdict(
-        Evidence(Check.SETTINGS, control, figures, outcome, says, side.name),
-        place,
+        share=rms_ratio(own, allowed),
+        over_allowed=np.sqrt(own / np.maximum(allowed, allowed.mean())),
+        lengths=question.lengths,
     )

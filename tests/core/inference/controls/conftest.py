@@ -10,7 +10,7 @@ import pytest
 from benchmarks.verdicts.tiny_models import tiny_model
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.model import LoadedModel
-from core.runs.file.evidence import Verdict
+from core.verdict import Verdict
 
 
 @pytest.fixture(scope="session")

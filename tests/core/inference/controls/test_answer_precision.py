@@ -12,9 +12,9 @@ from benchmarks.verdicts.engines import prefill, walk
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import VARIATIONS, in_float64, in_two_halves
+from core.evidence import FLOAT32, MISSING, Unmeasured
 from core.inference.controls.answer_precision import narrow_answers
 from core.inference.paths.engines import side_of
-from core.runs.file.evidence import FLOAT32, MISSING, Unmeasured
 from tests.covering import few, thorough
 
 pytestmark = pytest.mark.model

@@ -12,10 +12,11 @@ from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.sixteen import FAULTS, PLACE, TWINS
 from benchmarks.verdicts.tiny_models import tiny_prompts
 from benchmarks.verdicts.trial import model_named
+from core.checks.drawn import DRAWN
+from core.evidence import FAILED, FLOAT32, OWN_DTYPE, PASSED
 from core.inference.controls import drawn_roundings
 from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding
 from core.inference.models.dtypes import in_float32
-from core.runs.file.evidence import FAILED, FLOAT32, OWN_DTYPE, PASSED, Check
 from tests.core.inference.sameness import logits_of
 from tests.covering import covering
 
@@ -134,7 +135,7 @@ def test_a_fault_of_16_bits_alone_is_a_bug(case, dtype, narrow, half, judged):
     verdict = judged(loaded, prompts, "prefill", in_16_bits_only(FAULTS[case](1.0)))
     assert verdict.is_bug_suspected
     assert {row.outcome for row in verdict.evidence if row.group == FLOAT32} == {PASSED}
-    (drawn,) = (row for row in verdict.evidence if row.check is Check.DRAWN)
+    (drawn,) = (row for row in verdict.evidence if row.check is DRAWN)
     assert drawn.outcome == FAILED
     if case in OF_ONE_TOKEN:
         assert verdict.first_place == (0, len(prompts[0]) + PLACE)
@@ -153,7 +154,7 @@ def test_another_16_bit_kernel_of_the_same_function_is_rounding(
     loaded = narrow if dtype == "bfloat16" else half
     verdict = judged(loaded, tiny_prompts(loaded), "prefill", in_16_bits_only(TWINS[case]))
     assert verdict.name == "rounding"
-    (drawn,) = (row for row in verdict.evidence if row.check is Check.DRAWN)
+    (drawn,) = (row for row in verdict.evidence if row.check is DRAWN)
     assert drawn.outcome == PASSED
 
 
@@ -162,7 +163,7 @@ def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged):
     engine = in_16_bits_only(FAULTS["residual added twice"](1.0))
     verdict = judged(narrow, tiny_prompts(narrow), engine, "decode")
     assert verdict.is_bug_suspected
-    outcomes = {row.side: row.outcome for row in verdict.evidence if row.check is Check.DRAWN}
+    outcomes = {row.side: row.outcome for row in verdict.evidence if row.check is DRAWN}
     assert sorted(outcomes.values()) == [FAILED, PASSED]
     assert outcomes["decode"] == PASSED
 

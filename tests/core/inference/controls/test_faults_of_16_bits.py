@@ -6,13 +6,15 @@ import pytest
 from benchmarks.verdicts.engines import in_16_bits_only
 from benchmarks.verdicts.sixteen import FAULTS, TWINS
 from benchmarks.verdicts.tiny_models import tiny_prompts
+from core.checks.single_logit import SINGLE_LOGIT
+from core.evidence import FAILED, FLOAT32
 from core.inference.models.dtypes import in_float32
 from core.judging.ingest import ingest
 from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
-from core.runs.file.evidence import FAILED, FLOAT32, Check, Verdict
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from core.verdict import Verdict
 from tests.core.inference.controls.side_arrays import side_arrays
 from tests.core.judging.engine_dumps import saved
 
@@ -92,7 +94,7 @@ def test_another_kernel_of_the_same_function_is_rounding(
 
 def test_a_logit_that_16_bits_alone_corrupt_is_a_suspected_bug_of_a_model(narrow, judged):
     verdict = judged(narrow, tiny_prompts(narrow), "prefill", corrupted)
-    (row,) = (row for row in verdict.evidence if row.check is Check.SINGLE_LOGIT)
+    (row,) = (row for row in verdict.evidence if row.check is SINGLE_LOGIT)
     assert verdict.is_bug_suspected
     assert row.figures.first == (0, 20)
     assert row.figures.token == 7

@@ -10,8 +10,8 @@ import torch
 from benchmarks.verdicts.engines import prefill, replaced, walk
 from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from core.evidence import FAILED, FLOAT32, NOTED, PASSED
 from core.inference.models.dtypes import WIDENING, in_float64
-from core.runs.file.evidence import FAILED, FLOAT32, NOTED, PASSED
 from tests.core.inference.paths.test_modifiers import state
 
 pytestmark = pytest.mark.model

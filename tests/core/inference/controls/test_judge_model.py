@@ -8,9 +8,11 @@ import torch
 from benchmarks.verdicts.engines import prefill
 from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from core.checks.drawn import DRAWN
+from core.checks.modules_alone import ALONE
+from core.checks.other_rows import OtherRowFigures
 from core.errors import CaptureError, UsageError
-from core.inference.controls.judge_model import judge
-from core.runs.file.evidence import (
+from core.evidence import (
     FAILED,
     FLOAT32,
     MISSING,
@@ -19,9 +21,8 @@ from core.runs.file.evidence import (
     PASSED,
     RERUN,
     STRUCTURE,
-    Check,
-    OtherRowFigures,
 )
+from core.inference.controls.judge_model import judge
 from tests.core.inference.sameness import logits_of
 from tests.covering import few
 
@@ -35,7 +36,7 @@ def rows(verdict):
 
 def alone(verdict):
     """The row on each module alone."""
-    return next(row for row in verdict.evidence if row.check == Check.ALONE)
+    return next(row for row in verdict.evidence if row.check == ALONE)
 
 
 @pytest.mark.model
@@ -82,7 +83,7 @@ def test_groups_and_figures_of_rounding(narrow):
     evidence = rows(verdict)
     drawn = [] if verdict.name == "identical" else [OWN_DTYPE]
     assert list(evidence) == [RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32]
-    assert [row.check for row in verdict.evidence].count(Check.DRAWN) == len(drawn)
+    assert [row.check for row in verdict.evidence].count(DRAWN) == len(drawn)
     assert {row.outcome for row in verdict.evidence} == {PASSED}
     assert verdict.noise_ratio == evidence[FLOAT32].figures.noise_ratio
     assert verdict.first_place is None
@@ -200,7 +201,7 @@ def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(
     assert row.outcome == MISSING
     assert "kernel takes bfloat16" in row.says
     assert {row.outcome for row in verdict.evidence if row.group == OWN_DTYPE} == {PASSED}
-    assert verdict.because == next(row.says for row in verdict.evidence if row.check is Check.DRAWN)
+    assert verdict.because == next(row.says for row in verdict.evidence if row.check is DRAWN)
     verdict = judged(
         narrow,
         [PROMPT],

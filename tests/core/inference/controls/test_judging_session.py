@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import pytest
 
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from core.checks.rerun import AGAIN, RerunFigures
 from core.errors import CaptureError
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.paths.engines import digest_of, side_of
-from core.runs.file.evidence import Check, RerunFigures
 
 pytestmark = pytest.mark.model
 VARIANTS = ["prefill+batch:2", "prefill+attn:eager"]  # of few forwards themselves
@@ -94,5 +94,5 @@ def test_a_capture_counts_as_one_of_the_calls_that_a_side_has_to_repeat_itself_i
         digests=(captured[0], captured[0]),
     )
     assert other.name == "nondeterministic"
-    (rerun,) = [row.figures for row in other.evidence if row.check is Check.AGAIN]
+    (rerun,) = [row.figures for row in other.evidence if row.check is AGAIN]
     assert rerun == RerunFigures(not_repeatable=("decode",))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks.verdicts.variations import in_two_halves
+from core.checks.list_floor import LIST_FLOOR, ListFloorFigures
 from core.inference.controls.list_floor import floor_of_rows
 from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
@@ -16,8 +17,8 @@ from core.judging.explain.rows import rows_of_lists
 from core.judging.lists import judge_with_floor
 from core.responses.pairing import compare_sides
 from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
-from core.runs.file.evidence import Check, ListFloorFigures, Verdict
 from core.runs.store.store import Store
+from core.verdict import Verdict
 from tests.core.responses.made_sides import run_of, store_run
 from tests.places import ROOT
 
@@ -68,7 +69,7 @@ def judged(loaded, *sides):
 
 
 def figures_of(verdict):
-    figures = next(row.figures for row in verdict.evidence if row.check is Check.LIST_FLOOR)
+    figures = next(row.figures for row in verdict.evidence if row.check is LIST_FLOOR)
     assert isinstance(figures, ListFloorFigures)
     return figures
 

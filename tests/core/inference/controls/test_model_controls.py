@@ -12,13 +12,16 @@ from benchmarks.verdicts.precisions import stale_slot_in_fp8
 from benchmarks.verdicts.sixteen import FAULTS, TWINS
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import in_two_halves
+from core.checks.drawn import DRAWN
+from core.checks.from_model import FROM_MODEL
+from core.checks.lower_precision import DRAWN_PRECISION, ONE_PRECISION
 from core.errors import UsageError
+from core.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, PRECISION
 from core.inference.controls.model_controls import model_of_dump
 from core.inference.models.dtypes import in_float32
 from core.judging.ingest import ingest
 from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
-from core.runs.file.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, PRECISION, Check
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.inference.controls.side_arrays import side_arrays
@@ -105,7 +108,7 @@ def test_a_dump_of_another_model_gets_no_verdict_from_this_one(narrow, tmp_path)
         narrow,
     )
     assert run.pairs[0].verdict == "undecided"
-    assert MISSING in {row.outcome for row in run.evidence(0) if row.check is Check.FROM_MODEL}
+    assert MISSING in {row.outcome for row in run.evidence(0) if row.check is FROM_MODEL}
     assert FAILED not in {row.outcome for row in run.evidence(0)}
 
 
@@ -140,7 +143,7 @@ def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_fl
     """
     prompts = _prompts(narrow, 26)
     own, pair = _dumps(narrow, tmp_path / "dumps", [*prompts, prompts[0]], engine)
-    for given, check in (({}, Check.DRAWN_PRECISION), ({"float32": [pair]}, Check.EXPLAINED)):
+    for given, check in (({}, DRAWN_PRECISION), ({"float32": [pair]}, ONE_PRECISION)):
         run = _judged(tmp_path / check.name, own, narrow, **given)
         assert run.pairs[0].verdict == verdict, run.pairs[0].because
         if verdict == "lower precision":
@@ -176,7 +179,7 @@ def test_a_dump_with_its_float32_and_the_model_says_what_the_model_says_itself(
     drawn = {
         row.side: row.outcome
         for row in run.evidence(0)
-        if row.check is Check.DRAWN and row.group == OWN_DTYPE
+        if row.check is DRAWN and row.group == OWN_DTYPE
     }
     assert drawn == {"reference": PASSED, "variant": FAILED if name == "bug suspected" else PASSED}
 

@@ -11,14 +11,13 @@ import torch
 from benchmarks.verdicts.kinds import KINDS
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import model_of, tiny_model, tiny_prompts
+from core.checks.modules_alone import LARGEST_ALONE, AloneFigures, alone_evidence
 from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import ModuleOutputs, modules_alone
 from core.inference.paths.engines import side_of, whole_side
 from core.inference.paths.paths import open_path, parse_path
 from core.inference.watching.modules import traced_modules
-from core.judging.module_evidence import LARGEST_ALONE, alone_evidence
-from core.runs.file.evidence import AloneFigures
 from tests.core.inference.conftest import CONFIGS
 from tests.covering import thorough
 

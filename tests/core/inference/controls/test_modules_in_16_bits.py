@@ -11,17 +11,22 @@ from benchmarks.verdicts.engines import in_16_bits_only
 from benchmarks.verdicts.sixteen import SMALL
 from benchmarks.verdicts.tiny_models import tiny_prompts
 from benchmarks.verdicts.variations import in_float64, in_two_halves, scores_rounded
+from core.checks.modules_in_16_bits import (
+    MODULE_ROUNDING,
+    ModuleRounding,
+    ModuleRoundingFigures,
+    module_rounding_row,
+)
+from core.evidence import MISSING, PASSED
 from core.inference.controls.judge_model import judge
-from core.judging.module_rounding import ModuleRounding, module_rounding_evidence
-from core.runs.file.evidence import MISSING, PASSED, Check, ModuleRoundingFigures
-from core.runs.file.records import UNDECIDED
+from core.verdict import UNDECIDED
 
 pytestmark = pytest.mark.model
 FAULTS = {case.name: case.engine for case in SMALL}
 
 
 def modules_of(verdict):
-    return next(row for row in verdict.evidence if row.check is Check.MODULE_ROUNDING)
+    return next(row for row in verdict.evidence if row.check is MODULE_ROUNDING)
 
 
 @pytest.mark.parametrize("name", ["softmax by a rounded log2(e)", "sigmoid from 128 entries"])
@@ -85,7 +90,7 @@ def rounding(side, score_scale=0.0, own=0.0, drawn=(-1e-4, 1e-4)):
     ],
 )
 def test_limits_of_a_module_and_of_the_scale_of_the_scores(measured, outcome, beyond):
-    row = module_rounding_evidence(measured, "decode", "bfloat16")
+    row = module_rounding_row(measured, "decode", "bfloat16")
     assert row.outcome == outcome
     assert isinstance(row.figures, ModuleRoundingFigures)
     assert row.figures.modules_beyond == beyond

@@ -25,8 +25,8 @@ from benchmarks.verdicts.trial import (
     run_trial,
     try_case,
 )
+from core.evidence import NEIGHBOURS, SAMPLER
 from core.inference.models.dtypes import in_float64
-from core.runs.file.evidence import NEIGHBOURS, SAMPLER
 from tests.covering import few, thorough
 
 QUICK = ("gpt2", "mixtral")

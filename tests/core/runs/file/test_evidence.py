@@ -5,30 +5,34 @@ for them.
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
+from pkgutil import iter_modules
 from types import UnionType
 from typing import get_args, get_origin, get_type_hints
 
 import pytest
 from msgspec.structs import fields
 
+from core import checks
+from core.checks import CHECKS
+from core.checks.pair import OWN_PAIR
+from core.checks.shift import SHIFT
 from core.errors import UsageError
-from core.runs.file import evidence
-from core.runs.file.evidence import (
+from core.evidence import (
     CHECK_GROUPS,
     NOTED,
-    Check,
     CheckFigures,
     Evidence,
     RatioFigures,
     Unmeasured,
-    figures_of,
     labels_of,
 )
+from core.runs.tables.pairs import figures_of
 from tests.core.runs.judged_runs import judged_run
 from tests.core.runs.made_runs import opened
 
-RECORDS = [*dict.fromkeys(check.record for check in Check), Unmeasured]
-CHECKS = pytest.mark.parametrize("check", Check, ids=str)
+RECORDS = [*dict.fromkeys(check.record for check in CHECKS.values()), Unmeasured]
+EVERY_CHECK = pytest.mark.parametrize("check", CHECKS.values(), ids=str)
 EXAMPLES = {bool: True, str: "text", int: 7, float: 0.125}
 
 
@@ -69,14 +73,14 @@ def test_every_checks_figures_come_back_from_a_run_file(store, is_full):
             f"{check}.",
             side,
         )
-        for check, side in zip(Check, ["decode", None] * len(Check), strict=False)
+        for check, side in zip(CHECKS.values(), ["decode", None] * len(CHECKS), strict=False)
     ]
     with opened(store, judged_run(store, "rounding", evidence=rows)) as run:
         assert run.evidence(0) == rows
-    assert [row.check for row in rows] == list(Check)  # in the order of the groups
+    assert [row.check for row in rows] == list(CHECKS)  # in the order of the groups
 
 
-@CHECKS
+@EVERY_CHECK
 def test_figures_that_are_no_check_s_are_refused(check):
     whole = json.loads(json.dumps(figures(check).to_json()))
     assert figures_of(check, json.dumps(whole)) == figures(check)
@@ -99,9 +103,11 @@ def test_figures_that_are_no_check_s_are_refused(check):
         assert str(refused.value).isprintable()
 
 
-@CHECKS
+@EVERY_CHECK
 def test_figures_of_another_check_are_refused(check):
-    for other in {each.record: each for each in Check if each.record is not check.record}.values():
+    for other in {
+        each.record: each for each in CHECKS.values() if each.record is not check.record
+    }.values():
         if other.record is Unmeasured:
             continue
         with pytest.raises(UsageError, match="no figures of the check"):
@@ -110,13 +116,13 @@ def test_figures_of_another_check_are_refused(check):
 
 def test_an_outcome_that_no_check_has_is_refused():
     with pytest.raises(UsageError, match="check is one of passed"):
-        replace(Evidence(Check.SHIFT, "", Unmeasured(), NOTED, ""), outcome="lost")
+        replace(Evidence(SHIFT, "", Unmeasured(), NOTED, ""), outcome="lost")
 
 
 def test_keys_in_json_stay_what_they_were_and_null_is_told_from_what_was_not_measured():
     shifts = [f"same_argmax_shifted_by_{rows}" for rows in (0, -2, -1, 1, 2)]
-    assert list(figures(Check.SHIFT).to_json()) == shifts
-    least = figures(Check.OWN_PAIR, is_full=False).to_json()
+    assert list(figures(SHIFT).to_json()) == shifts
+    least = figures(OWN_PAIR, is_full=False).to_json()
     assert least["noise_ratio"] is None
     assert "linear_maps" not in least
 
@@ -129,10 +135,11 @@ def test_every_figure_has_a_label_of_its_own(record):
 
 
 def test_every_group_has_a_check_and_every_record_belongs_to_one():
-    assert list(dict.fromkeys(check.group for check in Check)) == list(CHECK_GROUPS)
+    assert list(dict.fromkeys(check.group for check in CHECKS.values())) == list(CHECK_GROUPS)
     declared = {
         each
-        for each in vars(evidence).values()
+        for module in iter_modules(checks.__path__)
+        for each in vars(import_module(f"core.checks.{module.name}")).values()
         if isinstance(each, type) and issubclass(each, CheckFigures)
     }
     assert declared - set(RECORDS) == {CheckFigures, RatioFigures}

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
+from core.checks.pair import OWN_PAIR, WIDE_PAIR
 from core.errors import UsageError
 from core.numerics.formats import ordinals, values_of
-from core.runs.file.evidence import Check
 from core.runs.queries import heatmap
 from core.runs.queries.heatmap import (
     MEASURES,
@@ -242,8 +242,8 @@ def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(store):
     own, wide = (
         ratio_row(check, dtype, 1.0, "passed", "Rounding.", floor_row_ulps=value)
         for check, dtype, value in (
-            (Check.OWN_PAIR, "bfloat16", 2.5),
-            (Check.WIDE_PAIR, "float32", 40.0),
+            (OWN_PAIR, "bfloat16", 2.5),
+            (WIDE_PAIR, "float32", 40.0),
         )
     )
     assert marked() is None

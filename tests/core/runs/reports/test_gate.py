@@ -11,8 +11,8 @@ import pytest
 from scipy.special import rel_entr, softmax
 
 from core.errors import UsageError
+from core.evidence import FAILED, PASSED
 from core.judging.ingest import temporary_run
-from core.runs.file.evidence import FAILED, PASSED
 from core.runs.queries.verdicts import Answer
 from core.runs.reports.conditions import Condition, parse_conditions
 from core.runs.reports.gate import GateReport, gate_notes

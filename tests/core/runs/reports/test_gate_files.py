@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from core.errors import StoreError
-from core.runs.file.evidence import FAILED, PASSED
+from core.evidence import FAILED, PASSED
 from core.runs.file.records import Prompt
 from core.runs.reports.conditions import UNDECIDED, Outcome
 from core.runs.reports.gate import GateReport, figure_text

@@ -7,15 +7,16 @@ import re
 import numpy as np
 import pytest
 
-from core.judging.limits import WIDE
-from core.judging.statistic import floor_test
-from core.runs.file.evidence import CHECK_GROUPS, Verdict
+from core.checks.pair import WIDE
+from core.evidence import CHECK_GROUPS
+from core.numerics.statistic import floor_test
 from core.runs.file.records import Provenance, SideHeader
 from core.runs.queries.verdicts import answer_of, position_ratios, shown_verdict
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.markdown import plain, report_address
 from core.runs.writer import RunWriter
+from core.verdict import Verdict
 from tests.core.runs.damaging import damaged
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run
 from tests.core.runs.made_runs import calm_sides, header_of, opened, write_run

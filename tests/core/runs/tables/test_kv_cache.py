@@ -5,22 +5,17 @@ absent in files of version 1.
 import numpy as np
 import pytest
 
+from core.checks.rerun import AGAIN, RerunFigures
+from core.checks.shrink import SHRINK
 from core.errors import UsageError
+from core.evidence import NOTED, PASSED, Evidence, Unmeasured
 from core.numerics.formats import BFLOAT16, values_of
-from core.runs.file.evidence import (
-    NOTED,
-    PASSED,
-    Check,
-    Evidence,
-    RerunFigures,
-    Unmeasured,
-    Verdict,
-)
-from core.runs.file.records import FloorRows, Generation
+from core.runs.file.records import Generation
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KvPart
 from core.runs.writer import RunWriter
+from core.verdict import FloorRows, Verdict
 from tests.core.numerics.oracle import spacing
 from tests.core.runs.made_runs import calm_sides, header_of
 
@@ -133,13 +128,13 @@ def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
     store, header = Store(tmp_path), header_of()
     rows = [
         Evidence(
-            Check.SHRINK,
+            SHRINK,
             "a floor",
             Unmeasured(controls=("floor",)),
             NOTED,
             "It is left aside.",
         ),
-        Evidence(Check.AGAIN, "twice", RerunFigures(not_repeatable=()), PASSED, "Same bits."),
+        Evidence(AGAIN, "twice", RerunFigures(not_repeatable=()), PASSED, "Same bits."),
     ]
     floor = FloorRows(
         "float32",

@@ -36,6 +36,7 @@ from benchmarks.verdicts.precisions import (
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core import capture_request
 from core.errors import UsageError
+from core.evidence import FAILED, NOTED, PASSED, PRECISION
 from core.inference.controls.drawn_roundings import RoundingDraws
 from core.inference.controls.judge_model import judge
 from core.inference.controls.precisions.catalogue import (
@@ -66,9 +67,8 @@ from core.inference.controls.rounding_floor import rounding_floor
 from core.inference.models.dtypes import in_float32
 from core.inference.paths.engines import PLAIN, side_of, whole_side
 from core.inference.paths.paths import parse_path
-from core.judging.statistic import BLOCKS
-from core.runs.file.evidence import FAILED, NOTED, PASSED, PRECISION
-from core.runs.file.records import BUG_SUSPECTED, LOWER_PRECISION
+from core.numerics.statistic import BLOCKS
+from core.verdict import BUG_SUSPECTED, LOWER_PRECISION
 
 pytestmark = pytest.mark.model
 CASES = {case.name: case for case in (*MUTATIONS, *PRECISIONS, *ON_TOP)}

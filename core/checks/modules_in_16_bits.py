@@ -1,17 +1,19 @@
-"""The check of each module in 16 bits: a fault of one module hides in the rounding of all the
-others at the logits, and shows if the module gets identical inputs.
+"""Is each module of a side in 16 bits within its own rounding, given identical inputs?
+
+A fault of one module hides in the rounding of all the others at the logits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from ..runs.file.evidence import MISSING, PASSED, Check, Evidence, ModuleRoundingFigures
+from ..evidence import MISSING, OWN_DTYPE, PASSED, Check, CheckFigures, Dtype, Evidence, Limit
+from ..numerics.arrays import Floats
 from ..text import multiple, plural
-from .module_evidence import in_words
-from .statistic import Floats
+from .modules_alone import in_words
 
 # Times a module's own randomized rounding: sound modules reach 1.65, 1.87 if an engine changes an
 # output behind the hook. docs/explanation/calibration.md
@@ -19,6 +21,26 @@ LARGEST_IN_16_BITS = 2.0
 # Of the scores' scale: log2(e) rounded to bfloat16 is 0.0018 off. Sound attention in bfloat16 is
 # within 1.2 standard deviations of the model's own, in float16 within 0.0001.
 _SCALE_SPREADS, _LEAST_SCALE = 3.0, 2.0**-12
+
+
+class ModuleRoundingFigures(CheckFigures):
+    """The modules of a side in 16 bits, each given identical inputs."""
+
+    compute_dtype: Dtype
+    largest_ratio: Annotated[float, "largest RMS error of a module / RMS error of its rounding"]
+    largest_ratio_allowed: Limit
+    modules_beyond: Annotated[tuple[str, ...], "modules that differ by more given identical inputs"]
+    modules: Annotated[int, "modules"]
+    score_scale: Annotated[float | None, "relative error of the attention scores' scale"] = None
+    largest_score_scale_allowed: Annotated[float | None, "largest such error allowed"] = None
+
+    @property
+    def leaves_16_bits_open(self) -> bool:
+        """A module beyond its rounding is a fault or a lower precision."""
+        return True
+
+
+MODULE_ROUNDING = Check("each module in 16 bits", OWN_DTYPE, ModuleRoundingFigures)
 
 
 @dataclass(frozen=True)
@@ -45,7 +67,7 @@ class ModuleRounding:
         return np.asarray(np.sqrt(self.side / drawn))
 
 
-def module_rounding_evidence(rounding: ModuleRounding, side: str, dtype: str) -> Evidence:
+def module_rounding_row(rounding: ModuleRounding, side: str, dtype: str) -> Evidence:
     """Return the row on a side's modules. It never accuses: a lower precision looks the same."""
     ratios = rounding.ratios
     beyond = [
@@ -89,4 +111,4 @@ def module_rounding_evidence(rounding: ModuleRounding, side: str, dtype: str) ->
             " their rounding given identical inputs."
         )
     control = f"every module of '{side}' in {dtype}, compared with float32 on identical inputs"
-    return Evidence(Check.MODULE_ROUNDING, control, figures, outcome, says, side)
+    return Evidence(MODULE_ROUNDING, control, figures, outcome, says, side)

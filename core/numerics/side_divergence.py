@@ -10,13 +10,10 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .statistic import Floats
+from .arrays import Floats, Ints
+from .statistic import rms_of
 
-# Largest difference at a position over the others there: of rounding up to 8, in tiny models and
-# SmolLM2 alike.
-SINGLE_LOGIT = 16.0
 FEW = 16  # logits of a row that a fault may move alone
 ALIKE = 128  # rows that are compared with one another
 # of a float32's bits, those that are left to tell numbers apart: sign, exponent and 11 of mantissa
@@ -81,13 +78,13 @@ class Divergence:
     """
 
     squares: Floats
-    mismatches: NDArray[np.int64]
+    mismatches: Ints
     first_mismatch: tuple[int, float, float] | None = None
     neq: int | None = None
     is_bit_identical: bool | None = None
     peaks: Floats | None = None
     system: SystematicError = SystematicError()
-    row_ulps: NDArray[np.int64] | None = None
+    row_ulps: Ints | None = None
     largest_row_ulps: float | None = None
 
     @property
@@ -97,7 +94,7 @@ class Divergence:
     @property
     def rms(self) -> float:
         """rms over all positions, each as much as any other, in logits."""
-        return float(np.sqrt(self.squares.mean()))
+        return rms_of(self.squares)
 
 
 def peaks_of(differences: Floats, least: Floats) -> Floats:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-"""One figure for each position, place or draw."""
+from .arrays import Floats, Ints
+
 FALSE_ALARM = 1e-3  # chance that any place of a pair of pure rounding is an outlier
 BLOCKS = (8, 16, 32, 64, 128, 256)  # block sizes that engines use
 # from which on groups of positions are tested: their bound follows from the draws alone
@@ -24,7 +23,7 @@ _FEWEST_DRAWS = 7
 _FEWEST_OF_A_GROUP = 4
 # of the median mean square: a position whose floor is next to 0 has no scale of its own
 _NO_SCALE = 1e-4
-_TINY = float(np.finfo(np.float64).tiny)
+TINY = float(np.finfo(np.float64).tiny)  # a divisor of what may be 0
 SYSTEMATIC = "systematic error"  # a kind of place: the part that goes with the logits
 
 
@@ -49,7 +48,7 @@ class Places:
     worst: float
     worst_place: int
     limit: float
-    outliers: NDArray[np.int64] = field(repr=False)
+    outliers: Ints = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class FloorTest:
         )
 
     @property
-    def outliers(self) -> NDArray[np.int64]:
+    def outliers(self) -> Ints:
         """Positions beyond what rounding reaches, all prompts one after another."""
         return self.position.outliers
 
@@ -135,7 +134,7 @@ def floor_test(
     groups = dict(_groups_of(lengths, blocks)) if count >= _FEWEST_DRAWS and len(lengths) else {}
     chance, is_fault = FALSE_ALARM / (1 + len(groups)), ratio > limits.over_all
     mean, others = draws.mean(axis=0), (draws.sum(axis=0) - draws) / (count - 1)
-    mine = difference / np.maximum(mean, max(float(np.median(mean)) * _NO_SCALE, _TINY))
+    mine = difference / scale_of(mean)
     ratios = np.divide(
         draws,
         others,
@@ -179,9 +178,26 @@ def floor_test(
     )
 
 
+def rms_of(squares: Floats) -> float:
+    """Return the rms over all positions, each as much as any other. squares: mean squares."""
+    return float(np.sqrt(squares.mean()))
+
+
+def rms_ratio(squares: Floats, measure: Floats | float) -> float:
+    """Return the ratio of rms of two arrays of mean squares."""
+    return float(np.sqrt(squares.mean() / max(float(np.mean(measure)), TINY)))
+
+
+def scale_of(floor: Floats) -> Floats:
+    """Return what the mean square at a position is compared with: a floor next to 0 is no scale, so
+    a hundredth of the median floor is. [positions]
+    """
+    return np.maximum(floor, max(float(np.median(floor)) * _NO_SCALE, TINY))
+
+
 def _logs(squares: Floats) -> Floats:
     """Return logs of ratios of rms; NaN stays."""
-    return 0.5 * np.log(np.maximum(squares, _TINY))
+    return 0.5 * np.log(np.maximum(squares, TINY))
 
 
 def _bound(draws: Floats, chance: float) -> float:
@@ -232,7 +248,7 @@ def _robust_spread(logs: Floats) -> float:
 def _groups_of(
     lengths: Sequence[int],
     blocks: Sequence[int],
-) -> Iterator[tuple[str, NDArray[np.int64]]]:
+) -> Iterator[tuple[str, Ints]]:
     """Kinds of groups and the group of each row, -1 if its group is too small."""
     places = np.concatenate([np.arange(length) for length in lengths])
     kinds = {"prompt": np.repeat(np.arange(len(lengths)), lengths), "place in the prompt": places}
@@ -245,7 +261,7 @@ def _groups_of(
             yield kind, members
 
 
-def _means_of(values: Floats, labels: NDArray[np.int64]) -> Floats:
+def _means_of(values: Floats, labels: Ints) -> Floats:
     """Means over groups, those of label -1 left out. [n, rows] -> [n, groups], by number"""
     is_member = labels >= 0
     counts = np.bincount(labels[is_member])

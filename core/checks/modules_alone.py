@@ -7,12 +7,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from ..runs.file.evidence import NOTED, AloneFigures, Check, Evidence
-from ..text import plural, series, three_digits
-from .statistic import Floats
+from ..evidence import FLOAT32, MODULES, NOTED, Check, CheckFigures, Evidence
+from ..numerics.arrays import Floats
+from ..text import multiple, plural, series, three_digits
+from .pair import PairFigures
 
 # times a module's own rounding; docs/explanation/calibration.md has what was measured
 LARGEST_ALONE = 10.0
@@ -32,6 +34,41 @@ _BLOCKS, _LEVELS, _POSITIONS, _ACROSS, _STANDS_OUT, _AT_ONCE = 0.9, 4.0, 8.0, 0.
 _BITS, _BITS_LATER = (2.5, 16.0), 4.0
 _OF_A_PRODUCT = 0.8  # two factors rounded to b bits err by 2^-(b + 0.8) of their product, rms
 _PREFIX = 8  # positions that show a level
+
+
+class AloneFigures(CheckFigures):
+    """The modules of a side, each given what ran before it on that side."""
+
+    largest_ratio_allowed: Annotated[float, "limit of the ratio, x the module's own rounding"]
+    modules_beyond: Annotated[tuple[str, ...], "modules that differ by more given identical inputs"]
+    largest_ratio_of_others: Annotated[float, "largest ratio of the others"]
+    modules: Annotated[tuple[str, ...], "modules in execution order"]
+    alone_rms: Annotated[
+        tuple[float | None, ...],
+        "RMS of the side to float64, in units of each module's output",
+    ]
+    own_rounding_rms: Annotated[
+        tuple[float | None, ...],
+        "RMS of the model's own float32 to float64, likewise",
+    ]
+    first_module: Annotated[str | None, "first of those that differ"] = None
+    first: Annotated[tuple[int, int] | None, "first (prompt, position) at which one does"] = None
+    kind: Annotated[str | None, "part of the blocks that errs like a lower precision"] = None
+    blocks: Annotated[int | None, "blocks in which it does"] = None
+    bits: Annotated[float | None, "approximate bits that it computes to"] = None
+
+    @property
+    def is_of_few_bits(self) -> bool:
+        """Whether modules show fewer bits and nothing else."""
+        return self.bits is not None and self.first is None
+
+    @property
+    def part(self) -> str:
+        """The part of the blocks that errs like a lower precision."""
+        return f"{self.kind} of {self.blocks} layers"
+
+
+ALONE = Check("each module alone", MODULES, AloneFigures)
 
 
 @dataclass(frozen=True)
@@ -108,7 +145,7 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
             f"{figures.kind} of {figures.blocks} layers: {figures.bits:.0f} bits. Lower precision?"
             " --declare it."
         )
-    return Evidence(Check.ALONE, control, figures, NOTED, says, side)
+    return Evidence(ALONE, control, figures, NOTED, says, side)
 
 
 def _noise(alone: ModulesAlone, starts: dict[int, int]) -> tuple[dict[int, float], dict[int, int]]:
@@ -213,3 +250,20 @@ def _block_of(name: str) -> str:
 
 def _rms(squares: Floats) -> tuple[float | None, ...]:
     return tuple(float(rms) if np.isfinite(rms) else None for rms in np.sqrt(squares.mean(axis=1)))
+
+
+def undeclared_precision(row: Evidence, rows: Sequence[Evidence]) -> str:
+    """Return a sentence if modules alone, in float32, show fewer bits and nothing else.
+
+    row: of the pair in float32 that decides, or of another check.
+    """
+    pair = row.figures
+    if row.group != FLOAT32 or not isinstance(pair, PairFigures):
+        return ""
+    for each in reversed(rows):
+        alone = each.figures
+        if isinstance(alone, AloneFigures) and alone.is_of_few_bits:
+            size = f"{multiple(pair.ratio)} the noise floor in {pair.compute_dtype}"
+            part = f"{alone.part} computes to {alone.bits:.0f} bits"
+            return f"{size}: a bug, or an undeclared lower precision ({part})."
+    return ""

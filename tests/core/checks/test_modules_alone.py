@@ -5,7 +5,7 @@ bits.
 import numpy as np
 import pytest
 
-from core.judging.module_evidence import ModulesAlone, alone_evidence
+from core.checks.modules_alone import ModulesAlone, alone_evidence
 
 BLOCKS = [f"model.layers.{n}.{part}" for n in range(4) for part in ("self_attn", "mlp")]
 NAMES = ["model.embed_tokens", *BLOCKS, "model.norm"]

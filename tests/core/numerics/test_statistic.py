@@ -5,8 +5,9 @@ and placed.
 import numpy as np
 import pytest
 
-from core.judging.limits import DRAWN, OWN, WIDE
-from core.judging.statistic import FALSE_ALARM, floor_test, smallest_fault
+from core.checks.drawn import DRAWN_LIMITS
+from core.checks.pair import OWN, WIDE
+from core.numerics.statistic import FALSE_ALARM, floor_test, smallest_fault
 
 POSITIONS = 4096
 
@@ -118,7 +119,7 @@ def tried(seed, prompts, fault=lambda _: None):
     return floor_test(
         errors(engine),
         np.stack([errors(one) for one in draws]),
-        DRAWN,
+        DRAWN_LIMITS,
         lengths=[LENGTH] * prompts,
     )
 

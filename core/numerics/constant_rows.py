@@ -7,9 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ..numerics.formats import FloatFormat, values_of
+from .arrays import Bits, Flags, Values
+from .formats import FloatFormat, values_of
 
 # places of a row that are looked at before it is counted, and how many of them agree
 _SAMPLED, _ALIKE = 32, 10
@@ -19,7 +19,7 @@ _LEAST_SPREAD = 10.0  # logits
 _FAR_BELOW = 1000.0  # logits below the largest, at least, of masks that were added to logits
 
 
-def is_left_out(values: NDArray[np.floating]) -> NDArray[np.bool_]:
+def is_left_out(values: Values) -> Flags:
     """Return which tokens of a row a mask left out: -inf, a number such as -1e9 or the lowest of a
     dtype that lies far below all others, or logits that such a number was added to. [vocab]
     """
@@ -54,7 +54,7 @@ class Filling:
     whole: int = 0
     value: float = float("nan")
 
-    def see(self, bits: NDArray[np.unsignedinteger]) -> None:
+    def see(self, bits: Bits) -> None:
         """Take in the next rows. [rows, vocab] bits of the compute dtype.
 
         A row is counted only if a third of 32 evenly spread places agree; one that a value fills to

@@ -1,0 +1,129 @@
+"""Does the difference of two arrays look like rounding, without any control?
+
+`python -m benchmarks.verdicts.screening` measures what harmless paths do
+(docs/explanation/calibration.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+
+from ..evidence import (
+    FAILED,
+    NOTED,
+    PASSED,
+    SCREENING,
+    Check,
+    CheckFigures,
+    Dtype,
+    Evidence,
+    FirstPlace,
+    Outliers,
+)
+from ..numerics.arrays import Floats
+from ..places import place_in_words, place_of
+from ..text import number, plural
+from ..verdict import LIKELY_ROUNDING
+
+# Rms in row ULPs: (largest of harmless paths, of a bug, least that one position is compared with).
+# Harmless paths of dense models reach 1.7 in 16 bits and 9.3 in float32, mixtures of experts 10 in
+# bfloat16.
+ROW_ULPS = {"bfloat16": (2, 24, 0.25), "float16": (2, 24, 0.25), "float32": (32, 1000, 1)}
+FLOAT32_STEPS = 1 << 16  # row ULPs of float32 in one of bfloat16
+# one position over the median one: 15 in dense models, 50 with experts
+STANDS_OUT_MOST, STANDS_OUT = 20, 100
+_KL = 0.25  # mean, nats: harmless up to 0.0017 in dense models, 0.022 with experts
+
+
+class ScreeningFigures(CheckFigures):
+    compute_dtype: Dtype
+    rms_row_ulps: Annotated[float, "RMS of the pair, row ULPs"]
+    rounding_row_ulps: Annotated[float, "largest RMS that looks like rounding, row ULPs"]
+    bug_row_ulps: Annotated[float, "RMS that rounding never comes near, row ULPs"]
+    worst_position_ratio: Annotated[float, "largest RMS at one position over the median position"]
+    position_ratio_allowed: Annotated[float, "largest such ratio of rounding"]
+    positions_beyond: Outliers
+    flips_beyond_noise: Annotated[int, "flips beyond the noise"]
+    first: FirstPlace
+    causes: Annotated[tuple[str, ...], "common causes"]
+
+
+ARRAYS_ALONE = Check("the arrays alone", SCREENING, ScreeningFigures, LIKELY_ROUNDING)
+
+
+def screening_row(
+    dtype: str,
+    lengths: Sequence[int],
+    rms: Floats,
+    *,
+    kl: float,
+    flips: int,
+    dominating: int | None,
+    causes: Sequence[str],
+    has_experts: bool,
+    may_be_16_bits: bool,
+) -> Evidence:
+    """Screen a pair by its figures; the evidence is noted if undecided.
+
+    rms: row ULPs at each position; kl: mean, nats; flips: beyond the noise; dominating: row of most
+    of the difference; causes: sentences of common causes that explain it; has_experts: a near tie
+    of the router may choose another expert, which moves a position as far as a bug does;
+    may_be_16_bits: float32 arrays of which nobody named the dtype.
+    """
+    rounding, bug, step = ROW_ULPS[dtype]
+    size = float(np.sqrt((rms**2).mean()))
+    over_typical = rms / max(float(np.median(rms)), step)
+    worst = float(over_typical.max())
+    outliers = np.flatnonzero(over_typical > STANDS_OUT)
+    first = outliers[0] if len(outliers) else dominating
+    of_16_bits = size / FLOAT32_STEPS
+    measurement = f"The RMS difference is {number(size, 3)} row ULPs of {dtype}"
+    outcome = FAILED
+    if causes:
+        says = causes[0]
+    elif kl > _KL:
+        says = (
+            f"The mean KL is {number(kl, 3)} nats (rounding: up to 0.02): a bug, or other weights."
+        )
+    elif len(outliers) and not has_experts:
+        place = place_in_words(int(outliers[0]), lengths)
+        ratio = number(float(over_typical[outliers[0]]), 3)
+        reach = f"{ratio}x the median position's (rounding: up to {STANDS_OUT_MOST}x)"
+        says = (
+            f"The difference at {place} is {reach}. A mixture of experts may do this"
+            " (--mixture-of-experts)."
+        )
+    elif size > bug and may_be_16_bits and of_16_bits <= ROW_ULPS["bfloat16"][1]:
+        outcome, in_16_bits = NOTED, f"{number(of_16_bits, 3)} if the model computes in bfloat16"
+        says = f"{measurement}, {in_16_bits}. Name its --compute-dtype."
+    elif size > bug and not has_experts:
+        causes_of_it = (
+            "a bug, other weights, lower precision, or a mixture of experts (--mixture-of-experts)"
+        )
+        says = f"{measurement} (rounding: up to {rounding:g}): {causes_of_it}."
+    elif size > rounding or worst > STANDS_OUT_MOST or flips:
+        outcome = NOTED
+        reach = f"{number(worst, 3)}x at one position, {plural(flips, 'flip')} beyond the noise"
+        says = f"{measurement} (rounding: up to {rounding:g}), {reach}: undecided."
+    else:
+        outcome = PASSED
+        says = (
+            f"Consistent with rounding in {dtype}: {number(size, 3)} row ULPs (RMS). A fault below"
+            f" {rounding:g} row ULPs, or {STANDS_OUT_MOST}x at one position, would not show."
+        )
+    figures = ScreeningFigures(
+        compute_dtype=dtype,
+        rms_row_ulps=size,
+        rounding_row_ulps=rounding,
+        bug_row_ulps=bug,
+        worst_position_ratio=worst,
+        position_ratio_allowed=float(STANDS_OUT_MOST),
+        positions_beyond=len(outliers),
+        flips_beyond_noise=flips,
+        first=None if first is None else place_of(int(first), lengths),
+        causes=tuple(causes),
+    )
+    return Evidence(ARRAYS_ALONE, "the two arrays, without controls", figures, outcome, says)

@@ -1,0 +1,43 @@
+"""Do both sides have the same shape and token ids, and are the ids in the vocabulary?"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from ..evidence import (
+    FAILED,
+    NOTED,
+    PASSED,
+    VALIDITY,
+    Check,
+    CheckFigures,
+    Evidence,
+    Positions,
+)
+from ..text import plural
+
+
+class ShapesFigures(CheckFigures):
+    positions: Positions
+    vocab: Annotated[int, "vocabulary"]
+    highest_token_id: Annotated[int | None, "highest token id"]
+
+
+SHAPES = Check("shapes and tokens", VALIDITY, ShapesFigures)
+
+
+def shapes_row(positions: int, vocab: int, highest: int | None) -> Evidence:
+    """Return the row on sides of one shape. highest: token id, None if the dump has none."""
+    shape = f"Both sides have {plural(positions, 'position')} x {vocab:,} tokens"
+    outcome, says = PASSED, f"{shape} and the same token ids."
+    if highest is None:
+        outcome, says = NOTED, f"{shape}; the dump has no token_ids."
+    elif highest >= vocab:
+        outcome = FAILED
+        says = (
+            f"Token ids reach {highest:,}, beyond the vocabulary of {vocab:,}: they are of"
+            " other logits."
+        )
+    figures = ShapesFigures(positions=positions, vocab=vocab, highest_token_id=highest)
+    control = "shapes, and token ids vs the vocabulary"
+    return Evidence(SHAPES, control, figures, outcome, says)

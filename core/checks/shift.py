@@ -1,0 +1,73 @@
+"""Do rows of the two sides agree best as they stand, or one or two further along?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import numpy as np
+
+from ..evidence import FAILED, VALIDITY, Check, CheckFigures, Evidence
+from ..numerics.arrays import Array
+from ..text import plural
+
+_LEAST_ROWS = 8  # fewer say nothing about a shift
+_LEAST_TOKENS = 4  # different argmaxes, or every shift agrees
+# A shift is believed if half of the rows agree under it, and twice as many as without one.
+_AGREES, _MORE_OFTEN = 0.5, 2.0
+_SHIFTS = {"unshifted": 0, "two_earlier": -2, "one_earlier": -1, "one_later": 1, "two_later": 2}
+_IN_JSON = {name: f"same_argmax_shifted_by_{rows}" for name, rows in _SHIFTS.items()}
+
+
+class ShiftFigures(CheckFigures, rename=_IN_JSON):
+    """Share of the positions at which the argmax is the same."""
+
+    unshifted: Annotated[float, "same argmax without a shift"]
+    two_earlier: Annotated[float, "each row vs. the reference's 2 rows after it"]
+    one_earlier: Annotated[float, "each row vs. the reference's 1 row after it"]
+    one_later: Annotated[float, "each row vs. the reference's 1 row before it"]
+    two_later: Annotated[float, "each row vs. the reference's 2 rows before it"]
+
+
+SHIFT = Check("shift", VALIDITY, ShiftFigures)
+
+
+def shift_row(columns: Mapping[str, Array], names: tuple[str, str]) -> Evidence | None:
+    """Return the row on a shift, None if there is none. columns: argmaxes by position, as
+    `run.columns` gives them.
+    """
+    reference, variant = columns["reference_token"], columns["variant_token"]
+    same = {
+        name: _same_argmax(reference, variant, columns["prompt"], shift)
+        for name, shift in _SHIFTS.items()
+    }
+    shares = {name: float(rows.mean()) if len(rows) else 0.0 for name, rows in same.items()}
+    unshifted = shares["unshifted"]
+    best = max(list(shares)[1:], key=shares.__getitem__)
+    is_varied = (
+        len(np.union1d(*(side[~np.isnan(side)] for side in (reference, variant)))) >= _LEAST_TOKENS
+        and len(same[best]) >= _LEAST_ROWS
+    )
+    if not is_varied or shares[best] < _AGREES or shares[best] <= _MORE_OFTEN * unshifted:
+        return None
+    agrees = f"argmaxes agree at {shares[best]:.0%} of positions then, else at {unshifted:.0%}"
+    says = f"{shift_in_words(names, -_SHIFTS[best])}: {agrees}."
+    control = "argmaxes of the two sides, up to two rows apart"
+    return Evidence(SHIFT, control, ShiftFigures(**shares), FAILED, says)
+
+
+def _same_argmax(reference: Array, variant: Array, prompts: Array, shift: int) -> Array:
+    """Return of rows t of a prompt whether variant[t + shift] has the argmax of reference[t], if
+    both have one.
+    """
+    rows = np.arange(max(0, -shift), len(reference) - max(0, shift))
+    others = rows + shift
+    is_known = ~np.isnan(reference[rows]) & ~np.isnan(variant[others])
+    is_usable = is_known & (prompts[rows] == prompts[others])
+    return (reference[rows] == variant[others])[is_usable]
+
+
+def shift_in_words(names: tuple[str, str], shift: int) -> str:
+    """Say how far the rows of the variant are from those of the reference. names: of both."""
+    by = f"{plural(abs(shift), 'row')} {'after' if shift > 0 else 'before'} it"
+    return f"Each row of '{names[1]}' holds what '{names[0]}' holds {by}"
