@@ -214,6 +214,20 @@ def shows_path_modifier(patched: Patched) -> None:
     assert patched.ulpscope("show", run)["sides"][1]["path"] == path
 
 
+def shows_check(patched: Patched) -> None:
+    patched.run("-m", "docs.reference.generate")
+    assert "one argmax | `token`" in (patched.tree / "docs/reference/checks.md").read_text()
+    reference = np.eye(8, 9, dtype=np.float32)
+    variant = np.zeros_like(reference)
+    variant[:, 8] = 1
+    np.savez(patched.tree / "stale.npz", reference=reference, variant=variant)
+    run = patched.stored("ingest", "stale.npz")
+    (pair,) = patched.ulpscope("show", run)["pairs"]
+    assert pair["verdict"] == "invalid dump"
+    (row,) = (row for row in pair["evidence"] if row["check"] == "one argmax")
+    assert (row["side"], row["figures"]) == ("variant", {"token": 8, "others": 8})
+
+
 def shows_engine(patched: Patched) -> None:
     engines = {row["name"]: row["is_here"] for row in patched.ulpscope("engines")}
     assert engines["toy"]
