@@ -72,7 +72,7 @@ MUTANTS = (
         "core/judging/conclude.py",
         "row.outcome == MISSING and row.figures.leaves_16_bits_open",
         "row.outcome != MISSING and row.figures.leaves_16_bits_open",
-        "tests/core/judging tests/core/inference/controls/test_model_controls.py",
+        "tests/core/judging tests/core/inference/controls/test_dump_of_model.py",
     ),
     Mutant(
         "a rerun beyond rounding is only nondeterministic",

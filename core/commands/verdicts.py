@@ -124,7 +124,7 @@ def verdict(
             extra: dict[str, Any] = {}
             if model:
                 say("loading the model")
-                from ..inference.controls.model_controls import model_of_dump
+                from ..inference.controls.dump_of_model import model_of_dump
                 from ..inference.controls.precisions.catalogue import parse_precisions
 
                 loaded, precisions = load(run.header.compute_dtype), parse_precisions(declare or ())

@@ -15,7 +15,7 @@ from ..progress import STORING, Progress
 from ..rl.array_files import is_batch
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, Dump, open_dump
 from ..runs.measured import MemoryRun
-from .dump import judge_upload
+from .dump_controls import judge_upload
 from .validity import checks_of
 
 if TYPE_CHECKING:

@@ -33,7 +33,7 @@ from ..runs.store.cards import read_runs
 from ..runs.store.store import Store
 from ..runs.writer import RunWriter
 from ..text import clean, plural
-from .dump import judge_upload
+from .dump_controls import judge_upload
 from .lists import judge_responses, judge_tokens
 from .validity import checks_of
 

@@ -16,7 +16,7 @@ from ..runs.reader import RunReader
 from ..runs.revision import revise
 from ..runs.store.store import Store
 from ..verdict import FloorRows, Verdict
-from .dump import MakeControls, UploadedControls, judge_upload
+from .dump_controls import MakeControls, UploadedControls, judge_upload
 from .explain.causes import Explanation, explain, explain_lists
 from .explain.rows import rows_of_run
 

@@ -26,7 +26,7 @@ from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.file.records import RunHeader
 from ..runs.measured import Measured
 from ..text import series, three_digits
-from .dump import UploadedControls
+from .dump_controls import UploadedControls
 from .validity import first_mismatch
 
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run

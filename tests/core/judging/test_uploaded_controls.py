@@ -17,7 +17,7 @@ from core.evidence import (
     RERUN,
     VALIDITY,
 )
-from core.judging.dump import judge_upload
+from core.judging.dump_controls import judge_upload
 from core.judging.ingest import ingest
 from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls

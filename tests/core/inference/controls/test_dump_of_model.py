@@ -17,7 +17,7 @@ from core.checks.from_model import FROM_MODEL
 from core.checks.lower_precision import DRAWN_PRECISION, ONE_PRECISION
 from core.errors import UsageError
 from core.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, PRECISION
-from core.inference.controls.model_controls import model_of_dump
+from core.inference.controls.dump_of_model import model_of_dump
 from core.inference.models.dtypes import in_float32
 from core.judging.ingest import ingest
 from core.judging.stored import judge_stored

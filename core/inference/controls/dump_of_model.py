@@ -18,7 +18,7 @@ from ...checks.lower_precision import PrecisionVerdict
 from ...checks.pair import NoiseFloor
 from ...errors import CaptureError, UsageError
 from ...evidence import Evidence
-from ...judging.dump import DumpControls, MakeControls
+from ...judging.dump_controls import DumpControls, MakeControls
 from ...judging.uploaded_controls import side_in_float32
 from ...numerics.arrays import Floats
 from ...numerics.formats import values_of
