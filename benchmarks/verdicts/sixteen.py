@@ -68,10 +68,8 @@ from core.inference.paths.engines import PLAIN, RunnableSide, side_of, whole_sid
 from core.numerics.statistic import FloorTest, smallest_fault
 
 DTYPES = ("bfloat16", "float16")
-MODELS = (
-    *(f"{name} {dtype}" for name in CONFIGS if name != "mixtral-ties" for dtype in DTYPES),
-    SHIPPED[0],
-)
+_TINY = [name for name in CONFIGS if name != "mixtral-ties"]
+MODELS = (*(f"{name} {dtype}" for name in _TINY for dtype in DTYPES), SHIPPED[0])
 SHARES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)  # of the whole fault
 # ends of ranges, in roundings at the position where it is largest
 SIZES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, np.inf)

@@ -198,7 +198,9 @@ def _compare_sides(
 
         gate = gate_of(run, pairs, conditions)
     # Of responses: inputs of other lengths, texts that differ.
-    contexts = [row.says for pair in pairs for row in pair.answer.checks if row.check == CONTEXT]
+    contexts: list[str] = []
+    for pair in pairs:
+        contexts += [row.says for row in pair.answer.checks if row.check == CONTEXT]
     report = as_json(pairs, classes, header, variant=variant, with_positions=positions)
     if corpora:
         report["corpora"] = corpora

@@ -226,6 +226,10 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
     missing = [*placeholders[0], *placeholders[1], *missing]
     prompts, starts = shared >> 32, np.array([each.start for each in meetings])
     grids = [find_grid(_best_values(each)) for each in cleaned]
+    texts: dict[int, str] = {}
+    for both in responses:
+        for each in both:
+            texts |= each.texts
     return ResponsePair(
         reference.name,
         variant.name,
@@ -237,7 +241,7 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
         compare_rows(one, other),
         (_margin_ulps(one, grids[0]), _margin_ulps(other, grids[1])),
         meetings,
-        {token: text for both in responses for each in both for token, text in each.texts.items()},
+        texts,
         _notes(sides, meetings),
         tuple(sorted(missing, key=lambda each: each.kind != MASKED)),
         zeros=sum(int(each.missing[each.counts > 0].sum()) for each in cleaned),

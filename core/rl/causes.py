@@ -127,7 +127,9 @@ def _is_most(square: Floats, part: Flags) -> bool:
 
 def _causes_of(tokens: SampledTokens) -> list[Cause]:
     usable = np.isfinite(tokens.r)
-    if _is_enough(values := tokens.select(usable)) and (causes := list(units(values))):
+    known = tokens.select(usable)
+    causes = list(units(known)) if _is_enough(known) else []
+    if causes:
         return causes
     causes = list(placeholders(tokens))
     for cause in causes:

@@ -368,13 +368,10 @@ def _place(key: str) -> tuple[Any, ...]:
     """Return a sort key: embedding, layers, norm, head."""
     numbers = [int(number) for number in re.findall(r"\.(\d+)\.", key)]
     rank = next((rank for rank, part in enumerate(_ORDER) if part in key), len(_ORDER))
-    return (
-        0 if rank < len(_EMBEDDINGS) else 1 if numbers else 2,
-        numbers[:1],
-        rank,
-        numbers[1:],
-        key,
-    )
+    part = 1 if numbers else 2
+    if rank < len(_EMBEDDINGS):
+        part = 0
+    return part, numbers[:1], rank, numbers[1:], key
 
 
 def _tie(sides: _Sides, findings: dict[_Finding, list[str]]) -> None:

@@ -195,10 +195,8 @@ def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
         f"On '{pair.names[1]}' the same tokens are moved in each row, as by a logit bias: {amount}."
     )
 
-    undo = Undo(
-        lambda row: row._replace(
-            x=row.x + [moves.get(token, 0.0) for token in row.token_ids.tolist()],
-        ),
-        moves=lambda row: np.isin(row.token_ids, tokens),
-    )
+    def add_bias(row: RowPair) -> RowPair:
+        return row._replace(x=row.x + [moves.get(token, 0.0) for token in row.token_ids.tolist()])
+
+    undo = Undo(add_bias, moves=lambda row: np.isin(row.token_ids, tokens))
     yield Cause("logit bias", says, {"tokens": tokens, "largest": largest}, undo)

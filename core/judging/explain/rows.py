@@ -123,16 +123,17 @@ class PairRows:
 def rows_of_run(run: Measured, pair: int) -> PairRows:
     """Return some rows of a stored pair of complete rows."""
     header, sides = run.header, (0, pair + 1)
+
+    def read(side: int, start: int, stop: int) -> Values:
+        return values_of(run.read_rows(sides[side], start, stop), header.format)
+
     rows = complete_rows(
         (header.sides[0].name, header.sides[pair + 1].name),
         header.compute_dtype,
         tuple(tuple(prompt.token_ids or ()) for prompt in header.prompts),
         [prompt.positions for prompt in header.prompts],
         header.vocab,
-        lambda side, start, stop: values_of(
-            run.read_rows(sides[side], start, stop),
-            header.format,
-        ),
+        read,
     )
     if len(rows.places) == header.rows or header.rows > MOST_ROWS:
         return rows
@@ -221,7 +222,8 @@ def rows_of_lists(
         rows.append(RowPair(prompt, position, ids.astype(np.int64), x[in_x], y[in_y], times))
     blocks = [at for block in _blocks(len(places), _MOST_PLACES) for at in block]
     lists = [[side.row(at) for at in blocks] for side in pair.rows]
-    ids = np.unique([token for side in lists for tokens, _ in side for token in tokens])
+    tokens_of_rows = [tokens for side in lists for tokens, _ in side]
+    ids = np.unique(np.concatenate(tokens_of_rows or [np.zeros(0, np.int64)]))
     whole = np.full((2, len(blocks), len(ids)), np.nan)
     for side, rows_of_side in enumerate(lists):
         for at, (tokens, values) in enumerate(rows_of_side):
