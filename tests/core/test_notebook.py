@@ -17,9 +17,9 @@ from transformers.utils import ModelOutput
 import core
 from core.errors import DumpError, ExtraError, StoreError, UlpscopeError, UsageError
 from core.judging.stored import stored_verdict
+from tests.places import ROOT
 
 POSITIONS, VOCAB = 6, 40
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def logits(seed):

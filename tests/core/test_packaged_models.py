@@ -17,8 +17,8 @@ from core.errors import CaptureError, ExtraError
 from core.packaged_models import PACKAGED, cache_folder, get, is_here
 from core.runs.reader import RunReader
 from tests.core.inference.models import small_gguf
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = PACKAGED["smollm2"]
 
 

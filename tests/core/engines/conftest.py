@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
 from core.engines import registry
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.places import ROOT
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,9 @@ from core.commands.terminal.stopping import EXIT_CODE
 from core.runs.reader import RunReader
 from core.runs.store.store import open_store
 from tests.core.engines.test_process import is_there
+from tests.places import ROOT
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = "sample_runs/model"
 ADAPTER = """
 import os

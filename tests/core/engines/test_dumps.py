@@ -5,7 +5,6 @@ torchtitan, against transformers; files that want more than to be read.
 import importlib
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +17,8 @@ from core.inference.controls.modules_alone import modules_alone
 from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
 from tests.covering import thorough
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
 IDS = (5, 9, 200, 31, 77, 9, 1024, 3, 8, 44, 17, 2)
 

@@ -3,8 +3,6 @@
 SGLang was never run.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,7 +10,6 @@ from core.engines import registry
 from core.inference.paths.engines import side_of, whole_side
 from tests.covering import thorough
 
-ROOT = Path(__file__).resolve().parents[3]
 IDS = (5, 9, 200, 31, 77, 9, 1024)
 
 SGLANG = {

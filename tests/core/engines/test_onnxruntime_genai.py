@@ -3,7 +3,6 @@ it.
 """
 
 import importlib
-from pathlib import Path
 
 import onnx
 import pytest
@@ -13,8 +12,8 @@ from onnx import TensorProto, helper
 from core.engines import registry
 from core.errors import CaptureError
 from core.inference.paths.engines import side_of, whole_side
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = ROOT / "sample_runs" / "model"
 IDS = (5, 9, 200, 0, 77, 9, 1024, 3, 0, 44)  # 0 ends a text, and is a token like any other here
 

@@ -15,6 +15,7 @@ import pytest
 from core.engines.process import EngineDescription, EngineProcess
 from core.errors import CaptureError, UsageError
 from core.path_grammar import Step, read_step
+from tests.places import ROOT
 from tests.waiting import until
 
 HELLO = """
@@ -277,7 +278,7 @@ def test_a_hello_of_another_version_is_refused(hello):
 
 def test_the_worked_example_of_the_documents_is_an_engine(tmp_path):
     """As it is there, next to the library that it is written for."""
-    page = (Path(__file__).parents[3] / "docs" / "contributing" / "engine.md").read_text(
+    page = (ROOT / "docs" / "contributing" / "engine.md").read_text(
         encoding="utf-8",
     )
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

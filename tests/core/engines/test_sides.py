@@ -1,7 +1,5 @@
 """Engines as sides: real ones, against transformers, in the run file and on trial."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
@@ -26,8 +24,8 @@ from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
 from core.inference.watching.modules import traced_modules
 from tests.covering import thorough
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
 TEXT = (ROOT / "sample_runs" / "prompts" / "parser.txt").read_text()
 

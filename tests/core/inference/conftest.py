@@ -29,11 +29,13 @@ from transformers import (
 
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
+from tests.places import ROOT
 
 TEXT = (
     "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six,"
     " café lamps – still lit.\n"
 )
+
 VOCAB = 384
 CONTEXT = 96
 # of the sliding-window models: far shorter than the prompts, so that caches do drop tokens
@@ -214,4 +216,4 @@ def model_of(model_folders) -> Callable[..., LoadedModel]:
 @pytest.fixture(scope="session")
 def shipped_model() -> Path:
     """The folder of the small trained model of the sample runs."""
-    return Path(__file__).resolve().parents[3] / "sample_runs" / "model"
+    return ROOT / "sample_runs" / "model"

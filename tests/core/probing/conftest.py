@@ -14,9 +14,10 @@ import pytest
 
 from core.inference.models.engine_files import gguf_of
 from core.inference.models.model import load_model
+from tests.places import ROOT
 from tests.serving import free_port
 
-MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
+MODEL = ROOT / "sample_runs" / "model"
 
 
 def add_tokenizer(file: gguf.GGUFWriter, _: str):

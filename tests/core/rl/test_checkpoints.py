@@ -17,8 +17,9 @@ from core.numerics.formats import BFLOAT16, LOGIT_FORMATS
 from core.rl import checkpoints
 from core.rl.checkpoints import compare_checkpoints
 from tests.core.inference.models import small_gguf
+from tests.places import ROOT
 
-MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
+MODEL = ROOT / "sample_runs" / "model"
 Q_PROJ = "layers.0.self_attn.q_proj"
 Tensors = dict[str, torch.Tensor]
 

@@ -5,7 +5,6 @@ expected.npz.
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +16,9 @@ from core.errors import DumpError
 from core.judging.ingest import ingest
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested
+from tests.places import ROOT
 
-CASES = Path(__file__).resolve().parents[2] / "cases" / "rollouts"
+CASES = ROOT / "tests" / "cases" / "rollouts"
 EXPECTED = np.load(CASES / "expected.npz")
 NEMO = ["train_data_step6.jsonl"]
 PRIME = ["token_exports/step_4/rank_0.jsonl", "token_exports/step_4/rank_1.jsonl"]

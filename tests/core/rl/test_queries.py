@@ -1,7 +1,6 @@
 """What trainer against rollout depends on, against the same figures by numpy."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +11,7 @@ from core.errors import UsageError
 from core.rl import queries as rl
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested
+from tests.places import ROOT
 
 LENGTHS = [20, 20, 20, 40, 29]
 
@@ -90,7 +90,7 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
 
 
 RAGGED = json.loads(
-    (Path(__file__).resolve().parents[2] / "cases" / "rollouts" / "ragged.json").read_text(),
+    (ROOT / "tests" / "cases" / "rollouts" / "ragged.json").read_text(),
 )
 
 

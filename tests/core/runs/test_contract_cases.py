@@ -1,14 +1,14 @@
 """The worked examples of the metric contract come out exactly, by way of a run file."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from core.runs.reports.report_json import as_json, report_of_run
 from tests.core.runs.made_runs import ingested
+from tests.places import ROOT
 
-CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
+CASES = sorted((ROOT / "tests" / "cases").glob("*.npz"))
 CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 
 

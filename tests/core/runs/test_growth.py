@@ -4,7 +4,6 @@ ones.
 
 import gzip
 import json
-from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -20,9 +19,10 @@ from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import opened
+from tests.places import ROOT
 
-FILES = Path(__file__).parents[2] / "cases" / "files_of_1_0_0"
-CORPUS = Path(__file__).parents[2] / "fuzz" / "corpus"
+FILES = ROOT / "tests" / "cases" / "files_of_1_0_0"
+CORPUS = ROOT / "tests" / "fuzz" / "corpus"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
 
 

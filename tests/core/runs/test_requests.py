@@ -18,9 +18,8 @@ from core.runs.requests import (
     rejudge_request,
     repeat_command,
 )
-from core.runs.writer import RunWriter
 from tests.core.runs.judged_runs import REQUEST, judged_run
-from tests.core.runs.made_runs import calm_sides, header_of, opened
+from tests.core.runs.made_runs import header_of, opened, writing
 
 
 def provenance(**asked):
@@ -174,9 +173,7 @@ def test_prompts_that_were_continued_are_continued_again_from_what_was_given(sto
         prompts=(Prompt(5, (1, 2, 3, 4, 5), ("a", "b", "c", "d", "e")),),
         provenance=provenance(tokens=2),
     )
-    with RunWriter(store, header) as writer:
-        for side, bits in enumerate(calm_sides(header)):
-            writer.write(side, 0, bits)
+    with writing(store, header) as writer:
         writer.write_generation(
             Generation(
                 0,

@@ -12,7 +12,6 @@ from collections import Counter
 from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +23,9 @@ from core.sweeps.workers import compute_here
 from tests.core.runs.made_runs import opened
 from tests.core.sweeps.stand_in import compute
 from tests.covering import thorough
+from tests.places import ROOT
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[3]
 GOOD = ["p1", "p2", "p3"]
 BOTH = ["a.txt", "b.jsonl"]  # prompts of a plan
 DRIVER = """

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from msgspec.structs import asdict
@@ -23,8 +22,8 @@ from core.sweeps.plan import read_plan
 from tests.core.runs.made_runs import opened
 from tests.core.runs.store.machines import machines_of
 from tests.core.sweeps.stand_in import write
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = ROOT / "sample_runs"
 
 

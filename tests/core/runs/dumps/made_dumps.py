@@ -28,6 +28,10 @@ def saved(folder, **arrays) -> Path:
     return folder / "dump.npz"
 
 
+def dump_of(folder, **arrays) -> Dump:
+    return open_dump([saved(folder, **arrays)])
+
+
 def bits_in(dump: Dump, max_bytes: int = 2 * 4 * VOCAB) -> list[np.ndarray]:
     """[rows, vocab] a side, joined from chunks of a few rows."""
     chunks = list(dump.chunks(max_bytes))
@@ -40,7 +44,7 @@ def bits_in(dump: Dump, max_bytes: int = 2 * 4 * VOCAB) -> list[np.ndarray]:
 
 
 def warnings_of(folder, **arrays) -> str:
-    with open_dump([saved(folder, **arrays)]) as dump:
+    with dump_of(folder, **arrays) as dump:
         return " ".join(dump.warnings)
 
 

@@ -4,7 +4,6 @@ ml_dtypes and the worked cases.
 
 import json
 import tracemalloc
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -20,12 +19,14 @@ from tests.core.runs.dumps.made_dumps import (
     VOCAB,
     bits_in,
     bits_of,
+    dump_of,
     logits,
     saved,
     warnings_of,
 )
+from tests.places import ROOT
 
-CASES = sorted((Path(__file__).parents[3] / "cases").glob("*.npz"))
+CASES = sorted((ROOT / "tests" / "cases").glob("*.npz"))
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
@@ -105,7 +106,7 @@ def test_every_form_gives_the_same_bits(tmp_path, dtype, form):
 @pytest.mark.parametrize("carrier", [np.uint16, np.int16])
 def test_sixteen_bit_integers_are_bits_of_the_declared_dtype(tmp_path, dtype, carrier):
     a, b = (logits(seed, dtype=dtype).view(carrier) for seed in (1, 2))
-    with open_dump([saved(tmp_path, a=a, b=b, compute_dtype=dtype)]) as dump:
+    with dump_of(tmp_path, a=a, b=b, compute_dtype=dtype) as dump:
         assert (dump.compute_dtype, dump.dtype_reason[:8]) == (dtype, "declared")
         assert np.array_equal(bits_in(dump)[0], a.view(np.uint16))
 
@@ -150,13 +151,13 @@ def test_nan_payloads_and_signed_zeros_survive(tmp_path, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_single_value_beyond_a_dtype_on_any_side_is_enough_not_to_detect_it(tmp_path, dtype):
     a, b = (logits(seed, dtype=dtype).astype(np.float32) for seed in (1, 2))
-    with open_dump([saved(tmp_path, a=a, b=b)]) as dump:
+    with dump_of(tmp_path, a=a, b=b) as dump:
         assert (dump.compute_dtype, dump.dtype_reason[:8]) == (dtype, "detected")
     with open_dump([saved(tmp_path, a=a, b=b)], compute_dtype="fp32") as dump:
         assert (dump.compute_dtype, dump.dtype_reason[:8]) == ("float32", "override")
         assert np.array_equal(bits_in(dump)[0], bits_of(a))
     b[-1, -1] = np.float32(1) + np.float32(2.0**-23)
-    with open_dump([saved(tmp_path, a=a, b=b)]) as dump:
+    with dump_of(tmp_path, a=a, b=b) as dump:
         assert (dump.compute_dtype, dump.dtype_reason[:11]) == ("float32", "array dtype")
 
 
@@ -166,14 +167,14 @@ def test_a_given_dtype_that_would_round_is_refused_with_the_first_value(tmp_path
     b[2, 3], b[4, 5] = 1.0009765625, 3.1415927
     refusal = r"dump\.npz: 'b' holds 1\.0009765625"
     with pytest.raises(DumpError, match=refusal):
-        open_dump([saved(tmp_path, a=a, b=b, compute_dtype="bfloat16")])
+        dump_of(tmp_path, a=a, b=b, compute_dtype="bfloat16")
     with pytest.raises(DumpError, match=refusal):
         open_dump([saved(tmp_path, a=a, b=b)], compute_dtype="bfloat16")
 
 
 def test_sides_of_different_dtypes_share_the_compute_dtype_that_holds_both(tmp_path):
     half = logits(1, dtype="float16")
-    with open_dump([saved(tmp_path, a=half, b=logits(2))]) as dump:
+    with dump_of(tmp_path, a=half, b=logits(2)) as dump:
         assert dump.compute_dtype == "float32"
         assert [side.source_dtype for side in dump.sides] == ["float16", "float32"]
         assert np.array_equal(bits_in(dump)[0], bits_of(half.astype(np.float32)))
@@ -181,13 +182,13 @@ def test_sides_of_different_dtypes_share_the_compute_dtype_that_holds_both(tmp_p
 
 def test_float64_is_taken_only_if_it_is_exactly_float32(tmp_path):
     a = logits(1).astype(np.float64)
-    with open_dump([saved(tmp_path, a=a, b=a)]) as dump:
+    with dump_of(tmp_path, a=a, b=a) as dump:
         assert dump.compute_dtype == "float32"
         assert any("float64" in warning for warning in dump.warnings)
         assert np.array_equal(bits_in(dump)[0], bits_of(a.astype(np.float32)))
     a[3, 3] = 0.1
     with pytest.raises(DumpError, match=r"'a' is float64 and holds 0\.1, "):
-        open_dump([saved(tmp_path, a=a, b=a)])
+        dump_of(tmp_path, a=a, b=a)
 
 
 # ---- sides, prompts, tokens
@@ -195,14 +196,7 @@ def test_float64_is_taken_only_if_it_is_exactly_float32(tmp_path):
 
 def test_the_side_called_reference_comes_first_and_the_others_stay_in_order(tmp_path):
     names = ("zeta", "alpha", "reference", "beta")
-    with open_dump(
-        [
-            saved(
-                tmp_path,
-                **{name: logits(i) for i, name in enumerate(names)},
-            )
-        ]
-    ) as dump:
+    with dump_of(tmp_path, **{name: logits(i) for i, name in enumerate(names)}) as dump:
         assert [side.name for side in dump.sides] == ["reference", "zeta", "alpha", "beta"]
         assert np.array_equal(bits_in(dump)[1], bits_of(logits(0)))
 
@@ -223,9 +217,7 @@ def test_two_files_are_a_pair_named_by_their_stems_or_plainly_if_these_are_equal
 def test_three_axes_are_prompts_positions_and_vocabulary(tmp_path):
     a, ids = logits(1, (1, 2, 3, VOCAB)), np.arange(6).reshape(2, 3)
     texts = np.array([["a", " b", "c"], ["d", "é", "\n"]])
-    with open_dump(
-        [saved(tmp_path, a=a, b=a, token_ids=ids, tokens=texts, meta='{"engine": "x"}')],
-    ) as dump:
+    with dump_of(tmp_path, a=a, b=a, token_ids=ids, tokens=texts, meta='{"engine": "x"}') as dump:
         assert [prompt.token_ids for prompt in dump.prompts] == [(0, 1, 2), (3, 4, 5)]
         assert dump.prompts[1].token_texts == ("d", "é", "\n")
         assert dump.meta == '{"engine": "x"}'
@@ -235,28 +227,9 @@ def test_three_axes_are_prompts_positions_and_vocabulary(tmp_path):
 
 def test_one_axis_is_one_position_and_prompt_lengths_divide_the_rows(tmp_path):
     a = logits(1)
-    with open_dump(
-        [
-            saved(
-                tmp_path,
-                a=a[0],
-                b=a[0],
-                token_ids=np.array([7]),
-            )
-        ]
-    ) as dump:
+    with dump_of(tmp_path, a=a[0], b=a[0], token_ids=np.array([7])) as dump:
         assert (dump.rows, dump.prompts[0].token_ids) == (1, (7,))
-    with open_dump(
-        [
-            saved(
-                tmp_path,
-                a=a,
-                b=a,
-                prompt_lengths=[4, 2],
-                token_ids=np.arange(6),
-            )
-        ],
-    ) as dump:
+    with dump_of(tmp_path, a=a, b=a, prompt_lengths=[4, 2], token_ids=np.arange(6)) as dump:
         assert [prompt.token_ids for prompt in dump.prompts] == [(0, 1, 2, 3), (4, 5)]
 
 
@@ -275,16 +248,7 @@ def test_safetensors_reserved_texts_come_from_its_metadata(tmp_path):
 
 def test_byte_tokens_that_are_no_text_are_shown_as_bytes(tmp_path):
     a = logits(1, (2, VOCAB))
-    with open_dump(
-        [
-            saved(
-                tmp_path,
-                a=a,
-                b=a,
-                tokens=np.array([b"ok", b"\xe2\x80"]),
-            )
-        ]
-    ) as dump:
+    with dump_of(tmp_path, a=a, b=a, tokens=np.array([b"ok", b"\xe2\x80"])) as dump:
         assert dump.prompts[0].token_texts == ("ok", "\\xe2\\x80")
 
 
@@ -323,7 +287,7 @@ def test_a_dump_is_read_in_a_fraction_of_its_size(tmp_path, upcast):
 
 
 def test_a_closed_dump_says_so(tmp_path):
-    dump = open_dump([saved(tmp_path, a=logits(1), b=logits(2))])
+    dump = dump_of(tmp_path, a=logits(1), b=logits(2))
     dump.close()
     with pytest.raises(UsageError, match="closed"):
         next(dump.chunks())
@@ -370,7 +334,7 @@ def test_log_probabilities_of_chosen_tokens_are_refused_with_what_to_do(tmp_path
     a, b = (chosen(*shape, seed).astype(dtype) for seed in (1, 2))
     looks = f"of {shape[0]:,} sequences of {shape[1]} tokens.*--holds logits"
     with pytest.raises(DumpError, match=looks):
-        open_dump([saved(tmp_path, reference=a, variant=b)])
+        dump_of(tmp_path, reference=a, variant=b)
 
 
 def test_one_such_side_is_enough_and_the_user_may_know_better(tmp_path):
@@ -391,7 +355,7 @@ def test_padding_and_an_order_of_columns_hide_nothing(tmp_path):
     padded[:, 20:] = np.nan
     for side in (padded, np.asfortranarray(chosen(200, 32))):
         with pytest.raises(DumpError, match="of 200 sequences of 32 tokens"):
-            open_dump([saved(tmp_path, a=side, b=side)])
+            dump_of(tmp_path, a=side, b=side)
 
 
 def rows_of_kinds(rows, vocab, seed):

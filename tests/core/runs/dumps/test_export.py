@@ -1,7 +1,6 @@
 """Export gives back what came in, bit for bit, and only whole files."""
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,8 +10,9 @@ from core.errors import StoreError, UsageError
 from core.runs.dumps.dump import open_dump
 from core.runs.dumps.export import export_npz
 from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from tests.places import ROOT
 
-CASES = sorted((Path(__file__).parents[3] / "cases").glob("*.npz"))
+CASES = sorted((ROOT / "tests" / "cases").glob("*.npz"))
 
 
 @dataclass

@@ -22,6 +22,7 @@ from safetensors.numpy import save
 from core.errors import DumpError
 from core.runs.dumps.dump import open_dump
 from core.text import clean
+from tests.places import ROOT
 
 ROWS, VOCAB = 4, 8
 GOOD = np.random.default_rng(0).standard_normal((ROWS, VOCAB)).astype(np.float32)
@@ -413,7 +414,7 @@ def probe(path):
         [sys.executable, "-c", PROBE, str(path)],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[4],
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": ".", "OPENBLAS_NUM_THREADS": "1"},
         timeout=60,
         check=True,

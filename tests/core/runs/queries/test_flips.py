@@ -2,8 +2,6 @@
 softmax in float64.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,8 +11,8 @@ from core.runs.queries.flips import SIDES, candidates, flip_table
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import header_of, opened, write_run
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[4]
 SAMPLES = ("fresh-against-cached", "injected-bug", "batch-1-against-n")
 VOCAB = 300
 

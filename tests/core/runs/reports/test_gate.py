@@ -4,7 +4,6 @@ hand-made rows.
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +16,9 @@ from core.runs.queries.verdicts import Answer
 from core.runs.reports.conditions import Condition, parse_conditions
 from core.runs.reports.gate import GateReport, gate_notes
 from core.runs.reports.report_json import report_of_run
+from tests.places import ROOT
 
-CASES = Path(__file__).resolve().parents[3] / "cases"
+CASES = ROOT / "tests" / "cases"
 SAME = "bits flips verdict ulps:4 share>0 same-top1<1 ess<0.3 p99.9>0.5 flips:margin>0.25"
 MEANT = [  # what is written, and what it is shown as
     *zip(SAME.split(), SAME.split(), strict=True),
