@@ -96,7 +96,10 @@ def test_a_gate_has_one_comment_which_later_jobs_update(cli, github, job, tmp_pa
         assert (done.returncode, done.stdout) == (0, "http://c/120\n")
     assert cli("comment", report, "--name", "other gate").stdout == "http://c/121\n"
     assert len(github.comments) == 122
-    footer = f"\nCommit {'ab' * 20} · [job](http://g/o/r/actions/runs/5) · [files, with a picture](http://g/files)\n"
+    footer = (
+        f"\nCommit {'ab' * 20} · [job](http://g/o/r/actions/runs/5)"
+        " · [files, with a picture](http://g/files)\n"
+    )
     assert github.comments[120]["body"] == MARKER + "### second\n" + footer
     assert github.comments[110]["body"] == MARKER + "planted by a stranger"
     report.unlink()

@@ -24,7 +24,8 @@ import os
 import numpy as np
 from ulpscope_engine import serve
 HELLO = {"engine": "Toy", "version": "7", "dtypes": ["float32", "bfloat16"], "logits": "float32",
-         "bases": {"prefill": {"says": "all"}}, "modifiers": {"batch": {"says": "rows", "least": 1}}}
+         "bases": {"prefill": {"says": "all"}},
+         "modifiers": {"batch": {"says": "rows", "least": 1}}}
 
 def run(ids, rows):
     for place, token in enumerate(ids):

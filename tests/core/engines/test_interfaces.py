@@ -18,7 +18,10 @@ SGLANG = {
     "sglang/srt/server_args.py": (
         """
 class ServerArgs:
-    def __init__(self, model_path, dtype, disable_cuda_graph, disable_radix_cache, random_seed, attention_backend=None):
+    def __init__(
+        self, model_path, dtype, disable_cuda_graph, disable_radix_cache, random_seed,
+        attention_backend=None,
+    ):
         self.__dict__.update(locals())
 class PortArgs:
     @staticmethod
@@ -35,7 +38,8 @@ def rows(model, ids):
         return model(torch.tensor([ids])).logits[0].float()
 def load_model(server_args, port_args, gpu_id, tp_rank):
     dtype = getattr(torch, server_args.dtype)
-    return Runner(transformers.AutoModelForCausalLM.from_pretrained(server_args.model_path, dtype=dtype).eval()), None
+    auto = transformers.AutoModelForCausalLM
+    return Runner(auto.from_pretrained(server_args.model_path, dtype=dtype).eval()), None
 def prepare_synthetic_inputs_for_latency_test(batch_size, input_len, custom_inputs=None):
     assert len(custom_inputs) == batch_size and {len(one) for one in custom_inputs} == {input_len}
     return [list(one) for one in custom_inputs]
@@ -47,7 +51,8 @@ class Runner:
     def extend(self, reqs):
         assert self.is_clear
         self.is_clear = False
-        return torch.tensor([0] * len(reqs)), torch.stack([rows(self.model, ids)[-1] for ids in reqs]), reqs
+        last = torch.stack([rows(self.model, ids)[-1] for ids in reqs])
+        return torch.tensor([0] * len(reqs)), last, reqs
     def decode(self, next_token_ids, batch):
         for ids, token in zip(batch, next_token_ids.tolist(), strict=True):
             ids.append(token)

@@ -46,17 +46,23 @@ said = {"model": {"vocab_size": 4096, "decoder": decoder}}
 import json, pathlib
 class Config:
     def __init__(self, folder):
-        self.decoder = json.loads((pathlib.Path(folder) / "genai_config.json").read_text())["model"]["decoder"]
+        config = json.loads((pathlib.Path(folder) / "genai_config.json").read_text())
+        self.decoder = config["model"]["decoder"]
     def overlay(self, text):
         self.session = json.loads(text)["model"]["decoder"]["session_options"]
 class Model:
     def __init__(self, config):
         import torch, transformers
         folder, where, precision, more = config.decoder["built"]
-        assert where == "cpu" and config.session["graph_optimization_level"] in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL")
-        assert (precision, more) in (("fp32", None), ("int4", ["accuracy_level=4"]), ("int8", ["accuracy_level=1"]))
+        assert where == "cpu"
+        level = config.session["graph_optimization_level"]
+        assert level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL")
+        assert (precision, more) in (
+            ("fp32", None), ("int4", ["accuracy_level=4"]), ("int8", ["accuracy_level=1"])
+        )
         assert config.session["intra_op_num_threads"] >= 1
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        auto = transformers.AutoModelForCausalLM
+        self.model = auto.from_pretrained(folder, dtype=torch.float32).eval()
 class GeneratorParams:
     def __init__(self, model):
         pass

@@ -22,8 +22,10 @@ HELLO = """
 import os, sys, threading
 import numpy as np
 from ulpscope_engine import Refused, modifier, serve
-hello = {"engine": "toy", "version": "1", "bases": {"prefill": {"says": "all"}}, "dtypes": ["float32"],
-         "modifiers": {"kv": modifier("cache", ["f16", "f32"]), "threads": modifier("threads", least=1)}}
+hello = {"engine": "toy", "version": "1", "dtypes": ["float32"],
+         "bases": {"prefill": {"says": "all"}},
+         "modifiers": {"kv": modifier("cache", ["f16", "f32"]),
+                       "threads": modifier("threads", least=1)}}
 said = {"vocab": 8, "parts": {}}
 """
 
@@ -198,7 +200,8 @@ def test_what_an_engine_started_is_ended_with_it(adapter):
     process = adapter(
         """
         import subprocess
-        child = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"])
+        waits = "import threading; threading.Event().wait()"
+        child = subprocess.Popen([sys.executable, "-c", waits])
         said["versions"] = {"child": child.pid}
         serve(hello, lambda request: (said, None))
         """,

@@ -91,6 +91,8 @@ def layer_run(
         return writer.finish()
 
 
+# First the projection in prompt 0, the stream of block 0 in prompt 1; twice the difference after
+# every module.
 GROWING = {
     (2, 0, 1): 1,
     (3, 0, 1): 1,
@@ -103,7 +105,6 @@ GROWING = {
     (4, 1, 4): 2,
     (5, 1, 4): 4,
 }
-"""First the projection in prompt 0, the stream of block 0 in prompt 1; twice the difference after every module."""
 
 
 def with_kernels(store, run_id) -> str:

@@ -15,7 +15,8 @@ from core.runs.store.cards import list_runs
 from core.runs.store.partial import Partial, sweep
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import ROOT, calm_sides, header_of, make_run, opened, write_run
+from tests.core.runs.made_runs import calm_sides, header_of, make_run, opened, write_run
+from tests.places import ROOT
 from tests.waiting import until
 
 
@@ -176,7 +177,8 @@ from tests.core.runs.made_runs import calm_sides, header_of, write_run
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 header = header_of("float32", (64,), 4096)
 sides = calm_sides(header)
-compare(sides[0][:1], sides[1][:1], header.format)  # compiled kernels are files too: before the limit
+# compiled kernels are files too: before the limit
+compare(sides[0][:1], sides[1][:1], header.format)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
     write_run(Store(Path(sys.argv[1])), header, sides)

@@ -13,8 +13,9 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.responses.made_sides import response, side, store_run
 from tests.core.runs.damaging import damaged
-from tests.core.runs.made_runs import ROOT, copied
+from tests.core.runs.made_runs import copied
 from tests.core.runs.test_ops_run import UNSTEADY, header
+from tests.places import ROOT
 
 SAMPLES = sorted((ROOT / "tests" / "runs").glob("*.duckdb"))
 

@@ -41,7 +41,10 @@ from tests.core.sweeps.stand_in import compute
 if __name__ == "__main__":
     plan, folder, address = sys.argv[1:]
     cells, task = read_plan(Path(plan)).cells, partial(compute, folder=folder)
-    outcomes = compute_on_ray(cells, task, Store(Path(folder)), address) if address else compute_here(cells, task)
+    if address:
+        outcomes = compute_on_ray(cells, task, Store(Path(folder)), address)
+    else:
+        outcomes = compute_here(cells, task)
     for outcome in outcomes:
         print(outcome.run_id, flush=True)
 """

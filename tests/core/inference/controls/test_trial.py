@@ -145,7 +145,7 @@ ok    llama             prefix hash collision: a block of another prompt    floa
 ok    llama             int8 cache                                          lower precision 9e3, 2e4                                                        
 ok    llama             sums in another order at every call                 rerun 0.99, 1.65                                                                
 ok    mistral-window bfloat16one cached value of one head x 1.01                 float32 9.0, 9e3                            model.layers.0.self_attn at 16      
-""".splitlines()  # noqa: W291
+""".splitlines()  # noqa: E501, W291
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -52,7 +52,7 @@ def test_a_gguf_has_the_weights_that_its_blocks_hold_rounded_once(written, dtype
 
 
 @pytest.mark.model
-def test_an_architecture_that_transformers_rounds_within_its_arithmetic_is_rounded_once_all_the_same(
+def test_an_architecture_that_transformers_rounds_within_its_arithmetic_is_rounded_once(
     written,
     monkeypatch,
 ):

@@ -24,15 +24,21 @@ from tests.core.runs.kernel_runs import kernel_run
 # numbers.
 PRINTED = [
     "onednn_verbose,v1,info,oneDNN v3.7.1",
-    "onednn_verbose,v1,primitive,info,template:operation,engine,primitive,implementation,prop_kind,memory_descriptors,...,exec_time",
+    (
+        "onednn_verbose,v1,primitive,info,template:operation,engine,primitive,implementation,"
+        "prop_kind,memory_descriptors,...,exec_time"
+    ),
     "\x1eenter model.layers.0.mlp",
     "\x1eenter model.layers.0.mlp.up_proj",
     (
-        "onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0"
-        " wei:bf16::blocked:ba::f0 dst:bf16::blocked:ab::f0,attr-scratchpad:user"
-        " attr-post-ops:sum,,13x384:384x2048,23.4282"
+        "onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,"
+        "src:bf16::blocked:ab::f0 wei:bf16::blocked:ba::f0 dst:bf16::blocked:ab::f0,"
+        "attr-scratchpad:user attr-post-ops:sum,,13x384:384x2048,23.4282"
     ),
-    "onednn_verbose,v1,primitive,create:cache_hit,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0,,,1x2:2x3,0.01",
+    (
+        "onednn_verbose,v1,primitive,create:cache_hit,cpu,matmul,brg_matmul:avx512_core_bf16,"
+        "undef,src:bf16::blocked:ab::f0,,,1x2:2x3,0.01"
+    ),
     "\x1eleave",
     "MKL_VERBOSE oneMKL 2024.0 Update 2 Product build 20240605 for Intel(R) 64 architecture",
     (

@@ -391,7 +391,8 @@ PROBE = textwrap.dedent("""
     from core.errors import DumpError
     from core.runs.dumps.dump import open_dump
     def peak():  # not ru_maxrss, which a child inherits from the process that started it
-        return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+        lines = open("/proc/self/status")
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     base = peak()
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     began, said = time.perf_counter(), "opened"

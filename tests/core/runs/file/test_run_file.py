@@ -141,8 +141,8 @@ def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_po
     path = write_run(store, header, bits)
     with duckdb.connect(str(path), read_only=True) as shell:
         found = shell.sql(
-            """SELECT prompt, position, reference_token, variant_token, max_ulps, variant_margin_ulps
-               FROM position WHERE is_flip""",
+            "SELECT prompt, position, reference_token, variant_token, max_ulps, variant_margin_ulps"
+            " FROM position WHERE is_flip",
         ).fetchall()
     # bfloat16 has 7 fraction bits: 2 steps of 2**-6 above 2.0, and 128 steps from 1.0 to 2.0
     assert found == [(1, 1, 1, 2, 130, 2)]

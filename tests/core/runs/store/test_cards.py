@@ -18,7 +18,8 @@ from core.runs.reader import RunReader
 from core.runs.store.cards import count_verdicts, list_runs, prompt_texts
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
-from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, make_run, write_run
+from tests.core.runs.made_runs import calm_sides, copied, header_of, make_run, write_run
+from tests.places import ROOT
 
 FLIPS = 200
 ONE_RUN = (

@@ -16,9 +16,10 @@ from core.runs.store.cards import list_runs
 from core.runs.store.labels import Labels
 from core.runs.store.objects import INDEX
 from core.runs.store.store import Store, open_store
-from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, opened, write_run
+from tests.core.runs.made_runs import bits_of_sides, header_of, opened, write_run
 from tests.core.runs.store import s3_server
 from tests.core.runs.store.machines import ids, machines_of, place_run
+from tests.places import ROOT
 
 
 @pytest.fixture
