@@ -46,10 +46,8 @@ class GitHub:
     def handle(self, handler):
         address, of_pull_request = urlsplit(handler.path), "/repos/o/r/issues/7/comments"
         if handler.command == "GET":
-            assert (address.path, handler.headers["Authorization"]) == (
-                of_pull_request,
-                "Bearer secret",
-            )
+            assert address.path == of_pull_request
+            assert handler.headers["Authorization"] == "Bearer secret"
             size, page = (int(parse_qs(address.query)[name][0]) for name in ("per_page", "page"))
             reply(handler, self.comments[size * (page - 1) : size * page])
             return
@@ -93,7 +91,8 @@ def test_a_gate_has_one_comment_which_later_jobs_update(cli, github, job, tmp_pa
     for text in ("### first\n", "### second\n"):
         report.write_text(text)
         done = cli("comment", report, "--artifact", "http://g/files")
-        assert (done.returncode, done.stdout) == (0, "http://c/120\n")
+        assert done.returncode == 0
+        assert done.stdout == "http://c/120\n"
     assert cli("comment", report, "--name", "other gate").stdout == "http://c/121\n"
     assert len(github.comments) == 122
     footer = (
@@ -111,7 +110,8 @@ def test_a_gate_has_one_comment_which_later_jobs_update(cli, github, job, tmp_pa
 def test_a_comment_that_github_refuses_is_a_warning(cli, github, job, tmp_path, status):
     github.status = status
     done = cli("comment", tmp_path / "gate.md")
-    assert (done.returncode, len(github.comments)) == (0, 120)
+    assert done.returncode == 0
+    assert len(github.comments) == 120
     assert done.stdout.startswith("::warning title=ULPscope::GitHub refuses the token's comment")
     assert ("pull-requests: write" in done.stdout) == (status == 403)
     assert "secret" not in done.stdout + done.stderr
@@ -134,7 +134,8 @@ def test_a_comment_is_cut_at_a_line_to_what_github_takes(cli, github, job, tmp_p
     body = github.comments[-1]["body"]
     rows = [each for each in body.splitlines() if each.startswith("|")]
     assert len(body) <= 65_536
-    assert (len(rows), set(rows)) == (65, {line})
+    assert len(rows) == 65
+    assert set(rows) == {line}
 
 
 def _run_action(folder, inputs):

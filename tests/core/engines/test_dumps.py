@@ -16,6 +16,7 @@ from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import modules_alone
 from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
+from tests.core.evidence import rows_of
 from tests.covering import thorough
 from tests.places import ROOT
 
@@ -199,7 +200,7 @@ def test_a_fault_in_what_was_dumped_is_a_bug_and_its_module_named(loaded, folder
     found = judge(loaded, [IDS], variant="rollout:replay")
     assert found.name == ("bug suspected" if is_faulty else "rounding"), found.because
     if is_faulty:
-        (alone,) = [row for row in found.evidence if row.check == "each module alone"]
+        (alone,) = rows_of(found.evidence, "each module alone")
         assert alone.figures.modules_beyond == ("model.layers.1.self_attn",)
 
 
@@ -219,7 +220,7 @@ def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdic
         weight.data.copy_(kept)
     found = judge(narrow, [IDS], variant="rollout:replay")
     assert found.name == verdict, found.because
-    (drawn,) = [row for row in found.evidence if row.check == "error against float32"]
+    (drawn,) = rows_of(found.evidence, "error against float32")
     assert drawn.outcome == ("passed" if scale == 1 else "failed")
 
 

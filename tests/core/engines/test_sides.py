@@ -23,6 +23,7 @@ from core.inference.models.model import load_model, loaded_from
 from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
 from core.inference.watching.modules import traced_modules
+from tests.core.evidence import rows_of
 from tests.covering import thorough
 from tests.places import ROOT
 
@@ -222,7 +223,7 @@ def test_a_fault_in_a_gguf_is_called_a_bug_and_its_module_named(
     monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
     found = judge(loaded, [ids], variant=path)
     assert found.name == "bug suspected", found.because
-    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
+    (alone,) = rows_of(found.evidence, "each module alone")
     assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
     assert alone.figures.largest_ratio_of_others < LARGEST_ALONE / 2
 
@@ -253,7 +254,7 @@ def test_a_fault_in_an_exported_graph_is_called_a_bug_and_its_module_named(
     monkeypatch.setattr(engine_side, "folder_of", lambda *_: edited)
     found = judge(loaded, [ids], variant=path)
     assert found.name == "bug suspected", found.because
-    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
+    (alone,) = rows_of(found.evidence, "each module alone")
     assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
 
 

@@ -24,15 +24,14 @@ from core.evidence import (
     VALIDITY,
 )
 from core.evidence import FLOAT32 as FLOAT32_GROUP
-from core.judging.ingest import ingest
 from core.judging.stored import explain_pair
 from core.numerics.constant_rows import Filling
 from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.queries.flips import telling_place
 from core.runs.queries.verdicts import next_command
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import ROWS, VOCAB, in_bfloat16, in_float32, saved, states
+from tests.core.runs.made_runs import ingested
 
 X, HEAD = states()
 PLAIN = in_bfloat16(X, HEAD, 1)
@@ -47,7 +46,7 @@ def stored(folder, reference=PLAIN, variant=OTHER, **more):
     folder.mkdir(exist_ok=True)
     store = Store(folder / "store")
     dump = saved(folder / "dump.npz", reference=reference, variant=variant, **more)
-    return RunReader(store.path_of(ingest(store, [dump])))
+    return ingested(store, dump)
 
 
 def outcomes(run):

@@ -48,4 +48,5 @@ def test_top_p_is_the_largest_renormalization_of_exact_values(noise, expected):
     (cause,) = explain_tokens(
         SampledTokens(index // 32, index % 32, rollout, trainer + rng.normal(0, noise, 512)),
     )
-    assert (cause.name, cause.parameters["top_p"]) == ("renormalized", expected)
+    assert cause.name == "renormalized"
+    assert cause.parameters["top_p"] == expected

@@ -26,7 +26,6 @@ from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
 from core.runs.response_run import write_responses
 from core.runs.store.cards import list_runs
-from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested, opened
 
 SIDES = ("reference", "variant")
@@ -223,22 +222,22 @@ def test_values_just_above_zero_are_taken_and_counted(store, tmp_path):
     )
 
 
-def test_a_damaged_footer_is_a_sentence(rows, tmp_path):
+def test_a_damaged_footer_is_a_sentence(rows, store, tmp_path):
     path = parquet(tmp_path / "a.parquet", rows)
     data = bytearray(path.read_bytes())
     start = data.index(b"token_ids")  # in the schema
     data[start : start + 4] = b"\xff" * 4
     path.write_bytes(data)
     with pytest.raises(DumpError, match="damaged or cut off"):
-        ingest(Store(tmp_path / "runs"), [path])
+        ingest(store, [path])
 
 
 @pytest.mark.parametrize("form", [lines, parquet])
-def test_a_file_cut_in_half_is_a_sentence(form, rows, tmp_path):
+def test_a_file_cut_in_half_is_a_sentence(form, rows, store, tmp_path):
     path = form(tmp_path / "cut.any", rows)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(DumpError, match="cut off"):
-        ingest(Store(tmp_path / "runs"), [path])
+        ingest(store, [path])
 
 
 @pytest.mark.parametrize(
@@ -262,13 +261,14 @@ def test_two_files_that_do_not_fit_are_a_sentence(names, changed, says, store, t
 
 
 def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_are_refused(
+    store,
     tmp_path,
 ):
     path = parquet(tmp_path / "tokens.parquet", [{"token_ids": [1], "reference": [-1.0]}])
     with pytest.raises(DumpError, match="lacks a column"):
-        ingest(Store(tmp_path / "runs"), [path])
+        ingest(store, [path])
     with pytest.raises(UsageError, match="whole rows"):
-        ingest(Store(tmp_path / "runs"), [path], holds="logits")
+        ingest(store, [path], holds="logits")
 
 
 def test_one_value_everywhere_is_no_log_probability(store, tmp_path):
@@ -311,11 +311,15 @@ def test_flips_of_chosen_tokens_are_unknown(rows, store, tmp_path):
 
 
 @pytest.mark.parametrize("form", [lines, parquet])
-def test_a_file_is_described_and_no_command_is_named_that_could_not_run(form, rows, tmp_path):
-    store, path = Store(tmp_path / "runs"), form(tmp_path / "tokens.any", rows)
+def test_a_file_is_described_and_no_command_is_named_that_could_not_run(
+    form, rows, store, tmp_path
+):
+    path = form(tmp_path / "tokens.any", rows)
     assert headers_of(path)[0] == "responses"
     found = describe([path])
-    assert (found["kind"], found["prompts"], found["positions"]) == ("responses", len(rows), 300)
+    assert found["kind"] == "responses"
+    assert found["prompts"] == len(rows)
+    assert found["positions"] == 300
     with ingested(store, path) as run:
         assert run.pairs[0].verdict == "undecided"
         assert next_command(run, run.pairs[0]) == ""

@@ -52,7 +52,6 @@ def _check_whole(store):
 def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(store):
     process = _writer(store)
     try:
-        assert process.stdout is not None
         process.stdout.readline()  # it is in its loop
 
         def stopped():
@@ -150,7 +149,6 @@ def test_a_run_reaches_the_disk_before_it_gets_its_name_and_the_directory_after(
         lambda path: events.append(("to disk", path.suffix, len(store.paths()))),
     )
     partial = Partial.make(tmp_path, "x")
-    assert partial is not None
     partial.path.write_text("complete")
     store.place(partial.path, "x")
     assert events == [("to disk", ".duckdb", 0), ("to disk", "", 1)]

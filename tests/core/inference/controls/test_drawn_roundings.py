@@ -17,6 +17,7 @@ from core.evidence import FAILED, FLOAT32, OWN_DTYPE, PASSED
 from core.inference.controls import drawn_roundings
 from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding
 from core.inference.models.dtypes import in_float32
+from tests.core.evidence import rows_of
 from tests.core.inference.sameness import logits_of
 from tests.covering import covering
 
@@ -112,7 +113,7 @@ def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(narrow, judged
     verdict = judged(narrow, tiny_prompts(narrow), "prefill", lambda _, ids: fault(held, ids))
     assert verdict.is_bug_suspected
     assert verdict.first_place[1] == 10
-    pair, engine = (row for row in verdict.evidence if row.group == OWN_DTYPE)
+    pair, engine = rows_of(verdict.evidence, OWN_DTYPE)
     assert pair.outcome == PASSED
     assert engine.outcome == FAILED
     assert verdict.noise_ratio == engine.figures.noise_ratio
@@ -135,7 +136,7 @@ def test_a_fault_of_16_bits_alone_is_a_bug(case, dtype, narrow, half, judged):
     verdict = judged(loaded, prompts, "prefill", in_16_bits_only(FAULTS[case](1.0)))
     assert verdict.is_bug_suspected
     assert {row.outcome for row in verdict.evidence if row.group == FLOAT32} == {PASSED}
-    (drawn,) = (row for row in verdict.evidence if row.check is DRAWN)
+    (drawn,) = rows_of(verdict.evidence, DRAWN)
     assert drawn.outcome == FAILED
     if case in OF_ONE_TOKEN:
         assert verdict.first_place == (0, len(prompts[0]) + PLACE)
@@ -154,7 +155,7 @@ def test_another_16_bit_kernel_of_the_same_function_is_rounding(
     loaded = narrow if dtype == "bfloat16" else half
     verdict = judged(loaded, tiny_prompts(loaded), "prefill", in_16_bits_only(TWINS[case]))
     assert verdict.name == "rounding"
-    (drawn,) = (row for row in verdict.evidence if row.check is DRAWN)
+    (drawn,) = rows_of(verdict.evidence, DRAWN)
     assert drawn.outcome == PASSED
 
 

@@ -23,6 +23,7 @@ from core.evidence import (
     STRUCTURE,
 )
 from core.inference.controls.judge_model import judge
+from tests.core.evidence import rows_of
 from tests.core.inference.sameness import logits_of
 from tests.covering import few
 
@@ -36,7 +37,7 @@ def rows(verdict):
 
 def alone(verdict):
     """The row on each module alone."""
-    return next(row for row in verdict.evidence if row.check == ALONE)
+    return rows_of(verdict.evidence, ALONE)[0]
 
 
 @pytest.mark.model
@@ -266,7 +267,7 @@ def test_a_rerun_is_nondeterministic_within_the_noise_floor_and_a_bug_beyond_it(
     loaded = tiny_model("llama", dtype)
     engine = at_every_other_call(change, loaded.torch_dtype)
     verdict = judge(loaded, tiny_prompts(loaded), reference="prefill", variant=engine)
-    row = next(row for row in verdict.evidence if row.group == RERUN)
+    row = rows_of(verdict.evidence, RERUN)[0]
     assert verdict.name == ("bug suspected" if is_fault else "nondeterministic")
     assert row.figures.beyond_noise_floor is is_fault
     if is_fault:

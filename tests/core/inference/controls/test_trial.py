@@ -167,11 +167,9 @@ def test_a_printed_line_is_read_back(model, verdict, module, position):
     )
     key, line = read_line(line_of(trial))
     assert key == (model, "a case")
-    assert (line.verdict, line.ratio, line.place) == (
-        verdict,
-        37,
-        f"{module} at {position}" if module else "",
-    )
+    assert line.verdict == verdict
+    assert line.ratio == 37
+    assert line.place == (f"{module} at {position}" if module else "")
 
 
 @pytest.mark.parametrize(

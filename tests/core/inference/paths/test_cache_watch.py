@@ -12,7 +12,6 @@ from core.inference.models.model import load_model
 from core.inference.paths.batch import CacheWatch, kv_parts
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
-from core.runs.store.store import Store
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import captured, float32_bound, logits_of, planned, tokens
 from tests.covering import covering, thorough
@@ -89,7 +88,7 @@ def test_the_public_threads_count_is_ours_for_every_layer(
     dtype,
     prompt,
     shipped_model,
-    tmp_path,
+    store,
 ):
     """Report C, protocol 1: the cache of one forward over prompt + response, against prompt first
     and response after it.
@@ -108,7 +107,7 @@ def test_the_public_threads_count_is_ours_for_every_layer(
         loaded.model(torch.tensor([ids]), past_key_values=whole, use_cache=True)
         loaded.model(torch.tensor([ids[:prompt]]), past_key_values=parts, use_cache=True)
         loaded.model(torch.tensor([ids[prompt:]]), past_key_values=parts, use_cache=True)
-    with captured(Store(tmp_path), loaded, [ids], f"reuse:{prompt}") as run:
+    with captured(store, loaded, [ids], f"reuse:{prompt}") as run:
         table, by_position = run.rows("kv", pair=0), run.rows("kv_position", pair=0, prompt=0)
         for layer, (a, b) in enumerate(zip(whole.layers, parts.layers, strict=True)):
             for kind in ("key", "value"):

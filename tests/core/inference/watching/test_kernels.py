@@ -17,7 +17,6 @@ from core.inference.paths.sliced_head import attribute_replaced
 from core.inference.watching.kernels import FORWARDS, KernelSums, _add_library_lines, kernels_of
 from core.runs.queries.kernels import in_words, side_by_side
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from tests.core.runs.kernel_runs import kernel_run
 
 # As oneDNN's documentation of its verbose mode and MKL's developer guide show them, with other
@@ -139,8 +138,8 @@ def _another_kernel_at_larger_batches(loaded, name):
 
 
 @pytest.mark.model
-def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(tmp_path):
-    loaded, sides, store = tiny_model("llama"), ("prefill", "prefill+batch:2"), Store(tmp_path)
+def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(store):
+    loaded, sides = tiny_model("llama"), ("prefill", "prefill+batch:2")
     with _another_kernel_at_larger_batches(loaded, "model.layers.1.mlp.up_proj"):
         lists = [
             kernels_of(loaded, side_of(side), tiny_prompts(loaded)[0], n)

@@ -2,7 +2,6 @@
 ml_dtypes and the worked cases.
 """
 
-import json
 import tracemalloc
 
 import ml_dtypes
@@ -24,29 +23,6 @@ from tests.core.runs.dumps.made_dumps import (
     saved,
     warnings_of,
 )
-from tests.places import ROOT
-
-CASES = sorted((ROOT / "tests" / "cases").glob("*.npz"))
-
-
-@pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
-def test_every_worked_case_opens_with_its_dtype_its_shape_and_its_bits(path):
-    expected = json.loads(path.with_suffix(".json").read_text())
-    with np.load(path) as file, open_dump([path]) as dump:
-        keys = [key for key in file.files if key not in ("compute_dtype", "token_ids")]
-        assert dump.compute_dtype == expected["compute_dtype"]
-        assert (dump.rows, dump.vocab) == (expected["positions"], expected["vocab"])
-        assert [side.name for side in dump.sides] == keys
-        for key, bits in zip(
-            keys,
-            bits_in(dump, max_bytes=5 * 4 * dump.vocab),
-            strict=True,
-        ):
-            array = file[key].reshape(dump.rows, dump.vocab)
-            if array.dtype == np.float32:
-                array = array.astype(VALUES[dump.compute_dtype])
-            assert np.array_equal(bits, array.view(bits.dtype))
-
 
 # ---- forms
 
@@ -107,7 +83,8 @@ def test_every_form_gives_the_same_bits(tmp_path, dtype, form):
 def test_sixteen_bit_integers_are_bits_of_the_declared_dtype(tmp_path, dtype, carrier):
     a, b = (logits(seed, dtype=dtype).view(carrier) for seed in (1, 2))
     with dump_of(tmp_path, a=a, b=b, compute_dtype=dtype) as dump:
-        assert (dump.compute_dtype, dump.dtype_reason[:8]) == (dtype, "declared")
+        assert dump.compute_dtype == dtype
+        assert dump.dtype_reason[:8] == "declared"
         assert np.array_equal(bits_in(dump)[0], a.view(np.uint16))
 
 
@@ -152,13 +129,16 @@ def test_nan_payloads_and_signed_zeros_survive(tmp_path, dtype):
 def test_a_single_value_beyond_a_dtype_on_any_side_is_enough_not_to_detect_it(tmp_path, dtype):
     a, b = (logits(seed, dtype=dtype).astype(np.float32) for seed in (1, 2))
     with dump_of(tmp_path, a=a, b=b) as dump:
-        assert (dump.compute_dtype, dump.dtype_reason[:8]) == (dtype, "detected")
+        assert dump.compute_dtype == dtype
+        assert dump.dtype_reason[:8] == "detected"
     with open_dump([saved(tmp_path, a=a, b=b)], compute_dtype="fp32") as dump:
-        assert (dump.compute_dtype, dump.dtype_reason[:8]) == ("float32", "override")
+        assert dump.compute_dtype == "float32"
+        assert dump.dtype_reason[:8] == "override"
         assert np.array_equal(bits_in(dump)[0], bits_of(a))
     b[-1, -1] = np.float32(1) + np.float32(2.0**-23)
     with dump_of(tmp_path, a=a, b=b) as dump:
-        assert (dump.compute_dtype, dump.dtype_reason[:11]) == ("float32", "array dtype")
+        assert dump.compute_dtype == "float32"
+        assert dump.dtype_reason[:11] == "array dtype"
 
 
 def test_a_given_dtype_that_would_round_is_refused_with_the_first_value(tmp_path):
@@ -222,13 +202,16 @@ def test_three_axes_are_prompts_positions_and_vocabulary(tmp_path):
         assert dump.prompts[1].token_texts == ("d", "é", "\n")
         assert dump.meta == '{"engine": "x"}'
         header = dump.header("run")
-        assert (header.rows, header.vocab, header.vocabulary[4]) == (6, VOCAB, "é")
+        assert header.rows == 6
+        assert header.vocab == VOCAB
+        assert header.vocabulary[4] == "é"
 
 
 def test_one_axis_is_one_position_and_prompt_lengths_divide_the_rows(tmp_path):
     a = logits(1)
     with dump_of(tmp_path, a=a[0], b=a[0], token_ids=np.array([7])) as dump:
-        assert (dump.rows, dump.prompts[0].token_ids) == (1, (7,))
+        assert dump.rows == 1
+        assert dump.prompts[0].token_ids == (7,)
     with dump_of(tmp_path, a=a, b=a, prompt_lengths=[4, 2], token_ids=np.arange(6)) as dump:
         assert [prompt.token_ids for prompt in dump.prompts] == [(0, 1, 2, 3), (4, 5)]
 
@@ -240,7 +223,8 @@ def test_safetensors_reserved_texts_come_from_its_metadata(tmp_path):
     metadata = {"compute_dtype": "bfloat16", "meta": "{}", "tokens": tokens, "format": "pt"}
     save_file({"a": bits, "b": bits, "token_ids": np.arange(ROWS)}, path, metadata)
     with open_dump([path]) as dump:
-        assert (dump.compute_dtype, dump.meta) == ("bfloat16", "{}")
+        assert dump.compute_dtype == "bfloat16"
+        assert dump.meta == "{}"
         (prompt,) = dump.prompts
         assert prompt.token_texts == ("t0", "t1", "t2", "t3", "t4", "t5")
         assert prompt.token_ids == tuple(range(ROWS))
@@ -343,7 +327,9 @@ def test_one_such_side_is_enough_and_the_user_may_know_better(tmp_path):
         open_dump([path])
     with open_dump([path], holds="logits") as dump:
         (note,) = dump.warnings  # more positions than tokens: are they the other way round?
-        assert (dump.rows, dump.vocab, "array.T" in note) == (99, 64, True)
+        assert dump.rows == 99
+        assert dump.vocab == 64
+        assert "array.T" in note
     with pytest.raises(UsageError, match="holds 'logit' is not known"):
         open_dump([path], holds="logit")
     many = chosen(64, 1000)  # as many columns as a vocabulary could have

@@ -54,10 +54,13 @@ def test_stacked_scores_are_the_positions_of_one_prompt(tmp_path, shape):
 def test_prompts_of_one_position_each_stay_prompts_if_their_lengths_say_so(tmp_path):
     side = logits(1, (ROWS, 1, VOCAB))
     with dump_of(tmp_path, a=side, b=side, prompt_lengths=np.ones(ROWS, int)) as dump:
-        assert (len(dump.prompts), dump.warnings) == (ROWS, ())
+        assert len(dump.prompts) == ROWS
+        assert dump.warnings == ()
     side = side.reshape(1, ROWS, VOCAB)
     with dump_of(tmp_path, a=side, b=side) as dump:
-        assert (len(dump.prompts), dump.rows, dump.warnings) == (1, ROWS, ())
+        assert len(dump.prompts) == 1
+        assert dump.rows == ROWS
+        assert dump.warnings == ()
 
 
 # ---- transposed

@@ -270,12 +270,11 @@ def test_odd_texts_and_numbers_come_back_as_they_were(store):
     vocabulary = dict(enumerate(ODD_TEXTS))
     header = RunHeader(ODD_TEXTS[3], "bfloat16", 300, (prompt,), sides, about, vocabulary, created)
     with RunReader(write_run(store, header, calm_sides(header))) as run:
-        assert (run.header.prompts, run.header.sides, run.header.provenance) == (
-            (prompt,),
-            sides,
-            about,
-        )
-        assert (run.header.name, run.vocabulary) == (ODD_TEXTS[3], vocabulary)
+        assert run.header.prompts == (prompt,)
+        assert run.header.sides == sides
+        assert run.header.provenance == about
+        assert run.header.name == ODD_TEXTS[3]
+        assert run.vocabulary == vocabulary
         assert run.created == created.replace(tzinfo=None)
 
 

@@ -5,10 +5,7 @@ absent in files of version 1.
 import numpy as np
 import pytest
 
-from core.checks.rerun import AGAIN, RerunFigures
-from core.checks.shrink import SHRINK
 from core.errors import UsageError
-from core.evidence import NOTED, PASSED, Evidence, Unmeasured
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.file.records import Generation
 from core.runs.tables.kv_cache import KvPart
@@ -93,33 +90,17 @@ def test_generated_tokens_come_back_with_the_place_where_they_diverge(store):
         Generation(0, 3, 1, ((5, 6), (5,)), ("", ""))  # more tokens than requested
 
 
-def test_a_verdict_comes_back_with_its_evidence_and_floor(store):
+def test_a_verdict_comes_back_with_its_floor(store):
     header = header_of()
-    rows = [
-        Evidence(
-            SHRINK,
-            "a floor",
-            Unmeasured(controls=("floor",)),
-            NOTED,
-            "It is left aside.",
-        ),
-        Evidence(AGAIN, "twice", RerunFigures(not_repeatable=()), PASSED, "Same bits."),
-    ]
-    floor = FloorRows(
-        "float32",
-        np.arange(header.rows) / 7,
-        np.arange(header.rows) / 9,
-    )
+    places = np.arange(header.rows)
+    floor = FloorRows("float32", places / 7, places / 9)
     with writing(store, header) as writer:
-        writer.write_verdict(
-            Verdict("rounding", "It is rounding.", tuple(rows), 1.0, (0, 3), (floor,)),
-        )
+        writer.write_verdict(Verdict("rounding", "It is rounding.", (), 1.0, (0, 3), (floor,)))
         run_id = writer.finish()
     with opened(store, run_id) as run:
         pair = run.pairs[0]
         stored = pair.verdict, pair.because, pair.noise_ratio, pair.first_place
         assert stored == ("rounding", "It is rounding.", 1.0, (0, 3))
-        assert run.evidence(0) == [rows[1], rows[0]]  # in the order of the groups
         table = run.rows("floor_position", pair=0)
         assert table["pair_rms"].tolist() == floor.pair_rms.tolist()
         assert table["position"].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
