@@ -14,9 +14,9 @@ from core.engines import registry
 from core.engines.process import ADAPTERS
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import modules_alone
-from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
 from tests.core.evidence import rows_of
+from tests.core.inference.sameness import on_cpu
 from tests.covering import thorough
 from tests.places import ROOT
 
@@ -210,7 +210,7 @@ def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdic
     """It has no float32, so a sound one is likely rounding; the twin was dumped with one projection
     a tenth larger.
     """
-    narrow = load_model(MODEL, dtype="bfloat16", device="cpu")
+    narrow = on_cpu(MODEL, "bfloat16")
     weight = narrow.model.model.layers[1].self_attn.o_proj.weight
     kept = weight.data.clone()
     try:

@@ -12,9 +12,7 @@ from onnx import TensorProto, helper
 from core.engines import registry
 from core.errors import CaptureError
 from core.inference.paths.engines import side_of, whole_side
-from tests.places import ROOT
 
-MODEL = ROOT / "sample_runs" / "model"
 IDS = (5, 9, 200, 0, 77, 9, 1024, 3, 0, 44)  # 0 ends a text, and is a token like any other here
 
 STAND_IN = {

@@ -19,11 +19,12 @@ from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import ModuleOutputs, modules_alone
 from core.inference.models import engine_files
 from core.inference.models.engine_files import gguf_of
-from core.inference.models.model import load_model, loaded_from
+from core.inference.models.model import loaded_from
 from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
 from core.inference.watching.modules import traced_modules
 from tests.core.evidence import rows_of
+from tests.core.inference.sameness import on_cpu
 from tests.covering import thorough
 from tests.places import ROOT
 
@@ -98,7 +99,7 @@ def test_the_default_cache_of_llama_cpp_is_float16_and_its_flash_attention_as_co
 
 def test_transformers_of_the_same_environment_gives_the_same_bits(ids):
     """bfloat16 crosses the pipe as its bits, so that a run in bfloat16 takes them."""
-    narrow = load_model(MODEL, dtype="bfloat16", device="cpu")
+    narrow = on_cpu(MODEL, "bfloat16")
     found = _logits(narrow, "transformers:prefill", ids)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, _logits(narrow, "prefill", ids))

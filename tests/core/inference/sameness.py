@@ -13,7 +13,7 @@ import torch
 from core.capture_request import CaptureRequest
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture
 from core.inference.generating.generation import plan_generation
-from core.inference.models.model import LoadedModel
+from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.engines import side_of, whole_side
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -21,6 +21,11 @@ from core.runs.writer import RunWriter
 
 PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
 POSITIONS = 32
+
+
+def on_cpu(name, dtype="float32", **more: Any) -> LoadedModel:
+    """A model of a folder or a file, loaded on the CPU."""
+    return load_model(str(name), dtype=dtype, device="cpu", **more)
 
 
 def tokens(loaded: LoadedModel) -> list[int]:

@@ -34,6 +34,7 @@ from tests.covering import few
 X, HEAD = states()
 FAULT = with_fault(X)
 REFERENCE, VARIANT = in_bfloat16(X, HEAD, 1), in_bfloat16(X, HEAD, 2)
+PAIR_IN_BFLOAT16 = {"reference": REFERENCE, "variant": VARIANT}
 FLOOR = {f"way_{order}": in_float32(X, HEAD, order) for order in (11, 12, 13, 14, 15)}
 
 
@@ -136,7 +137,7 @@ def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(
     side,
     judged,
 ):
-    again = {"reference": REFERENCE, "variant": VARIANT}
+    again = PAIR_IN_BFLOAT16
     found = judged(VARIANT, rerun=again)
     assert found.name == "likely rounding"
     assert row_of(found, RERUN).outcome == PASSED
@@ -190,8 +191,7 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
     store = Store(tmp_path / "store")
     dump = saved(
         tmp_path / "dump.npz",
-        reference=REFERENCE,
-        variant=VARIANT,
+        **PAIR_IN_BFLOAT16,
         token_ids=np.arange(ROWS),
     )
     with ingested(store, dump) as before:
@@ -211,7 +211,6 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
     assert [path.name for path in (tmp_path / "store").iterdir() if path.name.startswith(".")] == []
 
 
-PAIR_IN_BFLOAT16 = {"reference": REFERENCE, "variant": VARIANT}
 REFUSED = {
     "fewer positions": (
         "rerun",

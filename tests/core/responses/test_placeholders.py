@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from core.verdict import IDENTICAL, INVALID_DUMP, UNDECIDED
 from tests.core.judging.test_degenerate_lists import answer, chosen, sides_of
 from tests.core.responses.made_sides import sent
 
-Token = tuple[str, Any, dict[str, Any]]
 WORDS = ("It", " is", " so", " warm", " here", ".", " And", " dry")
 
 

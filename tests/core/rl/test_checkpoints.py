@@ -12,16 +12,15 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 from core.inference.models.engine_files import gguf_of
-from core.inference.models.model import load_model
 from core.numerics.formats import BFLOAT16, LOGIT_FORMATS
 from core.rl import checkpoints
 from core.rl.checkpoints import compare_checkpoints
 from tests.core.inference.models import small_gguf
+from tests.core.inference.sameness import on_cpu
 from tests.places import ROOT
 
 MODEL = ROOT / "sample_runs" / "model"
 Q_PROJ = "layers.0.self_attn.q_proj"
-Tensors = dict[str, torch.Tensor]
 
 
 def drawn(*shape, seed=0):
@@ -139,7 +138,7 @@ def test_shards_are_compared_with_one_file_in_the_order_of_a_forward(tmp_path):
 def test_a_model_equals_its_gguf_with_rotary_rows_reordered(is_first, tmp_path, monkeypatch):
     """The file that llama.cpp is given as an engine."""
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path))
-    gguf = gguf_of(load_model(str(MODEL), dtype="float32", device="cpu"), "float32")
+    gguf = gguf_of(on_cpu(MODEL), "float32")
     paths = [str(gguf), str(MODEL)]
     result = compare_checkpoints(*(paths if is_first else paths[::-1]), BFLOAT16, print)
     assert result.total.differing == 0

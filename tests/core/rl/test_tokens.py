@@ -5,7 +5,6 @@ to.
 import bz2
 import gzip
 import json
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,7 +28,6 @@ from core.runs.store.cards import list_runs
 from tests.core.runs.made_runs import ingested, opened
 
 SIDES = ("reference", "variant")
-Row = dict[str, Any]
 
 
 @pytest.fixture(scope="module")

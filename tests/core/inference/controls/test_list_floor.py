@@ -11,13 +11,13 @@ import torch
 from benchmarks.verdicts.variations import in_two_halves
 from core.checks.list_floor import LIST_FLOOR, ListFloorFigures
 from core.inference.controls.list_floor import floor_of_rows
-from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
 from core.judging.explain.rows import rows_of_lists
 from core.judging.lists import judge_with_floor
 from core.responses.pairing import compare_sides
 from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
 from core.verdict import Verdict
+from tests.core.inference.sameness import on_cpu
 from tests.core.responses.made_sides import run_of, store_run
 from tests.places import ROOT
 
@@ -31,7 +31,7 @@ TEXT = (
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def loaded(request):
-    return load_model(str(MODEL), dtype=request.param, device="cpu")
+    return on_cpu(MODEL, request.param)
 
 
 def rows_of(loaded, engine):
@@ -108,7 +108,7 @@ def test_another_model_gives_no_verdict(loaded):
 
 @pytest.fixture(scope="module")
 def wide():
-    return load_model(str(MODEL), dtype="float32", device="cpu")
+    return on_cpu(MODEL)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,10 @@ from core.inference.controls.reordering import reorder
 from core.inference.controls.rounding_floor import rounding_floor
 from core.inference.models import devices
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import load_model
 from core.inference.paths.engines import divergence, divergence_of, side_of
 from core.numerics.formats import format_named
 from tests.core.inference.paths.test_modifiers import state
-from tests.core.inference.sameness import logits_of, tokens
+from tests.core.inference.sameness import logits_of, on_cpu, tokens
 
 
 def rms_by_numpy(reference, variant):
@@ -33,7 +32,7 @@ def rms_by_numpy(reference, variant):
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_floor_is_the_rms_of_each_reordering(dtype, model_folders):
-    loaded = load_model(str(model_folders["mixtral"]), dtype=dtype, device="cpu")
+    loaded = on_cpu(model_folders["mixtral"], dtype)
     prompts = [tokens(loaded), tokens(loaded)[::-1][:11]]
     found = rounding_floor(loaded, prompts, (3, 9), row_ulps_of=format_named(dtype))
     assert found.maps == 15
@@ -81,7 +80,7 @@ def test_widened_it_computes_in_float32_with_the_very_same_values(
     dtype,
     model_folders,
 ):
-    narrow = load_model(str(model_folders[name]), dtype=dtype, device="cpu")
+    narrow = on_cpu(model_folders[name], dtype)
     before, ids = state(narrow), torch.tensor([tokens(narrow)])
     with torch.inference_mode():
         plain, expected = narrow.model(ids).logits, copy.deepcopy(narrow.model).float()(ids).logits

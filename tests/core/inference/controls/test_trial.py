@@ -32,14 +32,6 @@ from tests.covering import few, thorough
 QUICK = ("gpt2", "mixtral")
 
 
-def _wrong(trials):
-    return [
-        f"{trial.model}: {trial.case}: {trial.verdict}: {trial.because}"
-        for trial in trials
-        if trial.is_wrong
-    ]
-
-
 CASES = {case.name: case for case in (*MUTATIONS, *KINDS)}
 PLANTED = [case.name for case in MUTATIONS if case.module is not None]
 QUICKLY_PLANTED = (
@@ -90,7 +82,7 @@ def test_every_bug_is_called_one_and_nothing_else_is(name, prompts, step):
     """Or every so many of the cases, and those that are named below."""
     wanted = {case.name for case in cases_of(tiny_model(name))[::step]} | set(NAMED)
     trials = run_trial([name], most_prompts=prompts, selects=lambda case: case.name in wanted)
-    assert _wrong(trials) == []
+    assert [line_of(trial) for trial in trials if trial.is_wrong] == []
     refused = [trial.case for trial in trials if trial.verdict == REFUSED]
     # it has eager attention only
     assert refused == (["prefill+sdpa:math"] if name == "gemma2" else [])

@@ -8,12 +8,18 @@ import torch
 from transformers import DynamicCache
 
 from core.errors import CaptureError
-from core.inference.models.model import load_model
 from core.inference.paths.batch import CacheWatch, kv_parts
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.conftest import MODELS
-from tests.core.inference.sameness import captured, float32_bound, logits_of, planned, tokens
+from tests.core.inference.sameness import (
+    captured,
+    float32_bound,
+    logits_of,
+    on_cpu,
+    planned,
+    tokens,
+)
 from tests.covering import covering, thorough
 
 pytestmark = pytest.mark.model
@@ -96,7 +102,7 @@ def test_the_public_threads_count_is_ours_for_every_layer(
     The thread's own lines, on the shipped model: `(whole.layers[0].keys !=
     parts.layers[0].keys).sum()` of `.numel()`.
     """
-    loaded = load_model(str(shipped_model), dtype=dtype, device="cpu")
+    loaded = on_cpu(shipped_model, dtype)
     text = (shipped_model.parent / "prompts" / "shapes.txt").read_text()
     ids = loaded.tokenizer(text)["input_ids"][:48]
     whole, parts = (

@@ -21,7 +21,6 @@ from core.runs.tables.schema import TABLES
 from tests.core.runs.made_runs import calm_sides, copied, header_of, make_run, write_run
 from tests.places import ROOT
 
-FLIPS = 200
 ONE_RUN = (
     "INSERT INTO run VALUES"
     " ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'',NULL,'','{}',"
