@@ -14,9 +14,9 @@ from core.engines import registry
 from core.engines.process import ADAPTERS
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import modules_alone
-from core.inference.paths.engines import side_of, whole_side
+from core.inference.paths.engines import side_of
 from tests.core.evidence import rows_of
-from tests.core.inference.sameness import on_cpu
+from tests.core.inference.sameness import logits_of, on_cpu
 from tests.covering import thorough
 from tests.places import ROOT
 
@@ -141,11 +141,6 @@ def as_torchtitan(model, ids, folder):
     torch.save(entries, folder / "step.pt")
 
 
-def replayed(loaded, ids=IDS):
-    with torch.inference_mode():
-        return whole_side(side_of("rollout:replay").run_on(loaded), ids)
-
-
 @pytest.mark.parametrize(
     "steps",
     [
@@ -158,9 +153,9 @@ def test_a_dump_of_sglangs_layout_is_the_model_module_by_module(loaded, folder, 
     passed over.
     """
     as_sglang(loaded.model, steps, folder)
+    replayed = logits_of("rollout:replay", loaded, IDS)
+    assert float((replayed - logits_of("prefill", loaded, IDS)).abs().max()) < 1e-4
     with torch.inference_mode():
-        reference = whole_side(side_of("prefill").run_on(loaded), IDS)
-        assert float((replayed(loaded) - reference).abs().max()) < 1e-4
         found = modules_alone(loaded, IDS, side_of("rollout:replay"))
     assert {
         "model.embed_tokens",
@@ -177,7 +172,8 @@ def test_a_dump_of_torchtitans_names_is_the_model_module_by_module(loaded, folde
     with torch.inference_mode():
         found = modules_alone(loaded, IDS, side_of("rollout:replay"))
         # a prompt may be a part of a forward
-        assert torch.allclose(replayed(loaded, IDS[:7]), replayed(loaded)[:7])
+        part, whole = (logits_of("rollout:replay", loaded, ids) for ids in (IDS[:7], IDS))
+        assert torch.allclose(part, whole[:7])
     assert {
         "model.layers.1.self_attn.q_proj",
         "model.layers.1.self_attn.k_proj",

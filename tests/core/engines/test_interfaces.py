@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.engines import registry
-from core.inference.paths.engines import side_of, whole_side
+from tests.core.inference.sameness import logits_of
 from tests.covering import thorough
 
 IDS = (5, 9, 200, 31, 77, 9, 1024)
@@ -79,9 +79,8 @@ def test_rows_stand_at_their_positions(loaded, packages, path):
     large.
     """
     packages(SGLANG, "sglang")
-    with torch.inference_mode():
-        reference = whole_side(side_of("prefill").run_on(loaded), IDS)
-        found = whole_side(side_of(path).run_on(loaded), IDS)
+    reference = logits_of("prefill", loaded, IDS)
+    found = logits_of(path, loaded, IDS)
     assert found.shape == reference.shape
     assert found.dtype == torch.float32
     assert float((found - reference).abs().max()) < 1e-3

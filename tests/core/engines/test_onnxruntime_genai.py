@@ -6,12 +6,11 @@ import importlib
 
 import onnx
 import pytest
-import torch
 from onnx import TensorProto, helper
 
 from core.engines import registry
 from core.errors import CaptureError
-from core.inference.paths.engines import side_of, whole_side
+from tests.core.inference.sameness import logits_of
 
 IDS = (5, 9, 200, 0, 77, 9, 1024, 3, 0, 44)  # 0 ends a text, and is a token like any other here
 
@@ -98,11 +97,6 @@ def stand_in(packages):
     packages(STAND_IN, "genai")
 
 
-def _logits(loaded, path):
-    with torch.inference_mode():
-        return whole_side(side_of(path).run_on(loaded), IDS)
-
-
 @pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "path",
@@ -121,7 +115,7 @@ def test_rows_stand_at_their_positions(loaded, stand_in, path):
     """A row that stood one position off would be some 10 away: the model's own logits are that
     large.
     """
-    reference, found = _logits(loaded, "prefill"), _logits(loaded, path)
+    reference, found = logits_of("prefill", loaded, IDS), logits_of(path, loaded, IDS)
     assert found.shape == reference.shape
     assert float((found - reference).abs().max()) < 1e-3
 
@@ -137,7 +131,7 @@ def test_a_folder_without_a_graph_is_refused_before_anything_is_loaded(loaded, p
         "genai",
     )
     with pytest.raises(CaptureError, match="graph:own needs genai_config"):
-        _logits(loaded, "genai:prefill+graph:own")
+        logits_of("genai:prefill+graph:own", loaded, IDS)
 
 
 # ---- graphs

@@ -11,13 +11,12 @@ import torch
 from benchmarks.verdicts.variations import in_two_halves
 from core.checks.list_floor import LIST_FLOOR, ListFloorFigures
 from core.inference.controls.list_floor import floor_of_rows
-from core.inference.paths.engines import side_of, whole_side
 from core.judging.explain.rows import rows_of_lists
 from core.judging.lists import judge_with_floor
 from core.responses.pairing import compare_sides
 from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
 from core.verdict import Verdict
-from tests.core.inference.sameness import on_cpu
+from tests.core.inference.sameness import logits_of, on_cpu
 from tests.core.responses.made_sides import run_of, store_run
 from tests.places import ROOT
 
@@ -36,8 +35,7 @@ def loaded(request):
 
 def rows_of(loaded, engine):
     ids = tuple(loaded.tokenizer(TEXT)["input_ids"])
-    with torch.inference_mode():
-        return torch.log_softmax(whole_side(side_of(engine).run_on(loaded), ids).float(), -1)
+    return torch.log_softmax(logits_of(engine, loaded, ids).float(), -1)
 
 
 def side(loaded, name, rows, *, has_ids=True):

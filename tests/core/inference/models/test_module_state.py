@@ -7,8 +7,8 @@ from benchmarks.verdicts.tiny_models import model_of, tiny_prompts
 from core.inference.controls.judge_model import judge
 from core.inference.models.model import loaded_from
 from core.inference.models.module_state import restore_state, state_at_start
-from core.inference.paths.engines import side_of, whole_side
 from tests.core.inference.odd_models import recurrent_gemma
+from tests.core.inference.sameness import logits_of
 
 
 class Holder(torch.nn.Module):
@@ -43,11 +43,10 @@ def recurrent():
 @pytest.mark.parametrize("path", ["decode", "decode+batch:2", "static"])
 def test_a_path_repeats_its_bits_whatever_ran_before(path, recurrent):
     one, other = tiny_prompts(recurrent)
-    with torch.inference_mode():
-        first = whole_side(side_of(path).run_on(recurrent), one)
-        for between in ("decode+batch:3", "prefill", path):
-            whole_side(side_of(between).run_on(recurrent), other)
-            assert torch.equal(whole_side(side_of(path).run_on(recurrent), one), first)
+    first = logits_of(path, recurrent, one)
+    for between in ("decode+batch:3", "prefill", path):
+        logits_of(between, recurrent, other)
+        assert torch.equal(logits_of(path, recurrent, one), first)
 
 
 @pytest.mark.model

@@ -12,11 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.inference.paths import sliced_head
 from core.inference.paths.batch import ignore
-from core.inference.paths.engines import side_of, whole_side
+from core.inference.paths.engines import side_of
 from core.inference.paths.sliced_head import attribute_replaced
 from core.inference.watching.kernels import FORWARDS, KernelSums, _add_library_lines, kernels_of
 from core.runs.queries.kernels import in_words, side_by_side
 from core.runs.reader import RunReader
+from tests.core.inference.sameness import logits_of
 from tests.core.runs.kernel_runs import kernel_run
 
 # As oneDNN's documentation of its verbose mode and MKL's developer guide show them, with other
@@ -162,9 +163,9 @@ def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(sto
 def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd):
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
-    before = whole_side(side_of("prefill").run_on(loaded), ids)
+    before = logits_of("prefill", loaded, ids)
     kernels_of(loaded, side_of("prefill"), ids)
-    after = whole_side(side_of("prefill").run_on(loaded), ids)
+    after = logits_of("prefill", loaded, ids)
     print("still here")
     assert capfd.readouterr().out == "still here\n"
     assert torch.equal(before, after)
