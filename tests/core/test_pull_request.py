@@ -32,7 +32,8 @@ class GitHub:
             self.add(f"comment {number}", "User")
 
     def add(self, body, kind="Bot"):
-        id_, user = len(self.comments), {"login": "reviewer", "type": kind}
+        id_ = len(self.comments)
+        user = {"login": "reviewer", "type": kind}
         comment = {
             "id": id_,
             "body": body,
@@ -44,7 +45,8 @@ class GitHub:
         return comment
 
     def handle(self, handler):
-        address, of_pull_request = urlsplit(handler.path), "/repos/o/r/issues/7/comments"
+        address = urlsplit(handler.path)
+        of_pull_request = "/repos/o/r/issues/7/comments"
         if handler.command == "GET":
             assert address.path == of_pull_request
             assert handler.headers["Authorization"] == "Bearer secret"
@@ -79,7 +81,12 @@ def job(github, tmp_path, monkeypatch):
             {"action": "synchronize", "pull_request": {"number": 7, "head": {"sha": "ab" * 20}}},
         ),
     )
-    variables = {"EVENT_PATH": str(event), "REPOSITORY": "o/r", "RUN_ID": "5", "TOKEN": "secret"}
+    variables = {
+        "EVENT_PATH": str(event),
+        "REPOSITORY": "o/r",
+        "RUN_ID": "5",
+        "TOKEN": "secret",
+    }
     for name, value in (variables | {"SERVER_URL": "http://g", "API_URL": github.address}).items():
         monkeypatch.setenv(f"GITHUB_{name}", value)
     return event
@@ -166,7 +173,13 @@ def _run_action(folder, inputs):
                 **{k: str(v) for k, v in variables.items()},
             }
             shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-            done = subprocess.run(shell, cwd=ROOT, env=given, capture_output=True, text=True)
+            done = subprocess.run(
+                shell,
+                cwd=ROOT,
+                env=given,
+                capture_output=True,
+                text=True,
+            )
             results[step["name"]] = done.returncode, done.stdout + done.stderr
             if (folder / "output").exists():
                 for line in (folder / "output").read_text().splitlines():

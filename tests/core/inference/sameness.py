@@ -25,7 +25,12 @@ POSITIONS = 32
 
 def on_cpu(name, dtype="float32", **more: Any) -> LoadedModel:
     """A model of a folder or a file, loaded on the CPU."""
-    return load_model(str(name), dtype=dtype, device="cpu", **more)
+    return load_model(
+        str(name),
+        dtype=dtype,
+        device="cpu",
+        **more,
+    )
 
 
 def tokens(loaded: LoadedModel) -> list[int]:
@@ -51,7 +56,12 @@ def planned(
     settings |= {"reference": reference, "variants": tuple(variants)}
     request = CaptureRequest(model=loaded.name, **settings)
     if request.tokens:
-        return plan_generation(loaded, prompts, request, is_dry=is_dry)
+        return plan_generation(
+            loaded,
+            prompts,
+            request,
+            is_dry=is_dry,
+        )
     return plan_capture(loaded, prompts, request)
 
 
@@ -63,7 +73,13 @@ def captured(
     **settings: Any,
 ) -> RunReader:
     """The stored run of a capture of prefill and a variant, nothing of which failed."""
-    plan = planned(loaded, prompts, "prefill", [variant], **settings)
+    plan = planned(
+        loaded,
+        prompts,
+        "prefill",
+        [variant],
+        **settings,
+    )
     with RunWriter(store, plan.header) as writer:
         assert run_capture(plan, writer) == []
         return RunReader(store.path_of(writer.finish()))
@@ -105,6 +121,7 @@ def float32_bound(loaded: LoadedModel) -> float:
 
 def computes_the_same(path: str, loaded: LoadedModel) -> bool:
     """Within the bound of float32 at every position, and the same argmax."""
-    logits, exact = logits_of(path, loaded), exact_logits(loaded)
+    logits = logits_of(path, loaded)
+    exact = exact_logits(loaded)
     is_close = float((logits.double() - exact).abs().max()) <= float32_bound(loaded)
     return is_close and bool((logits.argmax(-1) == exact.argmax(-1)).all())

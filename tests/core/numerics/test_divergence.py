@@ -30,7 +30,12 @@ SHAPES = [(2 * len(KINDS) if vocab < 100 else len(KINDS), vocab) for vocab in VO
 @FMT
 @pytest.mark.parametrize(("rows", "vocab"), SHAPES)
 def test_every_figure_is_the_oracles(fmt, rows, vocab):
-    a, b = rows_of_all_kinds(seed=vocab + rows, rows=rows, vocab=vocab, fmt=fmt)
+    a, b = rows_of_all_kinds(
+        seed=vocab + rows,
+        rows=rows,
+        vocab=vocab,
+        fmt=fmt,
+    )
     assert differences(compare(a, b, fmt), expected_figures(a, b, fmt)) == []
 
 
@@ -40,7 +45,12 @@ def test_a_log_sum_next_to_zero_has_the_precision_of_its_sum():
 
 
 def test_rows_that_are_views_into_a_larger_array_are_compared_by_what_is_compiled_already():
-    a, b = rows_of_all_kinds(seed=5, rows=24, vocab=64, fmt=BFLOAT16)
+    a, b = rows_of_all_kinds(
+        seed=5,
+        rows=24,
+        vocab=64,
+        fmt=BFLOAT16,
+    )
     compare(a, b, BFLOAT16)
     compiled = len(compare_rows.signatures)
     for part in (np.s_[3::2], np.s_[:, 1::2], np.s_[::-1, 2:40]):
@@ -92,7 +102,12 @@ FAULTS = {
 
 @pytest.mark.parametrize("spoilt", FAULTS)
 def test_a_planted_fault_is_seen(spoilt):
-    a, b = rows_of_all_kinds(seed=11, rows=3 * len(KINDS), vocab=100, fmt=FLOAT16)
+    a, b = rows_of_all_kinds(
+        seed=11,
+        rows=3 * len(KINDS),
+        vocab=100,
+        fmt=FLOAT16,
+    )
     figures = compare(a, b, FLOAT16)
     want = expected_figures(a, b, FLOAT16)
     assert differences(figures, want) == []

@@ -59,7 +59,12 @@ def test_one_differing_element_is_visible_at_every_level(row, token, distance):
     levels = levels_of(cells, rows, vocab)
     assert len(levels) > 1
     assert visible_at_every_level(levels, row, token, distance)
-    assert not visible_at_every_level(averaged(cells, rows, vocab), row, token, distance)
+    assert not visible_at_every_level(
+        averaged(cells, rows, vocab),
+        row,
+        token,
+        distance,
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,7 +74,12 @@ def test_one_differing_element_is_visible_at_every_level(row, token, distance):
     tall=st.integers(1, 5),
 )
 def test_the_maximum_of_a_cell_is_that_of_what_it_covers(seed, shape, tall):
-    cells = np.random.default_rng(seed).integers(0, 1 << 32, shape, dtype=np.uint32)
+    cells = np.random.default_rng(seed).integers(
+        0,
+        1 << 32,
+        shape,
+        dtype=np.uint32,
+    )
     for wide in (1, 4, 64):
         pooled = pyramid.maxima(cells, tall, wide)
         assert pooled.dtype == cells.dtype

@@ -16,7 +16,12 @@ def any_bits(fmt, rows=12, vocab=700, seed=0):
     """Two sides of any bit patterns, a third of them equal, the first row finite."""
     rng = np.random.default_rng(seed)
     a, b = (
-        rng.integers(0, 1 << fmt.bits, (rows, vocab), dtype=np.uint64).astype(fmt.carrier)
+        rng.integers(
+            0,
+            1 << fmt.bits,
+            (rows, vocab),
+            dtype=np.uint64,
+        ).astype(fmt.carrier)
         for _ in range(2)
     )
     b[:, ::3] = a[:, ::3]
@@ -28,13 +33,12 @@ def any_bits(fmt, rows=12, vocab=700, seed=0):
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
 def test_cells_of_any_bit_patterns_are_those_of_the_values(fmt):
     a, b = any_bits(fmt)
-    x, y = values_of(a, fmt), values_of(b, fmt)
+    x = values_of(a, fmt)
+    y = values_of(b, fmt)
     finite = np.isfinite(x) & np.isfinite(y)
     is_same = (x == y) | (np.isnan(x) & np.isnan(y))
-    ulps, differences = (
-        pyramid.element_ulps(a, b, fmt),
-        pyramid.element_row_ulps(a, b, fmt, np.ones(len(a))),
-    )
+    ulps = pyramid.element_ulps(a, b, fmt)
+    differences = pyramid.element_row_ulps(a, b, fmt, np.ones(len(a)))
     expected = np.where(is_same, 0, np.iinfo(fmt.carrier).max)
     expected[finite] = np.abs(
         oracle.ordinal(x[finite].astype(float), fmt) - oracle.ordinal(y[finite].astype(float), fmt),

@@ -115,7 +115,12 @@ def test_a_walk_is_teacher_forced_rows_of_the_prompt(server):
 
 
 def test_two_servers_get_the_same_prompts_and_are_told_apart(llama, server):
-    other = Server(Client(llama), LLAMACPP, server.version, server.model)
+    other = Server(
+        Client(llama),
+        LLAMACPP,
+        server.version,
+        server.model,
+    )
     found = Probe(Plan(PROMPTS, ("rerun",), tokens=3, is_against=True), [server, other]).run()
     assert [side.name for side in found.sides] == [
         "A cold",

@@ -23,8 +23,16 @@ def test_a_row_is_compared_while_both_have_read_the_same_tokens():
     """Prompt 5, 6; A goes on 7, 8, 9 and B 7, 1, 9: the row after 7 is the last of equal context,
     at position 2.
     """
-    rows = {1: {7: -0.1, 1: -3.0}, 2: {8: -0.5, 1: -0.75}, 3: {9: -0.1, 2: -4.0}}
-    other = {1: {7: -0.1, 1: -3.0}, 2: {1: -0.5, 8: -0.75}, 3: {9: -0.2, 2: -4.0}}
+    rows = {
+        1: {7: -0.1, 1: -3.0},
+        2: {8: -0.5, 1: -0.75},
+        3: {9: -0.1, 2: -4.0},
+    }
+    other = {
+        1: {7: -0.1, 1: -3.0},
+        2: {1: -0.5, 8: -0.75},
+        3: {9: -0.2, 2: -4.0},
+    }
     pair = compare(
         side("A", response([5, 6, 7, 8, 9], rows, prompt=2)),
         side("B", response([5, 6, 7, 1, 9], other, prompt=2)),
@@ -41,7 +49,12 @@ def test_a_row_is_compared_while_both_have_read_the_same_tokens():
 def test_the_first_position_that_differs_is_said_unless_it_is_the_first_of_all():
     """A prompt is scored alike, and what was decoded after it is not."""
     tokens = [5, 6, 7, 8, 9]
-    rows = {0: {6: -0.1}, 1: {7: -0.1}, 2: {8: -0.5}, 3: {9: -0.1}}
+    rows = {
+        0: {6: -0.1},
+        1: {7: -0.1},
+        2: {8: -0.5},
+        3: {9: -0.1},
+    }
     reference = side("A", response(tokens, rows))
     later = side(
         "B",
@@ -76,7 +89,11 @@ def test_a_response_without_its_prompt_begins_where_the_other_generates():
     first new token.
     """
     first = {7: -0.1, 1: -3.0}
-    rows = {0: {6: -1.0, 2: -2.0}, 1: first, 2: {8: -0.5, 1: -1.0}}
+    rows = {
+        0: {6: -1.0, 2: -2.0},
+        1: first,
+        2: {8: -0.5, 1: -1.0},
+    }
     known = side("A", response([5, 6, 7, 8], rows, prompt=2))
     rows = {0: first, 1: {8: -0.25, 1: -1.5}}
     bare = side("B", response([-1, 7, 8], rows, prompt=1, start_known=False))
@@ -208,7 +225,15 @@ def chosen_beside(name, *values):
         top = ((7, -0.5 - 0.1 * at), (8, -2.0))
         rows.append(TopTokenRow(at, top, 2, target=7, chosen=value))
     tokens = (5, *[7] * len(values))
-    return side(name, Response("test", "token_id", tokens, compress_rows(rows, "here")))
+    return side(
+        name,
+        Response(
+            "test",
+            "token_id",
+            tokens,
+            compress_rows(rows, "here"),
+        ),
+    )
 
 
 @pytest.mark.parametrize(

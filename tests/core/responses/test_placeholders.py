@@ -30,7 +30,11 @@ def sound(count=8, shift=0.0):
     rows = []
     for at, word in enumerate(WORDS[:count]):
         first = -0.1713 - 0.0917 * at + shift
-        top = {word: first, " the": -1.9012 - 0.11 * at, " a": -3.3307 - 0.07 * at}
+        top = {
+            word: first,
+            " the": -1.9012 - 0.11 * at,
+            " a": -3.3307 - 0.07 * at,
+        }
         rows.append((word, first, top))
     return rows
 

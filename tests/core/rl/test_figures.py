@@ -51,7 +51,8 @@ def test_our_figures_by_their_formulas():
     tokens = pairs()
     batch = Batch(Sequences.of(tokens, LENGTHS))
     values = {each.name: each.value(batch) for each in FRAMEWORKS["ulpscope"].figures}
-    r, ratio = tokens.trainer - tokens.rollout, np.exp(tokens.trainer - tokens.rollout)
+    r = tokens.trainer - tokens.rollout
+    ratio = np.exp(tokens.trainer - tokens.rollout)
     of_sequence = np.split(r, np.cumsum(LENGTHS)[:-1])
     geometric = np.exp([each.mean() for each in of_sequence])
     expected = {

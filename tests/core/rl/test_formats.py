@@ -130,8 +130,17 @@ def lines(path, rows):
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_documented_columns_are_read_and_masked_ends_cut(form, tmp_path):
-    rest = {"step": 3, "environment": "code", "reward": 0.0, "entropy": [0.1, 0.2, 0.3]}
-    first = {"environment": "math", "reward": 1.5, "entropy": [0.5, 0.25, None]}
+    rest = {
+        "step": 3,
+        "environment": "code",
+        "reward": 0.0,
+        "entropy": [0.1, 0.2, 0.3],
+    }
+    first = {
+        "environment": "math",
+        "reward": 1.5,
+        "entropy": [0.5, 0.25, None],
+    }
     rows = [
         row(sequence="a", mask=[0, 1, 1], **rest | first),
         row(sequence="b", mask=[1, 0, 1], **rest),

@@ -82,11 +82,21 @@ def in_python(store, rows):
             ):
                 entries = () if value is None else ((token, value),)
                 listed.append(TopTokenRow(at, entries, 0, token, int(value is None)))
-            about = {"start_known": False, "generated_from": 0, "top_logprobs": 1}
+            about = {
+                "start_known": False,
+                "generated_from": 0,
+                "top_logprobs": 1,
+            }
             made = compress_rows(listed, "here")
             responses.append(Response(FORMAT, "token_id", (), made, **about))
         sides.append(ResponseSide(side, tuple(responses)))
-    return write_responses(store, "here", records.Provenance("upload"), sides, pairs_of(sides))
+    return write_responses(
+        store,
+        "here",
+        records.Provenance("upload"),
+        sides,
+        pairs_of(sides),
+    )
 
 
 TABLES = [
@@ -134,7 +144,13 @@ def test_files_of_a_side_each_are_joined_by_name_or_in_order(form, rows, store, 
     for names in (None, [f"s{number}" for number in range(len(rows))]):
         reference, variant = (one_side(rows, side, names) for side in SIDES)
         if names is not None:  # in another order, and one that is alone
-            variant.append({"token_ids": [1], "logprobs": [-1.0], "sequence": "x"})
+            variant.append(
+                {
+                    "token_ids": [1],
+                    "logprobs": [-1.0],
+                    "sequence": "x",
+                }
+            )
             variant.reverse()
         paths = [
             form(tmp_path / "reference.any", reference),
@@ -164,7 +180,11 @@ def test_nan_and_values_of_no_probability_are_missing(store, tmp_path):
     assert variant.responses[0].rows.missing.tolist() == [0, 0, 0, 1]
 
 
-GOOD = {"token_ids": [1, 2], "reference": [-1.0, -2.0], "variant": [-1.0, -2.0]}
+GOOD = {
+    "token_ids": [1, 2],
+    "reference": [-1.0, -2.0],
+    "variant": [-1.0, -2.0],
+}
 
 
 @pytest.mark.parametrize(
@@ -196,7 +216,8 @@ def test_a_bad_row_is_a_sentence_and_nothing_is_stored(bad, says, store, tmp_pat
     ids=["gzip", "bz2", "zstd"],
 )
 def test_a_packed_file_is_the_plain_one(pack, rows, store, tmp_path):
-    plain, packed = lines(tmp_path / "a.jsonl", rows), tmp_path / "a.jsonl.packed"
+    plain = lines(tmp_path / "a.jsonl", rows)
+    packed = tmp_path / "a.jsonl.packed"
     packed.write_bytes(pack(plain.read_bytes()))
     expected = tables(store, ingest(store, [plain], name="here"))
     assert_equal(tables(store, ingest(store, [packed], name="here")), expected)
@@ -278,7 +299,8 @@ def test_one_value_everywhere_is_no_log_probability(store, tmp_path):
 def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path, monkeypatch):
     run_id = ingest(store, [lines(tmp_path / "tokens.jsonl", rows)])
     with opened(store, run_id) as run:
-        whole, table = run_json(run), run.positions(0)
+        whole = run_json(run)
+        table = run.positions(0)
     largest = table["max_abs"].max()
     monkeypatch.setattr(records, "MAX_ROWS", 100)
     with opened(store, run_id) as run:

@@ -15,7 +15,12 @@ CONTEXT, VOCAB, CHUNKS = 33, 257, 7
 FIRST = CONTEXT // 2
 ROWS = CONTEXT - 1 - FIRST
 RANDOM = np.random.default_rng(5)
-TOKENS = RANDOM.integers(0, VOCAB, (CHUNKS, CONTEXT), dtype=np.int32)
+TOKENS = RANDOM.integers(
+    0,
+    VOCAB,
+    (CHUNKS, CONTEXT),
+    dtype=np.int32,
+)
 # some are more than 16 below the largest
 LOGITS = RANDOM.normal(0, 3.5, (CHUNKS * ROWS, VOCAB)).astype(np.float32)
 OTHER = LOGITS + RANDOM.normal(0, 0.2, LOGITS.shape).astype(np.float32)
@@ -28,15 +33,19 @@ def files(tmp_path):
 
 
 def test_figures_are_those_of_llama_perplexity(files):
-    base, q = kl_base_file(files[0], LOGITS, TOKENS), kl_base_file(files[1], OTHER, TOKENS)
+    base = kl_base_file(files[0], LOGITS, TOKENS)
+    q = kl_base_file(files[1], OTHER, TOKENS)
     rows = {row["name"]: row for row in statistics(score_logs(files))}
-    count, places = len(TARGETS), np.arange(len(TARGETS))
+    count = len(TARGETS)
+    places = np.arange(len(TARGETS))
     nll, nll_base = -q[places, TARGETS], -base[places, TARGETS]
     kl = np.where(base > -16, np.exp(base) * (base - q), 0).sum(axis=1)
     dp = np.exp(-nll) - np.exp(-nll_base)
     same = (q.argmax(axis=1) == base.argmax(axis=1)).mean()
-    ppl, ppl_base = np.exp(nll.mean()), np.exp(nll_base.mean())
-    error, error_base = np.std(nll) / np.sqrt(count - 1), np.std(nll_base) / np.sqrt(count - 1)
+    ppl = np.exp(nll.mean())
+    ppl_base = np.exp(nll_base.mean())
+    error = np.std(nll) / np.sqrt(count - 1)
+    error_base = np.std(nll_base) / np.sqrt(count - 1)
     covariance = np.cov(nll, nll_base, ddof=0)[0, 1] / (count - 1)
     ratio_error = np.sqrt(error**2 + error_base**2 - 2 * covariance)
     rms = np.sqrt((dp**2).mean())
@@ -109,7 +118,16 @@ def test_intervals_are_over_documents():
     tokens = np.repeat(of_document, length)
     place = np.repeat(np.arange(documents), length)
     zeros = np.zeros(len(tokens))
-    rows = statistics(ScoredTokens(place, place, tokens, -tokens, -tokens, zeros == 0))
+    rows = statistics(
+        ScoredTokens(
+            place,
+            place,
+            tokens,
+            -tokens,
+            -tokens,
+            zeros == 0,
+        )
+    )
     kld = next(row for row in rows if row["name"] == "Mean KLD")
     half = 1.96 * np.std(of_document) / np.sqrt(documents)
     assert (kld["high"] - kld["low"]) / 2 == pytest.approx(half, rel=0.2)
@@ -147,11 +165,17 @@ def test_compare_prints_them_and_refuses_other_tokens(cli, files):
 
 def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path):
     """The last row of a prompt has no right token; probabilities are normalized over all tokens."""
-    tokens, random = RANDOM.integers(0, VOCAB, (4, 6)), np.random.default_rng(7)
+    tokens = RANDOM.integers(0, VOCAB, (4, 6))
+    random = np.random.default_rng(7)
     base = random.normal(0, 3, (4, 6, VOCAB)).astype(np.float32)
     other = base + random.normal(0, 0.3, base.shape).astype(np.float32)
     dump = tmp_path / "dump.npz"
-    np.savez(dump, reference=base, variant=other, token_ids=tokens)
+    np.savez(
+        dump,
+        reference=base,
+        variant=other,
+        token_ids=tokens,
+    )
     (report,) = json.loads(cli("compare", dump, "--corpus", "--json").stdout)["corpora"]
     values = {figure["name"]: figure["value"] for figure in report["figures"]}
     p, q = (
@@ -187,14 +211,26 @@ def test_a_run_without_tokens_is_no_corpus(cli, tmp_path):
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_and_an_infinite_kl_counted(cli, tmp_path):
-    base, tokens, dump = LOGITS[:4].astype(np.float32), np.arange(4), tmp_path / "dump.npz"
+    base = LOGITS[:4].astype(np.float32)
+    tokens = np.arange(4)
+    dump = tmp_path / "dump.npz"
     other = base.copy()
     other[1, tokens[2]] = -np.inf
-    np.savez(dump, reference=base, variant=other, token_ids=tokens)
+    np.savez(
+        dump,
+        reference=base,
+        variant=other,
+        token_ids=tokens,
+    )
     report = json.loads(cli("compare", dump, "--corpus", "--json").stdout)["corpora"][0]
     assert report["positions"] == 2
     assert report["left_out"] == 1
-    np.savez(dump, reference=base, variant=base, token_ids=tokens + base.shape[1])
+    np.savez(
+        dump,
+        reference=base,
+        variant=base,
+        token_ids=tokens + base.shape[1],
+    )
     failed = cli("compare", dump, "--corpus")
     assert failed.returncode == 2
     assert "beyond the vocabulary" in failed.stderr

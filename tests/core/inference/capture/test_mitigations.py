@@ -19,7 +19,13 @@ PAIR = [parse_path("prefill"), parse_path("decode")]
 
 
 def tried(loaded, prompts):
-    rows = mitigations_of(loaded, prompts, PAIR, floor_rms=0.5, rounds=1)
+    rows = mitigations_of(
+        loaded,
+        prompts,
+        PAIR,
+        floor_rms=0.5,
+        rounds=1,
+    )
     assert [row.name for row in rows] == [each.name for each in MITIGATIONS]
     return {row.name: row for row in rows}
 
@@ -58,7 +64,13 @@ def test_a_head_in_float32_leaves_the_difference_of_the_hidden_states(bfloat16):
     loaded, prompts, _ = bfloat16
     # eager attention rounds its weights to bfloat16 and sdpa does not, on every processor
     pair = [parse_path("prefill"), parse_path("prefill+attn:eager")]
-    tries = mitigations_of(loaded, prompts[:1], pair, floor_rms=0.5, rounds=1)
+    tries = mitigations_of(
+        loaded,
+        prompts[:1],
+        pair,
+        floor_rms=0.5,
+        rounds=1,
+    )
     rows = {row.name: row for row in tries}
     row = rows["float32 head"]
     assert row.compute_dtype == "float32"
@@ -74,7 +86,12 @@ def test_a_mitigation_that_a_cpu_cannot_use_is_a_row_with_the_reason(bfloat16):
     assert rows["TF32 off"].share is None
     tf32 = [parse_path("prefill"), parse_path("prefill+tf32")]
     with pytest.raises(CaptureError, match="tf32 needs CUDA"):  # the pair itself cannot run
-        mitigations_of(tiny_model("llama"), [[1, 2, 3]], tf32, floor_rms=1.0)
+        mitigations_of(
+            tiny_model("llama"),
+            [[1, 2, 3]],
+            tf32,
+            floor_rms=1.0,
+        )
 
 
 def test_a_mitigation_leaves_the_model_as_it_was(bfloat16):

@@ -24,7 +24,8 @@ def test_in_float64_nothing_passes_through_float32(name):
     kernels differ by 1e-8, not 1e-14.
     """
     loaded = tiny_model(name)
-    before, ids = state(loaded), torch.arange(5, 29)
+    before = state(loaded)
+    ids = torch.arange(5, 29)
     with torch.inference_mode(), in_float64(loaded) as wide:
         assert wide.dtype == "float64"
         plain = prefill(wide.model, ids)
@@ -73,7 +74,12 @@ def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault
     judged,
 ):
     engine = holding_float32(experts, lambda model, ids: walk(model, ids, [7, 20]))
-    verdict = judged(experts, tiny_prompts(experts), "prefill", engine)
+    verdict = judged(
+        experts,
+        tiny_prompts(experts),
+        "prefill",
+        engine,
+    )
     assert verdict.name == "rounding"
     (row,) = rows_of(verdict.evidence, FLOAT32)
     assert row.outcome == PASSED
@@ -92,9 +98,16 @@ def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault
 @pytest.mark.parametrize("is_fault", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_a_floor_torn_by_near_ties_of_a_router_is_decided_in_float64(is_fault, judged):
     loaded = tiny_model("mixtral-ties")
-    before, implementation = state(loaded), loaded.model.config._experts_implementation
-    prompts, variant = tiny_prompts(loaded), scaled_value(1.01) if is_fault else "decode"
-    verdict = judged(loaded, prompts[:1] if is_fault else prompts, "prefill", variant)
+    before = state(loaded)
+    implementation = loaded.model.config._experts_implementation
+    prompts = tiny_prompts(loaded)
+    variant = scaled_value(1.01) if is_fault else "decode"
+    verdict = judged(
+        loaded,
+        prompts[:1] if is_fault else prompts,
+        "prefill",
+        variant,
+    )
     assert verdict.name == ("bug suspected" if is_fault else "rounding")
     single, double = rows_of(verdict.evidence, FLOAT32)
     assert single.outcome == NOTED

@@ -50,7 +50,17 @@ def side(loaded, name, rows, *, has_ids=True):
             ),
         )
     tokens = ids or (-1,) * (len(rows) + 1)
-    return ResponseSide(name, (Response("made", "token_id", tokens, compress_rows(sent, "made")),))
+    return ResponseSide(
+        name,
+        (
+            Response(
+                "made",
+                "token_id",
+                tokens,
+                compress_rows(sent, "made"),
+            ),
+        ),
+    )
 
 
 def judged(loaded, *sides):
@@ -61,7 +71,12 @@ def judged(loaded, *sides):
         earlier,
         pair,
         sides,
-        floor_of_rows(loaded, [sides[0].responses[0].tokens], rows, print),
+        floor_of_rows(
+            loaded,
+            [sides[0].responses[0].tokens],
+            rows,
+            print,
+        ),
     )
 
 
@@ -145,7 +160,11 @@ def test_explain_says_which_side_is_not_the_models(wide, cli, store):
         own + torch.from_numpy(np.random.default_rng(1).normal(0, 0.3, own.shape)).float(),
         -1,
     )
-    rows = {"ours": own, "theirs": other, "cached": rows_of(wide, "decode")}
+    rows = {
+        "ours": own,
+        "theirs": other,
+        "cached": rows_of(wide, "decode"),
+    }
     run_id = store_run(store, "made", *(side(wide, *each) for each in rows.items()))
     done = cli("explain", run_id, "--model", MODEL, "--json")
     assert done.returncode == 0, done.stderr

@@ -34,7 +34,12 @@ def rms_by_numpy(reference, variant):
 def test_the_floor_is_the_rms_of_each_reordering(dtype, model_folders):
     loaded = on_cpu(model_folders["mixtral"], dtype)
     prompts = [tokens(loaded), tokens(loaded)[::-1][:11]]
-    found = rounding_floor(loaded, prompts, (3, 9), row_ulps_of=format_named(dtype))
+    found = rounding_floor(
+        loaded,
+        prompts,
+        (3, 9),
+        row_ulps_of=format_named(dtype),
+    )
     assert found.maps == 15
     assert found.squares.shape == (2, sum(map(len, prompts)))
     for seed, squares in zip((3, 9), found.squares, strict=True):
@@ -51,7 +56,8 @@ def test_the_floor_is_the_rms_of_each_reordering(dtype, model_folders):
 
 @pytest.mark.model
 def test_a_pair_is_measured_by_the_same_rule(llama):
-    prompts, names = [tokens(llama), tokens(llama)[::-1][:11]], ("prefill", "decode")
+    prompts = [tokens(llama), tokens(llama)[::-1][:11]]
+    names = ("prefill", "decode")
     with torch.inference_mode():
         found = divergence_of(llama, prompts, (side_of("prefill"), side_of("decode")))
     rms, by_position = rms_by_numpy(
@@ -63,7 +69,8 @@ def test_a_pair_is_measured_by_the_same_rule(llama):
 
 
 def test_only_elements_finite_on_both_sides_count():
-    inf, nan = float("inf"), float("nan")
+    inf = float("inf")
+    nan = float("nan")
     plain = torch.tensor([[1.0, 2.0, -inf, nan], [0.0, nan, inf, 5.0], [inf, nan, -inf, inf]])
     other = torch.tensor([[4.0, 2.0, -inf, nan], [4.0, 1.0, -inf, nan], [inf, nan, -inf, inf]])
     found = divergence(plain, lambda _, emit: (emit(0, other[:2]), emit(2, other[2:])), ())
@@ -81,9 +88,11 @@ def test_widened_it_computes_in_float32_with_the_very_same_values(
     model_folders,
 ):
     narrow = on_cpu(model_folders[name], dtype)
-    before, ids = state(narrow), torch.tensor([tokens(narrow)])
+    before = state(narrow)
+    ids = torch.tensor([tokens(narrow)])
     with torch.inference_mode():
-        plain, expected = narrow.model(ids).logits, copy.deepcopy(narrow.model).float()(ids).logits
+        plain = narrow.model(ids).logits
+        expected = copy.deepcopy(narrow.model).float()(ids).logits
         with in_float32(narrow) as widened:
             assert widened.dtype == "float32"
             assert torch.equal(logits_of("prefill", widened), expected[0])

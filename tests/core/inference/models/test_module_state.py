@@ -22,7 +22,8 @@ class Holder(torch.nn.Module):
 
 def test_tensors_and_numbers_are_those_of_the_start_and_weights_stay():
     module = Holder()
-    table, start = module.table, state_at_start(module)
+    table = module.table
+    start = state_at_start(module)
     module.state = module.newer = torch.ones(2)
     module.register_buffer("table", torch.ones(2))
     module.tokens = 7
@@ -57,5 +58,10 @@ def test_a_verdict_does_not_depend_on_earlier_calls(recurrent):
     names = {}
     for order in (("decode", "static"), ("static", "decode")):
         for variant in order:
-            names[variant, order] = judge(used, prompts, reference="prefill", variant=variant).name
+            names[variant, order] = judge(
+                used,
+                prompts,
+                reference="prefill",
+                variant=variant,
+            ).name
     assert set(names.values()) == {"rounding"}

@@ -12,7 +12,11 @@ from scipy.special import logsumexp
 from core.runs.dumps.dump import Dump, open_dump
 
 ROWS, VOCAB = 6, 32
-VALUES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+VALUES = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
 
 
 def logits(seed, shape: tuple[int, ...] = (ROWS, VOCAB), dtype="float32") -> np.ndarray:
@@ -55,7 +59,14 @@ def kl_base_file(path, logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     chunks, context = tokens.shape
     vocab = logits.shape[1]
     body = (
-        struct.pack("<8s3i", b"_logits_", context, vocab, chunks) + tokens.astype("<i4").tobytes()
+        struct.pack(
+            "<8s3i",
+            b"_logits_",
+            context,
+            vocab,
+            chunks,
+        )
+        + tokens.astype("<i4").tobytes()
     )
     held = []
     for row in logits.astype(np.float32):

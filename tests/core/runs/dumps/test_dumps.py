@@ -94,7 +94,8 @@ def test_sixteen_bit_integers_are_bits_of_the_declared_dtype(tmp_path, dtype, ca
 )
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_fortran_order_is_read_in_the_order_of_rows_at_every_pass(tmp_path, shape, save):
-    a, b = logits(1, shape), logits(2, shape)
+    a = logits(1, shape)
+    b = logits(2, shape)
     path = tmp_path / "d.npz"
     save(path, a=np.asfortranarray(a), b=b)
     with open_dump([path]) as dump:
@@ -182,7 +183,9 @@ def test_the_side_called_reference_comes_first_and_the_others_stay_in_order(tmp_
 
 
 def test_two_files_are_a_pair_named_by_their_stems_or_plainly_if_these_are_equal(tmp_path):
-    one, two, other = tmp_path / "one" / "x.npy", tmp_path / "x.npy", tmp_path / "y.npz"
+    one = tmp_path / "one" / "x.npy"
+    two = tmp_path / "x.npy"
+    other = tmp_path / "y.npz"
     one.parent.mkdir()
     np.save(one, logits(0))
     np.save(two, logits(1))
@@ -195,9 +198,17 @@ def test_two_files_are_a_pair_named_by_their_stems_or_plainly_if_these_are_equal
 
 
 def test_three_axes_are_prompts_positions_and_vocabulary(tmp_path):
-    a, ids = logits(1, (1, 2, 3, VOCAB)), np.arange(6).reshape(2, 3)
+    a = logits(1, (1, 2, 3, VOCAB))
+    ids = np.arange(6).reshape(2, 3)
     texts = np.array([["a", " b", "c"], ["d", "é", "\n"]])
-    with dump_of(tmp_path, a=a, b=a, token_ids=ids, tokens=texts, meta='{"engine": "x"}') as dump:
+    with dump_of(
+        tmp_path,
+        a=a,
+        b=a,
+        token_ids=ids,
+        tokens=texts,
+        meta='{"engine": "x"}',
+    ) as dump:
         assert [prompt.token_ids for prompt in dump.prompts] == [(0, 1, 2), (3, 4, 5)]
         assert dump.prompts[1].token_texts == ("d", "é", "\n")
         assert dump.meta == '{"engine": "x"}'
@@ -209,10 +220,21 @@ def test_three_axes_are_prompts_positions_and_vocabulary(tmp_path):
 
 def test_one_axis_is_one_position_and_prompt_lengths_divide_the_rows(tmp_path):
     a = logits(1)
-    with dump_of(tmp_path, a=a[0], b=a[0], token_ids=np.array([7])) as dump:
+    with dump_of(
+        tmp_path,
+        a=a[0],
+        b=a[0],
+        token_ids=np.array([7]),
+    ) as dump:
         assert dump.rows == 1
         assert dump.prompts[0].token_ids == (7,)
-    with dump_of(tmp_path, a=a, b=a, prompt_lengths=[4, 2], token_ids=np.arange(6)) as dump:
+    with dump_of(
+        tmp_path,
+        a=a,
+        b=a,
+        prompt_lengths=[4, 2],
+        token_ids=np.arange(6),
+    ) as dump:
         assert [prompt.token_ids for prompt in dump.prompts] == [(0, 1, 2, 3), (4, 5)]
 
 
@@ -220,8 +242,21 @@ def test_safetensors_reserved_texts_come_from_its_metadata(tmp_path):
     bits = bits_of(logits(1, dtype="bfloat16"))
     path = tmp_path / "d.safetensors"
     tokens = '["t0", "t1", "t2", "t3", "t4", "t5"]'
-    metadata = {"compute_dtype": "bfloat16", "meta": "{}", "tokens": tokens, "format": "pt"}
-    save_file({"a": bits, "b": bits, "token_ids": np.arange(ROWS)}, path, metadata)
+    metadata = {
+        "compute_dtype": "bfloat16",
+        "meta": "{}",
+        "tokens": tokens,
+        "format": "pt",
+    }
+    save_file(
+        {
+            "a": bits,
+            "b": bits,
+            "token_ids": np.arange(ROWS),
+        },
+        path,
+        metadata,
+    )
     with open_dump([path]) as dump:
         assert dump.compute_dtype == "bfloat16"
         assert dump.meta == "{}"
@@ -232,7 +267,12 @@ def test_safetensors_reserved_texts_come_from_its_metadata(tmp_path):
 
 def test_byte_tokens_that_are_no_text_are_shown_as_bytes(tmp_path):
     a = logits(1, (2, VOCAB))
-    with dump_of(tmp_path, a=a, b=a, tokens=np.array([b"ok", b"\xe2\x80"])) as dump:
+    with dump_of(
+        tmp_path,
+        a=a,
+        b=a,
+        tokens=np.array([b"ok", b"\xe2\x80"]),
+    ) as dump:
         assert dump.prompts[0].token_texts == ("ok", "\\xe2\\x80")
 
 
@@ -240,7 +280,13 @@ def test_log_probabilities_and_probabilities_are_remarked_on_and_logits_are_not(
     raw = logits(1)
     log = log_softmax(raw, axis=-1)
     coarse = log.astype(ml_dtypes.bfloat16).astype(np.float32)
-    warnings = warnings_of(tmp_path, log=log, log16=coarse, prob=np.exp(log), raw=raw)
+    warnings = warnings_of(
+        tmp_path,
+        log=log,
+        log16=coarse,
+        prob=np.exp(log),
+        raw=raw,
+    )
     assert "'log' looks like log-prob" in warnings
     assert "'log16' looks like log-prob" in warnings
     assert "'prob' looks like probabilities" in warnings
@@ -258,7 +304,12 @@ def test_a_dump_is_read_in_a_fraction_of_its_size(tmp_path, upcast):
     """
     a = logits(1, (512, 16384), "bfloat16")
     b = a.astype(np.float32)
-    path = saved(tmp_path, a=b if upcast else bits_of(a), b=b, compute_dtype="bfloat16")
+    path = saved(
+        tmp_path,
+        a=b if upcast else bits_of(a),
+        b=b,
+        compute_dtype="bfloat16",
+    )
     del a, b
     tracemalloc.start()
     with open_dump([path]) as dump:
@@ -281,7 +332,8 @@ def test_a_closed_dump_says_so(tmp_path):
 
 
 def test_sides_of_different_dtypes_are_told_with_what_follows_for_ulps(tmp_path):
-    coarse, fine = logits(1, dtype="bfloat16"), logits(2)
+    coarse = logits(1, dtype="bfloat16")
+    fine = logits(2)
     wide = coarse.astype(np.float32)
     for side in (coarse, wide):
         warnings = warnings_of(tmp_path, reference=fine, variant=side)
@@ -289,7 +341,12 @@ def test_sides_of_different_dtypes_are_told_with_what_follows_for_ulps(tmp_path)
         # a step of bfloat16 is 2^(23 - 7) steps of float32 in every binade, and rounding moves by
         # half of it at most
         assert "up to 32,768 of them" in warnings
-    warnings = warnings_of(tmp_path, a=bits_of(coarse), b=wide, compute_dtype="bfloat16")
+    warnings = warnings_of(
+        tmp_path,
+        a=bits_of(coarse),
+        b=wide,
+        compute_dtype="bfloat16",
+    )
     assert "saved in different dtypes" in warnings
 
 

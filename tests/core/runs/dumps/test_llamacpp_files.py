@@ -69,7 +69,9 @@ def test_a_kl_base_file_is_its_rows_to_16_bits(tmp_path, vocab):
 
 
 def test_weights_and_cut_files_are_no_results(store, tmp_path):
-    weights, path, cut = tmp_path / "weights.gguf", tmp_path / "a.gguf", tmp_path / "cut.gguf"
+    weights = tmp_path / "weights.gguf"
+    path = tmp_path / "a.gguf"
+    cut = tmp_path / "cut.gguf"
     gguf_file(weights, **{"token_embd.weight": np.zeros((4, 4), np.float32)})
     with pytest.raises(DumpError, match="without the tensors 'tokens'"):
         headers_of(weights)

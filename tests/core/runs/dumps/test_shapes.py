@@ -33,7 +33,12 @@ def test_whole_numbers_under_a_name_of_token_ids_are_token_ids(tmp_path, key, sh
 
 def test_an_attention_mask_is_left_out_with_a_note(tmp_path):
     mask = np.ones((1, ROWS), np.int64)
-    with dump_of(tmp_path, a=logits(1), b=logits(2), attention_mask=mask) as dump:
+    with dump_of(
+        tmp_path,
+        a=logits(1),
+        b=logits(2),
+        attention_mask=mask,
+    ) as dump:
         assert [side.name for side in dump.sides] == ["a", "b"]
         assert any("'attention_mask'" in note for note in dump.warnings)
 
@@ -43,7 +48,8 @@ def test_an_attention_mask_is_left_out_with_a_note(tmp_path):
 
 @pytest.mark.parametrize("shape", [(ROWS, 1, VOCAB), (ROWS, VOCAB)])
 def test_stacked_scores_are_the_positions_of_one_prompt(tmp_path, shape):
-    a, b = logits(0, (ROWS, 1, VOCAB)), logits(1, shape)
+    a = logits(0, (ROWS, 1, VOCAB))
+    b = logits(1, shape)
     with dump_of(tmp_path, a=a, b=b, token_ids=np.arange(ROWS)) as dump:
         assert [prompt.positions for prompt in dump.prompts] == [ROWS]
         assert any("steps of one generation" in note for note in dump.warnings)
@@ -53,7 +59,12 @@ def test_stacked_scores_are_the_positions_of_one_prompt(tmp_path, shape):
 
 def test_prompts_of_one_position_each_stay_prompts_if_their_lengths_say_so(tmp_path):
     side = logits(1, (ROWS, 1, VOCAB))
-    with dump_of(tmp_path, a=side, b=side, prompt_lengths=np.ones(ROWS, int)) as dump:
+    with dump_of(
+        tmp_path,
+        a=side,
+        b=side,
+        prompt_lengths=np.ones(ROWS, int),
+    ) as dump:
         assert len(dump.prompts) == ROWS
         assert dump.warnings == ()
     side = side.reshape(1, ROWS, VOCAB)
@@ -81,7 +92,12 @@ def test_sides_whose_last_axis_has_the_length_of_the_tokens_are_refused_with_the
     entries,
 ):
     with pytest.raises(DumpError, match=rf"'{key}' has 6 entries.*array\.T"):
-        dump_of(tmp_path, a=logits(1).T, b=logits(2).T, **{key: entries})
+        dump_of(
+            tmp_path,
+            a=logits(1).T,
+            b=logits(2).T,
+            **{key: entries},
+        )
 
 
 def test_a_thousand_positions_of_few_tokens_are_asked_about(tmp_path):
@@ -92,7 +108,8 @@ def test_a_thousand_positions_of_few_tokens_are_asked_about(tmp_path):
 
 @pytest.mark.parametrize("normalize", [softmax, log_softmax])
 def test_columns_that_sum_to_1_are_refused_with_the_fix(tmp_path, normalize):
-    a, b = normalize(logits(0), axis=-1), normalize(logits(1), axis=-1)
+    a = normalize(logits(0), axis=-1)
+    b = normalize(logits(1), axis=-1)
     dump_of(tmp_path, a=a, b=b).close()
     with pytest.raises(DumpError, match=r"array\.T"):
         dump_of(tmp_path, a=a.T, b=b.T)
@@ -179,12 +196,10 @@ def test_padding_is_asked_about_only_if_it_is_likely(tmp_path):
 @pytest.mark.parametrize("form", ["npz", "npz deflated", "two files", "prompts"])
 def test_a_padded_vocabulary_is_cut_to_the_common_part_if_the_user_says_so(tmp_path, form, order):
     shape = (2, ROWS // 2) if form == "prompts" else (ROWS,)
-    a, b = (
-        logits(1, (*shape, VOCAB)),
-        np.asarray(
-            logits(2, (*shape, VOCAB + 7)),
-            order=order,
-        ),
+    a = logits(1, (*shape, VOCAB))
+    b = np.asarray(
+        logits(2, (*shape, VOCAB + 7)),
+        order=order,
     )
     paths = [tmp_path / "dump.npz"]
     if form == "two files":

@@ -34,7 +34,8 @@ def test_the_public_figure_of_layer_0_is_told_to_the_element(tmp_path, count):
 
     One more is one more.
     """
-    keys, values = cache(0, 8, 74, 128), cache(1, 8, 74, 128)
+    keys = cache(0, 8, 74, 128)
+    values = cache(1, 8, 74, 128)
     parts = both(KvPart(0, 0, "key", 0, keys), keys ^ planted(count, keys.shape))
     parts += both(KvPart(0, 0, "value", 0, values), values.copy())
     with read(tmp_path, parts, lengths=(74,)) as run:
@@ -59,7 +60,12 @@ def many():
             positions=(5, 4)[prompt],
         )
         changed = reference.copy()
-        steps = random.integers(0, 3, changed[:, 2:].shape, dtype=np.uint16)
+        steps = random.integers(
+            0,
+            3,
+            changed[:, 2:].shape,
+            dtype=np.uint16,
+        )
         changed[:, 2:] += layer * steps
         parts += both(KvPart(prompt, layer, kind, 0, reference), changed)
         bits[prompt, layer, kind] = (reference, changed)

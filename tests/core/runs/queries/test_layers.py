@@ -21,7 +21,11 @@ from tests.core.runs.layer_runs import GROWING, MODULES, WIDTH, layer_run
 from tests.core.runs.made_runs import calm_sides, header_of, opened
 
 NORM = LayerModule(0, "model.norm", "norm")
-DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+DTYPES = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
 
 
 def compared(store, *sides):
@@ -39,7 +43,13 @@ def compared(store, *sides):
 
 def part(values, dtype="bfloat16", first=0, module=NORM):
     carrier = {2: np.uint16, 4: np.uint32}[np.dtype(DTYPES[dtype]).itemsize]
-    return LayerPart(0, module, first, values.astype(DTYPES[dtype]).view(carrier), dtype)
+    return LayerPart(
+        0,
+        module,
+        first,
+        values.astype(DTYPES[dtype]).view(carrier),
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
@@ -124,7 +134,8 @@ def test_a_module_that_is_not_followed_everywhere_is_left_out(parts, store):
 
 
 def test_nan_meets_nan_and_nothing_else(store):
-    a, b = np.ones((5, 3)), np.ones((5, 3))
+    a = np.ones((5, 3))
+    b = np.ones((5, 3))
     a[0, 0] = b[0, 0] = a[2, 1] = np.nan
     with compared(store, [part(a)], [part(b)]) as run:
         row = run.rows("layer", pair=0).iloc[0]
@@ -175,7 +186,8 @@ def test_the_first_module_is_the_first_that_ran_and_differs(store):
 
 def test_figures_of_several_prompts_are_those_of_all_their_elements(store):
     with opened(store, layer_run(store, GROWING)) as run:
-        together, apart = modules(run, 0), run.rows("layer", pair=0)
+        together = modules(run, 0)
+        apart = run.rows("layer", pair=0)
     for row in together.itertuples():
         parts = apart[apart["ordinal"] == row.ordinal]
         finite = parts["finite"].to_numpy(float)

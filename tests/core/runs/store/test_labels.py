@@ -177,7 +177,8 @@ def test_two_processes_that_write_at_once_lose_nothing(tmp_path):
 
 def test_labels_and_deletions_change_no_run(store):
     path = store.path_of("mine")
-    content, written = path.read_bytes(), path.stat().st_mtime_ns
+    content = path.read_bytes()
+    written = path.stat().st_mtime_ns
     assert store.delete("min") == "mine"
     assert list_runs(store) == ([], [])
     assert not store.has("mine")

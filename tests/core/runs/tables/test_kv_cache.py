@@ -16,7 +16,8 @@ from tests.core.runs.made_runs import header_of, opened, writing
 
 
 def test_differing_elements_are_counted_by_layer_head_and_kind(store):
-    reference, variant = cache(0), cache(0)
+    reference = cache(0)
+    variant = cache(0)
     variant[1, 3:, :4] ^= 1  # head 1, positions 3 and 4, four elements each, one ULP
     parts = both(KvPart(1, 7, "key", 0, reference), variant)
     with opened(store, kv_run(store, parts)) as run:
@@ -95,7 +96,16 @@ def test_a_verdict_comes_back_with_its_floor(store):
     places = np.arange(header.rows)
     floor = FloorRows("float32", places / 7, places / 9)
     with writing(store, header) as writer:
-        writer.write_verdict(Verdict("rounding", "It is rounding.", (), 1.0, (0, 3), (floor,)))
+        writer.write_verdict(
+            Verdict(
+                "rounding",
+                "It is rounding.",
+                (),
+                1.0,
+                (0, 3),
+                (floor,),
+            )
+        )
         run_id = writer.finish()
     with opened(store, run_id) as run:
         pair = run.pairs[0]
