@@ -204,6 +204,13 @@ MODULES_OF = {
 }
 
 
+def figures_of_bug(found):
+    """Figures of each module alone, of a verdict that suspects a bug."""
+    assert found.name == "bug suspected", found.because
+    (alone,) = rows_of(found.evidence, "each module alone")
+    return alone.figures
+
+
 @pytest.mark.spread(2)
 @pytest.mark.parametrize("fault", MODULES_OF)
 @pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"])
@@ -218,11 +225,9 @@ def test_a_fault_in_a_gguf_is_called_a_bug_and_its_module_named(
     """Also under llama.cpp's own defaults, whose float16 is as large as some faults."""
     edited = planted(loaded, fault, tmp_path / "edited.gguf")
     monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
-    found = judge(loaded, [ids], variant=path)
-    assert found.name == "bug suspected", found.because
-    (alone,) = rows_of(found.evidence, "each module alone")
-    assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
-    assert alone.figures.largest_ratio_of_others < LARGEST_ALONE / 2
+    figures = figures_of_bug(judge(loaded, [ids], variant=path))
+    assert set(figures.modules_beyond) == MODULES_OF[fault]
+    assert figures.largest_ratio_of_others < LARGEST_ALONE / 2
 
 
 @pytest.mark.spread(1)
@@ -249,10 +254,8 @@ def test_a_fault_in_an_exported_graph_is_called_a_bug_and_its_module_named(
 ):
     edited = planted_folder(loaded, fault, tmp_path / "edited")
     monkeypatch.setattr(engine_side, "folder_of", lambda *_: edited)
-    found = judge(loaded, [ids], variant=path)
-    assert found.name == "bug suspected", found.because
-    (alone,) = rows_of(found.evidence, "each module alone")
-    assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
+    figures = figures_of_bug(judge(loaded, [ids], variant=path))
+    assert set(figures.modules_beyond) == MODULES_OF[fault]
 
 
 def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(

@@ -35,11 +35,6 @@ def rows(verdict):
     return {row.group: row for row in verdict.evidence}
 
 
-def alone(verdict):
-    """The row on each module alone."""
-    return rows_of(verdict.evidence, ALONE)[0]
-
-
 @pytest.mark.model
 def test_a_bare_model_and_a_callable_are_enough(small):
     seen, prompt = [], torch.tensor(PROMPT)
@@ -104,7 +99,8 @@ def test_a_fault_is_placed_in_its_prompt_and_position(small):
     verdict = judge(small, [PROMPT[:9], PROMPT], reference="prefill", variant=engine)
     assert verdict.is_bug_suspected
     assert verdict.first_place == (1, 17)
-    places, modules = rows(verdict)[STRUCTURE], alone(verdict)
+    places = rows(verdict)[STRUCTURE]
+    (modules,) = rows_of(verdict.evidence, ALONE)
     assert places.figures.positions == 1
     assert "position 17 of prompt 1" in places.says
     assert modules.says.endswith("or in the head.")
