@@ -17,8 +17,9 @@ from ulpscope.runs.store.store import Store
 assert ulpscope is core
 assert ulpscope.errors.StoreError is core.errors.StoreError
 assert Store is core.runs.store.store.Store
-files = [Path(file).resolve() for module in {{id(one): one for one in sys.modules.values()}}.values()
-         if (file := getattr(module, "__file__", None))]
+modules = {{id(one): one for one in sys.modules.values()}}.values()
+names = [getattr(module, "__file__", None) for module in modules]
+files = [Path(name).resolve() for name in names if name]
 ours = [file for file in files if Path({root!r}, "core") in file.parents]
 assert len(ours) == len(set(ours)) > 9
 """

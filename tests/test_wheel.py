@@ -263,7 +263,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 torch.manual_seed(0)
-SHAPE = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 MODEL = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
 PROMPTS = [range(1, 13)]
 

@@ -59,18 +59,24 @@ QUIET = """() => new Promise((resolve, reject) => {
   const begun = performance.now();
   const wait = () => { clearTimeout(timer); timer = setTimeout(look, 250); };
   const look = () => {
-    const state = document.querySelector("[data-testid=stApp]")?.getAttribute("data-test-script-state");
+    const app = document.querySelector("[data-testid=stApp]");
+    const state = app?.getAttribute("data-test-script-state");
     const late = performance.now() - begun > 120000;
     if (state !== "notRunning" && !late) return wait();
     clearInterval(patience);
     observer.disconnect();
-    if (late) reject(new Error(`the page is not at rest after two minutes: its script is ${state}`));
+    if (late) reject(new Error(`not at rest after two minutes: the page's script is ${state}`));
     else resolve();
   };
   const observer = new MutationObserver(wait);
-  observer.observe(document.documentElement, { subtree: true, childList: true, characterData: true, attributes: true });
+  const changes = { subtree: true, childList: true, characterData: true, attributes: true };
+  observer.observe(document.documentElement, changes);
   const ends = performance.now() + 4000;  // something may change for ever: a bar of progress
-  const patience = setInterval(() => { if (performance.now() > ends) { observer.disconnect(); look(); } }, 250);
+  const patience = setInterval(() => {
+    if (performance.now() < ends) return;
+    observer.disconnect();
+    look();
+  }, 250);
   wait();
 })"""
 

@@ -72,7 +72,9 @@ def test_a_planted_fault_is_found(page, dashboard):
     page.evaluate(
         """() => {
             const faint = document.createElement('p');
-            faint.textContent = 'faint'; faint.style.color = '#dddddd'; faint.style.background = '#ffffff';
+            faint.textContent = 'faint';
+            faint.style.color = '#dddddd';
+            faint.style.background = '#ffffff';
             const button = document.createElement('button');
             document.querySelector('[data-testid=stMain] h1').parentElement.append(faint, button);
         }""",

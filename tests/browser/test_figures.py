@@ -79,7 +79,8 @@ def test_words_of_a_figure_are_legible_in_both_themes(page, dashboard, scheme, b
     expect(figure(page, "near_ties").locator(".xtick text").first).to_be_visible()
     colours = page.evaluate(
         """() => [...new Set([...document.querySelectorAll(
-          ".js-plotly-plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle, .legendtext) text, .js-plotly-plot .legendtext")]
+          ".js-plotly-plot :is(.xtick, .ytick, .g-xtitle, .g-ytitle, .legendtext) text," +
+          ".js-plotly-plot .legendtext")]
                  .map((text) => getComputedStyle(text).fill))]""",
     )
     assert len(colours) >= 2

@@ -26,9 +26,12 @@ COLOURED = """(canvas) => {
   const [x, y, w, h] = [left, top, width, height].map((v) => Math.round(v * ratio));
   const pixels = canvas.getContext("2d").getImageData(x + 2, y + 2, w - 4, h - 4).data;
   const found = [];
-  for (let i = 0; i < pixels.length; i += 4)
-    if (pixels[i + 3] === 255) found.push([(2 + (i / 4) % (w - 4)) / w, (2 + Math.floor(i / 4 / (w - 4))) / h,
-      ...pixels.slice(i, i + 3)]);
+  for (let i = 0; i < pixels.length; i += 4) {
+    if (pixels[i + 3] !== 255) continue;
+    const across = (2 + (i / 4) % (w - 4)) / w;
+    const down = (2 + Math.floor(i / 4 / (w - 4))) / h;
+    found.push([across, down, ...pixels.slice(i, i + 3)]);
+  }
   return found;
 }"""
 

@@ -81,7 +81,8 @@ def shown(page):
           if (strip) {
             seen.push('here ' + strip.querySelector('.here')?.dataset.position,
               strip.querySelector('.legend').innerText);
-            seen.push([...strip.querySelectorAll('.strip .token')].map((e) => e.style.backgroundColor).join());
+            const tokens = [...strip.querySelectorAll('.strip .token')];
+            seen.push(tokens.map((e) => e.style.backgroundColor).join());
           }
           return seen;
         }""")

@@ -63,14 +63,22 @@ def token(page, position):
 # colour lies on the page's.
 CONTRASTS = """() => {
   const root = ROOT_OF;
-  const parts = (colour) => { const n = colour.match(/[0-9.]+/g).map(Number); return [n[0], n[1], n[2], n[3] ?? 1]; };
+  const parts = (colour) => {
+    const n = colour.match(/[0-9.]+/g).map(Number);
+    return [n[0], n[1], n[2], n[3] ?? 1];
+  };
   const over = (top, below) => top.slice(0, 3).map((c, i) => c * top[3] + below[i] * (1 - top[3]));
-  const luminance = (rgb) => { const [r, g, b] = rgb.map((c) => { c /= 255;
-    return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4; }); return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-  const back = parts(getComputedStyle(document.querySelector('[data-testid=stApp]')).backgroundColor);
+  const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const luminance = (rgb) => {
+    const [r, g, b] = rgb.map((c) => linear(c / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const app = document.querySelector('[data-testid=stApp]');
+  const back = parts(getComputedStyle(app).backgroundColor);
   return [...root.querySelectorAll('.strip .token')].map((e) => {
     const style = getComputedStyle(e);
-    const [a, b] = [luminance(parts(style.color).slice(0, 3)), luminance(over(parts(style.backgroundColor), back))];
+    const a = luminance(parts(style.color).slice(0, 3));
+    const b = luminance(over(parts(style.backgroundColor), back));
     return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
   });
 }""".replace("ROOT_OF", ROOT_OF)

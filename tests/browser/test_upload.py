@@ -41,8 +41,9 @@ def test_a_dump_is_dropped(opened):
         """([bytes, name]) => {
           const transfer = new DataTransfer();
           transfer.items.add(new File([new Uint8Array(bytes)], name));
+          const event = { dataTransfer: transfer, bubbles: true, cancelable: true };
           for (const type of ["dragover", "drop"])
-            document.dispatchEvent(new DragEvent(type, { dataTransfer: transfer, bubbles: true, cancelable: true }));
+            document.dispatchEvent(new DragEvent(type, event));
         }""",
         [list(DUMP.read_bytes()), "six_calls.npz"],
     )

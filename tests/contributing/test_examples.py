@@ -1,5 +1,5 @@
-"""The examples of CONTRIBUTING.md's table are patches. Each applies, touches as many source files as
-the table says, and what it adds is where the table says, in a copy of the tree.
+"""The examples of CONTRIBUTING.md's table are patches. Each applies, touches as many source files
+as the table says, and what it adds is where the table says, in a copy of the tree.
 
 A new example is NAME.patch, its row in the table and a function `shows_NAME` here.
 """

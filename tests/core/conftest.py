@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +15,7 @@ from core.__main__ import main
 from core.commands.terminal import console
 from core.runs.store.store import Store
 from tests.core.runs.store import s3_server
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.places import ROOT
 
 
 @dataclass(frozen=True)

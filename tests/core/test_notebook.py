@@ -17,9 +17,9 @@ from transformers.utils import ModelOutput
 import core
 from core.errors import DumpError, ExtraError, StoreError, UlpscopeError, UsageError
 from core.judging.stored import stored_verdict
+from tests.places import ROOT
 
 POSITIONS, VOCAB = 6, 40
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def logits(seed):
@@ -89,7 +89,8 @@ def test_padding_is_left_out_if_python_says_so():
 
 
 def test_a_comparison_has_the_verdict_of_its_gravest_variant():
-    a, b = logits(1), logits(2)
+    a = logits(1)
+    b = logits(2)
     verdict = core.compare(a, a, other=b).verdict
     assert verdict.pair == 1
     assert verdict.is_bug_suspected
@@ -178,7 +179,8 @@ def test_a_bad_name_lists_the_tables():
 
 
 def test_figures_draw_what_numpy_computes():
-    a, b = logits(1), logits(2)
+    a = logits(1)
+    b = logits(2)
     run = core.compare(a, b)
     difference = np.abs(a - b).max(axis=1)
     margins = []
@@ -228,7 +230,8 @@ def test_a_verdict_shows_its_checks():
 
 
 def test_open_takes_a_run_a_run_file_and_dumps(tmp_path, monkeypatch):
-    a, b = tmp_path / "a.npy", tmp_path / "b.npy"
+    a = tmp_path / "a.npy"
+    b = tmp_path / "b.npy"
     np.save(a, logits(1))
     np.save(b, logits(2))
     assert [side.name for side in core.open(a, b).reader.sides] == ["a", "b"]

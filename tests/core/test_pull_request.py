@@ -32,7 +32,8 @@ class GitHub:
             self.add(f"comment {number}", "User")
 
     def add(self, body, kind="Bot"):
-        id_, user = len(self.comments), {"login": "reviewer", "type": kind}
+        id_ = len(self.comments)
+        user = {"login": "reviewer", "type": kind}
         comment = {
             "id": id_,
             "body": body,
@@ -44,12 +45,11 @@ class GitHub:
         return comment
 
     def handle(self, handler):
-        address, of_pull_request = urlsplit(handler.path), "/repos/o/r/issues/7/comments"
+        address = urlsplit(handler.path)
+        of_pull_request = "/repos/o/r/issues/7/comments"
         if handler.command == "GET":
-            assert (address.path, handler.headers["Authorization"]) == (
-                of_pull_request,
-                "Bearer secret",
-            )
+            assert address.path == of_pull_request
+            assert handler.headers["Authorization"] == "Bearer secret"
             size, page = (int(parse_qs(address.query)[name][0]) for name in ("per_page", "page"))
             reply(handler, self.comments[size * (page - 1) : size * page])
             return
@@ -81,7 +81,12 @@ def job(github, tmp_path, monkeypatch):
             {"action": "synchronize", "pull_request": {"number": 7, "head": {"sha": "ab" * 20}}},
         ),
     )
-    variables = {"EVENT_PATH": str(event), "REPOSITORY": "o/r", "RUN_ID": "5", "TOKEN": "secret"}
+    variables = {
+        "EVENT_PATH": str(event),
+        "REPOSITORY": "o/r",
+        "RUN_ID": "5",
+        "TOKEN": "secret",
+    }
     for name, value in (variables | {"SERVER_URL": "http://g", "API_URL": github.address}).items():
         monkeypatch.setenv(f"GITHUB_{name}", value)
     return event
@@ -93,10 +98,14 @@ def test_a_gate_has_one_comment_which_later_jobs_update(cli, github, job, tmp_pa
     for text in ("### first\n", "### second\n"):
         report.write_text(text)
         done = cli("comment", report, "--artifact", "http://g/files")
-        assert (done.returncode, done.stdout) == (0, "http://c/120\n")
+        assert done.returncode == 0
+        assert done.stdout == "http://c/120\n"
     assert cli("comment", report, "--name", "other gate").stdout == "http://c/121\n"
     assert len(github.comments) == 122
-    footer = f"\nCommit {'ab' * 20} · [job](http://g/o/r/actions/runs/5) · [files, with a picture](http://g/files)\n"
+    footer = (
+        f"\nCommit {'ab' * 20} · [job](http://g/o/r/actions/runs/5)"
+        " · [files, with a picture](http://g/files)\n"
+    )
     assert github.comments[120]["body"] == MARKER + "### second\n" + footer
     assert github.comments[110]["body"] == MARKER + "planted by a stranger"
     report.unlink()
@@ -108,7 +117,8 @@ def test_a_gate_has_one_comment_which_later_jobs_update(cli, github, job, tmp_pa
 def test_a_comment_that_github_refuses_is_a_warning(cli, github, job, tmp_path, status):
     github.status = status
     done = cli("comment", tmp_path / "gate.md")
-    assert (done.returncode, len(github.comments)) == (0, 120)
+    assert done.returncode == 0
+    assert len(github.comments) == 120
     assert done.stdout.startswith("::warning title=ULPscope::GitHub refuses the token's comment")
     assert ("pull-requests: write" in done.stdout) == (status == 403)
     assert "secret" not in done.stdout + done.stderr
@@ -131,7 +141,8 @@ def test_a_comment_is_cut_at_a_line_to_what_github_takes(cli, github, job, tmp_p
     body = github.comments[-1]["body"]
     rows = [each for each in body.splitlines() if each.startswith("|")]
     assert len(body) <= 65_536
-    assert (len(rows), set(rows)) == (65, {line})
+    assert len(rows) == 65
+    assert set(rows) == {line}
 
 
 def _run_action(folder, inputs):
@@ -162,7 +173,13 @@ def _run_action(folder, inputs):
                 **{k: str(v) for k, v in variables.items()},
             }
             shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
-            done = subprocess.run(shell, cwd=ROOT, env=given, capture_output=True, text=True)
+            done = subprocess.run(
+                shell,
+                cwd=ROOT,
+                env=given,
+                capture_output=True,
+                text=True,
+            )
             results[step["name"]] = done.returncode, done.stdout + done.stderr
             if (folder / "output").exists():
                 for line in (folder / "output").read_text().splitlines():

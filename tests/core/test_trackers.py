@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -14,8 +13,8 @@ import pytest
 
 import core
 from core.errors import ExtraError, UsageError
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".trackers" / "bin" / "python"
 SAMPLES = ROOT / "sample_runs"
 RUN, STEPS = "fresh-against-cached", "trainer-against-rollout"

@@ -10,8 +10,9 @@ import sys
 import pytest
 
 from core.runs.store.store import Store
-from tests.core.runs.made_runs import ROOT, make_run
+from tests.core.runs.made_runs import make_run
 from tests.faults.whole import Watched
+from tests.places import ROOT
 
 LONGEST_SECONDS = {"change": 0.02, "ingest": 0.06, "careless": 0.05}
 

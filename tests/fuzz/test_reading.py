@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.core.runs.made_runs import ROOT
 from tests.fuzz.damage import DAMAGES, corpus, damaged, damaged_inside
 from tests.fuzz.reading import Outcome
+from tests.places import ROOT
 
 DUMPS = corpus(".npz", ".npy", ".safetensors")
 ARCHIVES = corpus(".npz")

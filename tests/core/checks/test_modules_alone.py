@@ -21,7 +21,13 @@ def modules(errors):
     for module, values in errors.items():
         side[module] = values
     unit = np.full(side.shape, 2.0**-46)
-    return ModulesAlone(tuple(NAMES), side**2 * unit, 0 * unit, unit, np.ones(side.shape))
+    return ModulesAlone(
+        tuple(NAMES),
+        side**2 * unit,
+        0 * unit,
+        unit,
+        np.ones(side.shape),
+    )
 
 
 def figures(errors):
@@ -91,5 +97,11 @@ def test_errors_with_a_structure_are_no_lower_precision(errors):
 
 def test_a_scale_is_no_lower_precision():
     alone = modules(dict.fromkeys(ATTENTION, noise(8)))
-    scaled = ModulesAlone(alone.names, alone.side, alone.side, alone.own, alone.outputs)
+    scaled = ModulesAlone(
+        alone.names,
+        alone.side,
+        alone.side,
+        alone.own,
+        alone.outputs,
+    )
     assert alone_evidence("c", scaled, "side").figures.kind is None

@@ -25,9 +25,11 @@ from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.waiting import until
 {planted}
-main, call = threading.get_ident(), compile("hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)", "", "exec")
+main = threading.get_ident()
+call = compile("hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)", "", "exec")
 
-def tell():  # once the main thread has let another one run while in these few instructions: inside of the call
+def tell():
+    # once the main thread has let another one run while in these few instructions: in the call
     until(lambda: sys._current_frames()[main].f_code is call)
     print("begun", flush=True)
 

@@ -8,8 +8,9 @@ from core.runs.ops_run import write_ops_run
 from core.runs.store import labels
 from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged, with_texts
-from tests.core.runs.made_runs import ROOT, copied
+from tests.core.runs.made_runs import copied
 from tests.core.runs.test_ops_run import header, row_of
+from tests.places import ROOT
 
 ORDERS = "[red]owned\x1b]0;owned\x07\x1b[31m\x9b31m\u202e"
 SAMPLES = {

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
 from core.engines import registry
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.core.inference.sameness import on_cpu
+from tests.places import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -28,9 +27,8 @@ def ended():
 @pytest.fixture(scope="module")
 def loaded():
     """The small model in float32."""
-    from core.inference.models.model import load_model
 
-    return load_model(str(ROOT / "sample_runs" / "model"), dtype="float32", device="cpu")
+    return on_cpu(ROOT / "sample_runs" / "model")
 
 
 @pytest.fixture

@@ -13,18 +13,18 @@ import pytest
 
 from core.commands.terminal.stopping import EXIT_CODE
 from core.runs.reader import RunReader
-from core.runs.store.store import open_store
 from tests.core.engines.test_process import is_there
+from tests.places import ROOT
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = "sample_runs/model"
 ADAPTER = """
 import os
 import numpy as np
 from ulpscope_engine import serve
 HELLO = {"engine": "Toy", "version": "7", "dtypes": ["float32", "bfloat16"], "logits": "float32",
-         "bases": {"prefill": {"says": "all"}}, "modifiers": {"batch": {"says": "rows", "least": 1}}}
+         "bases": {"prefill": {"says": "all"}},
+         "modifiers": {"batch": {"says": "rows", "least": 1}}}
 
 def run(ids, rows):
     for place, token in enumerate(ids):
@@ -36,60 +36,46 @@ serve(HELLO, lambda request: ({"vocab": VOCAB, "parts": {}}, run))
 pytestmark = pytest.mark.model
 
 
-@pytest.fixture
-def captured(cli, tmp_path):
-    """Capture with a toy engine as the variant. -> what the command gave, and the store"""
+GIVEN = ("--model", MODEL, "--dtype", "float32", "--prompt", "def add(a, b):")
 
-    def capture(*more, fault="pass", vocab=4096, dtype="float32", command="capture"):
+
+@pytest.fixture
+def engine(tmp_path):
+    """Write a toy engine; -> the words that name it as the variant"""
+
+    def write(fault="pass", vocab=4096):
         adapter = tmp_path / "toy.py"
         adapter.write_text(ADAPTER.replace("FAULT", fault).replace("VOCAB", str(vocab)))
-        store = tmp_path / "store"
-        given = [
-            "--model",
-            MODEL,
-            "--dtype",
-            dtype,
-            "--prompt",
-            "def add(a, b):",
-            "--variant",
-            "toy:prefill",
-        ]
-        engine = ["--engine", f"toy={sys.executable},{adapter}"]
-        return cli(command, *given, *engine, "--store", str(store), *more), store
+        return "--variant", "toy:prefill", "--engine", f"toy={sys.executable},{adapter}"
 
-    return capture
+    return write
 
 
-def test_every_bit_of_an_engine_is_in_the_run(captured):
-    said, store = captured()
+@pytest.fixture
+def captured(cli, engine):
+    """Capture with a toy engine as the variant."""
+    return lambda *more, **toy: cli("capture", *GIVEN, *engine(**toy), *more)
+
+
+def test_every_bit_of_an_engine_is_in_the_run(captured, store):
+    said = captured()
     assert said.returncode == 0, said.stderr
-    (path,) = open_store(store).paths()
+    (path,) = store.paths()
     with RunReader(path) as run:
         header = run.header
         ids = header.prompts[0].token_ids
-        expected = np.concatenate(
-            [
-                np.random.default_rng(t).standard_normal(
-                    (1, 4096),
-                    np.float32,
-                )
-                for t in ids
-            ],
-        )
-        assert np.array_equal(
-            run.read_rows(1, 0, len(ids)),
-            expected.view(np.uint32),
-        )
+        rows = [np.random.default_rng(t).standard_normal(4096, np.float32) for t in ids]
+        assert np.array_equal(run.read_rows(1, 0, len(ids)), np.stack(rows).view(np.uint32))
         assert header.sides[1].path == "toy:prefill"
         assert header.provenance.versions["toy"] == "7"
 
 
 @pytest.mark.parametrize("vocab", [5000, 100])
-def test_a_vocabulary_that_is_padded_is_cut_and_a_smaller_one_refused(captured, vocab):
-    said, store = captured(vocab=vocab)
+def test_a_vocabulary_that_is_padded_is_cut_and_a_smaller_one_refused(captured, store, vocab):
+    said = captured(vocab=vocab)
     if vocab > 4096:
         assert said.returncode == 0, said.stderr
-        (path,) = open_store(store).paths()
+        (path,) = store.paths()
         with RunReader(path) as run:
             assert run.header.vocab == 4096
     else:
@@ -109,33 +95,23 @@ def test_a_vocabulary_that_is_padded_is_cut_and_a_smaller_one_refused(captured, 
         ("if place == 2: break", "got 2 positions; expected"),
     ],
 )
-def test_of_a_capture_whose_engine_fails_nothing_is_kept(captured, fault, sentence):
-    said, store = captured(fault=fault)
+def test_of_a_capture_whose_engine_fails_nothing_is_kept(captured, store, fault, sentence):
+    said = captured(fault=fault)
     assert said.returncode == 2
     assert sentence in said.stderr
     assert "Traceback" not in said.stderr
-    assert open_store(store).paths() == []
+    assert store.paths() == []
 
 
 @pytest.mark.thorough
-def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(tmp_path):
+def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(engine, store, tmp_path):
     """By a signal, as Cancel sends it, while the engine computes and will never answer."""
-    adapter, store = tmp_path / "toy.py", tmp_path / "store"
     fault = "open('PID', 'w').write(f'{os.getpid()} '); __import__('threading').Event().wait()"
-    fault = fault.replace("PID", str(tmp_path / "pid"))
-    adapter.write_text(ADAPTER.replace("FAULT", fault).replace("VOCAB", "4096"))
-    given = [
-        "--model",
-        MODEL,
-        "--dtype",
-        "float32",
-        "--prompt",
-        "x = 1",
-        "--variant",
-        "toy:prefill",
-    ]
-    engine = ["--engine", f"toy={sys.executable},{adapter}", "--store", str(store)]
-    process = subprocess.Popen([sys.executable, "-m", "core", "capture", *given, *engine], cwd=ROOT)
+    words = engine(fault.replace("PID", str(tmp_path / "pid")))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "core", "capture", *GIVEN, *words, "--store", store.directory],
+        cwd=ROOT,
+    )
     try:
         until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith(" "))
         process.send_signal(signal.SIGTERM)
@@ -144,7 +120,7 @@ def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(tmp_path)
         process.kill()
     pid = int((tmp_path / "pid").read_text())
     until(lambda: not is_there(pid))
-    assert list(store.iterdir()) == []
+    assert list(store.directory.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -162,11 +138,11 @@ def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(tmp_path)
         (["--variant", "toy:decode"], "no Toy base 'decode'; Toy bases are prefill"),
     ],
 )
-def test_what_cannot_be_had_of_an_engine_is_refused(captured, more, sentence):
-    said, store = captured(*more)
+def test_what_cannot_be_had_of_an_engine_is_refused(captured, store, more, sentence):
+    said = captured(*more)
     assert said.returncode == 2
     assert sentence in said.stderr
-    assert open_store(store).paths() == []
+    assert store.paths() == []
 
 
 @pytest.mark.parametrize(
@@ -183,38 +159,18 @@ def test_a_side_is_refused_before_the_model_is_loaded(cli, tmp_path, command, va
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_bytes((Path(MODEL) / "config.json").read_bytes())
-    given = [
-        "--model",
-        str(folder),
-        "--dtype",
-        "float32",
-        "--prompt",
-        "x",
-        "--store",
-        str(tmp_path / "store"),
-    ]
-    said = cli(command, *given, "--variant", variant)
+    said = cli(command, "--model", folder, "--prompt", "x", "--variant", variant)
     assert said.returncode == 2
     assert sentence in said.stderr
     assert "weights" not in said.stderr
 
 
-def test_layers_shows_an_engines_modules_beside_transformers_own(cli, tmp_path):
+def test_layers_shows_an_engines_modules_beside_transformers_own(cli, store):
     """A float16 cache begins to tell in the attention of the first block, and nowhere before it."""
-    given = [
-        "--model",
-        MODEL,
-        "--dtype",
-        "float32",
-        "--prompt",
-        "def add(a, b):",
-        "--store",
-        str(tmp_path / "store"),
-    ]
-    said = cli("capture", *given, "--layers", "--variant", "llamacpp:decode+flash:off")
+    said = cli("capture", *GIVEN, "--layers", "--variant", "llamacpp:decode+flash:off")
     assert said.returncode == 0, said.stderr
-    (path,) = open_store(tmp_path / "store").paths()
-    said = cli("show", path.stem, "--layers", "--store", str(tmp_path / "store"), "--json")
+    (path,) = store.paths()
+    said = cli("show", path.stem, "--layers", "--json")
     (pair,) = json.loads(said.stdout)["pairs"]
     assert pair["variant"] == "llamacpp:decode+flash:off"
     by_name = {row["module"]: row for row in pair["by_module"]}

@@ -5,7 +5,6 @@ torchtitan, against transformers; files that want more than to be read.
 import importlib
 import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +14,12 @@ from core.engines import registry
 from core.engines.process import ADAPTERS
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import modules_alone
-from core.inference.models.model import load_model
-from core.inference.paths.engines import side_of, whole_side
+from core.inference.paths.engines import side_of
+from tests.core.evidence import rows_of
+from tests.core.inference.sameness import logits_of, on_cpu
 from tests.covering import thorough
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
 IDS = (5, 9, 200, 31, 77, 9, 1024, 3, 8, 44, 17, 2)
 
@@ -141,11 +141,6 @@ def as_torchtitan(model, ids, folder):
     torch.save(entries, folder / "step.pt")
 
 
-def replayed(loaded, ids=IDS):
-    with torch.inference_mode():
-        return whole_side(side_of("rollout:replay").run_on(loaded), ids)
-
-
 @pytest.mark.parametrize(
     "steps",
     [
@@ -158,9 +153,9 @@ def test_a_dump_of_sglangs_layout_is_the_model_module_by_module(loaded, folder, 
     passed over.
     """
     as_sglang(loaded.model, steps, folder)
+    replayed = logits_of("rollout:replay", loaded, IDS)
+    assert float((replayed - logits_of("prefill", loaded, IDS)).abs().max()) < 1e-4
     with torch.inference_mode():
-        reference = whole_side(side_of("prefill").run_on(loaded), IDS)
-        assert float((replayed(loaded) - reference).abs().max()) < 1e-4
         found = modules_alone(loaded, IDS, side_of("rollout:replay"))
     assert {
         "model.embed_tokens",
@@ -177,7 +172,8 @@ def test_a_dump_of_torchtitans_names_is_the_model_module_by_module(loaded, folde
     with torch.inference_mode():
         found = modules_alone(loaded, IDS, side_of("rollout:replay"))
         # a prompt may be a part of a forward
-        assert torch.allclose(replayed(loaded, IDS[:7]), replayed(loaded)[:7])
+        part, whole = (logits_of("rollout:replay", loaded, ids) for ids in (IDS[:7], IDS))
+        assert torch.allclose(part, whole[:7])
     assert {
         "model.layers.1.self_attn.q_proj",
         "model.layers.1.self_attn.k_proj",
@@ -200,7 +196,7 @@ def test_a_fault_in_what_was_dumped_is_a_bug_and_its_module_named(loaded, folder
     found = judge(loaded, [IDS], variant="rollout:replay")
     assert found.name == ("bug suspected" if is_faulty else "rounding"), found.because
     if is_faulty:
-        (alone,) = [row for row in found.evidence if row.check == "each module alone"]
+        (alone,) = rows_of(found.evidence, "each module alone")
         assert alone.figures.modules_beyond == ("model.layers.1.self_attn",)
 
 
@@ -210,7 +206,7 @@ def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdic
     """It has no float32, so a sound one is likely rounding; the twin was dumped with one projection
     a tenth larger.
     """
-    narrow = load_model(MODEL, dtype="bfloat16", device="cpu")
+    narrow = on_cpu(MODEL, "bfloat16")
     weight = narrow.model.model.layers[1].self_attn.o_proj.weight
     kept = weight.data.clone()
     try:
@@ -220,7 +216,7 @@ def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdic
         weight.data.copy_(kept)
     found = judge(narrow, [IDS], variant="rollout:replay")
     assert found.name == verdict, found.because
-    (drawn,) = [row for row in found.evidence if row.check == "error against float32"]
+    (drawn,) = rows_of(found.evidence, "error against float32")
     assert drawn.outcome == ("passed" if scale == 1 else "failed")
 
 

@@ -3,16 +3,13 @@
 SGLang was never run.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from core.engines import registry
-from core.inference.paths.engines import side_of, whole_side
+from tests.core.inference.sameness import logits_of
 from tests.covering import thorough
 
-ROOT = Path(__file__).resolve().parents[3]
 IDS = (5, 9, 200, 31, 77, 9, 1024)
 
 SGLANG = {
@@ -21,7 +18,10 @@ SGLANG = {
     "sglang/srt/server_args.py": (
         """
 class ServerArgs:
-    def __init__(self, model_path, dtype, disable_cuda_graph, disable_radix_cache, random_seed, attention_backend=None):
+    def __init__(
+        self, model_path, dtype, disable_cuda_graph, disable_radix_cache, random_seed,
+        attention_backend=None,
+    ):
         self.__dict__.update(locals())
 class PortArgs:
     @staticmethod
@@ -38,7 +38,8 @@ def rows(model, ids):
         return model(torch.tensor([ids])).logits[0].float()
 def load_model(server_args, port_args, gpu_id, tp_rank):
     dtype = getattr(torch, server_args.dtype)
-    return Runner(transformers.AutoModelForCausalLM.from_pretrained(server_args.model_path, dtype=dtype).eval()), None
+    auto = transformers.AutoModelForCausalLM
+    return Runner(auto.from_pretrained(server_args.model_path, dtype=dtype).eval()), None
 def prepare_synthetic_inputs_for_latency_test(batch_size, input_len, custom_inputs=None):
     assert len(custom_inputs) == batch_size and {len(one) for one in custom_inputs} == {input_len}
     return [list(one) for one in custom_inputs]
@@ -50,7 +51,8 @@ class Runner:
     def extend(self, reqs):
         assert self.is_clear
         self.is_clear = False
-        return torch.tensor([0] * len(reqs)), torch.stack([rows(self.model, ids)[-1] for ids in reqs]), reqs
+        last = torch.stack([rows(self.model, ids)[-1] for ids in reqs])
+        return torch.tensor([0] * len(reqs)), last, reqs
     def decode(self, next_token_ids, batch):
         for ids, token in zip(batch, next_token_ids.tolist(), strict=True):
             ids.append(token)
@@ -77,9 +79,8 @@ def test_rows_stand_at_their_positions(loaded, packages, path):
     large.
     """
     packages(SGLANG, "sglang")
-    with torch.inference_mode():
-        reference = whole_side(side_of("prefill").run_on(loaded), IDS)
-        found = whole_side(side_of(path).run_on(loaded), IDS)
+    reference = logits_of("prefill", loaded, IDS)
+    found = logits_of(path, loaded, IDS)
     assert found.shape == reference.shape
     assert found.dtype == torch.float32
     assert float((found - reference).abs().max()) < 1e-3

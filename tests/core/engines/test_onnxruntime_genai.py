@@ -3,19 +3,15 @@ it.
 """
 
 import importlib
-from pathlib import Path
 
 import onnx
 import pytest
-import torch
 from onnx import TensorProto, helper
 
 from core.engines import registry
 from core.errors import CaptureError
-from core.inference.paths.engines import side_of, whole_side
+from tests.core.inference.sameness import logits_of
 
-ROOT = Path(__file__).resolve().parents[3]
-MODEL = ROOT / "sample_runs" / "model"
 IDS = (5, 9, 200, 0, 77, 9, 1024, 3, 0, 44)  # 0 ends a text, and is a token like any other here
 
 STAND_IN = {
@@ -47,17 +43,23 @@ said = {"model": {"vocab_size": 4096, "decoder": decoder}}
 import json, pathlib
 class Config:
     def __init__(self, folder):
-        self.decoder = json.loads((pathlib.Path(folder) / "genai_config.json").read_text())["model"]["decoder"]
+        config = json.loads((pathlib.Path(folder) / "genai_config.json").read_text())
+        self.decoder = config["model"]["decoder"]
     def overlay(self, text):
         self.session = json.loads(text)["model"]["decoder"]["session_options"]
 class Model:
     def __init__(self, config):
         import torch, transformers
         folder, where, precision, more = config.decoder["built"]
-        assert where == "cpu" and config.session["graph_optimization_level"] in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL")
-        assert (precision, more) in (("fp32", None), ("int4", ["accuracy_level=4"]), ("int8", ["accuracy_level=1"]))
+        assert where == "cpu"
+        level = config.session["graph_optimization_level"]
+        assert level in ("ORT_ENABLE_ALL", "ORT_DISABLE_ALL")
+        assert (precision, more) in (
+            ("fp32", None), ("int4", ["accuracy_level=4"]), ("int8", ["accuracy_level=1"])
+        )
         assert config.session["intra_op_num_threads"] >= 1
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        auto = transformers.AutoModelForCausalLM
+        self.model = auto.from_pretrained(folder, dtype=torch.float32).eval()
 class GeneratorParams:
     def __init__(self, model):
         pass
@@ -95,11 +97,6 @@ def stand_in(packages):
     packages(STAND_IN, "genai")
 
 
-def _logits(loaded, path):
-    with torch.inference_mode():
-        return whole_side(side_of(path).run_on(loaded), IDS)
-
-
 @pytest.mark.spread(1)
 @pytest.mark.parametrize(
     "path",
@@ -118,7 +115,7 @@ def test_rows_stand_at_their_positions(loaded, stand_in, path):
     """A row that stood one position off would be some 10 away: the model's own logits are that
     large.
     """
-    reference, found = _logits(loaded, "prefill"), _logits(loaded, path)
+    reference, found = logits_of("prefill", loaded, IDS), logits_of(path, loaded, IDS)
     assert found.shape == reference.shape
     assert float((found - reference).abs().max()) < 1e-3
 
@@ -134,7 +131,7 @@ def test_a_folder_without_a_graph_is_refused_before_anything_is_loaded(loaded, p
         "genai",
     )
     with pytest.raises(CaptureError, match="graph:own needs genai_config"):
-        _logits(loaded, "genai:prefill+graph:own")
+        logits_of("genai:prefill+graph:own", loaded, IDS)
 
 
 # ---- graphs

@@ -15,14 +15,17 @@ import pytest
 from core.engines.process import EngineDescription, EngineProcess
 from core.errors import CaptureError, UsageError
 from core.path_grammar import Step, read_step
+from tests.places import ROOT
 from tests.waiting import until
 
 HELLO = """
 import os, sys, threading
 import numpy as np
 from ulpscope_engine import Refused, modifier, serve
-hello = {"engine": "toy", "version": "1", "bases": {"prefill": {"says": "all"}}, "dtypes": ["float32"],
-         "modifiers": {"kv": modifier("cache", ["f16", "f32"]), "threads": modifier("threads", least=1)}}
+hello = {"engine": "toy", "version": "1", "dtypes": ["float32"],
+         "bases": {"prefill": {"says": "all"}},
+         "modifiers": {"kv": modifier("cache", ["f16", "f32"]),
+                       "threads": modifier("threads", least=1)}}
 said = {"vocab": 8, "parts": {}}
 """
 
@@ -62,7 +65,9 @@ def test_rows_come_with_every_bit(adapter):
     assert process.load({"model": "m"})["vocab"] == 8
     first, second, third = process.run([1, 2, 3])
     assert first.bits.tolist() == [[0x7FC00001, 0x80000000]]
-    assert (second.start, second.dtype, second.bits.tolist()) == (1, "bfloat16", [[0x3F80, 0xFF81]])
+    assert second.start == 1
+    assert second.dtype == "bfloat16"
+    assert second.bits.tolist() == [[0x3F80, 0xFF81]]
     assert third.bits.tolist() == [[0x3E00, 0x8000]]
     assert len(list(process.run([1]))) == 3  # asked again, it answers again
 
@@ -185,7 +190,6 @@ def test_no_process_outlives_a_hub_that_is_killed(tmp_path):
         """,
     )
     started = subprocess.Popen([sys.executable, "-c", hub], stdout=subprocess.PIPE, text=True)
-    assert started.stdout is not None
     pid = int(started.stdout.readline())
     assert is_there(pid)
     started.kill()
@@ -197,7 +201,8 @@ def test_what_an_engine_started_is_ended_with_it(adapter):
     process = adapter(
         """
         import subprocess
-        child = subprocess.Popen([sys.executable, "-c", "import threading; threading.Event().wait()"])
+        waits = "import threading; threading.Event().wait()"
+        child = subprocess.Popen([sys.executable, "-c", waits])
         said["versions"] = {"child": child.pid}
         serve(hello, lambda request: (said, None))
         """,
@@ -277,7 +282,7 @@ def test_a_hello_of_another_version_is_refused(hello):
 
 def test_the_worked_example_of_the_documents_is_an_engine(tmp_path):
     """As it is there, next to the library that it is written for."""
-    page = (Path(__file__).parents[3] / "docs" / "contributing" / "engine.md").read_text(
+    page = (ROOT / "docs" / "contributing" / "engine.md").read_text(
         encoding="utf-8",
     )
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

@@ -1,7 +1,5 @@
 """Engines as sides: real ones, against transformers, in the run file and on trial."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import transformers
@@ -21,13 +19,15 @@ from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import ModuleOutputs, modules_alone
 from core.inference.models import engine_files
 from core.inference.models.engine_files import gguf_of
-from core.inference.models.model import load_model, loaded_from
+from core.inference.models.model import loaded_from
 from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
 from core.inference.watching.modules import traced_modules
+from tests.core.evidence import rows_of
+from tests.core.inference.sameness import logits_of, on_cpu
 from tests.covering import thorough
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = str(ROOT / "sample_runs" / "model")
 TEXT = (ROOT / "sample_runs" / "prompts" / "parser.txt").read_text()
 
@@ -52,11 +52,6 @@ def ids(loaded):
     return tuple(loaded.tokenizer(TEXT)["input_ids"][:48])
 
 
-def _logits(loaded, path, ids):
-    with torch.inference_mode():
-        return whole_side(side_of(path).run_on(loaded), ids)
-
-
 # ---- the same function, measured: ENGINES of the documents says 1e-5 between engines in float32
 
 
@@ -77,20 +72,21 @@ def _logits(loaded, path, ids):
     ],
 )
 def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
-    reference, found = _logits(loaded, "prefill", ids), _logits(loaded, path, ids)
+    reference, found = logits_of("prefill", loaded, ids), logits_of(path, loaded, ids)
     assert found.dtype == torch.float32
     assert float((found - reference).double().pow(2).mean().sqrt()) < 3e-5
-    assert torch.equal(_logits(loaded, path, ids), found)  # the process is kept, and repeats itself
+    # the process is kept, and repeats itself
+    assert torch.equal(logits_of(path, loaded, ids), found)
 
 
 def test_the_default_cache_of_llama_cpp_is_float16_and_its_flash_attention_as_coarse(loaded, ids):
     """Each setting stands hundreds of times above float32, as ENGINES of the documents measured on
     a real model.
     """
-    reference = _logits(loaded, "prefill", ids)
+    reference = logits_of("prefill", loaded, ids)
 
     def rms(path):
-        return float((_logits(loaded, path, ids) - reference).double().pow(2).mean().sqrt())
+        return float((logits_of(path, loaded, ids) - reference).double().pow(2).mean().sqrt())
 
     wide = rms(f"llamacpp:prefill+{WIDE}")
     assert rms("llamacpp:prefill+kv:f16+flash:off") > 100 * wide
@@ -99,10 +95,10 @@ def test_the_default_cache_of_llama_cpp_is_float16_and_its_flash_attention_as_co
 
 def test_transformers_of_the_same_environment_gives_the_same_bits(ids):
     """bfloat16 crosses the pipe as its bits, so that a run in bfloat16 takes them."""
-    narrow = load_model(MODEL, dtype="bfloat16", device="cpu")
-    found = _logits(narrow, "transformers:prefill", ids)
+    narrow = on_cpu(MODEL, "bfloat16")
+    found = logits_of("transformers:prefill", narrow, ids)
     assert found.dtype == torch.bfloat16
-    assert torch.equal(found, _logits(narrow, "prefill", ids))
+    assert torch.equal(found, logits_of("prefill", narrow, ids))
 
 
 # ---- a GGUF of the very weights
@@ -145,8 +141,8 @@ def test_a_gguf_written_here_is_the_model(family):
             parameter.add_(0.2 * torch.randn_like(parameter))
     tiny, tokens = loaded_from(model), list(range(1, 100, 2))
     reference, found = (
-        _logits(tiny, "prefill", tokens),
-        _logits(tiny, f"llamacpp:prefill+{WIDE}", tokens),
+        logits_of("prefill", tiny, tokens),
+        logits_of(f"llamacpp:prefill+{WIDE}", tiny, tokens),
     )
     # llama.cpp looks GELU up in a table of float16, even if all else is float32
     allowed = 1e-3 if family == "gemma" else 2e-5
@@ -158,14 +154,14 @@ def test_a_family_that_is_not_written_is_refused():
         transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64),
     ).eval()
     with pytest.raises(CaptureError, match="no GGUF of a 'gpt2' model"):
-        _logits(loaded_from(model), "llamacpp:prefill", [1, 2])
+        logits_of("llamacpp:prefill", loaded_from(model), [1, 2])
 
 
 def test_weights_that_a_dtype_does_not_hold_are_not_rounded_in_silence():
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(FAMILIES["llama"]).float().eval()
     with pytest.raises(CaptureError, match="does not hold the model's"):
-        _logits(loaded_from(model), "llamacpp:prefill+weights:bf16", [1, 2])
+        logits_of("llamacpp:prefill+weights:bf16", loaded_from(model), [1, 2])
 
 
 def test_a_gguf_is_written_anew_when_a_weight_changes(loaded, ids):
@@ -208,6 +204,13 @@ MODULES_OF = {
 }
 
 
+def figures_of_bug(found):
+    """Figures of each module alone, of a verdict that suspects a bug."""
+    assert found.name == "bug suspected", found.because
+    (alone,) = rows_of(found.evidence, "each module alone")
+    return alone.figures
+
+
 @pytest.mark.spread(2)
 @pytest.mark.parametrize("fault", MODULES_OF)
 @pytest.mark.parametrize("path", [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"])
@@ -222,11 +225,9 @@ def test_a_fault_in_a_gguf_is_called_a_bug_and_its_module_named(
     """Also under llama.cpp's own defaults, whose float16 is as large as some faults."""
     edited = planted(loaded, fault, tmp_path / "edited.gguf")
     monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
-    found = judge(loaded, [ids], variant=path)
-    assert found.name == "bug suspected", found.because
-    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
-    assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
-    assert alone.figures.largest_ratio_of_others < LARGEST_ALONE / 2
+    figures = figures_of_bug(judge(loaded, [ids], variant=path))
+    assert set(figures.modules_beyond) == MODULES_OF[fault]
+    assert figures.largest_ratio_of_others < LARGEST_ALONE / 2
 
 
 @pytest.mark.spread(1)
@@ -253,10 +254,8 @@ def test_a_fault_in_an_exported_graph_is_called_a_bug_and_its_module_named(
 ):
     edited = planted_folder(loaded, fault, tmp_path / "edited")
     monkeypatch.setattr(engine_side, "folder_of", lambda *_: edited)
-    found = judge(loaded, [ids], variant=path)
-    assert found.name == "bug suspected", found.because
-    (alone,) = [row for row in found.evidence if row.check == "each module alone"]
-    assert set(alone.figures.modules_beyond) == MODULES_OF[fault]
+    figures = figures_of_bug(judge(loaded, [ids], variant=path))
+    assert set(figures.modules_beyond) == MODULES_OF[fault]
 
 
 def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(
@@ -317,7 +316,7 @@ def test_being_followed_changes_no_bit(loaded, ids, path):
         trace.modules = traced_modules(loaded.model).keys()
         followed = whole_side(side_of(path).run_on(loaded, trace), ids)
     assert len(trace.outputs) > 10
-    assert torch.equal(followed, _logits(loaded, path, ids))
+    assert torch.equal(followed, logits_of(path, loaded, ids))
 
 
 @pytest.mark.thorough
@@ -367,8 +366,8 @@ def test_what_an_engine_of_another_environment_rounds_is_no_bug(loaded, ids, pat
 def test_vllm_decodes_given_tokens_where_it_replays_them_and_says_so_where_not(loaded, ids):
     """Its runner for a CPU has no trace replay."""
     try:
-        found = _logits(loaded, "vllm:decode", ids[:12])
+        found = logits_of("vllm:decode", loaded, ids[:12])
     except CaptureError as error:
         assert "no trace replay" in str(error)  # noqa: PT017 - either is right
     else:
-        assert float((found - _logits(loaded, "prefill", ids[:12])).abs().max()) < 1e-3
+        assert float((found - logits_of("prefill", loaded, ids[:12])).abs().max()) < 1e-3

@@ -27,13 +27,16 @@ from transformers import (
     Qwen3Config,
 )
 
-from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
+from tests.core.inference.sameness import on_cpu
+from tests.places import ROOT
 
 TEXT = (
     "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six,"
     " café lamps – still lit.\n"
 )
+
 VOCAB = 384
 CONTEXT = 96
 # of the sliding-window models: far shorter than the prompts, so that caches do drop tokens
@@ -186,32 +189,28 @@ def model_folders(tmp_path_factory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def llama(model_folders) -> LoadedModel:
-    return load_model(str(model_folders["llama"]), dtype="float32", device="cpu")
+    return on_cpu(model_folders["llama"])
 
 
 @pytest.fixture(scope="session")
 def llama_bfloat16(model_folders) -> LoadedModel:
-    return load_model(str(model_folders["llama"]), dtype="bfloat16", device="cpu")
+    return on_cpu(model_folders["llama"], "bfloat16")
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def loaded(request, model_folders) -> LoadedModel:
-    return load_model(str(model_folders[request.param]), dtype="float32", device="cpu")
+    return on_cpu(model_folders[request.param])
 
 
 @pytest.fixture(scope="module")
 def model_of(model_folders) -> Callable[..., LoadedModel]:
     """Each model in each dtype, loaded once."""
     return cache(
-        lambda name, dtype="float32": load_model(
-            str(model_folders[name]),
-            dtype=dtype,
-            device="cpu",
-        ),
+        lambda name, dtype="float32": on_cpu(model_folders[name], dtype),
     )
 
 
 @pytest.fixture(scope="session")
 def shipped_model() -> Path:
     """The folder of the small trained model of the sample runs."""
-    return Path(__file__).resolve().parents[3] / "sample_runs" / "model"
+    return ROOT / "sample_runs" / "model"

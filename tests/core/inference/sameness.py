@@ -13,7 +13,7 @@ import torch
 from core.capture_request import CaptureRequest
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture
 from core.inference.generating.generation import plan_generation
-from core.inference.models.model import LoadedModel
+from core.inference.models.model import LoadedModel, load_model
 from core.inference.paths.engines import side_of, whole_side
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -21,6 +21,16 @@ from core.runs.writer import RunWriter
 
 PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
 POSITIONS = 32
+
+
+def on_cpu(name, dtype="float32", **more: Any) -> LoadedModel:
+    """A model of a folder or a file, loaded on the CPU."""
+    return load_model(
+        str(name),
+        dtype=dtype,
+        device="cpu",
+        **more,
+    )
 
 
 def tokens(loaded: LoadedModel) -> list[int]:
@@ -46,7 +56,12 @@ def planned(
     settings |= {"reference": reference, "variants": tuple(variants)}
     request = CaptureRequest(model=loaded.name, **settings)
     if request.tokens:
-        return plan_generation(loaded, prompts, request, is_dry=is_dry)
+        return plan_generation(
+            loaded,
+            prompts,
+            request,
+            is_dry=is_dry,
+        )
     return plan_capture(loaded, prompts, request)
 
 
@@ -58,7 +73,13 @@ def captured(
     **settings: Any,
 ) -> RunReader:
     """The stored run of a capture of prefill and a variant, nothing of which failed."""
-    plan = planned(loaded, prompts, "prefill", [variant], **settings)
+    plan = planned(
+        loaded,
+        prompts,
+        "prefill",
+        [variant],
+        **settings,
+    )
     with RunWriter(store, plan.header) as writer:
         assert run_capture(plan, writer) == []
         return RunReader(store.path_of(writer.finish()))
@@ -100,6 +121,7 @@ def float32_bound(loaded: LoadedModel) -> float:
 
 def computes_the_same(path: str, loaded: LoadedModel) -> bool:
     """Within the bound of float32 at every position, and the same argmax."""
-    logits, exact = logits_of(path, loaded), exact_logits(loaded)
+    logits = logits_of(path, loaded)
+    exact = exact_logits(loaded)
     is_close = float((logits.double() - exact).abs().max()) <= float32_bound(loaded)
     return is_close and bool((logits.argmax(-1) == exact.argmax(-1)).all())

@@ -29,7 +29,12 @@ def plan_of(*operations, **settings):
         settings.pop("dtypes", ("float32",)),
         probes_of(CPU, (), False, (), operations),
         # repeats end it, on a busy machine too
-        **{"repeats": 4, "seconds_each": 3600.0, "is_quick": True, **settings},
+        **{
+            "repeats": 4,
+            "seconds_each": 3600.0,
+            "is_quick": True,
+            **settings,
+        },
     )
 
 
@@ -49,12 +54,24 @@ def in_halves(x, w):
 
 
 def planted(run, name="planted"):
-    return Operation(name, "width {k}, {n}", ("k",), ("k n",), run, ((WIDE, 8),))
+    return Operation(
+        name,
+        "width {k}, {n}",
+        ("k",),
+        ("k n",),
+        run,
+        ((WIDE, 8),),
+    )
 
 
 def probed(run, **settings):
     operation = planted(run)
-    return probe(operation, (WIDE, 8), "float32", plan_of(operation, **settings))
+    return probe(
+        operation,
+        (WIDE, 8),
+        "float32",
+        plan_of(operation, **settings),
+    )
 
 
 def batches_of(row):
@@ -81,7 +98,8 @@ def test_a_reduction_split_beyond_batch_3_is_reported_with_its_boundary_and_dist
     assert row["rows_tried"] == 16
     assert len(whole) == 16
     steps = 0
-    low, high = np.minimum(whole, halves), np.maximum(whole, halves)
+    low = np.minimum(whole, halves)
+    high = np.maximum(whole, halves)
     while (low < high).any():  # numpy's own walk from one float32 to the next
         low, steps = np.where(low < high, np.nextafter(low, high), low), steps + 1
     assert row["batch_neq"] == np.count_nonzero(whole != halves)
@@ -159,7 +177,16 @@ def test_every_operation_of_the_table_is_probed(dtype):
         (operation, operation.sizes[0]) for operation in OPERATIONS if operation.is_on_cpu
     )
     rows = list(
-        probe_all(ProbePlan(CPU, (dtype,), probes, repeats=1, is_quick=True, seconds_each=0.0)),
+        probe_all(
+            ProbePlan(
+                CPU,
+                (dtype,),
+                probes,
+                repeats=1,
+                is_quick=True,
+                seconds_each=0.0,
+            )
+        ),
     )
     assert [row for row in rows if row["refusal"] or not row["elements"]] == []
 

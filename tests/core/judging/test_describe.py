@@ -21,7 +21,11 @@ def test_a_file_is_what_it_holds_whatever_it_is_called(tmp_path):
     np.save(tmp_path / "one.npy", logits)
     np.savez(tmp_path / "one.npz", only=logits, token_ids=np.arange(2))
     np.savez(tmp_path / "two.npz", a=logits, b=logits)
-    kinds = {"one.npy": "array", "one.npz": "array", "two.npz": "dump"}
+    kinds = {
+        "one.npy": "array",
+        "one.npz": "array",
+        "two.npz": "dump",
+    }
     assert {name: headers_of(tmp_path / name)[0] for name in kinds} == kinds
     assert headers_of(shutil.copy(RUN, tmp_path / "run.npz"))[0] == "run"
     assert headers_of(shutil.copy(tmp_path / "two.npz", tmp_path / "two.duckdb"))[0] == "dump"

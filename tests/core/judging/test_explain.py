@@ -133,7 +133,14 @@ def causes_of(y, x=LOGITS):
         return sides[which][start:stop]
 
     return explain(
-        complete_rows(("a", "b"), "float32", (TOKENS,), [len(x)], x.shape[1], read),
+        complete_rows(
+            ("a", "b"),
+            "float32",
+            (TOKENS,),
+            [len(x)],
+            x.shape[1],
+            read,
+        ),
     ).causes
 
 
@@ -209,7 +216,8 @@ def causes_of_lists(*sides):
 @pytest.mark.parametrize("size", [1, 3, 5, 20])
 def test_clean_lists_have_no_cause(size):
     """Lists of the top tokens of each row; of size 1 of the next token."""
-    tokens, sides = [*TOKENS, 0], []
+    tokens = [*TOKENS, 0]
+    sides = []
     for values in (log_softmax(LOGITS), log_softmax(OTHER)):
         best = np.argsort(-values, axis=1)[:, :size] if size > 1 else np.array(tokens[1:])[:, None]
         rows = {
@@ -221,7 +229,8 @@ def test_clean_lists_have_no_cause(size):
 
 @pytest.mark.parametrize("shift", [1, 2, -1])
 def test_chosen_values_of_other_tokens_are_shifted_rows(shift):
-    values, tokens = [-0.5 - (at * 37 % 23) / 5 for at in range(30)], list(range(100, 131))
+    values = [-0.5 - (at * 37 % 23) / 5 for at in range(30)]
+    tokens = list(range(100, 131))
     sides = [
         side(
             name,

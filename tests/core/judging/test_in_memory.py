@@ -74,7 +74,12 @@ def test_a_dump_in_memory_is_what_its_run_file_is(name, tmp_path):
         reports = []
         for each in (stored, run):
             pairs, classes = report_of_run(each)
-            json = as_json(pairs, classes, each.header, with_positions=True)
+            json = as_json(
+                pairs,
+                classes,
+                each.header,
+                with_positions=True,
+            )
             reports.append((json, [pair.answer for pair in pairs], each.vocabulary))
         assert reports[0] == reports[1]
         for pair in range(len(run.pairs)):

@@ -35,6 +35,7 @@ from core.judging import judge as judging
 from core.judging.conclude import conclude
 from core.judging.controls import Controls, NotAvailableError
 from core.places import NotFinite
+from tests.core.evidence import rows_of
 
 POSITIONS = 300
 SIDES = ("prefill", "engine")
@@ -110,10 +111,6 @@ def at(row, factor):
 A_NAN = NotFinite(2 * (np.arange(POSITIONS) == 103), 7, " the", SIDES, (1.25, math.nan))
 
 
-def rows(verdict, check):
-    return [row for row in verdict.evidence if row.check is check]
-
-
 def test_both_comparisons_have_to_pass():
     sound = judge(MadeControls())
     assert sound.name == "rounding"
@@ -126,7 +123,7 @@ def test_both_comparisons_have_to_pass():
     assert narrow.name == "bug suspected"
     assert narrow.noise_ratio == pytest.approx(3.0, rel=0.1)
     assert {row.outcome for row in narrow.evidence if row.group == FLOAT32} == {PASSED}
-    (drawn,) = rows(narrow, DRAWN)
+    (drawn,) = rows_of(narrow.evidence, DRAWN)
     assert drawn.outcome == FAILED
 
 
@@ -192,7 +189,7 @@ def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing():
     for narrow in (1.0, 3.0):
         verdict = judge(Odd(narrow=narrow, has_wide=False))
         assert verdict.name == "undecided"
-        assert rows(verdict, DRAWN)[0].outcome == MISSING
+        assert rows_of(verdict.evidence, DRAWN)[0].outcome == MISSING
     assert judge(Odd(narrow=1.0)).name == "rounding"  # float32 decides
     assert judge(Odd(narrow=3.0)).name == "undecided"  # of a fault in 16 bits alone it says nothing
 
@@ -390,7 +387,7 @@ def test_a_side_that_moves_by_itself_leaks_if_others_move_it_four_times_as_far(
         Evidence(OTHER_PROMPTS, "next to others", others, FAILED, "It leaks.", "engine"),
     ]
     verdict = conclude(rows, is_bit_identical=False)
-    (row,) = (row for row in verdict.evidence if row.check is OTHER_PROMPTS)
+    (row,) = rows_of(verdict.evidence, OTHER_PROMPTS)
     assert row.outcome == outcome
 
 
@@ -401,7 +398,7 @@ def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(ratio, is_beyo
     squares[7] *= ratio**2
     controls.moved, controls.rerun_squares = ("engine",), squares
     verdict = judging.judge(controls)
-    (row,) = (row for row in verdict.evidence if row.check is AGAIN)
+    (row,) = rows_of(verdict.evidence, AGAIN)
     assert row.figures.beyond_noise_floor is is_beyond
     assert verdict.name == ("bug suspected" if is_beyond else "nondeterministic")
 

@@ -23,7 +23,14 @@ def scores(rollout, trainer, step, dtypes):
     """
     one = np.zeros(1, np.int64)
     rows = [
-        RowPair(at // 40, at % 40, one, rollout[at : at + 1], trainer[at : at + 1], one)
+        RowPair(
+            at // 40,
+            at % 40,
+            one,
+            rollout[at : at + 1],
+            trainer[at : at + 1],
+            one,
+        )
         for at in range(TOKENS)
     ]
     places = [(row.prompt, row.position) for row in rows]
@@ -62,13 +69,23 @@ BOTH = {"bfloat16": FLOOR, "float32": 1e-5 * FLOOR}
     ],
 )
 def test_each_side_agrees_with_the_checkpoint_that_made_it(step, rollout, trainer, kind, agrees):
-    made = scores(side(rollout, step), side(trainer, step), step, BOTH)
+    made = scores(
+        side(rollout, step),
+        side(trainer, step),
+        step,
+        BOTH,
+    )
     cause = explain_rescored(made)[0]
     assert (cause.name, *cause.parameters["agrees"].values()) == (kind, *agrees), cause
 
 
 def test_a_float32_trainer_is_told_apart_where_a_bfloat16_rollout_is_not():
-    made = scores(side(0, 0.02), side(1, 0.02, 1e-5 * FLOOR), 0.02, BOTH)
+    made = scores(
+        side(0, 0.02),
+        side(1, 0.02, 1e-5 * FLOOR),
+        0.02,
+        BOTH,
+    )
     cause = explain_rescored(made)[0]
     assert cause.name == "numerics of two settings"
     assert cause.parameters["agrees"] == {
@@ -78,7 +95,8 @@ def test_a_float32_trainer_is_told_apart_where_a_bfloat16_rollout_is_not():
 
 
 def test_sizes_are_in_noise_floors_of_each_checkpoint():
-    rollout, trainer = side(0, 8), side(2, 8)
+    rollout = side(0, 8)
+    trainer = side(2, 8)
     made = scores(rollout, trainer, 8, {"bfloat16": FLOOR})
     rows = explain_rescored(made)[0].parameters["noise_floors"]
     for one, row in zip(made, rows, strict=True):

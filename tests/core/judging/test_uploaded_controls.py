@@ -25,12 +25,16 @@ from core.runs.dumps.export import export_npz
 from core.runs.queries.verdicts import next_command
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.evidence import rows_of
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
 from tests.core.runs.damaging import damaged
+from tests.core.runs.made_runs import ingested
 from tests.covering import few
 
 X, HEAD = states()
 FAULT = with_fault(X)
+REFERENCE, VARIANT = in_bfloat16(X, HEAD, 1), in_bfloat16(X, HEAD, 2)
+PAIR_IN_BFLOAT16 = {"reference": REFERENCE, "variant": VARIANT}
 FLOOR = {f"way_{order}": in_float32(X, HEAD, order) for order in (11, 12, 13, 14, 15)}
 
 
@@ -53,7 +57,7 @@ def dump_of(tmp_path_factory):
         key = variant.tobytes()
         if key not in run_ids:
             sides = {
-                "reference": in_bfloat16(X, HEAD, 1),
+                "reference": REFERENCE,
                 "variant": variant,
                 "token_ids": np.arange(ROWS),
             }
@@ -73,7 +77,7 @@ def judged(dump_of, tmp_path):
         store, run_id = dump_of(variant)
         with RunReader(store.path_of(run_id)) as run:
             measured = measure_controls(run, **on_disk(tmp_path, controls))
-            checks = [[row for row in run.evidence(0) if row.group == VALIDITY]]
+            checks = [rows_of(run.evidence(0), VALIDITY)]
             return judge_upload(run, checks, [], measured, [before] if before else [])[0]
 
     return judge
@@ -88,7 +92,7 @@ def on_disk(folder, controls):
 
 
 def row_of(verdict, group):
-    return next(row for row in verdict.evidence if row.group == group)
+    return rows_of(verdict.evidence, group)[0]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +128,7 @@ def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault, verdict, jud
 def test_equal_bits_in_16_bits_hide_no_fault_where_float32_and_a_floor_are_given(
     judged,
 ):
-    found = judged(in_bfloat16(X, HEAD, 1), float32=pair_with(FAULT), floor=FLOOR)
+    found = judged(REFERENCE, float32=pair_with(FAULT), floor=FLOOR)
     assert found.name == "bug suspected"
 
 
@@ -133,32 +137,30 @@ def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(
     side,
     judged,
 ):
-    variant = in_bfloat16(X, HEAD, 2)
-    again = {"reference": in_bfloat16(X, HEAD, 1), "variant": variant}
-    found = judged(variant, rerun=again)
+    again = PAIR_IN_BFLOAT16
+    found = judged(VARIANT, rerun=again)
     assert found.name == "likely rounding"
     assert row_of(found, RERUN).outcome == PASSED
-    found = judged(variant, rerun={**again, side: in_bfloat16(X, HEAD, 9)})
+    found = judged(VARIANT, rerun={**again, side: in_bfloat16(X, HEAD, 9)})
     assert found.name == "nondeterministic"
     assert row_of(found, RERUN).outcome == FAILED
     assert row_of(found, RERUN).figures.not_repeatable == (side,)
     one_bit = again[side].copy()
     one_bit.view(np.uint32)[ROWS - 1, 0] ^= 1 << 16
-    assert row_of(judged(variant, rerun={**again, side: one_bit}), RERUN).outcome == FAILED
+    assert row_of(judged(VARIANT, rerun={**again, side: one_bit}), RERUN).outcome == FAILED
 
 
 def test_other_neighbours_that_change_bits_are_a_leak_unless_there_are_experts(judged):
-    variant = in_bfloat16(X, HEAD, 2)
-    found = judged(variant, neighbours={"variant": variant})
+    found = judged(VARIANT, neighbours={"variant": VARIANT})
     assert found.name == "likely rounding"
     assert row_of(found, NEIGHBOURS).outcome == PASSED
-    leaked = variant.copy()
-    leaked[3] = variant[4]
+    leaked = VARIANT.copy()
+    leaked[3] = VARIANT[4]
     for experts, verdict, outcome in (
         (False, "bug suspected", FAILED),
         (True, "likely rounding", NOTED),
     ):
-        found = judged(variant, neighbours={"variant": leaked}, has_experts=experts)
+        found = judged(VARIANT, neighbours={"variant": leaked}, has_experts=experts)
         assert found.name == verdict
         assert row_of(found, NEIGHBOURS).outcome == outcome
 
@@ -186,20 +188,18 @@ def test_a_side_that_does_not_repeat_its_bits_leaks_only_where_it_moves_further_
 
 
 def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_path):
-    variant = in_bfloat16(X, HEAD, 2)
     store = Store(tmp_path / "store")
     dump = saved(
         tmp_path / "dump.npz",
-        reference=in_bfloat16(X, HEAD, 1),
-        variant=variant,
+        **PAIR_IN_BFLOAT16,
         token_ids=np.arange(ROWS),
     )
-    with RunReader(store.path_of(ingest(store, [dump]))) as before:
-        controls = measure_controls(before, **on_disk(tmp_path, {"rerun": {"variant": variant}}))
+    with ingested(store, dump) as before:
+        controls = measure_controls(before, **on_disk(tmp_path, {"rerun": {"variant": VARIANT}}))
         run = RunReader(store.path_of(judge_stored(store, before, controls, name="with a rerun")))
         assert [side.sha256 for side in before.sides] == [side.sha256 for side in run.sides]
         assert before.pairs[0].verdict == "likely rounding"
-        assert not [row for row in before.evidence(0) if row.group == RERUN]
+        assert not rows_of(before.evidence(0), RERUN)
         assert [row.outcome for row in run.evidence(0) if row.group == RERUN] == [PASSED]
         assert f"Judged from run {before.run_id}." in run.header.provenance.note
         for each in (before, run):
@@ -211,19 +211,18 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
     assert [path.name for path in (tmp_path / "store").iterdir() if path.name.startswith(".")] == []
 
 
-PAIR_IN_BFLOAT16 = {"reference": in_bfloat16(X, HEAD, 1), "variant": in_bfloat16(X, HEAD, 2)}
 REFUSED = {
     "fewer positions": (
         "rerun",
-        {"variant": in_bfloat16(X, HEAD, 2)[:-1]},
+        {"variant": VARIANT[:-1]},
         "47 positions x 600 tokens; expected 48",
     ),
     "other tokens": (
         "rerun",
-        {"variant": in_bfloat16(X, HEAD, 2), "token_ids": np.arange(ROWS) + 1},
+        {"variant": VARIANT, "token_ids": np.arange(ROWS) + 1},
         "token_ids",
     ),
-    "other names": ("rerun", {"nobody": in_bfloat16(X, HEAD, 2)}, "has sides 'nobody'"),
+    "other names": ("rerun", {"nobody": VARIANT}, "has sides 'nobody'"),
     "float32 values in a rerun": (
         "rerun",
         {"variant": in_float32(X, HEAD, 2)},
@@ -249,7 +248,7 @@ REFUSED = {
     ),
     "one name shared": (
         "rerun",
-        {"variant": in_bfloat16(X, HEAD, 2), "again": in_bfloat16(X, HEAD, 1)},
+        {"variant": VARIANT, "again": REFERENCE},
         "has sides 'variant' and 'again'",
     ),
 }
@@ -260,7 +259,7 @@ def test_what_is_no_control_is_refused_in_a_sentence(case, judged):
     what, arrays, sentence = REFUSED[case]
     given = {what: arrays} if what != "floor" else {"float32": PAIR, "floor": arrays}
     with pytest.raises(DumpError, match=sentence):
-        judged(in_bfloat16(X, HEAD, 2), **given)
+        judged(VARIANT, **given)
 
 
 # ---- controls that would turn a fault into rounding
@@ -357,7 +356,7 @@ def test_a_floor_that_is_none_decides_nothing(floor, sentence, judged):
         found = judged(in_bfloat16(x, HEAD, 2), float32=pair_with(x), floor=floor)
         assert found.name == verdict
         assert found.noise_ratio is None
-        aside, _ = (row for row in found.evidence if row.group == FLOAT32)
+        aside, _ = rows_of(found.evidence, FLOAT32)
         assert sentence in aside.says
         assert aside.outcome == MISSING
 
@@ -373,7 +372,7 @@ def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for
     }
     dump = saved(tmp_path / "d.npz", **sides, token_ids=np.arange(ROWS))
     ways = saved(tmp_path / "w.npz", **EACH_WITH_A_FAULT)
-    with RunReader(store.path_of(ingest(store, [dump]))) as run:
+    with ingested(store, dump) as run:
         judged_run = RunReader(
             store.path_of(judge_stored(store, run, measure_controls(run, floor=[ways]))),
         )
@@ -385,7 +384,7 @@ def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for
 
 def test_a_floor_without_the_pair_in_float32_is_refused(judged):
     with pytest.raises(UsageError, match="--float32"):
-        judged(in_bfloat16(X, HEAD, 2), floor=FLOOR)
+        judged(VARIANT, floor=FLOOR)
 
 
 def test_a_run_without_its_pair_gets_a_sentence_and_no_verdict(store, tmp_path):

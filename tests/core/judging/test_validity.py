@@ -24,15 +24,14 @@ from core.evidence import (
     VALIDITY,
 )
 from core.evidence import FLOAT32 as FLOAT32_GROUP
-from core.judging.ingest import ingest
 from core.judging.stored import explain_pair
 from core.numerics.constant_rows import Filling
 from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.queries.flips import telling_place
 from core.runs.queries.verdicts import next_command
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.judging.engine_dumps import ROWS, VOCAB, in_bfloat16, in_float32, saved, states
+from tests.core.runs.made_runs import ingested
 
 X, HEAD = states()
 PLAIN = in_bfloat16(X, HEAD, 1)
@@ -47,7 +46,7 @@ def stored(folder, reference=PLAIN, variant=OTHER, **more):
     folder.mkdir(exist_ok=True)
     store = Store(folder / "store")
     dump = saved(folder / "dump.npz", reference=reference, variant=variant, **more)
-    return RunReader(store.path_of(ingest(store, [dump])))
+    return ingested(store, dump)
 
 
 def outcomes(run):
@@ -82,10 +81,6 @@ def _log_softmax(logits):
     return (wide - np.log(np.exp(wide).sum(1, keepdims=True))).astype(np.float32)
 
 
-def _softmax(logits):
-    return np.exp(_log_softmax(logits))
-
-
 INVALID = {  # the sides, the check that fails, and some of its figures
     "top 20, the rest -inf": (
         PLAIN,
@@ -115,7 +110,7 @@ INVALID = {  # the sides, the check that fails, and some of its figures
     "rows one early": (PLAIN, np.concatenate([OTHER[1:], OTHER[-1:]]), SHIFT, {}),
     "rows two late": (PLAIN, np.concatenate([OTHER[:2], OTHER[:-2]]), SHIFT, {}),
     "log-probabilities on one side": (PLAIN, _log_softmax(OTHER), LOGSUMEXP, {}),
-    "probabilities on one side": (PLAIN, _softmax(OTHER), LOGSUMEXP, {}),
+    "probabilities on one side": (PLAIN, np.exp(_log_softmax(OTHER)), LOGSUMEXP, {}),
     "a NaN on one side": (
         PLAIN,
         np.where((np.arange(ROWS)[:, None] == 7) & (np.arange(VOCAB) == 3), np.nan, OTHER),

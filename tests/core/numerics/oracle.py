@@ -124,7 +124,9 @@ def _margin(top: list[float], ids: list[int], fmt: FloatFormat) -> tuple[float, 
 def expected_figures(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
     """Every figure of rows `a` against `b`, bits [rows, vocab]."""
     rows: list[dict] = []
-    kls, histogram, row_cells = [], Counter[int](), []
+    kls = []
+    histogram = Counter[int]()
+    row_cells = []
     for x, y, x_bits, y_bits in zip(values(a, fmt), values(b, fmt), a, b, strict=True):
         is_same = (x == y) | (np.isnan(x) & np.isnan(y))
         finite = np.isfinite(x) & np.isfinite(y)
@@ -140,7 +142,8 @@ def expected_figures(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
         row_cells.append(np.where(np.isinf(of_groups), np.nan, of_groups))
         x_ids, x_top = _top(x)
         y_ids, y_top = _top(y)
-        x_margin, y_margin = _margin(x_top, x_ids, fmt), _margin(y_top, y_ids, fmt)
+        x_margin = _margin(x_top, x_ids, fmt)
+        y_margin = _margin(y_top, y_ids, fmt)
         smaller = min((m for m in (x_margin[0], y_margin[0]) if m == m), default=math.nan)
         max_abs = gaps.max(initial=0.0)
         rows.append(
@@ -193,7 +196,13 @@ def expected_figures(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
         "variant.logsumexp",
     )
     close = {name: columns.pop(name) for name in summed}
-    return Expected(columns, close, np.array(row_cells), np.array(kls), dict(histogram))
+    return Expected(
+        columns,
+        close,
+        np.array(row_cells),
+        np.array(kls),
+        dict(histogram),
+    )
 
 
 def _is_close(got: NDArray, want: NDArray, relative: float, absolute: float) -> bool:

@@ -14,7 +14,12 @@ Kind = Callable[[np.random.Generator, int, FloatFormat], Row]
 
 
 def _patterns(rng: np.random.Generator, vocab: int, fmt: FloatFormat) -> NDArray:
-    return rng.integers(0, 1 << fmt.bits, vocab, dtype=fmt.carrier)
+    return rng.integers(
+        0,
+        1 << fmt.bits,
+        vocab,
+        dtype=fmt.carrier,
+    )
 
 
 def _finite(rng: np.random.Generator, vocab: int, fmt: FloatFormat) -> NDArray:
@@ -140,7 +145,16 @@ def masked_all(rng, vocab, fmt) -> Row:
 
 
 def infinite_top(rng, vocab, fmt) -> Row:
-    a, b = (_with(_logits(rng, vocab, fmt), rng, np.inf, fmt, 2 / vocab) for _ in range(2))
+    a, b = (
+        _with(
+            _logits(rng, vocab, fmt),
+            rng,
+            np.inf,
+            fmt,
+            2 / vocab,
+        )
+        for _ in range(2)
+    )
     return a, b
 
 

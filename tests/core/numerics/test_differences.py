@@ -17,7 +17,12 @@ def sides(fmt, width):
     last bit.
     """
     random = np.random.default_rng(width)
-    a = random.integers(0, 1 << fmt.bits, (7, width), dtype=fmt.carrier)
+    a = random.integers(
+        0,
+        1 << fmt.bits,
+        (7, width),
+        dtype=fmt.carrier,
+    )
     b = a.copy()
     b[random.random(b.shape) < 0.3] ^= 1
     return a, b
@@ -29,7 +34,8 @@ def sides(fmt, width):
 def test_figures_are_those_of_their_definitions(name, width):
     fmt = LOGIT_FORMATS[name]
     a, b = sides(fmt, width)
-    found, expected = differences(a, b, fmt), expected_figures(a, b, fmt)
+    found = differences(a, b, fmt)
+    expected = expected_figures(a, b, fmt)
     for name in ("neq", "nonfinite_mismatch", "max_ulps", "sum_ulps", "finite", "max_abs"):
         assert np.array_equal(getattr(found, name), expected.exact[name]), name
     np.testing.assert_allclose(found.sum_squares, expected.close["sum_squares"], rtol=1e-12)

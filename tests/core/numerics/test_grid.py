@@ -8,7 +8,11 @@ import torch
 
 from core.numerics.grid import find_grid, margin_ulps, sent_error
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
 
 
 def sent(dtype, scale, centre, k, rows=16):

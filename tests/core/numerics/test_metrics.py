@@ -7,13 +7,9 @@ from core.numerics.formats import BFLOAT16
 from core.numerics.metrics import METRICS
 
 
-def figures_of_two_rows():
-    bits = np.array([[0x3F80, 0x4000, 0x4040], [0x3F80, 0x7FC0, 0xFF80]], np.uint16)
-    return compare(bits, bits + np.array([[1], [0]], np.uint16), BFLOAT16)
-
-
 def test_every_metric_is_computed_in_the_type_that_it_is_stored_in():
-    figures = figures_of_two_rows()
+    bits = np.array([[0x3F80, 0x4000, 0x4040], [0x3F80, 0x7FC0, 0xFF80]], np.uint16)
+    figures = compare(bits, bits + np.array([[1], [0]], np.uint16), BFLOAT16)
     for metric in METRICS:
         values = getattr(figures, metric.name)
         assert values.shape == (2,)

@@ -25,7 +25,6 @@ ROWS = [
     ),
     ("subnormals", BFLOAT16, [0x0001, 0], [0x0003, 0], 2.0**-133, 2.0),
     ("zeros of both signs", BFLOAT16, [0x0000, 0x8000], [0x0001, 0], 2.0**-133, 1.0),
-    ("the smallest normal", BFLOAT16, [0x0080, 0], [0x0082, 0], 2.0**-133, 2.0),
     ("the largest finite", BFLOAT16, [0x7F7F, 0], [0x7F7E, 0], 2.0**120, 1.0),
     ("an infinity on both sides", BFLOAT16, [0x7F80, 0x3F80], [0x7F80, 0x3F81], 2.0**-7, 1.0),
     ("an infinity of the variant", BFLOAT16, [0x4080, 0x3F80], [0x7F80, 0x3F80], 2.0**-5, 0.0),
@@ -33,7 +32,6 @@ ROWS = [
     ("nothing finite in the variant", BFLOAT16, [0x4080, 0], [0x7FC0, 0xFF80], 2.0**-5, 0.0),
     ("nothing finite in the reference", BFLOAT16, [0x7FC0, 0xFF80], [0x4080, 0], NONE, NONE),
     ("float16, subnormal", FLOAT16, [0x03FF, 0], [0x03FE, 0], 2.0**-24, 1.0),
-    ("float16, the largest finite", FLOAT16, [0xFBFF, 0], [0xFBFE, 0], 32.0, 1.0),
     (
         "float32, from end to end",
         FLOAT32,
@@ -42,7 +40,6 @@ ROWS = [
         2.0**104,
         2.0 * (2**24 - 1),
     ),
-    ("float32, zeros", FLOAT32, [0x80000000, 0], [0x80000000, 0x00000001], 2.0**-149, 1.0),
     ("float32, next to nothing", FLOAT32, [0x7F7FFFFF, 0], [0x7F7FFFFF, 1], 2.0**104, 2.0**-253),
 ]
 

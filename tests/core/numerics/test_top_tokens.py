@@ -35,7 +35,8 @@ def pair(seed):
 def listed(row, best):
     """One row of these values, largest first."""
     none = np.zeros(1, np.int64)
-    ids, values = np.array(list(row), np.int64), np.array(list(row.values()))
+    ids = np.array(list(row), np.int64)
+    values = np.array(list(row.values()))
     return TopTokenRows(
         none,
         np.array([0, len(row)]),

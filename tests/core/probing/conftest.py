@@ -13,10 +13,11 @@ import gguf
 import pytest
 
 from core.inference.models.engine_files import gguf_of
-from core.inference.models.model import load_model
+from tests.core.inference.sameness import on_cpu
+from tests.places import ROOT
 from tests.serving import free_port
 
-MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
+MODEL = ROOT / "sample_runs" / "model"
 
 
 def add_tokenizer(file: gguf.GGUFWriter, _: str):
@@ -60,7 +61,7 @@ def _written(place: Path, quantize: gguf.GGMLQuantizationType | None = None) -> 
         patch.setenv("ULPSCOPE_CACHE", str(place))
         patch.setattr(gguf.GGUFWriter, "add_tokenizer_model", add_tokenizer)
         patch.setattr(gguf.GGUFWriter, "add_tensor", add)
-        written = gguf_of(load_model(str(MODEL), dtype="float32", device="cpu"), "float32")
+        written = gguf_of(on_cpu(MODEL), "float32")
     return written.rename(place / "small.gguf")
 
 

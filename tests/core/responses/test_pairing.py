@@ -23,15 +23,25 @@ def test_a_row_is_compared_while_both_have_read_the_same_tokens():
     """Prompt 5, 6; A goes on 7, 8, 9 and B 7, 1, 9: the row after 7 is the last of equal context,
     at position 2.
     """
-    rows = {1: {7: -0.1, 1: -3.0}, 2: {8: -0.5, 1: -0.75}, 3: {9: -0.1, 2: -4.0}}
-    other = {1: {7: -0.1, 1: -3.0}, 2: {1: -0.5, 8: -0.75}, 3: {9: -0.2, 2: -4.0}}
+    rows = {
+        1: {7: -0.1, 1: -3.0},
+        2: {8: -0.5, 1: -0.75},
+        3: {9: -0.1, 2: -4.0},
+    }
+    other = {
+        1: {7: -0.1, 1: -3.0},
+        2: {1: -0.5, 8: -0.75},
+        3: {9: -0.2, 2: -4.0},
+    }
     pair = compare(
         side("A", response([5, 6, 7, 8, 9], rows, prompt=2)),
         side("B", response([5, 6, 7, 1, 9], other, prompt=2)),
     )
-    assert (pair.positions.tolist(), pair.figures.is_flip.tolist()) == ([1, 2], [False, True])
+    assert pair.positions.tolist() == [1, 2]
+    assert pair.figures.is_flip.tolist() == [False, True]
     (meeting,) = pair.meetings
-    assert (meeting.parting, meeting.is_parting_in_prompt) == (3, False)
+    assert meeting.parting == 3
+    assert not meeting.is_parting_in_prompt
     assert pair.figures.max_abs[1] == pytest.approx(0.25)
     assert pair.figures.reference_margin[1] == 0.25
 
@@ -39,7 +49,12 @@ def test_a_row_is_compared_while_both_have_read_the_same_tokens():
 def test_the_first_position_that_differs_is_said_unless_it_is_the_first_of_all():
     """A prompt is scored alike, and what was decoded after it is not."""
     tokens = [5, 6, 7, 8, 9]
-    rows = {0: {6: -0.1}, 1: {7: -0.1}, 2: {8: -0.5}, 3: {9: -0.1}}
+    rows = {
+        0: {6: -0.1},
+        1: {7: -0.1},
+        2: {8: -0.5},
+        3: {9: -0.1},
+    }
     reference = side("A", response(tokens, rows))
     later = side(
         "B",
@@ -74,7 +89,11 @@ def test_a_response_without_its_prompt_begins_where_the_other_generates():
     first new token.
     """
     first = {7: -0.1, 1: -3.0}
-    rows = {0: {6: -1.0, 2: -2.0}, 1: first, 2: {8: -0.5, 1: -1.0}}
+    rows = {
+        0: {6: -1.0, 2: -2.0},
+        1: first,
+        2: {8: -0.5, 1: -1.0},
+    }
     known = side("A", response([5, 6, 7, 8], rows, prompt=2))
     rows = {0: first, 1: {8: -0.25, 1: -1.5}}
     bare = side("B", response([-1, 7, 8], rows, prompt=1, start_known=False))
@@ -103,7 +122,9 @@ def test_texts_join_where_one_side_has_no_ids():
     assert pair.texts[int(pair.figures.reference_token[0])] == " seven"
     twice = replace(ids, texts={7: "same", 1: "same"})
     pair = compare(side("ids", twice), side("texts", texts))
-    assert (pair.sent, pair.compared, pair.common_values) == (1, 0, 0)
+    assert pair.sent == 1
+    assert pair.compared == 0
+    assert pair.common_values == 0
 
 
 def test_tokens_of_one_text_cost_their_row_alone():
@@ -118,7 +139,9 @@ def test_tokens_of_one_text_cost_their_row_alone():
         keys="text",
     )
     pair = compare(side("ids", ids), side("texts", texts))
-    assert (pair.sent, pair.compared, pair.figures.common.tolist()) == (2, 1, [0, 2])
+    assert pair.sent == 2
+    assert pair.compared == 1
+    assert pair.figures.common.tolist() == [0, 2]
     assert any("1 row left out" in note for note in pair.notes)
 
 
@@ -132,7 +155,8 @@ def test_generated_rows_after_prompts_of_two_lengths_meet_at_the_start_of_genera
         prompt=4,
     )
     pair = compare(side("A", one), side("B", other))
-    assert (len(pair.positions), pair.differing) == (2, 0)
+    assert len(pair.positions) == 2
+    assert pair.differing == 0
     assert any("inputs differ" in note for note in pair.notes)
 
 
@@ -149,7 +173,8 @@ def test_repeated_answers_of_a_file_are_its_sides():
     first = response([5, 6], {0: {6: -0.5, 1: -1.0}})
     other = response([8, 6], {0: {6: -0.5, 1: -1.0}})
     one, two = sides_of([first, other, first, other], "file")
-    assert (one.name, two.name) == ("answer 1", "answer 2")
+    assert one.name == "answer 1"
+    assert two.name == "answer 2"
     assert len(one.responses) == len(two.responses) == 2
     for wrong in ([first], [first, other], [first, first, other]):
         with pytest.raises(DumpError, match="equally often"):
@@ -158,20 +183,24 @@ def test_repeated_answers_of_a_file_are_its_sides():
 
 def test_margins_show_the_dtype_of_the_engine():
     pair = compare(engine_side("A", 1, 20), engine_side("B", 2, 20))
-    assert (pair.compute_dtype, len(pair.positions)) == ("bfloat16", 24)
+    assert pair.compute_dtype == "bfloat16"
+    assert len(pair.positions) == 24
     margins = pair.figures.reference_margin, pair.figures.variant_margin
     for ulps, margin in zip(pair.margin_ulps, margins, strict=True):
         assert ulps.any()
         assert ((ulps == 0) == (margin == 0)).all()
     same = compare(engine_side("A", 1, 20), engine_side("B", 1, 20))
-    assert (same.differing, summary_of(same.figures).bit_identical) == (0, None)
+    assert same.differing == 0
+    assert summary_of(same.figures).bit_identical is None
 
 
 @pytest.mark.parametrize("k", [2, 20])
 def test_figures_of_the_top_tokens_are_those_of_whole_rows(k):
     whole = summary_of(compare(engine_side("A", 1, 512), engine_side("B", 2, 512)).figures)
     cut = summary_of(compare(engine_side("A", 1, k), engine_side("B", 2, k)).figures)
-    assert (cut.flips, cut.ties, cut.min_margin) == (whole.flips, whole.ties, whole.min_margin)
+    assert cut.flips == whole.flips
+    assert cut.ties == whole.ties
+    assert cut.min_margin == whole.min_margin
     assert cut.neq <= whole.neq
     assert cut.max_abs <= whole.max_abs
 
@@ -196,7 +225,15 @@ def chosen_beside(name, *values):
         top = ((7, -0.5 - 0.1 * at), (8, -2.0))
         rows.append(TopTokenRow(at, top, 2, target=7, chosen=value))
     tokens = (5, *[7] * len(values))
-    return side(name, Response("test", "token_id", tokens, compress_rows(rows, "here")))
+    return side(
+        name,
+        Response(
+            "test",
+            "token_id",
+            tokens,
+            compress_rows(rows, "here"),
+        ),
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,12 +257,14 @@ def test_chosen_values_are_compared_with_chosen_values_and_lists_with_lists(
 ):
     sides = chosen_beside("one", *one), chosen_beside("other", *other)
     pair = compare(*sides)
-    assert (pair.common_values, pair.differing) == (values, neq)
+    assert pair.common_values == values
+    assert pair.differing == neq
     assert pair.figures.max_abs.max() == pytest.approx(largest)
     stored = run_of(store.path_of(store_run(store, "chosen", *sides)))
     assert [each.name for each in stored.verdicts] == [verdict]
     (again,) = stored.pairs
-    assert (again.common_values, again.differing) == (values, neq)
+    assert again.common_values == values
+    assert again.differing == neq
     assert again.placeholders == pair.placeholders
 
 
@@ -235,7 +274,9 @@ def test_a_contradiction_on_one_side_is_said_first():
         chosen_beside("B", *[-1.5] * 7, NONE),
     )
     (one,) = pair.placeholders
-    assert (one.kind, one.tokens, one.of) == ("contradiction", 7, 8)
+    assert one.kind == "contradiction"
+    assert one.tokens == 7
+    assert one.of == 8
 
 
 @pytest.mark.parametrize(("rows", "verdict"), [(9, IDENTICAL), (8, UNDECIDED)])

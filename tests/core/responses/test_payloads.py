@@ -40,7 +40,8 @@ def compare_with_itself(response):
 def test_a_real_answer_of_llama_cpp_chat():
     """Three tokens after a prompt of 32, of which the template's ids are not said."""
     (found,) = read_responses(PAYLOADS / "llamacpp_chat.json")
-    assert (found.format, found.keys) == ("OpenAI chat", "token_id")
+    assert found.format == "OpenAI chat"
+    assert found.keys == "token_id"
     assert found.tokens == (-1,) * 32 + (57, 5248, 18948)
     assert found.rows.positions.tolist() == [31, 32, 33]
     assert row_of(found, 0) == {
@@ -48,13 +49,16 @@ def test_a_real_answer_of_llama_cpp_chat():
         19556: -2.3952271938323975,
         10813: -2.975816488265991,
     }
-    assert (found.text, found.cached) == ("I'm glad", 0)
+    assert found.text == "I'm glad"
+    assert found.cached == 0
 
 
 def test_a_real_answer_of_llama_cpp_completion():
     (found,) = read_responses(PAYLOADS / "llamacpp_completion.json")
-    assert (found.format, found.top_logprobs) == ("llama.cpp completion", 3)
-    assert (len(found.tokens), found.generated_from) == (23, 19)
+    assert found.format == "llama.cpp completion"
+    assert found.top_logprobs == 3
+    assert len(found.tokens) == 23
+    assert found.generated_from == 19
     assert found.rows.targets.tolist() == [30, 15664, 1000]
 
 
@@ -145,14 +149,16 @@ def test_ollama():
             "logprobs": [{**top[0], "top_logprobs": top}],
         }
     )
-    assert (ollama.keys, ollama.start_known) == ("text", False)
+    assert ollama.keys == "text"
+    assert not ollama.start_known
     assert by_text(ollama, 0) == {"b": -0.5, "<0xF0><0x9F>": -1.0}
 
 
 def test_a_request_beside_its_response_says_tokens_and_settings():
     response = {"choices": [{"text": "", "logprobs": {"content": [{"id": 7, "logprob": -1.0}]}}]}
     found = one({"request": {"prompt": [4, 5], "logprobs": 1}, "response": response})
-    assert (found.tokens, found.top_logprobs) == ((4, 5, 7), 1)
+    assert found.tokens == (4, 5, 7)
+    assert found.top_logprobs == 1
 
 
 @pytest.mark.parametrize(
@@ -312,7 +318,9 @@ def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made()
     assert found.rows.positions.tolist() == list(range(len(prompt) + 2))
     assert found.rows.targets.tolist() == prompt[1:] + made
     first = len(prompt) - 1
-    assert (found.generated_from, found.top_logprobs, found.cached) == (first, 4, 0)
+    assert found.generated_from == first
+    assert found.top_logprobs == 4
+    assert found.cached == 0
     for position, row in enumerate(choice["prompt_logprobs"][1:]):
         assert row_of(found, position) == {int(key): e["logprob"] for key, e in row.items()}
     generated = {f"token_id:{token}": value for token, value in row_of(found, first).items()}
@@ -389,7 +397,9 @@ def test_a_token_that_prints_like_another_has_a_value_beside_its_list():
     assert by_text(found, 1) == {"\ufffd": -1.1, "c": -1.5}
     assert [found.texts[token] for token in found.tokens[1:]] == texts
     pair = compare_with_itself(found)
-    assert (len(pair.positions), pair.differing, pair.common_values) == (4, 0, 9)
+    assert len(pair.positions) == 4
+    assert pair.differing == 0
+    assert pair.common_values == 9
     assert not any("ask the server" in note for note in pair.notes)
 
 
@@ -407,7 +417,8 @@ def test_a_token_listed_with_two_values_costs_the_values_of_its_row():
 def test_ids_beside_texts_name_tokens_where_no_lists_were_sent():
     sent = {"tokens": ["a", "\ufffd"], "token_logprobs": [-0.1, -1.2], "token_ids": [64, 240]}
     found = one({"choices": [{"text": "a\ufffd", "logprobs": sent}]})
-    assert (found.keys, found.tokens[1:]) == ("token_id", (64, 240))
+    assert found.keys == "token_id"
+    assert found.tokens[1:] == (64, 240)
 
 
 def unsorted_row(*entries):
@@ -561,5 +572,6 @@ def test_lists_of_id_and_value_of_an_older_mlx_server():
         "top_logprobs": [[[5, -0.25], [9, -2.0]], [[6, -0.5], [7, -1.5]]],
     }
     found = one({"choices": [{"message": {"content": "ab"}, "logprobs": lists}]})
-    assert (found.keys, found.rows.targets.tolist()) == ("token_id", [5, 6])
+    assert found.keys == "token_id"
+    assert found.rows.targets.tolist() == [5, 6]
     assert [row_of(found, at) for at in (0, 1)] == [{5: -0.25, 9: -2.0}, {6: -0.5, 7: -1.5}]

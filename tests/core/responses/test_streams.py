@@ -30,7 +30,11 @@ TEXT = "Two and two"
 
 def entry(text, value, other, less):
     top = [{"token": text, "logprob": value}, {"token": other, "logprob": less}]
-    return {"token": text, "logprob": value, "top_logprobs": top}
+    return {
+        "token": text,
+        "logprob": value,
+        "top_logprobs": top,
+    }
 
 
 ENTRIES = [entry(*token) for token in TOKENS]
@@ -43,7 +47,12 @@ def chat(entries=ENTRIES, **more):
         "message": {"content": TEXT},
         "logprobs": {"content": entries},
     }
-    return {"id": "chatcmpl-1", "object": "chat.completion", "choices": [choice], **more}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "choices": [choice],
+        **more,
+    }
 
 
 def chat_chunks(stream_id="chatcmpl-1", index=0):
@@ -106,7 +115,8 @@ def test_a_stream_is_one_answer(tmp_path, name, form):
 
 
 def test_streams_of_several_ids_are_several_answers(tmp_path):
-    one, other = chat_chunks("a"), chat_chunks("b")
+    one = chat_chunks("a")
+    other = chat_chunks("b")
     mixed = [chunk for pair in zip(one, other, strict=True) for chunk in pair]
     for chunks, answers in ((one + other, 2), (mixed, 2), ([*one, chat(), *other], 3)):
         found = read(tmp_path, as_lines(chunks))
@@ -115,13 +125,18 @@ def test_streams_of_several_ids_are_several_answers(tmp_path):
 
 
 def test_a_part_of_a_stream_of_sglang_is_refused(tmp_path):
-    meta = {"id": "rid", "finish_reason": None, "output_token_logprobs": [[-0.5, 4, "a"]]}
+    meta = {
+        "id": "rid",
+        "finish_reason": None,
+        "output_token_logprobs": [[-0.5, 4, "a"]],
+    }
     with pytest.raises(DumpError, match="without `stream`"):
         read(tmp_path, json.dumps({"text": "a", "meta_info": meta}))
 
 
 def test_choices_of_one_stream_are_answers_of_their_own(tmp_path):
-    one, other = chat_chunks(index=0), chat_chunks(index=1)
+    one = chat_chunks(index=0)
+    other = chat_chunks(index=1)
     found = read(
         tmp_path,
         as_events([one[0], *other[:3], *one[1:], *other[3:]]),
@@ -198,7 +213,11 @@ def test_a_compressed_file_may_not_grow_without_end(tmp_path, monkeypatch):
 
 def batch_line(name, body, status=200, error=None):
     response = {"status_code": status, "body": body}
-    return {"custom_id": name, "response": response, "error": error}
+    return {
+        "custom_id": name,
+        "response": response,
+        "error": error,
+    }
 
 
 def written(folder, *sides):
@@ -216,16 +235,24 @@ OTHER = [entry("Three", -0.5, " Two", -1.0), *ENTRIES[1:]]
 
 
 def test_answers_of_a_batch_are_joined_by_custom_id(tmp_path):
-    a, b, c = batch_line("a", chat()), batch_line("b", chat(OTHER)), batch_line("c", chat())
+    a = batch_line("a", chat())
+    b = batch_line("b", chat(OTHER))
+    c = batch_line("c", chat())
     pair = compare_sides(*align(read_sides(written(tmp_path, [a, b], [b, c, a]))))
-    assert (len(pair.meetings), len(pair.positions), pair.differing) == (2, 6, 0)
+    assert len(pair.meetings) == 2
+    assert len(pair.positions) == 6
+    assert pair.differing == 0
     assert any("custom_id c" in note for note in pair.notes)
 
 
 def test_failed_requests_of_a_batch_are_named_and_left_out(tmp_path):
     too_long = batch_line("b", {"error": {"message": "too long"}}, 400)
     busy = batch_line("c", None, 500, {"message": "busy"})
-    expired = {"custom_id": "d", "response": None, "error": {"code": "expired"}}
+    expired = {
+        "custom_id": "d",
+        "response": None,
+        "error": {"code": "expired"},
+    }
     lines = [batch_line("a", chat()), too_long, busy, expired]
     (response,) = read(tmp_path, as_lines(lines))
     assert rows_of(response) == EXPECTED
@@ -237,15 +264,32 @@ def test_failed_requests_of_a_batch_are_named_and_left_out(tmp_path):
 
 
 def test_requests_of_a_batch_are_no_answers(tmp_path):
-    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {}}
+    request = {
+        "custom_id": "a",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {},
+    }
     with pytest.raises(DumpError, match="output file"):
         read(tmp_path, json.dumps(request))
 
 
 def test_a_responses_object_has_its_rows_after_the_prompt(tmp_path):
-    part = {"type": "output_text", "text": TEXT, "logprobs": ENTRIES}
-    message = {"type": "message", "role": "assistant", "content": [part]}
-    body = {"object": "response", "output": [message], "usage": {"input_tokens": 7}}
+    part = {
+        "type": "output_text",
+        "text": TEXT,
+        "logprobs": ENTRIES,
+    }
+    message = {
+        "type": "message",
+        "role": "assistant",
+        "content": [part],
+    }
+    body = {
+        "object": "response",
+        "output": [message],
+        "usage": {"input_tokens": 7},
+    }
     (response,) = read(tmp_path, json.dumps(body))
     assert rows_of(response) == EXPECTED
     assert response.rows.positions.tolist() == [6, 7, 8]
@@ -274,7 +318,8 @@ def test_an_answer_of_ollama_without_values_says_what_to_ask(tmp_path):
 def test_batches_without_a_common_custom_id_are_joined_in_order_and_say_so(tmp_path):
     sides = [[batch_line(name, chat()) for name in names] for names in ("ab", "cd")]
     pair = compare_sides(*align(read_sides(written(tmp_path, *sides))))
-    assert (len(pair.meetings), pair.differing) == (2, 0)
+    assert len(pair.meetings) == 2
+    assert pair.differing == 0
     assert any("joined in their order" in note for note in pair.notes)
 
 
@@ -286,7 +331,8 @@ def test_answers_are_joined_by_the_prompts_of_their_requests(tmp_path):
 
 
 def test_a_file_that_is_none_is_named_beside_one_that_is(tmp_path):
-    good, bad = tmp_path / "good.json", tmp_path / "bad.txt"
+    good = tmp_path / "good.json"
+    bad = tmp_path / "bad.txt"
     good.write_text(json.dumps(chat()))
     bad.write_text("no JSON at all")
     assert are_payloads([good, bad])

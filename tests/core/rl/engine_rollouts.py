@@ -21,8 +21,9 @@ from core.judging.ingest import ingest
 from core.judging.stored import explain_pair
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.places import ROOT
 
-FOLDER = Path(__file__).resolve().parents[2] / "cases" / "rollouts" / "engines"
+FOLDER = ROOT / "tests" / "cases" / "rollouts" / "engines"
 CLEAN, WEIGHTS, INPUTS = "no cause", "quantized weights", "other inputs"
 # what a checkpoint says of sides that it accounts for
 NO_CAUSE = ("rounding", "numerics of two settings")

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file, save, save_file
 
 from core.inference.models.engine_files import gguf_of
-from core.inference.models.model import load_model
 from core.numerics.formats import BFLOAT16, LOGIT_FORMATS
 from core.rl import checkpoints
 from core.rl.checkpoints import compare_checkpoints
 from tests.core.inference.models import small_gguf
+from tests.core.inference.sameness import on_cpu
+from tests.places import ROOT
 
-MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
+MODEL = ROOT / "sample_runs" / "model"
 Q_PROJ = "layers.0.self_attn.q_proj"
-Tensors = dict[str, torch.Tensor]
 
 
 def drawn(*shape, seed=0):
@@ -95,7 +95,9 @@ def test_bits_that_differ_are_counted_by_value(tmp_path):
     result = compared(tmp_path, *sides)
     total = result.total
     assert (total.elements, total.differing, total.nonfinite_mismatch, total.finite) == (6, 3, 2, 2)
-    assert (total.rounded_differing, total.max_rounded_ulps, total.max_abs) == (3, 1, 2**-7)
+    assert total.rounded_differing == 3
+    assert total.max_rounded_ulps == 1
+    assert total.max_abs == 2**-7
     assert found(result) == {"nonfinite": ["norm.weight"]}
     json.dumps(result.as_json(), allow_nan=False)
 
@@ -117,7 +119,8 @@ def test_shards_are_compared_with_one_file_in_the_order_of_a_forward(tmp_path):
     assert result.findings == {}
     modules = list(result.modules)
     assert len(modules) == 3 * 9 + 2
-    assert (modules[0], modules[-1]) == ("embed_tokens", "norm")
+    assert modules[0] == "embed_tokens"
+    assert modules[-1] == "norm"
     assert modules[10:19] == [
         "layers.1.input_layernorm",
         "layers.1.self_attn.q_proj",
@@ -135,7 +138,7 @@ def test_shards_are_compared_with_one_file_in_the_order_of_a_forward(tmp_path):
 def test_a_model_equals_its_gguf_with_rotary_rows_reordered(is_first, tmp_path, monkeypatch):
     """The file that llama.cpp is given as an engine."""
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path))
-    gguf = gguf_of(load_model(str(MODEL), dtype="float32", device="cpu"), "float32")
+    gguf = gguf_of(on_cpu(MODEL), "float32")
     paths = [str(gguf), str(MODEL)]
     result = compare_checkpoints(*(paths if is_first else paths[::-1]), BFLOAT16, print)
     assert result.total.differing == 0
@@ -204,7 +207,8 @@ def test_a_changed_layout_is_named_and_what_is_compared_is_equal(kind, a, b, tmp
         monkeypatch.setattr(checkpoints, "CHUNK", chunk)
         result = compared(tmp_path, a, b)
         assert set(found(result)) == {kind}
-        assert (result.total.elements > 0, result.total.differing) == (True, 0)
+        assert result.total.elements > 0
+        assert result.total.differing == 0
 
 
 def test_rows_in_another_order_are_found_under_quantization_noise(tmp_path):
@@ -306,7 +310,8 @@ def test_a_checkpoint_that_cannot_be_read_is_one_sentence_and_code_2(
     path.parent.mkdir(exist_ok=True)
     make(path)
     done = cli("weights", tmp_path / "a.safetensors", tmp_path / name.split("/")[0])
-    assert (done.returncode, done.stdout) == (2, "")
+    assert done.returncode == 2
+    assert done.stdout == ""
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 

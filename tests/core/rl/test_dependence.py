@@ -41,7 +41,8 @@ def rows_of(sizes, **columns):
     """Rows of a file with noise of these sizes [sequences, tokens]; columns: of a sequence, by its
     number.
     """
-    random, rows = np.random.default_rng(7), []
+    random = np.random.default_rng(7)
+    rows = []
     for number, size in enumerate(sizes):
         rollout = -0.5 - random.gamma(0.6, 0.9, LENGTH)
         trainer = rollout + np.clip(size * random.standard_normal(LENGTH), -0.5, 0.5)
@@ -51,7 +52,14 @@ def rows_of(sizes, **columns):
             "mask": (TURNS >= 0).astype(int).tolist(),
         }
         about = {name: of(number) for name, of in columns.items()}
-        rows.append({"token_ids": list(range(LENGTH)), "sequence": f"s{number}", **values, **about})
+        rows.append(
+            {
+                "token_ids": list(range(LENGTH)),
+                "sequence": f"s{number}",
+                **values,
+                **about,
+            }
+        )
     return rows
 
 
@@ -116,11 +124,9 @@ def test_a_planted_quantity_explains_most_and_explain_names_it(quantity, tmp_pat
     each = np.unique(groups)
     parts = [np.abs(r[groups == value]) for value in each]
     with run_of(tmp_path, rows) as run:
-        table, shares, causes = (
-            by_quantity(run, name),
-            mismatch_json(run)["explained_by"],
-            sample_tokens(run),
-        )
+        table = by_quantity(run, name)
+        shares = mismatch_json(run)["explained_by"]
+        causes = sample_tokens(run)
         causes = explain_tokens(causes)
     assert table["value"].tolist() == each.tolist()
     assert table["tokens"].tolist() == [len(part) for part in parts]

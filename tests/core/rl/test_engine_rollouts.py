@@ -46,6 +46,12 @@ def test_top_p_is_the_largest_renormalization_of_exact_values(noise, expected):
     rollout, trainer = (np.log(side[np.arange(512), drawn]) for side in (kept, probabilities))
     index = np.arange(512)
     (cause,) = explain_tokens(
-        SampledTokens(index // 32, index % 32, rollout, trainer + rng.normal(0, noise, 512)),
+        SampledTokens(
+            index // 32,
+            index % 32,
+            rollout,
+            trainer + rng.normal(0, noise, 512),
+        ),
     )
-    assert (cause.name, cause.parameters["top_p"]) == ("renormalized", expected)
+    assert cause.name == "renormalized"
+    assert cause.parameters["top_p"] == expected

@@ -5,7 +5,6 @@ expected.npz.
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +16,9 @@ from core.errors import DumpError
 from core.judging.ingest import ingest
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested
+from tests.places import ROOT
 
-CASES = Path(__file__).resolve().parents[2] / "cases" / "rollouts"
+CASES = ROOT / "tests" / "cases" / "rollouts"
 EXPECTED = np.load(CASES / "expected.npz")
 NEMO = ["train_data_step6.jsonl"]
 PRIME = ["token_exports/step_4/rank_0.jsonl", "token_exports/step_4/rank_1.jsonl"]
@@ -130,8 +130,17 @@ def lines(path, rows):
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_documented_columns_are_read_and_masked_ends_cut(form, tmp_path):
-    rest = {"step": 3, "environment": "code", "reward": 0.0, "entropy": [0.1, 0.2, 0.3]}
-    first = {"environment": "math", "reward": 1.5, "entropy": [0.5, 0.25, None]}
+    rest = {
+        "step": 3,
+        "environment": "code",
+        "reward": 0.0,
+        "entropy": [0.1, 0.2, 0.3],
+    }
+    first = {
+        "environment": "math",
+        "reward": 1.5,
+        "entropy": [0.5, 0.25, None],
+    }
     rows = [
         row(sequence="a", mask=[0, 1, 1], **rest | first),
         row(sequence="b", mask=[1, 0, 1], **rest),
@@ -149,7 +158,8 @@ def test_documented_columns_are_read_and_masked_ends_cut(form, tmp_path):
     assert sequences["name"].tolist() == ["a", "b"]
     assert sequences["environment"].tolist() == ["math", "code"]
     assert sequences["reward"].tolist() == [1.5, 0.0]
-    assert (summary.finite, summary.neq) == (4, 1)
+    assert summary.finite == 4
+    assert summary.neq == 1
 
 
 def altered(target, change):

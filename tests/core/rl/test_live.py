@@ -48,7 +48,8 @@ def test_a_fault_is_named(batch):
         np.where(np.arange(50) % 5 == 0, np.nan, rollout),
         trainer,
     )
-    assert (missing.cause, missing.figures["missing"]) == ("missing", pytest.approx(0.2))
+    assert missing.cause == "missing"
+    assert missing.figures["missing"] == pytest.approx(0.2)
 
 
 def test_tokens_far_apart_without_a_simple_cause_are_warned_of(batch):

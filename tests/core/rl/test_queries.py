@@ -1,7 +1,6 @@
 """What trainer against rollout depends on, against the same figures by numpy."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +11,7 @@ from core.errors import UsageError
 from core.rl import queries as rl
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested
+from tests.places import ROOT
 
 LENGTHS = [20, 20, 20, 40, 29]
 
@@ -19,7 +19,8 @@ LENGTHS = [20, 20, 20, 40, 29]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A run of five sequences; r is ten times as large in every other one. -> run, its values"""
-    folder, random = tmp_path_factory.mktemp("rollouts"), np.random.default_rng(1)
+    folder = tmp_path_factory.mktemp("rollouts")
+    random = np.random.default_rng(1)
     sequence = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
     rollout = -random.gamma(0.7, 1.0, len(sequence))
     noise = random.normal(0, 1, len(sequence)) * np.where(sequence % 2, 0.2, 0.02)
@@ -90,7 +91,7 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
 
 
 RAGGED = json.loads(
-    (Path(__file__).resolve().parents[2] / "cases" / "rollouts" / "ragged.json").read_text(),
+    (ROOT / "tests" / "cases" / "rollouts" / "ragged.json").read_text(),
 )
 
 
@@ -98,10 +99,20 @@ RAGGED = json.loads(
 def ragged(tmp_path_factory):
     """A run of responses that are partly empty or masked out, with outliers."""
     folder = tmp_path_factory.mktemp("ragged")
-    sides = zip(RAGGED["rollout"], RAGGED["trainer"], RAGGED["mask"], strict=True)
+    sides = zip(
+        RAGGED["rollout"],
+        RAGGED["trainer"],
+        RAGGED["mask"],
+        strict=True,
+    )
     with (folder / "a.jsonl").open("w") as file:
         for one, other, mask in sides:
-            row = {"token_ids": [0] * 12, "rollout": one, "trainer": other, "mask": mask}
+            row = {
+                "token_ids": [0] * 12,
+                "rollout": one,
+                "trainer": other,
+                "mask": mask,
+            }
             file.write(json.dumps(row) + "\n")
     with ingested(Store(folder / "runs"), folder / "a.jsonl") as run:
         yield run

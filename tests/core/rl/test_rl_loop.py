@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.places import ROOT
+
 FRAMEWORKS = Path(os.environ.get("ULPSCOPE_FRAMEWORKS", ROOT / ".frameworks"))
 
 

@@ -5,7 +5,6 @@ to.
 import bz2
 import gzip
 import json
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,11 +25,9 @@ from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
 from core.runs.response_run import write_responses
 from core.runs.store.cards import list_runs
-from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested, opened
 
 SIDES = ("reference", "variant")
-Row = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +82,21 @@ def in_python(store, rows):
             ):
                 entries = () if value is None else ((token, value),)
                 listed.append(TopTokenRow(at, entries, 0, token, int(value is None)))
-            about = {"start_known": False, "generated_from": 0, "top_logprobs": 1}
+            about = {
+                "start_known": False,
+                "generated_from": 0,
+                "top_logprobs": 1,
+            }
             made = compress_rows(listed, "here")
             responses.append(Response(FORMAT, "token_id", (), made, **about))
         sides.append(ResponseSide(side, tuple(responses)))
-    return write_responses(store, "here", records.Provenance("upload"), sides, pairs_of(sides))
+    return write_responses(
+        store,
+        "here",
+        records.Provenance("upload"),
+        sides,
+        pairs_of(sides),
+    )
 
 
 TABLES = [
@@ -137,7 +144,13 @@ def test_files_of_a_side_each_are_joined_by_name_or_in_order(form, rows, store, 
     for names in (None, [f"s{number}" for number in range(len(rows))]):
         reference, variant = (one_side(rows, side, names) for side in SIDES)
         if names is not None:  # in another order, and one that is alone
-            variant.append({"token_ids": [1], "logprobs": [-1.0], "sequence": "x"})
+            variant.append(
+                {
+                    "token_ids": [1],
+                    "logprobs": [-1.0],
+                    "sequence": "x",
+                }
+            )
             variant.reverse()
         paths = [
             form(tmp_path / "reference.any", reference),
@@ -167,7 +180,11 @@ def test_nan_and_values_of_no_probability_are_missing(store, tmp_path):
     assert variant.responses[0].rows.missing.tolist() == [0, 0, 0, 1]
 
 
-GOOD = {"token_ids": [1, 2], "reference": [-1.0, -2.0], "variant": [-1.0, -2.0]}
+GOOD = {
+    "token_ids": [1, 2],
+    "reference": [-1.0, -2.0],
+    "variant": [-1.0, -2.0],
+}
 
 
 @pytest.mark.parametrize(
@@ -199,7 +216,8 @@ def test_a_bad_row_is_a_sentence_and_nothing_is_stored(bad, says, store, tmp_pat
     ids=["gzip", "bz2", "zstd"],
 )
 def test_a_packed_file_is_the_plain_one(pack, rows, store, tmp_path):
-    plain, packed = lines(tmp_path / "a.jsonl", rows), tmp_path / "a.jsonl.packed"
+    plain = lines(tmp_path / "a.jsonl", rows)
+    packed = tmp_path / "a.jsonl.packed"
     packed.write_bytes(pack(plain.read_bytes()))
     expected = tables(store, ingest(store, [plain], name="here"))
     assert_equal(tables(store, ingest(store, [packed], name="here")), expected)
@@ -223,22 +241,22 @@ def test_values_just_above_zero_are_taken_and_counted(store, tmp_path):
     )
 
 
-def test_a_damaged_footer_is_a_sentence(rows, tmp_path):
+def test_a_damaged_footer_is_a_sentence(rows, store, tmp_path):
     path = parquet(tmp_path / "a.parquet", rows)
     data = bytearray(path.read_bytes())
     start = data.index(b"token_ids")  # in the schema
     data[start : start + 4] = b"\xff" * 4
     path.write_bytes(data)
     with pytest.raises(DumpError, match="damaged or cut off"):
-        ingest(Store(tmp_path / "runs"), [path])
+        ingest(store, [path])
 
 
 @pytest.mark.parametrize("form", [lines, parquet])
-def test_a_file_cut_in_half_is_a_sentence(form, rows, tmp_path):
+def test_a_file_cut_in_half_is_a_sentence(form, rows, store, tmp_path):
     path = form(tmp_path / "cut.any", rows)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(DumpError, match="cut off"):
-        ingest(Store(tmp_path / "runs"), [path])
+        ingest(store, [path])
 
 
 @pytest.mark.parametrize(
@@ -262,13 +280,14 @@ def test_two_files_that_do_not_fit_are_a_sentence(names, changed, says, store, t
 
 
 def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_are_refused(
+    store,
     tmp_path,
 ):
     path = parquet(tmp_path / "tokens.parquet", [{"token_ids": [1], "reference": [-1.0]}])
     with pytest.raises(DumpError, match="lacks a column"):
-        ingest(Store(tmp_path / "runs"), [path])
+        ingest(store, [path])
     with pytest.raises(UsageError, match="whole rows"):
-        ingest(Store(tmp_path / "runs"), [path], holds="logits")
+        ingest(store, [path], holds="logits")
 
 
 def test_one_value_everywhere_is_no_log_probability(store, tmp_path):
@@ -280,7 +299,8 @@ def test_one_value_everywhere_is_no_log_probability(store, tmp_path):
 def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path, monkeypatch):
     run_id = ingest(store, [lines(tmp_path / "tokens.jsonl", rows)])
     with opened(store, run_id) as run:
-        whole, table = run_json(run), run.positions(0)
+        whole = run_json(run)
+        table = run.positions(0)
     largest = table["max_abs"].max()
     monkeypatch.setattr(records, "MAX_ROWS", 100)
     with opened(store, run_id) as run:
@@ -311,11 +331,15 @@ def test_flips_of_chosen_tokens_are_unknown(rows, store, tmp_path):
 
 
 @pytest.mark.parametrize("form", [lines, parquet])
-def test_a_file_is_described_and_no_command_is_named_that_could_not_run(form, rows, tmp_path):
-    store, path = Store(tmp_path / "runs"), form(tmp_path / "tokens.any", rows)
+def test_a_file_is_described_and_no_command_is_named_that_could_not_run(
+    form, rows, store, tmp_path
+):
+    path = form(tmp_path / "tokens.any", rows)
     assert headers_of(path)[0] == "responses"
     found = describe([path])
-    assert (found["kind"], found["prompts"], found["positions"]) == ("responses", len(rows), 300)
+    assert found["kind"] == "responses"
+    assert found["prompts"] == len(rows)
+    assert found["positions"] == 300
     with ingested(store, path) as run:
         assert run.pairs[0].verdict == "undecided"
         assert next_command(run, run.pairs[0]) == ""

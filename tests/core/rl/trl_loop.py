@@ -1,8 +1,8 @@
 """A GRPO loop of TRL on a CPU, run by a Python that has TRL: the small model, with a rollout engine
 in bfloat16.
 
-python -m tests.core.rl.trl_loop STEP: from this step on the engine samples at a temperature of 0.7; -1: never. Prints one
-JSON object: figures by step, and warnings.
+python -m tests.core.rl.trl_loop STEP: from this step on the engine samples at a temperature of 0.7;
+-1: never. Prints one JSON object: figures by step, and warnings.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from verl.utils.debug import metrics
 
 from core.rl import verl_metrics
 
-PROMPT, LENGTHS = 5, [40, 31, 24, 40, 12, 40]
+PROMPT = 5
+LENGTHS = [40, 31, 24, 40, 12, 40]
 TEMPERATURE = 0.7
 
 
@@ -43,7 +44,11 @@ def main():
         rollout = (noisy / temperature).log_softmax(-1)
         responses = torch.multinomial(rollout.exp().flatten(0, 1), 1).view(shape)
         sides = [side.gather(-1, responses[..., None])[..., 0] for side in (rollout, trainer)]
-        batch = {"responses": responses, "rollout_log_probs": sides[0], "old_log_probs": sides[1]}
+        batch = {
+            "responses": responses,
+            "rollout_log_probs": sides[0],
+            "old_log_probs": sides[1],
+        }
         batch = {key: torch.where(mask == 1, value, 0) for key, value in batch.items()}
         if name == "nested":
             entropy = -(trainer.exp() * trainer).sum(-1)
@@ -73,7 +78,11 @@ def main():
         }
         warnings.clear()
         result = calculate_debug_metrics(data)
-        results[name] = {"metrics": result, "torch": torch_figures, "warnings": list(warnings)}
+        results[name] = {
+            "metrics": result,
+            "torch": torch_figures,
+            "warnings": list(warnings),
+        }
     print(json.dumps(results))
 
 

@@ -10,7 +10,7 @@ from core.numerics.formats import BFLOAT16
 from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
 from core.runs.tables.kv_cache import KINDS, KvPart
 from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import calm_sides, header_of
+from tests.core.runs.made_runs import header_of, writing
 
 VOCAB = 40
 GIVEN = 5
@@ -51,9 +51,7 @@ def kv_run(
 ) -> str:
     """A run of random logits with these caches, each with the side that kept it; returns its id."""
     header = header_of(lengths=lengths, sides=sides)
-    with RunWriter(store, header, run_id=run_id) as writer:
-        for side, bits in enumerate(calm_sides(header)):
-            writer.write(side, 0, bits)
+    with writing(store, header, run_id=run_id) as writer:
         for side, part in parts:
             writer.write_kv(side, part)
         return writer.finish()

@@ -15,8 +15,8 @@ from core.checks.rerun import AGAIN, RerunFigures
 from core.checks.truncation import TRUNCATION, TruncationFigures
 from core.evidence import MISSING, NOTED, Check, Evidence, Unmeasured
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
-from core.runs.writer import RunWriter
 from core.verdict import FloorRows, Verdict
+from tests.core.runs.made_runs import writing
 
 POSITIONS, VOCAB = 96, 64
 REQUEST = CaptureRequest(model="sample_runs/model", prompts=("a b",), variants=("decode",))
@@ -230,9 +230,7 @@ def judged_run(
         ),
         {i: f" w{i}" for i in range(VOCAB)},
     )
-    with RunWriter(store, header, run_id=run_id) as writer:
-        for side, bits in enumerate(sides):
-            writer.write(side, 0, bits)
+    with writing(store, header, sides, run_id) as writer:
         if verdict is not None:
             because, noise_ratio, rows = CASES[verdict]
             outliers = (32, 33, 34, 64, 65, 66, 80, 81, 82) if verdict == "bug suspected" else ()

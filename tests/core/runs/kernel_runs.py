@@ -5,8 +5,7 @@ reductions of split products at batch 2.
 from __future__ import annotations
 
 from core.runs.tables.kernels import KernelList, KernelRow
-from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import calm_sides, header_of
+from tests.core.runs.made_runs import header_of, writing
 
 NARROW = "ampere_bf16_s16816gemm_bf16_32x32_sliced1x4_ldg8_f2f_stages_128x2_tn"
 WIDE = "ampere_bf16_s16816gemm_bf16_32x32_sliced1x4_ldg8_f2f_stages_64x2_tn"
@@ -106,9 +105,7 @@ def block_lists() -> tuple[KernelList, KernelList]:
 
 def kernel_run(store, run_id="kernels", lists: tuple[KernelList, ...] | None = None) -> str:
     header = header_of(lengths=(3,))
-    with RunWriter(store, header, run_id=run_id) as writer:
-        for side, bits in enumerate(calm_sides(header)):
-            writer.write(side, 0, bits)
+    with writing(store, header, run_id=run_id) as writer:
         for kernels in kernel_lists() if lists is None else lists:
             writer.write_kernels(kernels)
         return writer.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,6 +21,7 @@ MODULES = (
     LayerModule(5, "logits", "head"),
 )
 WIDTH = 8
+UlpsOf = Callable[[LayerModule, int, np.ndarray], np.ndarray | np.uint16]
 
 
 def outputs(module: LayerModule, prompt: int, positions: int) -> np.ndarray:
@@ -55,42 +56,39 @@ def layer_run(
             for side, token in enumerate((7, 8)):
                 logits[side][row, token] = 0x4180  # 16
         rows = writer.layers(chosen)
-        writer.write(0, 0, logits[0])
-        for prompt, positions in enumerate(chosen):
-            for module in MODULES if positions else ():
-                rows.write(
-                    0,
-                    LayerPart(
-                        prompt,
-                        module,
-                        0,
-                        outputs(module, prompt, lengths[prompt])[list(positions)],
-                        "bfloat16",
-                    ),
-                )
-            rows.end(0, prompt)
-        for prompt, positions in enumerate(chosen if floor_ulps is not None else ()):
-            for module in MODULES if positions else ():
-                bits = outputs(module, prompt, lengths[prompt])[list(positions)]
-                bits = bits if module.kind == "embedding" else bits + np.uint16(floor_ulps or 0)
-                rows.write(FLOOR, LayerPart(prompt, module, 0, bits, "bfloat16"))
-            rows.end(FLOOR, prompt)
-        for side in range(1, sides):
-            writer.write(side, 0, logits[side])
-            for prompt, positions in enumerate(chosen if side == 1 else ()):
+
+        def write_outputs(side: int, ulps_of: UlpsOf) -> None:
+            for prompt, positions in enumerate(chosen):
                 for module in MODULES if positions else ():
                     bits = outputs(module, prompt, lengths[prompt])
-                    for (ordinal, of_prompt, position), ulps in changed.items():
-                        if (ordinal, of_prompt) == (module.ordinal, prompt):
-                            bits[position, 0] += np.uint16(ulps)
-                    rows.write(
-                        side,
-                        LayerPart(prompt, module, 0, bits[list(positions)], "bfloat16"),
-                    )
+                    bits += ulps_of(module, prompt, bits)
+                    part = LayerPart(prompt, module, 0, bits[list(positions)], "bfloat16")
+                    rows.write(side, part)
                 rows.end(side, prompt)
+
+        def moved(module: LayerModule, prompt: int, bits: np.ndarray) -> np.ndarray:
+            ulps = np.zeros_like(bits)
+            for (ordinal, of_prompt, position), count in changed.items():
+                if (ordinal, of_prompt) == (module.ordinal, prompt):
+                    ulps[position, 0] = count
+            return ulps
+
+        writer.write(0, 0, logits[0])
+        write_outputs(0, lambda *_: np.uint16(0))
+        if floor_ulps is not None:
+            write_outputs(
+                FLOOR,
+                lambda module, *_: np.uint16(floor_ulps * (module.kind != "embedding")),
+            )
+        for side in range(1, sides):
+            writer.write(side, 0, logits[side])
+            if side == 1:
+                write_outputs(1, moved)
         return writer.finish()
 
 
+# First the projection in prompt 0, the stream of block 0 in prompt 1; twice the difference after
+# every module.
 GROWING = {
     (2, 0, 1): 1,
     (3, 0, 1): 1,
@@ -103,7 +101,6 @@ GROWING = {
     (4, 1, 4): 2,
     (5, 1, 4): 4,
 }
-"""First the projection in prompt 0, the stream of block 0 in prompt 1; twice the difference after every module."""
 
 
 def with_kernels(store, run_id) -> str:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,8 +21,6 @@ from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def header_of(
@@ -104,11 +104,23 @@ def calm_sides(header, seed=0) -> list[np.ndarray]:
     return sides
 
 
+@contextmanager
+def writing(
+    store,
+    header,
+    sides: list[np.ndarray] | None = None,
+    run_id: str | None = None,
+) -> Iterator[RunWriter]:
+    """A writer that was given whole sides, by default calm ones."""
+    with RunWriter(store, header, run_id=run_id) as writer:
+        for side, bits in enumerate(sides or calm_sides(header)):
+            writer.write(side, 0, bits)
+        yield writer
+
+
 def write_run(store, header, sides: list[np.ndarray], run_id: str | None = None) -> Path:
     """Write whole sides at once; returns the file."""
-    with RunWriter(store, header, run_id=run_id) as writer:
-        for side, bits in enumerate(sides):
-            writer.write(side, 0, bits)
+    with writing(store, header, sides, run_id) as writer:
         return store.path_of(writer.finish())
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from core.runs.tables.mitigations import MitigationRow
-from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import calm_sides, header_of
+from tests.core.runs.made_runs import header_of, writing
 
 
 def row(
@@ -48,9 +47,7 @@ ROWS = (
 
 def mitigation_run(store, run_id="mitigations", rows: tuple[MitigationRow, ...] = ROWS) -> str:
     header = header_of(lengths=(3,))
-    with RunWriter(store, header, run_id=run_id) as writer:
-        for side, bits in enumerate(calm_sides(header)):
-            writer.write(side, 0, bits)
+    with writing(store, header, run_id=run_id) as writer:
         if rows:
             writer.write_mitigations(0, rows)
         return writer.finish()

@@ -1,47 +1,45 @@
 """The worked examples of the metric contract come out exactly, by way of a run file."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from core.runs.reports.report_json import as_json, report_of_run
 from tests.core.runs.made_runs import ingested
+from tests.places import ROOT
 
-CASES = sorted((Path(__file__).parents[2] / "cases").glob("*.npz"))
+CASES = sorted((ROOT / "tests" / "cases").glob("*.npz"))
 CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
 
 
-def unlike(got, want, where=""):
+def leaves(value, where=""):
+    """(place, value) of all that is in a document, of lists their lengths too."""
+    if isinstance(value, list):
+        yield f"{where}/length", len(value)
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        yield where, value
+        return
+    for key, each in value.items():
+        yield from leaves(each, f"{where}/{key}")
+
+
+def unlike(got, want):
     """Places where `got` is not as the example says. It may say more than the example, never less.
 
     Integers, booleans, nulls and texts equal and of one type; floats to 1e-9 relative, KL to 1e-6
     relative or 1e-12 absolute.
     """
-    if isinstance(want, dict):
-        if not isinstance(got, dict):
-            return [f"{where}: {got!r}, not an object"]
-        missing = [f"{where}/{key}: missing" for key in want if key not in got]
-        return missing + [
-            bad
-            for key in want
-            if key in got
-            for bad in unlike(got[key], want[key], f"{where}/{key}")
-        ]
-    if isinstance(want, list):
-        if not isinstance(got, list) or len(got) != len(want):
-            return [f"{where}: another length"]
-        return [
-            bad
-            for i, (x, y) in enumerate(zip(got, want, strict=True))
-            for bad in unlike(x, y, f"{where}[{i}]")
-        ]
-    if type(got) is not type(want):
-        return [f"{where}: {got!r} ({type(got).__name__}), not {want!r} ({type(want).__name__})"]
-    if isinstance(want, float):
-        allowed = max(1e-12, 1e-6 * abs(want)) if where.endswith("kl") else 1e-9 * abs(want)
-        return [] if abs(got - want) <= allowed else [f"{where}: {got!r}, not {want!r}"]
-    return [] if got == want else [f"{where}: {got!r}, not {want!r}"]
+    found, wrong = dict(leaves(got)), []
+    for where, value in leaves(want):
+        expected = value
+        if isinstance(value, float):
+            is_kl = where.endswith("kl")
+            expected = pytest.approx(value, rel=1e-6 if is_kl else 1e-9, abs=1e-12 * is_kl)
+        here = found.get(where, ...)
+        if type(here) is not type(value) or here != expected:
+            wrong.append(f"{where}: {here!r}, not {value!r}")
+    return wrong
 
 
 def example(path):

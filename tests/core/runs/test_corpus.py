@@ -15,7 +15,12 @@ CONTEXT, VOCAB, CHUNKS = 33, 257, 7
 FIRST = CONTEXT // 2
 ROWS = CONTEXT - 1 - FIRST
 RANDOM = np.random.default_rng(5)
-TOKENS = RANDOM.integers(0, VOCAB, (CHUNKS, CONTEXT), dtype=np.int32)
+TOKENS = RANDOM.integers(
+    0,
+    VOCAB,
+    (CHUNKS, CONTEXT),
+    dtype=np.int32,
+)
 # some are more than 16 below the largest
 LOGITS = RANDOM.normal(0, 3.5, (CHUNKS * ROWS, VOCAB)).astype(np.float32)
 OTHER = LOGITS + RANDOM.normal(0, 0.2, LOGITS.shape).astype(np.float32)
@@ -28,15 +33,19 @@ def files(tmp_path):
 
 
 def test_figures_are_those_of_llama_perplexity(files):
-    base, q = kl_base_file(files[0], LOGITS, TOKENS), kl_base_file(files[1], OTHER, TOKENS)
+    base = kl_base_file(files[0], LOGITS, TOKENS)
+    q = kl_base_file(files[1], OTHER, TOKENS)
     rows = {row["name"]: row for row in statistics(score_logs(files))}
-    count, places = len(TARGETS), np.arange(len(TARGETS))
+    count = len(TARGETS)
+    places = np.arange(len(TARGETS))
     nll, nll_base = -q[places, TARGETS], -base[places, TARGETS]
     kl = np.where(base > -16, np.exp(base) * (base - q), 0).sum(axis=1)
     dp = np.exp(-nll) - np.exp(-nll_base)
     same = (q.argmax(axis=1) == base.argmax(axis=1)).mean()
-    ppl, ppl_base = np.exp(nll.mean()), np.exp(nll_base.mean())
-    error, error_base = np.std(nll) / np.sqrt(count - 1), np.std(nll_base) / np.sqrt(count - 1)
+    ppl = np.exp(nll.mean())
+    ppl_base = np.exp(nll_base.mean())
+    error = np.std(nll) / np.sqrt(count - 1)
+    error_base = np.std(nll_base) / np.sqrt(count - 1)
     covariance = np.cov(nll, nll_base, ddof=0)[0, 1] / (count - 1)
     ratio_error = np.sqrt(error**2 + error_base**2 - 2 * covariance)
     rms = np.sqrt((dp**2).mean())
@@ -109,7 +118,16 @@ def test_intervals_are_over_documents():
     tokens = np.repeat(of_document, length)
     place = np.repeat(np.arange(documents), length)
     zeros = np.zeros(len(tokens))
-    rows = statistics(ScoredTokens(place, place, tokens, -tokens, -tokens, zeros == 0))
+    rows = statistics(
+        ScoredTokens(
+            place,
+            place,
+            tokens,
+            -tokens,
+            -tokens,
+            zeros == 0,
+        )
+    )
     kld = next(row for row in rows if row["name"] == "Mean KLD")
     half = 1.96 * np.std(of_document) / np.sqrt(documents)
     assert (kld["high"] - kld["low"]) / 2 == pytest.approx(half, rel=0.2)
@@ -132,8 +150,11 @@ def test_compare_prints_them_and_refuses_other_tokens(cli, files):
     kl_base_file(files[1], LOGITS, TOKENS)
     report = json.loads(cli("compare", *files, "--json").stdout)
     values = {figure["name"]: figure["value"] for figure in report["figures"]}
-    assert (report["positions"], report["chunks"]) == (CHUNKS * ROWS, CHUNKS)
-    assert (values["Maximum KLD"], values["RMS Δp"], values["Same top p"]) == (0, 0, 100)
+    assert report["positions"] == CHUNKS * ROWS
+    assert report["chunks"] == CHUNKS
+    assert values["Maximum KLD"] == 0
+    assert values["RMS Δp"] == 0
+    assert values["Same top p"] == 100
     assert not are_logs(files[:1])
     others = TOKENS.copy()
     others[3, 0] += 1
@@ -144,11 +165,17 @@ def test_compare_prints_them_and_refuses_other_tokens(cli, files):
 
 def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path):
     """The last row of a prompt has no right token; probabilities are normalized over all tokens."""
-    tokens, random = RANDOM.integers(0, VOCAB, (4, 6)), np.random.default_rng(7)
+    tokens = RANDOM.integers(0, VOCAB, (4, 6))
+    random = np.random.default_rng(7)
     base = random.normal(0, 3, (4, 6, VOCAB)).astype(np.float32)
     other = base + random.normal(0, 0.3, base.shape).astype(np.float32)
     dump = tmp_path / "dump.npz"
-    np.savez(dump, reference=base, variant=other, token_ids=tokens)
+    np.savez(
+        dump,
+        reference=base,
+        variant=other,
+        token_ids=tokens,
+    )
     (report,) = json.loads(cli("compare", dump, "--corpus", "--json").stdout)["corpora"]
     values = {figure["name"]: figure["value"] for figure in report["figures"]}
     p, q = (
@@ -166,7 +193,9 @@ def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path):
         )
         for side in (p, q)
     )
-    assert (report["positions"], report["prompts"], report["variant"]) == (4 * 5, 4, "variant")
+    assert report["positions"] == 4 * 5
+    assert report["prompts"] == 4
+    assert report["variant"] == "variant"
     assert values["Mean KLD"] == pytest.approx((np.exp(p) * (p - q)).sum(axis=2).mean())
     assert values["Mean PPL(Q)"] == pytest.approx(np.exp(-right_q.mean()))
     assert values["Maximum Δp"] == pytest.approx(100 * (np.exp(right_q) - np.exp(right)).max())
@@ -177,16 +206,31 @@ def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path):
 def test_a_run_without_tokens_is_no_corpus(cli, tmp_path):
     np.savez(tmp_path / "dump.npz", reference=LOGITS[:4], variant=OTHER[:4])
     failed = cli("compare", tmp_path / "dump.npz", "--corpus")
-    assert (failed.returncode, "token ids" in failed.stderr) == (2, True)
+    assert failed.returncode == 2
+    assert "token ids" in failed.stderr
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_and_an_infinite_kl_counted(cli, tmp_path):
-    base, tokens, dump = LOGITS[:4].astype(np.float32), np.arange(4), tmp_path / "dump.npz"
+    base = LOGITS[:4].astype(np.float32)
+    tokens = np.arange(4)
+    dump = tmp_path / "dump.npz"
     other = base.copy()
     other[1, tokens[2]] = -np.inf
-    np.savez(dump, reference=base, variant=other, token_ids=tokens)
+    np.savez(
+        dump,
+        reference=base,
+        variant=other,
+        token_ids=tokens,
+    )
     report = json.loads(cli("compare", dump, "--corpus", "--json").stdout)["corpora"][0]
-    assert (report["positions"], report["left_out"]) == (2, 1)
-    np.savez(dump, reference=base, variant=base, token_ids=tokens + base.shape[1])
+    assert report["positions"] == 2
+    assert report["left_out"] == 1
+    np.savez(
+        dump,
+        reference=base,
+        variant=base,
+        token_ids=tokens + base.shape[1],
+    )
     failed = cli("compare", dump, "--corpus")
-    assert (failed.returncode, "beyond the vocabulary" in failed.stderr) == (2, True)
+    assert failed.returncode == 2
+    assert "beyond the vocabulary" in failed.stderr

@@ -15,7 +15,8 @@ from core.runs.store.cards import list_runs
 from core.runs.store.partial import Partial, sweep
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import ROOT, calm_sides, header_of, make_run, opened, write_run
+from tests.core.runs.made_runs import calm_sides, header_of, make_run, opened, write_run
+from tests.places import ROOT
 from tests.waiting import until
 
 
@@ -51,7 +52,6 @@ def _check_whole(store):
 def test_a_killed_writers_partial_run_is_swept_and_a_living_writers_is_not(store):
     process = _writer(store)
     try:
-        assert process.stdout is not None
         process.stdout.readline()  # it is in its loop
 
         def stopped():
@@ -149,7 +149,6 @@ def test_a_run_reaches_the_disk_before_it_gets_its_name_and_the_directory_after(
         lambda path: events.append(("to disk", path.suffix, len(store.paths()))),
     )
     partial = Partial.make(tmp_path, "x")
-    assert partial is not None
     partial.path.write_text("complete")
     store.place(partial.path, "x")
     assert events == [("to disk", ".duckdb", 0), ("to disk", "", 1)]
@@ -176,7 +175,8 @@ from tests.core.runs.made_runs import calm_sides, header_of, write_run
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 header = header_of("float32", (64,), 4096)
 sides = calm_sides(header)
-compare(sides[0][:1], sides[1][:1], header.format)  # compiled kernels are files too: before the limit
+# compiled kernels are files too: before the limit
+compare(sides[0][:1], sides[1][:1], header.format)
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
     write_run(Store(Path(sys.argv[1])), header, sides)

@@ -13,8 +13,9 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.responses.made_sides import response, side, store_run
 from tests.core.runs.damaging import damaged
-from tests.core.runs.made_runs import ROOT, copied
+from tests.core.runs.made_runs import copied
 from tests.core.runs.test_ops_run import UNSTEADY, header
+from tests.places import ROOT
 
 SAMPLES = sorted((ROOT / "tests" / "runs").glob("*.duckdb"))
 
@@ -46,7 +47,8 @@ def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(path, st
     assert new.stem != path.stem
     assert differing(path, new) == []
     with RunReader(path) as old, RunReader(new) as run:
-        assert (run.header.name, run.created) == ("called anew", old.created)
+        assert run.header.name == "called anew"
+        assert run.created == old.created
         assert NOTE in run.header.provenance.note
     again = store.path_of(import_run(store, new))
     with RunReader(again) as run:

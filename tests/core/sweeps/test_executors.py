@@ -12,7 +12,6 @@ from collections import Counter
 from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +23,9 @@ from core.sweeps.workers import compute_here
 from tests.core.runs.made_runs import opened
 from tests.core.sweeps.stand_in import compute
 from tests.covering import thorough
+from tests.places import ROOT
 from tests.waiting import until
 
-ROOT = Path(__file__).resolve().parents[3]
 GOOD = ["p1", "p2", "p3"]
 BOTH = ["a.txt", "b.jsonl"]  # prompts of a plan
 DRIVER = """
@@ -42,7 +41,10 @@ from tests.core.sweeps.stand_in import compute
 if __name__ == "__main__":
     plan, folder, address = sys.argv[1:]
     cells, task = read_plan(Path(plan)).cells, partial(compute, folder=folder)
-    outcomes = compute_on_ray(cells, task, Store(Path(folder)), address) if address else compute_here(cells, task)
+    if address:
+        outcomes = compute_on_ray(cells, task, Store(Path(folder)), address)
+    else:
+        outcomes = compute_here(cells, task)
     for outcome in outcomes:
         print(outcome.run_id, flush=True)
 """

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from msgspec.structs import asdict
@@ -23,8 +22,8 @@ from core.sweeps.plan import read_plan
 from tests.core.runs.made_runs import opened
 from tests.core.runs.store.machines import machines_of
 from tests.core.sweeps.stand_in import write
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 SAMPLES = ROOT / "sample_runs"
 
 
@@ -58,11 +57,13 @@ def test_a_cell_is_missing_running_failed_or_done(ledger, cell, store):
     assert _state(ledger, cell).state == RUNNING
     partial.remove()
     ledger.record(CellOutcome(cell, FAILED, says="no\x1b[31m room"))
-    assert (_state(ledger, cell).state, _state(ledger, cell).says.isprintable()) == (FAILED, True)
+    assert _state(ledger, cell).state == FAILED
+    assert _state(ledger, cell).says.isprintable()
     write(store, run_id, cell.request)
     ledger.record(CellOutcome(cell, DONE, run_id))
     state = _state(ledger, cell)
-    assert (state.state, [card.run_id for card in state.cards]) == (DONE, [run_id])
+    assert state.state == DONE
+    assert [card.run_id for card in state.cards] == [run_id]
     store.delete(run_id)
     assert _state(Ledger(store), cell).state == MISSING
 
@@ -85,7 +86,9 @@ def test_a_card_has_the_figures_of_its_run(ledger, cell, store):
         1 / 8,
         2.0,
     )
-    assert (card.noise_ratio, card.bit_identical, card.versions["build"]) == (1.0, False, "7")
+    assert card.noise_ratio == 1.0
+    assert not card.bit_identical
+    assert card.versions["build"] == "7"
     with opened(store, run_id) as run:
         assert card.bits == tuple(side.stored_sha256 for side in run.sides)
     assert card.versions["engine"] == "1"
@@ -132,7 +135,8 @@ def test_a_plan_replaces_the_older_one_of_its_name(ledger, plan_file):
     ledger.write_plan(plan)
     ledger.write_plan(read_plan(plan_file(name="other")))
     nightly, other = ledger.plans()
-    assert (nightly.name, other.name) == ("nightly", "other")
+    assert nightly.name == "nightly"
+    assert other.name == "other"
     assert list(nightly.cells) == in_ledger(plan.cells)
 
 
@@ -160,7 +164,8 @@ def test_machines_that_share_a_store_of_objects_share_its_sweeps(
     there.record(CellOutcome(plan.cells[1], DONE, run_id))
     there.cards()
     _, state = here.states(in_ledger(plan.cells))
-    assert (state.state, state.cards[0].verdict) == (DONE, "bug suspected")
+    assert state.state == DONE
+    assert state.cards[0].verdict == "bug suspected"
     assert not list(here.store.directory.glob("*.duckdb")), (
         "a card is not a reason to fetch its run"
     )

@@ -26,7 +26,9 @@ def test_cells_are_the_product_of_the_axes_in_the_order_of_the_plan(plan_file):
     assert found == list(product(("m", "n"), ("decode", "chunked:8"), ("bfloat16", "float32")))
     assert cell_counts(plan.cells) == "8 cells: 2 models x 2 paths x 2 dtypes"
     request = plan.cells[0].request
-    assert (request.model, request.reference, request.variants) == ("m", "prefill", ("decode",))
+    assert request.model == "m"
+    assert request.reference == "prefill"
+    assert request.variants == ("decode",)
     assert (request.dtype, request.device, request.judge, request.repeat) == (
         "bfloat16",
         "cpu",
@@ -64,8 +66,10 @@ def test_a_path_that_names_its_engine_stands_once_and_others_with_every_engine(p
 
 def test_a_file_of_lines_is_many_prompts_and_any_other_file_is_one(plan_file):
     one, many = read_plan(plan_file(prompts=["a.txt", "b.jsonl"])).cells
-    assert (Path(one.request.prompt_files[0]).name, one.request.prompt_lists) == ("a.txt", ())
-    assert (Path(many.request.prompt_lists[0]).name, many.request.prompt_files) == ("b.jsonl", ())
+    assert Path(one.request.prompt_files[0]).name == "a.txt"
+    assert one.request.prompt_lists == ()
+    assert Path(many.request.prompt_lists[0]).name == "b.jsonl"
+    assert many.request.prompt_files == ()
 
 
 def test_excluded_cells_are_left_out(plan_file):

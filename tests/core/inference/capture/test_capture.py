@@ -11,11 +11,10 @@ from core.capture_request import CaptureRequest
 from core.errors import CaptureError, UsageError
 from core.inference.capture.capture import run_capture
 from core.inference.models.devices import bits_of
-from core.inference.models.model import load_model
 from core.inference.paths import batch, paths
 from core.inference.paths.bases import Base
 from core.inference.paths.modifiers import Modifier
-from tests.core.inference.sameness import planned
+from tests.core.inference.sameness import on_cpu, planned
 
 PROMPTS = ["def walk(self, path): return", "The ferry left at ten past six, café", "x"]
 
@@ -54,7 +53,7 @@ def collect(plan):
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_a_capture_holds_the_bits_of_the_models_own_logits(dtype, model_folders):
-    loaded = load_model(str(model_folders["llama"]), dtype=dtype, device="cpu")
+    loaded = on_cpu(model_folders["llama"], dtype)
     plan = planned(loaded, PROMPTS)
     sink = collect(plan)
     with torch.inference_mode():

@@ -16,13 +16,13 @@ from core.inference.models.devices import devices_here
 from core.inference.models.model import load_model
 from tests.core.inference.capture.test_capture import Collected
 from tests.core.inference.conftest import CONFIGS
-from tests.core.inference.sameness import planned
+from tests.core.inference.sameness import on_cpu, planned
 
 PROMPTS = ["def walk(self, path): return [step for step in path if step]", "café lamps"]
 
 
 def shapes(folder, dtype="float32"):
-    return load_model(str(folder), dtype=dtype, device="cpu", weights=False)
+    return on_cpu(folder, dtype, weights=False)
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def tokens_of_forwards(loaded):
 def test_without_weights_every_shape_and_limit_is_there_and_nothing_is_held(name, model_folders):
     empty, whole = (
         shapes(model_folders[name]),
-        load_model(str(model_folders[name]), dtype="float32", device="cpu"),
+        on_cpu(model_folders[name]),
     )
     assert {key: value.shape for key, value in empty.model.state_dict().items()} == {
         key: value.shape for key, value in whole.model.state_dict().items()
@@ -97,7 +97,7 @@ def test_the_estimate_of_a_cache_is_what_the_cache_takes(name, model_folders):
         kv=False,
     )
     foreseen = costs_of(plan)
-    whole = load_model(str(model_folders[name]), dtype="float32", device="cpu")
+    whole = on_cpu(model_folders[name])
     longest = max(plan.token_ids, key=len)
     cache = DynamicCache(config=whole.model.config)
     with torch.inference_mode():

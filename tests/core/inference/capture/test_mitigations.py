@@ -10,20 +10,22 @@ from core.errors import CaptureError
 from core.inference.capture import mitigations
 from core.inference.capture.mitigations import MITIGATIONS, TIMED_FORWARDS, mitigations_of
 from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import side_of, whole_side
 from core.inference.paths.paths import parse_path
 from core.runs.tables.mitigations import advice
+from tests.core.inference.sameness import logits_of
 
 pytestmark = pytest.mark.model
 PAIR = [parse_path("prefill"), parse_path("decode")]
 
 
-def whole(loaded, path, ids):
-    return whole_side(side_of(path).run_on(loaded), ids)
-
-
 def tried(loaded, prompts):
-    rows = mitigations_of(loaded, prompts, PAIR, floor_rms=0.5, rounds=1)
+    rows = mitigations_of(
+        loaded,
+        prompts,
+        PAIR,
+        floor_rms=0.5,
+        rounds=1,
+    )
     assert [row.name for row in rows] == [each.name for each in MITIGATIONS]
     return {row.name: row for row in rows}
 
@@ -42,7 +44,7 @@ def test_the_pair_as_it_is_and_in_float32_are_what_torch_counts(bfloat16):
     models = {"baseline": loaded, "float32": LoadedModel(**{**vars(wide), "dtype": "float32"})}
     for name, model in models.items():
         sides = [
-            torch.cat([whole(model, path, ids) for ids in prompts])
+            torch.cat([logits_of(path, model, ids) for ids in prompts])
             for path in ("prefill", "decode")
         ]
         difference = sides[0].double() - sides[1].double()
@@ -62,7 +64,13 @@ def test_a_head_in_float32_leaves_the_difference_of_the_hidden_states(bfloat16):
     loaded, prompts, _ = bfloat16
     # eager attention rounds its weights to bfloat16 and sdpa does not, on every processor
     pair = [parse_path("prefill"), parse_path("prefill+attn:eager")]
-    tries = mitigations_of(loaded, prompts[:1], pair, floor_rms=0.5, rounds=1)
+    tries = mitigations_of(
+        loaded,
+        prompts[:1],
+        pair,
+        floor_rms=0.5,
+        rounds=1,
+    )
     rows = {row.name: row for row in tries}
     row = rows["float32 head"]
     assert row.compute_dtype == "float32"
@@ -78,13 +86,19 @@ def test_a_mitigation_that_a_cpu_cannot_use_is_a_row_with_the_reason(bfloat16):
     assert rows["TF32 off"].share is None
     tf32 = [parse_path("prefill"), parse_path("prefill+tf32")]
     with pytest.raises(CaptureError, match="tf32 needs CUDA"):  # the pair itself cannot run
-        mitigations_of(tiny_model("llama"), [[1, 2, 3]], tf32, floor_rms=1.0)
+        mitigations_of(
+            tiny_model("llama"),
+            [[1, 2, 3]],
+            tf32,
+            floor_rms=1.0,
+        )
 
 
 def test_a_mitigation_leaves_the_model_as_it_was(bfloat16):
     loaded, prompts, _ = bfloat16
     fresh = tiny_model("llama", "bfloat16")
-    assert torch.equal(whole(loaded, "decode", prompts[0]), whole(fresh, "decode", prompts[0]))
+    plain = logits_of("decode", fresh, prompts[0])
+    assert torch.equal(logits_of("decode", loaded, prompts[0]), plain)
     assert "forward" not in vars(loaded.model.lm_head)
     assert not torch.are_deterministic_algorithms_enabled()
 

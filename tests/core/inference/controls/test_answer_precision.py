@@ -89,7 +89,6 @@ ONLY_BFLOAT16 = [
 @pytest.mark.parametrize("compute", ONLY_BFLOAT16, ids=lambda engine: engine.__name__)
 def test_an_engine_of_bfloat16_weights_is_found_out(compute, narrow, held):
     found = narrow_answers(narrow, [range(5, 29)], side_of(served(held, compute)))
-    assert found is not None
     assert found.dtype == "bfloat16"
 
 
@@ -99,7 +98,6 @@ def test_hidden_states_of_bfloat16_are_found_out_where_logits_are_rounded_as_ask
 ):
     engine = side_of(lambda model, ids: head_in_float32(held, ids).to(model.dtype))
     found = narrow_answers(narrow, [range(5, 29)], engine)
-    assert found is not None
     assert found.dtype == "bfloat16"
 
 

@@ -17,6 +17,7 @@ from core.evidence import FAILED, FLOAT32, OWN_DTYPE, PASSED
 from core.inference.controls import drawn_roundings
 from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding
 from core.inference.models.dtypes import in_float32
+from tests.core.evidence import rows_of
 from tests.core.inference.sameness import logits_of
 from tests.covering import covering
 
@@ -75,7 +76,13 @@ def test_an_error_is_measured_without_what_all_logits_share():
     pieces = []
     rows = []
     logits = torch.tensor([[7.0, 7, 7, 7], [3, 1, 1, 3], [0, 0, 0, 1e30], [3, 1, float("nan"), 3]])
-    drawn_roundings._add_error(torch.zeros(5, 4), pieces, rows, 1, logits)
+    drawn_roundings._add_error(
+        torch.zeros(5, 4),
+        pieces,
+        rows,
+        1,
+        logits,
+    )
     assert rows[0].isfinite().all()
     assert pieces[0].tolist() == pytest.approx([0, 1, 3 / 16 * 1e60, np.inf], rel=1e-5)
 
@@ -109,10 +116,15 @@ def test_a_fault_of_an_engine_of_16_bits_is_a_bug_at_its_position(narrow, judged
     (fault,) = (
         case.engine for case in MUTATIONS if case.name == "one future key visible to one query"
     )
-    verdict = judged(narrow, tiny_prompts(narrow), "prefill", lambda _, ids: fault(held, ids))
+    verdict = judged(
+        narrow,
+        tiny_prompts(narrow),
+        "prefill",
+        lambda _, ids: fault(held, ids),
+    )
     assert verdict.is_bug_suspected
     assert verdict.first_place[1] == 10
-    pair, engine = (row for row in verdict.evidence if row.group == OWN_DTYPE)
+    pair, engine = rows_of(verdict.evidence, OWN_DTYPE)
     assert pair.outcome == PASSED
     assert engine.outcome == FAILED
     assert verdict.noise_ratio == engine.figures.noise_ratio
@@ -132,10 +144,15 @@ OF_ONE_TOKEN = {
 def test_a_fault_of_16_bits_alone_is_a_bug(case, dtype, narrow, half, judged):
     loaded = narrow if dtype == "bfloat16" else half
     prompts = tiny_prompts(loaded)
-    verdict = judged(loaded, prompts, "prefill", in_16_bits_only(FAULTS[case](1.0)))
+    verdict = judged(
+        loaded,
+        prompts,
+        "prefill",
+        in_16_bits_only(FAULTS[case](1.0)),
+    )
     assert verdict.is_bug_suspected
     assert {row.outcome for row in verdict.evidence if row.group == FLOAT32} == {PASSED}
-    (drawn,) = (row for row in verdict.evidence if row.check is DRAWN)
+    (drawn,) = rows_of(verdict.evidence, DRAWN)
     assert drawn.outcome == FAILED
     if case in OF_ONE_TOKEN:
         assert verdict.first_place == (0, len(prompts[0]) + PLACE)
@@ -152,9 +169,14 @@ def test_another_16_bit_kernel_of_the_same_function_is_rounding(
     judged,
 ):
     loaded = narrow if dtype == "bfloat16" else half
-    verdict = judged(loaded, tiny_prompts(loaded), "prefill", in_16_bits_only(TWINS[case]))
+    verdict = judged(
+        loaded,
+        tiny_prompts(loaded),
+        "prefill",
+        in_16_bits_only(TWINS[case]),
+    )
     assert verdict.name == "rounding"
-    (drawn,) = (row for row in verdict.evidence if row.check is DRAWN)
+    (drawn,) = rows_of(verdict.evidence, DRAWN)
     assert drawn.outcome == PASSED
 
 

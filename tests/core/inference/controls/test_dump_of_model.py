@@ -19,13 +19,13 @@ from core.errors import UsageError
 from core.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, PRECISION
 from core.inference.controls.dump_of_model import model_of_dump
 from core.inference.models.dtypes import in_float32
-from core.judging.ingest import ingest
 from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.inference.controls.side_arrays import side_arrays
 from tests.core.judging.engine_dumps import saved
+from tests.core.runs.made_runs import ingested
 
 pytestmark = pytest.mark.model
 
@@ -58,7 +58,7 @@ def dumped(narrow, tmp_path_factory):
 
 def _judged(folder, dump, loaded, **given):
     store = Store(folder / "store")
-    with RunReader(store.path_of(ingest(store, [dump]))) as run:
+    with ingested(store, dump) as run:
         model = model_of_dump(loaded, run, float32=given.get("float32", ()))
         new = judge_stored(
             store,

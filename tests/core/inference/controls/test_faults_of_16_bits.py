@@ -9,7 +9,6 @@ from benchmarks.verdicts.tiny_models import tiny_prompts
 from core.checks.single_logit import SINGLE_LOGIT
 from core.evidence import FAILED, FLOAT32
 from core.inference.models.dtypes import in_float32
-from core.judging.ingest import ingest
 from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
 from core.runs.reader import RunReader
@@ -17,6 +16,7 @@ from core.runs.store.store import Store
 from core.verdict import Verdict
 from tests.core.inference.controls.side_arrays import side_arrays
 from tests.core.judging.engine_dumps import saved
+from tests.core.runs.made_runs import ingested
 
 pytestmark = pytest.mark.model
 BUG, OPEN = "bug suspected", "undecided"
@@ -42,7 +42,7 @@ def verdict_of(loaded, folder, engine, *, is_swapped=False):
     with in_float32(loaded) as wide:
         pair = saved(folder / "pair.npz", **side_arrays(wide, prompts, "prefill", "decode"))
     store = Store(folder / "store")
-    with RunReader(store.path_of(ingest(store, [dump]))) as run:
+    with ingested(store, dump) as run:
         new = judge_stored(store, run, measure_controls(run, float32=[pair]))
     with RunReader(store.path_of(new)) as run:
         (stored,) = run.pairs

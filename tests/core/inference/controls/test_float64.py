@@ -12,6 +12,7 @@ from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.evidence import FAILED, FLOAT32, NOTED, PASSED
 from core.inference.models.dtypes import WIDENING, in_float64
+from tests.core.evidence import rows_of
 from tests.core.inference.paths.test_modifiers import state
 
 pytestmark = pytest.mark.model
@@ -23,7 +24,8 @@ def test_in_float64_nothing_passes_through_float32(name):
     kernels differ by 1e-8, not 1e-14.
     """
     loaded = tiny_model(name)
-    before, ids = state(loaded), torch.arange(5, 29)
+    before = state(loaded)
+    ids = torch.arange(5, 29)
     with torch.inference_mode(), in_float64(loaded) as wide:
         assert wide.dtype == "float64"
         plain = prefill(wide.model, ids)
@@ -72,9 +74,14 @@ def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault
     judged,
 ):
     engine = holding_float32(experts, lambda model, ids: walk(model, ids, [7, 20]))
-    verdict = judged(experts, tiny_prompts(experts), "prefill", engine)
+    verdict = judged(
+        experts,
+        tiny_prompts(experts),
+        "prefill",
+        engine,
+    )
     assert verdict.name == "rounding"
-    (row,) = (row for row in verdict.evidence if row.group == FLOAT32)
+    (row,) = rows_of(verdict.evidence, FLOAT32)
     assert row.outcome == PASSED
     assert row.figures.compute_dtype == "float32"
     assert verdict.noise_ratio == row.figures.noise_ratio < 1
@@ -91,17 +98,22 @@ def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault
 @pytest.mark.parametrize("is_fault", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_a_floor_torn_by_near_ties_of_a_router_is_decided_in_float64(is_fault, judged):
     loaded = tiny_model("mixtral-ties")
-    before, implementation = state(loaded), loaded.model.config._experts_implementation
-    prompts, variant = tiny_prompts(loaded), scaled_value(1.01) if is_fault else "decode"
-    verdict = judged(loaded, prompts[:1] if is_fault else prompts, "prefill", variant)
+    before = state(loaded)
+    implementation = loaded.model.config._experts_implementation
+    prompts = tiny_prompts(loaded)
+    variant = scaled_value(1.01) if is_fault else "decode"
+    verdict = judged(
+        loaded,
+        prompts[:1] if is_fault else prompts,
+        "prefill",
+        variant,
+    )
     assert verdict.name == ("bug suspected" if is_fault else "rounding")
-    single, double = (row for row in verdict.evidence if row.group == FLOAT32)
+    single, double = rows_of(verdict.evidence, FLOAT32)
     assert single.outcome == NOTED
     assert single.figures.compute_dtype == "float32"
-    assert (double.outcome, double.figures.compute_dtype) == (
-        FAILED if is_fault else PASSED,
-        "float64",
-    )
+    assert double.outcome == (FAILED if is_fault else PASSED)
+    assert double.figures.compute_dtype == "float64"
     assert single.figures.noise_ratio < single.figures.largest_ratio_allowed
     assert (double.figures.noise_ratio > 1e9) == is_fault
     # torn by the ties

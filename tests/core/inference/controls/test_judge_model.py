@@ -23,6 +23,7 @@ from core.evidence import (
     STRUCTURE,
 )
 from core.inference.controls.judge_model import judge
+from tests.core.evidence import rows_of
 from tests.core.inference.sameness import logits_of
 from tests.covering import few
 
@@ -32,11 +33,6 @@ PROMPT = tuple(range(5, 29))
 def rows(verdict):
     """The last row of each group."""
     return {row.group: row for row in verdict.evidence}
-
-
-def alone(verdict):
-    """The row on each module alone."""
-    return next(row for row in verdict.evidence if row.check == ALONE)
 
 
 @pytest.mark.model
@@ -103,7 +99,8 @@ def test_a_fault_is_placed_in_its_prompt_and_position(small):
     verdict = judge(small, [PROMPT[:9], PROMPT], reference="prefill", variant=engine)
     assert verdict.is_bug_suspected
     assert verdict.first_place == (1, 17)
-    places, modules = rows(verdict)[STRUCTURE], alone(verdict)
+    places = rows(verdict)[STRUCTURE]
+    (modules,) = rows_of(verdict.evidence, ALONE)
     assert places.figures.positions == 1
     assert "position 17 of prompt 1" in places.says
     assert modules.says.endswith("or in the head.")
@@ -266,7 +263,7 @@ def test_a_rerun_is_nondeterministic_within_the_noise_floor_and_a_bug_beyond_it(
     loaded = tiny_model("llama", dtype)
     engine = at_every_other_call(change, loaded.torch_dtype)
     verdict = judge(loaded, tiny_prompts(loaded), reference="prefill", variant=engine)
-    row = next(row for row in verdict.evidence if row.group == RERUN)
+    row = rows_of(verdict.evidence, RERUN)[0]
     assert verdict.name == ("bug suspected" if is_fault else "nondeterministic")
     assert row.figures.beyond_noise_floor is is_fault
     if is_fault:

@@ -11,14 +11,12 @@ import torch
 from benchmarks.verdicts.variations import in_two_halves
 from core.checks.list_floor import LIST_FLOOR, ListFloorFigures
 from core.inference.controls.list_floor import floor_of_rows
-from core.inference.models.model import load_model
-from core.inference.paths.engines import side_of, whole_side
 from core.judging.explain.rows import rows_of_lists
 from core.judging.lists import judge_with_floor
 from core.responses.pairing import compare_sides
 from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
-from core.runs.store.store import Store
 from core.verdict import Verdict
+from tests.core.inference.sameness import logits_of, on_cpu
 from tests.core.responses.made_sides import run_of, store_run
 from tests.places import ROOT
 
@@ -32,13 +30,12 @@ TEXT = (
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def loaded(request):
-    return load_model(str(MODEL), dtype=request.param, device="cpu")
+    return on_cpu(MODEL, request.param)
 
 
 def rows_of(loaded, engine):
     ids = tuple(loaded.tokenizer(TEXT)["input_ids"])
-    with torch.inference_mode():
-        return torch.log_softmax(whole_side(side_of(engine).run_on(loaded), ids).float(), -1)
+    return torch.log_softmax(logits_of(engine, loaded, ids).float(), -1)
 
 
 def side(loaded, name, rows, *, has_ids=True):
@@ -53,7 +50,17 @@ def side(loaded, name, rows, *, has_ids=True):
             ),
         )
     tokens = ids or (-1,) * (len(rows) + 1)
-    return ResponseSide(name, (Response("made", "token_id", tokens, compress_rows(sent, "made")),))
+    return ResponseSide(
+        name,
+        (
+            Response(
+                "made",
+                "token_id",
+                tokens,
+                compress_rows(sent, "made"),
+            ),
+        ),
+    )
 
 
 def judged(loaded, *sides):
@@ -64,7 +71,12 @@ def judged(loaded, *sides):
         earlier,
         pair,
         sides,
-        floor_of_rows(loaded, [sides[0].responses[0].tokens], rows, print),
+        floor_of_rows(
+            loaded,
+            [sides[0].responses[0].tokens],
+            rows,
+            print,
+        ),
     )
 
 
@@ -109,7 +121,7 @@ def test_another_model_gives_no_verdict(loaded):
 
 @pytest.fixture(scope="module")
 def wide():
-    return load_model(str(MODEL), dtype="float32", device="cpu")
+    return on_cpu(MODEL)
 
 
 @pytest.mark.parametrize(
@@ -119,10 +131,10 @@ def wide():
         ("explain", "needs the prompts' token ids"),
     ],
 )
-def test_tokens_that_are_not_known_cannot_be_read(command, why, wide, cli, tmp_path):
+def test_tokens_that_are_not_known_cannot_be_read(command, why, wide, cli, store):
     made = [side(wide, path, rows_of(wide, path), has_ids=False) for path in ("prefill", "decode")]
-    run_id = store_run(Store(tmp_path), "made", *made)
-    done = cli(command, run_id, "--model", MODEL, "--store", tmp_path)
+    run_id = store_run(store, "made", *made)
+    done = cli(command, run_id, "--model", MODEL)
     assert done.returncode == 2
     assert why in " ".join(done.stderr.split())
 
@@ -130,27 +142,31 @@ def test_tokens_that_are_not_known_cannot_be_read(command, why, wide, cli, tmp_p
 def test_the_command_stores_the_run_judged(wide, cli, store):
     made = [side(wide, path, rows_of(wide, path)) for path in ("prefill", "decode")]
     run_id = store_run(store, "ways", *made)
-    done = cli("verdict", run_id, "--model", MODEL, "--store", store.directory, "--json")
+    done = cli("verdict", run_id, "--model", MODEL, "--json")
     assert done.returncode == 0, done.stderr
     (new,) = (path for path in store.directory.glob("*.duckdb") if path.stem != run_id)
     judged_run = run_of(new)
     assert [found.name for found in judged_run.verdicts] == ["rounding"]
     assert judged_run.header.name == "ways, judged"
     assert len(judged_run.pairs) == 1
-    refused = cli("verdict", run_id, "--floor", "x.npz", "--store", store.directory)
+    refused = cli("verdict", run_id, "--floor", "x.npz")
     assert refused.returncode == 2
     assert "dumps of complete logits" in " ".join(refused.stderr.split())
 
 
-def test_explain_says_which_side_is_not_the_models(wide, cli, tmp_path):
+def test_explain_says_which_side_is_not_the_models(wide, cli, store):
     own = rows_of(wide, "prefill")
     other = torch.log_softmax(
         own + torch.from_numpy(np.random.default_rng(1).normal(0, 0.3, own.shape)).float(),
         -1,
     )
-    rows = {"ours": own, "theirs": other, "cached": rows_of(wide, "decode")}
-    run_id = store_run(Store(tmp_path), "made", *(side(wide, *each) for each in rows.items()))
-    done = cli("explain", run_id, "--store", str(tmp_path), "--model", str(MODEL), "--json")
+    rows = {
+        "ours": own,
+        "theirs": other,
+        "cached": rows_of(wide, "decode"),
+    }
+    run_id = store_run(store, "made", *(side(wide, *each) for each in rows.items()))
+    done = cli("explain", run_id, "--model", MODEL, "--json")
     assert done.returncode == 0, done.stderr
     theirs, cached = json.loads(done.stdout)["pairs"]
     assert [cause["name"] for cause in theirs["causes"]] == ["other weights"]

@@ -14,11 +14,10 @@ from core.inference.controls.reordering import reorder
 from core.inference.controls.rounding_floor import rounding_floor
 from core.inference.models import devices
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import load_model
 from core.inference.paths.engines import divergence, divergence_of, side_of
 from core.numerics.formats import format_named
 from tests.core.inference.paths.test_modifiers import state
-from tests.core.inference.sameness import logits_of, tokens
+from tests.core.inference.sameness import logits_of, on_cpu, tokens
 
 
 def rms_by_numpy(reference, variant):
@@ -33,9 +32,14 @@ def rms_by_numpy(reference, variant):
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_floor_is_the_rms_of_each_reordering(dtype, model_folders):
-    loaded = load_model(str(model_folders["mixtral"]), dtype=dtype, device="cpu")
+    loaded = on_cpu(model_folders["mixtral"], dtype)
     prompts = [tokens(loaded), tokens(loaded)[::-1][:11]]
-    found = rounding_floor(loaded, prompts, (3, 9), row_ulps_of=format_named(dtype))
+    found = rounding_floor(
+        loaded,
+        prompts,
+        (3, 9),
+        row_ulps_of=format_named(dtype),
+    )
     assert found.maps == 15
     assert found.squares.shape == (2, sum(map(len, prompts)))
     for seed, squares in zip((3, 9), found.squares, strict=True):
@@ -46,14 +50,14 @@ def test_the_floor_is_the_rms_of_each_reordering(dtype, model_folders):
                 other = logits_of("prefill", loaded, prompt)
             expected += rms_by_numpy(plain, other)[1]
         assert np.sqrt(squares) == pytest.approx(expected, rel=1e-12)
-    assert found.row_ulps is not None
     # so small a model moves next to nothing in 16 bits
-    assert dtype == "bfloat16" or found.row_ulps > 0
+    assert found.row_ulps > 0 or dtype == "bfloat16"
 
 
 @pytest.mark.model
 def test_a_pair_is_measured_by_the_same_rule(llama):
-    prompts, names = [tokens(llama), tokens(llama)[::-1][:11]], ("prefill", "decode")
+    prompts = [tokens(llama), tokens(llama)[::-1][:11]]
+    names = ("prefill", "decode")
     with torch.inference_mode():
         found = divergence_of(llama, prompts, (side_of("prefill"), side_of("decode")))
     rms, by_position = rms_by_numpy(
@@ -65,7 +69,8 @@ def test_a_pair_is_measured_by_the_same_rule(llama):
 
 
 def test_only_elements_finite_on_both_sides_count():
-    inf, nan = float("inf"), float("nan")
+    inf = float("inf")
+    nan = float("nan")
     plain = torch.tensor([[1.0, 2.0, -inf, nan], [0.0, nan, inf, 5.0], [inf, nan, -inf, inf]])
     other = torch.tensor([[4.0, 2.0, -inf, nan], [4.0, 1.0, -inf, nan], [inf, nan, -inf, inf]])
     found = divergence(plain, lambda _, emit: (emit(0, other[:2]), emit(2, other[2:])), ())
@@ -82,10 +87,12 @@ def test_widened_it_computes_in_float32_with_the_very_same_values(
     dtype,
     model_folders,
 ):
-    narrow = load_model(str(model_folders[name]), dtype=dtype, device="cpu")
-    before, ids = state(narrow), torch.tensor([tokens(narrow)])
+    narrow = on_cpu(model_folders[name], dtype)
+    before = state(narrow)
+    ids = torch.tensor([tokens(narrow)])
     with torch.inference_mode():
-        plain, expected = narrow.model(ids).logits, copy.deepcopy(narrow.model).float()(ids).logits
+        plain = narrow.model(ids).logits
+        expected = copy.deepcopy(narrow.model).float()(ids).logits
         with in_float32(narrow) as widened:
             assert widened.dtype == "float32"
             assert torch.equal(logits_of("prefill", widened), expected[0])

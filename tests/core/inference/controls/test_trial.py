@@ -32,14 +32,6 @@ from tests.covering import few, thorough
 QUICK = ("gpt2", "mixtral")
 
 
-def _wrong(trials):
-    return [
-        f"{trial.model}: {trial.case}: {trial.verdict}: {trial.because}"
-        for trial in trials
-        if trial.is_wrong
-    ]
-
-
 CASES = {case.name: case for case in (*MUTATIONS, *KINDS)}
 PLANTED = [case.name for case in MUTATIONS if case.module is not None]
 QUICKLY_PLANTED = (
@@ -90,7 +82,7 @@ def test_every_bug_is_called_one_and_nothing_else_is(name, prompts, step):
     """Or every so many of the cases, and those that are named below."""
     wanted = {case.name for case in cases_of(tiny_model(name))[::step]} | set(NAMED)
     trials = run_trial([name], most_prompts=prompts, selects=lambda case: case.name in wanted)
-    assert _wrong(trials) == []
+    assert [line_of(trial) for trial in trials if trial.is_wrong] == []
     refused = [trial.case for trial in trials if trial.verdict == REFUSED]
     # it has eager attention only
     assert refused == (["prefill+sdpa:math"] if name == "gemma2" else [])
@@ -145,7 +137,7 @@ ok    llama             prefix hash collision: a block of another prompt    floa
 ok    llama             int8 cache                                          lower precision 9e3, 2e4                                                        
 ok    llama             sums in another order at every call                 rerun 0.99, 1.65                                                                
 ok    mistral-window bfloat16one cached value of one head x 1.01                 float32 9.0, 9e3                            model.layers.0.self_attn at 16      
-""".splitlines()  # noqa: W291
+""".splitlines()  # noqa: E501, W291
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -167,11 +159,9 @@ def test_a_printed_line_is_read_back(model, verdict, module, position):
     )
     key, line = read_line(line_of(trial))
     assert key == (model, "a case")
-    assert (line.verdict, line.ratio, line.place) == (
-        verdict,
-        37,
-        f"{module} at {position}" if module else "",
-    )
+    assert line.verdict == verdict
+    assert line.ratio == 37
+    assert line.place == (f"{module} at {position}" if module else "")
 
 
 @pytest.mark.parametrize(

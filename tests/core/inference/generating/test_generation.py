@@ -15,7 +15,6 @@ from core.inference.generating.generation import (
 )
 from core.inference.paths.paths import parse_path
 from core.numerics.formats import values_of
-from core.runs.store.store import Store
 from tests.core.inference.capture.test_capture import collect
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import captured, planned, tokens
@@ -119,11 +118,11 @@ def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama):
 
 
 @pytest.mark.model
-def test_the_run_shows_the_flip_that_made_the_texts_part(llama, tmp_path):
+def test_the_run_shows_the_flip_that_made_the_texts_part(llama, store):
     variant = "decode+dtype:bfloat16"
     found = search.search(llama, MADE, "prefill", variant, tokens=LENGTH)
     prompts = [MADE[found.flipped_prompts[0]]]
-    with captured(Store(tmp_path), llama, prompts, variant, tokens=LENGTH) as run:
+    with captured(store, llama, prompts, variant, tokens=LENGTH) as run:
         made = run.generations[0]
         parting = made.parting(1)
         (flip, *_) = found.flips

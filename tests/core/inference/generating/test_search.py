@@ -27,7 +27,13 @@ def ids_of(loaded, prompt):
 
 def test_every_flip_of_every_prompt_is_found_with_its_margins(llama):
     """As one would write it by hand."""
-    found = search(llama, PROMPTS, "prefill", VARIANT, flips=len(PROMPTS))
+    found = search(
+        llama,
+        PROMPTS,
+        "prefill",
+        VARIANT,
+        flips=len(PROMPTS),
+    )
     assert found.reason == "all prompts were tried"
     assert found.prompts == len(PROMPTS)
     assert found.positions == sum(len(ids_of(llama, n)) for n in range(len(PROMPTS)))
@@ -60,7 +66,8 @@ def test_paths_that_never_part_have_no_flip_and_the_closest_call_is_told(llama):
     ]
     assert found.flips == ()
     assert found.closest == min(float((rows[:, 0] - rows[:, 1]).min()) for rows in best)
-    paths, ids = ("prefill", "prefill+batch:2"), llama.tokenizer("def walk(self)")["input_ids"]
+    paths = ("prefill", "prefill+batch:2")
+    ids = llama.tokenizer("def walk(self)")["input_ids"]
     sides = [next(module.continue_all(parse_path(path), llama, [ids], 4))[1] for path in paths]
     found = search(llama, ["def walk(self)"], *paths, tokens=4)
     assert found.flips == ()
@@ -73,7 +80,13 @@ def test_the_time_is_kept(llama, monkeypatch):
     """
     clock = itertools.count()
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: 0.05 * next(clock)))
-    found = search(llama, ["def walk(self)"] * 300, "prefill", "prefill+batch:2", minutes=1 / 60)
+    found = search(
+        llama,
+        ["def walk(self)"] * 300,
+        "prefill",
+        "prefill+batch:2",
+        minutes=1 / 60,
+    )
     assert found.reason == "the 0.0166667 minutes were spent"
     assert 0 < found.prompts < 60
     assert found.seconds < 5  # not twice the budget: the variant's pass is cut short too

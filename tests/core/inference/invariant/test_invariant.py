@@ -11,10 +11,9 @@ from transformers import DynamicCache
 from core.errors import CaptureError
 from core.inference.invariant import products
 from core.inference.invariant.operations import Invariant, invariant_forwards, invariant_refusal
-from core.inference.models.model import load_model
 from core.inference.paths.paths import parse_path
 from tests.core.inference.conftest import MODELS
-from tests.core.inference.sameness import exact_logits, logits_of, tokens
+from tests.core.inference.sameness import exact_logits, logits_of, on_cpu, tokens
 from tests.covering import covering, few
 
 DTYPES = ["float32", "bfloat16"]
@@ -209,7 +208,7 @@ def test_it_holds_at_the_width_of_a_trained_model(dtype, shipped_model, threads)
     """Wide enough for products to be shared by threads."""
     if not (shipped_model / "config.json").is_file():
         pytest.skip("sample_runs/model is not built")
-    loaded = load_model(str(shipped_model), dtype=dtype, device="cpu")
+    loaded = on_cpu(shipped_model, dtype)
     threads(2)
     assert (
         _differing(loaded, ["decode", "prefill+batch:3", "prefill+threads:1"], "+invariant") == []

@@ -15,9 +15,9 @@ from transformers.integrations.gguf.dequant import dequantize
 
 from core.errors import CaptureError, ExtraError
 from core.inference.models import gguf as reading
-from core.inference.models.model import load_model, save_model
+from core.inference.models.model import save_model
 from tests.core.inference.models import small_gguf
-from tests.core.inference.sameness import planned
+from tests.core.inference.sameness import on_cpu, planned
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -43,7 +43,7 @@ def differing(model, expected, dtype):
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_a_gguf_has_the_weights_that_its_blocks_hold_rounded_once(written, dtype):
     path, expected = written
-    loaded = load_model(str(path), dtype=dtype, device="cpu")
+    loaded = on_cpu(path, dtype)
     assert differing(loaded.model, expected, DTYPES[dtype]) == []
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {DTYPES[dtype]}
     assert loaded.model.get_output_embeddings().weight is loaded.model.get_input_embeddings().weight
@@ -52,7 +52,7 @@ def test_a_gguf_has_the_weights_that_its_blocks_hold_rounded_once(written, dtype
 
 
 @pytest.mark.model
-def test_an_architecture_that_transformers_rounds_within_its_arithmetic_is_rounded_once_all_the_same(
+def test_an_architecture_that_transformers_rounds_within_its_arithmetic_is_rounded_once(
     written,
     monkeypatch,
 ):
@@ -69,7 +69,7 @@ def test_an_architecture_that_transformers_rounds_within_its_arithmetic_is_round
     assert torch.equal(of_theirs[0], exact)
     assert not torch.equal(of_theirs[1], exact.to(torch.bfloat16))
     monkeypatch.setattr(reading, "ROUNDED_AFTERWARDS", ("llama",))
-    loaded = load_model(str(path), dtype="bfloat16", device="cpu")
+    loaded = on_cpu(path, "bfloat16")
     assert differing(loaded.model, expected, torch.bfloat16) == []
     assert loaded.model.config.dtype == loaded.model.dtype == torch.bfloat16
     assert loaded.model.get_output_embeddings().weight is loaded.model.get_input_embeddings().weight
@@ -81,12 +81,12 @@ def test_a_run_of_a_gguf_says_which_file_how_it_was_quantised_and_that_it_no_lon
 ):
     path, _ = written
     digest = f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-    loaded = load_model(str(path), dtype="bfloat16", device="cpu")
+    loaded = on_cpu(path, "bfloat16")
     about = planned(loaded, ["the"]).header.provenance
     assert about.model == str(path)
     assert about.revision == digest
     assert "dequantised from Q4_1" in about.versions["weights"]
-    shapes = load_model(str(path), dtype="bfloat16", device="cpu", weights=False)
+    shapes = on_cpu(path, "bfloat16", weights=False)
     # a dry run reads no weights
     assert shapes.revision == ""
     assert shapes.vocab_size == len(small_gguf.TOKENS)
@@ -99,13 +99,13 @@ def test_a_folder_made_of_a_gguf_loads_without_what_read_it_and_has_its_bits(
     monkeypatch,
 ):
     path, expected = written
-    made = load_model(str(path), dtype="bfloat16", device="cpu")
+    made = on_cpu(path, "bfloat16")
     save_model(made, tmp_path)
     for name in ("gguf", "accelerate"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ExtraError, match="GGUF needs gguf and accelerate"):
-        load_model(str(path), dtype="bfloat16", device="cpu")
-    loaded = load_model(str(tmp_path), dtype="bfloat16", device="cpu")
+        on_cpu(path, "bfloat16")
+    loaded = on_cpu(tmp_path, "bfloat16")
     assert differing(loaded.model, expected, torch.bfloat16) == []
     assert loaded.weights == made.weights
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
@@ -128,7 +128,7 @@ def test_files_next_to_a_gguf_have_no_effect(written, tmp_path):
         (tmp_path / name).write_text(
             '{"auto_map": {"AutoTokenizer": ["x.Y", null]}, "tokenizer_class": "NoSuch"}',
         )
-    loaded = load_model(str(tmp_path / "tiny.gguf"), dtype="float32", device="cpu")
+    loaded = on_cpu(tmp_path / "tiny.gguf")
     assert differing(loaded.model, expected, torch.float32) == []
 
 

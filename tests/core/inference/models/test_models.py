@@ -11,6 +11,7 @@ from transformers import LlamaForCausalLM
 
 from core.errors import CaptureError, UsageError
 from core.inference.models.model import load_model, readable
+from tests.core.inference.sameness import on_cpu
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def refusal(name, **changes):
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen2", "mixtral"])
 def test_a_model_loads_wholly_in_the_dtype_asked_for(kind, dtype, model_folders):
-    loaded = load_model(str(model_folders[kind]), dtype=dtype, device="cpu")
+    loaded = on_cpu(model_folders[kind], dtype)
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {getattr(torch, dtype)}
     assert not loaded.model.training
     assert not any(parameter.requires_grad for parameter in loaded.model.parameters())
@@ -45,7 +46,7 @@ def test_a_model_loads_wholly_in_the_dtype_asked_for(kind, dtype, model_folders)
 def test_an_alias_of_a_dtype_is_understood_and_an_unknown_one_lists_what_exists(
     model_folders,
 ):
-    assert load_model(str(model_folders["llama"]), dtype="bf16", device="cpu").dtype == "bfloat16"
+    assert on_cpu(model_folders["llama"], "bf16").dtype == "bfloat16"
     with pytest.raises(UsageError, match="one of float32, float16, bfloat16"):
         load_model(str(model_folders["llama"]), dtype="int8")
 
@@ -205,7 +206,7 @@ def test_a_config_that_names_kernels_of_the_hub_gets_the_attention_of_the_model(
     loads = "transformers.modeling_utils.lazy_import_flash_attention"
     monkeypatch.setattr(loads, lambda name, **_: fetched.append(name))
     config(**asked)(folder)
-    loaded = load_model(str(folder), dtype="float32", device="cpu", weights=with_weights)
+    loaded = on_cpu(folder, weights=with_weights)
     assert loaded.model.config._attn_implementation == llama.model.config._attn_implementation
     assert fetched == []
 
@@ -231,6 +232,6 @@ def test_a_folder_never_asks_the_hub(folder, monkeypatch):
 
     monkeypatch.setattr("socket.socket.connect", no_network)
     assert isinstance(
-        load_model(str(folder), dtype="float32", device="cpu").model,
+        on_cpu(folder).model,
         LlamaForCausalLM,
     )

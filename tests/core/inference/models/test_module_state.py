@@ -7,8 +7,8 @@ from benchmarks.verdicts.tiny_models import model_of, tiny_prompts
 from core.inference.controls.judge_model import judge
 from core.inference.models.model import loaded_from
 from core.inference.models.module_state import restore_state, state_at_start
-from core.inference.paths.engines import side_of, whole_side
 from tests.core.inference.odd_models import recurrent_gemma
+from tests.core.inference.sameness import logits_of
 
 
 class Holder(torch.nn.Module):
@@ -22,7 +22,8 @@ class Holder(torch.nn.Module):
 
 def test_tensors_and_numbers_are_those_of_the_start_and_weights_stay():
     module = Holder()
-    table, start = module.table, state_at_start(module)
+    table = module.table
+    start = state_at_start(module)
     module.state = module.newer = torch.ones(2)
     module.register_buffer("table", torch.ones(2))
     module.tokens = 7
@@ -43,11 +44,10 @@ def recurrent():
 @pytest.mark.parametrize("path", ["decode", "decode+batch:2", "static"])
 def test_a_path_repeats_its_bits_whatever_ran_before(path, recurrent):
     one, other = tiny_prompts(recurrent)
-    with torch.inference_mode():
-        first = whole_side(side_of(path).run_on(recurrent), one)
-        for between in ("decode+batch:3", "prefill", path):
-            whole_side(side_of(between).run_on(recurrent), other)
-            assert torch.equal(whole_side(side_of(path).run_on(recurrent), one), first)
+    first = logits_of(path, recurrent, one)
+    for between in ("decode+batch:3", "prefill", path):
+        logits_of(between, recurrent, other)
+        assert torch.equal(logits_of(path, recurrent, one), first)
 
 
 @pytest.mark.model
@@ -58,5 +58,10 @@ def test_a_verdict_does_not_depend_on_earlier_calls(recurrent):
     names = {}
     for order in (("decode", "static"), ("static", "decode")):
         for variant in order:
-            names[variant, order] = judge(used, prompts, reference="prefill", variant=variant).name
+            names[variant, order] = judge(
+                used,
+                prompts,
+                reference="prefill",
+                variant=variant,
+            ).name
     assert set(names.values()) == {"rounding"}

@@ -8,13 +8,18 @@ import torch
 from transformers import DynamicCache
 
 from core.errors import CaptureError
-from core.inference.models.model import load_model
 from core.inference.paths.batch import CacheWatch, kv_parts
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
-from core.runs.store.store import Store
 from tests.core.inference.conftest import MODELS
-from tests.core.inference.sameness import captured, float32_bound, logits_of, planned, tokens
+from tests.core.inference.sameness import (
+    captured,
+    float32_bound,
+    logits_of,
+    on_cpu,
+    planned,
+    tokens,
+)
 from tests.covering import covering, thorough
 
 pytestmark = pytest.mark.model
@@ -89,7 +94,7 @@ def test_the_public_threads_count_is_ours_for_every_layer(
     dtype,
     prompt,
     shipped_model,
-    tmp_path,
+    store,
 ):
     """Report C, protocol 1: the cache of one forward over prompt + response, against prompt first
     and response after it.
@@ -97,7 +102,7 @@ def test_the_public_threads_count_is_ours_for_every_layer(
     The thread's own lines, on the shipped model: `(whole.layers[0].keys !=
     parts.layers[0].keys).sum()` of `.numel()`.
     """
-    loaded = load_model(str(shipped_model), dtype=dtype, device="cpu")
+    loaded = on_cpu(shipped_model, dtype)
     text = (shipped_model.parent / "prompts" / "shapes.txt").read_text()
     ids = loaded.tokenizer(text)["input_ids"][:48]
     whole, parts = (
@@ -108,7 +113,7 @@ def test_the_public_threads_count_is_ours_for_every_layer(
         loaded.model(torch.tensor([ids]), past_key_values=whole, use_cache=True)
         loaded.model(torch.tensor([ids[:prompt]]), past_key_values=parts, use_cache=True)
         loaded.model(torch.tensor([ids[prompt:]]), past_key_values=parts, use_cache=True)
-    with captured(Store(tmp_path), loaded, [ids], f"reuse:{prompt}") as run:
+    with captured(store, loaded, [ids], f"reuse:{prompt}") as run:
         table, by_position = run.rows("kv", pair=0), run.rows("kv_position", pair=0, prompt=0)
         for layer, (a, b) in enumerate(zip(whole.layers, parts.layers, strict=True)):
             for kind in ("key", "value"):

@@ -12,14 +12,20 @@ import torch._dynamo
 import torch._inductor.config
 
 from core.errors import CaptureError
-from core.inference.models.model import load_model
 from core.inference.paths import paths
 from core.inference.paths.batch import PromptBatch, ignore
 from core.inference.paths.engines import side_of
 from core.inference.paths.modifiers import MODIFIERS, Modifier
 from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.capture.test_capture import collect
-from tests.core.inference.sameness import exact_logits, float32_bound, logits_of, planned, tokens
+from tests.core.inference.sameness import (
+    exact_logits,
+    float32_bound,
+    logits_of,
+    on_cpu,
+    planned,
+    tokens,
+)
 from tests.covering import covering
 
 MODELS = [
@@ -121,7 +127,7 @@ def test_a_modifier_that_leaves_a_bit_flipped_is_caught(model_folders, monkeypat
         next(batch.loaded.model.parameters()).data.view(torch.int32).view(-1)[0] ^= 1
 
     monkeypatch.setitem(paths.MODIFIERS, "leaky", Modifier(leaky))
-    loaded = load_model(str(model_folders["llama"]), dtype="float32", device="cpu")
+    loaded = on_cpu(model_folders["llama"])
     assert not leaves_no_trace("prefill+leaky", loaded)
 
 

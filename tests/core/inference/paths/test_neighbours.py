@@ -3,19 +3,21 @@
 from core.inference.paths.batch import neighbour_rows
 
 
-def are_proper(rows, ids):
+def assert_proper(rows, ids):
     """Of the prompt's length, different from it and from each other."""
     found = [tuple(row) for row in rows.tolist()]
-    return rows.shape[1] == len(ids) and tuple(ids) not in found and len(set(found)) == len(found)
+    assert rows.shape[1] == len(ids)
+    assert tuple(ids) not in found
+    assert len(set(found)) == len(found)
 
 
 def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(llama):
     # a prompt may be one of the windows
     window = neighbour_rows(llama.tokenizer, list(range(9)), 1)[0].tolist()
     for ids in (list(range(5, 7)), list(range(5, 101)), window):
-        assert are_proper(neighbour_rows(llama.tokenizer, ids, 31), ids)
+        assert_proper(neighbour_rows(llama.tokenizer, ids, 31), ids)
     ids = [5] * 20_000  # longer than the text
-    assert are_proper(neighbour_rows(llama.tokenizer, ids, 2), ids)
+    assert_proper(neighbour_rows(llama.tokenizer, ids, 2), ids)
 
 
 def test_more_rows_than_windows_repeat_windows(llama):

@@ -8,7 +8,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from core.inference.capture.capture import run_capture
 from core.inference.paths import batch, sliced_head
-from core.inference.paths.engines import divergence, side_of, whole_side
+from core.inference.paths.engines import divergence, side_of
 from core.inference.paths.paths import open_path, parse_path
 from core.inference.watching.kernels import kernels_of
 from tests.core.inference.sameness import computes_the_same, logits_of, planned, tokens
@@ -102,7 +102,7 @@ def _continued(loaded, path):
 
 
 CONSUMERS = {
-    "kept whole": lambda loaded, path: whole_side(side_of(path).run_on(loaded), tokens(loaded)),
+    "kept whole": lambda loaded, path: logits_of(path, loaded),
     "compared": lambda loaded, path: divergence(
         torch.zeros(len(tokens(loaded)), loaded.vocab_size),
         side_of(path).run_on(loaded),

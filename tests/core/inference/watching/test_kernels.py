@@ -12,27 +12,33 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.inference.paths import sliced_head
 from core.inference.paths.batch import ignore
-from core.inference.paths.engines import side_of, whole_side
+from core.inference.paths.engines import side_of
 from core.inference.paths.sliced_head import attribute_replaced
 from core.inference.watching.kernels import FORWARDS, KernelSums, _add_library_lines, kernels_of
 from core.runs.queries.kernels import in_words, side_by_side
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
+from tests.core.inference.sameness import logits_of
 from tests.core.runs.kernel_runs import kernel_run
 
 # As oneDNN's documentation of its verbose mode and MKL's developer guide show them, with other
 # numbers.
 PRINTED = [
     "onednn_verbose,v1,info,oneDNN v3.7.1",
-    "onednn_verbose,v1,primitive,info,template:operation,engine,primitive,implementation,prop_kind,memory_descriptors,...,exec_time",
+    (
+        "onednn_verbose,v1,primitive,info,template:operation,engine,primitive,implementation,"
+        "prop_kind,memory_descriptors,...,exec_time"
+    ),
     "\x1eenter model.layers.0.mlp",
     "\x1eenter model.layers.0.mlp.up_proj",
     (
-        "onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0"
-        " wei:bf16::blocked:ba::f0 dst:bf16::blocked:ab::f0,attr-scratchpad:user"
-        " attr-post-ops:sum,,13x384:384x2048,23.4282"
+        "onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx512_core_bf16,undef,"
+        "src:bf16::blocked:ab::f0 wei:bf16::blocked:ba::f0 dst:bf16::blocked:ab::f0,"
+        "attr-scratchpad:user attr-post-ops:sum,,13x384:384x2048,23.4282"
     ),
-    "onednn_verbose,v1,primitive,create:cache_hit,cpu,matmul,brg_matmul:avx512_core_bf16,undef,src:bf16::blocked:ab::f0,,,1x2:2x3,0.01",
+    (
+        "onednn_verbose,v1,primitive,create:cache_hit,cpu,matmul,brg_matmul:avx512_core_bf16,"
+        "undef,src:bf16::blocked:ab::f0,,,1x2:2x3,0.01"
+    ),
     "\x1eleave",
     "MKL_VERBOSE oneMKL 2024.0 Update 2 Product build 20240605 for Intel(R) 64 architecture",
     (
@@ -133,8 +139,8 @@ def _another_kernel_at_larger_batches(loaded, name):
 
 
 @pytest.mark.model
-def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(tmp_path):
-    loaded, sides, store = tiny_model("llama"), ("prefill", "prefill+batch:2"), Store(tmp_path)
+def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(store):
+    loaded, sides = tiny_model("llama"), ("prefill", "prefill+batch:2")
     with _another_kernel_at_larger_batches(loaded, "model.layers.1.mlp.up_proj"):
         lists = [
             kernels_of(loaded, side_of(side), tiny_prompts(loaded)[0], n)
@@ -157,9 +163,9 @@ def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(tmp
 def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd):
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
-    before = whole_side(side_of("prefill").run_on(loaded), ids)
+    before = logits_of("prefill", loaded, ids)
     kernels_of(loaded, side_of("prefill"), ids)
-    after = whole_side(side_of("prefill").run_on(loaded), ids)
+    after = logits_of("prefill", loaded, ids)
     print("still here")
     assert capfd.readouterr().out == "still here\n"
     assert torch.equal(before, after)

@@ -198,8 +198,8 @@ def test_what_cannot_be_watched_is_refused_before_anything_runs():
         planned(loaded, [IDS], "prefill+compile", ["decode"], layers=True)
 
 
-def test_a_floor_that_cannot_be_had_costs_no_side(tmp_path, monkeypatch):
-    loaded, store = model_of("llama"), Store(tmp_path)
+def test_a_floor_that_cannot_be_had_costs_no_side(store, monkeypatch):
+    loaded = model_of("llama")
     plan = planned(loaded, [IDS], layers=True)
 
     def refused(*_):

@@ -12,7 +12,11 @@ from scipy.special import logsumexp
 from core.runs.dumps.dump import Dump, open_dump
 
 ROWS, VOCAB = 6, 32
-VALUES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+VALUES = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
 
 
 def logits(seed, shape: tuple[int, ...] = (ROWS, VOCAB), dtype="float32") -> np.ndarray:
@@ -28,6 +32,10 @@ def saved(folder, **arrays) -> Path:
     return folder / "dump.npz"
 
 
+def dump_of(folder, **arrays) -> Dump:
+    return open_dump([saved(folder, **arrays)])
+
+
 def bits_in(dump: Dump, max_bytes: int = 2 * 4 * VOCAB) -> list[np.ndarray]:
     """[rows, vocab] a side, joined from chunks of a few rows."""
     chunks = list(dump.chunks(max_bytes))
@@ -40,7 +48,7 @@ def bits_in(dump: Dump, max_bytes: int = 2 * 4 * VOCAB) -> list[np.ndarray]:
 
 
 def warnings_of(folder, **arrays) -> str:
-    with open_dump([saved(folder, **arrays)]) as dump:
+    with dump_of(folder, **arrays) as dump:
         return " ".join(dump.warnings)
 
 
@@ -51,7 +59,14 @@ def kl_base_file(path, logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     chunks, context = tokens.shape
     vocab = logits.shape[1]
     body = (
-        struct.pack("<8s3i", b"_logits_", context, vocab, chunks) + tokens.astype("<i4").tobytes()
+        struct.pack(
+            "<8s3i",
+            b"_logits_",
+            context,
+            vocab,
+            chunks,
+        )
+        + tokens.astype("<i4").tobytes()
     )
     held = []
     for row in logits.astype(np.float32):

@@ -1,7 +1,6 @@
 """Export gives back what came in, bit for bit, and only whole files."""
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,8 +10,9 @@ from core.errors import StoreError, UsageError
 from core.runs.dumps.dump import open_dump
 from core.runs.dumps.export import export_npz
 from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from tests.places import ROOT
 
-CASES = sorted((Path(__file__).parents[3] / "cases").glob("*.npz"))
+CASES = sorted((ROOT / "tests" / "cases").glob("*.npz"))
 
 
 @dataclass
@@ -48,7 +48,8 @@ def _raw(array):
 def test_what_was_opened_is_exported_bit_for_bit(path, tmp_path):
     run = _opened(path)
     export_npz(run, tmp_path / "out.npz")
-    before, after = np.load(path), np.load(tmp_path / "out.npz")
+    before = np.load(path)
+    after = np.load(tmp_path / "out.npz")
     for key in set(before.files) - {"compute_dtype"}:
         assert _raw(before[key]) == _raw(after[key]), key
     again = _opened(tmp_path / "out.npz")
@@ -57,8 +58,13 @@ def test_what_was_opened_is_exported_bit_for_bit(path, tmp_path):
 
 
 def _run(lengths, compute="float32", **dtypes):
-    rng, vocab = np.random.default_rng(0), 8
-    values = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}[compute]
+    rng = np.random.default_rng(0)
+    vocab = 8
+    values = {
+        "float32": np.float32,
+        "bfloat16": ml_dtypes.bfloat16,
+        "float16": np.float16,
+    }[compute]
     prompts = tuple(Prompt(n, tuple(range(n)), tuple(f"t{i}é" for i in range(n))) for n in lengths)
     dtypes = dtypes or {"reference": compute, "variant": compute}
     sides = tuple(SideHeader(name, "", dtype) for name, dtype in dtypes.items())
@@ -67,7 +73,17 @@ def _run(lengths, compute="float32", **dtypes):
         # every dtype holds small whole numbers
         coarse = rng.integers(-8, 9, (sum(lengths), vocab)).astype(values)
         bits.append(coarse.view(f"<u{coarse.dtype.itemsize}"))
-    return HeldRun(RunHeader("run", compute, vocab, prompts, sides, Provenance("capture")), bits)
+    return HeldRun(
+        RunHeader(
+            "run",
+            compute,
+            vocab,
+            prompts,
+            sides,
+            Provenance("capture"),
+        ),
+        bits,
+    )
 
 
 @pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
@@ -83,16 +99,24 @@ def test_prompts_tokens_dtype_and_every_bit_open_again(tmp_path, lengths, comput
     export_npz(run, tmp_path / "out.npz")
     again = _opened(tmp_path / "out.npz")
     assert again.header.prompts == run.header.prompts
-    assert (again.header.compute_dtype, again.header.sides) == (compute, run.header.sides)
+    assert again.header.compute_dtype == compute
+    assert again.header.sides == run.header.sides
     assert list(map(_raw, again.bits)) == list(map(_raw, run.bits))
 
 
 def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path):
-    run = _run((3,), "float32", a="bfloat16", reference="float16", b="float32")
+    run = _run(
+        (3,),
+        "float32",
+        a="bfloat16",
+        reference="float16",
+        b="float32",
+    )
     export_npz(run, tmp_path / "out.npz")
     saved = np.load(tmp_path / "out.npz")
     assert [saved[key].dtype.str for key in ("a", "reference", "b")] == ["|V2", "<f2", "<f4"]
-    assert (str(saved["compute_dtype"]), str(saved["reference_side"])) == ("float32", "a")
+    assert str(saved["compute_dtype"]) == "float32"
+    assert str(saved["reference_side"]) == "a"
     again = _opened(tmp_path / "out.npz")
     assert again.header.sides == run.header.sides
     assert list(map(_raw, again.bits)) == list(map(_raw, run.bits))

@@ -22,6 +22,7 @@ from safetensors.numpy import save
 from core.errors import DumpError
 from core.runs.dumps.dump import open_dump
 from core.text import clean
+from tests.places import ROOT
 
 ROWS, VOCAB = 4, 8
 GOOD = np.random.default_rng(0).standard_normal((ROWS, VOCAB)).astype(np.float32)
@@ -390,7 +391,8 @@ PROBE = textwrap.dedent("""
     from core.errors import DumpError
     from core.runs.dumps.dump import open_dump
     def peak():  # not ru_maxrss, which a child inherits from the process that started it
-        return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+        lines = open("/proc/self/status")
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     base = peak()
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
     began, said = time.perf_counter(), "opened"
@@ -413,7 +415,7 @@ def probe(path):
         [sys.executable, "-c", PROBE, str(path)],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[4],
+        cwd=ROOT,
         env={**os.environ, "PYTHONPATH": ".", "OPENBLAS_NUM_THREADS": "1"},
         timeout=60,
         check=True,

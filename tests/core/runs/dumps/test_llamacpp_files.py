@@ -8,7 +8,6 @@ from scipy.special import log_softmax
 from core.errors import DumpError
 from core.judging.ingest import headers_of, ingest
 from core.runs.dumps.dump import open_dump
-from core.runs.store.store import Store
 from tests.core.runs.dumps.made_dumps import kl_base_file
 from tests.core.runs.made_runs import ingested
 
@@ -55,7 +54,9 @@ def test_a_kl_base_file_is_its_rows_to_16_bits(tmp_path, vocab):
     for path in paths:
         kl_base_file(path, logits, tokens)
     with open_dump(paths) as dump:
-        assert (dump.rows, dump.vocab, dump.compute_dtype) == (10, vocab, "float32")
+        assert dump.rows == 10
+        assert dump.vocab == vocab
+        assert dump.compute_dtype == "float32"
         first, second = (prompt.token_ids for prompt in dump.prompts)
         assert [first, second] == [tuple(each[6:11]) for each in tokens.tolist()]
         read = next(dump.chunks())[1][0].view(np.float32)
@@ -67,8 +68,10 @@ def test_a_kl_base_file_is_its_rows_to_16_bits(tmp_path, vocab):
         headers_of(paths[0])
 
 
-def test_weights_and_cut_files_are_no_results(tmp_path):
-    weights, path, cut = tmp_path / "weights.gguf", tmp_path / "a.gguf", tmp_path / "cut.gguf"
+def test_weights_and_cut_files_are_no_results(store, tmp_path):
+    weights = tmp_path / "weights.gguf"
+    path = tmp_path / "a.gguf"
+    cut = tmp_path / "cut.gguf"
     gguf_file(weights, **{"token_embd.weight": np.zeros((4, 4), np.float32)})
     with pytest.raises(DumpError, match="without the tensors 'tokens'"):
         headers_of(weights)
@@ -81,4 +84,4 @@ def test_weights_and_cut_files_are_no_results(tmp_path):
         assert "\n" not in str(raised.value), length
     cut.write_bytes(whole[:3])  # too short to be known by its bytes
     with pytest.raises(DumpError):
-        ingest(Store(tmp_path / "runs"), [cut, path])
+        ingest(store, [cut, path])

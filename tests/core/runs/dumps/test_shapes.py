@@ -7,7 +7,7 @@ from scipy.special import log_softmax, softmax
 
 from core.errors import DumpError
 from core.runs.dumps.dump import open_dump
-from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in, logits, saved
+from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in, dump_of, logits, saved
 
 
 def values(dump):
@@ -33,15 +33,11 @@ def test_whole_numbers_under_a_name_of_token_ids_are_token_ids(tmp_path, key, sh
 
 def test_an_attention_mask_is_left_out_with_a_note(tmp_path):
     mask = np.ones((1, ROWS), np.int64)
-    with open_dump(
-        [
-            saved(
-                tmp_path,
-                a=logits(1),
-                b=logits(2),
-                attention_mask=mask,
-            )
-        ]
+    with dump_of(
+        tmp_path,
+        a=logits(1),
+        b=logits(2),
+        attention_mask=mask,
     ) as dump:
         assert [side.name for side in dump.sides] == ["a", "b"]
         assert any("'attention_mask'" in note for note in dump.warnings)
@@ -52,17 +48,9 @@ def test_an_attention_mask_is_left_out_with_a_note(tmp_path):
 
 @pytest.mark.parametrize("shape", [(ROWS, 1, VOCAB), (ROWS, VOCAB)])
 def test_stacked_scores_are_the_positions_of_one_prompt(tmp_path, shape):
-    a, b = logits(0, (ROWS, 1, VOCAB)), logits(1, shape)
-    with open_dump(
-        [
-            saved(
-                tmp_path,
-                a=a,
-                b=b,
-                token_ids=np.arange(ROWS),
-            )
-        ]
-    ) as dump:
+    a = logits(0, (ROWS, 1, VOCAB))
+    b = logits(1, shape)
+    with dump_of(tmp_path, a=a, b=b, token_ids=np.arange(ROWS)) as dump:
         assert [prompt.positions for prompt in dump.prompts] == [ROWS]
         assert any("steps of one generation" in note for note in dump.warnings)
         for found, side in zip(values(dump), (a, b), strict=True):
@@ -71,20 +59,19 @@ def test_stacked_scores_are_the_positions_of_one_prompt(tmp_path, shape):
 
 def test_prompts_of_one_position_each_stay_prompts_if_their_lengths_say_so(tmp_path):
     side = logits(1, (ROWS, 1, VOCAB))
-    with open_dump(
-        [
-            saved(
-                tmp_path,
-                a=side,
-                b=side,
-                prompt_lengths=np.ones(ROWS, int),
-            )
-        ]
+    with dump_of(
+        tmp_path,
+        a=side,
+        b=side,
+        prompt_lengths=np.ones(ROWS, int),
     ) as dump:
-        assert (len(dump.prompts), dump.warnings) == (ROWS, ())
+        assert len(dump.prompts) == ROWS
+        assert dump.warnings == ()
     side = side.reshape(1, ROWS, VOCAB)
-    with open_dump([saved(tmp_path, a=side, b=side)]) as dump:
-        assert (len(dump.prompts), dump.rows, dump.warnings) == (1, ROWS, ())
+    with dump_of(tmp_path, a=side, b=side) as dump:
+        assert len(dump.prompts) == 1
+        assert dump.rows == ROWS
+        assert dump.warnings == ()
 
 
 # ---- transposed
@@ -92,7 +79,7 @@ def test_prompts_of_one_position_each_stay_prompts_if_their_lengths_say_so(tmp_p
 
 def test_one_transposed_side_is_refused_with_the_fix(tmp_path):
     with pytest.raises(DumpError, match=r"'b' has shape \(32, 6\).*array\.T"):
-        open_dump([saved(tmp_path, a=logits(1), b=logits(2).T)])
+        dump_of(tmp_path, a=logits(1), b=logits(2).T)
 
 
 @pytest.mark.parametrize(
@@ -105,38 +92,27 @@ def test_sides_whose_last_axis_has_the_length_of_the_tokens_are_refused_with_the
     entries,
 ):
     with pytest.raises(DumpError, match=rf"'{key}' has 6 entries.*array\.T"):
-        open_dump(
-            [
-                saved(
-                    tmp_path,
-                    a=logits(1).T,
-                    b=logits(2).T,
-                    **{key: entries},
-                )
-            ]
+        dump_of(
+            tmp_path,
+            a=logits(1).T,
+            b=logits(2).T,
+            **{key: entries},
         )
 
 
 def test_a_thousand_positions_of_few_tokens_are_asked_about(tmp_path):
     shape = (2000, 24)
-    with open_dump(
-        [
-            saved(
-                tmp_path,
-                a=logits(1, shape),
-                b=logits(2, shape),
-            )
-        ]
-    ) as dump:
+    with dump_of(tmp_path, a=logits(1, shape), b=logits(2, shape)) as dump:
         assert any("array.T" in note for note in dump.warnings)
 
 
 @pytest.mark.parametrize("normalize", [softmax, log_softmax])
 def test_columns_that_sum_to_1_are_refused_with_the_fix(tmp_path, normalize):
-    a, b = normalize(logits(0), axis=-1), normalize(logits(1), axis=-1)
-    open_dump([saved(tmp_path, a=a, b=b)]).close()
+    a = normalize(logits(0), axis=-1)
+    b = normalize(logits(1), axis=-1)
+    dump_of(tmp_path, a=a, b=b).close()
     with pytest.raises(DumpError, match=r"array\.T"):
-        open_dump([saved(tmp_path, a=a.T, b=b.T)])
+        dump_of(tmp_path, a=a.T, b=b.T)
 
 
 # ---- other lengths
@@ -156,7 +132,7 @@ def test_the_rows_of_a_longer_side_that_fit_are_named(tmp_path, shape, rows, par
     axes = ":, " * (len(shape) - 2)
     fix = rf"Rows {first} to {stop - 1} of 'a' fit: pass a\[{axes}{part}\]"
     with pytest.raises(DumpError, match=fix):
-        open_dump([saved(tmp_path, **sides)])
+        dump_of(tmp_path, **sides)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +141,7 @@ def test_the_rows_of_a_longer_side_that_fit_are_named(tmp_path, shape, rows, par
 )
 def test_no_rows_are_named_if_none_fit(tmp_path, other):
     with pytest.raises(DumpError, match=r"'b' has 39 positions, 'a' 40. Save the same positions"):
-        open_dump([saved(tmp_path, a=logits(1, (40, 64)), b=other)])
+        dump_of(tmp_path, a=logits(1, (40, 64)), b=other)
 
 
 # ---- layers
@@ -211,21 +187,19 @@ def test_the_share_of_one_rank_is_no_padding(tmp_path, vocab, rank, holds):
 def test_padding_is_asked_about_only_if_it_is_likely(tmp_path):
     wide = logits(1, (2, 32_000))
     with pytest.raises(DumpError, match=r"padded by 1 token[?]"):
-        open_dump([saved(tmp_path, a=wide, b=wide[:, :-1])])
+        dump_of(tmp_path, a=wide, b=wide[:, :-1])
     with pytest.raises(DumpError, match="more than padding"):
-        open_dump([saved(tmp_path, a=wide, b=wide[:, :-9000])])
+        dump_of(tmp_path, a=wide, b=wide[:, :-9000])
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("form", ["npz", "npz deflated", "two files", "prompts"])
 def test_a_padded_vocabulary_is_cut_to_the_common_part_if_the_user_says_so(tmp_path, form, order):
     shape = (2, ROWS // 2) if form == "prompts" else (ROWS,)
-    a, b = (
-        logits(1, (*shape, VOCAB)),
-        np.asarray(
-            logits(2, (*shape, VOCAB + 7)),
-            order=order,
-        ),
+    a = logits(1, (*shape, VOCAB))
+    b = np.asarray(
+        logits(2, (*shape, VOCAB + 7)),
+        order=order,
     )
     paths = [tmp_path / "dump.npz"]
     if form == "two files":
@@ -268,13 +242,5 @@ def test_a_fresh_side_of_safetensors_comes_before_a_cached_one(tmp_path, names, 
 
 
 def test_the_order_of_an_npz_is_its_writer_s(tmp_path):
-    with open_dump(
-        [
-            saved(
-                tmp_path,
-                cached=logits(1),
-                fresh=logits(2),
-            )
-        ]
-    ) as dump:
+    with dump_of(tmp_path, cached=logits(1), fresh=logits(2)) as dump:
         assert dump.sides[0].name == "cached"

@@ -67,7 +67,8 @@ def test_views_of_larger_storages_are_read_as_what_they_show(tmp_path, view):
 
 
 def test_two_files_of_one_tensor_are_a_pair(tmp_path):
-    hf, engine = logits(1), logits(2)
+    hf = logits(1)
+    engine = logits(2)
     with open_dump([saved(tmp_path, hf, "hf.pt"), saved(tmp_path, engine, "engine.pt")]) as dump:
         assert [side.name for side in dump.sides] == ["hf", "engine"]
         assert np.array_equal(bits_in(dump)[1], bits_of(engine))
@@ -79,12 +80,15 @@ def test_the_scores_of_generate_are_the_steps_of_a_side(tmp_path, step):
     steps = logits(1)
     scores = tuple(row.reshape(step).clone() for row in steps)
     with open_dump([saved(tmp_path, {"a": scores, "b": scores})]) as dump:
-        assert (dump.rows, dump.vocab, len(dump.prompts)) == (ROWS, VOCAB, 1)
+        assert dump.rows == ROWS
+        assert dump.vocab == VOCAB
+        assert len(dump.prompts) == 1
         assert np.array_equal(bits_in(dump)[0], bits_of(steps))
 
 
 def test_lists_and_ordered_and_nested_dicts_name_their_tensors(tmp_path):
-    a, b = logits(1), logits(2)
+    a = logits(1)
+    b = logits(2)
     for value, names in (
         ([a, b], ["0", "1"]),
         (collections.OrderedDict(x=a, y=b), ["x", "y"]),
@@ -113,7 +117,8 @@ def test_token_ids_come_as_a_tensor_or_as_a_list(tmp_path, key, ids):
     with open_dump([saved(tmp_path, value)]) as dump:
         assert dump.prompts[0].token_ids == tuple(range(ROWS))
         assert dump.prompts[0].token_texts == tuple("abcdef")
-        assert (dump.dtype_reason[:8], dump.warnings) == ("declared", ())
+        assert dump.dtype_reason[:8] == "declared"
+        assert dump.warnings == ()
 
 
 # ---- what is refused
@@ -215,7 +220,8 @@ def test_sides_that_share_a_storage_count_against_the_limit(tmp_path):
 
 
 def test_other_forms_are_named(tmp_path):
-    packed, old = tmp_path / "packed", tmp_path / "old"
+    packed = tmp_path / "packed"
+    old = tmp_path / "old"
     path = saved(tmp_path, {"a": logits(1)})
     with zipfile.ZipFile(path) as plain, zipfile.ZipFile(packed, "w") as file:
         for member in plain.infolist():

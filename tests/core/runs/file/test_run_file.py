@@ -141,8 +141,8 @@ def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_po
     path = write_run(store, header, bits)
     with duckdb.connect(str(path), read_only=True) as shell:
         found = shell.sql(
-            """SELECT prompt, position, reference_token, variant_token, max_ulps, variant_margin_ulps
-               FROM position WHERE is_flip""",
+            "SELECT prompt, position, reference_token, variant_token, max_ulps, variant_margin_ulps"
+            " FROM position WHERE is_flip",
         ).fetchall()
     # bfloat16 has 7 fraction bits: 2 steps of 2**-6 above 2.0, and 128 steps from 1.0 to 2.0
     assert found == [(1, 1, 1, 2, 130, 2)]
@@ -270,12 +270,11 @@ def test_odd_texts_and_numbers_come_back_as_they_were(store):
     vocabulary = dict(enumerate(ODD_TEXTS))
     header = RunHeader(ODD_TEXTS[3], "bfloat16", 300, (prompt,), sides, about, vocabulary, created)
     with RunReader(write_run(store, header, calm_sides(header))) as run:
-        assert (run.header.prompts, run.header.sides, run.header.provenance) == (
-            (prompt,),
-            sides,
-            about,
-        )
-        assert (run.header.name, run.vocabulary) == (ODD_TEXTS[3], vocabulary)
+        assert run.header.prompts == (prompt,)
+        assert run.header.sides == sides
+        assert run.header.provenance == about
+        assert run.header.name == ODD_TEXTS[3]
+        assert run.vocabulary == vocabulary
         assert run.created == created.replace(tzinfo=None)
 
 

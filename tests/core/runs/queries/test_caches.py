@@ -34,13 +34,16 @@ def test_the_public_figure_of_layer_0_is_told_to_the_element(tmp_path, count):
 
     One more is one more.
     """
-    keys, values = cache(0, 8, 74, 128), cache(1, 8, 74, 128)
+    keys = cache(0, 8, 74, 128)
+    values = cache(1, 8, 74, 128)
     parts = both(KvPart(0, 0, "key", 0, keys), keys ^ planted(count, keys.shape))
     parts += both(KvPart(0, 0, "value", 0, values), values.copy())
     with read(tmp_path, parts, lengths=(74,)) as run:
         found = summaries(run, 0)[None]
-    assert (found["layer_0_keys"]["neq"], found["layer_0_keys"]["elements"]) == (count, 75_776)
-    assert (found["values"]["neq"], found["values"]["first_layer"]) == (0, None)
+    assert found["layer_0_keys"]["neq"] == count
+    assert found["layer_0_keys"]["elements"] == 75_776
+    assert found["values"]["neq"] == 0
+    assert found["values"]["first_layer"] is None
     assert found["together"]["neq_share"] == count / (2 * 75_776)
     assert found["together"]["first_kinds"] == ["key"]
 
@@ -57,7 +60,12 @@ def many():
             positions=(5, 4)[prompt],
         )
         changed = reference.copy()
-        steps = random.integers(0, 3, changed[:, 2:].shape, dtype=np.uint16)
+        steps = random.integers(
+            0,
+            3,
+            changed[:, 2:].shape,
+            dtype=np.uint16,
+        )
         changed[:, 2:] += layer * steps
         parts += both(KvPart(prompt, layer, kind, 0, reference), changed)
         bits[prompt, layer, kind] = (reference, changed)
@@ -86,7 +94,8 @@ def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
             figures = found[of][part]
             for name, expected in figures_with_numpy(pairs).items():
                 assert figures[name] == expected, name
-            assert (figures["first_layer"], figures["first_position"]) == (1, 2)
+            assert figures["first_layer"] == 1
+            assert figures["first_position"] == 2
         assert found[of]["together"]["first_kinds"] == ["key", "value"]
 
 
@@ -100,7 +109,8 @@ def test_layers_and_heads_agree_with_numpy(tmp_path):
     ]
     for row in rows.itertuples():
         expected = figures_with_numpy([bits[p, row.layer, row.kind] for p in (0, 1)])
-        assert (row.neq, row.rms) == (expected["neq"], expected["rms"])
+        assert row.neq == expected["neq"]
+        assert row.rms == expected["rms"]
     for row in heads.itertuples():
         is_different = []
         for prompt in (0, 1):
@@ -121,8 +131,10 @@ def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
         parts += both(KvPart(0, layer, "value", 0, bits), bits.copy())
     with read(tmp_path, parts) as run:
         first = summaries(run, 0)[None]["together"]
-    assert (first["first_layer"], first["first_prompt"]) == (1, 0)
-    assert (first["first_head"], first["first_position"]) == (1, 3)
+    assert first["first_layer"] == 1
+    assert first["first_prompt"] == 0
+    assert first["first_head"] == 1
+    assert first["first_position"] == 3
 
 
 @pytest.mark.spread(2)
@@ -143,7 +155,8 @@ def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, co
         grids = {measure: cells(run, 0, 0, "key", measure, most=columns) for measure in MEASURES}
     grid = grids["max_ulps"]
     assert len(grid) <= columns
-    assert (grid["first_position"].min(), grid["last_position"].max()) == (0, 2048)
+    assert grid["first_position"].min() == 0
+    assert grid["last_position"].max() == 2048
     seen = grid[grid["value"] > 0]
     assert len(seen) == (place is not None)
     for row in seen.itertuples():

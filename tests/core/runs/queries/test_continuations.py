@@ -7,16 +7,14 @@ import pytest
 from core.runs.queries.flips import continuations, outcome
 from core.runs.queries.layers import records
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from tests.core.runs.cache_runs import PARTING, continued_run
-from tests.core.runs.made_runs import copied
+from tests.core.runs.made_runs import copied, opened
 
 
 @pytest.fixture(params=[True, False], ids=["confirmed", "unconfirmed"])
-def run(request, tmp_path):
-    store = Store(tmp_path / "runs")
-    with RunReader(store.path_of(continued_run(store, is_confirmed=request.param))) as opened:
-        yield opened, request.param
+def run(request, store):
+    with opened(store, continued_run(store, is_confirmed=request.param)) as found:
+        yield found, request.param
 
 
 def test_every_variant_of_every_continued_prompt_says_where_it_parts(run):
@@ -38,7 +36,8 @@ def test_every_variant_of_every_continued_prompt_says_where_it_parts(run):
     ]
     assert {row["compared_tokens"] for row in found} == {8}
     assert found[0]["variant_continuation"] == " w10 w11 <b>two</b>\n w23 w24 w25 w26 w27"
-    assert (found[0]["reference_margin_ulps"], found[0]["max_abs"]) == (2, 0.25 if run[1] else 0.0)
+    assert found[0]["reference_margin_ulps"] == 2
+    assert found[0]["max_abs"] == (0.25 if run[1] else 0.0)
 
 
 def test_stored_logits_confirm_a_parting_only_if_they_prefer_both_generated_tokens(run):

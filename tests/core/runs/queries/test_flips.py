@@ -2,8 +2,6 @@
 softmax in float64.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,10 +9,9 @@ import pytest
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.queries.flips import SIDES, candidates, flip_table
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from tests.core.runs.made_runs import header_of, opened, write_run
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[4]
 SAMPLES = ("fresh-against-cached", "injected-bug", "batch-1-against-n")
 VOCAB = 300
 
@@ -96,8 +93,8 @@ def test_ranks_and_probabilities_are_those_of_the_whole_logits(name, near_ties):
                 assert row["reference_text"] == run.vocabulary[row["reference_token"]]
 
 
-def test_tokens_beyond_the_stored_best_are_read_from_the_logits(tmp_path):
-    with far_flips(Store(tmp_path)) as run:
+def test_tokens_beyond_the_stored_best_are_read_from_the_logits(store):
+    with far_flips(store) as run:
         found = flip_table(run, 0)
         assert len(found) == 8
         # or nothing beyond the stored ones was asked for
@@ -107,8 +104,8 @@ def test_tokens_beyond_the_stored_best_are_read_from_the_logits(tmp_path):
                 assert row[column] == pytest.approx(expected, abs=1e-9), column
 
 
-def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(tmp_path, monkeypatch):
-    with far_flips(Store(tmp_path)) as run:
+def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(store, monkeypatch):
+    with far_flips(store) as run:
         read = []
         at = run.at
         monkeypatch.setattr(run, "at", lambda *place: read.append(place) or at(*place))
@@ -129,7 +126,7 @@ def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(tmp_path, monke
         assert found["reference_token_reference_probability"].notna().all()
 
 
-def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
+def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(store):
     header = header_of(vocab=40)
     sides = [
         np.random.default_rng(0).standard_normal((header.rows, 40)).astype(BFLOAT16.values)
@@ -137,12 +134,12 @@ def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(tmp_path):
     ]
     sides[1][2] = np.nan
     write_run(
-        Store(tmp_path),
+        store,
         header,
         [side.view(np.uint16) for side in sides],
         run_id="nan",
     )
-    with opened(Store(tmp_path), "nan") as run:
+    with opened(store, "nan") as run:
         positions = run.positions(0)
         found = flip_table(run, 0, near_ties=True)
         rows = found[(found["prompt"] == 0) & (found["position"] == 2)]
@@ -167,7 +164,6 @@ def top(*rows):
 def test_two_candidates_stand_on_every_value_that_the_dtype_has_between_them():
     """bfloat16 at 4 to 8 has steps of 2^-5: 1/32; below 4 they are half as long."""
     found = candidates(top((3, 4.0, 4.0), (7, 4.0, 4.0625), (9, 1.0, 1.0)), BFLOAT16)
-    assert found is not None
     assert found.tokens == (3, 7)
     assert found.logits.tolist() == [[4.0, 4.0], [4.0, 4.0625]]  # a tie on the reference
     assert found.grid.tolist() == [3.984375, 4.0, 4.03125, 4.0625, 4.09375]
@@ -176,7 +172,6 @@ def test_two_candidates_stand_on_every_value_that_the_dtype_has_between_them():
 
 def test_where_no_argmax_changes_the_runner_up_that_is_nearest_on_a_side_is_the_other_candidate():
     found = candidates(top((0, 8.0, 8.0), (1, 7.0, 6.0), (2, 6.0, 7.5)), BFLOAT16)
-    assert found is not None
     assert found.tokens == (0, 2)
 
 
@@ -185,6 +180,6 @@ def test_a_candidate_that_is_not_finite_has_no_grid_and_no_steps(broken):
     table = top((0, 8.0, 1.0), (1, 7.0, 2.0))
     table.loc[1, "reference_logit"] = broken
     found = candidates(table, BFLOAT16)
-    assert found is not None
-    assert (len(found.grid), found.steps) == (0, None)
+    assert len(found.grid) == 0
+    assert found.steps is None
     assert candidates(table[:1], BFLOAT16) is None

@@ -9,7 +9,6 @@ import pytest
 
 from core.runs.queries.kernels import find_start, in_words, place_in_words, short_name, side_by_side
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from core.runs.tables.kernels import KernelList, KernelRow
 from tests.core.runs.damaging import damaged
 from tests.core.runs.kernel_runs import (
@@ -24,7 +23,7 @@ from tests.core.runs.kernel_runs import (
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(store):
     """Read a run of these kernels of each side; with modules, the first of which differs in
     `differs`.
     """
@@ -35,7 +34,6 @@ def read(tmp_path):
             order=(),
             differs="",
         ):
-            store = Store(tmp_path)
             path = store.path_of(kernel_run(store, lists=lists))
             rows = [
                 f"(0, 0, {n}, '{name}', 'mlp', NULL, 'bfloat16', 1, 1,"
@@ -52,17 +50,14 @@ def read(tmp_path):
 def test_the_public_example_is_told_another_tile_and_three_times_the_reductions(read):
     table = side_by_side(read(kernel_lists()), 0)
     found = {row.name: row for row in table.itertuples(index=False)}
-    assert (found[NARROW].only, found[WIDE].only, found[REDUCE].only) == (
-        "reference",
-        "variant",
-        "",
-    )
-    assert (
-        found[REDUCE].reference_launches,
-        found[REDUCE].variant_launches,
-        found[REDUCE].ratio,
-    ) == (2.0, 6.0, 3.0)
-    assert (found[REDUCE].reference_microseconds, found[REDUCE].variant_microseconds) == (4.0, 12.0)
+    assert found[NARROW].only == "reference"
+    assert found[WIDE].only == "variant"
+    assert found[REDUCE].only == ""
+    assert found[REDUCE].reference_launches == 2.0
+    assert found[REDUCE].variant_launches == 6.0
+    assert found[REDUCE].ratio == 3.0
+    assert found[REDUCE].reference_microseconds == 4.0
+    assert found[REDUCE].variant_microseconds == 12.0
     assert found[REDUCE].places == ["model.layers.*.mlp.down_proj"]
     assert table["is_multiplied"].tolist() == [False, False, True, False]
     assert "launch counts per forward" in in_words(table, ("prefill", "prefill+batch:2"))

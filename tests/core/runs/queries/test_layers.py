@@ -15,14 +15,17 @@ from core.runs.queries.layers import (
     modules,
     sentence,
 )
-from core.runs.store.store import Store
 from core.runs.tables.layers import LayerModule, LayerPart
 from core.runs.writer import RunWriter
 from tests.core.runs.layer_runs import GROWING, MODULES, WIDTH, layer_run
 from tests.core.runs.made_runs import calm_sides, header_of, opened
 
 NORM = LayerModule(0, "model.norm", "norm")
-DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+DTYPES = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+}
 
 
 def compared(store, *sides):
@@ -40,7 +43,13 @@ def compared(store, *sides):
 
 def part(values, dtype="bfloat16", first=0, module=NORM):
     carrier = {2: np.uint16, 4: np.uint32}[np.dtype(DTYPES[dtype]).itemsize]
-    return LayerPart(0, module, first, values.astype(DTYPES[dtype]).view(carrier), dtype)
+    return LayerPart(
+        0,
+        module,
+        first,
+        values.astype(DTYPES[dtype]).view(carrier),
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
@@ -62,8 +71,11 @@ def test_figures_equal_those_of_numpy_in_float64(dtype, store):
         along = run.rows("layer_position", pair=0, prompt=0, ordinal=0)
     difference = np.abs(b.astype(np.float64) - a.astype(np.float64))
     assert row["neq"] == (steps > 0).sum()
-    assert (row["elements"], row["finite"], row["positions"]) == (35, 35, 5)
-    assert (row["max_ulps"], row["max_abs"]) == (steps.max(), difference.max())
+    assert row["elements"] == 35
+    assert row["finite"] == 35
+    assert row["positions"] == 5
+    assert row["max_ulps"] == steps.max()
+    assert row["max_abs"] == difference.max()
     assert row["rms"] == pytest.approx(
         np.sqrt((difference**2).mean()),
         rel=1e-12,
@@ -92,7 +104,9 @@ def test_sides_of_two_dtypes_are_compared_in_float32_which_holds_both(store):
     wide = np.array([[1.0 + 2.0**-23, 1.5]] * 5)
     with compared(store, [part(wide, "float32")], [part(narrow, "bfloat16")]) as run:
         row = run.rows("layer", pair=0).iloc[0]
-    assert (row["dtype"], row["neq"], row["max_ulps"]) == ("float32", 5, 1)
+    assert row["dtype"] == "float32"
+    assert row["neq"] == 5
+    assert row["max_ulps"] == 1
     assert row["max_abs"] == 2.0**-23
 
 
@@ -120,12 +134,15 @@ def test_a_module_that_is_not_followed_everywhere_is_left_out(parts, store):
 
 
 def test_nan_meets_nan_and_nothing_else(store):
-    a, b = np.ones((5, 3)), np.ones((5, 3))
+    a = np.ones((5, 3))
+    b = np.ones((5, 3))
     a[0, 0] = b[0, 0] = a[2, 1] = np.nan
     with compared(store, [part(a)], [part(b)]) as run:
         row = run.rows("layer", pair=0).iloc[0]
         is_mismatch = cells(run, 0, 0, "neq_share")["is_mismatch"]
-    assert (row["neq"], row["nonfinite_mismatch"], row["finite"]) == (1, 1, 13)
+    assert row["neq"] == 1
+    assert row["nonfinite_mismatch"] == 1
+    assert row["finite"] == 13
     assert row["first_position"] == 2
     assert np.flatnonzero(is_mismatch).tolist() == [2]
 
@@ -137,7 +154,9 @@ def test_a_module_that_is_nan_on_one_side_has_no_size(store):
         [part(np.full((5, 3), np.nan))],
     ) as run:
         (plain,) = layers_json(run, 0)["by_module"]
-    assert (plain["neq"], plain["nonfinite_mismatch"], plain["first_position"]) == (15, 15, 0)
+    assert plain["neq"] == 15
+    assert plain["nonfinite_mismatch"] == 15
+    assert plain["first_position"] == 0
     for name in ("rms", "max_abs", "max_ulps", "mean_ulps", "ratio", "max_row_ulps"):
         assert plain[name] is None, name
 
@@ -150,23 +169,30 @@ def test_the_first_module_is_the_first_that_ran_and_differs(store):
         found = {prompt: modules(run, 0, prompt) for prompt in (0, 1, None)}
         text = sentence(run, 0, found[None], names_prompt=True)
     first = {prompt: first_module(table) for prompt, table in found.items()}
-    assert (first[0].module, first[0].first_position) == ("model.layers.0.attn.<b>q</b>_proj", 1)
-    assert (first[1].module, first[1].first_position) == ("model.layers.0", 3)
-    assert (first[None].ordinal, first[None].first_prompt, first[None].first_position) == (2, 0, 1)
+    assert first[0].module == "model.layers.0.attn.<b>q</b>_proj"
+    assert first[0].first_position == 1
+    assert first[1].module == "model.layers.0"
+    assert first[1].first_position == 3
+    assert first[None].ordinal == 2
+    assert first[None].first_prompt == 0
+    assert first[None].first_position == 1
     assert found[None]["positions"].tolist() == [8] * len(MODULES)
     assert "prompt 0, position 1**: 1 of 8" in text
     # 1 element of 24 by 16 ULPs against all by one: the last is furthest from its floor in prompt 0
     furthest = furthest_module(found[0])
-    assert (furthest.module, furthest.ratio) == ("logits", pytest.approx(16 / np.sqrt(3 * WIDTH)))
+    assert furthest.module == "logits"
+    assert furthest.ratio == pytest.approx(16 / np.sqrt(3 * WIDTH))
 
 
 def test_figures_of_several_prompts_are_those_of_all_their_elements(store):
     with opened(store, layer_run(store, GROWING)) as run:
-        together, apart = modules(run, 0), run.rows("layer", pair=0)
+        together = modules(run, 0)
+        apart = run.rows("layer", pair=0)
     for row in together.itertuples():
         parts = apart[apart["ordinal"] == row.ordinal]
         finite = parts["finite"].to_numpy(float)
-        assert (row.elements, row.neq) == (parts["elements"].sum(), parts["neq"].sum())
+        assert row.elements == parts["elements"].sum()
+        assert row.neq == parts["neq"].sum()
         for name in ("rms", "rms_row_ulps", "floor_rms"):
             squares = (parts[name].to_numpy(float) ** 2 * finite).sum() / finite.sum()
             assert getattr(row, name) == pytest.approx(np.sqrt(squares), rel=1e-12), name
@@ -174,10 +200,8 @@ def test_figures_of_several_prompts_are_those_of_all_their_elements(store):
             (parts["mean_ulps"] * finite).sum() / finite.sum(),
             rel=1e-12,
         )
-        assert (row.max_ulps, row.max_row_ulps) == (
-            parts["max_ulps"].max(),
-            parts["max_row_ulps"].max(),
-        )
+        assert row.max_ulps == parts["max_ulps"].max()
+        assert row.max_row_ulps == parts["max_row_ulps"].max()
 
 
 def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(store):
@@ -187,7 +211,8 @@ def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(stor
         grid = (
             cells(run, 0, 1, "ratio").pivot(index="row", columns="cell", values="value").to_numpy()
         )
-    assert (table["floor_rms"][0], table["ratio"][0]) == (0.0, float("inf"))
+    assert table["floor_rms"][0] == 0.0
+    assert table["ratio"][0] == float("inf")
     # every element by one step of bfloat16 between 1 and 2
     assert table["floor_rms"][4] == pytest.approx(2.0**-7)
     assert along["floor_rms"].to_numpy() == pytest.approx(2.0**-7)
@@ -196,8 +221,8 @@ def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(stor
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_the_map_pools_by_maximum_so_that_nothing_is_lost(measure, tmp_path):
-    store, long = Store(tmp_path), 100
+def test_the_map_pools_by_maximum_so_that_nothing_is_lost(measure, store):
+    long = 100
     run_id = layer_run(
         store,
         {(3, 0, 41): 5},

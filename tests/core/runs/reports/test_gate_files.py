@@ -98,7 +98,6 @@ def test_junit_has_a_suite_a_pair_and_a_test_a_condition():
         "max-abs>0.5",
     ]
     failure = suites.find("testsuite/testcase/failure")
-    assert failure is not None
     assert failure.attrib == {"message": "'today' has a KL of up to 0.02 nats."}
     assert "became 2, margins 0.25" in str(failure.text)
 

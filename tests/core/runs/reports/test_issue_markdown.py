@@ -198,7 +198,8 @@ def test_an_answer_has_size_place_and_the_checks_that_can_still_be_run(store):
         "first divergence": "position 32",
         "RMS / noise floor": "24.3x in float32 (limit 4x)",
     }
-    assert (answer.next_command, answer.not_run) == ("", ())
+    assert answer.next_command == ""
+    assert answer.not_run == ()
     assert [row for _, row in answer.titled_checks] == CASES["bug suspected"][2]
     run_id = judged_run(store, None, kind="upload", request=None)
     with opened(store, run_id) as run:

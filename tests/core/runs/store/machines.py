@@ -9,8 +9,9 @@ from collections.abc import Callable
 from core.runs.store import objects
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store, open_store
-from tests.core.runs.made_runs import ROOT, copied
+from tests.core.runs.made_runs import copied
 from tests.core.runs.store import s3_server
+from tests.places import ROOT
 
 Machine = Callable[[str], Store]
 

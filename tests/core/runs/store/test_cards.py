@@ -18,9 +18,9 @@ from core.runs.reader import RunReader
 from core.runs.store.cards import count_verdicts, list_runs, prompt_texts
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
-from tests.core.runs.made_runs import ROOT, calm_sides, copied, header_of, make_run, write_run
+from tests.core.runs.made_runs import calm_sides, copied, header_of, make_run, write_run
+from tests.places import ROOT
 
-FLIPS = 200
 ONE_RUN = (
     "INSERT INTO run VALUES"
     " ('i','n',now()::TIMESTAMP,'upload','','','bfloat16',2,1,'','',NULL,'',NULL,'','{}',"
@@ -191,7 +191,8 @@ def test_a_link_to_a_run_is_a_run_and_a_hidden_file_is_not_listed(tmp_path):
     (store.directory / "link.duckdb").symlink_to(run)
     shutil.copy(run, store.directory / ".hidden.duckdb")
     cards, broken = list_runs(store)
-    assert ([card.run_id for card in cards], broken) == (["link"], [])
+    assert [card.run_id for card in cards] == ["link"]
+    assert broken == []
     assert len(_read_all(store.path_of("link"))) > 0
     store.delete("link")
     assert run.exists()  # the link goes, not what it points to
@@ -217,7 +218,8 @@ ODD_NAMES = [
 def test_a_renamed_run_is_listed_and_opened_whatever_its_name(name, store):
     copied(store.directory / f"{name}.duckdb")
     cards, broken = list_runs(store)
-    assert ([card.run_id for card in cards], broken) == ([name], [])
+    assert [card.run_id for card in cards] == [name]
+    assert broken == []
     assert len(_read_all(store.path_of(name))) > 0
 
 
@@ -225,7 +227,8 @@ def test_a_name_that_is_no_text_is_broken_and_can_be_printed(store):
     odd = make_run(store).rename(store.directory / os.fsdecode(b"\xff\xfe.duckdb"))
     make_run(store)
     cards, broken = list_runs(store)
-    assert (len(cards), [found.path for found in broken]) == (1, [odd])
+    assert len(cards) == 1
+    assert [found.path for found in broken] == [odd]
     broken[0].reason.encode()
 
 
@@ -245,9 +248,13 @@ def test_a_card_says_what_the_run_says(tmp_path):
         summaries = [pair.summary for pair in run.pairs]
         assert card.created == run.created
         assert card.sides == tuple(side.name for side in run.sides)
-    assert (card.name, card.verdicts) == (header.name, "")
-    assert (card.prompts, card.positions, card.vocab) == (2, 8, 300)
-    assert (card.pairs, card.bit_identical_pairs) == (3, 1)
+    assert card.name == header.name
+    assert card.verdicts == ""
+    assert card.prompts == 2
+    assert card.positions == 8
+    assert card.vocab == 300
+    assert card.pairs == 3
+    assert card.bit_identical_pairs == 1
     for name in ("flips", "max_ulps", "max_row_ulps", "rms_row_ulps"):
         assert getattr(card, name) == max(getattr(each, name) for each in summaries), name
     assert card.max_neq_share == max(each.neq_share for each in summaries)

@@ -16,7 +16,8 @@ from core.runs.store import labels
 from core.runs.store.cards import list_runs
 from core.runs.store.labels import Labels, labels_of
 from core.runs.store.store import DELETED_SECONDS, Store
-from tests.core.runs.made_runs import ROOT, copied, make_run, opened
+from tests.core.runs.made_runs import copied, make_run, opened
+from tests.places import ROOT
 
 # what is typed -> what is stored
 TAG = chr(0x1F600) * 39  # and a letter: the most are 20 of 40
@@ -176,17 +177,20 @@ def test_two_processes_that_write_at_once_lose_nothing(tmp_path):
 
 def test_labels_and_deletions_change_no_run(store):
     path = store.path_of("mine")
-    content, written = path.read_bytes(), path.stat().st_mtime_ns
+    content = path.read_bytes()
+    written = path.stat().st_mtime_ns
     assert store.delete("min") == "mine"
     assert list_runs(store) == ([], [])
     assert not store.has("mine")
     with pytest.raises(StoreError, match="no run 'mine'"):
         store.path_of("mine")
     (deleted,) = store.deleted()
-    assert (deleted.run_id, deleted.bytes) == ("mine", len(content))
+    assert deleted.run_id == "mine"
+    assert deleted.bytes == len(content)
     assert abs(datetime.now(UTC) - deleted.deleted) < timedelta(seconds=30)
     assert store.restore("mi") == "mine"
-    assert (path.read_bytes(), path.stat().st_mtime_ns) == (content, written)
+    assert path.read_bytes() == content
+    assert path.stat().st_mtime_ns == written
     assert store.labels("mine") == Labels(("a tag",), "a note", True, "judged")
     assert store.deleted() == []
 

@@ -16,9 +16,10 @@ from core.runs.store.cards import list_runs
 from core.runs.store.labels import Labels
 from core.runs.store.objects import INDEX
 from core.runs.store.store import Store, open_store
-from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, opened, write_run
+from tests.core.runs.made_runs import bits_of_sides, header_of, opened, write_run
 from tests.core.runs.store import s3_server
 from tests.core.runs.store.machines import ids, machines_of, place_run
+from tests.places import ROOT
 
 
 @pytest.fixture
@@ -87,7 +88,12 @@ def test_no_run_is_put_over_another(machine, is_large, monkeypatch):
         place_run(machine("b"), "same", "where-it-starts")
     assert get(machine("c"), "same.duckdb") == body
     with pytest.raises(StoreError, match="exists already or is being"):
-        write_run(machine("b"), header := header_of(), bits_of_sides(header), "same")
+        write_run(
+            machine("b"),
+            header := header_of(),
+            bits_of_sides(header),
+            "same",
+        )
 
 
 def test_a_second_listing_reads_the_index_and_no_run(machine, faults):
@@ -129,7 +135,8 @@ def test_a_file_is_fetched_once_in_pieces(machine, faults, monkeypatch):
 def test_a_run_that_changes_while_it_is_fetched_gets_no_name(machine, faults, monkeypatch):
     monkeypatch.setattr(objects, "PIECE_BYTES", 1 << 20)
     place_run(machine("a"), "one", "injected-bug")
-    there, other = machine("b"), (ROOT / "tests" / "runs" / "where-it-starts.duckdb").read_bytes()
+    there = machine("b")
+    other = (ROOT / "tests" / "runs" / "where-it-starts.duckdb").read_bytes()
 
     def plan(method, path, query):
         if (
@@ -250,7 +257,8 @@ def test_while_nothing_answers_every_request_is_refused_and_a_finished_run_is_no
     faults,
 ):
     place_run(machine("a"), "fetched")
-    store, header = machine("b"), header_of()
+    store = machine("b")
+    header = header_of()
     assert ids(store) == ["fetched"]
     faults.plan = lambda method, path, query: "503"
     for _ in range(2):

@@ -14,7 +14,8 @@ from core.errors import LimitError, StoreError
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store, open_store
 from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import ROOT, bits_of_sides, header_of, make_run, write_run
+from tests.core.runs.made_runs import bits_of_sides, header_of, make_run, write_run
+from tests.places import ROOT
 
 
 def test_two_writer_processes_at_once_lose_nothing(tmp_path):
@@ -25,7 +26,8 @@ def test_two_writer_processes_at_once_lose_nothing(tmp_path):
     ]
     assert [writer.communicate(timeout=300)[1] for writer in writers] == [b"", b""]
     cards, broken = list_runs(Store(tmp_path))
-    assert (len(cards), broken) == (6, [])
+    assert len(cards) == 6
+    assert broken == []
     assert all(path.suffix == ".duckdb" for path in tmp_path.iterdir())
 
 

@@ -5,50 +5,22 @@ absent in files of version 1.
 import numpy as np
 import pytest
 
-from core.checks.rerun import AGAIN, RerunFigures
-from core.checks.shrink import SHRINK
 from core.errors import UsageError
-from core.evidence import NOTED, PASSED, Evidence, Unmeasured
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.file.records import Generation
-from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KvPart
-from core.runs.writer import RunWriter
 from core.verdict import FloorRows, Verdict
 from tests.core.numerics.oracle import spacing
-from tests.core.runs.made_runs import calm_sides, header_of
+from tests.core.runs.cache_runs import both, cache, kv_run
+from tests.core.runs.made_runs import header_of, opened, writing
 
 
-def written(store, *, sides=2, parts=(), generations=()):
-    header = header_of(sides=sides)
-    with RunWriter(store, header) as writer:
-        for side, bits in enumerate(calm_sides(header)):
-            writer.write(side, 0, bits)
-        for side, part in parts:
-            writer.write_kv(side, part)
-        for generation in generations:
-            writer.write_generation(generation)
-        return store.path_of(writer.finish())
-
-
-def cache(seed, heads=2, positions=5, width=16):
-    return (
-        np.random.default_rng(seed)
-        .standard_normal((heads, positions, width))
-        .astype(BFLOAT16.values)
-        .view(np.uint16)
-    )
-
-
-def test_differing_elements_are_counted_by_layer_head_and_kind(tmp_path):
-    reference, variant = cache(0), cache(0)
+def test_differing_elements_are_counted_by_layer_head_and_kind(store):
+    reference = cache(0)
+    variant = cache(0)
     variant[1, 3:, :4] ^= 1  # head 1, positions 3 and 4, four elements each, one ULP
-    parts = [
-        (0, KvPart(1, 7, "key", 0, reference)),
-        (1, KvPart(1, 7, "key", 0, variant)),
-    ]
-    with RunReader(written(Store(tmp_path), parts=parts)) as run:
+    parts = both(KvPart(1, 7, "key", 0, reference), variant)
+    with opened(store, kv_run(store, parts)) as run:
         table = run.rows("kv", pair=0)
         by_position = run.rows("kv_position", pair=0, prompt=1)
         assert run.rows("kv_position", pair=0, prompt=0).empty
@@ -74,40 +46,32 @@ def test_differing_elements_are_counted_by_layer_head_and_kind(tmp_path):
     assert by_position["neq"].tolist() == [0, 0, 0, 4, 4]
 
 
-def test_a_window_is_compared_where_both_sides_still_hold_it(tmp_path):
+def test_a_window_is_compared_where_both_sides_still_hold_it(store):
     """The variant has dropped the first two positions: 3 of 5 are compared, each with its own."""
     reference = cache(1)
     parts = [
         (0, KvPart(0, 0, "value", 0, reference)),
         (1, KvPart(0, 0, "value", 2, reference[:, 2:].copy())),
     ]
-    with RunReader(written(Store(tmp_path), parts=parts)) as run:
+    with opened(store, kv_run(store, parts)) as run:
         assert run.rows("kv", pair=0)["elements"].tolist() == [48, 48]
         assert run.rows("kv", pair=0)["neq"].tolist() == [0, 0]
         assert run.rows("kv_position", pair=0, prompt=0)["position"].tolist() == [2, 3, 4]
 
 
-def test_a_side_without_a_cache_leaves_no_rows(tmp_path):
-    with RunReader(
-        written(
-            Store(tmp_path),
-            parts=[(0, KvPart(0, 0, "key", 0, cache(2)))],
-        )
-    ) as run:
+def test_a_side_without_a_cache_leaves_no_rows(store):
+    with opened(store, kv_run(store, [(0, KvPart(0, 0, "key", 0, cache(2)))])) as run:
         assert run.rows("kv", pair=0).empty
 
 
-def test_caches_of_other_heads_are_refused(tmp_path):
-    parts = [
-        (0, KvPart(0, 0, "key", 0, cache(2))),
-        (1, KvPart(0, 0, "key", 0, cache(2, heads=1))),
-    ]
+def test_caches_of_other_heads_are_refused(store):
+    parts = both(KvPart(0, 0, "key", 0, cache(2)), cache(2, heads=1))
     with pytest.raises(UsageError, match="2 heads x 16 vs"):
-        written(Store(tmp_path), parts=parts)
-    assert list(tmp_path.iterdir()) == []
+        kv_run(store, parts)
+    assert list(store.directory.iterdir()) == []
 
 
-def test_generated_tokens_come_back_with_the_place_where_they_diverge(tmp_path):
+def test_generated_tokens_come_back_with_the_place_where_they_diverge(store):
     made = Generation(
         1,
         3,
@@ -115,7 +79,10 @@ def test_generated_tokens_come_back_with_the_place_where_they_diverge(tmp_path):
         ((5, 6, 7, 8), (5, 6, 9), (5, 6, 7, 8)),
         ("a b c d", "a b x", "a b c d"),
     )
-    with RunReader(written(Store(tmp_path), sides=3, generations=[made])) as run:
+    with writing(store, header_of(sides=3)) as writer:
+        writer.write_generation(made)
+        run_id = writer.finish()
+    with opened(store, run_id) as run:
         assert run.generations == {1: made}
         # position 2 chose the first token, position 4 the one that differs
         assert run.generations[1].parting(1) == 4
@@ -124,35 +91,26 @@ def test_generated_tokens_come_back_with_the_place_where_they_diverge(tmp_path):
         Generation(0, 3, 1, ((5, 6), (5,)), ("", ""))  # more tokens than requested
 
 
-def test_a_verdict_comes_back_with_its_evidence_and_floor(tmp_path):
-    store, header = Store(tmp_path), header_of()
-    rows = [
-        Evidence(
-            SHRINK,
-            "a floor",
-            Unmeasured(controls=("floor",)),
-            NOTED,
-            "It is left aside.",
-        ),
-        Evidence(AGAIN, "twice", RerunFigures(not_repeatable=()), PASSED, "Same bits."),
-    ]
-    floor = FloorRows(
-        "float32",
-        np.arange(header.rows) / 7,
-        np.arange(header.rows) / 9,
-    )
-    with RunWriter(store, header) as writer:
-        for side, bits in enumerate(calm_sides(header)):
-            writer.write(side, 0, bits)
+def test_a_verdict_comes_back_with_its_floor(store):
+    header = header_of()
+    places = np.arange(header.rows)
+    floor = FloorRows("float32", places / 7, places / 9)
+    with writing(store, header) as writer:
         writer.write_verdict(
-            Verdict("rounding", "It is rounding.", tuple(rows), 1.0, (0, 3), (floor,)),
+            Verdict(
+                "rounding",
+                "It is rounding.",
+                (),
+                1.0,
+                (0, 3),
+                (floor,),
+            )
         )
-        path = store.path_of(writer.finish())
-    with RunReader(path) as run:
+        run_id = writer.finish()
+    with opened(store, run_id) as run:
         pair = run.pairs[0]
         stored = pair.verdict, pair.because, pair.noise_ratio, pair.first_place
         assert stored == ("rounding", "It is rounding.", 1.0, (0, 3))
-        assert run.evidence(0) == [rows[1], rows[0]]  # in the order of the groups
         table = run.rows("floor_position", pair=0)
         assert table["pair_rms"].tolist() == floor.pair_rms.tolist()
         assert table["position"].tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
