@@ -142,7 +142,7 @@ def table(
 
     def choose_action() -> None:
         click = st.session_state[f"{key}_action"]
-        act(matches[click["row"]], click["label"].partition(" ")[2])
+        act(matches[click["row"]], click["label"])
 
     rows = _rows(matches, labels)
     actions = st.column_config.ButtonColumn(
@@ -205,10 +205,8 @@ def _rows(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFr
 
 
 def _actions(card: RunCard) -> list[str]:
-    icons = {OPEN: "open_in_new", EDIT: "edit", DELETE: "delete"}
-    if card.is_read_only or not members.may_change():
-        del icons[DELETE]
-    return [f":material/{icon}: {action}" for action, icon in icons.items()]
+    is_own = not card.is_read_only and members.may_change()
+    return [OPEN, EDIT, DELETE] if is_own else [OPEN, EDIT]
 
 
 def _verdicts(card: RunCard) -> list[str]:
@@ -221,7 +219,8 @@ def _percent(card: RunCard) -> float | None:
     if not card.sides:
         return None
     share = card.max_neq_share
-    return 100 * share if share in (0, 1) else min(max(100 * share, 0.1), 99.9)
+    rounded = round(100 * share, 1)
+    return rounded if share in (0, 1) else min(max(rounded, 0.1), 99.9)
 
 
 def unreadable(files: Sequence[BrokenRun], damaged: Sequence[str]) -> None:
