@@ -41,9 +41,10 @@ def draw(view: selection.View) -> None:
         curves = plots.figure_spec(charts.runs_by_distance(shares))
         return is_same, all_flips, differs, parts.figure_texts(pairs, titles), curves
 
-    # Of several files, so the key has the stamp of each.
-    of = tuple((store_cache.stamp_of(one.run), one.pair.index) for one in pairs)
-    everything = store_cache.remember("compare", of[0][0], of, read)
+    # Of several files, so the key has the stamp of each, and its name, which is no part of it.
+    stamps = [store_cache.stamp_of(one.run) for one in pairs]
+    of = (*stamps, *(one.pair.index for one in pairs), *titles)
+    everything = store_cache.remember("compare", stamps[0], of, read)
     is_same, all_flips, differs, figures, curves = everything
     if len(pairs) == 1:
         st.info("The store has no other run to compare with.")
@@ -55,8 +56,6 @@ def draw(view: selection.View) -> None:
         if is_same is False:
             notes.append(":orange[Different tokens: compare rates only, not positions or flips.]")
         st.caption(" ".join(filter(None, notes)))
-    if not differs.empty:
-        widgets.room("provenance", 28 * (len(differs) + 1)).table(differs, border="horizontal")
     left, right = st.columns((3, 2))
     height = widgets.table_height(len(figures), len(figures))
     dtypes = {one.run.header.compute_dtype for one in pairs}
@@ -75,6 +74,9 @@ def draw(view: selection.View) -> None:
     with right:
         plots.draw(curves, "compare_distributions", exports.picture(f"{stem}-distances", titles))
         st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
+    if not differs.empty:
+        st.subheader("Config diff")
+        widgets.room("provenance", 28 * (len(differs) + 1)).table(differs, border="horizontal")
     if is_same is not False:
         by = widgets.choice("By position", BY, "compare_by")
         lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
