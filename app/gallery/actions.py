@@ -69,14 +69,14 @@ def _about(card: RunCard, labels: Labels, choices: set[str]) -> None:
         return
     # What another member saves while the form is open must not count as this one's change.
     original = st.session_state.setdefault("labels_seen", {}).setdefault(card.run_id, labels)
+    shown_name = card.name[:LONGEST_NAME]
     with st.form(f"labels_{card.run_id}", border=False):
         name = st.text_input(
             "Name",
-            original.name,
+            shown_name,
             key=f"name_{card.run_id}",
             max_chars=LONGEST_NAME,
-            placeholder=card.name,
-            help="Shown instead of the run's own name; empty: the run's own.",
+            help="Empty: the name that the run file has.",
         )
         tags = st.multiselect(
             "Tags",
@@ -103,7 +103,8 @@ def _about(card: RunCard, labels: Labels, choices: set[str]) -> None:
         save = f"save_labels_{card.run_id}"
         if widgets.button(st.form_submit_button, "Save", save, type="primary"):
             with widgets.report_errors():
-                new = labelling.labels_of(tags, note, pinned, name)
+                new_name = original.name if name == shown_name else name
+                new = labelling.labels_of(tags, note, pinned, new_name)
                 store_changes.label(card.run_id, original, new)
             _close()
             st.rerun()

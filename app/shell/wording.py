@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from core.runs.file import records
 from core.runs.store.cards import RunCard
-from core.text import number, percent, visible
+from core.text import number, visible
 
 # A verdict and the colour of its label, gravest first. A name a newer version wrote is grey.
 VERDICTS = {
@@ -34,15 +34,6 @@ def token(token_id: int | None, text: str | None) -> str:
 def model_name(model: str) -> str:
     """Return the last two parts of a folder, or a hub id."""
     return "/".join(model.rstrip("/").split("/")[-2:])
-
-
-def outcome(card: RunCard) -> str:
-    """Return the share of logits that differ in a run's worst pair, in words."""
-    if card.nonfinite_mismatch:
-        return "NaN or infinity"
-    return (
-        "bit-identical" if card.pairs == card.bit_identical_pairs else percent(card.max_neq_share)
-    )
 
 
 def verdicts(card: RunCard) -> list[str]:
