@@ -46,8 +46,7 @@ def panel(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     edited = [card for card in matches if card.run_id == st.session_state.get("edited")]
     if edited:
         card, known = edited[0], {tag for each in labels.values() for tag in each.tags}
-        dialog = st.dialog(widgets.escape(card.name), on_dismiss=_close)
-        dialog(_about)(card, labels.get(card.run_id, Labels()), known)
+        _about(card, labels.get(card.run_id, Labels()), known)
 
 
 def _close() -> None:
@@ -55,11 +54,13 @@ def _close() -> None:
         st.session_state.pop(key, None)
 
 
+@st.dialog(table.EDIT, on_dismiss=_close)
 def _about(card: RunCard, labels: Labels, choices: set[str]) -> None:
     """Draw a run's files and labels. The form has the labels as stored when it was opened; the
     store merges what others save meanwhile.
     """
     file = f"/files/{quote(card.run_id, safe='')}"
+    st.markdown(f"**{widgets.escape(card.name)}**")
     links = f"`{widgets.code(card.run_id)}` · [Run file]({file}.duckdb)"
     if card.sides and card.keep == ALL:
         links += f" · [npz]({file}.npz)"
