@@ -175,17 +175,17 @@ def first_line(cards: Sequence[RunCard], trash: Sequence[DeletedRun]) -> None:
     def undo() -> None:
         if time.monotonic() > until:
             st.rerun()
-        st.markdown(widgets.escape(sentence), width="content")
         back = partial(_each, store_changes.restore, deleted)
-        if st.button("Undo", "undo_delete", on_click=back, type="primary"):
+        with st.container(horizontal=True, vertical_alignment="center", key="undo_line"):
+            st.markdown(widgets.escape(sentence), width="content")
             # a click in a fragment draws the fragment alone
-            st.rerun()
+            if st.button("Undo", "undo_delete", on_click=back, type="primary"):
+                st.rerun()
 
-    with st.container(horizontal=True, vertical_alignment="center", key="first_line"):
-        if deleted and time.monotonic() < until:
-            st.fragment(undo, run_every=1.0)()
-        elif cards:
-            st.markdown(widgets.escape(count_verdicts(cards)))
+    if deleted and time.monotonic() < until:
+        st.fragment(undo, run_every=1.0)()
+    elif cards:
+        st.markdown(widgets.escape(count_verdicts(cards)))
 
 
 def trash_list(trash: Sequence[DeletedRun]) -> None:

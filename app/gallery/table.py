@@ -23,17 +23,16 @@ from core.text import plural, size
 
 OPEN, EDIT, DELETE = "Open", "Rename, tags, files", "Delete"
 _FIGURE = "%,.3g"
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-# the first six fit into a window of 1280 pixels
+# the first five fit into a window of 1280 pixels, seven into one of 1440
 COLUMNS = {
     # Its chips have colors, which texts in a table have not.
     "verdict": st.column_config.MultiselectColumn(
         options=list(wording.VERDICTS),
         color=list(wording.VERDICTS.values()),
         help="The gravest of the run's pairs, and how many other verdicts its pairs have.",
-        width=132,
+        width=130,
     ),
-    "name": st.column_config.TextColumn(width=372),
+    "name": st.column_config.TextColumn(width=370),
     "x floor": st.column_config.NumberColumn(
         "x noise floor",
         format=f"{_FIGURE}x",
@@ -57,7 +56,7 @@ COLUMNS = {
         help="RMS difference, in spacings of the dtype at the row's largest logit",
         width=108,
     ),
-    "dtype": st.column_config.TextColumn(width=56),
+    "dtype": st.column_config.TextColumn(width=72),
     "tags": st.column_config.ListColumn(width=90),
     "max row ULPs": st.column_config.NumberColumn(
         format=_FIGURE,
@@ -188,7 +187,7 @@ def _rows(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFr
             "differ": [_percent(card) for card in matches],
             "flips": pd.array([card.flips for card in matches], "Int64"),
             "rms row ULPs": [card.rms_row_ulps for card in matches],
-            "dtype": [_DTYPES.get(card.compute_dtype, card.compute_dtype) for card in matches],
+            "dtype": [card.compute_dtype for card in matches],
             "tags": [list(each.tags) for each in attached],
             "device": [card.device or None for card in matches],
             "max row ULPs": [card.max_row_ulps for card in matches],
