@@ -29,7 +29,7 @@ COLUMNS = {
     "verdict": st.column_config.MultiselectColumn(
         options=list(wording.VERDICTS),
         color=list(wording.VERDICTS.values()),
-        help="The gravest of the run's pairs, and how many other verdicts its pairs have.",
+        help="The worst of the run's pairs, and how many other verdicts they have.",
         width=130,
     ),
     "name": st.column_config.TextColumn(width=370),
