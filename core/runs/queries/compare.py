@@ -152,9 +152,13 @@ def _texts_of(one: RunPair) -> dict[str, str]:
     return {
         "verdict": shown_verdict(kind, summary.bit_identical, one.pair.verdict),
         "RMS / noise floor": "not measured" if ratio is None else multiple(ratio),
-        "logits that differ": percent(summary.neq_share),
-        "positions that flip": "unknown" if flip_share is None else percent(flip_share),
+        "logits that differ": _known_percent(summary.neq_share),
+        "positions that flip": _known_percent(flip_share),
     }
+
+
+def _known_percent(share: float | None) -> str:
+    return "unknown" if share is None else percent(share)
 
 
 def shared_flips(run_pairs: Sequence[RunPair], flip_rows: DataFrame) -> str:
