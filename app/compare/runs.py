@@ -51,10 +51,10 @@ def draw(view: selection.View) -> None:
     else:
         moved, unchanged = map(widgets.escape, map("; ".join, movements(pairs)))
         st.markdown(f"**Moved: {moved}.**" if moved else "**Nothing moved.**")
-        notes = [f"Unchanged: {unchanged}."] if unchanged else []
-        notes.append(shared_flips(pairs, all_flips))
+        # no caption: pale orange is too faint
         if is_same is False:
-            notes.append(":orange[Different tokens: compare rates only, not positions or flips.]")
+            st.markdown(":orange[Different tokens: compare rates only, not positions or flips.]")
+        notes = [f"Unchanged: {unchanged}." if unchanged else "", shared_flips(pairs, all_flips)]
         st.caption(" ".join(filter(None, notes)))
     left, right = st.columns((3, 2))
     height = widgets.table_height(len(figures), len(figures))
