@@ -176,12 +176,13 @@ KERNELS = Page(
 )
 MITIGATIONS = Page("mitigations", "Mitigations", "run", absent=_unless_recorded("mitigations"))
 INTERNALS = Page("internals", "Internals", "run", tabs=(LAYERS, KV_CACHE, KERNELS, MITIGATIONS))
+_WITH = PageSetting("with", "compare_with", "")  # ids of runs
 SIDE_BY_SIDE = Page(
     "side_by_side",
     "Side by side",
     "run",
     (
-        PageSetting("with", "compare_with", ""),
+        _WITH,
         PageSetting(
             "by",
             "compare_by",
@@ -215,6 +216,7 @@ MACHINE = Page(
     "Machine",
     "store",
     (
+        _WITH,
         PageSetting("probes", "ops_run", ""),
         PageSetting("op", "ops_op", ""),
         PageSetting("dtype", "ops_dtype", "any", ["any", *LOGIT_FORMATS]),

@@ -1,5 +1,5 @@
-"""Machine: which torch operations of a machine keep their bits from run to run, over batch sizes
-and row positions.
+"""Machine: what differs between the machines of runs, and which torch operations of a machine keep
+their bits from run to run, over batch sizes and row positions.
 """
 
 import streamlit as st
@@ -8,12 +8,16 @@ from app.components import plots
 from app.hosting import members
 from app.machine import parts
 from app.navigation import MACHINE
-from app.shell import exports, store_cache, store_changes, widgets
+from app.shell import exports, selection, store_cache, store_changes, widgets
 from app.shell.job_list import job_list
 from core.text import legible, plural
 
 widgets.title(MACHINE)
-st.markdown(
+view = selection.current_view()
+if view is not None:
+    parts.machines(view)
+st.subheader("Operations")
+st.caption(
     "Which torch operations keep their bits here: from call to call, in a larger batch, in another"
     " row.",
 )

@@ -9,7 +9,6 @@ from app.gallery import actions, filters, table
 from app.navigation import RUNS
 from app.shell import store_cache, widgets
 from core.errors import StoreError
-from core.runs.store.cards import count_verdicts
 
 widgets.title(RUNS)
 is_whole = bool(st.session_state.get("gallery_hidden"))
@@ -17,9 +16,8 @@ cards, unreadable = store_cache.cards(is_whole=is_whole)
 hidden = store_cache.hidden()
 labels, damaged = store_cache.all_labels()
 deleted = store_cache.store().deleted()
-actions.undo_line(deleted)
+actions.first_line(cards, deleted)
 if cards:
-    st.markdown(widgets.escape(count_verdicts(cards)))
     query = filters.ask(hidden)
     prompts = store_cache.searchable(card.run_id for card in cards) if query.words else {}
     matches = filters.matching(cards, query, labels, prompts)
@@ -27,9 +25,9 @@ table.unreadable(unreadable, damaged)
 if not cards:
     actions.trash_list(deleted)
     widgets.empty()
-table.table(matches, labels)
+table.table(matches, labels, actions.of_row)
 table.count_line(cards, matches, labels)
-actions.panel(cards, matches, labels)
+actions.panel(matches, labels)
 if all(card.is_read_only for card in cards) and not hidden:
     table.first_visit(cards)
 actions.trash_list(deleted)

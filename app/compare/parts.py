@@ -9,9 +9,12 @@ import streamlit as st
 
 from app.shell import selection, store_cache, widgets, wording
 from core.errors import UlpscopeError
+from core.numerics.arrays import Record
 from core.numerics.metrics import COUNTS
+from core.runs.file.records import MAX_ROWS, RunHeader
 from core.runs.queries.compare import FIGURES, RunPair, figures
 from core.runs.reader import RunReader
+from core.runs.store.cards import RunCard
 from core.runs.store.store import cell_of
 from core.text import exact, multiple, number, percent, printable
 
@@ -47,8 +50,10 @@ def _ask_variant(indices: dict[str, int | None], run_id: str, key: str) -> None:
     _ask(indices | {run_id: st.session_state[key]})
 
 
-def pick(view: selection.View) -> list[RunPair]:
-    """Draw the controls that choose runs, and return the chosen ones, the sidebar's pair first."""
+def pick_runs(view: selection.View) -> dict[str, int | None]:
+    """Draw the control that chooses runs, and return them with the index of a pair: without a
+    choice the latest run that is most like the sidebar's.
+    """
     indices, (newest, _), cell = parse_setting(), store_cache.cards(), cell_of(view.run.run_id)
     of_cell = {run_id for run_id in store_cache.store().cells() if cell and cell_of(run_id) == cell}
     others = {*of_cell, *indices} - {card.run_id for card in newest}
@@ -66,6 +71,8 @@ def pick(view: selection.View) -> list[RunPair]:
         names = ", ".join(widgets.escape(run_id[:60]) for run_id in indices if run_id in gone)
         st.warning(f"There is no run {names} here (any more).")
     indices = {run_id: index for run_id, index in indices.items() if run_id in labels}
+    if not indices:
+        indices = dict.fromkeys(_most_alike(view.run.header, cards))
     # The setting of the link leads; the widget follows it, and its callback writes the setting.
     st.session_state["compare_runs"] = list(indices)
     st.multiselect(
@@ -78,6 +85,27 @@ def pick(view: selection.View) -> list[RunPair]:
         args=(indices,),
         placeholder="Choose one or more runs",
     )
+    return indices
+
+
+def _most_alike(header: RunHeader, cards: Sequence[RunCard]) -> list[str]:
+    """Id of the latest run of the same model, of as many positions if there is one."""
+
+    def likeness(card: RunCard) -> tuple:
+        is_same_model = card.model == header.provenance.model
+        has_same_rows = card.vocab == header.vocab
+        has_same_length = card.positions == header.rows
+        return is_same_model, has_same_rows, has_same_length, card.created, card.run_id
+
+    short = [card for card in cards if card.positions <= MAX_ROWS]
+    return [max(short, key=likeness).run_id] if short else []
+
+
+def pick(view: selection.View) -> list[RunPair]:
+    """Draw the controls that choose runs, and return the sidebar's pair and the chosen ones, the
+    oldest run first.
+    """
+    indices = pick_runs(view)
     pairs = [RunPair(view.run, view.pair, view.table)]
     for run_id, index in indices.items():
         try:
@@ -104,28 +132,28 @@ def pick(view: selection.View) -> list[RunPair]:
             on_change=_ask_variant,
             args=(indices, run_id, key),
         )
-    return pairs
+    return sorted(pairs, key=lambda one: (one.run.created, one.run.run_id))
 
 
-def names(pairs: Sequence[RunPair]) -> list[str]:
-    """Return short, distinct names of the pairs: the run's name, and its variant if two runs share
-    a name.
-    """
-    plain = [printable(one.run.header.name, "?")[:60] for one in pairs]
+def names(runs: Sequence[RunReader]) -> list[str]:
+    """Return short, distinct names of the runs: numbered if two share a name."""
+    plain = [printable(run.header.name, "?")[:60] for run in runs]
     return [
-        name if plain.count(name) == 1 else f"{name} · {one.pair.variant} · {place + 1}"
-        for place, (name, one) in enumerate(zip(plain, pairs, strict=True))
+        name if plain.count(name) == 1 else f"{place}: {name}"
+        for place, name in enumerate(plain, 1)
     ]
 
 
+def differing(facts: Sequence[Record], titles: Sequence[str]) -> pd.DataFrame:
+    """Return the facts that differ between runs: one row per fact, one column per run."""
+    table = pd.DataFrame(list(facts), index=list(titles)).fillna("").replace("", "–")
+    return table.astype(str).T[lambda rows: rows.nunique(axis=1) > 1]
+
+
 def provenance(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
-    """Return how the provenance of the runs differs: one row per fact, one column per run."""
-    facts = (
-        pd.DataFrame([one.facts for one in pairs], index=titles)
-        .drop(columns=["run", "name"])
-        .fillna("")
-    )
-    return facts.astype(str).T[lambda table: table.nunique(axis=1) > 1]
+    """Return how the provenance of the runs differs."""
+    facts = [one.facts for one in pairs]
+    return differing(facts, titles).drop(index=["run", "name", "verdict"], errors="ignore")
 
 
 def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
@@ -138,7 +166,9 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFram
         for value, one in zip(table.get(name, []), pairs, strict=False):
             ratio = value / table[name][0] if is_more and cells and table[name][0] else None
             text = _text(name, value, one.run.header.rows)
-            cells.append(text if ratio is None else f"{text}  ({number(ratio, 3)}x)")
+            in_brackets = number(ratio, 3)
+            says_nothing = ratio is None or in_brackets == "1"
+            cells.append(text if says_nothing else f"{text}  ({in_brackets}x)")
         if cells:
             rows[label] = cells
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(titles))

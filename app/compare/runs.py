@@ -13,7 +13,7 @@ from app.shell import exports, selection, store_cache, widgets
 from core.plots.pairs import runs_by_position
 from core.plots.style import selected_line
 from core.runs.queries import classes
-from core.runs.queries.compare import distribution, flips, same_tokens, sentence
+from core.runs.queries.compare import distribution, flips, movements, same_tokens, shared_flips
 from core.text import file_name, plural, visible
 
 BY = {
@@ -28,13 +28,7 @@ BY = {
 def draw(view: selection.View) -> None:
     """Draw the tab."""
     pairs = parts.pick(view)
-    if len(pairs) == 1:
-        st.info(
-            "Choose a run to compare with: the same prompts before and after an upgrade, in another"
-            " dtype or device.",
-        )
-        return
-    titles = parts.names(pairs)
+    titles = parts.names([one.run for one in pairs])
 
     def read() -> tuple:
         """Read what is the same at every position."""
@@ -47,42 +41,52 @@ def draw(view: selection.View) -> None:
         curves = plots.figure_spec(charts.runs_by_distance(shares))
         return is_same, all_flips, differs, parts.figure_texts(pairs, titles), curves
 
-    # Of several files, so the key has the stamp of each.
-    of = tuple((store_cache.stamp_of(one.run), one.pair.index) for one in pairs)
-    everything = store_cache.remember("compare", of[0][0], of, read)
+    # Of several files, so the key has the stamp of each, and its name, which is no part of it.
+    stamps = [store_cache.stamp_of(one.run) for one in pairs]
+    of = (*stamps, *(one.pair.index for one in pairs), *titles)
+    everything = store_cache.remember("compare", stamps[0], of, read)
     is_same, all_flips, differs, figures, curves = everything
-    if is_same is False:
-        st.warning(
-            "These runs have different tokens: compare rates only. Positions and flips cannot be"
-            " matched.",
+    if len(pairs) == 1:
+        st.info("The store has no other run to compare with.")
+    else:
+        moved, unchanged = map(widgets.escape, map("; ".join, movements(pairs)))
+        st.markdown(f"**Moved: {moved}.**" if moved else "**Nothing moved.**")
+        # no caption: pale orange is too faint
+        if is_same is False:
+            st.markdown(":orange[Different tokens: compare rates only, not positions or flips.]")
+        notes = [f"Unchanged: {unchanged}." if unchanged else "", shared_flips(pairs, all_flips)]
+        st.caption(" ".join(filter(None, notes)))
+    left, right = st.columns((3, 2))
+    height = widgets.table_height(len(figures), len(figures))
+    dtypes = {one.run.header.compute_dtype for one in pairs}
+    unit = "each run's own dtype: the units differ." if len(dtypes) > 1 else f"{dtypes.pop()}."
+    aligned = dict.fromkeys(titles, st.column_config.TextColumn(alignment="right", width=150))
+    with left:
+        widgets.room("figures", height).dataframe(
+            figures,
+            key="compare_figures",
+            height=height,
+            column_config=aligned,
         )
-    st.markdown(sentence(pairs, all_flips))
+        st.caption(f"Over all positions; in brackets the ratio to the oldest run. ULPs of {unit}")
+
+    stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in pairs)])
+    with right:
+        plots.draw(curves, "compare_distributions", exports.picture(f"{stem}-distances", titles))
+        st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
     if not differs.empty:
         st.subheader("Config diff")
         widgets.room("provenance", 28 * (len(differs) + 1)).table(differs, border="horizontal")
-    st.subheader("Figures")
-    height = widgets.table_height(len(figures), len(figures))
-    widgets.room("figures", height).dataframe(figures, key="compare_figures", height=height)
-    dtypes = {one.run.header.compute_dtype for one in pairs}
-    unit = "each run's own dtype: the units differ." if len(dtypes) > 1 else f"{dtypes.pop()}."
-    st.caption(f"Over all positions; in brackets the ratio to the first run. ULPs of {unit}")
-
-    stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in pairs)])
-    left, right = st.columns(2, vertical_alignment="bottom")
-    with left:
-        plots.draw(curves, "compare_distributions", exports.picture(f"{stem}-distances", titles))
-        st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
     if is_same is not False:
-        with right:
-            by = widgets.choice("By position", BY, "compare_by")
-            lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
-            arguments = (lines, view.prompt, by, tables.label(by))
-            chart = plots.cached(view.run, (*of, by, view.prompt), runs_by_position, *arguments)
-            chart = chart._replace(shapes=(selected_line(view.position),))
-            about = [*titles, f"prompt {view.prompt}"]
-            picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", about)
-            plots.draw(chart, "compare_positions", picture)
-            st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
+        by = widgets.choice("By position", BY, "compare_by")
+        lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
+        arguments = (lines, view.prompt, by, tables.label(by))
+        chart = plots.cached(view.run, (*of, by, view.prompt), runs_by_position, *arguments)
+        chart = chart._replace(shapes=(selected_line(view.position),))
+        about = [*titles, f"prompt {view.prompt}"]
+        picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", about)
+        plots.draw(chart, "compare_positions", picture)
+        st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
         st.subheader("Shared and unique flips")
         if is_same is None:
             st.caption("Some runs have no token ids; positions are matched by number.")

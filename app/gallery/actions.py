@@ -1,9 +1,10 @@
-"""Actions on the ticked runs of the gallery, else on the run of the sidebar if it is listed: open,
-download, label, compare, delete; undoing the last deletion, and the runs deleted within a week.
+"""Actions on a row of the gallery and on the ticked runs that are shown: open, rename, tag,
+download, compare, delete; undoing the last deletion, and the runs deleted within a week.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from urllib.parse import quote
@@ -12,80 +13,72 @@ import streamlit as st
 
 from app.gallery import table
 from app.hosting import members
-from app.shell import address, selection, store_changes, widgets
+from app.shell import selection, store_changes, widgets
 from app.shell.widgets import PAGES
 from core.runs.file.records import ALL
 from core.runs.store import labels as labelling
-from core.runs.store.cards import RunCard
-from core.runs.store.labels import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, Labels
+from core.runs.store.cards import RunCard, count_verdicts
+from core.runs.store.labels import LONGEST_NAME, LONGEST_NOTE, LONGEST_TAG, MOST_TAGS, Labels
 from core.runs.store.store import DeletedRun
 from core.text import plural, size
 
 _OF_DELETE = "It can be restored for a week."
+UNDO_SECONDS = 10
 
 
-def panel(
-    cards: Sequence[RunCard],
-    listing: Sequence[RunCard],
-    labels: Mapping[str, Labels],
-) -> None:
-    """Draw the actions."""
-    by_id = {card.run_id: card for card in cards}
-    ticked = [by_id[run_id] for run_id in st.session_state.get("ticked", ()) if run_id in by_id]
-    listed = {card.run_id for card in listing}
-    hidden = len({card.run_id for card in ticked} - listed)
-    view = selection.current_view()
-    with st.container(border=True, key="actions"):
-        if len(ticked) > 1:
-            _several(ticked, hidden)
-        elif ticked:
-            state = "Ticked, not shown" if hidden else "Ticked"
-            _one(ticked[0], labels, state, {"run": ticked[0].run_id})
-        elif view is not None and view.run.run_id in listed:
-            _one(by_id[view.run.run_id], labels, "Selected", address.of(view, "overview"))
-        else:
-            st.caption("Tick runs to tag, download or delete them.")
+def of_row(card: RunCard, action: str) -> None:
+    """Do what was chosen in the row of a run, one of `table.ACTIONS`."""
+    if action == table.OPEN:
+        table.open_run(card)
+    elif action == table.DELETE:
+        _delete([card])
+    else:
+        st.session_state["edited"] = card.run_id
 
 
-def _one(card: RunCard, labels: Mapping[str, Labels], state: str, address: dict[str, str]) -> None:
-    attached = labels.get(card.run_id, Labels())
-    st.markdown(f"{state}: **{widgets.escape(card.name)}** · `{widgets.code(card.run_id)}`")
-    if attached.note:
-        st.caption(widgets.escape(attached.note).replace("\n", "  \n"))
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        page = "overview"
-        # probes of operations have no sides
-        if not card.sides:
-            page, address = "machine", {"probes": card.run_id}
-        st.page_link(PAGES / f"{page}.py", label="**Open** →", query_params=address)
-        file = f"/files/{quote(card.run_id, safe='')}"
-        st.markdown(f"[Run file]({file}.duckdb)", width="content")
-        if card.sides and card.keep == ALL:
-            st.markdown(f"[npz]({file}.npz)", width="content")
-        if not members.may_change():
-            st.caption(members.READ_ONLY, width="content")
-            return
-        popover = st.popover("Tags & note", key="labelling", on_change="rerun")
-        if popover.open:
-            with popover:
-                _label_form(card, attached, {tag for each in labels.values() for tag in each.tags})
-        else:
-            st.session_state.pop("labels_seen", None)
-        if attached.pinned:
-            st.caption("pinned", width="content")
-        if card.is_read_only:
-            st.caption("sample, read-only", width="content")
-        else:
-            st.button("Delete", "delete", _OF_DELETE, _delete, args=([card],))
+def panel(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
+    """Draw the actions on the ticked runs; the filters rule them: no run that is not shown."""
+    ticked = set(st.session_state.get("ticked", ()))
+    cards = [card for card in matches if card.run_id in ticked]
+    if cards:
+        with st.container(border=True, key="actions"):
+            _ticked(cards)
+    edited = [card for card in matches if card.run_id == st.session_state.get("edited")]
+    if edited:
+        card, known = edited[0], {tag for each in labels.values() for tag in each.tags}
+        _about(card, labels.get(card.run_id, Labels()), known)
 
 
-def _label_form(card: RunCard, labels: Labels, choices: set[str]) -> None:
-    """Draw the form of labels, as stored when it was opened; the store merges what others save
-    meanwhile.
+def _close() -> None:
+    for key in ("edited", "labels_seen"):
+        st.session_state.pop(key, None)
+
+
+@st.dialog(table.EDIT, on_dismiss=_close)
+def _about(card: RunCard, labels: Labels, choices: set[str]) -> None:
+    """Draw a run's files and labels. The form has the labels as stored when it was opened; the
+    store merges what others save meanwhile.
     """
+    file = f"/files/{quote(card.run_id, safe='')}"
+    st.markdown(f"**{widgets.escape(card.name)}**")
+    links = f"`{widgets.code(card.run_id)}` · [Run file]({file}.duckdb)"
+    if card.sides and card.keep == ALL:
+        links += f" · [npz]({file}.npz)"
+    st.markdown(links)
+    if not members.may_change():
+        st.caption(members.READ_ONLY)
+        return
     # What another member saves while the form is open must not count as this one's change.
     original = st.session_state.setdefault("labels_seen", {}).setdefault(card.run_id, labels)
+    shown_name = card.name[:LONGEST_NAME]
     with st.form(f"labels_{card.run_id}", border=False):
+        name = st.text_input(
+            "Name",
+            shown_name,
+            key=f"name_{card.run_id}",
+            max_chars=LONGEST_NAME,
+            help="Empty: the name that the run file has.",
+        )
         tags = st.multiselect(
             "Tags",
             sorted({*choices, *original.tags}, key=str.casefold),
@@ -108,43 +101,45 @@ def _label_form(card: RunCard, labels: Labels, choices: set[str]) -> None:
             key=f"pinned_{card.run_id}",
             help="Marks the run as one to keep.",
         )
-        if widgets.button(
-            st.form_submit_button,
-            "Save",
-            f"save_labels_{card.run_id}",
-            type="primary",
-        ):
+        save = f"save_labels_{card.run_id}"
+        if widgets.button(st.form_submit_button, "Save", save, type="primary"):
             with widgets.report_errors():
-                store_changes.label(card.run_id, original, labelling.labels_of(tags, note, pinned))
-                st.session_state.pop("labels_seen", None)
+                new_name = original.name if name == shown_name else name
+                new = labelling.labels_of(tags, note, pinned, new_name)
+                store_changes.label(card.run_id, original, new)
+            _close()
             st.rerun()
 
 
-def _several(ticked: list[RunCard], hidden: int) -> None:
-    own = [card for card in ticked if not card.is_read_only]
-    st.markdown(
-        f"**{len(ticked)} runs ticked** · {size(sum(card.bytes for card in ticked))}"
-        + (f" · {hidden} of them not shown" if hidden else ""),
-    )
+def _ticked(cards: list[RunCard]) -> None:
+    own = [card for card in cards if not card.is_read_only]
     with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        first, *others = [card.run_id for card in ticked if card.sides]
-        if others:
-            query = {"run": first, "with": ",".join(others)}
-            st.page_link(PAGES / "compare.py", label="**Compare** →", query_params=query)
+        total = size(sum(card.bytes for card in cards))
+        st.markdown(f"**{plural(len(cards), 'run')} ticked** · {total}", width="content")
+        with_sides = [card.run_id for card in cards if card.sides]
+        if len(with_sides) > 1:
+            query = {"run": with_sides[0], "with": ",".join(with_sides[1:])}
+            for page in ("compare", "machine"):
+                label = f"**{page.title()}** →"
+                st.page_link(PAGES / f"{page}.py", label=label, query_params=query)
+        if len(cards) == 1:
+            edit = partial(of_row, cards[0], table.EDIT)
+            st.button(table.EDIT, "edit", on_click=edit)
         if own and members.may_change():
             label = f"Delete {plural(len(own), 'run')}"
             st.button(label, "delete", _OF_DELETE, _delete, args=(own,))
-        # The browser keeps the ticks of a table, so another table takes its place.
-        serial = st.session_state.get("gallery_serial", 0) + 1
-        untick = partial(st.session_state.update, ticked=[], gallery_serial=serial)
-        st.button("Untick all", "untick", on_click=untick, type="tertiary")
+        st.button("Untick all", "untick", on_click=_untick, type="tertiary")
         if not members.may_change():
             st.caption(members.READ_ONLY, width="content")
-        elif len(own) < len(ticked):
-            st.caption(
-                f"{plural(len(ticked) - len(own), 'sample run')}, read-only",
-                width="content",
-            )
+        elif len(own) < len(cards):
+            samples = plural(len(cards) - len(own), "sample run")
+            st.caption(f"{samples}, read-only", width="content")
+
+
+def _untick() -> None:
+    # The browser keeps the ticks of a table, so another table takes its place.
+    serial = st.session_state.get("gallery_serial", 0) + 1
+    st.session_state.update(ticked=[], gallery_serial=serial)
 
 
 def _delete(cards: Sequence[RunCard]) -> None:
@@ -156,9 +151,10 @@ def _delete(cards: Sequence[RunCard]) -> None:
     if not gone:
         return
     what = ", ".join(gone.values()) if len(gone) == 1 else plural(len(gone), "run")
-    ticked = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in gone]
-    st.session_state.update(undo=(list(gone), f"Deleted {what}."), ticked=ticked)
+    until = time.monotonic() + UNDO_SECONDS
+    st.session_state["undo"] = list(gone), f"Deleted {what}.", until
     # A second click must not find another run under the same button.
+    _untick()
     selection.new_run()
     selection.select(run=None)
 
@@ -169,15 +165,27 @@ def _each(change: Callable[[str], None], run_ids: Iterable[str]) -> None:
             change(run_id)
 
 
-def undo_line(trash: Sequence[DeletedRun]) -> None:
-    """Draw the last deletion of this viewer, as long as it can be undone."""
-    run_ids, sentence = st.session_state.get("undo", ([], ""))
+def first_line(cards: Sequence[RunCard], trash: Sequence[DeletedRun]) -> None:
+    """Draw the number of runs by verdict; in its place, for ten seconds, the last deletion of this
+    viewer with a button that undoes it.
+    """
+    run_ids, sentence, until = st.session_state.get("undo", ([], "", 0.0))
     deleted = [run.run_id for run in trash if run.run_id in run_ids]
-    if deleted:
+
+    def undo() -> None:
+        if time.monotonic() > until:
+            st.rerun()
+        back = partial(_each, store_changes.restore, deleted)
         with st.container(horizontal=True, vertical_alignment="center", key="undo_line"):
             st.markdown(widgets.escape(sentence), width="content")
-            undo = partial(_each, store_changes.restore, deleted)
-            st.button("Undo", "undo_delete", on_click=undo)
+            # a click in a fragment draws the fragment alone
+            if st.button("Undo", "undo_delete", on_click=back, type="primary"):
+                st.rerun()
+
+    if deleted and time.monotonic() < until:
+        st.fragment(undo, run_every=1.0)()
+    elif cards:
+        st.markdown(widgets.escape(count_verdicts(cards)))
 
 
 def trash_list(trash: Sequence[DeletedRun]) -> None:

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import pandas as pd
 import streamlit as st
 from msgspec.structs import asdict
 
+from app.hosting import members
 from app.shell import exports, selection, widgets, wording
 from app.shell.widgets import PAGES
 from core.runs.file.records import ALL
@@ -21,40 +22,42 @@ from core.runs.store.labels import Labels
 from core.text import plural, size
 from core.verdict import BUG_SUSPECTED, ROUNDING
 
-_FIGURE = "%.3g"
-# the first seven fit into a window of 1280 pixels
+OPEN, EDIT, DELETE = "Open", "Rename, tags, files", "Delete"
+_FIGURE = "%,.3g"
+# the first five fit into a window of 1280 pixels, seven into one of 1440
 COLUMNS = {
-    "name": st.column_config.TextColumn(width=270),
     # Its chips have colors, which texts in a table have not.
     "verdict": st.column_config.MultiselectColumn(
         options=list(wording.VERDICTS),
         color=list(wording.VERDICTS.values()),
-        help="of the run's pairs, the worst first",
-        width=126,
-    ),
-    "x floor": st.column_config.NumberColumn(
-        "RMS / noise floor",
-        format=_FIGURE,
-        help="RMS of the difference over RMS of the noise floor; rounding: up to 4",
+        help="The worst of the run's pairs, and how many other verdicts they have.",
         width=130,
     ),
-    "differ": st.column_config.TextColumn(
-        "logits that differ",
+    "name": st.column_config.TextColumn(width=370),
+    "x floor": st.column_config.NumberColumn(
+        "x noise floor",
+        format=f"{_FIGURE}x",
+        help="RMS of the difference over RMS of the noise floor; rounding: up to 4",
+        width=102,
+    ),
+    "differ": st.column_config.NumberColumn(
+        "logits differ",
+        format="%.1f%%",
         help="largest share of a pair's logits that differ",
-        width=108,
+        width=92,
     ),
     "flips": st.column_config.NumberColumn(
         format="localized",
         help="positions whose argmax differs",
-        width=62,
+        width=56,
     ),
     "rms row ULPs": st.column_config.NumberColumn(
         "RMS, row ULPs",
         format=_FIGURE,
         help="RMS difference, in spacings of the dtype at the row's largest logit",
-        width=112,
+        width=108,
     ),
-    "dtype": st.column_config.TextColumn(width=80),
+    "dtype": st.column_config.TextColumn(width=72),
     "tags": st.column_config.ListColumn(width=90),
     "max row ULPs": st.column_config.NumberColumn(
         format=_FIGURE,
@@ -79,7 +82,7 @@ def count_line(
     ):
         total = plural(len(cards), "run")
         count = total if len(matches) == len(cards) else f"{len(matches):,} of {total}"
-        what = "worst pair of each. Click one to open it, tick some to tag, compare or delete them."
+        what = "worst pair of each. Click one to open it, tick some to compare or delete them."
         st.caption(f"{count}, {what}", width="content")
         if matches:
             export = partial(export_table, matches, labels)
@@ -106,8 +109,23 @@ def key_of(name: str, parts: Sequence[str]) -> str:
     return f"{name}_{hashlib.sha256(text).hexdigest()[:16]}"
 
 
-def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
-    """Draw the runs; a click on a cell opens its run, a tick marks it.
+def open_run(card: RunCard) -> None:
+    """Open a run on its page; for callbacks."""
+    if card.sides:
+        selection.new_run(card.run_id)
+        st.session_state["opened"] = "overview"
+    else:
+        # probes of operations have no sides
+        st.session_state.update(ops_run=card.run_id, opened="machine")
+
+
+def table(
+    matches: Sequence[RunCard],
+    labels: Mapping[str, Labels],
+    act: Callable[[RunCard, str], None],
+) -> None:
+    """Draw the runs; a click on a cell opens its run, a tick marks it, and `act` gets the action
+    that was chosen in a row.
 
     The browser knows rows by their number, so each list of runs has a widget of its own: no tick
     moves to another run.
@@ -118,20 +136,27 @@ def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     def choose() -> None:
         picked = st.session_state[key]["selection"]
         for row, _ in picked["cells"]:
-            card = matches[row]
-            if card.sides:
-                selection.new_run(card.run_id)
-                st.session_state["opened"] = "overview"
-            else:
-                # probes of operations have no sides
-                st.session_state.update(ops_run=card.run_id, opened="machine")
+            open_run(matches[row])
         hidden = [run_id for run_id in st.session_state.get("ticked", ()) if run_id not in ids]
         st.session_state["ticked"] = hidden + [ids[row] for row in picked["rows"]]
 
+    def choose_action() -> None:
+        click = st.session_state[f"{key}_action"]
+        act(matches[click["row"]], click["label"])
+
+    rows = _rows(matches, labels)
+    actions = st.column_config.ButtonColumn(
+        "",
+        width=44,
+        pinned=True,
+        type="tertiary",
+        on_click=choose_action,
+        key=f"{key}_action",
+    )
     ticked = set(st.session_state.get("ticked", ()))
     height = widgets.table_height(len(ids), _MOST_ROWS)
     widgets.room("gallery", height).dataframe(
-        _rows(matches, labels),
+        rows,
         key=key,
         hide_index=True,
         on_select=choose,
@@ -143,7 +168,7 @@ def table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
         width="stretch",
         height=height,
         placeholder="–",
-        column_config=COLUMNS,
+        column_config={**COLUMNS, "actions": actions},
         alt="the runs, one row each",
     )
 
@@ -154,12 +179,13 @@ def _size(card: RunCard) -> str:
 
 def _rows(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
     attached = [labels.get(card.run_id, Labels()) for card in matches]
-    return pd.DataFrame(
+    rows = pd.DataFrame(
         {
-            "verdict": [wording.verdicts(card) for card in matches],
+            "actions": [_actions(card) for card in matches],
+            "verdict": [_verdicts(card) for card in matches],
             "name": [card.name for card in matches],
             "x floor": [card.noise_ratio for card in matches],
-            "differ": [wording.outcome(card) if card.sides else "operations" for card in matches],
+            "differ": [_percent(card) for card in matches],
             "flips": pd.array([card.flips for card in matches], "Int64"),
             "rms row ULPs": [card.rms_row_ulps for card in matches],
             "dtype": [card.compute_dtype for card in matches],
@@ -174,6 +200,27 @@ def _rows(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFr
             "note": [" ".join(each.note.split())[:120] or None for each in attached],
         },
     )
+    has_tags = any(each.tags for each in attached)
+    return rows if has_tags else rows.drop(columns="tags")
+
+
+def _actions(card: RunCard) -> list[str]:
+    is_own = not card.is_read_only and members.may_change()
+    return [OPEN, EDIT, DELETE] if is_own else [OPEN, EDIT]
+
+
+def _verdicts(card: RunCard) -> list[str]:
+    first, *others = wording.verdicts(card) or [""]
+    return [*filter(None, [first]), *([f"+{len(others)}"] if others else [])]
+
+
+def _percent(card: RunCard) -> float | None:
+    """Share of the logits that differ; only no one is 0.0%, and only all are 100.0%."""
+    if not card.sides:
+        return None
+    share = card.max_neq_share
+    rounded = round(100 * share, 1)
+    return rounded if share in (0, 1) else min(max(rounded, 0.1), 99.9)
 
 
 def unreadable(files: Sequence[BrokenRun], damaged: Sequence[str]) -> None:

@@ -1,5 +1,5 @@
-"""Parts of the Machine page: the form that probes this machine, the choice of probes, their table
-and chart.
+"""Parts of the Machine page: what differs between machines, the form that probes this one, the
+choice of probes, their table and chart.
 """
 
 from __future__ import annotations
@@ -10,15 +10,41 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from app.shell import store_changes, widgets
+from app.compare import parts as compare
+from app.shell import selection, store_cache, store_changes, widgets
 from app.shell.jobs import ANY_DEVICE, DEVICES, queue_of
 from core.numerics.formats import LOGIT_FORMATS
 from core.plots.style import inert, layout
+from core.runs.queries.compare import machine
 from core.runs.store.cards import RunCard
 from core.runs.tables.ops import OpRow, answers
-from core.text import legible
+from core.text import legible, plural
 
 _MOST_LINES = 60  # of the chart
+
+
+def machines(view: selection.View) -> None:
+    """Draw what differs between the machines of the selected runs, and what they share."""
+    chosen = [view.run.run_id, *compare.pick_runs(view)]
+    runs = []
+    for run_id in chosen:
+        with widgets.report_errors():
+            runs.append(store_cache.open_run(run_id))
+    runs.sort(key=lambda run: (run.created, run.run_id))
+    facts = [machine(run) for run in runs]
+    titles = [widgets.escape(name) for name in compare.names(runs)]
+    differs = compare.differing(facts, titles).map(legible).map(widgets.escape)
+    names = dict.fromkeys(name for each in facts for name in each)
+    same = {name: facts[0][name] for name in names if name not in differs.index}
+    if len(runs) > 1:
+        count = f"{len(differs):,} of {plural(len(names), 'recorded fact')} differ"
+        st.markdown(f"**{count}.**" if len(differs) else "**The machines record the same facts.**")
+    if len(differs):
+        st.table(differs, border="horizontal")
+    if same:
+        with st.expander(f"{plural(len(same), 'fact')} alike", expanded=differs.empty):
+            texts = {name: widgets.escape(legible(value or "–")) for name, value in same.items()}
+            st.table(texts, border="horizontal")
 
 
 def form() -> None:
@@ -72,9 +98,9 @@ def pick(cards: Sequence[RunCard]) -> str:
         for card in cards
     }
     # The session holds what a link names, which may be of another store.
-    selection = st.session_state["ops_run"]
-    if selection not in names:
-        if selection:
+    linked = st.session_state["ops_run"]
+    if linked not in names:
+        if linked:
             st.warning("The probes of this link are not in this store (any more).")
         st.session_state["ops_run"] = cards[0].run_id
     return st.selectbox("Probes", list(names), format_func=names.__getitem__, key="ops_run")

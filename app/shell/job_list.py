@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import streamlit as st
 
@@ -81,8 +81,13 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
                     width="stretch",
                 )
             if job.state != "cancelling" and members.may_change():
-                label, act = "Cancel", store_changes.cancel
+                act: Callable[..., None] = store_changes.cancel
+                label = "Cancel"
                 if job.is_over:
                     label, act = "Dismiss", store_changes.forget
                 key = f"{label.lower()}_{job.number}"
                 action.button(label, key=key, on_click=act, args=(job.number,), width="stretch")
+    finished = [job.number for job in items if job.is_over]
+    if len(finished) > 1 and members.may_change():
+        label = f"Dismiss all {len(finished)} finished"
+        st.button(label, "dismiss_all", on_click=store_changes.forget, args=finished)

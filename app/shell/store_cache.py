@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +24,7 @@ from core.runs.store.cards import (
     drop_replaced,
     prompt_texts,
     read_cards,
+    rename,
 )
 from core.runs.store.store import open_store
 from core.sweeps.ledger import Ledger
@@ -68,8 +70,10 @@ def _stamps(paths: Iterable[Path]) -> tuple[Stamp, ...]:
 
 # Each keeps its file open.
 @st.cache_resource(max_entries=8, show_spinner=False)
-def _reader(path: str, mtime: int, size: int) -> RunReader:
-    return RunReader(Path(path))
+def _reader(path: str, mtime: int, size: int, name: str) -> RunReader:
+    run = RunReader(Path(path))
+    run.header = replace(run.header, name=name or run.header.name)
+    return run
 
 
 # Keys are texts: Streamlit samples arrays of 500,000 elements and more, and two that differed in
@@ -124,7 +128,9 @@ def cards(*, is_whole: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
     is_whole: also cells of large sweeps, which Compare has, and runs that a judged run replaces.
     """
     runs, unreadable = _all_cards(is_whole)
-    return (runs if is_whole else drop_replaced(runs, all_labels()[0])), unreadable
+    attached = all_labels()[0]
+    runs = rename(runs, attached)
+    return (runs if is_whole else drop_replaced(runs, attached)), unreadable
 
 
 def hidden() -> int:
@@ -142,7 +148,7 @@ def cards_of(run_ids: Iterable[str]) -> list[RunCard]:
             if current.has(run_id):
                 paths.append(current.path_of(run_id))
     stamps = _stamps(paths)
-    return _cards(hash(stamps), stamps)[0]
+    return rename(_cards(hash(stamps), stamps)[0], all_labels()[0])
 
 
 def searchable(run_ids: Iterable[str]) -> dict[str, str]:
@@ -162,20 +168,26 @@ def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
     return store().all_labels()
 
 
+def labels_of(run_id: str) -> labels.Labels:
+    """Labels of one run; none if they cannot be read."""
+    return all_labels()[0].get(run_id, labels.Labels())
+
+
 def judged_run(run_id: str) -> str:
     """Id of the run that judges this one; '' if there is none."""
-    judged_as = all_labels()[0].get(run_id, labels.Labels()).judged_as
+    judged_as = labels_of(run_id).judged_as
     return judged_as if judged_as and store().has(judged_as) else ""
 
 
 def open_run(run_id: str) -> RunReader:
-    return _reader(*_stamp(store().path_of(run_id)))
+    path = store().path_of(run_id)
+    return _reader(*_stamp(path), labels_of(path.stem).name)
 
 
 def close(path: Path) -> None:
     """Close a run's file before it is removed, so that the disk gets its space back."""
     for stamp in _stamps([path]):
-        _reader.clear(*stamp)
+        _reader.clear(*stamp, labels_of(path.stem).name)
 
 
 def ops_run(run_id: str) -> OpsRun:

@@ -76,7 +76,8 @@ def cancel(number: int) -> None:
         _audit.info("%a canceled job %d", who, number)
 
 
-def forget(number: int) -> None:
-    """Take a finished job off the list."""
+def forget(*numbers: int) -> None:
+    """Take finished jobs off the list."""
     members.changing_member()
-    jobs().forget(number)
+    for number in numbers:
+        jobs().forget(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from core.runs.store.cards import RunCard
-from core.text import number, percent, visible
+from core.text import number, visible
 from core.verdict import (
     BUG_SUSPECTED,
     IDENTICAL,
@@ -44,15 +44,6 @@ def token(token_id: int | None, text: str | None) -> str:
 def model_name(model: str) -> str:
     """Return the last two parts of a folder, or a hub id."""
     return "/".join(model.rstrip("/").split("/")[-2:])
-
-
-def outcome(card: RunCard) -> str:
-    """Return the share of logits that differ in a run's worst pair, in words."""
-    if card.nonfinite_mismatch:
-        return "NaN or infinity"
-    return (
-        "bit-identical" if card.pairs == card.bit_identical_pairs else percent(card.max_neq_share)
-    )
 
 
 def verdicts(card: RunCard) -> list[str]:

@@ -166,10 +166,14 @@ def label(
         bool | None,
         typer.Option("--pin/--unpin", help="Mark the run as one to keep."),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Rename the run in lists and on pages; '' restores its own name."),
+    ] = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Tag, annotate or pin a run; without options, show its labels.
+    """Rename, tag, annotate or pin a run; without options, show its labels.
 
     The run file does not change.
     """
@@ -184,6 +188,7 @@ def label(
         tags,
         old.note if note is None else note,
         old.pinned if pin is None else pin,
+        old.name if name is None else name,
     )
     if new != old:
         # with the old labels the store merges what another user has changed meanwhile

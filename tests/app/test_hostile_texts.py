@@ -158,9 +158,12 @@ def test_probes_of_operations_and_runs_side_by_side_are_inert_too(bare_store):
     for page, link in (
         ("compare", {"run": "mine", "with": "other"}),
         ("machine", {"op": "mm"}),
-        ("runs", {}),
+        ("machine", {"run": "mine", "with": "other"}),
     ):
         assert seen(open_page(page, **link)) == set()
+    app = open_page("runs")
+    app.session_state["edited"] = "mine"
+    assert seen(app.run()) == set()
 
 
 def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(bare_store):

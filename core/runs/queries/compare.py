@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ...numerics.arrays import DataFrame, Record
-from ...text import percent
+from ...text import multiple, percent
 from ..file.records import StoredPair
 from ..reader import RunReader
-from .verdicts import ulp_percentile
+from .verdicts import shown_verdict, ulp_percentile
 
 # Name of a figure, its label, and whether more of it is more divergence (a ratio says something
 # then). Counts over all positions are rates: runs have different totals.
@@ -65,6 +65,12 @@ class RunPair(NamedTuple):
             "created": f"{self.run.created:%Y-%m-%d %H:%M}",
             **about.versions,
         }
+
+
+def machine(run: RunReader) -> Record:
+    """Return what a run records of its machine."""
+    about = run.header.provenance
+    return {"device": about.device, "chip": about.device_name, **about.versions}
 
 
 def figures(run_pairs: Sequence[RunPair]) -> DataFrame:
@@ -130,18 +136,33 @@ def same_tokens(run_pairs: Sequence[RunPair]) -> bool | None:
     return all(of_run == prompts[0] for of_run in prompts)
 
 
-def sentence(run_pairs: Sequence[RunPair], flip_rows: DataFrame) -> str:
-    """Say which share of logits differs and of positions flips in each run, in markdown. flip_rows:
-    `flips` if the runs are of the same tokens.
-    """
-    shares = " vs ".join(percent(one.pair.summary.neq_share) for one in run_pairs)
-    flip_shares = [_share(one.pair.summary.flips, one.run.header.rows) for one in run_pairs]
-    flipping = " vs ".join("unknown" if share is None else percent(share) for share in flip_shares)
-    text = f"**Logits that differ: {shares}. Positions that flip: {flipping}.**"
-    if flip_rows.empty:
-        return text
+def movements(run_pairs: Sequence[RunPair]) -> tuple[list[str], list[str]]:
+    """Return what moved from run to run, as `flips 7.3% → 5.3% of positions`, and what did not."""
+    rows = {name: [_texts_of(one)[name] for one in run_pairs] for name in _texts_of(run_pairs[0])}
+    moved = [f"{name} {' → '.join(row)}" for name, row in rows.items() if len(set(row)) > 1]
+    unchanged = [f"{name} {row[0]}" for name, row in rows.items() if len(set(row)) == 1]
+    return moved, unchanged
+
+
+def _texts_of(one: RunPair) -> dict[str, str]:
+    """Return the verdict of a pair and the figures that go with it, as texts."""
+    summary, ratio = one.pair.summary, one.pair.noise_ratio
+    kind = one.run.header.provenance.kind
+    flip_share = _share(summary.flips, one.run.header.rows)
+    return {
+        "verdict": shown_verdict(kind, summary.bit_identical, one.pair.verdict),
+        "RMS / noise floor": "not measured" if ratio is None else multiple(ratio),
+        "logits that differ": _known_percent(summary.neq_share),
+        "positions that flip": _known_percent(flip_share),
+    }
+
+
+def _known_percent(share: float | None) -> str:
+    return "unknown" if share is None else percent(share)
+
+
+def shared_flips(run_pairs: Sequence[RunPair], flip_rows: DataFrame) -> str:
+    """Say how many flips all runs share. flip_rows: `flips`, if the runs are of the same tokens."""
     places = flip_rows.drop_duplicates(["prompt", "position"])
-    return (
-        f"{text} Flips in every run: {(places['runs'] == len(run_pairs)).sum():,} of"
-        f" {len(places):,}."
-    )
+    shared = (places["runs"] == len(run_pairs)).sum()
+    return f"Flips in every run: {shared:,} of {len(places):,}." if len(places) else ""

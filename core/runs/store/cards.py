@@ -80,7 +80,8 @@ class BrokenRun:
 
 def list_runs(store: Store) -> tuple[list[RunCard], list[BrokenRun]]:
     """All runs of a store, newest first, and the files that are none."""
-    return arrange(store, read_cards(store, store.paths()))
+    cards, broken_runs = arrange(store, read_cards(store, store.paths()))
+    return rename(cards, store.all_labels()[0]), broken_runs
 
 
 def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
@@ -139,6 +140,14 @@ def arrange(
         else:
             cards.append(replace(card, is_read_only=is_read_only[path.parent]))
     return sorted(cards, key=lambda card: (card.created, card.run_id), reverse=True), broken_runs
+
+
+def rename(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
+    """Cards with the names that members gave their runs."""
+    names = {run_id: each.name for run_id, each in labels.items() if each.name}
+    return [
+        replace(card, name=names[card.run_id]) if card.run_id in names else card for card in cards
+    ]
 
 
 def drop_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:

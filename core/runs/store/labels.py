@@ -1,5 +1,5 @@
-"""Labels of runs: tags, a note, a pin, and the date of a deletion, in one SQLite file. Run files
-never change.
+"""Labels of runs: a name of one's own, tags, a note, a pin, and the date of a deletion, in one
+SQLite file. Run files never change.
 
 The file has a rollback journal and no write-ahead log: a store may be a shared folder (NFS), in
 which SQLite's log does not work, and a store of objects sends the file as a whole.
@@ -27,6 +27,7 @@ FILE = "labels.sqlite"
 LONGEST_TAG = 40  # characters
 MOST_TAGS = 20
 LONGEST_NOTE = 4000  # characters
+LONGEST_NAME = 120  # characters
 _WAIT_SECONDS = 10.0  # for another writer
 _TABLES = (
     (
@@ -34,6 +35,8 @@ _TABLES = (
         " NOT NULL, pinned INTEGER NOT NULL, judged_as TEXT NOT NULL) STRICT"
     ),
     "CREATE TABLE IF NOT EXISTS deleted (run_id TEXT PRIMARY KEY, at REAL NOT NULL) STRICT",
+    # no column of `label`: an older build reads that table as it knows it
+    "CREATE TABLE IF NOT EXISTS renamed (run_id TEXT PRIMARY KEY, name TEXT NOT NULL) STRICT",
 )
 Result = TypeVar("Result")
 
@@ -42,7 +45,8 @@ class Labels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Labels that a person attached to a run, a row of the table `label`; `labels_of` cleans what
     was typed.
 
-    judged_as: id of the judged run that lists show instead of this one.
+    judged_as: id of the judged run that lists show instead of this one; name: shown instead of the
+    run's own.
     """
 
     tags: Annotated[
@@ -52,6 +56,7 @@ class Labels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     note: Annotated[str, Meta(max_length=LONGEST_NOTE)] = ""
     pinned: bool = False
     judged_as: str = ""
+    name: Annotated[str, Meta(max_length=LONGEST_NAME)] = ""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,12 @@ class Attached:
     deleted: dict[str, datetime]
 
 
-def labels_of(tags: Iterable[str], note: str, pinned: bool = False) -> Labels:
+def labels_of(
+    tags: Iterable[str],
+    note: str,
+    pinned: bool = False,
+    name: str = "",
+) -> Labels:
     """Labels as a person typed them: control characters go, blanks are one space, a tag counts
     once.
     """
@@ -73,6 +83,7 @@ def labels_of(tags: Iterable[str], note: str, pinned: bool = False) -> Labels:
         tuple(dict.fromkeys(tag for tag in cleaned if tag)),
         printable(lines, "", "\n\t").strip(),
         pinned,
+        name=" ".join(printable(name).split()),
     )
     return _check(typed)
 
@@ -87,7 +98,7 @@ def _check(labels: Labels) -> Labels:
 
 def _labels_of_row(run_id: str, *row: Any) -> Labels:
     """Return the labels of a row. StoreError for what is none, with its path."""
-    values = dict(zip(Labels.__struct_fields__, row, strict=True))
+    values = dict(zip(Labels.__struct_fields__, row, strict=False))
     try:
         values["tags"] = msgspec.json.decode(values["tags"])
         return msgspec.convert(values, Labels, strict=False)
@@ -117,10 +128,14 @@ def read_all(folder: Path) -> Attached:
 @lru_cache(maxsize=8)
 def _read(path: Path, _stamp: tuple[object, ...]) -> Attached:
     with closing(sqlite3.connect(path, timeout=_WAIT_SECONDS)) as database:
-        if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
+        if not tables:
             # its first writer was killed before it committed, or is at work
             return Attached({}, {})
         labels = {row[0]: _labels_of_row(*row) for row in database.execute("SELECT * FROM label")}
+        if "renamed" in tables:
+            for run_id, name in database.execute("SELECT * FROM renamed"):
+                labels[run_id] = structs.replace(labels.get(run_id, Labels()), name=name)
         deleted = dict(database.execute("SELECT * FROM deleted"))
         deleted = msgspec.convert(deleted, dict[str, datetime], strict=False)
     return Attached(labels, deleted)
@@ -154,14 +169,24 @@ def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels
     Others' tags and pin stay, and a note that both changed becomes both notes.
     """
     row = database.execute("SELECT * FROM label WHERE run_id = ?", [run_id]).fetchone()
+    name = database.execute("SELECT name FROM renamed WHERE run_id = ?", [run_id]).fetchone()
     current = _labels_of_row(*row) if row else Labels()
+    current = structs.replace(current, name=name[0] if name else "")
     labels = _check(mine if base is None else _merge(base, mine, current))
-    database.execute("DELETE FROM label WHERE run_id = ?", [run_id])
-    if labels != Labels():
+    forget(database, run_id)
+    if labels != Labels(name=labels.name):
         tags = msgspec.json.encode(labels.tags).decode()
         row = [run_id, tags, labels.note, labels.pinned, labels.judged_as]
         database.execute("INSERT INTO label VALUES (?, ?, ?, ?, ?)", row)
+    if labels.name:
+        database.execute("INSERT INTO renamed VALUES (?, ?)", [run_id, labels.name])
     return labels
+
+
+def forget(database: sqlite3.Connection, run_id: str) -> None:
+    """Remove the labels of a run."""
+    for table in ("label", "renamed"):
+        database.execute(f"DELETE FROM {table} WHERE run_id = ?", [run_id])
 
 
 def _merge(base: Labels, mine: Labels, current: Labels) -> Labels:
@@ -178,4 +203,5 @@ def _merge(base: Labels, mine: Labels, current: Labels) -> Labels:
         # both have changed it: the other's is never lost, not even to an empty one
         note = f"{current.note}\n\n{mine.note}" if mine.note else current.note
     pinned = current.pinned if mine.pinned == base.pinned else mine.pinned
-    return Labels(tuple(tags), note, pinned, mine.judged_as or current.judged_as)
+    name = current.name if mine.name == base.name else mine.name
+    return Labels(tuple(tags), note, pinned, mine.judged_as or current.judged_as, name)

@@ -267,8 +267,8 @@ class Store:
                 if self.mirror is None:
                     # while no other process can change the table
                     self._target(run_id).unlink(missing_ok=True)
-                for table in ("deleted", "label"):
-                    database.execute(f"DELETE FROM {table} WHERE run_id = ?", [run_id])
+                database.execute("DELETE FROM deleted WHERE run_id = ?", [run_id])
+                labels.forget(database, run_id)
             return gone
 
         for run_id in self._change(forget):

@@ -70,6 +70,7 @@ def test_the_list_filters_as_the_gallery_does(client, three):
         "note": "kept",
         "pinned": True,
         "judged_as": "",
+        "name": "",
     }
 
 
@@ -97,7 +98,7 @@ def test_one_run_is_what_the_command_line_prints(client, three, store, capsys):
         _printed(capsys, "show", "run-1", "--json", "--positions", "--store", str(store)),
     )
     extra = {
-        "labels": {"tags": [], "note": "", "pinned": False, "judged_as": ""},
+        "labels": {"tags": [], "note": "", "pinned": False, "judged_as": "", "name": ""},
         "url": "http://testserver/overview?run=run-1",
     }
     assert told == {**printed, **extra}

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from app.gallery import actions
 from app.gallery.filters import Filters, matching
-from app.gallery.table import export_table
+from app.gallery.table import DELETE, EDIT, OPEN, export_table
 from app.shell import store_cache
 from core.runs.store.cards import RunCard, list_runs
 from core.runs.store.labels import Labels
@@ -180,10 +181,17 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
     assert names(app) == []
 
 
-def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
+def ticked(*run_ids, **link):
+    """The gallery with some runs ticked."""
+    app = open_page("runs", **link)
+    app.session_state["ticked"] = list(run_ids)
+    return app.run()
+
+
+def test_a_deleted_run_can_be_had_back_for_ten_seconds(mine, own_store, monkeypatch):
     before = mine.read_bytes()
     own_store.label("mine", Labels(("kept",)))
-    app = open_page("runs", run="mine")
+    app = ticked("mine", run="mine")
     assert "undo_delete" not in keys(app)
     app.button(key="delete").click().run()
     assert not app.exception
@@ -193,52 +201,45 @@ def test_a_deleted_run_can_be_had_back_at_once(mine, own_store):
     assert "Deleted 'Batch 1 against N, bfloat16'" in page_text(app)
     app.button(key="undo_delete").click().run()
     assert mine.read_bytes() == before
-    assert len(names(app)) == len(SAMPLES) + 1
     assert own_store.labels("mine") == Labels(("kept",))
+    app.run()
+    assert len(names(app)) == len(SAMPLES) + 1
     assert "undo_delete" not in keys(app)
-
-
-@pytest.mark.parametrize("ticked", [[], ["mine"]])
-def test_after_a_deletion_nothing_is_selected_so_a_second_click_deletes_nothing(
-    ticked,
-    mine,
-    own_store,
-):
-    copied(own_store.directory / "another.duckdb")
-    app = open_page("runs", run="another" if ticked else "mine")
-    app.session_state["ticked"] = ticked
+    monkeypatch.setattr(actions, "UNDO_SECONDS", 0)
+    app.session_state["ticked"] = ["mine"]
     app.run().button(key="delete").click().run()
+    assert "undo_delete" not in keys(app)
+    assert own_store.deleted()
+
+
+def test_after_a_deletion_nothing_is_selected_so_a_second_click_deletes_nothing(mine, own_store):
+    copied(own_store.directory / "another.duckdb")
+    app = ticked("mine", run="another")
+    app.button(key="delete").click().run()
     assert not app.exception
     assert not own_store.has("mine")
     assert own_store.has("another")
     assert "delete" not in keys(app)
     assert "run" not in app.query_params
-    app.selectbox(key="run").select("another").run()
-    assert "delete" in keys(app)
 
 
-def test_a_run_that_another_viewer_deleted_leaves_no_other_under_the_button(mine, own_store):
-    copied(own_store.directory / "another.duckdb")
-    app = open_page("runs", run="mine")
-    own_store.delete("mine")
-    app.run()
-    assert "'mine' was deleted" in app.warning[0].value
-    assert "delete" not in keys(app)
-
-
-def test_only_a_listed_run_is_in_the_box_of_the_selected_one(mine):
-    app = open_page("runs", run="mine")
+def test_the_filter_rules_the_selection(mine):
+    app = ticked("mine", run="mine")
     app.text_input(key="gallery_search").set_value("no run has these words").run()
     assert "delete" not in keys(app)
     app.text_input(key="gallery_search").set_value("").run()
     assert "delete" in keys(app)
 
 
+def test_a_row_offers_what_may_be_done_with_its_run(mine, own_store):
+    rows = open_page("runs").dataframe[0].value
+    mine_first = rows.sort_values("actions", key=lambda cells: -cells.map(len))["actions"]
+    assert [list(each) for each in mine_first[:2]] == [[OPEN, EDIT, DELETE], [OPEN, EDIT]]
+
+
 def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, own_store):
     copied(own_store.directory / "another.duckdb")
-    app = open_page("runs", run="fresh-against-cached")
-    app.session_state["ticked"] = ["mine", "another", "injected-bug"]
-    app.run()
+    app = ticked("mine", "another", "injected-bug", run="fresh-against-cached")
     assert "3 runs ticked" in page_text(app)
     assert "1 sample run, read-only" in page_text(app)
     app.button(key="delete").click().run()
@@ -246,24 +247,26 @@ def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, ow
     assert "Deleted 2 runs." in page_text(app)
     assert len(own_store.deleted()) == 2
     app.button(key="undo_delete").click().run()
-    assert len(names(app)) == len(SAMPLES) + 2
+    assert len(names(app.run())) == len(SAMPLES) + 2
     assert own_store.deleted() == []
 
 
-def test_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
-    app = open_page("runs", ("labelling",), run="mine")
-    tags = next(each for each in app.multiselect if str(each.key).startswith("tags_"))
-    note = next(each for each in app.text_area if str(each.key).startswith("note_"))
-    assert tags.value == []
-    assert note.value == ""
-    tags.set_value(["<b>x</b>", "nightly"])
-    note.set_value("**bold** [x](http://e)")
+def test_a_name_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
+    app = ticked("mine", run="mine")
+    app.button(key="edit").click().run()
+    assert app.multiselect(key="tags_mine").value == []
+    assert app.text_area(key="note_mine").value == ""
+    app.text_input(key="name_mine").set_value(" Night  shift ")
+    app.multiselect(key="tags_mine").set_value(["<b>x</b>", "nightly"])
+    app.text_area(key="note_mine").set_value("**bold** [x](http://e)")
     next(button for button in app.button if button.label == "Save").click().run()
     assert not app.exception
-    assert own_store.labels("mine") == Labels(("<b>x</b>", "nightly"), "**bold** [x](http://e)")
+    stored = Labels(("<b>x</b>", "nightly"), "**bold** [x](http://e)", name="Night shift")
+    assert own_store.labels("mine") == stored
     assert ["<b>x</b>", "nightly"] in [list(tags) for tags in app.dataframe[0].value["tags"]]
     app.text_input(key="gallery_search").set_value("nightly").run()
-    assert len(names(app)) == 1
+    assert names(app) == ["Night shift"]
+    assert "Night shift" in page_text(open_page("overview", run="mine"))
 
 
 def unfolded(app, rows):

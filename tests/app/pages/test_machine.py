@@ -69,7 +69,7 @@ def test_other_pages_neither_offer_it_nor_break(own_store):
     app = open_page("overview", run="these-probes")
     assert "Machine page shows" in page_text(app)
     row = app.dataframe[0].value.set_index("name").loc["these-probes"]
-    assert row["differ"] == "operations"
+    assert pd.isna(row["differ"])
     assert pd.isna(row["flips"])
     assert "these-probes" not in app.selectbox(key="run").options
     assert "these-probes" not in " ".join(
@@ -95,9 +95,13 @@ def test_the_form_is_a_command_line(asked, expected):
 def test_a_finished_job_opens_its_probes_on_this_page(own_store, monkeypatch):
     for run_id in ("one", "two"):
         write_ops_run(own_store, header(), [STEADY], run_id=run_id)
-    job = Job(1, "probes", "cpu", ("ops",), state="done", run_id="one")
-    monkeypatch.setattr(Jobs, "all", lambda self, kind="capture": [job] * (kind == "ops"))
+    jobs = [Job(number, "probes", "cpu", ("ops",), state="done", run_id="one") for number in (1, 2)]
+    dismissed = []
+    monkeypatch.setattr(Jobs, "all", lambda self, kind="capture": jobs * (kind == "ops"))
+    monkeypatch.setattr(Jobs, "forget", lambda self, number: dismissed.append(number))
     app = open_page("machine", probes="two")
+    app.button(key="dismiss_all").click().run()
+    assert dismissed == [1, 2]
     app.button(key="open_1").click().run()
     assert app.title[0].value == "Machine"
     assert app.selectbox(key="ops_run").value == "one"

@@ -10,6 +10,7 @@ from core.runs.queries.compare import RunPair
 from core.runs.store.cards import list_runs
 from core.runs.store.store import open_store
 from tests.app.opening import open_page, page_text
+from tests.core.runs.made_runs import copied
 from tests.core.runs.queries.test_classes import stored
 
 pytestmark = pytest.mark.usefixtures("own_store")
@@ -26,6 +27,26 @@ def test_a_sweep_is_drawn_over_its_values(own_store, tmp_path):
     assert "Over batch" in page_text(app)
 
 
+def test_without_a_choice_the_latest_run_of_the_model_is_compared(own_store):
+    for run_id in ("one", "two"):
+        copied(own_store.directory / f"{run_id}.duckdb")
+    app = open_page("compare", run="two")
+    assert app.multiselect(key="compare_runs").value == ["one"]
+    assert "Nothing moved" in page_text(app)
+    app = open_page("machine", run="two")
+    assert app.multiselect(key="compare_runs").value == ["one"]
+    assert "The machines record the same facts" in page_text(app)
+
+
+def test_only_facts_that_differ_are_listed():
+    facts = [{"device": "cpu", "torch": "2.13"}, {"device": "cuda", "torch": "2.13", "cuda": "13"}]
+    table = compare_parts.differing(facts, ["a", "b"])
+    assert table.to_dict("index") == {
+        "device": {"a": "cpu", "b": "cuda"},
+        "cuda": {"a": "–", "b": "13"},
+    }
+
+
 def test_two_runs_stand_side_by_side_with_ratios(own_store):
     app = open_page("compare", run="fresh-against-cached", **{"with": "float32-three-paths"})
     figures = app.dataframe[0].value
@@ -34,7 +55,7 @@ def test_two_runs_stand_side_by_side_with_ratios(own_store):
     assert first == "0.5%, 4 of 729"
     assert second.startswith("0.0%")
     assert "bfloat16" in page_text(app) or "dtype" in " ".join(str(t.value) for t in app.table)
-    assert "different tokens" in page_text(app)
+    assert "Different tokens" in page_text(app)
 
 
 def test_runs_of_the_same_tokens_name_the_flips_they_share(own_store):

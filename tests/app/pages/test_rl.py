@@ -45,7 +45,7 @@ def test_two_runs_of_chosen_tokens_compare_without_flips(store):
     steps = [ingest(Store(store), [CASES / f"slime/train_data/{step}.pt"]) for step in (2, 2)]
     opened = open_page("compare", run=steps[0], **{"with": steps[1]})
     assert not opened.exception
-    assert "unknown vs unknown" in page_text(opened)
+    assert "positions that flip unknown" in page_text(opened)
 
 
 def test_a_framework_gives_its_own_names(page):

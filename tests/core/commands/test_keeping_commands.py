@@ -23,13 +23,14 @@ def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store):
         == 0
     )
     assert Store(store).labels("a") == labels.Labels(("golden", "old"), "why", True)
-    said = json.loads(cli("label", "a", "--remove-tag", "old", "--json").stdout)
+    said = json.loads(cli("label", "a", "--remove-tag", "old", "--name", "x", "--json").stdout)
     assert said == {
         "run_id": "a",
         "tags": ["golden"],
         "note": "why",
         "pinned": True,
         "judged_as": "",
+        "name": "x",
     }
     assert cli("label", "a", "--unpin").returncode == 0
     assert not Store(store).labels("a").pinned

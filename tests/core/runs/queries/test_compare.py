@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
-from core.runs.queries.compare import RunPair, distribution, figures, flips, same_tokens, sentence
+from core.runs.queries.compare import (
+    RunPair,
+    distribution,
+    figures,
+    flips,
+    movements,
+    same_tokens,
+    shared_flips,
+)
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import write_run
@@ -74,7 +82,7 @@ def test_counts_over_different_totals_are_compared_as_rates(tmp_path):
         compared(tmp_path / "b", {1: 2, 5: 3}, ids=tuple(range(8))),
     ]
     assert figures(runs)["flips_share"].tolist() == [0.25, 0.25]
-    assert "25.0% vs 25.0%" in sentence(runs, flips(runs)[:0])
+    assert "positions that flip 25.0%" in movements(runs)[1]
 
 
 def test_flips_that_all_runs_share_come_first_and_others_name_their_runs(tmp_path):
@@ -91,7 +99,10 @@ def test_flips_that_all_runs_share_come_first_and_others_name_their_runs(tmp_pat
         [0, 1, VOCAB - 1, 1, 1],
         [1, 0, VOCAB - 1, 2, 1],
     ]
-    assert "1 of 3" in sentence(runs, found)
+    assert "1 of 3" in shared_flips(runs, found)
+    moved, unchanged = movements([*runs, compared(tmp_path / "c", {3: 5})])
+    assert moved[-1] == "positions that flip 50.0% → 50.0% → 25.0%"
+    assert unchanged[-1] == "RMS / noise floor not measured"
 
 
 def test_only_runs_of_the_same_tokens_have_the_same_positions(tmp_path):

@@ -38,7 +38,7 @@ def store(tmp_path):
     """One run, `mine`, with labels."""
     store = Store(tmp_path / "store")
     copied(store.directory / "mine.duckdb")
-    store.label("mine", Labels(("a tag",), "a note", True, "judged"))
+    store.label("mine", Labels(("a tag",), "a note", True, "judged", "My name"))
     return store
 
 
@@ -128,6 +128,8 @@ def test_a_store_that_cannot_be_written_to_is_a_sentence(tmp_path):
         (Labels(), Labels(pinned=True), Labels(("x",)), Labels(("x",), pinned=True)),
         (Labels(pinned=True), Labels(("t",), pinned=True), Labels(), Labels(("t",))),
         (Labels(("a",)), Labels(), Labels(("a",)), Labels()),
+        (Labels(), Labels(name="mine"), Labels(name="theirs"), Labels(name="mine")),
+        (Labels(name="n"), Labels(("t",), name="n"), Labels(), Labels(("t",))),
         (
             Labels(("a",), judged_as="j"),
             Labels(("b",)),
@@ -191,7 +193,8 @@ def test_labels_and_deletions_change_no_run(store):
     assert store.restore("mi") == "mine"
     assert path.read_bytes() == content
     assert path.stat().st_mtime_ns == written
-    assert store.labels("mine") == Labels(("a tag",), "a note", True, "judged")
+    assert store.labels("mine") == Labels(("a tag",), "a note", True, "judged", "My name")
+    assert [card.name for card in list_runs(store)[0]] == ["My name"]
     assert store.deleted() == []
 
 
