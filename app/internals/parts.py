@@ -88,6 +88,11 @@ def prompt_in_scope(view: selection.View, key: str) -> int | None:
     return None if scope == PROMPTS[1] else view.prompt
 
 
+def of_prompt(view: selection.View) -> str:
+    """Return ` of prompt 1`, which a position needs if there are several; else ''."""
+    return f" of prompt {view.prompt}" if len(view.run.header.prompts) > 1 else ""
+
+
 def where(view: selection.View) -> str:
     """Title of a map of the selected prompt."""
     several = len(view.run.header.prompts) > 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ... import __version__
 from ...packaged_models import PACKAGED
-from ...text import join_bytes, number, out_of, percent, plural, three_digits
+from ...text import join_bytes, number, out_of, percent, plural
 from ..file.keep import note_of
 from ..file.records import FAILING, Provenance, StoredPair
 from ..queries.verdicts import Answer, answer_of, ulp_percentile
@@ -183,12 +183,12 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
         ),
         "logits that differ": out_of(summary.neq, header.rows * header.vocab),
         "RMS difference": (
-            f"{number(summary.rms_row_ulps, 3)} row ULPs of {header.compute_dtype}{logits}"
+            f"{number(summary.rms_row_ulps)} row ULPs of {header.compute_dtype}{logits}"
         ),
         "largest difference": (
-            f"{number(summary.max_abs)} logits, {number(summary.max_row_ulps, 3)} row ULPs{logits}"
+            f"{number(summary.max_abs)} logits, {number(summary.max_row_ulps)} row ULPs{logits}"
         ),
-        "KL, nats": f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}{kl_over}",
+        "KL, nats": f"mean {number(summary.mean_kl)}, max {number(summary.max_kl)}{kl_over}",
     }
     if summary.nonfinite_mismatch:
         figures["NaN or Inf on one side"] = plural(summary.nonfinite_mismatch, "logit")
@@ -210,7 +210,7 @@ def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
     figures = {
         "RMS difference": f"{number(summary.rms)} logits",
         "ULPs": (
-            f"median {median}, 99th percentile {most}, mean {three_digits(summary.mean_ulps)}, max"
+            f"median {median}, 99th percentile {most}, mean {number(summary.mean_ulps)}, max"
             f" {summary.max_ulps:,} ULPs of {dtype}"
         ),
         "near ties": f"{summary.near_ties:,} ({plural(summary.ties, 'exact tie')})",
