@@ -192,10 +192,11 @@ def decimals(values: Iterable[float]) -> int | None:
 
 
 def column(values: Sequence[float | None]) -> list[str]:
-    """Return figures with the same number of decimals; empty for null, NaN and infinity by name."""
+    """Return figures with the same number of decimals; empty for null, 0 without any."""
     places = decimals([value for value in values if value is not None])
     form = ".2e" if places is None else f",.{places}f"
-    return ["" if value is None else _short_power(f"{value:{form}}") for value in values]
+    texts = ["" if value is None else _short_power(f"{value:{form}}") for value in values]
+    return ["0" if value == 0 else text for value, text in zip(values, texts, strict=True)]
 
 
 def _short_power(text: str) -> str:

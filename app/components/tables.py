@@ -54,7 +54,7 @@ def label(name: str) -> str:
     return _LABELS.get(name, name.replace("_", " ").replace("ulps", "ULPs"))
 
 
-def _column(name: str, values: pd.Series) -> Any:
+def _column(name: str, values: pd.Series, unit: str) -> Any:
     is_pinned = name in ("prompt", "sequence", "position") or None
     if values.dtype == bool or not pd.api.types.is_numeric_dtype(values.dtype):
         return st.column_config.Column(label(name), pinned=is_pinned, width=_WIDTHS.get(name))
@@ -63,13 +63,15 @@ def _column(name: str, values: pd.Series) -> Any:
         title, form = f"{title}, percentage points", "%+.1f"
     elif name.endswith(_SHARES):
         title, form = f"{title}, %", "%.1f"
-    elif name.endswith("_logit"):
+    elif name == "difference" or name.endswith("_logit"):
         # nine digits identify a float32
         form = "%.9g"
     elif name.endswith("noise floor"):
         form = "%,.2f"
     else:
         form = column_format(values)
+    if unit and name in ("max_abs", "difference"):
+        title = f"{title}, {unit}"
     return st.column_config.NumberColumn(title, format=form, pinned=is_pinned)
 
 
@@ -79,9 +81,16 @@ def column_format(values: pd.Series) -> str:
     return "%.2e" if places is None else f"%,.{places}f"
 
 
-def draw(table: pd.DataFrame, key: str, most: int = 16, **options: Any) -> Any:
+def draw(
+    table: pd.DataFrame,
+    key: str,
+    most: int = 16,
+    unit: str = "",
+    **options: Any,
+) -> Any:
     """Draw a table of figures, `most` rows in sight; a column without a value is left out. A toggle
-    shows the columns after the first COLUMNS_IN_SIGHT. options: of st.dataframe.
+    shows the columns after the first COLUMNS_IN_SIGHT. unit: of differences; options: of
+    st.dataframe.
     """
     # pandas drops every column of a table without rows.
     table = table.dropna(axis="columns", how="all") if len(table) else table
@@ -99,6 +108,6 @@ def draw(table: pd.DataFrame, key: str, most: int = 16, **options: Any) -> Any:
         hide_index=True,
         height=height,
         placeholder="–",
-        column_config={name: _column(name, table[name]) for name in table.columns},
+        column_config={name: _column(name, table[name], unit) for name in table.columns},
         **options,
     )

@@ -65,14 +65,15 @@ def draw(view: selection.View) -> None:
         library = widgets.choice("Library", {name: name for name in libraries}, "kernels_library")
         if st.toggle("Split by module", key="kernels_split", disabled=choice == "start"):
             every = side_by_side(run, pair, "place")
-    of_start = choice == "start"
-    table = start.kernels if of_start else every[_is_listed(every, choice)]
+    table, columns = every[_is_listed(every, choice)], _COLUMNS
+    if choice == "start" and start is not None:
+        table, columns = start.kernels, _COLUMNS_OF_START
     table = table[(library == "any") | (table["library"] == library)]
     if table.empty:
         st.success("No kernel of that kind ran, or none differs.")
         return
     picked = tables.draw(
-        parts.kernel_texts(table)[_COLUMNS_OF_START if of_start else _COLUMNS],
+        parts.kernel_texts(table)[columns],
         "kernels_table",
         9,
         on_select="rerun",

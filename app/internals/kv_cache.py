@@ -89,5 +89,5 @@ def _draw_positions(view: selection.View, kind: str, measure: str) -> None:
     figure = plots.cached(run, (*content, view.position), charts.position_map, *arguments)
     picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
     plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
-    of_prompt = parts.of_prompt(view)
-    st.caption(f"Layers x positions{of_prompt}, {kind}s: {charts.MEASURES[by]}. ▼: selected.")
+    of = f"{view.of_prompt}, {kind}s: {charts.MEASURES[by]}"
+    st.caption(f"Layers x positions{of}. ▼: selected.")

@@ -445,7 +445,7 @@ def _layers(run: RunReader, pair: StoredPair) -> Markup:
                 f" {number(floor[row])}"
             )
             marks.append(dot(x.at(row), y.at(rms[row]), "reference", clip(title, 200)))
-        legend = {"reference": "module", "stream": "residual stream after each layer"}
+        legend = {"reference": "module", "stream": "residual stream"}
         legend |= {"limit": "noise floor"} if (floor > 0).any() else {}
         parts.append(chart("RMS difference of every module, log scale", x, y, marks, legend))
     top_modules = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)

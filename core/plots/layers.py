@@ -209,7 +209,7 @@ def position_map(
 
 def _map_height(rows: int) -> int:
     """Pixels of a map: with all else on its tab, it fits a screen of 900."""
-    return 110 + int(np.clip(12 * rows, 120, 280))
+    return 110 + int(np.clip(12 * rows, 120, 240))
 
 
 def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
@@ -313,7 +313,7 @@ def module_growth(modules: pd.DataFrame) -> go.Figure:
     figure.add_scatter(
         x=streams,
         y=gaps_at_zero(pair)[streams],
-        name="residual stream after each layer",
+        name="residual stream",
         mode="lines+markers",
         hoverinfo="skip",
         line={"color": REFERENCE, "width": 2},
@@ -328,7 +328,8 @@ def module_growth(modules: pd.DataFrame) -> go.Figure:
         figure.add_scatter(
             x=[place],
             y=gaps_at_zero(pair)[[place]],
-            name="first beyond the noise floor",
+            name="first beyond noise",
+            showlegend=False,
             mode="markers+text",
             text=[inert(names[place])],
             textposition="middle right" if is_left else "middle left",

@@ -226,9 +226,7 @@ def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
     most = float(np.log10(max(*counts, 10)))
     figure.update_yaxes(
         title="elements",
-        type="log",
-        exponentformat="power",
-        dtick=1,
-        range=[np.log10(0.5), most + 0.05 * (most + 0.3)],
+        **style.log_axis(np.array([1, *counts]))
+        | {"range": [np.log10(0.5), most + 0.05 * (most + 0.3)]},
     )
     return style.layout(figure, 300)

@@ -25,12 +25,10 @@ LAYOUT = {
 
 def layout(figure: go.Figure, height: int, **options: object) -> go.Figure:
     figure.update_layout(height=height, **LAYOUT, **options)
-    for axis in (*figure.select_xaxes(), *figure.select_yaxes()):
-        # separators up to a million; from there on, powers of ten at every tick
-        exponents = axis.exponentformat or "power"
-        axis.update(
-            automargin=True, separatethousands=True, exponentformat=exponents, minexponent=5
-        )
+    # separators up to a million; from there on, powers of ten at every tick
+    form = {"separatethousands": True, "exponentformat": "power", "minexponent": 5}
+    figure.update_xaxes(automargin=True, **form)
+    figure.update_yaxes(automargin=True, **form)
     return figure
 
 
@@ -47,8 +45,8 @@ def log_axis(values: np.ndarray) -> dict:
     low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 10.0)
     # powers of ten if there are two, else few steps
     labels = {"dtick": 1} if high >= 100 * low else {"nticks": 4}
-    exponents = "none" if is_written_out((low, high)) else "power"
-    return {"type": "log", "exponentformat": exponents, "minorloglabels": "complete", **labels}
+    form = ",.3~r" if is_written_out((low, high)) else ".0e"
+    return {"type": "log", "tickformat": form, "minorloglabels": "complete", **labels}
 
 
 def hover(values: np.ndarray, of: str = "y") -> str:

@@ -88,9 +88,9 @@ def test_growth_names_the_first_module_beyond_noise_and_its_line_ends_before_the
         },
     )
     figure = internals.module_growth(modules)
-    assert trace(figure, "residual stream after each layer").x.tolist() == [2, 3]
+    assert trace(figure, "residual stream").x.tolist() == [2, 3]
     # a floor of 0 in bfloat16 says nothing
-    beyond = trace(figure, "first beyond the noise floor")
+    beyond = trace(figure, "first beyond noise")
     assert (beyond.x, beyond.text) == ((1,), ("layer 0 q",))
     assert figure.layout.xaxis.ticktext[-1] == "logits"
 
