@@ -151,13 +151,15 @@ def out_of(count: int, total: int) -> str:
 
 def number(value: float | None, digits: int = 3) -> str:
     """`1,234`, `0.312`, `1.23e-5`: significant digits, powers of ten below 1e-4 and from a billion
-    on; whole numbers of Python as they are; `undefined` for null and NaN.
+    on; whole numbers of Python as they are; only 1 is 1; `undefined` for null and NaN.
     """
     if value is None or value != value:
         return "undefined"
     if isinstance(value, int):
         return f"{value:,}"
     result = float(f"{value:.{digits}g}")
+    if value < 1 == result:
+        return f"{min(value, 0.9999):.4f}"
     if 10**digits <= abs(result) < 1e9:
         return f"{result:,.0f}"
     return _short_power(f"{value:,.{digits}g}")
