@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ... import __version__
 from ...packaged_models import PACKAGED
-from ...text import join_bytes, number, out_of, percent, plural
+from ...text import join_bytes, number, out_of, percent, plural, three_digits
 from ..file.keep import note_of
 from ..file.records import FAILING, Provenance, StoredPair
 from ..queries.verdicts import Answer, answer_of, ulp_percentile
@@ -210,7 +210,7 @@ def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
     figures = {
         "RMS difference": f"{number(summary.rms)} logits",
         "ULPs": (
-            f"median {median}, 99th percentile {most}, mean {number(summary.mean_ulps)}, max"
+            f"median {median}, 99th percentile {most}, mean {three_digits(summary.mean_ulps)}, max"
             f" {summary.max_ulps:,} ULPs of {dtype}"
         ),
         "near ties": f"{summary.near_ties:,} ({plural(summary.ties, 'exact tie')})",

@@ -26,7 +26,7 @@ from ....judging.statistic import BLOCKS, FloorTest, floor_test
 from ....progress import Progress, no_progress
 from ....runs.file import evidence
 from ....runs.file.evidence import FAILED, MISSING, NOTED, PASSED, Check, Evidence
-from ....text import multiple, number
+from ....text import multiple, three_digits
 from ...models.dtypes import WIDENING, converted, in_float32
 from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
@@ -353,7 +353,7 @@ class _Suspect:
         precision's noise.
         """
         name, lengths, place = figures.precision, self.question.lengths, None
-        size = f"{number(self.ratio)}x the noise floor"
+        size = f"{three_digits(self.ratio)}x the noise floor"
         says = (
             f"'{self.side.name}' is the model with {name}: {size}; what remains is rounding-sized."
         )
@@ -475,7 +475,7 @@ class _Suspect:
                 verdict, test = self.by_draws(loaded, precision)
                 fault = test if verdict.evidence.outcome == FAILED else None
             if fault is not None:
-                size = f"{number(fault.ratio)}x the error of rounding"
+                size = f"{three_digits(fault.ratio)}x the error of rounding"
                 says = (
                     f"{precision.name} explains float32, not {dtype}: {size}, a fault of the"
                     f" {dtype} kernels."
@@ -613,13 +613,13 @@ def _by_settings(
     sizes = f"{multiple(ratio)} the noise floor with it, {multiple(test.ratio)} at full precision"
     says = f"{cause} explains the difference: {sizes}."
     if not test.is_passed:
-        worst = number(max(test.ratio, test.worst or 0.0))
+        worst = three_digits(max(test.ratio, test.worst or 0.0))
         says = (
             f"With every setting at full precision '{side.name}' is still {worst}x the noise floor"
             " from the model."
         )
     elif not is_rounding:
-        farthest = number(max(share, float(places.max())))
+        farthest = three_digits(max(share, float(places.max())))
         says = (
             f"{words} move '{side.name}' {farthest}x as far as {min(bits)}-bit rounding: a fault in"
             " these."
