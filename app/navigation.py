@@ -168,7 +168,7 @@ KERNELS = Page(
     "Kernels",
     "run",
     (
-        PageSetting("list", "kernels_shown", "all", ["all", "differ", "products"]),
+        PageSetting("list", "kernels_shown", "start", ["start", "all", "differ", "products"]),
         PageSetting("library", "kernels_library", "any", ["any", *LIBRARIES]),
         PageSetting("modules", "kernels_split", False, {"apart": True, "together": False}),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 # Letters and marks that are drawn as nothing: the default ignorable ones of Unicode that Python
@@ -149,16 +149,61 @@ def out_of(count: int, total: int) -> str:
     )
 
 
-def number(value: float | None, digits: int = 4) -> str:
-    """`1,234`, `0.3125`: significant digits, no exponent from 1e-4 to a billion; `undefined` for
-    null and NaN.
+def number(value: float | None, digits: int = 3) -> str:
+    """`1,234`, `0.312`, `1.23e-5`: significant digits, powers of ten below 1e-4 and from a billion
+    on; whole numbers of Python as they are; only 1 is 1; `undefined` for null and NaN.
     """
     if value is None or value != value:
         return "undefined"
     if isinstance(value, int):
         return f"{value:,}"
     result = float(f"{value:.{digits}g}")
-    return f"{result:,.0f}" if 10**digits <= abs(result) < 1e9 else f"{value:,.{digits}g}"
+    if value < 1 == result:
+        return f"{min(value, 0.9999):.4f}"
+    if 10**digits <= abs(result) < 1e9:
+        return f"{result:,.0f}"
+    return _short_power(f"{value:,.{digits}g}")
+
+
+def is_written_out(values: Iterable[float]) -> bool:
+    """Return whether the figures of an axis or a column need no powers of ten: if one needs them,
+    all have them.
+    """
+    sizes = [abs(value) for value in values if value and math.isfinite(value)]
+    return not sizes or (min(sizes) >= 1e-4 and max(sizes) < 1e6)
+
+
+def on_axis(values: Sequence[float]) -> list[str]:
+    """Return labels of one axis: all written out, or all as powers of ten."""
+    if is_written_out(values):
+        return [number(float(value)) for value in values]
+    return [_short_power(f"{value:.0e}") if value else "0" for value in values]
+
+
+def decimals(values: Iterable[float]) -> int | None:
+    """Return the decimals of every figure of a column: three digits for the median, one for the
+    smallest; None: powers of ten.
+    """
+    sizes = sorted(abs(value) for value in values if value and math.isfinite(value))
+    if not is_written_out(sizes):
+        return None
+    if not sizes or all(size.is_integer() for size in map(float, sizes)):
+        return 0
+    low, middle = (math.floor(math.log10(size)) for size in (sizes[0], sizes[len(sizes) // 2]))
+    return max(2 - middle, -low, 0)
+
+
+def column(values: Sequence[float | None]) -> list[str]:
+    """Return figures with the same number of decimals; empty for null, 0 without any."""
+    places = decimals([value for value in values if value is not None])
+    form = ".2e" if places is None else f",.{places}f"
+    texts = ["" if value is None else _short_power(f"{value:{form}}") for value in values]
+    return ["0" if value == 0 else text for value, text in zip(values, texts, strict=True)]
+
+
+def _short_power(text: str) -> str:
+    """`1e-5`, as the browser writes it, of Python's `1e-05`."""
+    return re.sub(r"e([+-])0", r"e\1", text)
 
 
 def opening(sentence: str) -> str:
@@ -167,15 +212,14 @@ def opening(sentence: str) -> str:
 
 
 def three_digits(ratio: float) -> str:
-    """`15,300`, `24.1`, `0.532`."""
-    return number(float(ratio), 3)
+    return number(float(ratio))
 
 
 def multiple(ratio: float) -> str:
     """`0.94x`, `35,600x`: a ratio to the noise floor."""
     if not math.isfinite(ratio):
         return "infinitely many times"
-    return f"{ratio:.2f}x" if ratio < 10 else f"{three_digits(ratio)}x"
+    return f"{ratio:.2f}x" if ratio < 10 else f"{number(float(ratio))}x"
 
 
 def exact(value: float | None) -> str:

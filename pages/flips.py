@@ -66,11 +66,15 @@ if not (figures["is_flip"] or (with_near_ties and figures["near_tie"])):
     first = table[table["is_flip"]].iloc[0] if count else table.iloc[0]
     st.write(f"The selected position is no {'flip and no near tie' if with_near_ties else 'flip'}.")
     place = {"prompt": int(first["prompt"]), "position": int(first["position"])}
-    label = f"Go to the first {'flip' if count else 'near tie'}, position {first['position']:,}"
+    kind = "flip" if count else "near tie"
+    at = f"position {first['position']:,}"
+    if len(view.run.header.prompts) > 1:
+        at = f"prompt {first['prompt']}, {at}"
+    label = f"Go to the first {kind}, {at}"
     st.button(label, on_click=selection.select, kwargs=place)
     st.stop()
 
-st.subheader(f"Position {view.position}")
+st.subheader(f"Position {view.position}{view.of_prompt}")
 if view.texts:
     context = "".join(view.texts[max(0, view.position - 60) : view.position + 1])
     for column, side in zip(st.columns(2), ("reference", "variant"), strict=True):

@@ -48,7 +48,8 @@ st.caption(about)
 
 if selected is not None:
     text = wording.token(token, run.vocabulary.get(selected.token))
-    st.subheader(f"Token {widgets.escape(text.removeprefix('token '))} at position {view.position}")
+    name = widgets.escape(text.removeprefix("token "))
+    st.subheader(f"Token {name} at position {view.position}{view.of_prompt}")
     st.dataframe(
         {
             "side": [pair.reference, pair.variant],
@@ -70,7 +71,7 @@ if not run.has_all_logits:
     st.info(f"Single logits cannot be shown: {refusal(header)}")
     st.stop()
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
-title.subheader(f"Largest differences at position {view.position}")
+title.subheader(f"Largest differences at position {view.position}{view.of_prompt}")
 by = order.segmented_control("Order by", ["difference", "ULPs"], required=True, key="worst_by")
 place = (pair.index, view.prompt, view.position)
 worst = worst_elements(run, *place, by_ulps=by == "ULPs")
@@ -78,7 +79,7 @@ if worst.empty:
     st.write("No logit differs at this position.")
 else:
     texts = widgets.table_texts(worst["token_id"], run)
-    tables.draw(worst.assign(text=texts).drop(columns="token_id"), "worst", 12)
+    tables.draw(worst.assign(text=texts).drop(columns="token_id"), "worst", 12, header.unit)
     st.caption(
         f"{plural(len(worst), 'logit')} of this position with the largest {by} of {view.dtype},"
         " exact values.",

@@ -75,5 +75,5 @@ positions = {"these positions": listing, f"all positions of {scope}": table}
 files = {title: partial(with_argmax_texts, view.run, rows) for title, rows in positions.items()}
 exports.download(files, exports.file_stem(view, "near-ties"), "near_ties")
 
-st.subheader(f"Top tokens at position {view.position}")
+st.subheader(f"Top tokens at position {view.position}{view.of_prompt}")
 best_tokens.section(view)

@@ -11,6 +11,7 @@ import pandas as pd
 import streamlit as st
 
 from app.shell import widgets
+from core.text import decimals
 
 # fit side by side in a window of 1280 pixels
 COLUMNS_IN_SIGHT = 7
@@ -38,6 +39,8 @@ _LABELS = {
     "variant_share": "variant throughput",
     "nonfinite_mismatch": "NaN or infinity on one side",
 }
+# from 0 to 1, drawn in percent
+_SHARES = ("share", "probability", "probability_change")
 _WIDTHS: dict[str, Any] = {"name": "medium", "definition": "large"}
 _ENDINGS = {"_margin_ulps": " margin, ULPs", "_margin": " margin, logits", "_microseconds": ", µs"}
 
@@ -51,24 +54,43 @@ def label(name: str) -> str:
     return _LABELS.get(name, name.replace("_", " ").replace("ulps", "ULPs"))
 
 
-def _column(name: str, values: pd.Series) -> Any:
+def _column(name: str, values: pd.Series, unit: str) -> Any:
     is_pinned = name in ("prompt", "sequence", "position") or None
     if values.dtype == bool or not pd.api.types.is_numeric_dtype(values.dtype):
         return st.column_config.Column(label(name), pinned=is_pinned, width=_WIDTHS.get(name))
-    if name.endswith("probability_change"):  # percentage points
-        return st.column_config.NumberColumn(label(name), format="%+.1f pp")
-    if name.endswith(("share", "probability")):
-        return st.column_config.NumberColumn(label(name), format="percent")
-    if pd.api.types.is_integer_dtype(values.dtype):
-        return st.column_config.NumberColumn(label(name), format="localized", pinned=is_pinned)
-    # Logits and their differences with the digits they have: nine identify a float32.
-    is_exact = name in ("max_abs", "difference") or name.endswith(("_margin", "_logit"))
-    return st.column_config.NumberColumn(label(name), format="%.9g" if is_exact else "%.4g")
+    title = label(name)
+    if name.endswith("probability_change"):
+        title, form = f"{title}, percentage points", "%+.1f"
+    elif name.endswith(_SHARES):
+        title, form = f"{title}, %", "%.1f"
+    elif name == "difference" or name.endswith("_logit"):
+        # nine digits identify a float32
+        form = "%.9g"
+    elif name.endswith("noise floor"):
+        form = "%,.2f"
+    else:
+        form = column_format(values)
+    if unit and name in ("max_abs", "difference"):
+        title = f"{title}, {unit}"
+    return st.column_config.NumberColumn(title, format=form, pinned=is_pinned)
 
 
-def draw(table: pd.DataFrame, key: str, most: int = 16, **options: Any) -> Any:
+def column_format(values: pd.Series) -> str:
+    """Return how the browser writes every figure of a column: separators, the same decimals."""
+    places = decimals(values.dropna().tolist())
+    return "%.2e" if places is None else f"%,.{places}f"
+
+
+def draw(
+    table: pd.DataFrame,
+    key: str,
+    most: int = 16,
+    unit: str = "",
+    **options: Any,
+) -> Any:
     """Draw a table of figures, `most` rows in sight; a column without a value is left out. A toggle
-    shows the columns after the first COLUMNS_IN_SIGHT. options: of st.dataframe.
+    shows the columns after the first COLUMNS_IN_SIGHT. unit: of differences; options: of
+    st.dataframe.
     """
     # pandas drops every column of a table without rows.
     table = table.dropna(axis="columns", how="all") if len(table) else table
@@ -76,7 +98,7 @@ def draw(table: pd.DataFrame, key: str, most: int = 16, **options: Any) -> Any:
     if more > 0 and not st.toggle("Show all columns", key=f"{key}_all_columns"):
         table = table.iloc[:, :COLUMNS_IN_SIGHT]
     table = table.assign(
-        **{name: 100 * table[name] for name in table if name.endswith("probability_change")},
+        **{name: 100 * table[name] for name in table if name.endswith(_SHARES)},
     )
     # Said before the table arrives, so that nothing below jumps.
     height = widgets.table_height(len(table), most)
@@ -86,6 +108,6 @@ def draw(table: pd.DataFrame, key: str, most: int = 16, **options: Any) -> Any:
         hide_index=True,
         height=height,
         placeholder="–",
-        column_config={name: _column(name, table[name]) for name in table.columns},
+        column_config={name: _column(name, table[name], unit) for name in table.columns},
         **options,
     )

@@ -67,7 +67,8 @@ def draw_positions(
 
     rows = store_cache.remember(key, store_cache.stamp_of(run), of, with_texts)
     options = {"on_select": partial(selection.select_row, table, key)} | options
-    tables.draw(rows, key, most, selection_mode=["single-row", "single-cell"], **options)
+    selectable = ["single-row", "single-cell"]
+    tables.draw(rows, key, most, run.header.unit, selection_mode=selectable, **options)
 
 
 def draw_continuations(view: selection.View) -> None:

@@ -2,6 +2,7 @@
 in which module.
 """
 
+import pandas as pd
 import streamlit as st
 
 from app.components import tables
@@ -22,7 +23,13 @@ _COLUMNS = [
     "reference_details",
     "variant_details",
 ]
-SHOWN = {"all": "all", "differ": "launch counts differ", "products": "matmuls and reductions"}
+_COLUMNS_OF_START = ["name", "library", "reference_details", "variant_details", "only", "modules"]
+SHOWN = {
+    "start": "where it starts",
+    "all": "all",
+    "differ": "launch counts differ",
+    "products": "matmuls and reductions",
+}
 
 
 def draw(view: selection.View) -> None:
@@ -30,16 +37,13 @@ def draw(view: selection.View) -> None:
     run, pair = view.run, view.pair.index
     names = view.pair.reference, view.pair.variant
     start = store_cache.cached(run, find_start, pair)
+    every = store_cache.cached(run, side_by_side, pair)
     # what is drawn can be downloaded, and only that
     files = {}
+    shown = dict(SHOWN)
     if start is not None:
-        st.subheader("Where it starts")
         st.markdown(place_in_words(start, names, names_prompt=len(run.header.prompts) > 1))
-        if len(start.kernels):
-            columns = ["name", "library", "reference_details", "variant_details", "only", "modules"]
-            tables.draw(parts.kernel_texts(start.kernels)[columns], "kernels_there", 8)
-            st.caption("Every op and kernel there. Shapes are those of all profiled forwards.")
-            files["where it starts"] = start.kernels
+        files["where it starts"] = start.kernels
     elif pair in run.pairs_with_layers:
         st.success("No compared module differs, so there is no first kernel.")
     else:
@@ -48,45 +52,42 @@ def draw(view: selection.View) -> None:
             " output differs.",
         )
         widgets.same_capture_with(run.header.provenance, "layers")
-    st.subheader("All ops and kernels")
-    every = store_cache.cached(run, side_by_side, pair)
+    if start is None or start.kernels.empty:
+        del shown["start"]
     st.markdown(in_words(every, names))
-    watched = run.query("SELECT * FROM kernel_side WHERE side IN (0, ?) ORDER BY side", pair + 1)
-    counts = [
-        f"{row.forwards:,} of {row.forwards_of:,} (`{widgets.code(name)}`)"
-        for row, name in zip(watched.itertuples(), names, strict=True)
-    ]
-    st.caption(
-        f"Profiled forwards of prompt 0: {', '.join(counts)}. Launches and µs: per forward; µs"
-        " include the profiler.",
-    )
     libraries = ["any", *every["library"].unique()]
     with st.container(
         horizontal=True,
         horizontal_alignment="distribute",
         vertical_alignment="bottom",
     ):
-        choice = widgets.choice("Show", SHOWN, "kernels_shown")
+        choice = widgets.choice("Show", shown, "kernels_shown")
         library = widgets.choice("Library", {name: name for name in libraries}, "kernels_library")
-        if st.toggle("Split by module", key="kernels_split"):
+        if st.toggle("Split by module", key="kernels_split", disabled=choice == "start"):
             every = side_by_side(run, pair, "place")
-    is_listed = {
-        "all": every["name"].notna(),
-        "differ": (every["only"] != "") | every["is_multiplied"],
-        "products": every["is_reducing"],
-    }
-    table = every[is_listed[choice] & ((library == "any") | (every["library"] == library))]
+    table, columns = every[_is_listed(every, choice)], _COLUMNS
+    if choice == "start" and start is not None:
+        table, columns = start.kernels, _COLUMNS_OF_START
+    table = table[(library == "any") | (table["library"] == library)]
     if table.empty:
         st.success("No kernel of that kind ran, or none differs.")
         return
     picked = tables.draw(
-        parts.kernel_texts(table)[_COLUMNS],
+        parts.kernel_texts(table)[columns],
         "kernels_table",
+        9,
         on_select="rerun",
         selection_mode="single-row",
     )
-    order = "Order: launch counts that differ, reductions, time"
-    st.caption(f"{len(table):,} of {len(every):,}. {order}. Click a row for its call sites.")
+    watched = run.query("SELECT * FROM kernel_side WHERE side IN (0, ?) ORDER BY side", pair + 1)
+    counts = [
+        f"{row.forwards:,} of {row.forwards_of:,} (`{widgets.code(name)}`)"
+        for row, name in zip(watched.itertuples(), names, strict=True)
+    ]
+    st.caption(
+        f"{len(table):,} of {len(every):,}. Click a row for its call sites. Profiled forwards of"
+        f" prompt 0: {', '.join(counts)}; launches and µs are per forward, with the profiler's.",
+    )
     # Lists as they were recorded; the table above has them by name.
     lists = "SELECT * EXCLUDE (side, ordinal) FROM kernel WHERE side = ? ORDER BY ordinal"
     files |= {
@@ -107,3 +108,10 @@ def draw(view: selection.View) -> None:
         )
         tables.draw(files["places"], "kernel_places", 12)
     exports.download(files, exports.file_stem(view, "kernels"), "kernels")
+
+
+def _is_listed(kernels: pd.DataFrame, choice: str) -> pd.Series:
+    """Return which kernels a choice of SHOWN lists."""
+    if choice == "differ":
+        return (kernels["only"] != "") | kernels["is_multiplied"]
+    return kernels["is_reducing"] if choice == "products" else kernels["name"].notna()

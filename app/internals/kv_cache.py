@@ -19,12 +19,14 @@ def draw(view: selection.View) -> None:
     """Draw the tab."""
     run, pair = view.run, view.pair.index
     lead = st.container()
-    prompt = parts.prompt_in_scope(view, "kv_scope")
+    controls = st.container(horizontal=True, horizontal_alignment="distribute")
+    with controls:
+        prompt = parts.prompt_in_scope(view, "kv_scope")
     caches = store_cache.cached(run, summaries, pair).get(prompt)
     if caches is None:
         st.info(f"Prompt {view.prompt} has no caches to compare; choose all prompts above.")
         return
-    together, text = caches["together"], sentence(caches, names_prompt=prompt is None)
+    together, text = caches["together"], sentence(caches, names_prompt=len(run.header.prompts) > 1)
     if not together["neq"]:
         logits = view.table if prompt is None else view.prompt_table
         if logits["neq"].any():
@@ -38,51 +40,54 @@ def draw(view: selection.View) -> None:
             f" {plural(together['nonfinite_mismatch'], 'element')} of the caches. Unless the dtype"
             " overflows (float16 beyond 65,504), rounding cannot produce it.",
         )
-    figures = st.columns(5)
+    options = ("rms", "max_row_ulps", "max_ulps", "neq_share")
+    names = {name: charts.MEASURES[name] for name in options}
+    with controls:
+        measure = widgets.choice("Measure", names, "kv_measure")
+        kind = widgets.choice("By position", {kind: f"{kind}s" for kind in KINDS}, "kv_kind")
+    figures = st.columns(4)
     for column, part in zip(figures, ("keys", "values"), strict=False):
         if (one := caches[part]) is not None:
             of = f"{one['neq']:,} of {one['elements']:,}"
             column.metric(f"{part.capitalize()} that differ", percent(one["neq_share"]), help=of)
-    figures[2].metric("RMS row ULPs", number(together["rms_row_ulps"], 3))
-    figures[3].metric("Max row ULPs", number(together["max_row_ulps"], 3))
-    figures[4].metric("First differing layer", f"{together['first_layer']}")
+    figures[2].metric("RMS row ULPs", number(together["rms_row_ulps"]))
+    figures[3].metric("Max row ULPs", number(together["max_row_ulps"]))
 
-    options = ("rms", "max_row_ulps", "max_ulps", "neq_share")
-    names = {name: charts.MEASURES[name] for name in options}
-    measure = widgets.choice("Measure", names, "kv_measure")
-    heads = store_cache.cached(run, merge, pair, prompt, "layer", "kind", "head")
-    figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
-    plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
-    st.caption(f"Layers x key/value heads: {charts.MEASURES[measure]} ({view.dtype}). Gray: equal.")
+    by_head, by_position = st.columns([3, 2])
+    with by_head:
+        heads = store_cache.cached(run, merge, pair, prompt, "layer", "kind", "head")
+        figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
+        plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
+        st.caption(f"Layers x heads: {charts.MEASURES[measure]} ({view.dtype}). Gray: equal.")
+    with by_position:
+        _draw_positions(view, kind, measure)
 
-    title, choice = st.columns([3, 2], vertical_alignment="bottom")
-    title.subheader(parts.where(view))
-    with choice:
-        kind = widgets.choice("Tensor", {kind: f"{kind}s" for kind in KINDS}, "kv_kind")
-    # The run has no RMS by position.
-    by = measure if measure in MEASURES else "neq_share"
-    content = (pair, view.prompt, kind, by)
-    grid = store_cache.cached(run, cells, *content)
-    if len(grid):
-        ticks = {layer: str(layer) for layer in grid["row"]}
-        rows = {layer: f"layer {layer}" for layer in grid["row"]}
-        arguments = (grid, rows, ticks, by, view.position)
-        at = (*content, view.position)
-        figure = plots.cached(run, at, charts.position_map, *arguments)
-        picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
-        plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
-        st.caption(
-            f"Layers x positions of the {kind}s: {charts.MEASURES[by]}. Gray: equal. ▼: selected"
-            " position.",
-        )
-
-    st.subheader("By layer")
     layers = merge(run, pair, prompt, "layer", "kind")
     hidden = [] if together["nonfinite_mismatch"] else ["nonfinite_mismatch"]
-    tables.draw(layers.drop(columns=hidden), "kv_table")
     files: dict = {
         "by layer": layers,
         "by prompt, layer and head": partial(run.rows, "kv", pair=pair),
         "by position": partial(run.rows, "kv_position", pair=pair, prompt=view.prompt),
     }
-    exports.download(files, exports.file_stem(view, "kv"), "kv")
+    with st.expander("By layer, download"):
+        tables.draw(layers.drop(columns=hidden), "kv_table")
+        exports.download(files, exports.file_stem(view, "kv"), "kv")
+
+
+def _draw_positions(view: selection.View, kind: str, measure: str) -> None:
+    """Draw layers x positions of the keys or the values."""
+    run, pair = view.run, view.pair.index
+    # The run has no RMS by position.
+    by = measure if measure in MEASURES else "neq_share"
+    content = (pair, view.prompt, kind, by)
+    grid = store_cache.cached(run, cells, *content)
+    if grid.empty:
+        return
+    ticks = {layer: str(layer) for layer in grid["row"]}
+    rows = {layer: f"layer {layer}" for layer in grid["row"]}
+    arguments = (grid, rows, ticks, by, view.position)
+    figure = plots.cached(run, (*content, view.position), charts.position_map, *arguments)
+    picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
+    plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
+    of = f"{view.of_prompt}, {kind}s: {charts.MEASURES[by]}"
+    st.caption(f"Layers x positions{of}. ▼: selected.")

@@ -3,7 +3,6 @@ positions.
 """
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,7 +14,9 @@ from app.shell import exports, selection, store_cache, widgets
 from core.plots import layers as charts
 from core.plots.style import selected_line
 from core.runs.queries.layers import (
+    BEYOND_FLOOR,
     cells,
+    first_beyond,
     first_module,
     furthest_module,
     kind_word,
@@ -23,7 +24,7 @@ from core.runs.queries.layers import (
     says_little,
     sentence,
 )
-from core.text import file_name, number, out_of, percent, plural, visible
+from core.text import file_name, multiple, out_of, plural, visible
 
 _MODULE = "layers_module"  # of the session: the name of the open one, '' for the first that differs
 _FIRST_COLUMNS = ("module", "kind", "neq_share", "rms", "floor_rms", "ratio", "first_position")
@@ -41,30 +42,26 @@ def draw(view: selection.View) -> None:
             f"None of the compared positions is in prompt {view.prompt}; choose all prompts above.",
         )
         return
-    text = sentence(run, pair, table, names_prompt=prompt is None)
-    positions = int(table["positions"].max())
-    first = first_module(table)
-    if first is None:
-        lead.success(f"{text} Positions compared: {positions:,}.")
-        return
-    lead.markdown(text)
-    _draw_sentences(table)
+    text = sentence(run, pair, table, names_prompt=len(run.header.prompts) > 1)
     prompts = run.header.prompts if prompt is None else [run.header.prompts[prompt]]
     total = sum(each.positions for each in prompts)
-    _draw_metrics(table, first, f"{positions:,} of {total:,}")
+    compared = f"Positions compared: {int(table['positions'].max()):,} of {total:,}."
+    first = first_module(table)
+    if first is None:
+        lead.success(f"{text} {compared}")
+        return
+    lead.markdown(text)
+    _draw_nonfinite(table)
     # A link may name a module of another run.
     selection.settle(_MODULE, ["", *table["module"]])
     is_open = table["module"] == (st.session_state[_MODULE] or first.module)
     module = table[is_open].iloc[0]
 
-    st.subheader("Growth over depth")
+    st.subheader(_beyond_floor(table))
     growth = charts.module_growth(table).add_shape(selected_line(int(module.name)))
     picture = exports.picture_of(view, "layers-growth")
     plots.draw(growth, "layers_growth", picture, partial(_open_module, table, "layers_growth"))
-    st.caption(
-        "RMS difference of each module. Line: residual stream. Dotted: its noise floor. Vertical:"
-        " selected module.",
-    )
+    st.caption(f"Each module in its own unit. Vertical: selected module. {_about_floor(table)}")
     _draw_map(view, table)
     st.subheader("Module")
     of_first = f"first module whose output differs: {visible(first.module)}"
@@ -78,6 +75,7 @@ def draw(view: selection.View) -> None:
     _draw_module(view, module)
     st.subheader("Modules")
     _draw_table(table, names_prompt=prompt is None)
+    st.caption(compared)
     rows = partial(run.rows, pair=pair)
     files: dict = {
         "by prompt and module": partial(rows, "layer"),
@@ -86,25 +84,40 @@ def draw(view: selection.View) -> None:
     exports.download(files, exports.file_stem(view, "layers"), "layers")
 
 
-def _draw_sentences(table: pd.DataFrame) -> None:
-    """Say how far the modules are from their noise floors, and where NaN or infinity begins."""
+def _beyond_floor(table: pd.DataFrame) -> str:
+    """Title of the growth over depth: the first module beyond its noise floor, or the one that
+    comes closest.
+    """
     if table["floor_rms"].isna().all():
-        st.markdown(
-            "No noise floor was run for the modules; capture with `--layer-floor 2` to have one.",
-        )
-    furthest = furthest_module(table)
-    if furthest is not None:
-        place = f"`{widgets.code(furthest.module)}`, {number(furthest.ratio, 3)}x"
-        st.markdown(
-            f"Highest RMS / noise floor of a module ({widgets.escape(furthest.dtype)}):"
-            f" {place}.{says_little(furthest)}",
-        )
+        return "Growth over depth"
+    beyond, furthest = first_beyond(table), furthest_module(table)
+    if beyond is not None:
+        size = "its noise floor is 0"
+        if np.isfinite(beyond.ratio):
+            size = f"{multiple(beyond.ratio)} its noise floor"
+        return f"First module beyond noise: `{widgets.code(beyond.module)}`, {size}"
+    says = "No module is beyond noise"
+    if furthest is None:
+        return says
+    return f"{says}: at most {multiple(furthest.ratio)}, `{widgets.code(furthest.module)}`"
+
+
+def _about_floor(table: pd.DataFrame) -> str:
+    """Say what the noise floors are worth."""
+    if table["floor_rms"].isna().all():
+        return "No noise floor was run for the modules: capture with `--layer-floor 2`."
+    text = f"Beyond noise: more than {BEYOND_FLOOR:.0f}x the noise floor."
     infinite = table.loc[np.isinf(table["ratio"]), "module"]
     if len(infinite):
-        st.markdown(
-            f"In {plural(len(infinite), 'module')} the pair differs and no reordering does, the"
-            f" first is `{widgets.code(infinite.iloc[0])}`.",
+        text += (
+            f" {plural(len(infinite), 'module')} with a noise floor of 0, the first is"
+            f" `{widgets.code(infinite.iloc[0])}`: no reordering moves it."
         )
+    return text + says_little(furthest_module(table))
+
+
+def _draw_nonfinite(table: pd.DataFrame) -> None:
+    """Say where NaN or infinity begins."""
     nonfinite = table[table["nonfinite_mismatch"] > 0]
     if len(nonfinite):
         first = nonfinite.iloc[0]
@@ -114,24 +127,6 @@ def _draw_sentences(table: pd.DataFrame) -> None:
             f" `{widgets.code(first['module'])}`. Unless the dtype overflows (float16 beyond"
             " 65,504), rounding cannot produce it.",
         )
-
-
-def _draw_metrics(table: pd.DataFrame, first: Any, positions: str) -> None:
-    """Draw the headline figures. The last module is the whole model: its output are the logits."""
-    furthest, last = furthest_module(table), table.iloc[-1]
-    if furthest is not None:
-        worst = f"{number(furthest.ratio, 3)}x"
-    elif table["floor_rms"].isna().all():
-        worst = "no floor"
-    else:
-        worst = "floor is 0" if np.isinf(table["ratio"]).any() else "0"
-    name = charts.short_name(first.module, first.kind, first.block)
-    figures = st.columns(4)
-    figures[0].metric("First difference", name, help=visible(first.module))
-    share = out_of(last["neq"], last["elements"])
-    figures[1].metric("Logits that differ", percent(last["neq_share"]), help=share)
-    figures[2].metric("Max RMS / noise floor", worst, help="Of a module, over all positions.")
-    figures[3].metric("Positions compared", positions)
 
 
 def _open_module(table: pd.DataFrame, chart: str) -> None:

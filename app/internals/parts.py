@@ -119,13 +119,13 @@ def mitigations(view: selection.View) -> None:
     rows = view.run.mitigations[view.pair.index]
     st.markdown(widgets.escape(advice(rows)))
     table = pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS]
-    titles = {"name": "mitigation", "noise_ratio": f"RMS / {rows[0].compute_dtype} noise floor"}
+    titles = {"name": "mitigation", "noise_ratio": "RMS / noise floor"}
     tables.draw(table.rename(columns=titles), "mitigations")
-    floor = (
-        "Noise floor: reduction orders only; 16-bit checks of the Overview add rounding, so their"
-        " ratios are lower"
+    st.caption(
+        "One change at a time. Throughput: relative to the baseline. Noise floor of"
+        f" {rows[0].compute_dtype}: reduction orders only; 16-bit checks of the Overview add"
+        " rounding, so their ratios are lower.",
     )
-    st.caption(f"One change at a time. Throughput: relative to the baseline. {floor}.")
     refused = [
         f"- **{widgets.escape(row.name)}**: {widgets.escape(row.refusal)}"
         for row in rows

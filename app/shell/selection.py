@@ -78,6 +78,11 @@ class View:
         return self.run.header.prompts[self.prompt].token_texts
 
     @property
+    def of_prompt(self) -> str:
+        """` of prompt 1`, which a position needs if there are several; else ''."""
+        return f" of prompt {self.prompt}" if len(self.run.header.prompts) > 1 else ""
+
+    @property
     def dtype(self) -> str:
         return self.run.header.compute_dtype
 

@@ -89,7 +89,7 @@ def print_corpus(corpus: dict[str, Any]) -> None:
     for figure in corpus["figures"]:
         low, high, error = figure["low"], figure["high"], figure["uncertainty"]
         interval = "" if low is None else f"{number(low)} to {number(high)}"
-        spread = "" if error is None else number(error, 3)
+        spread = "" if error is None else number(error)
         rows.append((figure["name"], number(figure["value"], 6), spread, interval, figure["unit"]))
     document = "chunk" if "chunks" in corpus else "prompt"
     of = f"{plural(corpus['positions'], 'position')} of {plural(corpus[f'{document}s'], document)}"

@@ -159,7 +159,7 @@ def _watch(
     with stoppable():
         last = next(rounds)
     print_text(
-        f"{last.server}; baseline {last.baseline}: noise up to {number(last.noise_nats, 3)} nats",
+        f"{last.server}; baseline {last.baseline}: noise up to {number(last.noise_nats)} nats",
         err,
     )
     unsent = None

@@ -256,7 +256,7 @@ def _print_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool) -> 
         if (largest := furthest_module(table)) is not None:
             line += (
                 f" Highest RMS / noise floor: {largest.module},"
-                f" {number(largest.ratio, 3)}x.{says_little(largest)}"
+                f" {number(largest.ratio)}x.{says_little(largest)}"
             )
         # backticks are Markdown's, a terminal shows quotes
         print_text(line.replace("`", "'"))

@@ -15,7 +15,7 @@ from ..runs.file.keep import note_of
 from ..runs.file.records import RunHeader
 from ..runs.queries.verdicts import Answer, ulp_percentile
 from ..runs.reports.report_json import PairReport, over_logits, over_positions, report_of_run
-from ..text import number, out_of, plural
+from ..text import column, out_of, plural
 from .terminal.console import err, out, print_records, print_text, table_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
         "variant",
         "logits that differ",
         "RMS, row ULPs",
-        "max abs",
+        f"max abs, {header.unit}",
         "ULPs: median",
         "p99",
         "flips",
@@ -43,7 +43,11 @@ def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
     )
     of_lists = f"{plural(pairs[0].positions, 'position')}, {header.quantity}"
     title = f"{pairs[0].reference} vs …   {size if header.k is None else of_lists}"
-    lines = (line for pair in pairs for line in _pair_lines(pair, header))
+    columns_of_figures = [
+        _as_text(pairs, values) for values in zip(*map(_figures, pairs), strict=True)
+    ]
+    by_pair = zip(pairs, zip(*columns_of_figures, strict=True), strict=True)
+    lines = (line for pair, figures in by_pair for line in _pair_lines(pair, header, figures))
     return table_of((*columns, "mean KL, nats"), lines, title=title, text=("variant",))
 
 
@@ -106,22 +110,28 @@ def print_checks(answer: Answer) -> None:
         print_text(answer.not_run_line)
 
 
-def _pair_lines(pair: PairReport, header: RunHeader) -> Iterator[Sequence[str]]:
+def _figures(pair: PairReport) -> tuple[float | None, ...]:
+    s = pair.summary
+    median, most = (ulp_percentile(pair.histogram, share) for share in (0.5, 0.99))
+    return s.rms_row_ulps, s.max_abs, median, most, s.flips, s.near_ties, s.mean_kl
+
+
+def _as_text(pairs: Sequence[PairReport], values: Sequence[float | None]) -> list[str]:
+    texts = zip(pairs, column(values), strict=True)
+    return [text or ("" if pair.is_list else "undefined") for pair, text in texts]
+
+
+def _pair_lines(
+    pair: PairReport,
+    header: RunHeader,
+    figures: Sequence[str],
+) -> Iterator[Sequence[str]]:
     s, rows = pair.summary, header.rows
     elements = rows * header.vocab if header.k is None else s.finite
-
-    def cell(value: float | None, digits: int = 4) -> str:
-        return "" if value is None and pair.is_list else number(value, digits)
-
     yield (
         pair.variant,
         "bit-identical" if s.bit_identical else out_of(s.neq, elements),
-        cell(s.rms_row_ulps, 3),
-        cell(s.max_abs),
-        *(cell(ulp_percentile(pair.histogram, share)) for share in (0.5, 0.99)),
-        cell(s.flips),
-        cell(s.near_ties),
-        cell(s.mean_kl, 3),
+        *figures,
     )
     if s.nonfinite_mismatch:
         yield "", f"{plural(s.nonfinite_mismatch, 'element')}: NaN or infinity on one side only"

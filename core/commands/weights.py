@@ -96,7 +96,7 @@ def _cells(change: Change) -> tuple[str, ...]:
     share, rounded = (
         percent(each / change.elements) for each in (change.differing, change.rounded_differing)
     )
-    largest, rms = number(change.max_abs, 3), number(change.rms, 3)
+    largest, rms = number(change.max_abs), number(change.rms)
     return f"{change.differing:,}", share, largest, rms, rounded, number(change.max_rounded_ulps)
 
 

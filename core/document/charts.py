@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..markup import Markup, element, join
-from ..text import number
+from ..text import on_axis
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -72,7 +72,8 @@ class Axis:
             step = max(step, self.step)
             values = [step * place for place in range(ceil(low / step), floor(high / step) + 1)]
         zero = {} if self.zero is None else {self.zero: "0"}
-        return zero | {value: number(float(value), 3) for value in values if low <= value <= high}
+        shown = [float(value) for value in values if low <= value <= high]
+        return zero | dict(zip(shown, on_axis(shown), strict=True))
 
 
 def chart(

@@ -65,7 +65,7 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     draw.text((right, bottom + 36), grid.x.title, _QUIET, anchor="rs")
     scale = colored(np.arange(1, LEVELS + 1, dtype=np.uint8)[None]).resize((120, 12))
     image.paste(scale, (left, bottom + 48))
-    legend = f"0 to {number(grid.highest, 3)} {grid.unit}{'; ring: flip' if len(flips) else ''}"
+    legend = f"0 to {number(grid.highest)} {grid.unit}{'; ring: flip' if len(flips) else ''}"
     draw.text((left + 128, bottom + 60), legend, _QUIET, anchor="ls")
     draw.multiline_text((left, bottom + 68), textwrap.fill(grid.note, 100), _QUIET, spacing=5)
     output = io.BytesIO()

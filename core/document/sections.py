@@ -394,7 +394,7 @@ def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
     scale = [
         element("b", "0"),
         element("span", class_="ulps"),
-        element("b", number(grid.highest, 3)),
+        element("b", number(grid.highest)),
     ]
     label = "Heatmap: largest differences by position and token"
     drawing = chart(label, grid.x, grid.y, [picture(grid.levels)], {}, 340)
@@ -410,7 +410,7 @@ def _layers(run: RunReader, pair: StoredPair) -> Markup:
     modules = layers.modules(run, pair.index)
     sentence = layers.sentence(run, pair.index, modules, names_prompt=len(run.header.prompts) > 1)
     rms, floor = (modules[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
-    streams = np.flatnonzero(modules["kind"].isin([layers.RESIDUAL, layers.HEAD]))
+    streams = np.flatnonzero(modules["kind"] == layers.RESIDUAL)
     positive = np.concatenate([rms, floor[streams]])
     positive = positive[positive > 0]
     parts = [element("p", prose(sentence))]
@@ -442,11 +442,11 @@ def _layers(run: RunReader, pair: StoredPair) -> Markup:
         marks = [path(floor, "limit"), path(rms, "stream")]
         for row in np.flatnonzero(rms > 0):
             title = (
-                f"{modules['module'].iloc[row]}: RMS {number(rms[row], 3)}, noise floor"
-                f" {number(floor[row], 3)}"
+                f"{modules['module'].iloc[row]}: RMS {number(rms[row])}, noise floor"
+                f" {number(floor[row])}"
             )
             marks.append(dot(x.at(row), y.at(rms[row]), "reference", clip(title, 200)))
-        legend = {"reference": "module", "stream": "after each layer, then logits"}
+        legend = {"reference": "module", "stream": "residual stream"}
         legend |= {"limit": "noise floor"} if (floor > 0).any() else {}
         parts.append(chart("RMS difference of every module, log scale", x, y, marks, legend))
     top_modules = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)

@@ -11,8 +11,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..runs.queries.layers import HEAD, RESIDUAL
-from ..text import visible
+from ..runs.queries.layers import RESIDUAL, first_beyond
+from ..text import on_axis, visible
 from .style import (
     FLIP,
     MISMATCH,
@@ -23,6 +23,7 @@ from .style import (
     add_floor,
     every_few,
     gaps_at_zero,
+    hover,
     inert,
     layout,
     log_axis,
@@ -38,19 +39,25 @@ MEASURES = {
 }
 LINEAR = ("neq_share", "max_row_ulps")  # measures that do not spread over decades
 _HOVER = {
-    "ratio": "%{customdata[2]:.3g}x the noise floor (-1: the noise floor is 0)",
-    "neq_share": "%{customdata[2]:.4~p} of its elements differ",
-    "max_row_ulps": "at most %{customdata[2]:.4g} row ULPs",
-    "max_ulps": "at most %{customdata[2]:,} ULPs",
-    "rms": "RMS %{customdata[2]:.4g}",
+    "ratio": "{}x the noise floor (-1: the noise floor is 0)",
+    "neq_share": "%{{customdata[2]:.1%}} of its elements differ",
+    "max_row_ulps": "at most {} row ULPs",
+    "max_ulps": "at most %{{customdata[2]:,}} ULPs",
+    "rms": "RMS {}",
 }
-_MOST_NAMED = 60  # rows whose names fit next to a map
+_MOST_NAMED = 20  # rows whose names fit next to a map
+_BELOW_MARK = {"margin": {"t": 46}}  # room for the selected position
+_NAMES_ALONG = 10  # modules whose names fit below a chart
 
 
 def short_name(module: str, kind: str, block: int) -> str:
     """`layer 3`; of a module in it the last part of its name too, `layer 3 o_proj`."""
     layer = "" if pd.isna(block) else f"layer {block}"
     return layer if kind == RESIDUAL else f"{layer} {visible(module.rpartition('.')[2])}".strip()
+
+
+def _hover_text(measure: str, values: np.ndarray) -> str:
+    return _HOVER[measure].format(hover(values, "customdata[2]"))
 
 
 def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
@@ -62,7 +69,7 @@ def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (1.0, 1.0)
     bar: dict = {"thickness": 12, "len": 1.0, "title": {"text": MEASURES[measure], "side": "right"}}
     if measure in LINEAR:
-        bar |= {"tickformat": ".2~p"} if measure == "neq_share" else {}
+        bar |= {"tickformat": ".0%"} if measure == "neq_share" else {}
         return np.where(values > 0, values, np.nan), {
             "cmin": 0,
             "cmax": high,
@@ -82,7 +89,7 @@ def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
     elif len(powers) > 3:
         digits = (1, 3)
     steps = [digit * 10.0**power for power in powers for digit in digits]
-    bar |= {"tickvals": np.log10(steps).tolist(), "ticktext": [f"{step:,.4g}" for step in steps]}
+    bar |= {"tickvals": np.log10(steps).tolist(), "ticktext": on_axis(steps)}
     with np.errstate(divide="ignore", invalid="ignore"):
         shade = np.where(values > 0, np.clip(np.log10(values), bottom, top), np.nan)
     return shade, {"cmin": bottom, "cmax": top, "colorscale": ULPS, "colorbar": bar}
@@ -167,7 +174,8 @@ def position_map(
         selected={"marker": {"opacity": 0}},
         unselected={"marker": {"opacity": 0}},
         hovertemplate=(
-            f"%{{text}}<br>from position %{{customdata[1]:.0f}}: {_HOVER[measure]}<extra></extra>"
+            f"%{{text}}<br>from position %{{customdata[1]:,.0f}}: {_hover_text(measure, values)}"
+            "<extra></extra>"
         ),
     )
     # above the map: on it, it would cover the first rows
@@ -195,8 +203,13 @@ def position_map(
         ticktext=[inert(ticks[rows[place]]) for place in label_rows],
         tickfont={"size": 10},
     )
-    height = 110 + int(np.clip((22 if len(rows) <= 30 else 15) * len(rows), 130, 900))
-    return layout(figure, height, showlegend=False, **NEAREST_CLICK).update_layout(margin={"t": 46})
+    height = _map_height(len(rows))
+    return layout(figure, height, showlegend=False, **NEAREST_CLICK).update_layout(_BELOW_MARK)
+
+
+def _map_height(rows: int) -> int:
+    """Pixels of a map: with all else on its tab, it fits a screen of 900."""
+    return 110 + int(np.clip(12 * rows, 120, 240))
 
 
 def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
@@ -212,6 +225,7 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
         subplot_titles=[f"{k}s" for k in kinds],
     )
     layers = table["layer"].drop_duplicates().sort_values()
+    every = table[measure].to_numpy(float, na_value=np.nan)
     for column, kind in enumerate(kinds, start=1):
         rows = table[table["kind"] == kind]
         values, odd = (
@@ -230,9 +244,13 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
             "xgap": 1,
             "ygap": 1,
         }
-        text = f"layer %{{y}}, head %{{x}}: {_HOVER[measure]}<extra>{kind}s</extra>"
-        hover = {"customdata": np.stack([cells] * 3, axis=2), "hovertemplate": text}
-        _add_cells(figure, cells, odd.fillna(0).to_numpy(int) > 0, measure, hover, **axes)
+        of_cell = {
+            "customdata": np.stack([cells] * 3, axis=2),
+            "hovertemplate": (
+                f"layer %{{y}}, head %{{x}}: {_hover_text(measure, every)}<extra>{kind}s</extra>"
+            ),
+        }
+        _add_cells(figure, cells, odd.fillna(0).to_numpy(int) > 0, measure, of_cell, **axes)
         figure.update_xaxes(
             title="head",
             type="category",
@@ -249,16 +267,14 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
         zeroline=False,
     )
     figure.update_yaxes(title="layer", col=1)
-    figure.update_layout(
-        coloraxis=_color_scale(table[measure].to_numpy(float, na_value=np.nan), measure)[1],
-    )
-    return layout(figure, 130 + int(np.clip(26 * len(layers), 130, 520)), showlegend=False)
+    figure.update_layout(coloraxis=_color_scale(every, measure)[1])
+    return layout(figure, _map_height(len(layers)), showlegend=False).update_layout(_BELOW_MARK)
 
 
 def module_growth(modules: pd.DataFrame) -> go.Figure:
     """rms of the pair and of its floor after every block, as lines on a log axis; of other modules,
-    which have other units, points. The stretch before the first module that differs is shaded. A
-    click gives the ordinal.
+    which have other units, points. The stretch before the first module that differs is shaded, the
+    first one beyond its floor is named. A click gives the ordinal.
     """
     figure = go.Figure()
     places = np.arange(len(modules))
@@ -277,8 +293,10 @@ def module_growth(modules: pd.DataFrame) -> go.Figure:
     if first > len(modules) / 12:
         middle = {"x": (first - 1) / 2, "y": 0.5, "yref": "paper"}
         figure.add_annotation(**middle, text="equal", showarrow=False, font={"color": QUIET})
-    streams = np.flatnonzero(modules["kind"].isin([RESIDUAL, HEAD]))
+    streams = np.flatnonzero(modules["kind"] == RESIDUAL)
     add_floor(figure, streams, floor[streams])
+    written = hover(np.concatenate([pair, floor]))
+    of_floor = written.replace("%{y", "%{customdata[1]")
     figure.add_scatter(
         x=places,
         y=gaps_at_zero(pair),
@@ -288,30 +306,58 @@ def module_growth(modules: pd.DataFrame) -> go.Figure:
         customdata=np.stack([modules["ordinal"], floor, modules["neq_share"]], axis=1),
         text=[inert(name) for name in modules["module"]],
         hovertemplate=(
-            "%{text}<br>RMS %{y:.3g}, noise floor %{customdata[1]:.3g}<br>%{customdata[2]:.3~p} of"
-            " its elements differ<extra></extra>"
+            f"%{{text}}<br>RMS {written}, noise floor {of_floor}<br>%{{customdata[2]:.1%}} of its"
+            " elements differ<extra></extra>"
         ),
     )
     figure.add_scatter(
         x=streams,
         y=gaps_at_zero(pair)[streams],
-        name="residual stream after each layer, then logits",
+        name="residual stream",
         mode="lines+markers",
         hoverinfo="skip",
-        line={"color": REFERENCE, "width": 3},
-        marker={"size": 8, "symbol": "diamond"},
+        line={"color": REFERENCE, "width": 2},
+        marker={"size": 6, "symbol": "diamond"},
         opacity=0.85,
     )
-    ends = every_few(np.flatnonzero(modules["kind"] == RESIDUAL).tolist(), 12)
+    names = [short_name(*row) for row in modules[["module", "kind", "block"]].to_numpy(object)]
+    beyond = first_beyond(modules)
+    if beyond is not None:
+        place = int(np.flatnonzero(modules["ordinal"] == beyond.ordinal)[0])
+        is_left = place < len(modules) / 2
+        figure.add_scatter(
+            x=[place],
+            y=gaps_at_zero(pair)[[place]],
+            name="first beyond noise",
+            showlegend=False,
+            mode="markers+text",
+            text=[inert(names[place])],
+            textposition="middle right" if is_left else "middle left",
+            textfont={"color": MISMATCH},
+            hoverinfo="skip",
+            marker={"color": MISMATCH, "size": 13, "symbol": "circle-open", "line": {"width": 2}},
+        )
+    named = _named(modules)
     figure.update_xaxes(
-        title="module in execution order (tick: end of a layer)",
-        tickvals=ends,
-        ticktext=[str(block) for block in modules["block"].iloc[ends]],
+        title="module in execution order, a layer at its end",
+        tickvals=named,
+        ticktext=[inert(names[place]) for place in named],
         range=[-0.5, len(modules) - 0.5],
         showgrid=False,
     )
     figure.update_yaxes(title="RMS difference", **log_axis(np.concatenate([pair, floor])))
-    return layout(figure, 340, **NEAREST_CLICK)
+    # half of the last name needs room on the right
+    return layout(figure, 220, **NEAREST_CLICK).update_layout(margin={"r": 30})
+
+
+def _named(modules: pd.DataFrame) -> list[int]:
+    """Return the places of modules whose names fit on an axis: the first, the last, ends of
+    layers.
+    """
+    last = len(modules) - 1
+    room = len(modules) / _NAMES_ALONG
+    ends = every_few(np.flatnonzero(modules["kind"] == RESIDUAL).tolist(), _NAMES_ALONG)
+    return sorted({0, *(place for place in ends if room < place < last - room), last})
 
 
 def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
@@ -321,6 +367,8 @@ def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
     figure = go.Figure()
     positions = along["position"].to_numpy(int)
     rms, floor = (along[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
+    written = hover(np.concatenate([rms, floor]))
+    of_floor = written.replace("%{y", "%{customdata[1]")
     add_floor(figure, positions, floor)
     figure.add_scatter(
         x=positions,
@@ -328,16 +376,14 @@ def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
         name="this pair",
         line={"color": REFERENCE, "width": 1.6},
         customdata=np.stack([positions, floor], axis=1),
-        hovertemplate=(
-            "position %{x}<br>pair %{y:.3g}, noise floor %{customdata[1]:.3g}<extra></extra>"
-        ),
+        hovertemplate=f"position %{{x}}<br>pair {written}, noise floor {of_floor}<extra></extra>",
         mode="lines+markers",
         marker={"size": 4},
     )
     figure.add_shape(selected_line(selected))
     figure.update_xaxes(title="position")
     figure.update_yaxes(title="RMS difference", **log_axis(np.concatenate([rms, floor])))
-    return layout(figure, 260, **NEAREST_CLICK)
+    return layout(figure, 220, **NEAREST_CLICK)
 
 
 def names_of(modules: pd.DataFrame) -> tuple[dict[int, str], dict[int, str]]:

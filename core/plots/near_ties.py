@@ -11,7 +11,18 @@ import plotly.graph_objects as go
 
 from ..runs.queries.flips import above_zero, margin_points
 from ..text import visible
-from .style import FLIP, MISMATCH, NEAREST_CLICK, QUIET, REFERENCE, VARIANT, inert, layout, log_axis
+from .style import (
+    FLIP,
+    MISMATCH,
+    NEAREST_CLICK,
+    QUIET,
+    REFERENCE,
+    VARIANT,
+    hover,
+    inert,
+    layout,
+    log_axis,
+)
 
 # positions of a kind from which on they are shaded by density: points would lie on each other
 CROWDED = 2000
@@ -53,6 +64,10 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
     figure.add_scatter(x=span, y=2 * span, mode="lines", hoverinfo="skip", **bound)
     labels = _labels(table, texts)
     hover_data = np.stack([table["prompt"], table["position"], difference, margin], axis=1)
+    hover_text = (
+        f"%{{text}}<br>smaller margin {hover(margin, 'customdata[3]')}"
+        f"<br>largest difference {hover(difference, 'customdata[2]')}<extra></extra>"
+    )
     for (name, mask), (color, symbol, size) in zip(kinds.items(), _MARKS, strict=True):
         count = int(mask.sum())
         if not count:
@@ -69,10 +84,7 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
             | ({"maxdisplayed": 1, "opacity": 0} if is_dense else {"opacity": 0.8}),
             customdata=hover_data[mask],
             text=labels[mask],
-            hovertemplate=(
-                "%{text}<br>smaller margin %{customdata[3]:.5g}<br>largest difference"
-                " %{customdata[2]:.5g}<extra></extra>"
-            ),
+            hovertemplate=hover_text,
         )
     band = {"fillcolor": QUIET, "opacity": 0.1, "line_width": 0, "layer": "below"}
     text = {"showarrow": False, "xanchor": "left", "yanchor": "bottom"}

@@ -54,13 +54,14 @@ def floor_ratio(
         ratios["position"].to_numpy(int),
         ratios["ratio"].to_numpy(float),
     )
+    written = style.hover(ratio)
     figure.add_scatter(
         x=positions,
         y=style.gaps_at_zero(ratio),
         line={"color": style.REFERENCE, "width": 1.6},
         name="RMS / noise floor",
         customdata=positions[:, None],
-        hovertemplate="position %{x}: %{y:.3g}x the noise floor<extra></extra>",
+        hovertemplate=f"position %{{x}}: {written}x the noise floor<extra></extra>",
         **style.CLICKABLE,
     )
     style.add_lone(figure, positions, style.gaps_at_zero(ratio), style.REFERENCE)
@@ -83,7 +84,7 @@ def floor_ratio(
                 name=name,
                 customdata=positions[mask][:, None],
                 marker=marker,
-                hovertemplate=f"{name} at %{{x}}: %{{y:.4g}}x the noise floor<extra></extra>",
+                hovertemplate=f"{name} at %{{x}}: {written}x the noise floor<extra></extra>",
             )
     figure.update_xaxes(title="position")
     figure.update_yaxes(
@@ -104,13 +105,15 @@ def runs_by_position(
     """
     runs = [(name, table[table["prompt"] == prompt]) for name, table in runs]
     figure = go.Figure()
+    every = np.concatenate([table[by].to_numpy(float, na_value=np.nan) for _, table in runs])
+    written = style.hover(every)
     flips = []
     for place, ((name, table), color) in enumerate(zip(runs, RUNS, strict=False)):
         at, values = (
             table["position"].to_numpy(int),
             style.gaps_at_zero(table[by].to_numpy(float, na_value=np.nan)),
         )
-        hover = "position %{x}: %{y:.3g}<extra>" + style.inert(name) + "</extra>"
+        hover = f"position %{{x}}: {written}<extra>{style.inert(name)}</extra>"
         of_run = {"name": style.inert(name), "legendgroup": str(place), "hovertemplate": hover}
         figure.add_scatter(
             x=at,
@@ -141,7 +144,6 @@ def runs_by_position(
             hovertemplate=f"flip at {hover}",
         )
     figure.update_xaxes(title="position")
-    every = np.concatenate([table[by].to_numpy(float, na_value=np.nan) for _, table in runs])
     figure.update_yaxes(title=title, **style.log_axis(every))
     return style.layout(figure, 320).update_layout(legend_tracegroupgap=0)
 
@@ -161,6 +163,7 @@ def over_modules(
     figure = go.Figure()
     places = np.arange(len(names))
     labels = [style.inert(name) for name in names]
+    written = style.hover(np.concatenate([side, own]))
     style.add_floor(figure, places, own, name="model in float32")
     figure.add_scatter(
         x=places,
@@ -171,8 +174,8 @@ def over_modules(
         name="this side",
         customdata=np.stack([np.array(labels, object), own.astype(object)], axis=1),
         hovertemplate=(
-            "%{customdata[0]}<br>this side %{y:.3g}, model in float32"
-            " %{customdata[1]:.3g}<extra></extra>"
+            f"%{{customdata[0]}}<br>this side {written}, model in float32"
+            f" {written.replace('%{y', '%{customdata[1]')}<extra></extra>"
         ),
     )
     if first in names:
@@ -223,9 +226,7 @@ def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
     most = float(np.log10(max(*counts, 10)))
     figure.update_yaxes(
         title="elements",
-        type="log",
-        exponentformat="power",
-        dtick=1,
-        range=[np.log10(0.5), most + 0.05 * (most + 0.3)],
+        **style.log_axis(np.array([1, *counts]))
+        | {"range": [np.log10(0.5), most + 0.05 * (most + 0.3)]},
     )
     return style.layout(figure, 300)

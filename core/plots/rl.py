@@ -41,7 +41,7 @@ def ratios(table: pd.DataFrame) -> go.Figure:
         title="r = trainer - rollout, nats (8 and beyond: last bins)",
         range=[-span, span],
     )
-    figure.update_yaxes(title="tokens", type="log")
+    figure.update_yaxes(title="tokens", **log_axis(table["tokens"].to_numpy(float)))
     right = {
         "title": "share of the KL",
         "overlaying": "y",

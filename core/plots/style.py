@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from ..document.charts import MISMATCH as MISMATCH
 from ..document.charts import ULPS as ULPS
+from ..text import is_written_out
 
 REFERENCE = "#0072B2"
 VARIANT = "#D55E00"
@@ -24,8 +25,10 @@ LAYOUT = {
 
 def layout(figure: go.Figure, height: int, **options: object) -> go.Figure:
     figure.update_layout(height=height, **LAYOUT, **options)
-    figure.update_xaxes(automargin=True)
-    figure.update_yaxes(automargin=True)
+    # separators up to a million; from there on, powers of ten at every tick
+    form = {"separatethousands": True, "exponentformat": "power", "minexponent": 5}
+    figure.update_xaxes(automargin=True, **form)
+    figure.update_yaxes(automargin=True, **form)
     return figure
 
 
@@ -42,8 +45,17 @@ def log_axis(values: np.ndarray) -> dict:
     low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 10.0)
     # powers of ten if there are two, else few steps
     labels = {"dtick": 1} if high >= 100 * low else {"nticks": 4}
-    exponents = "none" if low >= 1e-4 and high < 1e6 else "power"
-    return {"type": "log", "exponentformat": exponents, "minorloglabels": "complete", **labels}
+    form = ",.3~r" if is_written_out((low, high)) else ".0e"
+    return {"type": "log", "tickformat": form, "minorloglabels": "complete", **labels}
+
+
+def hover(values: np.ndarray, of: str = "y") -> str:
+    """Return the placeholder of a hover for one of `values`, in the form of their axis: three
+    digits, written out or as powers of ten.
+    """
+    finite = values[np.isfinite(values) & (values != 0)]
+    is_plain = not len(finite) or is_written_out((np.abs(finite).min(), np.abs(finite).max()))
+    return f"%{{{of}:{',.3~r' if is_plain else '.2~e'}}}"
 
 
 def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size: int = 6) -> None:

@@ -69,7 +69,7 @@ class Round(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """The state after the round, in words."""
         moved = f"moved since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else "not moved"
-        nats, limit = number(self.distance_nats, 3), number(self.limit_nats, 3)
+        nats, limit = number(self.distance_nats), number(self.limit_nats)
         size = (
             "other tokens"
             if self.distance_nats is None

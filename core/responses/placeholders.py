@@ -103,7 +103,7 @@ def _kinds(side: ResponseSide) -> Iterator[tuple[str, Flags, str]]:
     no_list = " and no list" if max(top_logprobs, int(entries.max(initial=0))) > 1 else ""
     yield "no list", is_alone, f"0.0 (probability 1){no_list}{of_drafts}"
     together = np.bincount(row_of, np.exp(np.minimum(values, 1.0)), minlength=len(rows))
-    what = f"their probabilities add up to {number(float(together.max(initial=0.0)), 3)}"
+    what = f"their probabilities add up to {number(float(together.max(initial=0.0)))}"
     yield "sum above 1", together > _MOST_TOGETHER, what
     is_missing = lacks_chosen & ~is_masked & (rows.targets >= 0)
     yield MISSING, is_missing, "null, -9999.0 or -inf for the emitted token"

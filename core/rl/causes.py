@@ -259,7 +259,7 @@ def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
         top_p = f" (top-p would be {least:.3g})" if least else ""
         says = (
             f"'{name}' is renormalized after top-p, top-k or min-p: never below '{other_name}', and"
-            f" at most {number(most, 3)} above{top_p}."
+            f" at most {number(most)} above{top_p}."
         )
         yield Cause("renormalized", says, {"side": side, "top_p": least})
 

@@ -390,7 +390,7 @@ def _impossible(database: Database, rows: str, names: Sequence[str]) -> list[str
             SELECT sum(len({high}))::BIGINT, max(list_max({high})),
                 sum(len({low}))::BIGINT, min(list_min({low})) FROM ({rows})""")
         if positive:
-            about = f"up to {number(highest, 3)}, as rounding of a logit less its log-sum makes"
+            about = f"up to {number(highest)}, as rounding of a logit less its log-sum makes"
             notes.append(f"{plural(positive, 'value')} of '{name}' above 0, {about}.")
         if negative:
             about = f"the lowest is {number(lowest)}: placeholders, taken as missing"

@@ -100,10 +100,7 @@ def _entry(changes: Sequence[CellChange], figure: str) -> MatrixEntry:
             (value for card in done if (value := getattr(card, figure)) is not None),
             default=None,
         )
-        form = {"flips": "{:,}".format, "neq_share": percent}.get(
-            figure,
-            lambda value: number(value, 3),
-        )
+        form = {"flips": "{:,}".format, "neq_share": percent}.get(figure, number)
         text = "" if largest is None else form(largest)
     if len(changes) == 1:
         return MatrixEntry(gravest, f"{mark}{text}")

@@ -70,6 +70,31 @@ def test_heads_of_keys_and_values_have_one_color_scale():
     assert shown[0].y == ("0", "2")  # as categories: a gap would read as equal
 
 
+def test_growth_names_the_first_module_beyond_noise_and_its_line_ends_before_the_logits():
+    kinds = ["embedding", "projection", "residual", "residual", "head"]
+    names = ["embed", "layers.0.q", "layers.0", "layers.1", "logits"]
+    modules = pd.DataFrame(
+        {
+            "ordinal": range(5),
+            "module": names,
+            "kind": kinds,
+            "block": pd.array([None, 0, 0, 1, None], "Int64"),
+            "dtype": ["bfloat16", *["float32"] * 4],
+            "neq": 1,
+            "neq_share": 0.5,
+            "rms": [1.0, 5.0, 2.0, 9.0, 40.0],
+            "floor_rms": [0.0, 1.0, 1.0, 1.0, 1.0],
+            "ratio": [np.inf, 5.0, 2.0, 9.0, 40.0],
+        },
+    )
+    figure = internals.module_growth(modules)
+    assert trace(figure, "residual stream").x.tolist() == [2, 3]
+    # a floor of 0 in bfloat16 says nothing
+    beyond = trace(figure, "first beyond noise")
+    assert (beyond.x, beyond.text) == ((1,), ("layer 0 q",))
+    assert figure.layout.xaxis.ticktext[-1] == "logits"
+
+
 def near_tie_table(positions):
     """Margins and differences of every size, each tenth margin and each twelfth difference 0."""
     random = np.random.default_rng(0)

@@ -112,3 +112,14 @@ def test_sizes_use_the_largest_unit_above_one(count, said):
 )
 def test_bytes_of_neighboring_tokens_become_their_character(tokens, joined):
     assert text.join_bytes("".join(tokens)) == joined
+
+
+def test_a_number_has_three_digits_and_a_column_or_an_axis_one_form():
+    numbers = [text.number(value) for value in (0.31249, 35_612.0, 1.234e-5, 2.5e9, 1234, None)]
+    assert [text.number(value) for value in (0.99984, 0.99999)] == ["0.9998", "0.9999"]
+    assert numbers == ["0.312", "35,600", "1.23e-5", "2.5e+9", "1,234", "undefined"]
+    assert text.column([0.9, 1.104, 35_600.0, None]) == ["0.90", "1.10", "35,600.00", ""]
+    assert text.column([0.0838, 6.824e-6, 0.0]) == ["8.38e-2", "6.82e-6", "0"]
+    assert text.column([12.0, 1500.0]) == ["12", "1,500"]
+    assert text.on_axis([0.001, 1.0, 1000.0]) == ["0.001", "1", "1,000"]
+    assert text.on_axis([1e-5, 1.0, 1000.0]) == ["1e-5", "1e+0", "1e+3"]

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from ...command_name import COMMAND, shell_command
 from ...progress import Progress
-from ...text import duration, legible, number, percent, size
+from ...text import column, duration, legible, number, percent, size
 
 
 class _Printable(Console):
@@ -102,7 +102,8 @@ def print_records(
             for key in keys
             if any(isinstance(each.get(key), str | list | bool) for each in records)
         ]
-        rows = ([_in_words(key, each.get(key)) for key in keys] for each in records[:most])
+        shown = [_column(key, [each.get(key) for each in records[:most]]) for key in keys]
+        rows = zip(*shown, strict=True)
         out.print(table_of(list(map(_label, keys)), rows, title=title, text=text))
     if most is not None and len(records) > most:
         print_text(f"and {len(records) - most:,} more; --json has them all.")
@@ -120,6 +121,16 @@ def _label(key: str) -> str:
     return _LABELS.get(key, key.replace("_ulps", " ULPs").replace("_", " "))
 
 
+def _column(key: str, values: Sequence[Any]) -> list[str]:
+    """Return a column as text; figures with the same number of decimals."""
+    has_figures = any(isinstance(value, float) for value in values)
+    if has_figures and not key.endswith("share"):
+        numbers = [value for value in values if isinstance(value, int | float | None)]
+        if len(numbers) == len(values):
+            return column(numbers)
+    return [_in_words(key, value) for value in values]
+
+
 def _in_words(key: str, value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {each}" for name, each in value.items())
@@ -128,7 +139,7 @@ def _in_words(key: str, value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, float):
-        return percent(value) if key.endswith("share") else number(value, 3)
+        return percent(value) if key.endswith("share") else number(value)
     if isinstance(value, int):
         return size(value) if key.endswith("bytes") else f"{value:,}"
     return str(value)

@@ -186,7 +186,7 @@ def flips_sentence(table: DataFrame) -> str:
             f"{text} {f'It is at a {kind}' if len(flips) == 1 else f'All are at {kind}s'} on at"
             " least one side."
         )
-    margin = number(far.iloc[0][MARGINS].astype(float).min(), 3)
+    margin = number(far.iloc[0][MARGINS].astype(float).min())
     are = "is no near tie" if len(far) == 1 else "are no near ties"
     first = f"{'first at ' if len(far) > 1 else ''}{place(far.iloc[0])}, margin {margin} logits"
     return f"{text} {plural(len(far), 'flip')} {are} ({first})."

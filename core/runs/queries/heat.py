@@ -82,4 +82,4 @@ def _levels(share: np.ndarray) -> np.ndarray:
 
 
 def _figure(value: float) -> str:
-    return f"{int(value):,}" if float(value).is_integer() and abs(value) < 1e9 else number(value, 3)
+    return f"{int(value):,}" if float(value).is_integer() and abs(value) < 1e9 else number(value)

@@ -342,5 +342,5 @@ def sentence(run: RunReader, table: DataFrame) -> str:
     place = f"prompt {worst['prompt']}, position" if len(header.prompts) > 1 else "position"
     return (
         f"{text}. Max {number(float(worst['max_abs']))} logits ({place} {worst['position']}); max"
-        f" {number(float(differing['max_row_ulps'].max()), 3)} row ULPs."
+        f" {number(float(differing['max_row_ulps'].max()))} row ULPs."
     )

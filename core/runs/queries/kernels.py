@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ...numerics.arrays import DataFrame
-from ...text import code, opening, three_digits
+from ...text import code, number, opening
 from ..reader import RunReader
 from .layers import first_module, modules
 
@@ -156,7 +156,7 @@ def in_words(table: DataFrame, names: tuple[str, str]) -> str:
     grown = table[table["is_multiplied"]]
     if len(grown):
         ratios = _few(
-            f"{_code(row.name)} {three_digits(row.ratio)}x" for row in grown.itertuples(index=False)
+            f"{_code(row.name)} {number(row.ratio)}x" for row in grown.itertuples(index=False)
         )
         clauses.append(f"different launch counts per forward: {ratios} in {_code(names[1])}")
     says = "; ".join(clauses) or "both sides launch the same kernels as often per forward"

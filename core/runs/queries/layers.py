@@ -17,6 +17,8 @@ from ..reader import RunReader
 
 RESIDUAL, HEAD = "residual", "head"
 NARROW = ("bfloat16", "float16")
+# times the noise floor: the limit of rounding in the verdict on logits
+BEYOND_FLOOR = 4.0
 
 # Over all prompts or one; only modules that every prompt has. Sizes are null if no element is
 # finite on both sides although one side is; ratio is infinite if the floor is 0 and rms is not.
@@ -114,6 +116,16 @@ def furthest_module(table: DataFrame) -> Any | None:
     finite = table[(table["ratio"] > 0) & np.isfinite(table["ratio"])]
     largest = finite.nlargest(1, "ratio")
     return next(largest.itertuples(index=False), None)
+
+
+def first_beyond(table: DataFrame) -> Any | None:
+    """Return the first module beyond its noise floor, None if none is.
+
+    A floor of 0 counts, but not in 16 bits: there rounding may leave a reordering without a trace.
+    """
+    is_beyond = table["ratio"] > BEYOND_FLOOR
+    says_nothing = np.isinf(table["ratio"]) & table["dtype"].isin(NARROW)
+    return next(table[is_beyond & ~says_nothing].itertuples(index=False), None)
 
 
 def says_little(row: Any) -> str:

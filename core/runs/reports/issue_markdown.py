@@ -181,12 +181,12 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
         ),
         "logits that differ": out_of(summary.neq, header.rows * header.vocab),
         "RMS difference": (
-            f"{number(summary.rms_row_ulps, 3)} row ULPs of {header.compute_dtype}{logits}"
+            f"{number(summary.rms_row_ulps)} row ULPs of {header.compute_dtype}{logits}"
         ),
         "largest difference": (
-            f"{number(summary.max_abs)} logits, {number(summary.max_row_ulps, 3)} row ULPs{logits}"
+            f"{number(summary.max_abs)} logits, {number(summary.max_row_ulps)} row ULPs{logits}"
         ),
-        "KL, nats": f"mean {number(summary.mean_kl, 3)}, max {number(summary.max_kl, 3)}{kl_over}",
+        "KL, nats": f"mean {number(summary.mean_kl)}, max {number(summary.max_kl)}{kl_over}",
     }
     if summary.nonfinite_mismatch:
         figures["NaN or Inf on one side"] = plural(summary.nonfinite_mismatch, "logit")

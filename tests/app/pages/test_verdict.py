@@ -150,7 +150,7 @@ def test_the_report_can_be_copied_and_carries_the_address(own_store):
         (None, "–"),
         (True, "yes"),
         (12345, "12,345"),
-        (0.95572, "0.9557"),
+        (0.95572, "0.956"),
         ({"a": (3, 2.5), "b": ()}, "a: 3, 2.5, b: none"),
         ("x", "x"),
     ],

@@ -33,13 +33,13 @@ In float32 the pair is 0.96 times this model's own rounding floor, and no positi
 | flips | 2 of 96 positions (2.1%) |
 | logits that differ | 1,789 of 6,144 (29.1%) |
 | RMS difference | 0.0762 row ULPs of bfloat16 |
-| largest difference | 0.1875 logits, 1.5 row ULPs |
-| KL, nats | mean 9.16e-05, max 0.00439 |
+| largest difference | 0.188 logits, 1.5 row ULPs |
+| KL, nats | mean 9.16e-5, max 0.00439 |
 
 | flip at position | `prefill` | `decode` | margins, ULPs | largest difference there |
 | --- | --- | --- | --- | --- |
-| 10 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.1875 |
-| 70 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.1875 |
+| 10 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.188 |
+| 70 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.188 |
 
 Run `Judged: rounding` · `model` · bfloat16 · http://localhost/overview?run=fixed
 
