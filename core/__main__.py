@@ -94,7 +94,7 @@ class Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         # a shell that completes a word may have an unknown command before it
-        return name, command and load(name), rest
+        return name, load(name) if name else command, rest
 
 
 def load(name: str) -> Any:
