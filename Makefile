@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 
 .PHONY: run test thorough processors quick check bench format clean
 
-run: $(VENV)/.runtime
+run: $(VENV)/.compiled
 	$(BIN)/streamlit run app/main.py $(if $(PORT),--server.port $(PORT))
 
 # Several workers share the cores: one thread of torch each, unless a test asks for more, and one that waits for another gives its core away instead
@@ -130,11 +130,14 @@ $(VENV)/.thorough: $(VENV)/.development requirements-thorough.txt
 	$(PIP) -r requirements-thorough.txt
 	touch $@
 
-# What Python and numba compile once and keep: two workers that begin together would each do all of it, and the servers
-# and commands that they start as well.
-$(VENV)/.compiled: $(VENV)/.development core/numerics/kernel.py
-	$(BIN)/python -c "from core.numerics.divergence import prepare; from core.numerics.formats import FORMATS; [prepare(f) for f in FORMATS.values()]" 2>/dev/null & \
-	$(BIN)/python -c "import core.inference.controls.judge_model, app.routes, streamlit.testing.v1, hypothesis"; wait
+# What Python and numba compile once and keep, also where the environment says otherwise: else the first command of every
+# kind would do it, and in a folder that cannot be written each one again.
+$(VENV)/.compiled: export PYTHONDONTWRITEBYTECODE =
+$(VENV)/.compiled: $(VENV)/.runtime $(wildcard core/numerics/*.py)
+	@echo "Compiling kernels and bytecode: about half a minute, once."
+	@$(BIN)/python -m core.numerics.compiled & \
+	$(BIN)/python -m core --help >/dev/null; \
+	$(BIN)/python -c "import core.inference.controls.judge_model, app.main, streamlit.testing.v1"; wait
 	touch $@
 
 clean:

@@ -14,8 +14,9 @@ import warnings
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from . import __version__
 from .command_name import COMMAND
 
 try:
@@ -82,7 +83,7 @@ class Commands(TyperGroup):
 
     def __init__(self, **about: Any) -> None:
         commands = [TyperCommand(name, help="", hidden=name in _HIDDEN) for name in MODULES]
-        super().__init__(commands=commands, **about)
+        super().__init__(**about | {"commands": commands})
 
     def get_command(self, ctx: Any, name: str) -> Any:
         command = super().get_command(ctx, name)
@@ -91,8 +92,9 @@ class Commands(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        _, _, rest = super().resolve_command(ctx, args)
-        return args[0], load(args[0]), rest
+        name, command, rest = super().resolve_command(ctx, args)
+        # a shell that completes a word may have an unknown command before it
+        return name, load(name) if name else command, rest
 
 
 def load(name: str) -> Any:
@@ -107,8 +109,29 @@ def load(name: str) -> Any:
     return typer.main.get_command(alone)
 
 
-app = Commands(
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        sys.stdout.write(f"{COMMAND} {__version__}\n")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version.",
+        ),
+    ] = False,
+) -> None:
+    """Take the options before a command."""
+
+
+_application = typer.Typer(
     name=COMMAND,
+    cls=Commands,
     help=(
         "Is it rounding, or a bug? Capture and compare full-vocabulary logits of two execution"
         " paths of a model."
@@ -119,7 +142,10 @@ app = Commands(
     ),
     no_args_is_help=True,
     rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
 )
+_application.callback()(_root)
+app = typer.main.get_command(_application)
 
 
 def main() -> None:

@@ -41,6 +41,7 @@ from core.inference.models.model import load_model, save_model  # noqa: E402
 from core.inference.paths.bases import BASES, Base  # noqa: E402
 from core.inference.paths.batch import Emit, PromptBatch  # noqa: E402
 from core.inference.paths.engines import Engine  # noqa: E402
+from core.inference.paths.grammar import BASE_ARGUMENTS  # noqa: E402
 from core.judging.ingest import ingest  # noqa: E402
 from core.runs.dumps.dump import open_dump  # noqa: E402
 from core.runs.reader import RunReader  # noqa: E402
@@ -267,10 +268,11 @@ def planted(bug: tuple[str, Engine] | None) -> Iterator[None]:
         emit(0, engine(batch.loaded.model, torch.tensor(batch.prompt, device=batch.loaded.device)))
 
     BASES[name] = Base(walk)
+    BASE_ARGUMENTS[name] = ()
     try:
         yield
     finally:
-        del BASES[name]
+        del BASES[name], BASE_ARGUMENTS[name]
 
 
 class _Rows:

@@ -162,7 +162,7 @@ def clone(tmp_path):
     python = top / ".venv" / "bin" / "python"
     python.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n')
     python.chmod(0o755)
-    (top / ".venv" / ".runtime").touch()
+    (top / ".venv" / ".compiled").touch()
     return top
 
 
@@ -218,7 +218,7 @@ def test_the_installed_command_takes_over_what_core_has_compiled(tmp_path):
 @pytest.mark.parametrize("made", [0, 1])
 def test_the_launcher_installs_first_if_nothing_is_installed(clone, tmp_path, made):
     """make is a stand-in that prints how it was called."""
-    (clone / ".venv" / ".runtime").unlink()
+    (clone / ".venv" / ".compiled").unlink()
     (tmp_path / "make").write_text(f'#!/bin/sh\necho "make $*"\nexit {made}\n')
     (tmp_path / "make").chmod(0o755)
     done = in_a_fresh_shell(
@@ -228,7 +228,7 @@ def test_the_launcher_installs_first_if_nothing_is_installed(clone, tmp_path, ma
         PATH=f"{tmp_path}:/usr/bin:/bin",
     )
     assert (done.returncode, done.stdout) == ((2, "") if made else (0, "[]\n"))
-    assert done.stderr == f"make -C {clone} .venv/.runtime\n"
+    assert done.stderr == f"make -C {clone} .venv/.compiled\n"
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -237,7 +237,7 @@ def test_the_launcher_runs_an_environment_that_pip_made_where_there_is_no_make(
     tmp_path,
     installed,
 ):
-    (clone / ".venv" / ".runtime").unlink()
+    (clone / ".venv" / ".compiled").unlink()
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("bash", "sh", "dirname", "readlink"):

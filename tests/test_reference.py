@@ -22,7 +22,7 @@ def test_a_metric_that_the_page_lacks_is_seen(monkeypatch):
 
 
 def test_a_modifier_without_words_is_named(monkeypatch):
-    modifiers = pytest.importorskip("core.inference.paths.modifiers").MODIFIERS
+    modifiers = pytest.importorskip("core.inference.paths.grammar").MODIFIER_ARGUMENTS
     monkeypatch.setitem(modifiers, "odd", modifiers["tf32"])
     with pytest.raises(KeyError, match="odd"):
         generated("paths", text_of("paths"))

@@ -41,6 +41,7 @@ from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.bases import BASES
+from core.inference.paths.grammar import BASE_ARGUMENTS
 from core.judging.conclude import conclude
 from core.verdict import (
     BUG_SUSPECTED,
@@ -243,12 +244,14 @@ def _verdict(
 def registered(case: Mutation) -> Iterator[None]:
     """A base of the case's own is one of the grammar meanwhile."""
     if case.base is not None:
+        BASE_ARGUMENTS["mutated"] = ()
         BASES["mutated"] = replace(BASES["prefill"], compute=case.base)
     try:
         yield
     finally:
         # else the grammar of later cases would have it too
         BASES.pop("mutated", None)
+        BASE_ARGUMENTS.pop("mutated", None)
 
 
 def cases_of(loaded: LoadedModel, is_quick: bool = True) -> list[Mutation]:

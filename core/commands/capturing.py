@@ -118,6 +118,10 @@ def plan_of(
     # errors come before torch is loaded, as of a model to download
     prompts_of(request)
     packaged_folder(request.model)
+    from ..inference.paths.grammar import read_steps
+
+    for path in (request.reference, *request.variants):
+        read_steps(path)
     from ..inference.capture.capture import plan_capture
     from ..inference.generating.generation import plan_generation
     from ..inference.models.chat import plan_inputs

@@ -23,6 +23,9 @@ from ..runs.queries.kernels import (
     side_by_side,
 )
 from ..runs.queries.layers import (
+    HEAD,
+    RESIDUAL,
+    first_module,
     furthest_module,
     kind_word,
     layers_json,
@@ -81,6 +84,10 @@ def show(
         bool,
         typer.Option("--blocks", help="With --layers: only the output of each block."),
     ] = False,
+    all_: Annotated[
+        bool,
+        typer.Option("--all", help="With --layers: every module, with all figures."),
+    ] = False,
     differing: Annotated[
         bool,
         typer.Option("--differing", help="With --kernels: only different counts."),
@@ -126,7 +133,7 @@ def show(
         elif layers and as_json_:
             print_json(layers_report(run, pairs))
         elif layers:
-            _print_layers(run, pairs, blocks)
+            _print_layers(run, pairs, blocks=blocks, everything=all_)
         elif kernels:
             _show_kernels(run, pairs, differing, as_json_)
         elif mitigations:
@@ -195,6 +202,8 @@ def print_continuations(run: RunReader) -> None:
     )
 
 
+_SHORT_ROWS = 12
+_SHORT_LAYER_KEYS = ("module", "neq_share", "rms", "ratio")
 _LAYER_KEYS = (
     "module",
     "kind",
@@ -205,6 +214,7 @@ _LAYER_KEYS = (
     "max_ulps",
     "mean_ulps",
     "max_row_ulps",
+    "dtype",
 )
 
 
@@ -232,34 +242,52 @@ def layers_report(run: RunReader, pairs: Sequence[StoredPair]) -> dict[str, Any]
     return {"run_id": run.run_id, "pairs": modules}
 
 
-def _print_layers(run: RunReader, pairs: Sequence[StoredPair], blocks: bool) -> None:
-    """Print which module's output differs first, and each module's difference and noise floor."""
+def _in_short(rows: list[dict[str, Any]], named: Sequence[str], most: int) -> list[dict[str, Any]]:
+    """Return the named modules, and at most so many blocks, evenly spaced, up to the logits."""
+    # the stream after a block is the block's output
+    blocks = [row["module"] for row in rows if row["kind"] in (RESIDUAL, HEAD)]
+    step = -(-len(blocks) // most) or 1
+    shown = {*named, *blocks[::-1][::step]}
+    return [row for row in rows if row["module"] in shown]
+
+
+def _print_layers(
+    run: RunReader,
+    pairs: Sequence[StoredPair],
+    *,
+    blocks: bool,
+    everything: bool,
+) -> None:
+    """Print which module's output differs first, then how the difference grows.
+
+    blocks: the output of every block; everything: all modules and figures.
+    """
+    names_prompt = len(run.header.prompts) > 1
     for pair, figures in layers_of(run, pairs):
         if figures is None:
             print_text(f"{pair.variant}: no module outputs; its model was compiled.")
             continue
-        rows = [
-            # the stream after a block is the block's output
-            row
-            for row in figures["by_module"]
-            if not blocks or row["kind"] in ("residual", "head")
-        ]
-        rows = [row | {"kind": kind_word(row["kind"])} for row in rows]
-        at = f"{figures['positions']:,} of {plural(run.header.rows, 'position')}"
-        title = f"{pair.variant} vs {pair.reference}, {at}"
-        print_records(rows, title, keys=(*_LAYER_KEYS, "dtype", "first_prompt", "first_position"))
         table = modules(run, pair.index)
-        line = sentence(run, pair.index, table, names_prompt=len(run.header.prompts) > 1).replace(
-            "**",
-            "",
-        )
-        if (largest := furthest_module(table)) is not None:
+        line = sentence(run, pair.index, table, names_prompt=names_prompt).replace("**", "")
+        first, largest = first_module(table), furthest_module(table)
+        if largest is not None:
             line += (
                 f" Highest RMS / noise floor: {largest.module},"
                 f" {number(largest.ratio)}x.{says_little(largest)}"
             )
         # backticks are Markdown's, a terminal shows quotes
         print_text(line.replace("`", "'"))
+        rows = figures["by_module"]
+        if not everything:
+            named = [] if blocks else [each.module for each in (first, largest) if each is not None]
+            rows = _in_short(rows, named, len(rows) if blocks else _SHORT_ROWS)
+        rows = [row | {"kind": kind_word(row["kind"])} for row in rows]
+        at = f"{figures['positions']:,} of {plural(run.header.rows, 'position')}"
+        keys = _LAYER_KEYS if everything else _SHORT_LAYER_KEYS
+        place = ("first_prompt", "first_position") if names_prompt else ("first_position",)
+        print_records(rows, f"{pair.variant} vs {pair.reference}, {at}", keys=(*keys, *place))
+        if len(rows) < len(table):
+            print_text(f"{len(rows)} of {plural(len(table), 'module')}; --all shows the others.")
 
 
 def _show_kernels(

@@ -98,14 +98,16 @@ def _list_deleted(store: Store, as_json_: bool) -> None:
 
 def export(
     run_id: options.Run,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="FILE.npz.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", help="FILE.npz, FILE.html or FILE.png.")
+    ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write one HTML file instead, to look at."),
+        typer.Option(metavar="FILE", help="The same as FILE.html."),
     ] = None,
     png: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write a picture of the worst pair."),
+        typer.Option(metavar="FILE", help="The same as FILE.png."),
     ] = None,
     overwrite: Annotated[
         bool,
@@ -114,8 +116,10 @@ def export(
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
-    """Export the sides of a run to an npz, in their bits and dtype, or the run to one HTML file or
-    a picture.
+    """Export the sides of a run to an npz in their bits and dtype, the run to one HTML file, or its
+    worst pair to a picture.
+
+    The ending of the file says which.
     """
     # What reads logits takes 0.2 s to load, which `list` need not wait for.
     from ..document.drawing import png_file
@@ -125,19 +129,19 @@ def export(
 
     target = html or png or file
     if target is None or sum(each is not None for each in (file, html, png)) > 1:
-        raise UsageError("export writes one file: FILE.npz, --html FILE or --png FILE.")
-    for each, ending in ((html, ".html"), (png, ".png")):
-        if each and each.suffix != ending:
-            raise UsageError(f"{each}: expected a name that ends in {ending}.")
+        raise UsageError("export writes one file: FILE.npz, FILE.html or FILE.png.")
+    endings = [".html"] if html else [".png"] if png else [".npz", ".html", ".png"]
+    if target.suffix not in endings:
+        raise UsageError(f"{target}: expected a name that ends in {' or '.join(endings)}.")
     path = open_store(store).path_of(run_id)
     with RunReader(path) as run:
         names = [side.name for side in run.sides]
-        if html or png:
-            content = html_file(run).encode() if html else png_file(run)
+        if target.suffix == ".npz":
+            export_npz(run, target, overwrite=overwrite)
+        else:
+            content = html_file(run).encode() if target.suffix == ".html" else png_file(run)
             with exporting(target, overwrite=overwrite) as output:
                 output.write(content)
-        else:
-            export_npz(run, target, overwrite=overwrite)
     if as_json_:
         print_json(
             {

@@ -45,7 +45,11 @@ def verdict(
     ] = None,
     neighbours: Annotated[
         Files,
-        typer.Option(help="A dump of the same sides in a batch with other requests."),
+        typer.Option(
+            "--neighbors",
+            "--neighbours",
+            help="A dump of the same sides in a batch with other requests.",
+        ),
     ] = None,
     float32: Annotated[
         Files,
@@ -98,7 +102,7 @@ def verdict(
         is_list = run.header.k is not None
         if is_list and (any(dumps.values()) or mixture_of_experts or declare):
             raise UsageError(
-                "--rerun, --neighbours, --float32, --floor and --declare are for dumps of complete"
+                "--rerun, --neighbors, --float32, --floor and --declare are for dumps of complete"
                 " logits; for server responses, use --model.",
             )
         if dtype is not None and not is_list:

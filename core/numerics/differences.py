@@ -67,6 +67,15 @@ def max_row_ulps(by_row: Floats, axis: int | None = None) -> Floats:
     return np.where(largest < 0, np.nan, largest)
 
 
+def as_compiled(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+    """Return the rows contiguous and read-only, as files and databases return them: numba compiles
+    again, for seconds, for writable or strided rows.
+    """
+    view = np.ascontiguousarray(bits).view()
+    view.flags.writeable = False
+    return view
+
+
 def differences(
     a: Bits,
     b: Bits,
@@ -87,6 +96,5 @@ def differences(
     # numba takes a third of a second to load, and viewers never compare
     from .difference_loops import difference_rows
 
-    sides = np.ascontiguousarray(a), np.ascontiguousarray(b)
-    difference_rows(*sides, fmt.code, counts, figures, ulps)
+    difference_rows(as_compiled(a), as_compiled(b), fmt.code, counts, figures, ulps)
     return Differences(*counts.T, *figures.T)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import Bits, Flags, Floats, Ints
-from .differences import Differences
+from .differences import Differences, as_compiled
 from .formats import FloatFormat, ordinals
 from .sizes import BINS, BLOCK, DENSE, GROUP, TOP_K
 
@@ -217,15 +217,6 @@ def histogram_of(distances: Ints) -> dict[int, int]:
     return dict(zip(_LEAST_DISTANCES[bins].tolist(), distances[bins].tolist(), strict=True))
 
 
-def _as_compiled(bits: Bits) -> Bits:
-    """Return the rows contiguous and read-only, as files and databases return them: numba compiles
-    again, for seven seconds, for writable or strided rows.
-    """
-    view = np.ascontiguousarray(bits).view()
-    view.flags.writeable = False
-    return view
-
-
 def compare(
     a: Bits,
     b: Bits,
@@ -256,7 +247,7 @@ def compare(
         for start in range(worker * ROWS_A_TASK, rows, workers * ROWS_A_TASK):
             s = slice(start, min(rows, start + ROWS_A_TASK))
             outputs = tuple(each[s] for each in of_rows)
-            bits = _as_compiled(a[s]), _as_compiled(b[s])
+            bits = as_compiled(a[s]), as_compiled(b[s])
             compare_rows(*bits, fmt.code, outputs, histogram, ulps)
         return histogram.sum(axis=0)
 

@@ -50,7 +50,7 @@ def tables_of_a_run(_: str) -> str:
     )
 
 
-def steps(heads: tuple[str, ...], registry: Mapping[str, Any], text: str) -> str:
+def steps(heads: tuple[str, ...], registry: Mapping[str, Iterable[Any]], text: str) -> str:
     """Return the table of a registry of path steps.
 
     The page has the words on each; KeyError if it has none.
@@ -61,8 +61,8 @@ def steps(heads: tuple[str, ...], registry: Mapping[str, Any], text: str) -> str
         for name, rest in re.findall(r"^\| `(\w+)[^`]*` \| (.*) \|$", old, re.M)
     }
     written = {
-        name: ":".join([name, *(each.syntax for each in one.arguments)])
-        for name, one in registry.items()
+        name: ":".join([name, *(each.syntax for each in arguments)])
+        for name, arguments in registry.items()
     }
     return table(
         heads,
@@ -71,15 +71,15 @@ def steps(heads: tuple[str, ...], registry: Mapping[str, Any], text: str) -> str
 
 
 def bases(text: str) -> str:
-    from core.inference.paths.bases import BASES
+    from core.inference.paths.grammar import BASE_ARGUMENTS
 
-    return steps(("base", "what is computed", "in an engine", "refused"), BASES, text)
+    return steps(("base", "what is computed", "in an engine", "refused"), BASE_ARGUMENTS, text)
 
 
 def modifiers(text: str) -> str:
-    from core.inference.paths.modifiers import MODIFIERS
+    from core.inference.paths.grammar import MODIFIER_ARGUMENTS
 
-    return steps(("modifier", "what changes", "in an engine", "refused"), MODIFIERS, text)
+    return steps(("modifier", "what changes", "in an engine", "refused"), MODIFIER_ARGUMENTS, text)
 
 
 def routes(_: str) -> str:

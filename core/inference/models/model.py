@@ -257,7 +257,7 @@ def _origin(config: Any) -> str:
     if not isinstance(origin, dict):
         return ""
     return clean(
-        f"dequantised from {origin.get('quantization')} of the GGUF {origin.get('sha256')}",
+        f"dequantized from {origin.get('quantization')} of the GGUF {origin.get('sha256')}",
         200,
     )
 

@@ -1,5 +1,5 @@
 """Bases: how a path walks through the prompt. To add one, write a function of a `PromptBatch` and
-`emit`, and enter it in BASES.
+`emit`, and enter it in BASES and in `grammar.py`.
 """
 
 # ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it
@@ -22,7 +22,6 @@ from transformers.cache_utils import (
     DynamicSlidingWindowLayer,
 )
 
-from ...path_grammar import Argument, whole_number
 from ..models.model import LoadedModel
 from .batch import Emit, PromptBatch
 
@@ -40,7 +39,6 @@ class Base:
     """
 
     compute: Callable[..., None]
-    arguments: tuple[Argument, ...] = ()
     reads_cache: bool = True
     refuse: Callable[..., str | None] = lambda loaded, positions, *values: None
 
@@ -164,8 +162,8 @@ BASES: dict[str, Base] = {
     # token by token, teacher-forced: each forward reads the keys and values of the earlier ones
     # from a cache
     "decode": Base(partial(_chunked, size=1), refuse=without_cache),
-    "chunked": Base(_chunked, (whole_number(1),), refuse=without_cache),
-    "reuse": Base(_reuse, (whole_number(1),), refuse=_nothing_fresh),
-    "blocks": Base(_blocks, (whole_number(1),), refuse=_cannot_trim),
+    "chunked": Base(_chunked, refuse=without_cache),
+    "reuse": Base(_reuse, refuse=_nothing_fresh),
+    "blocks": Base(_blocks, refuse=_cannot_trim),
     "static": Base(_static, refuse=without_cache),
 }

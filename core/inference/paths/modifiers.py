@@ -1,7 +1,7 @@
 """Modifiers: changes to the batch, the model and the machine.
 
 To add one, write a context manager from a `PromptBatch` to the changed one, which restores
-everything at exit, and enter it in MODIFIERS.
+everything at exit, and enter it in MODIFIERS and in `grammar.py`.
 """
 
 # ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it
@@ -22,15 +22,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from ...errors import CaptureError
-from ...numerics.formats import LOGIT_FORMATS, format_named
-from ...path_grammar import Argument, Value, choice, whole_number
+from ...numerics.formats import format_named
+from ...path_grammar import Value
 from ...text import size
 from ..models.dtypes import converted, converted_bytes
 from ..models.model import LoadedModel
 from .batch import Neighbours, PromptBatch
 
-# a typing error of more digits would make the operating system end the process
-_MOST_THREADS = 256
 SDPA = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
@@ -50,7 +48,6 @@ class Modifier:
     """
 
     change: Callable[..., AbstractContextManager[PromptBatch]]
-    arguments: tuple[Argument, ...] = ()
     contradiction: Callable[..., str | None] = lambda others, *values: None
     refuse: Callable[..., str | None] = lambda loaded, others, *values: None
 
@@ -329,43 +326,27 @@ _tf32 = _switching(
     lambda: "high",
 )
 _reduced = _switching(_reductions, _reduce, lambda switch: [switch == "on"] * len(_REDUCTIONS))
-_AN_ATTENTION = Argument(  # which only the model can refuse
-    "eager|sdpa",
-    "the name of an attention",
-    lambda text: text.lower() if text.replace("_", "").isalnum() else None,
-)
-_ROW = whole_number(0, syntax="I")
-# in the order in which they are written and applied
 MODIFIERS: dict[str, Modifier] = {
     # N rows, 1..N-1 of other sequences of the same length: same work, different shapes
-    "batch": Modifier(
-        lambda batch, rows: nullcontext(replace(batch, rows=rows)),
-        (whole_number(1),),
-    ),
-    "row": Modifier(
-        lambda batch, row: nullcontext(replace(batch, row=row)),
-        (_ROW,),
-        _beyond_batch,
-    ),
+    "batch": Modifier(lambda batch, rows: nullcontext(replace(batch, rows=rows))),
+    "row": Modifier(lambda batch, row: nullcontext(replace(batch, row=row)), _beyond_batch),
     "neighbours": Modifier(
         lambda batch, kind: nullcontext(replace(batch, neighbours=_NEIGHBOURS[kind])),
-        (choice(*_NEIGHBOURS),),
         _no_neighbours,
     ),
     # N masked tokens before or after every row, the prompt's own positions unchanged
     "pad": Modifier(
         lambda batch, side, count: nullcontext(replace(batch, **{f"{side}_padding": count})),
-        (choice("left", "right"), whole_number(1)),
         refuse=_cannot_mask,
     ),
-    "attn": Modifier(_attn, (_AN_ATTENTION,), refuse=_no_such_attention),
-    "dtype": Modifier(_dtype, (choice(*LOGIT_FORMATS),), refuse=_not_representable),
+    "attn": Modifier(_attn, refuse=_no_such_attention),
+    "dtype": Modifier(_dtype, refuse=_not_representable),
     # CPU kernels share their work among N threads, and some split their reductions accordingly
-    "threads": Modifier(_threads, (whole_number(1, _MOST_THREADS),), refuse=_not_on_cpu),
+    "threads": Modifier(_threads, refuse=_not_on_cpu),
     # operands of float32 products rounded to 10 bits of mantissa
     "tf32": Modifier(_tf32, refuse=_no_tf32),
-    "sdpa": Modifier(_sdpa, (choice(*SDPA),), refuse=_no_backend),
-    "reduced": Modifier(_reduced, (choice("on", "off"),), refuse=_no_reductions),
+    "sdpa": Modifier(_sdpa, refuse=_no_backend),
+    "reduced": Modifier(_reduced, refuse=_no_reductions),
     "invariant": Modifier(_invariant, refuse=_not_invariant),
     "compile": Modifier(_compile, refuse=_no_compiler),
 }

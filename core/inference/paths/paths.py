@@ -16,14 +16,14 @@ from transformers import Cache
 
 from ...capture_request import CaptureRequest
 from ...engines.process import EngineDescription
-from ...engines.registry import describe
 from ...errors import CaptureError, UsageError
-from ...path_grammar import Step, Value, read_step
+from ...path_grammar import Step, Value
 from ..models.model import LoadedModel
 from ..models.module_state import restore_state
 from . import engine_side
 from .bases import BASES, without_cache
 from .batch import CacheWatch, Emit, Follower, PromptBatch, ignore, rows_of_a_chunk
+from .grammar import read_steps
 from .hooks import ModuleTrace
 from .modifiers import MODIFIERS, Others
 from .sliced_head import columns_at_once
@@ -187,31 +187,7 @@ class Path:
 
 def parse_path(text: str) -> Path:
     """Parse `prefill+batch:8` or `llamacpp:decode+kv:f32`. UsageError lists the choices."""
-    base_text, *modifier_texts = text.split("+")
-    name, colon, own = base_text.partition(":")
-    name = name.strip().lower()
-    engine: EngineDescription | None = None
-    bases, choices = (
-        {name: one.arguments for name, one in every.items()} for every in (BASES, MODIFIERS)
-    )
-    if colon and name not in (*BASES, *MODIFIERS):
-        try:
-            engine = describe(name)
-        except UsageError as error:
-            message = (
-                f"path '{text}': no base '{name}', and {str(error)[0].lower()}{str(error)[1:]}"
-            )
-            raise UsageError(message) from error
-        base_text, bases, choices = own, engine.arguments("base"), engine.arguments("modifier")
-    of = "" if engine is None else f"{engine.engine} "
-    base = read_step(text, base_text, f"{of}base", bases)
-    modifiers = [read_step(text, part, f"{of}modifier", choices) for part in modifier_texts]
-    names = [step.name for step in modifiers]
-    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
-    if twice:
-        raise UsageError(f"path '{text}': modifier '{twice}' is given twice; expected once.")
-    order = list(choices)
-    path = Path(base, tuple(sorted(modifiers, key=lambda step: order.index(step.name))), engine)
+    path = Path(*read_steps(text))
     contradiction = path.contradiction()
     if contradiction:
         raise UsageError(f"path '{text}': {contradiction}.")

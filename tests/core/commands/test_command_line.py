@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from core import __version__
 from tests.core.conftest import environment
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,6 +39,7 @@ def in_a_process(tmp_path, *arguments):
             "gate failed",
         ),
         (["--help"], 0, "stdout", "rounding, or a bug"),
+        (["--version"], 0, "stdout", f"ulpscope {__version__}\n"),
     ],
 )
 def test_a_shell_sees_the_exit_code_and_the_right_stream(tmp_path, arguments, code, stream, text):
@@ -45,6 +47,16 @@ def test_a_shell_sees_the_exit_code_and_the_right_stream(tmp_path, arguments, co
     assert done.returncode == code, done.stderr
     assert text in getattr(done, stream)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "word"), [("ulpscope sh", "show"), ("ulpscope show --lay", "--layers")]
+)
+def test_a_shell_completes_commands_and_options(tmp_path, monkeypatch, typed, word):
+    monkeypatch.setenv("_ULPSCOPE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+    assert in_a_process(tmp_path).stdout.split() == [word]
 
 
 def test_warnings_of_libraries_reach_no_user(tmp_path):
@@ -112,11 +124,12 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
             assert before[key].dtype == after[key].dtype
     assert cli("export", run_id, tmp_path / "back.npz").returncode == 2
     assert cli("export", run_id, "--html", tmp_path / "run.html").returncode == 0
-    assert (tmp_path / "run.html").read_text().startswith("<!doctype html>")
-    assert cli("export", run_id, "--png", tmp_path / "pair.png").returncode == 0
-    assert (tmp_path / "pair.png").read_bytes().startswith(b"\x89PNG")
-    assert cli("export", run_id, "--png", tmp_path / "b.jpg").returncode == 2
+    for file, magic in (("of_run.html", b"<!doctype html>"), ("of_pair.png", b"\x89PNG")):
+        assert cli("export", run_id, tmp_path / file).returncode == 0
+        assert (tmp_path / file).read_bytes().startswith(magic)
     for refused in (
+        [tmp_path / "b.jpg"],
+        ["--png", tmp_path / "b.html"],
         ["--html", tmp_path / "run.html"],
         [],
         [tmp_path / "b.npz", "--html", tmp_path / "b.html"],

@@ -7,6 +7,7 @@ from transformers import DynamicCache
 
 from core.inference.paths import paths
 from core.inference.paths.bases import Base
+from core.inference.paths.grammar import BASE_ARGUMENTS
 from core.runs.store.store import open_store
 from tests.core.runs.made_runs import opened
 
@@ -53,6 +54,7 @@ def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
 def test_a_bug_is_suspected_with_exit_code_1(cli, monkeypatch):
     """The twin: a fault that bfloat16's own rounding hides."""
     monkeypatch.setitem(paths.BASES, "faulty", Base(_scaled))
+    monkeypatch.setitem(BASE_ARGUMENTS, "faulty", ())
     done = cli("judge", *MODEL, *PROMPT, "--variant", "faulty")
     assert done.returncode == 1, done.stderr
     assert "bug suspected" in done.stdout

@@ -32,10 +32,11 @@ def test_layers_name_the_first_module_that_differs_and_its_position(cli, store):
         in done.stdout
     )
     assert "8 of 8 positions" in done.stdout
-    table, _, _ = cli("show", run_id, "--layers", "--blocks").stdout.partition(
-        "is the first module",
-    )
-    assert "_proj │" not in table
+    first = "│ model.layers.0.attn.<b>q</b>_proj "
+    assert first in done.stdout
+    assert "layers.0.norm " not in done.stdout
+    assert first not in cli("show", run_id, "--layers", "--blocks").stdout
+    assert "layers.0.norm " in cli("show", run_id, "--layers", "--all").stdout
 
 
 def test_kernels_begin_where_the_sides_begin_to_differ(cli, store):

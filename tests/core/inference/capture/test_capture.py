@@ -13,6 +13,7 @@ from core.inference.capture.capture import run_capture
 from core.inference.models.devices import bits_of
 from core.inference.paths import batch, paths
 from core.inference.paths.bases import Base
+from core.inference.paths.grammar import BASE_ARGUMENTS, MODIFIER_ARGUMENTS
 from core.inference.paths.modifiers import Modifier
 from tests.core.inference.sameness import on_cpu, planned
 
@@ -178,6 +179,7 @@ def test_torchs_exceptions_stop_in_the_capture_and_an_interrupt_does_not(
         batch.forward(0, batch.positions, fail)
 
     monkeypatch.setitem(paths.BASES, "odd", Base(base))
+    monkeypatch.setitem(BASE_ARGUMENTS, "odd", ())
     with pytest.raises(kind, match=sentence):
         collect(planned(llama, ["def walk"], "odd", ["decode"]))
 
@@ -201,6 +203,7 @@ def test_modifiers_are_undone_when_a_capture_breaks(llama, monkeypatch):
             events.append("left")
 
     monkeypatch.setitem(paths.MODIFIERS, "watched", Modifier(watched))
+    monkeypatch.setitem(MODIFIER_ARGUMENTS, "watched", ())
     monkeypatch.setattr(batch, "CHUNK_BYTES", llama.vocab_size * 4)
     with pytest.raises(OSError, match="No space left") as caught:
         run_capture(planned(llama, PROMPTS, "prefill+watched", ["decode"]), FullDisk())

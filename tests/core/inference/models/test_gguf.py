@@ -85,7 +85,7 @@ def test_a_run_of_a_gguf_says_which_file_how_it_was_quantised_and_that_it_no_lon
     about = planned(loaded, ["the"]).header.provenance
     assert about.model == str(path)
     assert about.revision == digest
-    assert "dequantised from Q4_1" in about.versions["weights"]
+    assert "dequantized from Q4_1" in about.versions["weights"]
     shapes = on_cpu(path, "bfloat16", weights=False)
     # a dry run reads no weights
     assert shapes.revision == ""

@@ -8,6 +8,7 @@ from core.errors import CaptureError, UsageError
 from core.inference.paths import batch, paths
 from core.inference.paths.bases import Base
 from core.inference.paths.engines import side_of
+from core.inference.paths.grammar import BASE_ARGUMENTS
 from core.inference.paths.paths import parse_path
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.paths.test_modifiers import ON_A_MACHINE
@@ -161,6 +162,7 @@ def _position_off_by_one(batch, emit):
 @pytest.mark.parametrize("fault", [_faulty_cache, _position_off_by_one])
 def test_a_planted_fault_is_caught_by_the_same_check(fault, loaded, monkeypatch):
     monkeypatch.setitem(paths.BASES, "faulty", Base(fault))
+    monkeypatch.setitem(BASE_ARGUMENTS, "faulty", ())
     assert not computes_the_same("faulty", loaded)
 
 
@@ -248,5 +250,6 @@ def test_a_base_that_breaks_the_contract_is_stopped(
     monkeypatch,
 ):
     monkeypatch.setitem(paths.BASES, "odd", Base(lambda batch, emit: emit(position, logits)))
+    monkeypatch.setitem(BASE_ARGUMENTS, "odd", ())
     with pytest.raises(CaptureError, match=sentence):
         logits_of("odd", llama, [1, 2, 3])

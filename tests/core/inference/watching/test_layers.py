@@ -14,6 +14,7 @@ from core.errors import CaptureError, UsageError
 from core.inference.capture.capture import run_capture
 from core.inference.models.model import loaded_from
 from core.inference.models.torch_errors import quiet
+from core.inference.paths.grammar import MODIFIER_ARGUMENTS
 from core.inference.paths.modifiers import MODIFIERS, Modifier
 from core.inference.watching import layers as layer_capture
 from core.inference.watching.modules import watched_modules
@@ -75,6 +76,7 @@ def plant(monkeypatch, loaded, name, change):
             yield batch
 
     monkeypatch.setitem(MODIFIERS, "faulty", Modifier(modified))
+    monkeypatch.setitem(MODIFIER_ARGUMENTS, "faulty", ())
 
 
 def nudged(output):
