@@ -67,7 +67,7 @@ def max_row_ulps(by_row: Floats, axis: int | None = None) -> Floats:
     return np.where(largest < 0, np.nan, largest)
 
 
-def as_compiled(bits: NDArray[np.unsignedinteger]) -> NDArray[np.unsignedinteger]:
+def as_compiled(bits: Bits) -> Bits:
     """Return the rows contiguous and read-only, as files and databases return them: numba compiles
     again, for seconds, for writable or strided rows.
     """
