@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ...numerics.arrays import DataFrame
-from ...text import code, opening, three_digits
+from ...text import code, opening, plural, series, three_digits
 from ..reader import RunReader
 from .layers import first_module, modules
 
@@ -161,6 +161,23 @@ def in_words(table: DataFrame, names: tuple[str, str]) -> str:
         clauses.append(f"different launch counts per forward: {ratios} in {_code(names[1])}")
     says = "; ".join(clauses) or "both sides launch the same kernels as often per forward"
     return f"{opening(says)}."
+
+
+def counts_in_words(table: DataFrame, names: tuple[str, str]) -> str:
+    """Count kernels of one side only and those launched more or less often, in markdown. table: of
+    `side_by_side`, not by module; names: of the sides.
+    """
+    only = table["only"]
+    counts = {
+        f"only in {_code(name)}": int((only == side).sum())
+        for side, name in zip(("reference", "variant"), names, strict=True)
+    }
+    counts["launched more or less often per forward"] = int(table["is_multiplied"].sum())
+    clauses = [f"{count} {what}" for what, count in counts.items() if count]
+    kernels = plural(len(table), "kernel")
+    if not clauses:
+        return f"both sides launch the same {kernels} as often per forward."
+    return f"of {kernels}, {series(clauses)}."
 
 
 def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: bool) -> str:
