@@ -106,7 +106,10 @@ def test_sizes_use_the_largest_unit_above_one(count, said):
     [
         (("a <0xE2><0x82>", "<0xAC>!"), ["a \u20ac", "!"]),
         (("<0xF0>", "<0x9F>", "<0x98>", "<0x80>"), ["\U0001f600", "", "", ""]),
-        (("\u20ac", "<0xE2>", "<0x82>", " x"), ["\u20ac", "<0xE2>", "<0x82>", " x"]),  # cut: not a character
+        (
+            ("\u20ac", "<0xE2>", "<0x82>", " x"),
+            ["\u20ac", "<0xE2>", "<0x82>", " x"],
+        ),  # cut: not a character
         (("<0xE4><0xBD>", "<0xA0><0xE5>"), ["\u4f60", "<0xE5>"]),
     ],
 )

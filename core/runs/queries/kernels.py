@@ -187,19 +187,19 @@ def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: 
         f"The first module whose output differs is {_code(place.module)}, at {prompt}position"
         f" {place.position}."
     )
-    return f"{start} {opening(ops_in_words(place, names))}"
+    return f"{start} {_ops_in_words(place, names)}"
 
 
-def ops_in_words(place: KernelPlace, names: tuple[str, str] | None = None) -> str:
-    """Say what ran where the first module differs; names: of the sides, to say in what shapes."""
+def _ops_in_words(place: KernelPlace, names: tuple[str, str]) -> str:
+    """Say what ran where the first module differs, and in what shapes; names: of the sides."""
     pairs = list(place.kernels.itertuples(index=False))
     adding = [pair for pair in pairs if pair.is_reducing]
     if not adding:
         others = f": {_few(_code(pair.name) for pair in pairs)}" if pairs else ""
-        return f"no matmul or reduction was launched in the first module that differs{others}."
-    ran = _few(_with_shapes(pair, names) if names else _code(pair.name) for pair in adding)
+        return f"No matmul or reduction was launched in the first module that differs{others}."
+    ran = _few(_with_shapes(pair, names) for pair in adding)
     return (
-        f"matmuls and reductions between the last equal module and the first that differs: {ran}."
+        f"Matmuls and reductions between the last equal module and the first that differs: {ran}."
     )
 
 

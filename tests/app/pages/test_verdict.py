@@ -95,6 +95,15 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
     assert "a gap nothing differs" in page
 
 
+def test_the_next_step_of_a_fault_is_its_first_position(own_store):
+    app = opened(run=judged_run(own_store, "bug suspected"))
+    (link,) = [each.proto for each in app.get("page_link") if "position 32" in each.proto.label]
+    assert link.page == "heatmap"
+    assert "position=32" in link.query_string
+    app = opened(run=judged_run(own_store, "identical"))
+    assert not [each for each in app.get("page_link") if "See" in each.proto.label]
+
+
 def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(
     own_store,
     submitted,
