@@ -28,6 +28,7 @@ def position_lanes(
     drawn: pd.DataFrame,
     prompts: Sequence[int],
     unit: str,
+    floor_dtype: str = "",
     quantity: str = "largest difference",
     kind: str = "prompt",
 ) -> go.Figure:
@@ -35,6 +36,7 @@ def position_lanes(
     noise floor as a band from below, flips and outliers marked. A click gives prompt and position.
 
     drawn: of `core.runs.queries.by_position`; of a long prompt a point is the largest of a cell.
+    floor_dtype: of the deciding check, of which a hover shows the ratio.
     """
     drawn = drawn[drawn["prompt"].isin(prompts)]
     is_single = len(prompts) == 1
@@ -45,6 +47,11 @@ def position_lanes(
     layout: dict[str, Any] = {"shapes": [], "annotations": []}
     named: set[str] = set()
     where = "position %{customdata[1]:,}: "
+    value = f"%{{y:.3g}} {unit}<br>%{{text}}"
+    ratios = drawn["ratio"].to_numpy(float)
+    about = f"the noise floor in {floor_dtype}"
+    texts = ["" if np.isnan(ratio) else f"{multiple(ratio)} {about}" for ratio in ratios]
+    drawn = drawn.assign(text=texts)
     if not is_single:
         where = f"{kind} %{{customdata[0]}}, {where}"
     for place, prompt in enumerate(prompts):
@@ -53,7 +60,7 @@ def position_lanes(
         number = f"{place + 1 if place else ''}"
         layout[f"yaxis{number}"] = {**axis, "domain": [bottom, top]}
         of_prompt = drawn[drawn["prompt"] == prompt].reset_index(drop=True)
-        for trace in _traces(of_prompt, axis["range"], where, f"%{{y:.3g}} {unit}", quantity):
+        for trace in _traces(of_prompt, axis["range"], where, value, quantity):
             is_new = trace["name"] not in named
             named.add(trace["name"])
             traces.append({**trace, "yaxis": f"y{number}", "showlegend": is_new})
@@ -138,13 +145,11 @@ def _line(x: np.ndarray, y: np.ndarray, name: str, look: dict[str, Any]) -> list
 
 def _hover(rows: pd.DataFrame, about: str) -> dict[str, Any]:
     """Return what a click gives, prompt and position, and what a hover shows: also the ratio."""
-    ratios = rows["ratio"].to_numpy(float)
-    texts = ["" if np.isnan(ratio) else f"{multiple(ratio)} the noise floor" for ratio in ratios]
     return {
         "customdata": rows[["prompt", "position"]].to_numpy(int),
-        "text": texts,
+        "text": rows["text"].tolist(),
         "hoverinfo": None,
-        "hovertemplate": f"{about}<br>%{{text}}<extra></extra>",
+        "hovertemplate": f"{about}<extra></extra>",
     }
 
 
