@@ -47,7 +47,7 @@ def position_lanes(
     layout: dict[str, Any] = {"shapes": [], "annotations": []}
     named: set[str] = set()
     where = "position %{customdata[1]:,}: "
-    value = f"%{{y:.3g}} {unit}<br>%{{text}}"
+    value = f"%{{customdata[2]:.3g}} {unit}<br>%{{text}}"
     ratios = drawn["ratio"].to_numpy(float)
     about = f"the noise floor in {floor_dtype}"
     texts = ["" if np.isnan(ratio) else f"{multiple(ratio)} {about}" for ratio in ratios]
@@ -102,11 +102,14 @@ def _traces(
         lowest = 10 ** span[0]
         band = np.maximum(np.nan_to_num(floor), lowest / 10)
         ends = np.array([-0.5, 0.5]) * step
-        area = {"x": [positions[0] + ends[0], *positions, positions[-1] + ends[1]]}
-        area |= {"y": [band[0], *band, band[-1]], "fill": "tozeroy", "fillcolor": _FLOOR}
-        line = {"shape": "hvh", "width": 0}
-        name = {"name": "noise floor, RMS", "hoverinfo": "skip"}
-        traces.append({**area, **name, "mode": "lines", "line": line})
+        area: dict[str, Any] = {
+            "x": [positions[0] + ends[0], *positions, positions[-1] + ends[1]],
+            "y": [band[0], *band, band[-1]],
+            "fill": "tozeroy",
+            "fillcolor": _FLOOR,
+            "line": {"shape": "hvh", "width": 0},
+        }
+        traces.append({**area, "mode": "lines", "name": "noise floor, RMS", "hoverinfo": "skip"})
         traces += _line(positions, rms, "RMS difference", {"width": 1, "dash": "dot"})
     largest = shown["max_abs"].to_numpy(float)
     traces += _line(positions, largest, quantity, {"width": 1.8})
@@ -146,7 +149,7 @@ def _line(x: np.ndarray, y: np.ndarray, name: str, look: dict[str, Any]) -> list
 def _hover(rows: pd.DataFrame, about: str) -> dict[str, Any]:
     """Return what a click gives, prompt and position, and what a hover shows: also the ratio."""
     return {
-        "customdata": rows[["prompt", "position"]].to_numpy(int),
+        "customdata": rows[["prompt", "position", "max_abs"]].to_numpy(float),
         "text": rows["text"].tolist(),
         "hoverinfo": None,
         "hovertemplate": f"{about}<extra></extra>",

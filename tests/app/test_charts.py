@@ -206,7 +206,7 @@ def test_each_prompt_has_a_lane_with_its_marks_and_every_position_can_be_clicked
     figure = lanes.position_lanes(by_position_rows(), [0, 3], "logits")
     lines = [one for one in figure.data if one.name == "largest difference" and "lines" in one.mode]
     assert [one.yaxis for one in lines] == ["y", "y2"]
-    assert [one.customdata.tolist() for one in lines] == [
+    assert [one.customdata[:, :2].tolist() for one in lines] == [
         [[0, 0], [0, 1], [0, 2]],
         [[3, 0], [3, 1]],
     ]
