@@ -167,11 +167,16 @@ def _log_axis(drawn: pd.DataFrame, most: int) -> dict[str, Any]:
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.1, 1.0)
     bottom, top = float(np.log10(low)) - 0.15, float(np.log10(high)) + 0.25
     powers = np.arange(np.ceil(bottom), np.floor(top) + 1)
-    steps = 10.0 ** powers[:: max(1, -(-len(powers) // most))]
+    axis = {**style.log_axis(values), "range": [bottom, top], "zeroline": False}
     if len(powers) < 2:
         decades = 10.0 ** np.arange(np.floor(bottom), top)
-        steps = np.multiply.outer(decades, (1, 2, 5)).ravel()
-    return {**style.log_axis(values), "range": [bottom, top], "tickvals": steps, "zeroline": False}
+        return {**axis, "tickvals": np.multiply.outer(decades, (1, 2, 5)).ravel()}
+    powers = powers[:: max(1, -(-len(powers) // most))]
+    ticks = {"tickvals": 10.0**powers}
+    # plotly would write only the smallest as powers
+    if axis["exponentformat"] == "power":
+        ticks["ticktext"] = np.array([f"10<sup>{power:.0f}</sup>" for power in powers], object)
+    return {**axis, **ticks}
 
 
 def _lane(bottom: float, top: float) -> dict[str, Any]:
