@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
 _VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
 # Letters and marks that are drawn as nothing: the default ignorable ones of Unicode that Python
 # calls printable, and the blank pattern of braille.
@@ -103,16 +104,31 @@ def readable(raw: bytes) -> str:
     )
 
 
-def join_bytes(text: str) -> str:
-    """Return the joined texts of tokens with the characters of which each token has some bytes, as
-    '<0xE2>'.
+def join_bytes(tokens: Sequence[str]) -> list[str]:
+    """Return the tokens' texts with each character of which tokens have some bytes, as '<0xE2>', at
+    the token of its first byte; a token with nothing but later bytes is empty.
     """
+    # nearly every prompt has none
+    if not any("<0x" in text for text in tokens):
+        return list(tokens)
+    raws = [_raw(text) for text in tokens]
+    owners = [place for place, raw in enumerate(raws) for _ in raw]
+    joined = [""] * len(tokens)
+    start = 0
+    for character in b"".join(raws).decode("utf-8", "surrogateescape"):
+        raw = character.encode("utf-8", "surrogateescape")
+        joined[owners[start]] += readable(raw)
+        start += len(raw)
+    return joined
 
-    def character(run: re.Match[str]) -> str:
-        digits = re.sub("<0x|>", "", run[0])
-        return readable(bytes.fromhex(digits))
 
-    return re.sub("(?:<0x[0-9A-F]{2}>)+", character, text)
+def _raw(text: str) -> bytes:
+    """Return a text's bytes, each '<0xE2>' as the byte it names."""
+    parts = _BYTE.split(text)
+    return b"".join(
+        bytes.fromhex(part) if place % 2 else part.encode("utf-8", "replace")
+        for place, part in enumerate(parts)
+    )
 
 
 def plural(count: int, one: str, many: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Overview: the verdict, the headline figures of a pair and the prompt as a strip of tokens."""
+"""Overview: the verdict, the pair by position, its flips and the prompt as a strip of tokens."""
 
 from functools import partial
 
@@ -8,39 +8,25 @@ import streamlit as st
 from app import navigation
 from app.components import best_tokens
 from app.navigation import OVERVIEW
-from app.overview import figures, lines, token_strip
+from app.overview import figures, lines, positions, token_strip
 from app.rl import section
 from app.shell import address, exports, selection, store_cache, widgets
 from app.verdict import panel
-from core.text import plural
 
 view = widgets.head(OVERVIEW, selection.current_view())
-header = view.run.header
 answer = panel.verdict(view)
 figures.nonfinite(view)
 is_rollout = section.tiles(view)
 if not is_rollout:
     figures.headline(view)
+positions.chart(view, is_rollout=is_rollout)
 
-strip, tokens = st.columns([3, 2], gap="medium")
-with strip:
-    left, right = st.columns([3, 2], vertical_alignment="bottom")
-    title = "Sequence" if is_rollout else "Prompt"
-    if len(header.prompts) > 1:
-        title += f" {view.prompt}"
-    left.subheader(f"{title}, {plural(len(view.prompt_table), 'position')}")
-    colour = right.selectbox(
-        "Color by",
-        token_strip.colours(view),
-        key="strip_colour",
-        label_visibility="collapsed",
-    )
-    token_strip.token_strip(view, colour)
-    if not view.texts:
-        has_ids = is_rollout or header.prompts[view.prompt].token_ids
-        substitute = "token ids" if has_ids else "positions"
-        st.caption(f"This dump brought no token texts: {substitute} are shown.")
-with tokens:
+left, right = st.columns([3, 2], gap="medium")
+with left:
+    if not is_rollout:
+        positions.flips(view)
+    token_strip.section(view, is_rollout=is_rollout)
+with right:
     st.subheader(f"{'Token' if is_rollout else 'Top tokens'} at position {view.position}")
     best_tokens.short(view)
 panel.checks(view, answer)

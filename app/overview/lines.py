@@ -33,11 +33,8 @@ def _kv_cache(run: RunReader, pair: int) -> str:
 def _kernels(run: RunReader, pair: int) -> str:
     if pair not in RECORDED["kernels"].pairs(run):
         return ""
-    place = kernels.find_start(run, pair)
-    if place is not None:
-        return "Kernels: " + kernels.ops_in_words(place)
     names = (run.pairs[pair].reference, run.pairs[pair].variant)
-    return "Kernels: " + kernels.in_words(kernels.side_by_side(run, pair), names)
+    return "Kernels: " + kernels.counts_in_words(kernels.side_by_side(run, pair), names)
 
 
 _LINES = {"flips": _flips, "layers": _layers, "kv_cache": _kv_cache, "kernels": _kernels}

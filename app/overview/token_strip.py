@@ -24,6 +24,7 @@ from core.rl import queries as rl
 from core.runs.queries.flips import SIDES
 from core.runs.queries.heat import COLOURS, Heat, heat
 from core.runs.reader import RunReader
+from core.text import join_bytes, plural
 
 _strip = component("ulpscope_token_strip", Path(__file__).with_suffix(""))
 
@@ -46,7 +47,7 @@ def columns(view: selection.View, colour: str) -> dict[str, Any]:
     argmax = {side: _whole(table[f"{side}_token"]) for side in SIDES}
     tokens = {*argmax["reference"], *argmax["variant"]}
     return {
-        "texts": list(prompt.token_texts) or None,
+        "texts": join_bytes(prompt.token_texts) or None,
         "ids": list(prompt.token_ids) or None,
         "names": {token: vocabulary[token] for token in vocabulary.keys() & tokens},
         "vocab": view.run.header.vocab,
@@ -108,6 +109,27 @@ def colours(view: selection.View) -> list[str]:
     options = list(OF_ROLLOUTS if has_rollouts else COLOURS)
     selection.settle("strip_colour", options)
     return options
+
+
+def section(view: selection.View, *, is_rollout: bool) -> None:
+    """Draw the strip of the selected prompt with its heading and the choice of its color."""
+    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    prompts = view.run.header.prompts
+    title = "Sequence" if is_rollout else "Prompt"
+    if len(prompts) > 1:
+        title += f" {view.prompt}"
+    left.subheader(f"{title}, {plural(len(view.prompt_table), 'position')}")
+    colour = right.selectbox(
+        "Color by",
+        colours(view),
+        key="strip_colour",
+        label_visibility="collapsed",
+    )
+    token_strip(view, colour)
+    if not view.texts:
+        has_ids = is_rollout or prompts[view.prompt].token_ids
+        substitute = "token ids" if has_ids else "positions"
+        st.caption(f"This dump brought no token texts: {substitute} are shown.")
 
 
 def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -19,8 +18,10 @@ import numpy as np
 import pandas as pd
 import streamlit as st
 
+from app import navigation
 from app.components import plots
 from app.hosting import members
+from app.internals.recorded import RECORDED
 from app.shell import address, exports, selection, store_cache, store_changes, widgets, wording
 from app.shell.job_list import how_it_stands
 from app.shell.jobs import Job, PromptFile, queue_of
@@ -34,12 +35,20 @@ from core.evidence import EXPLAINED, FAILED, MISSING, NOTED, PASSED, Evidence
 from core.packaged_models import PACKAGED, is_here
 from core.plots import pairs as charts
 from core.plots.style import selected_line
+from core.runs.queries.by_position import floor_ratios
 from core.runs.queries.verdicts import Answer, answer_of, deciding_controls
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.requests import rejudge_request
 from core.subprocess_json import ROOT
 from core.text import clean, is_seen, opening, plural, printable
-from core.verdict import LIKELY_ROUNDING, NONDETERMINISTIC, UNDECIDED
+from core.verdict import (
+    BUG_SUSPECTED,
+    INVALID_DUMP,
+    LIKELY_ROUNDING,
+    LOWER_PRECISION,
+    NONDETERMINISTIC,
+    UNDECIDED,
+)
 
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?", re.ASCII)
 _OUTCOMES = {
@@ -55,63 +64,66 @@ _EVIDENCE = ("group", "check", "side", "control", "outcome", "says", "figures")
 
 
 def verdict(view: selection.View) -> Answer:
-    """Draw the answer and return it: name, sentence, first divergence."""
+    """Draw the answer and return it: name, sentence, first divergence, next step."""
     answer = answer_of(view.run, view.pair)
+    color = wording.VERDICTS.get(answer.name, "gray")
     with st.container(border=True, key="verdict"):
-        badge = f":{wording.VERDICTS.get(answer.name, 'gray')}-badge[{widgets.escape(answer.name)}]"
-        st.markdown(f"{badge} {widgets.to_markdown(opening(answer.sentence), bold=True)}")
+        st.header(f":{color}[{widgets.escape(opening(answer.name))}]", anchor=False)
+        st.markdown(widgets.to_markdown(opening(answer.sentence), bold=True))
         if any(part not in answer.sentence for part in answer.place.split(", ")):
             st.markdown(f"First divergence: **{widgets.escape(answer.place)}**")
+        _next_step(view, answer)
     return answer
 
 
 def checks(view: selection.View, answer: Answer) -> None:
-    """Draw what would decide or judge, and every check as a line: open if it failed; checks that
-    need no action are folded.
-    """
-    _next_step(view, answer)
-    every = answer.titled_checks
-    rest = [check for check in every if not _is_to_act_on(check[1])]
-    for number, (title, row) in enumerate(every):
-        if _is_to_act_on(row):
-            _check(view, title, row, f"open_check_{number}", is_open=row.outcome == FAILED)
-    if rest:
-        counts = Counter(row.outcome for _, row in rest)
-        first, *others = [outcome for outcome in _OUTCOMES if counts[outcome]]
-        parts = [f"{plural(counts[first], 'check')} {first}"]
-        parts += [f"{counts[outcome]} {outcome}" for outcome in others]
-        folded = st.expander(
-            ", ".join(parts),
-            icon=":material/checklist:",
-            key="other_checks",
-            on_change="rerun",
-        )
-        with folded:
-            for number, (title, row) in enumerate(rest if folded.open else ()):
-                _check(view, title, row, f"check_{number}", is_open=False)
+    """Draw every check as a line with its figure: open if it failed."""
+    st.subheader("Checks")
+    for number, (title, row) in enumerate(answer.titled_checks):
+        _check(view, title, row, f"check_{number}", is_open=row.outcome == FAILED)
     if answer.not_run:
         st.caption(answer.not_run_line)
 
 
 def _next_step(view: selection.View, answer: Answer) -> None:
-    """Draw the commands that would decide; of a capture that was not judged, a button that judges
-    it.
+    """Draw what to do next as a button: judge the run, bring a control, or open the page that says
+    more; nothing if no page does.
     """
-    if view.run.header.provenance.kind != "upload":
-        if not answer.is_judged:
-            _how_to_judge(view)
+    is_upload = view.run.header.provenance.kind == "upload"
+    if not is_upload and not answer.is_judged:
+        _how_to_judge(view)
         return
-    if answer.name not in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC):
-        return
-    controls = deciding_controls(view.run, answer.checks)
+    is_open = answer.name in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC)
+    controls = deciding_controls(view.run, answer.checks) if is_open else {}
     if controls:
-        st.caption(
-            "Next: run one of these; the first decides best. Each stores a new run with its"
-            " verdict.",
-        )
-        command = f"{COMMAND} {shell_command(['verdict', view.run.run_id])}"
-        lines = [f"# {what}\n{command} {options}" for options, what in controls.items()]
-        widgets.code_block("\n".join(lines), wraps=True)
+        with st.popover("What would decide", icon=":material/gavel:", type="primary"):
+            st.caption("The first decides best. Each stores a new run with its verdict.")
+            command = f"{COMMAND} {shell_command(['verdict', view.run.run_id])}"
+            lines = [f"# {what}\n{command} {options}" for options, what in controls.items()]
+            widgets.code_block("\n".join(lines), wraps=True)
+        return
+    label, part = _next_page(view, answer)
+    if part:
+        with st.container(key="next_step"):
+            page = PAGES / f"{navigation.PAGE_OF[part].name}.py"
+            place = answer.first_place or (view.prompt, view.position)
+            at = dict(zip(("prompt", "position"), map(str, place), strict=True))
+            query = address.of(view, part)
+            query |= {key: value for key, value in at.items() if key in query}
+            st.page_link(page, label=f"{label} →", query_params=query)
+
+
+def _next_page(view: selection.View, answer: Answer) -> tuple[str, str]:
+    """Return what to look at next and its page or tab, ('', '') if nothing is left."""
+    flips = view.pair.summary.flips
+    if answer.name == INVALID_DUMP:
+        return "Upload a corrected dump", "upload"
+    if answer.name in (BUG_SUSPECTED, NONDETERMINISTIC, LOWER_PRECISION):
+        if view.pair.index in RECORDED["layers"].pairs(view.run):
+            return "See which module differs first", "layers"
+        if answer.first_place is not None and not view.is_list:
+            return f"See position {answer.first_place[1]} in the heatmap", "heatmap"
+    return (f"See {plural(flips, 'flip')}", "flips") if flips else ("", "")
 
 
 def _how_to_judge(view: selection.View) -> None:
@@ -227,11 +239,6 @@ def _progress(title: str) -> None:
     )
 
 
-def _is_to_act_on(row: Evidence) -> bool:
-    """Return whether a check needs action: it failed, a control is missing, or it names modules."""
-    return row.outcome in (FAILED, MISSING) or bool(getattr(row.figures, "modules_beyond", ()))
-
-
 def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open: bool) -> None:
     """Draw one check: outcome, title and line; opened, its chart, what was run and its figures."""
     icon, colour = _OUTCOMES[row.outcome]
@@ -280,7 +287,7 @@ def evidence_table(view: selection.View) -> pd.DataFrame:
 def _over_floor(view: selection.View, figures: PairFigures) -> None:
     """Draw the pair over its noise floor by position."""
     dtype, allowed = figures.compute_dtype, figures.position_ratio_allowed or None
-    floors = charts.floor_ratios(view.run, view.pair.index, figures)
+    floors = floor_ratios(view.run, view.pair.index, figures)
     if floors.empty:
         return
     is_here = floors["prompt"] == view.prompt

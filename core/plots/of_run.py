@@ -5,15 +5,15 @@ from __future__ import annotations
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..checks.pair import PairFigures
 from ..errors import UsageError
 from ..rl.queries import summary
+from ..runs.queries.by_position import floor_checks, floor_ratios
 from ..runs.queries.layers import modules
 from ..runs.reader import RunReader
 from ..text import clean
 from .layers import module_growth
 from .near_ties import near_tie_scatter
-from .pairs import floor_ratio, floor_ratios, runs_by_position, ulp_histogram
+from .pairs import floor_ratio, runs_by_position, ulp_histogram
 from .rl import density, ratios, steps
 
 _OF_ROLLOUTS = {
@@ -62,7 +62,7 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
 
 def _noise_floor(run: RunReader, pair: int, prompt: int) -> go.Figure | None:
     """Return the ratios to the floor of the pair's last check that has one, None if none has."""
-    checks = [row.figures for row in run.evidence(pair) if isinstance(row.figures, PairFigures)]
+    checks = floor_checks(run, pair)
     if not checks:
         return None
     floors = floor_ratios(run, pair, checks[-1])

@@ -8,36 +8,11 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..checks.pair import PairFigures
-from ..runs.queries.verdicts import position_ratios
-from ..runs.reader import RunReader
 from . import style
 
 # A color is a run, not a side. Okabe-Ito without vermilion, in which flips are marked.
 RUNS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#9A6FD6", "#E69F00")
 _DASHED = {"color": style.MISMATCH, "width": 1.4, "dash": "dash"}
-
-
-def floor_ratios(run: RunReader, pair: int, figures: PairFigures) -> pd.DataFrame:
-    """Return what `floor_ratio` draws of a pair: prompt, position and ratio, NaN if a logit is NaN
-    or infinite on one side; no rows if the floor is not stored by position.
-    """
-    floors = run.rows("floor_position", pair=pair)
-    floors = floors[floors["compute_dtype"] == figures.compute_dtype]
-    if floors.empty:
-        return floors
-    ratios = position_ratios(
-        floors["pair_rms"].to_numpy(float),
-        floors["floor_rms"].to_numpy(float),
-    )
-    # over the finite logits alone a ratio would look small
-    if figures.nonfinite_mismatch:
-        ratios = np.where(
-            run.positions(pair)["nonfinite_mismatch"].to_numpy(int) > 0,
-            np.nan,
-            ratios,
-        )
-    return floors.assign(ratio=ratios)
 
 
 def floor_ratio(
@@ -47,7 +22,8 @@ def floor_ratio(
     flips: np.ndarray,
 ) -> go.Figure:
     """Pair over floor at each position of a prompt, log axis; the floor itself as a line at 1, the
-    threshold dashed, what is beyond it red. ratios: of `floor_ratios`.
+    threshold dashed, what is beyond it red. ratios: of
+    `core.runs.queries.by_position`.
     """
     figure, positions, ratio = (
         go.Figure(),

@@ -58,17 +58,23 @@ def hover(values: np.ndarray, of: str = "y") -> str:
     return f"%{{{of}:{',.3~r' if is_plain else '.2~e'}}}"
 
 
+def is_lone(y: np.ndarray) -> np.ndarray:
+    """Return which values have a gap, NaN, on either side."""
+    is_gap = np.isnan(np.concatenate([[np.nan], y, [np.nan]]))
+    lone: np.ndarray = ~is_gap[1:-1] & is_gap[:-2] & is_gap[2:]
+    return lone
+
+
 def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size: int = 6) -> None:
     """Draw points of a line without a neighbour on either side as markers: a line of one point is
     not drawn. y: NaN in a gap.
     """
-    is_gap = np.isnan(np.concatenate([[np.nan], y, [np.nan]]))
-    is_lone = ~is_gap[1:-1] & is_gap[:-2] & is_gap[2:]
-    if is_lone.any():
+    mask = is_lone(y)
+    if mask.any():
         marker = {"color": colour, "size": size}
         figure.add_scatter(
-            x=x[is_lone],
-            y=y[is_lone],
+            x=x[mask],
+            y=y[mask],
             mode="markers",
             marker=marker,
             name="alone",

@@ -7,9 +7,10 @@ import pytest
 
 from app.components import best_tokens
 from core.numerics.formats import BFLOAT16
+from core.plots import lanes, pairs, style
 from core.plots import layers as internals
 from core.plots import near_ties as near_ties_charts
-from core.plots import pairs, style
+from core.runs.queries.by_position import cells, telling_prompts
 from core.runs.queries.flips import on_grid
 
 
@@ -208,3 +209,44 @@ def test_flips_of_compared_runs_are_drawn_over_every_line_in_the_colour_of_flips
     assert [one.showlegend for one in crosses] == [True, False]
     assert {one.marker.color for one in crosses} == {style.VARIANT}
     assert not {one.line.color for one in figure.data if one.mode == "lines"} & {style.VARIANT}
+
+
+def by_position_rows():
+    """Two prompts; two positions are equal, one has no floor, one a NaN, one an outlier."""
+    rows = {
+        "prompt": [0, 0, 0, 3, 3],
+        "position": [0, 1, 2, 0, 1],
+        "max_abs": [0.0, 0.5, 2.0, 0.25, 0.0],
+        "rms": [0.0, 0.125, 0.5, 0.0625, 0.0],
+        "floor_rms": [0.1, 0.1, 0.0, 0.1, 0.1],
+        "ratio": [0.0, 1.25, np.inf, 0.625, np.nan],
+        "is_flip": [False, True, False, False, False],
+        "is_outlier": [False, False, True, False, False],
+        "nonfinite_mismatch": [0, 0, 0, 0, 2],
+    }
+    return pd.DataFrame(rows)
+
+
+def test_each_prompt_has_a_lane_with_its_marks_and_every_position_can_be_clicked():
+    figure = lanes.position_lanes(by_position_rows(), [0, 3], "logits")
+    lines = [one for one in figure.data if one.name == "largest difference" and "lines" in one.mode]
+    assert [one.yaxis for one in lines] == ["y", "y2"]
+    assert [one.customdata[:, :2].tolist() for one in lines] == [
+        [[0, 0], [0, 1], [0, 2]],
+        [[3, 0], [3, 1]],
+    ]
+    assert np.isnan(lines[0].y).tolist() == [True, False, False]
+    marks = {one.name: (one.yaxis, one.x.tolist()) for one in figure.data if one.marker.symbol}
+    odd = "NaN or infinity on one side"
+    assert marks == {"flip": ("y", [1]), "outlier": ("y", [2]), odd: ("y2", [1])}
+    assert figure.layout.yaxis.domain[0] > figure.layout.yaxis2.domain[1]
+    shape = lanes.selected_in_lane([0, 3], 3, 1)
+    assert (shape["x0"], shape["yref"]) == (1, "y2 domain")
+
+
+def test_a_cell_of_a_long_prompt_is_its_largest_difference_and_the_rms_over_it():
+    drawn, step = cells(by_position_rows(), 3)
+    assert step == 2
+    assert drawn["max_abs"].tolist() == [0.5, 2.0, 0.0]
+    assert drawn["rms"].iloc[0] == pytest.approx(0.125 / 2**0.5)
+    assert telling_prompts(by_position_rows(), 3, 2) == [0, 3]

@@ -14,7 +14,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from ...numerics.arrays import DataFrame
-from ...text import code, number, opening
+from ...text import code, number, opening, plural, series
 from ..reader import RunReader
 from .layers import first_module, modules
 
@@ -163,6 +163,23 @@ def in_words(table: DataFrame, names: tuple[str, str]) -> str:
     return f"{opening(says)}."
 
 
+def counts_in_words(table: DataFrame, names: tuple[str, str]) -> str:
+    """Count kernels of one side only and those launched more or less often, in markdown. table: of
+    `side_by_side`, not by module; names: of the sides.
+    """
+    only = table["only"]
+    counts = {
+        f"only in {_code(name)}": int((only == side).sum())
+        for side, name in zip(("reference", "variant"), names, strict=True)
+    }
+    counts["launched more or less often per forward"] = int(table["is_multiplied"].sum())
+    clauses = [f"{count} {what}" for what, count in counts.items() if count]
+    kernels = plural(len(table), "kernel")
+    if not clauses:
+        return f"both sides launch the same {kernels} as often per forward."
+    return f"of {kernels}, {series(clauses)}."
+
+
 def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: bool) -> str:
     """Say which module differs first, and what ran there on both sides; names: of the sides."""
     prompt = f"prompt {place.prompt}, " if names_prompt else ""
@@ -170,19 +187,19 @@ def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: 
         f"The first module whose output differs is {_code(place.module)}, at {prompt}position"
         f" {place.position}."
     )
-    return f"{start} {opening(ops_in_words(place, names))}"
+    return f"{start} {_ops_in_words(place, names)}"
 
 
-def ops_in_words(place: KernelPlace, names: tuple[str, str] | None = None) -> str:
-    """Say what ran where the first module differs; names: of the sides, to say in what shapes."""
+def _ops_in_words(place: KernelPlace, names: tuple[str, str]) -> str:
+    """Say what ran where the first module differs, and in what shapes; names: of the sides."""
     pairs = list(place.kernels.itertuples(index=False))
     adding = [pair for pair in pairs if pair.is_reducing]
     if not adding:
         others = f": {_few(_code(pair.name) for pair in pairs)}" if pairs else ""
-        return f"no matmul or reduction was launched in the first module that differs{others}."
-    ran = _few(_with_shapes(pair, names) if names else _code(pair.name) for pair in adding)
+        return f"No matmul or reduction was launched in the first module that differs{others}."
+    ran = _few(_with_shapes(pair, names) for pair in adding)
     return (
-        f"matmuls and reductions between the last equal module and the first that differs: {ran}."
+        f"Matmuls and reductions between the last equal module and the first that differs: {ran}."
     )
 
 

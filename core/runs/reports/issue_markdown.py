@@ -226,7 +226,7 @@ def _prompts(run: RunReader, pair: StoredPair) -> list[str]:
     for place in order[:_MOST_PROMPTS]:
         prompt = prompts[place]
         # a character may be spread over several tokens
-        text = join_bytes("".join(prompt.token_texts)) or " ".join(map(str, prompt.token_ids))
+        text = "".join(join_bytes(prompt.token_texts)) or " ".join(map(str, prompt.token_ids))
         if text:
             limit = f", first {LONGEST_PROMPT:,} characters" if len(text) > LONGEST_PROMPT else ""
             kind = "" if prompt.token_texts else ", token ids"

@@ -124,7 +124,7 @@ def test_what_explains_the_difference_and_which_tokens_carry_it_is_said(planted)
 
 def test_the_distribution_is_that_of_the_tokens(planted, tokens):
     page = planted(part="distribution")
-    ratios, density = (figure["figure"]["data"] for figure in figures_of(page))
+    _, ratios, density = (figure["figure"]["data"] for figure in figures_of(page))
     bins = tokens.groupby("bin")["k3"].agg(["size", "sum"])
     np.testing.assert_allclose(values_of(ratios[0]["x"]), bins.index)
     np.testing.assert_array_equal(values_of(ratios[0]["y"]), bins["size"])
@@ -143,7 +143,7 @@ def test_the_distribution_is_that_of_the_tokens(planted, tokens):
 
 
 def test_what_it_depends_on_is_drawn_by_group(planted, tokens):
-    (figure,) = figures_of(planted(part="depends-on"))
+    _, figure = figures_of(planted(part="depends-on"))
     (trace,) = figure["figure"]["data"]
     means = tokens.groupby("environment")["absolute"].mean()
     assert trace["x"] == ["chat", "code", "math"]
@@ -151,7 +151,7 @@ def test_what_it_depends_on_is_drawn_by_group(planted, tokens):
 
 
 def test_steps_have_their_means(planted, tokens):
-    (figure,) = figures_of(planted(part="steps"))
+    _, figure = figures_of(planted(part="steps"))
     mean_abs, k3 = (values_of(trace["y"]) for trace in figure["figure"]["data"])
     means = tokens.groupby("step")[["absolute", "k3"]].mean()
     np.testing.assert_allclose(mean_abs, means["absolute"], rtol=1e-12)

@@ -24,7 +24,7 @@ def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
         [saved(tmp_path / "d.npz", reference=PLAIN, variant=OTHER, token_ids=np.arange(ROWS))],
     )
     app = opened(run=run_id)
-    assert "likely rounding" in label(app)
+    assert "Likely rounding" in label(app)
     commands = codes(app)
     pair = "--float32 PAIR_IN_FLOAT32.npz"
     for option in (
@@ -61,7 +61,7 @@ def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):
         [saved(tmp_path / "d.npz", reference=PLAIN, variant=np.roll(OTHER, 1, axis=0))],
     )
     app = opened(run=run_id)
-    assert "invalid dump" in label(app)
+    assert "Invalid dump" in label(app)
     assert "1 row before it" in page_text(app)
     assert not [text for text in codes(app) if "verdict" in text]
 

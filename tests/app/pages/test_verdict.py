@@ -16,6 +16,7 @@ from core.checks.pair import WIDE_PAIR
 from core.checks.shrink import SHRINK
 from core.evidence import CHECK_GROUPS, FAILED, NOTED, Evidence, Unmeasured
 from core.plots import pairs as charts
+from core.text import opening as opening_of
 from tests.app import opening
 from tests.app.opening import codes, figures_of, keys, page_text
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run, ratio_row
@@ -24,21 +25,20 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 
 def opened(open_=(), **link):
-    """The overview of a viewer who has unfolded the other checks and the expanders `open_`."""
-    return opening.open_page("overview", ("other_checks", *open_), **link)
+    """The overview of a viewer who has unfolded the expanders `open_`."""
+    return opening.open_page("overview", open_, **link)
 
 
 def label(app):
-    """The badge: its colour and its text."""
-    return next(element.value for element in app.markdown if "-badge[" in element.value)
+    """The verdict: its colour and its name."""
+    return app.header[0].value
 
 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("verdict", CASES)
 def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, verdict):
     app = opened(run=judged_run(own_store, verdict))
-    assert verdict in label(app)
-    assert f":{wording.VERDICTS[verdict]}-badge[" in label(app)
+    assert label(app) == f":{wording.VERDICTS[verdict]}[{opening_of(verdict)}]"
     because, _, rows = CASES[verdict]
     assert because in page_text(app)
     steps = [step.label.replace("\\", "") for step in app.expander]
@@ -90,12 +90,21 @@ def test_a_nan_has_no_ratio_in_the_chart_and_a_floor_left_aside_has_no_chart(own
     assert "a gap nothing differs" in page
 
 
+def test_the_next_step_of_a_fault_is_its_first_position(own_store):
+    app = opened(run=judged_run(own_store, "bug suspected"))
+    (link,) = [each.proto for each in app.get("page_link") if "position 32" in each.proto.label]
+    assert link.page == "heatmap"
+    assert "position=32" in link.query_string
+    app = opened(run=judged_run(own_store, "identical"))
+    assert not [each for each in app.get("page_link") if "See" in each.proto.label]
+
+
 def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(
     own_store,
     submitted,
 ):
     app = opened(run=judged_run(own_store, None, run_id="mine"))
-    assert "not judged" in label(app)
+    assert "Not judged" in label(app)
     assert codes(app)[0] == dataclasses.replace(REQUEST, judge=True).typed()
     app.button(key="judge").click().run()
     assert not app.exception
@@ -191,7 +200,7 @@ def test_a_check_that_names_modules_opens_with_its_chart(own_store):
         "One module alone differs.",
         "decode",
     )
-    app = opened(("open_check_0",), run=judged_run(own_store, "bug suspected", evidence=[row]))
+    app = opened(("check_0",), run=judged_run(own_store, "bug suspected", evidence=[row]))
     assert "RMS error vs. float64" in page_text(app)
     figure = charts.over_modules(
         list(MODULES_ALONE.modules),

@@ -7,7 +7,14 @@ from contextlib import ExitStack
 
 import pytest
 
-from core.runs.queries.kernels import find_start, in_words, place_in_words, short_name, side_by_side
+from core.runs.queries.kernels import (
+    counts_in_words,
+    find_start,
+    in_words,
+    place_in_words,
+    short_name,
+    side_by_side,
+)
 from core.runs.reader import RunReader
 from core.runs.tables.kernels import KernelList, KernelRow
 from tests.core.runs.damaging import damaged
@@ -60,7 +67,9 @@ def test_the_public_example_is_told_another_tile_and_three_times_the_reductions(
     assert found[REDUCE].variant_microseconds == 12.0
     assert found[REDUCE].places == ["model.layers.*.mlp.down_proj"]
     assert table["is_multiplied"].tolist() == [False, False, True, False]
-    assert "launch counts per forward" in in_words(table, ("prefill", "prefill+batch:2"))
+    names = ("prefill", "prefill+batch:2")
+    assert "launch counts per forward" in in_words(table, names)
+    assert "1 only in `prefill`, 1 only in `prefill+batch:2` and 1" in counts_in_words(table, names)
 
 
 def test_as_often_a_forward_is_no_difference_whatever_the_number_of_forwards(read):
@@ -73,6 +82,7 @@ def test_as_often_a_forward_is_no_difference_whatever_the_number_of_forwards(rea
     )
     assert not ((table["only"] != "") | table["is_multiplied"]).any()
     assert "Both sides launch the same" in in_words(table, ("prefill", "decode"))
+    assert "both sides launch the same" in counts_in_words(table, ("prefill", "decode"))
 
 
 def test_numbers_of_layers_are_left_out_of_a_kind_of_module(read):

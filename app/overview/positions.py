@@ -1,0 +1,115 @@
+"""The pair by position on the Overview: a chart with a lane for each prompt, and its flips."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from app.components import plots
+from app.flips import parts
+from app.shell import exports, selection, store_cache
+from core.checks.pair import PairFigures
+from core.plots import lanes
+from core.runs.queries import by_position as query
+from core.runs.queries.flips import flips_sentence
+from core.text import opening
+
+_KEY = "by_position"
+_OF_FLIPS = (
+    "prompt",
+    "position",
+    "is_flip",
+    "reference_token",
+    "variant_token",
+    "max_abs",
+)
+_MOST_FLIPS = 5  # in sight
+
+
+def chart(view: selection.View, *, is_rollout: bool) -> None:
+    """Draw the pair by position; nothing if it does not differ, or has one position only."""
+    differs = (view.table["max_abs"] > 0).any() or view.pair.summary.nonfinite_mismatch
+    if not differs or view.compared_positions == 1:
+        return
+    header = view.run.header
+    st.subheader(f"Difference by position, {header.unit}")
+    # of a long run the table holds one prompt
+    of = (view.pair.index, view.prompt if header.is_long else None)
+    drawn = store_cache.remember(
+        _KEY,
+        store_cache.stamp_of(view.run),
+        of,
+        lambda: query.by_position(view.run, view.pair.index, view.table),
+    )
+    count = len(header.prompts)
+    most = lanes.MOST_LANES if count <= lanes.MOST_LANES else lanes.FEW_LANES
+    prompts = query.telling_prompts(drawn, view.prompt, most)
+    checks = query.floor_checks(view.run, view.pair.index)
+    words = ("|r|", "sequence") if is_rollout else ()
+    floor_dtype = checks[-1].compute_dtype if checks else ""
+    arguments = (drawn, prompts, header.unit, floor_dtype, *words)
+    figure = plots.cached(view.run, (*of, *prompts), lanes.position_lanes, *arguments)
+    # apart from the cached traces: a step then draws the line alone
+    line = lanes.selected_in_lane(prompts, view.prompt, view.position)
+    figure = figure._replace(shapes=(*figure.shapes, line))
+    plots.draw(figure, _KEY, exports.picture_of(view, "by-position"), _go, of=str(prompts))
+    st.caption(_about(view, drawn, prompts, checks))
+
+
+def _go() -> None:
+    prompt, position = (plots.clicked_value(_KEY, place) for place in (0, 1))
+    if prompt is not None and position is not None:
+        selection.select(prompt=prompt, position=position)
+
+
+def _about(
+    view: selection.View,
+    drawn: pd.DataFrame,
+    prompts: list[int],
+    checks: list[PairFigures],
+) -> str:
+    """Say what the chart has, and what it has not."""
+    header = view.run.header
+    sentences = [f"{opening(header.quantity)}, log axis."]
+    if drawn["floor_rms"].notna().any():
+        sentences.append("Gray: the noise floor, with which the RMS difference is compared.")
+    elif checks and drawn["ratio"].notna().any():
+        dtype = checks[-1].compute_dtype
+        sentences.append(f"The noise floor was measured in {dtype}; see its check below.")
+    elif header.k is not None:
+        sentences.append("Lists of tokens have no noise floor by position.")
+    else:
+        sentences.append("No noise floor was measured for this pair.")
+    if drawn["is_outlier"].any():
+        limit = f"{checks[-1].position_ratio_allowed:.3g}x the noise floor"
+        sentences.append(f"Outlier: beyond {limit} in {checks[-1].compute_dtype}.")
+    total = len(header.prompts)
+    if len(prompts) < total and not header.is_long:
+        sentences.append(
+            f"{len(prompts)} of {total:,}: the selected one and those with the largest difference.",
+        )
+    longest = int(drawn.groupby("prompt").size().max())
+    if longest > lanes.MOST_CELLS:
+        step = -(-longest // lanes.MOST_CELLS)
+        sentences.append(f"Of long prompts a point is the largest of up to {step} positions.")
+    return " ".join(sentences)
+
+
+def flips(view: selection.View) -> None:
+    """Draw the flips of all prompts as a list; a click selects one."""
+    table = view.table
+    st.subheader("Flips")
+    of = (view.pair.index, view.prompt if view.run.header.is_long else None)
+    # 14 ms of 24,000 positions
+    sentence = store_cache.remember(
+        "flips_sentence",
+        store_cache.stamp_of(view.run),
+        of,
+        lambda: flips_sentence(table),
+    )
+    st.markdown(sentence)
+    rows = table[table["is_flip"].eq(True)]
+    if rows.empty:
+        return
+    columns = [name for name in _OF_FLIPS if name in rows]
+    parts.draw_positions(rows[columns], view.run, "overview_flips", _MOST_FLIPS, of)

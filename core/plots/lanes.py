@@ -1,0 +1,200 @@
+"""Chart of the Overview: a pair by position, each prompt in a lane of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from ..runs.queries.by_position import cells
+from ..text import multiple
+from . import style
+
+# prompts that are all drawn; of more, so many
+MOST_LANES = 12
+FEW_LANES = 6
+MOST_CELLS = 512  # of a lane: about 2 px each in a wide window
+_GAP = 17  # px between lanes, for the name of the prompt
+_HEIGHTS = {1: 220, 2: 120, 3: 90}  # px of a lane, by the number of lanes
+_LOWEST = 36
+_UNDRAWN = {"opacity": 0, "maxdisplayed": 1}
+_FLOOR = "rgba(138, 147, 160, 0.28)"
+
+
+def position_lanes(
+    drawn: pd.DataFrame,
+    prompts: Sequence[int],
+    unit: str,
+    floor_dtype: str = "",
+    quantity: str = "largest difference",
+    kind: str = "prompt",
+) -> go.Figure:
+    """Largest difference and RMS at each position of some prompts, log axis, one lane a prompt; the
+    noise floor as a band from below, flips and outliers marked. A click gives prompt and position.
+
+    drawn: of `core.runs.queries.by_position`; of a long prompt a point is the largest of a cell.
+    floor_dtype: of the deciding check, of which a hover shows the ratio.
+    """
+    drawn = drawn[drawn["prompt"].isin(prompts)]
+    is_single = len(prompts) == 1
+    lane = _HEIGHTS.get(len(prompts), _LOWEST)
+    height = len(prompts) * lane + (len(prompts) - 1) * _GAP
+    axis = _log_axis(drawn, most=6 if lane >= 100 else 3)
+    traces: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {"shapes": [], "annotations": []}
+    named: set[str] = set()
+    where = "position %{customdata[1]:,}: "
+    value = f"%{{customdata[2]:.3g}} {unit}<br>%{{text}}"
+    ratios = drawn["ratio"].to_numpy(float)
+    about = f"the noise floor in {floor_dtype}"
+    texts = ["" if np.isnan(ratio) else f"{multiple(ratio)} {about}" for ratio in ratios]
+    drawn = drawn.assign(text=texts)
+    if not is_single:
+        where = f"{kind} %{{customdata[0]}}, {where}"
+    for place, prompt in enumerate(prompts):
+        top = 1 - place * (lane + _GAP) / height
+        bottom = max(0.0, top - lane / height)
+        number = f"{place + 1 if place else ''}"
+        layout[f"yaxis{number}"] = {**axis, "domain": [bottom, top]}
+        of_prompt = drawn[drawn["prompt"] == prompt].reset_index(drop=True)
+        for trace in _traces(of_prompt, axis["range"], where, value, quantity):
+            is_new = trace["name"] not in named
+            named.add(trace["name"])
+            traces.append({**trace, "yaxis": f"y{number}", "showlegend": is_new})
+        if not is_single:
+            name = f"{kind} {prompt}, {len(of_prompt):,} positions"
+            layout["shapes"].append(_lane(bottom, top))
+            layout["annotations"].append(_lane_name(name, top))
+    # at once: plotly checks all of a layout whenever one part is added
+    figure = go.Figure({"data": traces, "layout": layout})
+    first, last = int(drawn["position"].min()), int(drawn["position"].max())
+    margin = 0.5 + (last - first) / 200
+    figure.update_xaxes(
+        title="position",
+        range=[first - margin, last + margin],
+        anchor=f"y{'' if is_single else len(prompts)}",
+        dtick=1 if last - first < 8 else None,
+    )
+    above = 6 if is_single else _GAP
+    style.layout(figure, height + 66 + above, **style.NEAREST_CLICK)
+    return figure.update_layout(legend={"y": 1 + above / height}, margin={"t": 28 + above})
+
+
+def _traces(
+    drawn: pd.DataFrame,
+    span: list[float],
+    where: str,
+    value: str,
+    quantity: str,
+) -> list[dict[str, Any]]:
+    """Return the traces of one prompt, the floor first, behind the others. where, value: what a
+    hover shows.
+    """
+    shown, step = cells(drawn, MOST_CELLS)
+    positions = shown["position"].to_numpy(int)
+    floor = shown["floor_rms"].to_numpy(float)
+    rms = shown["rms"].to_numpy(float)
+    traces: list[dict[str, Any]] = []
+    if np.isfinite(floor).any():
+        lowest = 10 ** span[0]
+        band = np.maximum(np.nan_to_num(floor), lowest / 10)
+        ends = np.array([-0.5, 0.5]) * step
+        area: dict[str, Any] = {
+            "x": [positions[0] + ends[0], *positions, positions[-1] + ends[1]],
+            "y": [band[0], *band, band[-1]],
+            "fill": "tozeroy",
+            "fillcolor": _FLOOR,
+            "line": {"shape": "hvh", "width": 0},
+        }
+        traces.append({**area, "mode": "lines", "name": "noise floor, RMS", "hoverinfo": "skip"})
+        traces += _line(positions, rms, "RMS difference", {"width": 1, "dash": "dot"})
+    largest = shown["max_abs"].to_numpy(float)
+    traces += _line(positions, largest, quantity, {"width": 1.8})
+    traces[-1] |= _hover(shown, f"{where}{quantity} {value}")
+    has_nan = drawn["nonfinite_mismatch"].fillna(0).astype(float) > 0
+    is_flip = drawn["is_flip"].eq(True)
+    marks = {
+        "outlier": (drawn["is_outlier"], style.MISMATCH, "circle", 7),
+        "flip": (is_flip, style.VARIANT, "x", 9),
+        "NaN or infinity on one side": (has_nan, style.MISMATCH, "square", 9),
+    }
+    for name, (mask, color, symbol, size) in marks.items():
+        rows = drawn[mask.to_numpy(bool)]
+        if rows.empty:
+            continue
+        heights = rows["max_abs"].to_numpy(float)
+        is_on_axis = (heights > 0) & ~has_nan[mask.to_numpy(bool)].to_numpy(bool)
+        mark = {"mode": "markers", "name": name, "x": rows["position"].to_numpy(int)}
+        mark["y"] = np.where(is_on_axis, heights, 10 ** span[1])
+        mark["marker"] = {"color": color, "symbol": symbol, "size": size}
+        traces.append(mark | _hover(rows, f"{where}{name}, {value}"))
+    return traces
+
+
+def _line(x: np.ndarray, y: np.ndarray, name: str, look: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a line with gaps at zero; a point without neighbors as a mark of its own."""
+    heights = style.gaps_at_zero(y)
+    is_lone = style.is_lone(heights)
+    color = {"color": style.REFERENCE}
+    common = {"name": name, "hoverinfo": "skip"}
+    marks = {"mode": "markers", "marker": {**color, "size": 6}, **common}
+    traces = [{**marks, "x": x[is_lone], "y": heights[is_lone]}] if is_lone.any() else []
+    line = {"mode": "lines+markers", "line": {**color, **look}, "marker": _UNDRAWN, **common}
+    return [*traces, {**line, "x": x, "y": heights}]
+
+
+def _hover(rows: pd.DataFrame, about: str) -> dict[str, Any]:
+    """Return what a click gives, prompt and position, and what a hover shows: also the ratio."""
+    return {
+        "customdata": rows[["prompt", "position", "max_abs"]].to_numpy(float),
+        "text": rows["text"].tolist(),
+        "hoverinfo": None,
+        "hovertemplate": f"{about}<extra></extra>",
+    }
+
+
+def _log_axis(drawn: pd.DataFrame, most: int) -> dict[str, Any]:
+    """Return the log axis that all lanes share. most: labels of a lane."""
+    # a floor next to 0 at a few positions would stretch the axis
+    floors = drawn["floor_rms"]
+    floor = float(floors.clip(lower=floors.median() / 10).min())
+    columns = ["max_abs"] if np.isnan(floor) else ["max_abs", "rms"]
+    values = np.append(drawn[columns].to_numpy(float), floor)
+    values = values[np.isfinite(values) & (values > 0)]
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.1, 1.0)
+    bottom, top = float(np.log10(low)) - 0.15, float(np.log10(high)) + 0.25
+    powers = np.arange(np.ceil(bottom), np.floor(top) + 1)
+    axis = {**style.log_axis(values), "range": [bottom, top], "zeroline": False}
+    if len(powers) < 2:
+        decades = 10.0 ** np.arange(np.floor(bottom), top)
+        return {**axis, "tickvals": np.multiply.outer(decades, (1, 2, 5)).ravel()}
+    powers = powers[:: max(1, -(-len(powers) // most))]
+    ticks = {"tickvals": 10.0**powers}
+    # plotly would write only the smallest as powers
+    if axis["exponentformat"] == "power":
+        ticks["ticktext"] = np.array([f"10<sup>{power:.0f}</sup>" for power in powers], object)
+    return {**axis, **ticks}
+
+
+def _lane(bottom: float, top: float) -> dict[str, Any]:
+    """Shade of a lane, as a shape of a layout."""
+    across = {"xref": "paper", "x0": 0, "x1": 1}
+    up = {"yref": "paper", "y0": bottom, "y1": top}
+    look = {"layer": "below", "line": {"width": 0}, "fillcolor": style.QUIET, "opacity": 0.07}
+    return {"type": "rect", **across, **up, **look}
+
+
+def _lane_name(name: str, top: float) -> dict[str, Any]:
+    """Name above a lane, as an annotation."""
+    across = {"xref": "paper", "x": 0, "xanchor": "left"}
+    up = {"yref": "paper", "y": top, "yanchor": "bottom"}
+    return {"text": name, "font": {"size": 11}, "showarrow": False, **across, **up}
+
+
+def selected_in_lane(prompts: Sequence[int], prompt: int, position: int) -> dict[str, Any]:
+    """Line at the selected position, in the lane of its prompt, as a shape of a layout."""
+    lane = prompts.index(prompt)
+    return style.selected_line(position) | {"yref": f"y{lane + 1 if lane else ''} domain"}
