@@ -307,7 +307,7 @@ def run_trial(
                 sizes.append(size)
     trials = []
     for case, side, size, error in zip(able, sides, sizes, errors, strict=True):
-        test = error_test(error, draws.draws, lengths)
+        test = error_test(error, draws.draws, lengths, own=draws.own)
         is_open = test.is_passed and _has_an_open_module(loaded, prompts, side)
         trials.append(Tried(name, len(prompts), case.name, size, test, is_open))
     every = [(one, [other for other in draws.draws if other is not one]) for one in draws.draws]

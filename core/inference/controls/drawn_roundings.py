@@ -143,8 +143,8 @@ class RoundingDraws:
     """Errors in a model's 16 bits to its float32 forward, and those of DRAWS forwards with
     randomized rounding.
 
-    plain: what the sides ought to compute; exact: runs it in float32; draws: their errors, made at
-    first need.
+    plain: what the sides ought to compute; exact: runs it in float32; draws: their errors, and own:
+    that of plain, made at first need.
     """
 
     loaded: LoadedModel
@@ -152,6 +152,7 @@ class RoundingDraws:
     plain: RunnableSide = PLAIN
     exact: RunnableSide | None = None
     draws: list[Errors] = field(default_factory=list)
+    own: Errors | None = None
 
     def measure(
         self,
@@ -171,6 +172,7 @@ class RoundingDraws:
             errors,
             self.draws,
             lambda: by_name(self._own_paths()),
+            self.own,
             f"'{model.name}'",
             experts,
         )
@@ -208,7 +210,10 @@ class RoundingDraws:
             )
         weights: dict[torch.Tensor, torch.Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
-        pieces: dict[RunnableSide, list[Floats]] = {side: [] for side in (*sides, *draws)}
+        measured = [*sides, *draws]
+        if self.own is None:
+            measured.append(self.plain)
+        pieces: dict[RunnableSide, list[Floats]] = {side: [] for side in measured}
         systems = dict.fromkeys(pieces, SystematicError())
         for group in groups_of(loaded, self.prompts):
             if weights:
@@ -232,6 +237,7 @@ class RoundingDraws:
             side: Errors(np.concatenate(each), systems[side].size) for side, each in pieces.items()
         }
         self.draws = self.draws or [errors[draw] for draw in draws]
+        self.own = self.own or errors[self.plain]
         return [errors[side] for side in sides]
 
     def _own_paths(self) -> list[RunnableSide]:

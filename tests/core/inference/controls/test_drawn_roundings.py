@@ -12,7 +12,7 @@ from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.sixteen import FAULTS, PLACE, TWINS
 from benchmarks.verdicts.tiny_models import tiny_prompts
 from benchmarks.verdicts.trial import model_named
-from core.checks.drawn import DRAWN
+from core.checks.drawn import DRAWN, Errors, error_test
 from core.evidence import FAILED, FLOAT32, OWN_DTYPE, PASSED
 from core.inference.controls import drawn_roundings
 from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding
@@ -208,3 +208,15 @@ def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says
     faults = [one for one in tried if one.size]
     assert len(faults) >= 33
     assert [one.case for one in faults if one.size > 8 and not one.is_seen] == []
+
+
+def test_a_position_where_the_models_own_forward_rounds_more_is_no_outlier():
+    random = np.random.default_rng(0)
+    draws = [Errors(random.chisquare(200, 40) / 200, 1.0) for _ in range(8)]
+    error, own = np.ones(40), np.ones(40)
+    error[3] = 3.0**2
+    error[7] = 3.0**2
+    own[3] = 2.5**2
+    test = error_test(Errors(error, 1.0), draws, own=Errors(own, 1.0))
+    assert test.outliers.tolist() == [7]
+    assert error_test(Errors(error, 1.0), draws).outliers.tolist() == [3, 7]
