@@ -22,7 +22,7 @@ def test_people_see_figures_verdict_and_two_commands_and_a_script_takes_the_id_f
         "decode",
         "999,370 of 2,985,984 (33.5%)",
         "0.366",
-        "0.3438",
+        "0.344",
     ]
     assert "rounding  decode vs prefill\n" in printed.err
     assert re.findall(r"^next: (.*)$", printed.err, re.M) == [
