@@ -20,7 +20,7 @@ def figure(page, key):
 def step(page, key, position):
     page.keyboard.press(key)
     expect(
-        page.get_by_role("heading", name=f"Top tokens at position {position}", exact=True),
+        page.get_by_role("heading", name=f"Top tokens at position {position} "),
     ).to_be_visible()
     settle(page)
 

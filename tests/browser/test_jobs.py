@@ -193,7 +193,7 @@ def test_a_flip_leads_to_its_logits_and_to_a_module(page, dashboard):
     assert said(page, "run", "position", "module") == ["flips", "40", "model.layers.1"]
     go(page, "Runs")  # back there a tick opens nothing
     click_row(page, "a run", x=17)
-    expect(page.get_by_text("Ticked:")).to_be_visible()
+    expect(page.get_by_text("1 run ticked")).to_be_visible()
     settle(page)
     expect(page.locator("h1")).to_have_text("Runs")
 
