@@ -110,21 +110,17 @@ browser:
 	@.ci/browser
 
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
-# The clone itself, so that $(BIN)/ulpscope and `import ulpscope` are this code.
-EDITABLE = $(PIP) --no-deps --editable .
 
 $(VENV)/.runtime: requirements.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing what ULPscope needs into $(VENV): about a minute, once."
 	$(PIP) -r requirements.txt
-	$(EDITABLE)
+	$(PIP) --no-deps --editable .  # the clone itself: $(BIN)/ulpscope and `import ulpscope` are this code
 	touch $@
 
-$(VENV)/.development: requirements.txt requirements-dev.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+$(VENV)/.development: $(VENV)/.runtime requirements-dev.txt
 	$(PIP) -r requirements-dev.txt
-	$(EDITABLE)
-	touch $(VENV)/.runtime $@
+	touch $@
 
 $(VENV)/.thorough: $(VENV)/.development requirements-thorough.txt
 	$(PIP) -r requirements-thorough.txt
