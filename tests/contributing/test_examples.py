@@ -124,6 +124,7 @@ def patched(request: pytest.FixtureRequest, tmp_path: Path) -> Patched:
     tree = tmp_path / "tree"
     for folder in TREE:  # with what Python and numba compiled
         shutil.copytree(ROOT / folder, tree / folder)
+    shutil.copy(ROOT / "tests" / "places.py", tree / "tests")
     apply(request.node.callspec.params["name"], tree, "--apply")
     return Patched(tree)
 
