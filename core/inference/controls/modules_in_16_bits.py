@@ -46,7 +46,9 @@ def module_rounding(
         left -= len(ids)
         if ids:
             sums.append(_errors_on(loaded, ids, side))
-    names = [name for name in sums[0].squares if all(name in each.squares for each in sums)]
+    # none if no position fits into memory
+    names = list(sums[0].squares) if sums else []
+    names = [name for name in names if all(name in each.squares for each in sums)]
     if not names:
         raise CaptureError(f"'{side.name}' hands on no module's outputs at every position.")
     squares = np.sum([[each.squares[name] for name in names] for each in sums], axis=0)
@@ -71,10 +73,10 @@ class _Errors:
 
     def __init__(self, exact: Outputs, moved: Outputs, forwards: int) -> None:
         self._exact = exact
-        self._moves = {name: (moved[name] - exact[name]).double() / _STEP for name in exact}
+        self._moves = {name: (moved[name] - exact[name]) / _STEP for name in exact}
         self.squares = {name: np.zeros(forwards) for name in exact}
         self.along = np.zeros(forwards)
-        self.tangent = sum(float(moves.square().sum()) for moves in self._moves.values())
+        self.tangent = sum(float(each.double().square().sum()) for each in self._moves.values())
 
     def add(self, forward: int, name: str, output: torch.Tensor, _: Any = None) -> None:
         """Add what a module puts out in one of the forwards. [positions, width]"""
@@ -93,6 +95,8 @@ def _errors_on(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide) -> _
         if "rotary" not in type(module).__name__.lower()
     }
     outputs, recorded_calls = record_outputs(loaded, ids, side, modules)
+    if not outputs:  # of an engine in another process: nothing to replay
+        raise CaptureError(f"'{side.name}' hands on no module's outputs.")
 
     def replay(model: LoadedModel, mode: AbstractContextManager[Any], see: Any) -> Counter[str]:
         with mode, graft_outputs(modules, outputs, see) as calls:

@@ -214,9 +214,12 @@ def test_a_position_where_the_models_own_forward_rounds_more_is_no_outlier():
     random = np.random.default_rng(0)
     draws = [Errors(random.chisquare(200, 40) / 200, 1.0) for _ in range(8)]
     error, own = np.ones(40), np.ones(40)
-    error[3] = 3.0**2
-    error[7] = 3.0**2
-    own[3] = 2.5**2
+    error[3] = 2.6**2
+    error[7] = 2.6**2
+    own[3] = 1.8**2
     test = error_test(Errors(error, 1.0), draws, own=Errors(own, 1.0))
     assert test.outliers.tolist() == [7]
+    own[3] = 6.0**2  # a fault that both have
+    test = error_test(Errors(error, 1.0), draws, own=Errors(own, 1.0))
+    assert test.outliers.tolist() == [3, 7]
     assert error_test(Errors(error, 1.0), draws).outliers.tolist() == [3, 7]
