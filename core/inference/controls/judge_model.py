@@ -31,7 +31,7 @@ from ...progress import Progress, no_progress
 from ...verdict import Verdict
 from ..models.dtypes import WIDENING
 from ..models.model import LoadedModel, has_experts, loaded_from
-from ..models.torch_errors import model_errors_stop
+from ..models.torch_errors import foreign_errors_stop, model_errors_stop
 from ..paths.batch import CHUNK_BYTES, Emit, Run
 from ..paths.engine_side import parts_of
 from ..paths.engines import (
@@ -412,8 +412,9 @@ class ModelControls(Controls):
                 continue
             self.say(f"modules of '{side.name}' in {self.dtype}")
             measure = partial(module_rounding, self.loaded, self.prompts, side)
-            # a side whose modules cannot be followed
-            with suppress(CaptureError):
+            # a side whose modules cannot be followed, or do not fit into memory
+            stop = foreign_errors_stop("modules in 16 bits", "choose a smaller model")
+            with suppress(CaptureError), stop:
                 rounding = self.session.once(("module rounding", side.name), measure, side)
                 rows.append(module_rounding_row(rounding, side.name, self.dtype))
         return rows
