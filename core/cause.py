@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .numerics.arrays import Values
+from .numerics.arrays import Record, Values
 from .text import floored_percent, number
 
 EXPLAINED = 0.9  # of a row's squared difference
@@ -23,7 +23,7 @@ class Cause:
 
     name: str
     says: str
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: Record = field(default_factory=dict)
     undo: Any = None
     explained: float | None = None
     left_rms: float | None = None
@@ -64,7 +64,7 @@ class Cause:
         explained = max(0.0, 1 - float(remaining.sum() / total.sum()))
         return replace(self, explained=explained, left_rms=math.sqrt(remaining.sum() / tokens))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Record:
         return {
             **{name: value for name, value in vars(self).items() if name != "undo"},
             "text": self.text,

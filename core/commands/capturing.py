@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+from typer import Exit
 
 from ..capture_request import CaptureRequest
 from ..command_name import COMMAND, shell_command
@@ -366,4 +366,4 @@ def tell_end(
     for sentence in failures:
         print_text(f"error: {sentence}", err)
     if code or failures:
-        raise typer.Exit(code or 2)
+        raise Exit(code or 2)

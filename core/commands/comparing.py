@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
+from typer import Argument, Option
 
 from ..checks.responses import CONTEXT
 from ..errors import UsageError
@@ -37,7 +37,7 @@ _LONGEST_NOTE = 1000  # characters of what is noted on a dump, its own `meta` in
 def compare(
     names: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="A [B]...",
             help=(
                 "A logit dump, responses (JSON, JSONL) or a run id; B: a second dump or responses,"
@@ -48,7 +48,7 @@ def compare(
     ],
     fail_on: Annotated[
         list[str] | None,
-        typer.Option(help=f"Exit with 1 if a pair meets a condition; comma-separated: {ALLOWED}."),
+        Option(help=f"Exit with 1 if a pair meets a condition; comma-separated: {ALLOWED}."),
     ] = None,
     junit: options.Junit = None,
     markdown: options.Markdown = None,
@@ -57,15 +57,15 @@ def compare(
     holds: options.Holds = None,
     variant: Annotated[
         str | None,
-        typer.Option(help="Variant to summarize; --fail-on still covers all."),
+        Option(help="Variant to summarize; --fail-on still covers all."),
     ] = None,
     positions: Annotated[
         bool,
-        typer.Option("--positions", help="With --json: per-position metrics."),
+        Option("--positions", help="With --json: per-position metrics."),
     ] = False,
     corpus: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--corpus",
             help="Statistics of llama-perplexity over all positions, with intervals.",
         ),

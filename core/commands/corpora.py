@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DumpError
+from ..numerics.arrays import Floats, Record
 from ..numerics.corpus import ScoredTokens, statistics
 from ..progress import Progress
 from ..responses.bounded_json import begins, documents
@@ -40,13 +40,13 @@ _Key = tuple[str, str]  # filter, doc_id
 def corpus_of_logs(
     files: Sequence[Path],
     on_progress: Progress,
-) -> dict[str, Any]:
+) -> Record:
     """Return the statistics of two files, the first one the base."""
     tokens = score_logs(files, on_progress)
     return _statistics(tokens, files[0].stem, files[1].stem, "chunk") | {"cut_tokens": tokens.cut}
 
 
-def corpora_of(run: RunReader | MemoryRun, variant: str | None) -> list[dict[str, Any]]:
+def corpora_of(run: RunReader | MemoryRun, variant: str | None) -> list[Record]:
     """Return the statistics of every pair of a run, or of one."""
     pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
     # the last position of a prompt has no next token
@@ -64,7 +64,7 @@ def _statistics(
     reference: str,
     variant: str,
     document: str,
-) -> dict[str, Any]:
+) -> Record:
     """Return statistics with null for what is undefined. document: what a text of the corpus is
     called.
     """
@@ -83,7 +83,7 @@ def plain_json(value: Any) -> Any:
     return [plain_json(each) for each in value] if isinstance(value, list) else plain_number(value)
 
 
-def print_corpus(corpus: dict[str, Any]) -> None:
+def print_corpus(corpus: Record) -> None:
     """Print the statistics as llama-perplexity names them, and by position."""
     rows = []
     for figure in corpus["figures"]:
@@ -118,7 +118,7 @@ class Sample:
     hashes: tuple[str, str]  # of document and prompt
     target: str
     metrics: dict[str, float]
-    scores: dict[str, NDArray[np.float64]]
+    scores: dict[str, Floats]
     text: str
 
 
@@ -147,7 +147,7 @@ def read_samples(path: Path) -> dict[_Key, Sample]:
     return samples
 
 
-def _sample(line: dict[str, Any]) -> Sample:
+def _sample(line: Record) -> Sample:
     """Return a sample with its scores as in `process_results` of lm_eval/api/task.py: acc_norm is
     per character.
     """
@@ -169,7 +169,7 @@ def _sample(line: dict[str, Any]) -> Sample:
     return Sample(hashes, target, metrics, scores, text)
 
 
-def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
+def compare_samples(paths: Sequence[Path]) -> Record:
     """Return scores by metric and filter, and the answers that changed, the largest margin first;
     null if undefined.
 
@@ -215,11 +215,11 @@ def compare_samples(paths: Sequence[Path]) -> dict[str, Any]:
     return plain_json(changes)
 
 
-def _compare(key: _Key, metric: str, a: Sample, b: Sample) -> dict[str, Any]:
+def _compare(key: _Key, metric: str, a: Sample, b: Sample) -> Record:
     """Return answers and scores of a document on both sides. margin: the smaller one, NaN if
     unknown; move: rms change of what the margins are of, NaN if there is none.
     """
-    row: dict[str, Any] = {"metric": metric, "filter": key[0], "doc_id": key[1], "target": a.target}
+    row: Record = {"metric": metric, "filter": key[0], "doc_id": key[1], "target": a.target}
     row |= {"reference_answer": a.text, "variant_answer": b.text}
     row |= {"reference_score": a.metrics[metric], "variant_score": b.metrics.get(metric, np.nan)}
     row |= {"margin": np.nan, "move": np.nan}
@@ -234,7 +234,7 @@ def _compare(key: _Key, metric: str, a: Sample, b: Sample) -> dict[str, Any]:
     return row
 
 
-def _score(rows: pd.DataFrame) -> dict[str, Any]:
+def _score(rows: pd.DataFrame) -> Record:
     """Return a metric on both sides over all documents, with the 95 % interval of its change."""
     change = rows["change"].to_numpy()
     # a document is a sequence of one token, so the bootstrap draws documents
@@ -255,7 +255,7 @@ def _score(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def print_samples(changes: dict[str, Any]) -> None:
+def print_samples(changes: Record) -> None:
     """Print scores, and the answers that changed."""
     title = (
         f"{changes['variant']} vs {changes['reference']}: {plural(changes['samples'], 'sample')}"

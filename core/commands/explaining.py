@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ..cause import Cause
 from ..checks.from_model import FOREIGN
@@ -36,14 +36,14 @@ NONE_FOUND = "no common cause found."
 
 def explain(
     run_id: options.Run,
-    variant: Annotated[str | None, typer.Option(help="Explain this variant only.")] = None,
+    variant: Annotated[str | None, Option(help="Explain this variant only.")] = None,
     more: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CHECKPOINT", help="More checkpoints for --trainer."),
+        Argument(metavar="CHECKPOINT", help="More checkpoints for --trainer."),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--model",
             "--trainer",
             metavar="CHECKPOINT",
@@ -55,7 +55,7 @@ def explain(
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help=(
                 "With --model: dtype of the sides. Default: as detected; of a rollout bfloat16, and"
                 " float32."

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from ..evidence import FAILED, PASSED
 from ..runs.reports.conditions import UNDECIDED
@@ -38,7 +38,7 @@ def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_jso
         out.print(f"gate passed: {plural(passed, 'condition')}{rest}", markup=False)
     write_gate(gate, junit, markdown)
     if gate.failed:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def write_gate(gate: GateReport, junit: Path | None, markdown: Path | None) -> None:
@@ -51,13 +51,13 @@ def write_gate(gate: GateReport, junit: Path | None, markdown: Path | None) -> N
 def comment(
     report: Annotated[
         Path,
-        typer.Argument(metavar="FILE", help="Markdown of `compare --markdown`."),
+        Argument(metavar="FILE", help="Markdown of `compare --markdown`."),
     ],
     name: Annotated[
         str,
-        typer.Option(help="Name of the gate; each has a comment of its own."),
+        Option(help="Name of the gate; each has a comment of its own."),
     ] = "logits",
-    artifact: Annotated[str, typer.Option(help="Address of the job's files.")] = "",
+    artifact: Annotated[str, Option(help="Address of the job's files.")] = "",
 ) -> None:
     """Write a gate's report as a comment on the job's pull request.
 

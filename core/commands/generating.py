@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Exit, Option
 
 from ..capture_request import CaptureRequest
 from ..packaged_models import packaged_folder
@@ -71,22 +71,22 @@ _NOT_SEARCHED = ("variants", "sweeps", "repeat", "tokens", "judge", "keep")
 )
 def search(
     request: CaptureRequest,
-    variant: Annotated[str, typer.Option(help="Path of the variant.")] = "decode",
+    variant: Annotated[str, Option(help="Path of the variant.")] = "decode",
     flips: Annotated[
         int,
-        typer.Option(min=1, help="Stop after this many prompts with a flip."),
+        Option(min=1, help="Stop after this many prompts with a flip."),
     ] = 1,
     max_prompts: Annotated[
         int | None,
-        typer.Option(min=1, help="Try at most this many prompts."),
+        Option(min=1, help="Try at most this many prompts."),
     ] = None,
     max_minutes: Annotated[
         float | None,
-        typer.Option(help="Spend at most this many minutes."),
+        Option(help="Spend at most this many minutes."),
     ] = None,
     tokens: Annotated[
         int,
-        typer.Option(
+        Option(
             min=0,
             help="Continue each prompt by up to N tokens; 0: compare the prompt's own positions.",
         ),
@@ -163,7 +163,7 @@ def search(
         if run_id:
             announce(run_id, store)
     if len(result.flipped_prompts) < flips:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _print_search(result: SearchResult, flips: list[dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Annotated
 
-import typer
+from typer import Argument, Context, Exit, Option
 
 from ..errors import UsageError
 from ..judging.ingest import describe
@@ -37,19 +37,19 @@ _FILES = (
 
 
 def ingest(
-    names: Annotated[list[str], typer.Argument(metavar="FILES...", help=_FILES)],
+    names: Annotated[list[str], Argument(metavar="FILES...", help=_FILES)],
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the run. Default: the file's name."),
+        Option(help="Name of the run. Default: the file's name."),
     ] = None,
     model: Annotated[
         str,
-        typer.Option(help="Model that the logits come from, for the record."),
+        Option(help="Model that the logits come from, for the record."),
     ] = "",
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
-    run_id: Annotated[str | None, typer.Option(hidden=True, help="Id of the run.")] = None,
+    run_id: Annotated[str | None, Option(hidden=True, help="Id of the run.")] = None,
     progress: options.Progress = "bar",
     store: options.Store = None,
     as_json_: options.Json = False,
@@ -89,7 +89,7 @@ _LOADED = ("pandas", "pyarrow")
 _SPARE_SECONDS = 600  # it takes 200 MB while it waits
 
 
-def spare(context: typer.Context) -> None:
+def spare(context: Context) -> None:
     """Load what `ingest` needs, read one line of JSON, `{"arguments": [...]}`, and run that
     command.
     """
@@ -110,11 +110,11 @@ def spare(context: typer.Context) -> None:
             json.loads(line)["arguments"],
             standalone_mode=False,
         )
-        raise typer.Exit(code if isinstance(code, int) else 0)
+        raise Exit(code if isinstance(code, int) else 0)
 
 
 def inspect(
-    names: Annotated[list[str], typer.Argument(metavar="FILES...", help=_FILES)],
+    names: Annotated[list[str], Argument(metavar="FILES...", help=_FILES)],
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,

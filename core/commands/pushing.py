@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from ..errors import UsageError
 from ..probing.plan import base_of
@@ -23,23 +23,23 @@ TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 def push(
     source: Annotated[
         str,
-        typer.Argument(metavar="RUN|FILE", help="Id of a stored run, a dump or a run file."),
+        Argument(metavar="RUN|FILE", help="Id of a stored run, a dump or a run file."),
     ],
     to: Annotated[
         str,
-        typer.Option(metavar="URL", help="The server: https://ulpscope.example.org"),
+        Option(metavar="URL", help="The server: https://ulpscope.example.org"),
     ],
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the run there. Default: that of the run or file."),
+        Option(help="Name of the run there. Default: that of the run or file."),
     ] = None,
     token_file: Annotated[
         Path | None,
-        typer.Option(help=f"File with the token to sign in with. Default: ${TOKEN_VARIABLE}."),
+        Option(help=f"File with the token to sign in with. Default: ${TOKEN_VARIABLE}."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="For a dump: its model, for the record."),
+        Option(help="For a dump: its model, for the record."),
     ] = None,
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option, prompt
 
 from ..command_name import COMMAND
 from ..configuration import (
@@ -35,30 +35,30 @@ from .terminal.console import err, print_json, print_records, print_text
 def serve(
     address: Annotated[
         str,
-        typer.Option(
+        Option(
             help=(
                 "Address to listen on; 0.0.0.0 for every address. Any but loopback needs a sign-in."
             ),
         ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535)] = 8501,
+    port: Annotated[int, Option(min=1, max=65535)] = 8501,
     read_only: Annotated[
         bool,
-        typer.Option("--read-only", help="Members can only view and download."),
+        Option("--read-only", help="Members can only view and download."),
     ] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Print settings and tokens; check if it can start."),
+        Option("--check", help="Print settings and tokens; check if it can start."),
     ] = False,
     hash_password: Annotated[
         bool,
-        typer.Option("--hash-password", help="Print the hash of a password."),
+        Option("--hash-password", help="Print the hash of a password."),
     ] = False,
     token: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Make and print a token for a member."),
+        Option(metavar="NAME", help="Make and print a token for a member."),
     ] = None,
-    revoke: Annotated[str | None, typer.Option(metavar="NAME", help="Revoke a token.")] = None,
+    revoke: Annotated[str | None, Option(metavar="NAME", help="Revoke a token.")] = None,
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
@@ -86,7 +86,7 @@ def serve(
 
 def _typed_password() -> str:
     if sys.stdin.isatty():
-        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        password = prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
     else:
         password = sys.stdin.readline().rstrip("\r\n")
     if len(password) < credentials.SHORTEST:

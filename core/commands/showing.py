@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from ..configuration import configuration
 from ..errors import UsageError
+from ..numerics.arrays import Record
 from ..runs.file.records import StoredPair
 from ..runs.queries.caches import summaries
 from ..runs.queries.flips import continuations, telling_place
@@ -55,46 +56,46 @@ def show(
     run_id: options.Run,
     layers: Annotated[
         bool,
-        typer.Option("--layers", help="Show the modules that differ, and the first one."),
+        Option("--layers", help="Show the modules that differ, and the first one."),
     ] = False,
     kernels: Annotated[
         bool,
-        typer.Option("--kernels", help="Show which kernels each side launched."),
+        Option("--kernels", help="Show which kernels each side launched."),
     ] = False,
     mitigations: Annotated[
         bool,
-        typer.Option("--mitigations", help="Show mitigations and their throughput."),
+        Option("--mitigations", help="Show mitigations and their throughput."),
     ] = False,
     markdown: Annotated[
         bool,
-        typer.Option("--markdown", help="Print a report for an issue thread."),
+        Option("--markdown", help="Print a report for an issue thread."),
     ] = False,
     link: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--link",
             help="Print the address of a pair's most telling position in a dashboard.",
         ),
     ] = False,
     variant: Annotated[
         str | None,
-        typer.Option(help="With one of these options: only this variant."),
+        Option(help="With one of these options: only this variant."),
     ] = None,
     blocks: Annotated[
         bool,
-        typer.Option("--blocks", help="With --layers: only the output of each block."),
+        Option("--blocks", help="With --layers: only the output of each block."),
     ] = False,
     all_: Annotated[
         bool,
-        typer.Option("--all", help="With --layers: every module, with all figures."),
+        Option("--all", help="With --layers: every module, with all figures."),
     ] = False,
     differing: Annotated[
         bool,
-        typer.Option("--differing", help="With --kernels: only different counts."),
+        Option("--differing", help="With --kernels: only different counts."),
     ] = False,
     positions: Annotated[
         bool,
-        typer.Option("--positions", help="With --json: figures of every position."),
+        Option("--positions", help="With --json: figures of every position."),
     ] = False,
     framework: options.As = None,
     store: options.Store = None,
@@ -161,7 +162,7 @@ def report_of(
     framework: str | None = None,
     *,
     with_positions: bool = False,
-) -> dict[str, Any]:
+) -> Record:
     """Return a run as JSON, with the figures of trainer vs. rollout if it has any."""
     report, mismatch = run_json(run, with_positions=with_positions), mismatch_of(run, framework)
     return report | {"mismatch": mismatch} if mismatch else report
@@ -180,7 +181,7 @@ def _address_of(run: RunReader, pair: StoredPair) -> str:
 
 def _print_caches(run: RunReader) -> None:
     """Print the caches of each pair that has any, keys and values separately."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Record] = []
     for pair in run.pairs:
         for part, figures in (summaries(run, pair.index).get(None) or {}).items():
             if figures is not None:
@@ -221,7 +222,7 @@ _LAYER_KEYS = (
 def layers_of(
     run: RunReader,
     pairs: Sequence[StoredPair],
-) -> list[tuple[StoredPair, dict[str, Any] | None]]:
+) -> list[tuple[StoredPair, Record | None]]:
     """Return the modules of each pair, None if its model was compiled; UsageError if no pair has
     any.
     """
@@ -237,12 +238,12 @@ def layers_of(
     return layers
 
 
-def layers_report(run: RunReader, pairs: Sequence[StoredPair]) -> dict[str, Any]:
+def layers_report(run: RunReader, pairs: Sequence[StoredPair]) -> Record:
     modules = [figures for _, figures in layers_of(run, pairs) if figures is not None]
     return {"run_id": run.run_id, "pairs": modules}
 
 
-def _in_short(rows: list[dict[str, Any]], named: Sequence[str], most: int) -> list[dict[str, Any]]:
+def _in_short(rows: list[Record], named: Sequence[str], most: int) -> list[Record]:
     """Return the named modules, and at most so many blocks, evenly spaced, up to the logits."""
     # the stream after a block is the block's output
     blocks = [row["module"] for row in rows if row["kind"] in (RESIDUAL, HEAD)]
@@ -311,7 +312,7 @@ def _show_kernels(
             else how_to_have("kernels", about)
         )
         raise UsageError(f"run '{run.run_id}' holds no kernels; {reason.rstrip('. ')}.")
-    as_records: list[dict[str, Any]] = []
+    as_records: list[Record] = []
     for pair, every, place in tables:
         names = (pair.reference, pair.variant)
         rows = every[(every["only"] != "") | every["is_multiplied"]] if differing else every
@@ -363,7 +364,7 @@ _KERNEL_KEYS = (
 )
 
 
-def _kernels_json(table: pd.DataFrame) -> list[dict[str, Any]]:
+def _kernels_json(table: pd.DataFrame) -> list[Record]:
     return records(table.drop(columns=["is_multiplied", "is_reducing"]))
 
 

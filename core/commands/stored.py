@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from msgspec.structs import asdict
+from typer import Argument, Option
 
 from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
@@ -36,11 +36,11 @@ _LIST_KEYS = (
 def list_(
     deleted: Annotated[
         bool,
-        typer.Option("--deleted", help="List the runs deleted within a week instead."),
+        Option("--deleted", help="List the runs deleted within a week instead."),
     ] = False,
     all_: Annotated[
         bool,
-        typer.Option("--all", help="Include runs that a judged run replaces."),
+        Option("--all", help="Include runs that a judged run replaces."),
     ] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
@@ -99,19 +99,19 @@ def _list_deleted(store: Store, as_json_: bool) -> None:
 def export(
     run_id: options.Run,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", help="FILE.npz, FILE.html or FILE.png.")
+        Path | None, Argument(metavar="[FILE]", help="FILE.npz, FILE.html or FILE.png.")
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The same as FILE.html."),
+        Option(metavar="FILE", help="The same as FILE.html."),
     ] = None,
     png: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The same as FILE.png."),
+        Option(metavar="FILE", help="The same as FILE.png."),
     ] = None,
     overwrite: Annotated[
         bool,
-        typer.Option("--overwrite", help="Replace the file if it exists."),
+        Option("--overwrite", help="Replace the file if it exists."),
     ] = False,
     store: options.Store = None,
     as_json_: options.Json = False,
@@ -159,20 +159,20 @@ def label(
     run_id: options.Run,
     tag: Annotated[
         list[str] | None,
-        typer.Option(help="Add this tag; may be given several times."),
+        Option(help="Add this tag; may be given several times."),
     ] = None,
     remove_tag: Annotated[
         list[str] | None,
-        typer.Option(help="Remove this tag; may be given several times."),
+        Option(help="Remove this tag; may be given several times."),
     ] = None,
-    note: Annotated[str | None, typer.Option(help="Replace the note; '' removes it.")] = None,
+    note: Annotated[str | None, Option(help="Replace the note; '' removes it.")] = None,
     pin: Annotated[
         bool | None,
-        typer.Option("--pin/--unpin", help="Mark the run as one to keep."),
+        Option("--pin/--unpin", help="Mark the run as one to keep."),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Rename the run in lists and on pages; '' restores its own name."),
+        Option(help="Rename the run in lists and on pages; '' restores its own name."),
     ] = None,
     store: options.Store = None,
     as_json_: options.Json = False,
@@ -203,15 +203,15 @@ def label(
 def delete(
     run_ids: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Run ids, or unique prefixes of them."),
+        Argument(metavar="RUN...", help="Run ids, or unique prefixes of them."),
     ],
     restore: Annotated[
         bool,
-        typer.Option("--restore", help="Restore deleted runs instead."),
+        Option("--restore", help="Restore deleted runs instead."),
     ] = False,
     for_good: Annotated[
         bool,
-        typer.Option("--for-good", help="Remove the files now, also of deleted runs."),
+        Option("--for-good", help="Remove the files now, also of deleted runs."),
     ] = False,
     store: options.Store = None,
     as_json_: options.Json = False,

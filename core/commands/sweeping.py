@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from ..command_name import COMMAND, shell_command
 from ..engines.registry import use_all as use_engines
@@ -51,44 +51,44 @@ _MOST_SHOWN = 40
 def sweep(
     plan: Annotated[
         Path,
-        typer.Argument(metavar="PLAN", help="The plan, a TOML file (docs/guides/sweeps.md)."),
+        Argument(metavar="PLAN", help="The plan, a TOML file (docs/guides/sweeps.md)."),
     ],
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="List the cells and the cost of each."),
+        Option("--dry-run", help="List the cells and the cost of each."),
     ] = False,
     jobs: Annotated[
         int,
-        typer.Option(min=1, help="Cells at once per device, each with a copy of the model."),
+        Option(min=1, help="Cells at once per device, each with a copy of the model."),
     ] = 1,
     ray: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="ADDRESS",
             help="Compute on a Ray cluster: 'auto', HOST:PORT or 'local'.",
         ),
     ] = None,
     build: Annotated[
         str,
-        typer.Option(help="Label of the build under test; a new one recomputes the cells."),
+        Option(help="Label of the build under test; a new one recomputes the cells."),
     ] = "",
     cell: Annotated[
         list[str] | None,
-        typer.Option(help="Compute only this cell, in this process; repeatable."),
+        Option(help="Compute only this cell, in this process; repeatable."),
     ] = None,
     print_: Annotated[
         bool,
-        typer.Option("--print", help="Print a command per missing cell, for Slurm."),
+        Option("--print", help="Print a command per missing cell, for Slurm."),
     ] = False,
     against: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Compare each cell with its run that has this tag. Default: its last good run.",
         ),
     ] = None,
     fail_on: Annotated[
         list[str] | None,
-        typer.Option(help="Exit with 1 if a cell is one of changed, bug, flips."),
+        Option(help="Exit with 1 if a cell is one of changed, bug, flips."),
     ] = None,
     junit: options.Junit = None,
     markdown: options.Markdown = None,
@@ -182,7 +182,7 @@ def sweep(
         if gate is not None:
             print_text(gate.table())
     if failed or (gate is not None and gate.failed):
-        raise typer.Exit(1 if gate is not None and gate.failed else 2)
+        raise Exit(1 if gate is not None and gate.failed else 2)
 
 
 def _print_commands(

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Exit, Option
 
 from ..capture_request import DECLARE, part_and_format
 from ..cause import Cause
@@ -41,11 +41,11 @@ def verdict(
     run_id: options.Run,
     rerun: Annotated[
         Files,
-        typer.Option(help="A dump of the same sides, rerun; twice for one file per side."),
+        Option(help="A dump of the same sides, rerun; twice for one file per side."),
     ] = None,
     neighbours: Annotated[
         Files,
-        typer.Option(
+        Option(
             "--neighbors",
             "--neighbours",
             help="A dump of the same sides in a batch with other requests.",
@@ -53,31 +53,31 @@ def verdict(
     ] = None,
     float32: Annotated[
         Files,
-        typer.Option("--float32", help="A dump of the same sides, computed in float32."),
+        Option("--float32", help="A dump of the same sides, computed in float32."),
     ] = None,
     floor: Annotated[
         Files,
-        typer.Option(help="A float32 dump of three or more equal paths: the noise floor."),
+        Option(help="A float32 dump of three or more equal paths: the noise floor."),
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Folder, hub id or GGUF: measures the noise floor."),
+        Option(help="Folder, hub id or GGUF: measures the noise floor."),
     ] = None,
-    declare: Annotated[list[str] | None, typer.Option(help=f"With --model: {DECLARE}")] = None,
+    declare: Annotated[list[str] | None, Option(help=f"With --model: {DECLARE}")] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(help="With --model, for server responses: their dtype."),
+        Option(help="With --model, for server responses: their dtype."),
     ] = None,
     mixture_of_experts: Annotated[
         bool,
-        typer.Option("--mixture-of-experts", help="Rows of a batch share experts and may differ."),
+        Option("--mixture-of-experts", help="Rows of a batch share experts and may differ."),
     ] = False,
     device: options.Device = None,
     revision: options.Revision = None,
     trust_remote_code: options.Trust = False,
     name: Annotated[
         str | None,
-        typer.Option(help="Name of the judged run. Default: the run's, and 'judged'."),
+        Option(help="Name of the judged run. Default: the run's, and 'judged'."),
     ] = None,
     store: options.Store = None,
     as_json_: options.Json = False,
@@ -227,7 +227,7 @@ def _tell(store: Store, run_id: str, as_json_: bool) -> None:
     if not as_json_:
         out.print(run_id, markup=False)
     if code := tell_verdicts(store, run_id, as_json_):
-        raise typer.Exit(code)
+        raise Exit(code)
 
 
 def tell_verdicts(store: Store, run_id: str, as_json_: bool) -> int:

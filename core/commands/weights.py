@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from ..numerics.formats import format_named
 from ..rl.checkpoints import Change, Comparison, compare_checkpoints, sum_of
@@ -20,19 +20,19 @@ from .terminal.stopping import stoppable
 def weights(
     a: Annotated[
         str,
-        typer.Argument(metavar="A", help="Folder of safetensors, a .safetensors file or a GGUF."),
+        Argument(metavar="A", help="Folder of safetensors, a .safetensors file or a GGUF."),
     ],
     b: Annotated[
         str,
-        typer.Argument(metavar="B", help="Checkpoint to compare with A, in any of these forms."),
+        Argument(metavar="B", help="Checkpoint to compare with A, in any of these forms."),
     ],
     as_: Annotated[
         str,
-        typer.Option("--as", help="Dtype of the engine: bfloat16, float16 or float32."),
+        Option("--as", help="Dtype of the engine: bfloat16, float16 or float32."),
     ] = "bfloat16",
     layers: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--layers",
             help="Print a row per module of each layer instead of merging layers.",
         ),

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-import typer
+from typer import Exit
 
 from ...runs.store.partial import remove_living
 from .console import err, print_text
@@ -96,4 +96,4 @@ def stoppable(
             yield
     except KeyboardInterrupt:
         print_text(says(), err)
-        raise typer.Exit(EXIT_CODE) from None
+        raise Exit(EXIT_CODE) from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import StoreError, UsageError
+from ...numerics.arrays import Record
 from ...numerics.metrics import METRICS, Summary
 from ..file.records import RunHeader
 from ..queries.verdicts import Answer, answer_of
@@ -73,15 +74,15 @@ class PairReport:
     variant: str
     summary: Summary
     histogram: dict[int, int]
-    rows: list[dict[str, Any]]
+    rows: list[Record]
     answer: Answer
     unit: str
     is_list: bool
     positions: int
-    mismatch: dict[str, Any] | None = None
+    mismatch: Record | None = None
 
     @property
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Record:
         """The summary, with null for what is undefined."""
         return {name: plain_number(value) for name, value in asdict(self.summary).items()}
 
@@ -124,7 +125,7 @@ def report_of_run(
     return pairs, run.classes
 
 
-def _verdict_json(pair: PairReport) -> dict[str, Any]:
+def _verdict_json(pair: PairReport) -> Record:
     answer = pair.answer
     return {
         "verdict": answer.name,
@@ -141,7 +142,7 @@ def as_json(
     *,
     variant: str | None = None,
     with_positions: bool = False,
-) -> dict[str, Any]:
+) -> Record:
     """Return the object of the contract. variant: side of the pair in `summary` (default: the
     first).
     """
@@ -154,12 +155,12 @@ def as_json(
             )
         selection = matches[0]
 
-    def with_place(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    def with_place(row: Record, names: tuple[str, ...]) -> Record:
         # a run of one prompt names none, as the contract has it
         place = {"prompt": row["prompt"]} if len(header.prompts) > 1 else {}
         return {**place, "position": row["position"], **{name: row[name] for name in names}}
 
-    result: dict[str, Any] = {
+    result: Record = {
         "reference": selection.reference,
         "variant": selection.variant,
         "compute_dtype": header.compute_dtype or None,

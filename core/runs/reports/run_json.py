@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import msgspec
 
+from ...numerics.arrays import Record
 from ...text import clean
 from ..ops_run import OpsRun
 from ..queries.caches import caches_json
@@ -19,13 +19,13 @@ _LONGEST_STATED = 2000  # characters
 _FLOATS = ("max_neq_share", "max_row_ulps", "rms_row_ulps", "noise_ratio")  # of a card
 
 
-def card_json(card: RunCard) -> dict[str, Any]:
+def card_json(card: RunCard) -> Record:
     """Card of one run of a list, as JSON."""
     sizes = {name: plain_number(getattr(card, name)) for name in _FLOATS}
     return {**msgspec.to_builtins(card), **sizes, "created": card.created.isoformat() + "Z"}
 
 
-def provenance_json(run: RunReader) -> dict[str, Any]:
+def provenance_json(run: RunReader) -> Record:
     """Provenance of a run, with its id, name and time; `command` is made of its request."""
     header = run.header
     about = asdict(header.provenance)
@@ -48,7 +48,7 @@ def _commands(stated: str, command: str) -> dict[str, str]:
     )
 
 
-def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
+def run_json(run: RunReader, *, with_positions: bool = False) -> Record:
     """Provenance, sides, the report of the first pair, caches and
     continuations; figures of every position if asked.
     """
@@ -92,7 +92,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> dict[str, Any]:
     }
 
 
-def ops_json(run: OpsRun) -> dict[str, Any]:
+def ops_json(run: OpsRun) -> Record:
     """Probes of operations: what the run says of itself, and its rows."""
     about = run.header
     created = about.created.isoformat() + "Z" if about.created is not None else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any
 
 import msgspec
 
@@ -235,7 +234,7 @@ def figures_of(check: Check, text: str) -> CheckFigures:
         UsageError: figures of another check.
     """
     try:
-        values = msgspec.json.decode(text, type=dict[str, Any])
+        values = msgspec.json.decode(text, type=Record)
         record = Unmeasured if values.keys() <= labels_of(Unmeasured).keys() else check.record
         return msgspec.convert(values, record)
     except (msgspec.DecodeError, RecursionError) as error:
