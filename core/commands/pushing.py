@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -63,9 +64,7 @@ def push(
             lambda sentence: print_text(sentence, err),
         )
     if as_json_:
-        print_json(
-            {"run_id": done.run_id, "url": done.url, "bytes": done.bytes, "resumed": done.resumed},
-        )
+        print_json(asdict(done))
     else:
         out.print(done.url, markup=False)
 

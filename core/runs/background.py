@@ -23,7 +23,6 @@ class Background:
         self._pieces: deque[tuple[Future, int]] = deque()
         self._held_bytes = 0
         self._error: BaseException | None = None
-        self._is_closed = False
 
     def put(self, work: Callable[..., object], *arguments: object, size: int = 0) -> None:
         """size: bytes that the arguments hold until the piece is done."""
@@ -41,7 +40,7 @@ class Background:
         piece.result()
 
     def _run(self, work: Callable[..., object], arguments: tuple) -> None:
-        if self._error is not None or self._is_closed:
+        if self._error is not None:
             return
         try:
             work(*arguments)
@@ -61,5 +60,4 @@ class Background:
 
     def close(self) -> None:
         """Let the piece at work finish, drop the others."""
-        self._is_closed = True
-        self._pool.shutdown(wait=True)
+        self._pool.shutdown(cancel_futures=True)

@@ -137,9 +137,7 @@ class RunReader(Figures):
         table = self._database.table(sql, [*sides, prompt, position]).to_pandas()
         table = table.set_index("token_id")
         table["probability"] = np.exp(table["probability"].to_numpy(float))
-        # rows are in the order of the sides
-        ends = (np.searchsorted(table["side"], sides, way) for way in ("left", "right"))
-        return [table[start:stop] for start, stop in zip(*ends, strict=True)]
+        return [table[table["side"] == side] for side in sides]
 
     @property
     def pairs_with_kv(self) -> frozenset[int]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -48,7 +47,6 @@ _CONFIG: Record = {
     "autoload_known_extensions": False,
     "temp_directory": "",
 }
-_LISTING_THREADS = 2
 
 # Names are looked up among the system's first: a macro in a foreign file could otherwise stand for
 # `count` or `duckdb_views`.
@@ -315,43 +313,29 @@ def each_database(
     ms, attaching to one 0.4 ms.
     """
     folders = sorted({Path(os.path.realpath(path)).parent for path in paths})
-    shares = [paths[i::_LISTING_THREADS] for i in range(_LISTING_THREADS)]
-    with ThreadPoolExecutor(_LISTING_THREADS, thread_name_prefix="ulpscope-listing") as pool:
-        results = list(pool.map(lambda share: _read_share(share, read, folders), shares))
-    for i, path in enumerate(paths):
-        yield path, results[i % _LISTING_THREADS][i // _LISTING_THREADS]
-
-
-def _read_share(
-    paths: Sequence[Path],
-    read: Callable[[Database], Read],
-    folders: Sequence[Path],
-) -> list[Read | StoreError]:
-    """Read all of `paths` in one instance, shut in to `folders`; after a file that broke something,
-    a new one.
-    """
     allowed = f"SET allowed_directories = [{', '.join(map(_quote, folders))}]"
     # the queries of a listing are too small for one to pay
     few = "PRAGMA disable_optimizer"
-    results: list[Read | StoreError] = []
     connection: duckdb.DuckDBPyConnection | None = None
     for path in paths:
+        result: Read | StoreError
         try:
             with _edge(path):
                 place = _regular_file(path)
+                # two instances in two threads were no faster: reading holds Python's lock
                 instance = connection = connection or _connect(allowed, _SHUT_IN, few, threads=1)
                 instance.execute(f"ATTACH {_quote(place)} AS run_file (TYPE duckdb, READ_ONLY)")
                 database = Database(path, instance)
                 database.refuse_views()
                 result = read(database)
                 instance.execute("DETACH run_file")
-            results.append(result)
         except StoreError as error:
-            results.append(error)
+            result = error
+            # whatever the file has broken, the next one gets a new instance
             _close(connection)
             connection = None
+        yield path, result
     _close(connection)
-    return results
 
 
 def _close(connection: duckdb.DuckDBPyConnection | None) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ...numerics.arrays import Array, Bits, Record
 from ...numerics.differences import differences, max_row_ulps, rms_row_ulps
 from ...numerics.formats import FloatFormat
-from ..file.table import null_if_nan
+from ..file.table import Table, null_if_nan
 
 DECLARED = """
     neq BIGINT -- elements whose values differ; +0 equals -0, NaN equals NaN
@@ -44,14 +44,14 @@ def figures_of(
     return figures
 
 
-def columns_of(figures: Array, axis: int) -> Record:
-    """Columns of DECLARED over one axis of FIGURES."""
+def columns_of(table: Table, figures: Array, axis: int) -> Record:
+    """Columns of DECLARED over one axis of FIGURES, those that a table has."""
     total = {
         name: figures[name].sum(axis)
         for name in ("neq", "finite", "nonfinite_mismatch", "sum_ulps")
     }
     finite, squares = np.maximum(total["finite"], 1), figures["sum_squares"].sum(axis)
-    return {
+    columns = {
         "neq": total["neq"],
         "finite": total["finite"],
         "max_abs": figures["max_abs"].max(axis, initial=0.0),
@@ -62,6 +62,7 @@ def columns_of(figures: Array, axis: int) -> Record:
         "rms_row_ulps": null_if_nan(rms_row_ulps(figures["row_squares"], figures["finite"], axis)),
         "nonfinite_mismatch": total["nonfinite_mismatch"],
     }
+    return {name: column for name, column in columns.items() if name in table.types}
 
 
 def first_position(figures: Array, positions: NDArray[np.integer]) -> pa.Array:

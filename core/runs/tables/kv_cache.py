@@ -107,9 +107,8 @@ def kv_rows(
         **keys,
         head=np.arange(heads),
         elements=len(positions) * width,
-        **columns_of(figures, axis=1),
+        **columns_of(KV, figures, axis=1),
         first_position=first_position(figures, positions),
     )
-    by_position = columns_of(figures, axis=0)
-    shown = {name: by_position[name] for name in KV_POSITION.names if name in by_position}
-    return by_head, KV_POSITION.arrow(**keys, position=positions, **shown)
+    by_position = columns_of(KV_POSITION, figures, axis=0)
+    return by_head, KV_POSITION.arrow(**keys, position=positions, **by_position)

@@ -306,7 +306,7 @@ class LayerRows:
             dtype=[each.format.name for each in outputs],
             positions=len(positions),
             elements=[len(positions) * each.width for each in outputs],
-            **columns_of(figures, axis=1),
+            **columns_of(LAYER, figures, axis=1),
             first_position=first_position(figures, positions),
             floor_rms=null_if_nan(np.sqrt(squares.sum(1) / np.maximum(finite.sum(1), 1))),
         )
@@ -315,16 +315,13 @@ class LayerRows:
         at_once = max(1, _INSERT_ROWS // len(positions))
         for start in range(0, len(modules), at_once):
             of = slice(start, start + at_once)
-            part = figures[of].ravel()
+            part = figures[of].reshape(-1, 1)
             rows = LAYER_POSITION.arrow(
                 pair=pair,
                 prompt=prompt,
                 ordinal=np.repeat([each.ordinal for each in about[of]], len(positions)),
                 position=np.tile(positions, len(about[of])),
-                neq=part["neq"],
-                rms=np.sqrt(part["sum_squares"] / np.maximum(part["finite"], 1)),
-                max_ulps=part["max_ulps"],
-                max_row_ulps=null_if_nan(part["max_row_ulps"]),
+                **columns_of(LAYER_POSITION, part, axis=1),
                 floor_rms=null_if_nan(floor_rms[of].ravel()),
             )
             self._insert(LAYER_POSITION.name, rows)
