@@ -33,17 +33,19 @@ from benchmarks.verdicts.mutations import (  # noqa: E402
     neighbours_block_at_one_position,
 )
 from core.capture_request import CaptureRequest  # noqa: E402
-from core.commands.capturing import load, plan_of, run_extras  # noqa: E402
+from core.commands.capturing import capture_to_store, load, plan_of, run_extras  # noqa: E402
 from core.engines.registry import ADAPTER_OF, describe  # noqa: E402
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture  # noqa: E402
 from core.inference.models.chat import plan_inputs  # noqa: E402
-from core.inference.models.model import load_model, save_model  # noqa: E402
+from core.inference.models.model import save_model  # noqa: E402
 from core.inference.paths.bases import BASES, Base  # noqa: E402
 from core.inference.paths.batch import Emit, PromptBatch  # noqa: E402
 from core.inference.paths.engines import Engine  # noqa: E402
 from core.inference.paths.grammar import BASE_ARGUMENTS  # noqa: E402
 from core.judging.ingest import ingest  # noqa: E402
+from core.numerics.formats import values_of  # noqa: E402
 from core.runs.dumps.dump import open_dump  # noqa: E402
+from core.runs.file.records import Prompt  # noqa: E402
 from core.runs.reader import RunReader  # noqa: E402
 from core.runs.store.store import Store  # noqa: E402
 from core.runs.writer import RunWriter  # noqa: E402
@@ -275,210 +277,183 @@ def planted(bug: tuple[str, Engine] | None) -> Iterator[None]:
         del BASES[name], BASE_ARGUMENTS[name]
 
 
-class _Rows:
-    """Keeps the bits of a capture in memory: one list of chunks a side."""
-
-    def __init__(self, sides: int) -> None:
-        self.chunks: list[list[np.ndarray]] = [[] for _ in range(sides)]
-
-    # the sink's signature
-    def write(self, side: int, row: int, bits: np.ndarray) -> None:  # noqa: ARG002
-        self.chunks[side].append(bits)
-
-    def side(self, index: int) -> np.ndarray:
-        return np.concatenate(self.chunks[index])
-
-
-def captured_bits(
-    text: str,
-    reference: str,
-    variant: str,
-) -> tuple[np.ndarray, np.ndarray, tuple[int, ...], tuple[str, ...]]:
-    """bfloat16 bits of two paths [positions, vocab], token ids and texts."""
-    plan = plan_capture(
-        load_model(SMALL, dtype="bfloat16", device="cpu"),
-        [text],
-        CaptureRequest(model=SMALL, reference=reference, variants=(variant,), kv=False),
+def captured(text: str) -> tuple[list[np.ndarray], Prompt]:
+    """Logits of `prefill` and `decode`, computed in bfloat16 and saved as float32, as many engines
+    do [positions, vocab], and the prompt.
+    """
+    request = CaptureRequest(
+        model=SMALL, prompts=(text,), variants=("decode",), kv=False, device="cpu"
     )
-    rows = _Rows(2)
-    run_capture(plan, rows)
-    tokens = plan.header.prompts[0]
-    return rows.side(0), rows.side(1), tokens.token_ids, tokens.token_texts
+    with TemporaryDirectory() as scratch:
+        run_id, _ = capture_to_store(request, "bar", scratch)
+        with RunReader(Path(scratch) / f"{run_id}.duckdb") as run:
+            bits = [run.read_rows(side, 0, run.header.rows) for side in (0, 1)]
+            return [values_of(each, run.header.format) for each in bits], run.header.prompts[0]
 
 
 def build_dumps() -> None:
     """Two dumps as engines write them: bfloat16 logits upcast to float32, and six calls for one
     step of one prompt.
     """
-
-    def upcast(bits: np.ndarray) -> np.ndarray:
-        return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
     folder = HERE / "dumps"
     folder.mkdir(exist_ok=True)
-    fresh, cached, ids, texts = captured_bits(prompt("shapes"), "prefill", "decode")
+    (fresh, cached), tokens = captured(prompt("shapes"))
     np.savez_compressed(
         folder / "fresh_and_cached_upcast.npz",
-        fresh=upcast(fresh),
-        cached=upcast(cached),
-        token_ids=np.array(ids, np.int64),
-        tokens=np.array(texts),
+        fresh=fresh,
+        cached=cached,
+        token_ids=np.array(tokens.token_ids, np.int64),
+        tokens=np.array(tokens.token_texts),
     )
     # The protocol of report A: six separate calls, the logits of the single generated step. The
     # first call computes the prompt, the later ones find it in a cache and only compute the last
     # token; here the two paths are prefill and decode of the same prompt.
     calls = {}
     for call in range(1, 7):
-        reference, variant, _, _ = captured_bits(
-            "The quick brown fox jumps over the lazy dog. " * 4,
-            "prefill",
-            "decode",
-        )
-        calls[f"call_{call}"] = upcast((reference if call == 1 else variant)[-1:])
+        sides, _ = captured("The quick brown fox jumps over the lazy dog. " * 4)
+        calls[f"call_{call}"] = sides[call > 1][-1:]
     np.savez_compressed(folder / "six_calls.npz", **calls)
 
 
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+_RUN = """\
+### {name}
+
+`{path.name}`, {megabytes:.1f} MB, SHA-256 `{sha256}`
+
+{header.rows} positions x {header.vocab} tokens, {dtype}, on {about.device} \
+({versions[cpu_capability]}, {versions[threads]} threads), torch {versions[torch]}, \
+transformers {versions[transformers]}.
+
+    {command}
+
+| side | SHA-256 of its bits | class |
+|---|---|---|
+{sides}
+
+| variant | differing logits | max abs | max ULPs | max row ULPs | flips | near ties | verdict \
+| noise ratio |
+|---|---|---|---|---|---|---|---|---|
+{pairs}
+"""
+_ROLLOUT = """\
+### {name}
+
+`{file}`, SHA-256 `{sha256}`: {tokens:,} sampled tokens of {responses} responses.
+vLLM 0.32 samples SmolLM2 in bfloat16, transformers in float32 scores the tokens and takes a step \
+of AdamW (1e-6), six times. At the last
+step vLLM samples at a temperature of 0.8 and returns log-probabilities that include it. `python \
+sample_runs/build.py rollout`.
+
+{sides}
+"""
+_README = """\
+# Sample runs
+
+Everything here was computed by real forward passes, and is rebuilt by `python \
+sample_runs/build.py`: the run files by SmolLM2-135M-Instruct (Apache-2.0; `ulpscope model \
+smollm2` gets it), those of vLLM and llama.cpp and the dumps by the small model in `model/`.
+The dashboard shows the run files read-only; the files in `dumps/` are there to try the upload with.
+
+## Run files
+
+{runs}
+## Dumps
+
+{dumps}
+
+`fresh_and_cached_upcast.npz` is `prefill` and `decode` of `prompts/shapes.txt` in bfloat16, saved \
+as float32 as many engines do.
+`six_calls.npz` follows a public report on KV block reuse: one prompt, six calls, one step; call 1 \
+is computed whole (`prefill`), calls 2 to 6
+from a cache (`decode`), so they form two classes.
+
+## The model
+
+A {architecture} of {parameters:,} parameters (hidden 384, MLP 2048, 3 layers, 6 heads, 2 \
+key/value heads, tied
+embeddings, byte-level BPE of 4096 tokens), trained from nothing by `train.py` on the {corpus}:
+{training_tokens:,} tokens in {steps} steps, {training_minutes} minutes on two shared cores, seed \
+{seed}.
+Loss on held-out modules: **{held_out_loss_nats} nats a token**, in bfloat16; mean entropy of a \
+head's attention over 200 tokens of them: median {head_entropies_nats[median]} nats, smallest \
+{head_entropies_nats[smallest]}. Weights: {megabytes:.1f} MB,
+SHA-256 `{sha256}`. Corpus SHA-256 `{corpus_sha256}`.
+The corpus is under the PSF's and BSD licences. Its greedy continuation of `def __init__(self,`:
+
+```python
+{greedy_continuation}
+```
+
+Why this width: see `docs/contributing/decisions/0004-offline-model.md`.
+"""
 
 
 def build_readme() -> None:
     """README.md: where each file comes from, what is in it, and its SHA-256."""
+    runs = "\n".join([*map(of_run, RUNS), of_rollout()])
+    dumps = "\n".join(map(of_dump, sorted((HERE / "dumps").glob("*.npz"))))
     training = json.loads((HERE / "model" / "training.json").read_text())
-    entropies = training["head_entropies_nats"]
-    weights = HERE / "model" / "model.safetensors"
-    lines = [
-        "# Sample runs",
-        "",
-        (
-            "Everything here was computed by real forward passes, and is rebuilt by `python"
-            " sample_runs/build.py`: the run files by SmolLM2-135M-Instruct (Apache-2.0; `ulpscope"
-            " model smollm2` gets it), those of vLLM and llama.cpp and the dumps by the small model"
-            " in `model/`."
-        ),
-        (
-            "The dashboard shows the run files read-only; the files in `dumps/` are there to try"
-            " the upload with."
-        ),
-        "",
-        "## Run files",
-        "",
-    ]
-    for each in RUNS:
-        name, dtype, path = each.request.name, each.request.dtype, HERE / f"{each.run_id}.duckdb"
-        with RunReader(path) as run:
-            about, header = run.header.provenance, run.header
-            versions = about.versions
-            lines += [
-                f"### {name}",
-                "",
-                f"`{path.name}`, {path.stat().st_size / 1e6:.1f} MB, SHA-256 `{sha256(path)}`",
-                "",
-                (
-                    f"{header.rows} positions x {header.vocab} tokens, {dtype}, on {about.device}"
-                    f" ({versions['cpu_capability']}, {versions['threads']} threads), torch"
-                    f" {versions['torch']}, transformers {versions['transformers']}."
-                ),
-                "",
-                f"    {each.request.typed() if each.bug is None else about.command}",
-                "",
-                "| side | SHA-256 of its bits | class |",
-                "|---|---|---|",
-                *(f"| `{side.name}` | `{side.sha256}` | {side.bit_class} |" for side in run.sides),
-                "",
-                (
-                    "| variant | differing logits | max abs | max ULPs | max row ULPs | flips |"
-                    " near ties | verdict | noise ratio |"
-                ),
-                "|---|---|---|---|---|---|---|---|---|",
-            ]
-            for pair in run.pairs:
-                s = pair.summary
-                differing = f"{s.neq:,} ({s.neq_share:.1%})"
-                ratio = "" if pair.noise_ratio is None else f"{pair.noise_ratio:.3g}"
-                lines.append(
-                    f"| `{pair.variant}` | {differing} | {s.max_abs:.6g} | {s.max_ulps:,} |"
-                    f" {s.max_row_ulps:.4g} | {s.flips} | {s.near_ties} | {pair.verdict} |"
-                    f" {ratio} |",
-                )
-            if about.note:
-                lines += ["", about.note]
-            lines.append("")
-    with RunReader(HERE / f"{ROLLOUT}.duckdb") as run:
-        lines += [
-            f"### {run.header.name}",
-            "",
-            (
-                f"`{ROLLOUT}.duckdb`, SHA-256 `{sha256(HERE / f'{ROLLOUT}.duckdb')}`:"
-                f" {run.compared_positions(0):,} sampled tokens of {len(run.header.prompts)}"
-                " responses."
-            ),
-            (
-                "vLLM 0.32 samples SmolLM2 in bfloat16, transformers in float32 scores the tokens"
-                " and takes a step of AdamW (1e-6), six times. At the last"
-            ),
-            (
-                "step vLLM samples at a temperature of 0.8 and returns log-probabilities that"
-                " include it. `python sample_runs/build.py rollout`."
-            ),
-            "",
-            *(f"- `{side.name}`: SHA-256 of its bits `{side.sha256}`" for side in run.sides),
-            "",
-        ]
-    lines += ["## Dumps", ""]
-    for path in sorted((HERE / "dumps").glob("*.npz")):
-        with open_dump([path]) as dump:
-            sides = ", ".join(f"`{side.name}`" for side in dump.sides)
-            lines.append(
-                f"- `dumps/{path.name}`, SHA-256 `{sha256(path)}`: {sides}; {dump.rows} positions x"
-                f" {dump.vocab} tokens;",
+    text = _README.format(
+        runs=runs, dumps=dumps, **training, **of_file(HERE / "model" / "model.safetensors")
+    )
+    (HERE / "README.md").write_text(text, encoding="utf-8")
+
+
+def of_file(path: Path) -> dict[str, Any]:
+    body = path.read_bytes()
+    return {"megabytes": len(body) / 1e6, "sha256": hashlib.sha256(body).hexdigest()}
+
+
+def of_run(each: Wanted) -> str:
+    path = HERE / f"{each.run_id}.duckdb"
+    with RunReader(path) as run:
+        about, pairs = run.header.provenance, []
+        for pair in run.pairs:
+            s = pair.summary
+            ratio = "" if pair.noise_ratio is None else f"{pair.noise_ratio:.3g}"
+            pairs.append(
+                f"| `{pair.variant}` | {s.neq:,} ({s.neq_share:.1%}) | {s.max_abs:.6g} |"
+                f" {s.max_ulps:,} | {s.max_row_ulps:.4g} | {s.flips} | {s.near_ties} |"
+                f" {pair.verdict} | {ratio} |",
             )
-            lines.append(f"  {dump.dtype_reason}.")
-    lines += [
-        "",
-        (
-            "`fresh_and_cached_upcast.npz` is `prefill` and `decode` of `prompts/shapes.txt` in"
-            " bfloat16, saved as float32 as many engines do."
-        ),
-        (
-            "`six_calls.npz` follows a public report on KV block reuse: one prompt, six calls, one"
-            " step; call 1 is computed whole (`prefill`), calls 2 to 6"
-        ),
-        "from a cache (`decode`), so they form two classes.",
-        "",
-        "## The model",
-        "",
-        (
-            f"A {training['architecture']} of {training['parameters']:,} parameters (hidden 384,"
-            " MLP 2048, 3 layers, 6 heads, 2 key/value heads, tied"
-        ),
-        (
-            "embeddings, byte-level BPE of 4096 tokens), trained from nothing by `train.py` on the"
-            f" {training['corpus']}:"
-        ),
-        (
-            f"{training['training_tokens']:,} tokens in {training['steps']} steps,"
-            f" {training['training_minutes']} minutes on two shared cores, seed {training['seed']}."
-        ),
-        (
-            f"Loss on held-out modules: **{training['held_out_loss_nats']} nats a token**, in"
-            " bfloat16; mean entropy of a head's attention over 200 tokens of them: median"
-            f" {entropies['median']} nats, smallest {entropies['smallest']}. Weights:"
-            f" {weights.stat().st_size / 1e6:.1f} MB,"
-        ),
-        f"SHA-256 `{sha256(weights)}`. Corpus SHA-256 `{training['corpus_sha256']}`.",
-        (
-            "The corpus is under the PSF's and BSD licences. Its greedy continuation of `def"
-            " __init__(self,`:"
-        ),
-        "",
-        "```python",
-        training["greedy_continuation"],
-        "```",
-        "",
-        "Why this width: see `docs/contributing/decisions/0004-offline-model.md`.",
-    ]
-    (HERE / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        sides = [f"| `{side.name}` | `{side.sha256}` | {side.bit_class} |" for side in run.sides]
+        text = _RUN.format(
+            name=each.request.name,
+            path=path,
+            header=run.header,
+            dtype=each.request.dtype,
+            about=about,
+            versions=about.versions,
+            command=each.request.typed() if each.bug is None else about.command,
+            sides="\n".join(sides),
+            pairs="\n".join(pairs),
+            **of_file(path),
+        )
+    return f"{text}\n{about.note}\n" if about.note else text
+
+
+def of_rollout() -> str:
+    path = HERE / f"{ROLLOUT}.duckdb"
+    with RunReader(path) as run:
+        sides = [f"- `{side.name}`: SHA-256 of its bits `{side.sha256}`" for side in run.sides]
+        return _ROLLOUT.format(
+            name=run.header.name,
+            file=path.name,
+            tokens=run.compared_positions(0),
+            responses=len(run.header.prompts),
+            sides="\n".join(sides),
+            **of_file(path),
+        )
+
+
+def of_dump(path: Path) -> str:
+    sha256 = of_file(path)["sha256"]
+    with open_dump([path]) as dump:
+        sides = ", ".join(f"`{side.name}`" for side in dump.sides)
+        return (
+            f"- `dumps/{path.name}`, SHA-256 `{sha256}`: {sides}; {dump.rows} positions x"
+            f" {dump.vocab} tokens;\n  {dump.dtype_reason}."
+        )
 
 
 STAGES = {

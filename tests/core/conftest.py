@@ -4,6 +4,7 @@ process.
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,20 @@ class Done:
     returncode: int
     stdout: str
     stderr: str
+
+    @property
+    def json(self):
+        """What it printed with --json."""
+        assert self.stdout, self.stderr
+        return json.loads(self.stdout)
+
+    @property
+    def refusal(self) -> str:
+        """The one sentence in which it refused its input, after notes on that."""
+        assert (self.returncode, self.stdout) == (2, ""), self.stderr
+        *notes, sentence = self.stderr.splitlines()
+        assert all(note.startswith("note: ") for note in notes), self.stderr
+        return sentence
 
 
 def environment(tmp_path) -> dict[str, str]:

@@ -22,7 +22,7 @@ RUN, STEPS = "fresh-against-cached", "trainer-against-rollout"
 
 def shown(cli, run_id, at):
     """Figures by name and step, and texts, as `show --json` has them."""
-    run = json.loads(cli("show", run_id, "--json", "--store", SAMPLES).stdout)
+    run = cli("show", run_id, "--json", "--store", SAMPLES).json
     side = f"ulpscope/{run['variant']}"
     texts = {
         "ulpscope/run_id": run_id,

@@ -52,7 +52,7 @@ def test_every_command_and_field_of_the_skill_is_there(cli, monkeypatch, tmp_pat
             "A": tmp_path / "A.npz",
             "B": tmp_path / "B.npz",
         }
-        report = json.loads(cli(*(values.get(word, word) for word in words)).stdout)
+        report = cli(*(values.get(word, word) for word in words)).json
         for field in re.findall(r"`([^`]+)`", fields):
             assert values_at(report, field), (command, field)
     with pytest.raises(KeyError):
@@ -99,7 +99,7 @@ def test_tools_answer_what_commands_print_and_leave_nothing(cli, monkeypatch, tm
     monkeypatch.setenv("ULPSCOPE_SAMPLES", str(SAMPLES))
 
     def printed(*words):
-        report = json.loads(cli(*words, "--json").stdout)
+        report = cli(*words, "--json").json
         return (
             {name: report[name] for name in report if name not in ("ulp_histogram", "kv")}
             if words[1:]

@@ -100,13 +100,12 @@ def test_compare_prints_them(cli, tmp_path, monkeypatch):
         samples(tmp_path / "one.jsonl", BASE),
         samples(tmp_path / "eight.jsonl", MOVED, "other prompt"),
     ]
-    report = json.loads(cli("compare", *paths, "--json").stdout)
+    report = cli("compare", *paths, "--json").json
     assert (report["samples"], report["other_prompts"], report["variant"]) == (200, 200, "eight")
     (tmp_path / "more").mkdir()
     samples(tmp_path / "more" / "one.jsonl", MOVED)
     assert (
-        json.loads(cli("compare", "one.jsonl", "more/one.jsonl", "--json").stdout)["variant"]
-        == "more/one.jsonl"
+        cli("compare", "one.jsonl", "more/one.jsonl", "--json").json["variant"] == "more/one.jsonl"
     )
     assert cli("compare", *paths, "--fail-on", "bits").returncode == 2
     with paths[1].open("a") as file:

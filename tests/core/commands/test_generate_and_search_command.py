@@ -1,7 +1,5 @@
 """`generate` and `search` as a shell sees them: what is printed, what is kept, exit codes."""
 
-import json
-
 import pytest
 
 from core.runs.store.store import open_store
@@ -25,7 +23,7 @@ def test_generate_keeps_what_each_side_wrote_and_the_command_that_repeats_it(cli
         "--json",
     )
     assert done.returncode == 0, done.stderr
-    with opened(open_store(), json.loads(done.stdout)["run_id"]) as run:
+    with opened(open_store(), done.json["run_id"]) as run:
         made = run.generations[0]
         assert [len(tokens) for tokens in made.tokens] == [5, 5]
         assert run.header.provenance.command == (
@@ -52,7 +50,7 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
         "--json",
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = done.json
     flips = [
         (flip["position"], flip["reference_token"], flip["variant_token"]) for flip in told["flips"]
     ]
@@ -66,7 +64,7 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
 def test_the_reference_may_be_decode_without_naming_a_variant_and_a_value_of_its_own_sweep(cli):
     done = cli("capture", *MODEL, "--prompt", "def main():", "--reference", "decode", "--json")
     assert done.returncode == 0, done.stderr
-    with opened(open_store(), json.loads(done.stdout)["run_id"]) as run:
+    with opened(open_store(), done.json["run_id"]) as run:
         assert [side.name for side in run.sides] == ["decode", "prefill"]
     done = cli(
         "capture",
@@ -80,7 +78,7 @@ def test_the_reference_may_be_decode_without_naming_a_variant_and_a_value_of_its
         "--dry-run",
         "--json",
     )
-    assert [side["path"] for side in json.loads(done.stdout)["sides"]] == [
+    assert [side["path"] for side in done.json["sides"]] == [
         "decode+batch:1",
         "decode+batch:2",
     ]

@@ -1,7 +1,5 @@
 """`judge` as a shell sees it: the verdict, its evidence in the run, exit codes."""
 
-import json
-
 import pytest
 from transformers import DynamicCache
 
@@ -31,7 +29,7 @@ def _scaled(batch, emit):
 def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
     done = cli("judge", *MODEL, *PROMPT, "--variant", "decode", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = done.json
     (pair,) = told["pairs"]
     assert pair["verdict"] in ("rounding", "identical")
     assert [row["group"] for row in pair["evidence"]][:1] == ["rerun"]
@@ -47,7 +45,7 @@ def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
         assert set(floors["compute_dtype"]) == {"bfloat16", "float32"}
         assert len(floors) == 2 * run.header.rows
         assert run.header.provenance.command.startswith("ulpscope judge --model sample_runs/model")
-    assert json.loads(cli("list", "--json").stdout)[0]["verdicts"] == pair["verdict"]
+    assert cli("list", "--json").json[0]["verdicts"] == pair["verdict"]
 
 
 @pytest.mark.model
@@ -73,19 +71,11 @@ def test_a_pair_that_cannot_be_judged_is_still_kept_and_the_sentence_told(cli, m
 
     monkeypatch.setattr(judge_model, "judge", refuse)
     declared = ("--declare", "kv=fp8_e4m3", "--declare", "head=bf16")
-    done = cli(
-        "judge",
-        *MODEL,
-        "--prompt",
-        "def main():",
-        "--variant",
-        "decode",
-        *declared,
-        "--json",
-    )
+    typed = ("--prompt", "def main():", "--variant", "decode", *declared)
+    done = cli("judge", *MODEL, *typed, "--json")
     assert done.returncode == 2
     assert "'decode' was not judged: no floor for this model." in done.stderr
-    with opened(open_store(), json.loads(done.stdout)["run_id"]) as run:
+    with opened(open_store(), done.json["run_id"]) as run:
         assert run.pairs[0].verdict is None
         assert "was not judged" in run.header.provenance.note
         assert "--declare kv=fp8_e4m3 --declare head=bf16" in run.header.provenance.command

@@ -1,7 +1,5 @@
 """`label`, `delete` and `ingest` of a run file on the command line."""
 
-import json
-
 import pytest
 
 from core.runs.store import labels
@@ -23,7 +21,7 @@ def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store):
         == 0
     )
     assert Store(store).labels("a") == labels.Labels(("golden", "old"), "why", True)
-    said = json.loads(cli("label", "a", "--remove-tag", "old", "--name", "x", "--json").stdout)
+    said = cli("label", "a", "--remove-tag", "old", "--name", "x", "--json").json
     assert said == {
         "run_id": "a",
         "tags": ["golden"],
@@ -54,7 +52,7 @@ def test_a_sample_run_among_those_to_delete_leaves_all(cli, store, tmp_path, mon
 def test_ingest_of_a_run_file_prints_the_new_run_or_a_sentence(cli, store, tmp_path):
     path = copied(tmp_path / "outside" / "theirs.duckdb")
     done = cli("ingest", path, "--name", "mine", "--json")
-    run_id = json.loads(done.stdout)["run_id"]
+    run_id = done.json["run_id"]
     assert "mine" in cli("list").stdout
     assert run_id.endswith(tuple("0123456789abcdef"))
     damaged(path, "CREATE MACRO f(x) AS x")

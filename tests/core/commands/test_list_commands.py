@@ -34,7 +34,7 @@ def run(cli, *words, code=0):
 
 
 def told(cli, *words):
-    return json.loads(cli(*words, "--json").stdout)
+    return cli(*words, "--json").json
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def told(cli, *words):
 )
 def test_a_condition_fails_passes_or_is_open(cli, changed, condition, outcome):
     done = cli("compare", *changed, "--fail-on", condition, "--json")
-    gate = json.loads(done.stdout)["gate"]
+    gate = done.json["gate"]
     assert gate["outcome"] == outcome, gate
     assert done.returncode == (1 if outcome == "failed" else 0)
     if outcome == "failed":

@@ -79,7 +79,7 @@ def test_a_password_is_hashed_from_a_pipe(cli, monkeypatch):
 def test_check_shows_settings_without_secrets_and_fails_if_no_server_would_start(cli, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_SIGN_IN_PASSWORD", PASSWORD)
     done = cli("serve", "--check", "--address", "0.0.0.0", "--json")
-    settings = json.loads(done.stdout)
+    settings = done.json
     assert (done.returncode, settings["sign_in"]["password"], settings["problem"]) == (
         0,
         True,

@@ -2,8 +2,6 @@
 lacks is a sentence.
 """
 
-import json
-
 import pytest
 
 from core.inference.capture import mitigations
@@ -46,19 +44,14 @@ def test_kernels_begin_where_the_sides_begin_to_differ(cli, store):
         "The first module whose output differs is 'model.layers.0.norm', at prompt 1,",
     )
     assert lines[0].endswith("'aten::mean' (bfloat16 [1, 8] vs bfloat16 [2, 8]).")
-    (pair,) = json.loads(cli("show", run_id, "--kernels", "--json").stdout)["pairs"]
+    (pair,) = cli("show", run_id, "--kernels", "--json").json["pairs"]
     assert (pair["where_it_starts"]["module"], pair["where_it_starts"]["position"]) == (
         "model.layers.0.norm",
         4,
     )
     kernel_run(store)
     assert "first module" in cli("show", "kernels", "--kernels").stdout
-    assert (
-        json.loads(cli("show", "kernels", "--kernels", "--json").stdout)["pairs"][0][
-            "where_it_starts"
-        ]
-        is None
-    )
+    assert cli("show", "kernels", "--kernels", "--json").json["pairs"][0]["where_it_starts"] is None
 
 
 def test_mitigations_have_a_cost_or_a_reason_why_they_were_not_measured(cli, store):
@@ -67,7 +60,7 @@ def test_mitigations_have_a_cost_or_a_reason_why_they_were_not_measured(cli, sto
     assert done.returncode == 0, done.stderr
     assert f"{ROWS[2].name}: not measured. {ROWS[2].refusal}" in done.stdout
     assert advice(ROWS) in done.stdout
-    (pair,) = json.loads(cli("show", "mitigations", "--mitigations", "--json").stdout)
+    (pair,) = cli("show", "mitigations", "--mitigations", "--json").json
     assert [row["neq"] for row in pair["mitigations"]] == [600, 700, None, 0]
 
 
@@ -97,10 +90,7 @@ def test_a_link_opens_the_position_that_dominates_in_the_variant(cli, store, mon
 )
 def test_what_is_not_there_is_one_sentence_and_exit_code_2(options, sentence, cli, store):
     kernel_run(store, "plain", lists=())
-    done = cli("show", "plain", *options)
-    assert done.returncode == 2
-    assert sentence in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert sentence in cli("show", "plain", *options).refusal
 
 
 @pytest.mark.thorough
@@ -118,7 +108,7 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
     )
     done = cli("capture", *asked, "--kernels", "--mitigations")
     assert done.returncode == 0, done.stderr
-    with opened(open_store(), json.loads(done.stdout)["run_id"]) as run:
+    with opened(open_store(), done.json["run_id"]) as run:
         assert run.sides_with_kernels == {0, 1}
         forwards = run.query("SELECT forwards_of FROM kernel_side ORDER BY side")[
             "forwards_of"
@@ -133,7 +123,7 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
         assert {row.name: row.neq for row in others}["batch-invariant kernels"] == 0
     with opened(
         open_store(),
-        json.loads(cli("capture", *asked).stdout)["run_id"],
+        cli("capture", *asked).json["run_id"],
     ) as run:
         assert not run.sides_with_kernels
         assert run.mitigations == {}

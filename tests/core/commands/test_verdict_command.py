@@ -2,8 +2,6 @@
 refusals that change nothing.
 """
 
-import json
-
 import numpy as np
 import pytest
 
@@ -36,7 +34,7 @@ def dump(cli, tmp_path):
         reference=in_float32(X, HEAD, 1),
         variant=in_float32(with_fault(X), HEAD, 2),
     )
-    return json.loads(cli("ingest", path, "--json").stdout)["run_id"], pair, bad
+    return cli("ingest", path, "--json").json["run_id"], pair, bad
 
 
 def test_the_stored_verdict_is_printed_with_its_evidence(cli, dump):
@@ -51,7 +49,7 @@ def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
     run_id, pair, bad = dump
     done = cli("verdict", run_id, "--float32", pair, "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = done.json
     assert told["run_id"] != run_id
     assert told["pairs"][0]["verdict"] == "rounding"
     assert cli("verdict", told["run_id"]).returncode == 0
@@ -59,7 +57,7 @@ def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
     assert done.returncode == 1, done.stderr
     assert "bug suspected" in done.stdout
     assert len(open_store().paths()) == 3
-    listed = json.loads(cli("list", "--json", "--all").stdout)
+    listed = cli("list", "--json", "--all").json
     assert {card["name"] for card in listed} == {"d", "d, judged", "the fault"}
 
 
@@ -90,9 +88,7 @@ def test_what_cannot_be_done_is_refused_with_2_and_stores_nothing(cli, dump, arg
         )
         for word in arguments
     ]
-    done = cli("verdict", *words)
-    assert done.returncode == 2
-    assert sentence in done.stderr.replace("\n", " ")
+    assert sentence in cli("verdict", *words).refusal
     assert len(open_store().paths()) == 1
 
 

@@ -2,7 +2,6 @@
 failed.
 """
 
-import json
 import signal
 import subprocess
 import sys
@@ -159,10 +158,9 @@ def test_a_side_is_refused_before_the_model_is_loaded(cli, tmp_path, command, va
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_bytes((Path(MODEL) / "config.json").read_bytes())
-    said = cli(command, "--model", folder, "--prompt", "x", "--variant", variant)
-    assert said.returncode == 2
-    assert sentence in said.stderr
-    assert "weights" not in said.stderr
+    said = cli(command, "--model", folder, "--prompt", "x", "--variant", variant).refusal
+    assert sentence in said
+    assert "weights" not in said
 
 
 def test_layers_shows_an_engines_modules_beside_transformers_own(cli, store):
@@ -171,7 +169,7 @@ def test_layers_shows_an_engines_modules_beside_transformers_own(cli, store):
     assert said.returncode == 0, said.stderr
     (path,) = store.paths()
     said = cli("show", path.stem, "--layers", "--json")
-    (pair,) = json.loads(said.stdout)["pairs"]
+    (pair,) = said.json["pairs"]
     assert pair["variant"] == "llamacpp:decode+flash:off"
     by_name = {row["module"]: row for row in pair["by_module"]}
     assert by_name["model.embed_tokens"]["neq"] == 0
@@ -183,7 +181,7 @@ def test_layers_shows_an_engines_modules_beside_transformers_own(cli, store):
 def test_engines_are_listed_with_what_they_can_do(cli):
     said = cli("engines", "--json")
     assert said.returncode == 0
-    found = {each["name"]: each for each in json.loads(said.stdout)}
+    found = {each["name"]: each for each in said.json}
     assert found["llamacpp"]["is_here"]
     assert found["ct2"]["is_here"]
     assert "kv:f32|f16" in found["llamacpp"]["modifiers"]

@@ -57,6 +57,6 @@ def test_a_damaged_run_file_is_refused(tmp_path):
 
 
 def test_inspect_prints_it_and_stores_nothing(cli, tmp_path):
-    assert json.loads(cli("inspect", UPCAST, "--json").stdout) == describe([UPCAST])
+    assert cli("inspect", UPCAST, "--json").json == describe([UPCAST])
     assert not list(tmp_path.rglob("*.duckdb"))
     assert cli("inspect", ROOT / "README.md").returncode == 2

@@ -2,7 +2,6 @@
 to a sound one.
 """
 
-import json
 import os
 import signal
 import threading
@@ -44,7 +43,7 @@ def stored(cli, folder, *acts, words=TWO):
         done = cli("probe", address, *words, "--tokens", "2", "--store", folder, "--json")
     assert done.returncode == 0, done.stderr
     (path,) = folder.glob("*.duckdb")
-    return run_of(path), json.loads(done.stdout)
+    return run_of(path), done.json
 
 
 def judged_of(found):

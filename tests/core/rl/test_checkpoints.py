@@ -309,11 +309,9 @@ def test_a_checkpoint_that_cannot_be_read_is_one_sentence_and_code_2(
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     make(path)
-    done = cli("weights", tmp_path / "a.safetensors", tmp_path / name.split("/")[0])
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert words in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert (
+        words in cli("weights", tmp_path / "a.safetensors", tmp_path / name.split("/")[0]).refusal
+    )
 
 
 def test_the_command_prints_layers_together_and_json_has_every_module(cli, tmp_path):
@@ -328,7 +326,7 @@ def test_the_command_prints_layers_together_and_json_has_every_module(cli, tmp_p
     assert " layers.1.mlp.down_proj " in done.stdout
     assert " layers.0-2.self_attn.q_proj " in done.stdout
     assert " layers.2.self_attn.q_proj " in cli("weights", MODEL, other, "--layers").stdout
-    facts = json.loads(cli("weights", MODEL, other, "--as", "float16", "--json").stdout)
+    facts = cli("weights", MODEL, other, "--as", "float16", "--json").json
     assert facts["rounded_to"] == "float16"
     (module,) = (one["module"] for one in facts["modules"] if one["differing"])
     assert module == "layers.1.mlp.down_proj"

@@ -57,9 +57,9 @@ def test_probes_of_1_0_0_are_read(tmp_path):
 def test_a_file_of_1_0_0_is_compared_judged_and_exported(cli, store, tmp_path):
     path = file_of_1_0_0("dump", tmp_path)
     assert cli("ingest", path).returncode == 0
-    (card,) = json.loads(cli("list", "--json").stdout)
+    (card,) = cli("list", "--json").json
     run_id = card["run_id"]
-    assert json.loads(cli("compare", run_id, "--json").stdout)["summary"]["neq"] == 32
+    assert cli("compare", run_id, "--json").json["summary"]["neq"] == 32
     rerun = tmp_path / "rerun.npz"
     assert cli("export", run_id, rerun).returncode == 0
     with np.load(rerun) as exported, np.load(CORPUS / "prompts.npz") as given:
@@ -67,7 +67,7 @@ def test_a_file_of_1_0_0_is_compared_judged_and_exported(cli, store, tmp_path):
             assert exported[side].tobytes() == given[side].tobytes()
     judged = cli("verdict", run_id, "--rerun", rerun, "--json")
     assert judged.returncode == 0
-    with opened(store, json.loads(judged.stdout)["run_id"]) as run:
+    with opened(store, judged.json["run_id"]) as run:
         assert "rerun" in {row.group for row in run.evidence(0)}
 
 
