@@ -6,8 +6,6 @@ A command's module is imported when the command is called, and torch once it run
 all of them takes half a second, before `list` or `--help` prints a word.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 import warnings

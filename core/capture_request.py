@@ -1,7 +1,5 @@
 """Requests: filled in by options of a command or a page's form, and stored in runs as JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self

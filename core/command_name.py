@@ -1,7 +1,5 @@
 """The command's name, and its words as a shell reads them."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable
 

@@ -2,8 +2,6 @@
 file_bytes`, and so on.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import tomllib

@@ -2,8 +2,6 @@
 another's.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import secrets

@@ -1,7 +1,5 @@
 """Errors for users. Each message says where, what arrived, what was expected, what to do."""
 
-from __future__ import annotations
-
 from .text import clip, legible
 
 # a message may quote a file, so it is clipped at so many characters

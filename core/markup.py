@@ -1,7 +1,5 @@
 """HTML of untrusted texts, escaped as it is made."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 No torch here.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

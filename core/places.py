@@ -1,7 +1,5 @@
 """Places of positions, prompts one after another: in words, and where logits are not finite."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The callback by which long work reports where it is."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 STORING = "storing and comparing"  # the stage of every import

@@ -2,8 +2,6 @@
 (action.yml).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from itertools import count

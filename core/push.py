@@ -1,7 +1,5 @@
 """Push a file to a server in parts, resumed after a broken connection (docs/reference/api.md)."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import time

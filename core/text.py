@@ -1,7 +1,5 @@
 """Text for people: untrusted text made harmless, and counts, sizes and durations in words."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

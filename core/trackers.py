@@ -2,8 +2,6 @@
 (docs/guides/trackers.md).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import nullcontext

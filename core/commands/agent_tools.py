@@ -1,7 +1,5 @@
 """Tools of the MCP server: the JSON of commands, bounded. Agents read the docstrings."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import wraps

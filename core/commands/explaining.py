@@ -1,7 +1,5 @@
 """`explain`: common causes of a run's differences, to rule out before rounding or a bug."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How a gate ends, and `comment`: its report on a pull request."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

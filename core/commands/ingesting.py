@@ -1,7 +1,5 @@
 """`ingest` and `inspect`: logit dumps, server responses and run files."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import signal

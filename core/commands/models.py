@@ -1,7 +1,5 @@
 """`model`: install a packaged model; `engines`: list the engines that can be a side."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

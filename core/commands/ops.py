@@ -2,8 +2,6 @@
 row positions.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from typer import Option

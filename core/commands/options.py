@@ -1,7 +1,5 @@
 """Options that several commands share, and the fields of a request as options of a command."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields

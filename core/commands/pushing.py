@@ -1,7 +1,5 @@
 """`push`: send a run or a dump to another ULPscope server; resumes after a broken connection."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict
 from pathlib import Path

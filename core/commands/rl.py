@@ -1,7 +1,5 @@
 """Trainer against rollout on a terminal: `show RUN --as verl`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..errors import UsageError

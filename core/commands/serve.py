@@ -3,8 +3,6 @@
 `mcp` and `skill`: for coding agents.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """`list`, `export`, `label`, `delete`: the runs of a store."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`weights`: what differs between two checkpoints, module by module."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The shared password and the list of members."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import lru_cache
 

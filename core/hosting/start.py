@@ -2,8 +2,6 @@
 work.
 """
 
-from __future__ import annotations
-
 import ipaddress
 from urllib.parse import urlsplit
 

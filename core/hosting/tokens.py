@@ -2,8 +2,6 @@
 its member.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import secrets

@@ -2,8 +2,6 @@
 cancellation.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 condition.
 """
 
-from __future__ import annotations
-
 import itertools
 import secrets
 import threading

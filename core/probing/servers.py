@@ -4,8 +4,6 @@ Endpoints and fields as in the engines' sources and documentation: vLLM 0.32, SG
 llama.cpp's tools/server, Ollama's docs/api.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -6,8 +6,6 @@ a batch of another size moves all answers alike, so answers of an idle and of a 
 exchangeable.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import math

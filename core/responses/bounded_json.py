@@ -2,8 +2,6 @@
 bytes say.
 """
 
-from __future__ import annotations
-
 import codecs
 import io
 import json

@@ -1,7 +1,5 @@
 """Payload files as sides: one file with repeated answers, or one file per side."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

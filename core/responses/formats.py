@@ -5,8 +5,6 @@ vllm/logprobs.py (0.32), llama.cpp's tools/server/server-task.cpp,
 sglang/srt/managers/tokenizer_manager.py (0.5.23), Ollama's docs/openapi.yaml, OpenAI's docs.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

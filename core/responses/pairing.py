@@ -5,8 +5,6 @@ token that differs, generated ones up to where the sides diverge. If a payload l
 tokens, they are taken for equal, with a note on the pair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ for a token without a probability; probabilities in place of their logarithms. S
 before anything is compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ scores token i + 1, as in runs of whole rows. Nothing here is invented: what a p
 is None, -1 or ''.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

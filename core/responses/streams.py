@@ -4,8 +4,6 @@ Chunks as the engines send them: OpenAI's chat.completion.chunk and streamed tex
 of vLLM, SGLang, llama.cpp), Ollama's lines, llama.cpp's /completion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 

@@ -2,8 +2,6 @@
 `--kl-divergence-base`, or of a pair of a run. A few rows are read at a time; nothing is stored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 been written and that is not placed yet.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any

@@ -5,8 +5,6 @@ locked, its schema has to be ours, and the digests of its logits have to hold. F
 are taken as they are.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 file (`figures.py`).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property

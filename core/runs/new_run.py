@@ -1,7 +1,5 @@
 """A new run: its file is written aside and appears in the store when it is whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime

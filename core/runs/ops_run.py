@@ -3,8 +3,6 @@
 Such a run has no sides and no logits.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

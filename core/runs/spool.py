@@ -1,7 +1,5 @@
 """Arrays of the reference that wait on disk while a run is written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

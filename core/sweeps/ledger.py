@@ -6,8 +6,6 @@ environment. The folder `.sweeps/` has plans/NAME.json, failed/DIGEST.json, and 
 cache of the figures of each run.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Plan of a sweep: `sweep.toml`, expanded to cells, each a request for a capture. No torch here."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -2,8 +2,6 @@
 cells.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import queue

@@ -1,7 +1,5 @@
 """Output of every command: tables and notes for people, JSON for programs, progress for both."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

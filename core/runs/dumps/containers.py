@@ -5,8 +5,6 @@ Every declared size is checked against the file, and the total against a limit, 
 unpacked or allocated.
 """
 
-from __future__ import annotations
-
 import mmap
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Digests of logits: of their values, independent of the stored dtype."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

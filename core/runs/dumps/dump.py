@@ -6,8 +6,6 @@ arrays, and as much of the logits as it takes to know the compute dtype; `Dump.c
 Memory stays below about 300 MB for any size of the dump.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Notes for a user on a valid dump, from the first rows of its sides."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@
 Every count is checked against the file's size before anything of that size is allocated.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import mmap

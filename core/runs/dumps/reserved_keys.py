@@ -3,8 +3,6 @@ compute_dtype, reference_side, meta, and for each side `emitted`. Read, checked,
 rows.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

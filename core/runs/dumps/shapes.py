@@ -1,7 +1,5 @@
 """Shapes of a dump's sides: the one that all of them have, or what to do about another one."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

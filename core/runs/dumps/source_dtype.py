@@ -6,8 +6,6 @@ Bits are only moved as integers or by conversions that are checked to survive th
 that would be rounded is refused.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

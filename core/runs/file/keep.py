@@ -4,8 +4,6 @@ Of 512 positions of 128,256 tokens in bfloat16, two sides of 263 MB: 298 MB with
 figures.
 """
 
-from __future__ import annotations
-
 from .records import FIGURES, RunHeader
 
 # Bytes of a run file without its logits: per position of a side, and per run. Files of random

@@ -5,8 +5,6 @@ one position of one prompt, prompts one after another; the first side is the ref
 the reference and one variant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime

@@ -2,8 +2,6 @@
 what exceeds the limit of one position.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ...checks.pair import PairFigures

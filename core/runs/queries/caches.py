@@ -3,8 +3,6 @@
 Layers and heads are those that keep a cache: a model may have others between them.
 """
 
-from __future__ import annotations
-
 from ...numerics.arrays import DataFrame, Record
 from ...text import out_of, plural
 from ..reader import RunReader

@@ -1,7 +1,5 @@
 """Classes of sides that are equal bit for bit, and the value that was swept."""
 
-from __future__ import annotations
-
 from ...numerics.arrays import DataFrame
 from ...text import plural
 from ..reader import RunReader

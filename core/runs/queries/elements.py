@@ -2,8 +2,6 @@
 differences.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

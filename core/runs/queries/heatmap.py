@@ -12,8 +12,6 @@ everything else from the logits. What neighboring tiles share, whole rows of sto
 of 64 rows by rank or of differences, the caller may keep (`Keep`); nothing is kept here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple

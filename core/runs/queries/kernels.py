@@ -6,8 +6,6 @@ brg_matmul:avx512_core_bf16`, a CUDA kernel), or an operation of torch. Launches
 forward.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from itertools import takewhile

@@ -5,8 +5,6 @@ Modules are in the order in which they run, and of that, not of what depends on 
 values of one norm come one after the other.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

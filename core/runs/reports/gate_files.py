@@ -2,8 +2,6 @@
 come from untrusted dump.
 """
 
-from __future__ import annotations
-
 import math
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator, Sequence

@@ -5,8 +5,6 @@ Every name, path and token is untrusted: it is in a code span or block or escape
 text after pasting.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ... import __version__

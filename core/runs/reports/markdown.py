@@ -2,8 +2,6 @@
 pasted.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode, urlsplit

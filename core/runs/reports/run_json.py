@@ -1,7 +1,5 @@
 """A run as the JSON that the command line prints and the HTTP API answers: one shape for both."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import msgspec

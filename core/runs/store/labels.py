@@ -5,8 +5,6 @@ The file has a rollback journal and no write-ahead log: a store may be a shared 
 which SQLite's log does not work, and a store of objects sends the file as a whole.
 """
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from collections.abc import Callable, Iterable

@@ -3,8 +3,6 @@ renamed, then read-only. A store under a URL is seen through a directory too
 (core.runs.store.objects).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

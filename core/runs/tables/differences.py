@@ -1,7 +1,5 @@
 """Figures of arrays other than logits: what the tables of caches and of modules have in common."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray

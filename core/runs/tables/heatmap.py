@@ -2,8 +2,6 @@
 ULPs, in ever larger cells.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

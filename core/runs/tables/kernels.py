@@ -1,7 +1,5 @@
 """Kernels that each side of a run launched: one row per kernel and module."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..file.database import Database

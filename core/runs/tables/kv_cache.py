@@ -5,8 +5,6 @@ Only figures are stored: complete caches of a long prompt are as large as the mo
 it, and pages show at which places and by how much they differ.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -8,8 +8,6 @@ of one side (73 bytes a module and position, twice while they are stored) and th
 rounding floor (16 bytes).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@
 (docs/contributing/decisions/0003-run-file.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -2,8 +2,6 @@
 and the throughput.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

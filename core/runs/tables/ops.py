@@ -5,8 +5,6 @@ same alone and among N rows (*batch-invariant*), and is a row the same at every 
 (*position-invariant*).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -2,8 +2,6 @@
 with the rows they rest on.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields

@@ -1,7 +1,5 @@
 """Responses of servers in a run: their table, and what the sides sent read out of all tables."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping

@@ -2,8 +2,6 @@
 tokens.
 """
 
-from __future__ import annotations
-
 from ..file.table import Table
 
 SEQUENCE = Table(

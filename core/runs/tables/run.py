@@ -2,8 +2,6 @@
 sides with what makes equal ones known as equal, and continuations.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

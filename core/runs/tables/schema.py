@@ -1,7 +1,5 @@
 """All tables of a run file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain
 
