@@ -87,11 +87,11 @@ def file_name(name: str, longest: int = 120) -> str:
     return f"{stem.encode()[:room].decode(errors='ignore').rstrip(' .')}{dot}{ending}"
 
 
-def slug(text: str, besides: str = "", longest: int = 60) -> str:
-    """`s3-bucket-runs`: ASCII letters, digits and `besides`; anything between them is one
+def slug(text: str) -> str:
+    """`s3-bucket-runs`: at most 60 ASCII letters and digits; anything between them is one
     hyphen.
     """
-    return re.sub(rf"[^A-Za-z0-9{re.escape(besides)}]+", "-", text).strip("-")[:longest]
+    return re.sub("[^A-Za-z0-9]+", "-", text).strip("-")[:60]
 
 
 def readable(raw: bytes) -> str:

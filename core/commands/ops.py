@@ -104,16 +104,14 @@ def ops(
         plan = ProbePlan(used, dtypes, probes, repeats, quick, seconds_each=0.3 if quick else 1.0)
         rows = list(probe_all(plan, say))
         chip = name_of_device(used)
-        settings = machine_settings(used)
-        title = name or f"operations on {chip}"
         header = OpsHeader(
-            title,
+            name or f"operations on {chip}",
             str(used),
             chip,
             dtypes,
             typed_command(),
             model or "",
-            versions=settings,
+            versions=machine_settings(used),
         )
         run_id = write_ops_run(target, header, rows)
     if progress == "json":

@@ -167,7 +167,7 @@ class RunReader(Figures):
         if self.header.is_long:
             prompt, position = self.largest(pair)[["prompt", "position"]].iloc[0]
             condition = f"(is_flip OR prompt = {prompt} AND position = {position})"
-        return positions.read_records(self._database, pair, condition)
+        return positions.read(self._database, condition, [pair]).to_pylist()
 
     def compared_positions(self, pair: int) -> int:
         """Return the number of positions of a pair that were compared."""

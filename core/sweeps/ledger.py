@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -189,7 +190,6 @@ class Ledger:
         self._cards: dict[str, CellCard] = {}
         # a listing of objects is seconds old
         self._finished: set[str] = set()
-        self._plans: dict[Path, tuple[int, StoredPlan]] = {}
 
     def write_plan(self, plan: SweepPlan) -> None:
         """Store a plan's cells, replacing a plan of the same name."""
@@ -202,14 +202,9 @@ class Ledger:
     def plans(self) -> list[StoredPlan]:
         """Return the plans that were run on this store, by name."""
         self._bring("plans")
-        for path in self.folder.glob("plans/*.json"):
-            mtime = path.stat().st_mtime_ns
-            if (
-                self._plans.get(path, (0, None))[0] != mtime
-                and (plan := _read(path, StoredPlan)) is not None
-            ):
-                self._plans[path] = mtime, plan
-        return sorted((plan for _, plan in self._plans.values()), key=lambda plan: plan.name)
+        paths = self.folder.glob("plans/*.json")
+        plans = [_read_plan(path, path.stat().st_mtime_ns) for path in paths]
+        return sorted(filter(None, plans), key=lambda plan: plan.name)
 
     def record(self, outcome: CellOutcome) -> None:
         """Store why a cell failed, or the figures of its run.
@@ -320,6 +315,12 @@ class Ledger:
             raise StoreError(f"{self.folder}: cannot be written to ({error.strerror}).") from error
         if self.store.mirror is not None:
             self.store.mirror.send_small(f"{FOLDER}/{name}", _LARGEST)
+
+
+# a page asks for the same plans at every run of its script
+@lru_cache
+def _read_plan(path: Path, _changed: int) -> StoredPlan | None:
+    return _read(path, StoredPlan)
 
 
 def in_ledger(cells: Sequence[Cell]) -> list[tuple[str, dict[str, str]]]:

@@ -167,14 +167,12 @@ def steps(kind: str = "bar") -> Iterator[Progress]:
     not a terminal.
     """
     if kind == "bar" and sys.stderr.isatty():
-        label = TextColumn("left")
-        amounts = TextColumn("{task.fields[amount]}")
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
-            amounts,
+            TextColumn("{task.fields[amount]}"),
             TimeElapsedColumn(),
-            label,
+            TextColumn("left"),
             TimeRemainingColumn(),
         )
         # rich sends what is written to stdout to the bar's console: wrong if stdout is a file

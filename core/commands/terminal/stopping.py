@@ -24,7 +24,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 @contextmanager
 def stopping(
     leave_nothing: Callable[[], None],
-    says: Callable[[], str] = lambda: SENTENCE,
+    says: Callable[[], str],
 ) -> Iterator[None]:
     """Raise KeyboardInterrupt at the first signal; ignore later ones.
 
@@ -84,13 +84,10 @@ def stopping(
 
 
 @contextmanager
-def stoppable(
-    leave_nothing: Callable[[], None] = remove_living,
-    says: Callable[[], str] = lambda: SENTENCE,
-) -> Iterator[None]:
+def stoppable(says: Callable[[], str] = lambda: SENTENCE) -> Iterator[None]:
     """Let Ctrl-C end the block with a sentence and EXIT_CODE; unfinished runs are removed."""
     try:
-        with stopping(leave_nothing, says):
+        with stopping(remove_living, says):
             yield
     except KeyboardInterrupt:
         print_text(says(), err)

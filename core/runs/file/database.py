@@ -134,10 +134,10 @@ class Database:
             result = self._ask().execute(sql, _plain(values))
             return result.fetchall() if most is None else result.fetchmany(most)
 
-    def records(self, sql: str, values: Sequence[Any] = ()) -> list[Record]:
+    def records(self, sql: str) -> list[Record]:
         """Return the result of a query, each row by the names of its columns."""
         with _edge(self.path):
-            result = self._ask().execute(sql, _plain(values))
+            result = self._ask().execute(sql)
             names = [column[0] for column in result.description or ()]
             return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
 

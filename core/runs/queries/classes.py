@@ -58,11 +58,10 @@ def sweep(run: RunReader) -> tuple[str, DataFrame] | None:
     if len(varying) != 1 or not all(steps):
         return None
     (name,) = varying
-    rest = [{key: value for key, value in of_side.items() if key != name} for of_side in steps]
-    values = [of_side.get(name, _ABSENT.get(name, "")) for of_side in steps]
+    values = [of_side.pop(name, _ABSENT.get(name, "")) for of_side in steps]
     numbers = [
-        int(value) if value.isdecimal() and other == rest[1] else -1
-        for value, other in zip(values, rest, strict=True)
+        int(value) if value.isdecimal() and rest == steps[1] else -1
+        for value, rest in zip(values, steps, strict=True)
     ]
     if -1 in numbers[1:] or len({*numbers} - {-1}) < 3:
         return None

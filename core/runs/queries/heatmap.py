@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks.pair import PairFigures
 from ...errors import UsageError
 from ...numerics import pyramid
 from ...numerics.arrays import Bits, DataFrame, Span
@@ -27,6 +26,7 @@ from ...text import number, out_of, plural
 from ..figures import STORED_CELLS
 from ..file.keep import refusal
 from ..reader import RunReader
+from .by_position import floor_checks
 from .elements import every_element, place_of, rank_of
 
 Order = Literal["id", "rank"]
@@ -112,11 +112,11 @@ def floor_row_ulps(run: RunReader, pair: int) -> float | None:
     """Return the 99.9th percentile of the pair's noise floor in the run's own dtype, in row ULPs;
     None if none was measured.
     """
-    figures = [row.figures for row in run.evidence(pair) if isinstance(row.figures, PairFigures)]
-    return next(
-        (each.floor_row_ulps for each in figures if each.compute_dtype == run.header.compute_dtype),
-        None,
+    dtype = run.header.compute_dtype
+    floors = (
+        each.floor_row_ulps for each in floor_checks(run, pair) if each.compute_dtype == dtype
     )
+    return next(floors, None)
 
 
 def finest_columns(run: RunReader, order: Order, measure: Measure) -> list[int]:

@@ -181,7 +181,6 @@ class Condition:
             outcome, figure, says = self._judge_sure_flips(pair)
         else:
             outcome, figure, says = self._compare(pair)
-        sides = f"'{clean(pair.variant, 200)}' vs '{clean(pair.reference, 200)}'"
         worst = worst_row(pair.rows, measure.key)
         return Outcome(
             pair.reference,
@@ -190,7 +189,7 @@ class Condition:
             outcome,
             figure,
             unit,
-            f"{sides} {says}.",
+            f"{pair.sides} {says}.",
             worst,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import StoreError
 from ...evidence import FAILED, PASSED
 from ...numerics.metrics import NULLABLE
-from ...text import clean, number, percent, plural
+from ...text import number, percent, plural
 from ...verdict import UNDECIDED
 from ..file.keep import note_of
 from ..file.records import Prompt
@@ -173,10 +173,9 @@ def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
     for pair in pairs:
         empty = [row for row in pair.rows if None in (row["reference_token"], row["variant_token"])]
         if empty and not pair.is_list:
-            sides = f"'{clean(pair.variant, 200)}' vs '{clean(pair.reference, 200)}'"
             first = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
             notes.append(
-                f"at {of_positions(len(empty), pair.rows)} a side of {sides} holds no number,"
+                f"at {of_positions(len(empty), pair.rows)} a side of {pair.sides} holds no number,"
                 f" {first}.",
             )
     return notes

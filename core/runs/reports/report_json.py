@@ -11,6 +11,7 @@ import numpy as np
 from ...errors import StoreError, UsageError
 from ...numerics.arrays import Record
 from ...numerics.metrics import METRICS, Summary
+from ...text import clean
 from ..file.records import RunHeader
 from ..queries.verdicts import Answer, answer_of
 
@@ -80,6 +81,10 @@ class PairReport:
     is_list: bool
     positions: int
     mismatch: Record | None = None
+
+    @property
+    def sides(self) -> str:
+        return f"'{clean(self.variant, 200)}' vs '{clean(self.reference, 200)}'"
 
     @property
     def figures(self) -> Record:

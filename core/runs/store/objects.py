@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from functools import partial
 from hashlib import md5, sha256
 from importlib import import_module
 from pathlib import Path
@@ -108,13 +107,10 @@ class Mirror:
             return self._listed
 
     def _folder(self, name: str) -> dict[str, Meta]:
-        objects = self._ask(
-            "list",
-            lambda: self._obstore.list_with_delimiter(self._short, name or None)["objects"],
-        )
-        if objects is None:
+        listing = self._ask("list", self._obstore.list_with_delimiter, self._short, name or None)
+        if listing is None:
             raise StoreError(f"{clean(self.url)}: there is no such bucket.")
-        return {each["path"].rpartition("/")[2]: each for each in objects}
+        return {each["path"].rpartition("/")[2]: each for each in listing["objects"]}
 
     def find(self, run_id: str) -> Meta | None:
         """Return a run of the list, which is read again if it lacks the run: it may be seconds
@@ -160,7 +156,7 @@ class Mirror:
                 body = None
                 # the object may have another tag by now
                 with suppress(FileExistsError):
-                    body = self._ask("read", partial(self._piece, path.name, options))
+                    body = self._ask("read", self._piece, path.name, options)
                 if not body or len(body) != end - file.tell():
                     raise StoreError(
                         f"run '{path.stem}' changed in {self.url} while it was fetched; try again.",
@@ -189,7 +185,7 @@ class Mirror:
 
     def _create(self, path: Path, name: str) -> Meta:
         size = path.stat().st_size
-        head = partial(self._obstore.head, self._short, name)
+        head = self._obstore.head, self._short, name
         if size <= SINGLE_BYTES:
             body = path.read_bytes()
             digest = md5(body, usedforsecurity=False).hexdigest()
@@ -199,11 +195,11 @@ class Mirror:
                 # obstore does not repeat a put whose answer got lost
                 is_new = self._put_if(self._long, name, body, "create")
         else:
-            is_new = self._ask("look at", head) is None
+            is_new = self._ask("look at", *head) is None
             if is_new:
-                put = partial(self._obstore.put, self._long, name, path, chunk_size=PIECE_BYTES)
-                self._ask("write", put)
-        meta = self._ask("look at", head)
+                put = self._obstore.put
+                self._ask("write", put, self._long, name, path, chunk_size=PIECE_BYTES)
+        meta = self._ask("look at", *head)
         if meta is None or (is_new and meta["size"] != size):
             raise StoreError(
                 f"{clean(self.url)}: {size:,} bytes of {name} were put there and did not arrive.",
@@ -219,7 +215,7 @@ class Mirror:
         hold.
         """
         try:
-            self._ask("write", lambda: self._obstore.put(client, name, body, mode=mode))
+            self._ask("write", self._obstore.put, client, name, body, mode=mode)
         except FileExistsError:
             return False
         return True
@@ -278,9 +274,9 @@ class Mirror:
         """Put a file of at most so many bytes there as it is in the folder, gone if it is gone."""
         path = self.folder / name
         if not path.exists():
-            self._ask("remove", lambda: self._obstore.delete(self._short, name))
+            self._ask("remove", self._obstore.delete, self._short, name)
         elif path.stat().st_size <= most:
-            self._ask("write", lambda: self._obstore.put(self._short, name, path.read_bytes()))
+            self._ask("write", self._obstore.put, self._short, name, path.read_bytes())
 
     def cards(self) -> dict[str, msgspec.Raw]:
         """Cards of the index by run, JSON each, of those that are there as they were."""
@@ -353,7 +349,13 @@ class Mirror:
                 path.unlink(missing_ok=True)
                 total -= size
 
-    def _ask(self, what: str, ask: Callable[[], Result]) -> Result | None:
+    def _ask(
+        self,
+        what: str,
+        ask: Callable[..., Result],
+        *arguments: Any,
+        **options: Any,
+    ) -> Result | None:
         """Return the result of a request, None if there is no such object; FileExistsError if a
         condition fails.
         """
@@ -362,7 +364,7 @@ class Mirror:
         # obstore repeats requests, and not what broke off in the middle of a body
         for attempt in range(RETRIES + 1):
             try:
-                return ask()
+                return ask(*arguments, **options)
             except FileNotFoundError:
                 return None
             except (AlreadyExistsError, PreconditionError):

@@ -3,14 +3,12 @@
 Places are (prompt, position), [rows, 2].
 """
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import StoreError
-from ...numerics.arrays import DataFrame, Places, Record
+from ...numerics.arrays import DataFrame, Places
 from ...numerics.divergence import RowFigures, SideRows
 from ...numerics.metrics import METRICS, OPEN_IN_LISTS
 from ..file.database import Database
@@ -111,7 +109,7 @@ def top_token_rows(side: int, places: Places, figures: SideRows) -> pa.Table:
     )
 
 
-def _read(database: Database, condition: str, values: list[int]) -> pa.Table:
+def read(database: Database, condition: str, values: list[int]) -> pa.Table:
     """Rows of pair `values[0]` for which `condition` holds."""
     columns = ", ".join(POSITION.names[1:])
     sql = (
@@ -134,24 +132,25 @@ def read_positions(
     prompt: int | None = None,
 ) -> DataFrame:
     """Figures of a pair, one row per position of every prompt or of one (null if undefined)."""
-    rows = (
-        _read(database, "true", [pair])
-        if prompt is None
-        else _read(database, "prompt = ?", [pair, prompt])
-    )
+    of = [pair] if prompt is None else [pair, prompt]
+    rows = read(database, "true" if prompt is None else "prompt = ?", of)
     with database.decoding("table of positions"):
         table = rows.to_pandas(types_mapper=nullable)
         if prompt is None:
             _check_rows(len(table), header, pair)
         for metric in METRICS if header.k is not None else ():
-            if metric.name in OPEN_IN_LISTS:
-                table[metric.name] = _fill_open(table[metric.name], metric.dtype)
+            if metric.name not in OPEN_IN_LISTS:
+                continue
+            # of lists: False, or no number, which numpy's integers do not have
+            values = table[metric.name]
+            dtype = "Int64" if "int" in metric.dtype else metric.dtype
+            table[metric.name] = values.eq(True) if dtype == "bool" else values.astype(dtype)
     return table
 
 
 def read_columns(database: Database, header: RunHeader, pair: int) -> dict[str, NDArray]:
     """Figures of a pair of whole rows by position, NaN if undefined. [positions] each"""
-    rows = _read(database, "true", [pair])
+    rows = read(database, "true", [pair])
     with database.decoding("table of positions"):
         _check_rows(len(rows), header, pair)
         return {name: rows[name].to_numpy() for name in rows.column_names}
@@ -160,18 +159,3 @@ def read_columns(database: Database, header: RunHeader, pair: int) -> dict[str, 
 def _check_rows(rows: int, header: RunHeader, pair: int) -> None:
     if rows != header.rows and header.k is None:
         raise ValueError(f"{rows} rows for {header.rows} positions of pair {pair}")
-
-
-def _fill_open(values: Any, dtype: str) -> Any:
-    """Return a column of lists with open values filled, for tables of pages: False, or no
-    number.
-    """
-    if dtype == "bool":
-        return values.eq(True)
-    # numpy's integers have no missing value, those of pandas do
-    return values.astype("Int64" if "int" in dtype else dtype)
-
-
-def read_records(database: Database, pair: int, condition: str = "true") -> list[Record]:
-    """Figures of a pair, one dict per position for which `condition` holds, None if undefined."""
-    return _read(database, condition, [pair]).to_pylist()

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import sys
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -21,18 +20,17 @@ from core.errors import UsageError
 from core.text import is_seen, legible
 from tests.core.conftest import environment
 from tests.core.runs.damaging import with_texts
+from tests.places import CASES, ROOT, RUNS
 from tests.test_documented_commands import parse
 
-ROOT = Path(__file__).resolve().parents[3]
-SAMPLES = ROOT / "tests" / "runs"
-FLIPS = str(ROOT / "tests" / "cases" / "flips_fp16.npz")
+FLIPS = str(CASES / "flips_fp16.npz")
 SKILL = (ROOT / "core" / "skill.md").read_text(encoding="utf-8")
 ORDERS = "\x1b]0;owned\x07\u202e"
 
 
 def test_every_command_and_field_of_the_skill_is_there(cli, monkeypatch, tmp_path):
     """On sample runs, and on logits of which one side has another temperature."""
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", str(SAMPLES))
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", str(RUNS))
     assert cli("skill").stdout == SKILL
     assert yaml.safe_load(SKILL.split("---\n")[1]).keys() == {"name", "description"}
     logits = np.random.default_rng(0).normal(0, 3, (40, 64)).astype(np.float32)
@@ -73,7 +71,7 @@ def values_at(report, field):
 
 def answers_of(folder, *calls):
     """JSON of each call of one session with a server, or the text of its error."""
-    variables = environment(folder) | {"ULPSCOPE_SAMPLES": str(SAMPLES), "TMPDIR": str(folder)}
+    variables = environment(folder) | {"ULPSCOPE_SAMPLES": str(RUNS), "TMPDIR": str(folder)}
     server = StdioServerParameters(
         command=sys.executable,
         args=["-m", "core", "mcp"],
@@ -96,7 +94,7 @@ def answers_of(folder, *calls):
 
 
 def test_tools_answer_what_commands_print_and_leave_nothing(cli, monkeypatch, tmp_path):
-    monkeypatch.setenv("ULPSCOPE_SAMPLES", str(SAMPLES))
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", str(RUNS))
 
     def printed(*words):
         report = cli(*words, "--json").json
@@ -140,7 +138,7 @@ def test_tools_answer_what_commands_print_and_leave_nothing(cli, monkeypatch, tm
 def test_errors_are_sentences_and_texts_of_runs_are_harmless(cli, tmp_path):
     hostile = tmp_path / "runs" / "hostile.duckdb"
     hostile.parent.mkdir()
-    hostile.write_bytes((SAMPLES / "where-it-starts.duckdb").read_bytes())
+    hostile.write_bytes((RUNS / "where-it-starts.duckdb").read_bytes())
     with_texts(hostile, ORDERS)
     answer, error = answers_of(
         tmp_path,

@@ -1,10 +1,7 @@
 """`capture`: prompts from files and chats, and dry runs."""
 
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = ("--model", "sample_runs/model")
 WALK = "def walk(self, path):\n    return [step for step in path if step]\n"
 

@@ -4,16 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from core import __version__
 from tests.core.conftest import environment
-
-ROOT = Path(__file__).resolve().parents[3]
-CASES = ROOT / "tests" / "cases"
+from tests.places import CASES, ROOT
 
 
 def in_a_process(tmp_path, *arguments):

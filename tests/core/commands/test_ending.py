@@ -3,16 +3,15 @@ alone for scripts.
 """
 
 import re
-from pathlib import Path
 
 from core.commands.capturing import tell_end
+from tests.places import RUNS
 
-SAMPLES = Path(__file__).resolve().parents[2] / "runs"
 RUN = "fresh-against-cached"
 
 
 def test_people_see_figures_verdict_and_two_commands_and_a_script_takes_the_id_from_stdout(capfd):
-    tell_end(RUN, [], "bar", False, SAMPLES)
+    tell_end(RUN, [], "bar", False, RUNS)
     printed = capfd.readouterr()
     assert printed.out == f"{RUN}\n"
     figures = next(
@@ -26,6 +25,6 @@ def test_people_see_figures_verdict_and_two_commands_and_a_script_takes_the_id_f
     ]
     assert "rounding  decode vs prefill\n" in printed.err
     assert re.findall(r"^next: (.*)$", printed.err, re.M) == [
-        f"ulpscope show {RUN} --store {SAMPLES}",
-        f"ulpscope verdict {RUN} --store {SAMPLES}    # the checks",
+        f"ulpscope show {RUN} --store {RUNS}",
+        f"ulpscope verdict {RUN} --store {RUNS}    # the checks",
     ]

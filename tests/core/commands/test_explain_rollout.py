@@ -5,7 +5,6 @@ import gc
 import json
 import weakref
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +20,8 @@ from core.judging.explain.rows import PairRows, RowPair
 from core.judging.ingest import ingest
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.places import MODEL
 
-MODEL = Path(__file__).resolve().parents[3] / "sample_runs" / "model"
 PROMPT, TOKENS, SEQUENCES = 8, 24, 8
 
 

@@ -4,14 +4,15 @@ folders.
 
 import json
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-CASES = Path(__file__).resolve().parents[2] / "cases" / "rollouts"
-EXPECTED = np.load(CASES / "expected.npz")
-RANK = CASES / "token_exports" / "step_4" / "rank_0.jsonl"  # sequences 0 and 1
+from tests.places import CASES
+
+ROLLOUTS = CASES / "rollouts"
+EXPECTED = np.load(ROLLOUTS / "expected.npz")
+RANK = ROLLOUTS / "token_exports" / "step_4" / "rank_0.jsonl"  # sequences 0 and 1
 
 
 def r_of(*sequences):
@@ -90,7 +91,7 @@ def test_a_figure_that_is_undefined_is_null_and_undecided(cli, tmp_path):
             "is a figure of ulpscope; add --as ulpscope",
         ),
         (
-            (CASES.parent / "flips_fp16.npz", "--fail-on", "k3>1"),
+            (CASES / "flips_fp16.npz", "--fail-on", "k3>1"),
             "is for a rollout's and a trainer's",
         ),
     ],
@@ -105,7 +106,7 @@ def steps(tmp_path):
     token.
     """
     rows = [
-        json.loads(line) for line in (CASES / "train_data_step6.jsonl").read_text().splitlines()
+        json.loads(line) for line in (ROLLOUTS / "train_data_step6.jsonl").read_text().splitlines()
     ]
     for step, change in ((9, 0.0), (10, 0.25)):
         moved = [
@@ -142,17 +143,17 @@ def test_a_folder_is_its_files_in_the_order_of_their_numbers(cli, steps, tmp_pat
     run_id = cli("ingest", steps, "--store", tmp_path / "runs").stdout.strip()
     shown = cli("show", run_id, "--json", "--store", tmp_path / "runs").json
     assert shown["name"] == "train_data_step9 + train_data_step10"
-    ranks = CASES / "token_exports"
+    ranks = ROLLOUTS / "token_exports"
     whole = [
         cli("compare", *paths, "--json").json
         for paths in ([ranks], sorted(ranks.glob("*/*.jsonl")))
     ]
     assert whole[0]["mismatch"] == whole[1]["mismatch"]
-    miles = cli("compare", CASES / "miles", "--json").json["mismatch"]
+    miles = cli("compare", ROLLOUTS / "miles", "--json").json["mismatch"]
     assert (miles["tokens"], miles["by_step"][0]["step"]) == (len(r_of(0, 1, 2)), 9)
 
 
 def test_a_folder_without_sampled_tokens_and_three_dumps_are_refused(cli, tmp_path):
-    dump = CASES.parent / "flips_fp16.npz"
+    dump = CASES / "flips_fp16.npz"
     for paths, says in (([tmp_path], "without a file of sampled tokens"), ([dump] * 3, "not 3")):
         assert says in cli("compare", *paths).refusal

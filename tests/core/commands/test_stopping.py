@@ -5,14 +5,13 @@ signals.
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from core.commands.terminal import stopping
 from core.commands.terminal.stopping import EXIT_CODE
+from tests.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 # A run is being written and the main thread is inside a call that lets other threads run and that
 # no signal ends, as in a forward.
 STUCK = """

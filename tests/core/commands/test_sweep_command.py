@@ -3,14 +3,13 @@
 import json
 import shlex
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 
 from core.command_name import COMMAND
+from tests.places import MODEL
 from tests.shell import run_workflow
 
-ROOT = Path(__file__).resolve().parents[3]
 PLAN = """
 name = "small"
 models = [{model}]
@@ -25,7 +24,7 @@ dtypes = ["float32"]
 def plan(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"token_ids": [5, 9, 200]}')
     path = tmp_path / "small.toml"
-    path.write_text(PLAN.format(model=json.dumps(str(ROOT / "sample_runs" / "model"))))
+    path.write_text(PLAN.format(model=json.dumps(str(MODEL))))
     return path
 
 

@@ -10,7 +10,7 @@ from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged, with_texts
 from tests.core.runs.made_runs import copied
 from tests.core.runs.test_ops_run import header, row_of
-from tests.places import ROOT
+from tests.places import RUNS
 
 ORDERS = "[red]owned\x1b]0;owned\x07\x1b[31m\x9b31m\u202e"
 SAMPLES = {
@@ -44,7 +44,7 @@ def filled(tmp_path_factory):
     for run_id, sample in SAMPLES.items():
         path = copied(found.directory / f"{run_id}.duckdb")
         path.chmod(0o644)
-        path.write_bytes((ROOT / "tests" / "runs" / f"{sample}.duckdb").read_bytes())
+        path.write_bytes((RUNS / f"{sample}.duckdb").read_bytes())
         with_texts(path, ORDERS)
     about = header(name=ORDERS, device_name=ORDERS, command=ORDERS, note=ORDERS)
     write_ops_run(found, about, [row_of(size=ORDERS, modules=ORDERS, note=ORDERS)], run_id="probes")

@@ -14,10 +14,8 @@ import pytest
 
 from core.inference.models.engine_files import gguf_of
 from tests.core.inference.sameness import on_cpu
-from tests.places import ROOT
+from tests.places import MODEL
 from tests.serving import free_port
-
-MODEL = ROOT / "sample_runs" / "model"
 
 
 def add_tokenizer(file: gguf.GGUFWriter, _: str):

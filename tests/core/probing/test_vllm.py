@@ -12,7 +12,8 @@ from core.probing.plan import Plan
 from core.probing.probe import Probe
 from core.probing.servers import VLLM, Ask, find_server
 from core.responses.pairing import compare_sides, pairs_of
-from tests.core.probing.vllm_server import PYTHON, ROOT, vllm
+from tests.core.probing.vllm_server import PYTHON, vllm
+from tests.places import MODEL
 
 pytestmark = [
     pytest.mark.engine,
@@ -35,7 +36,7 @@ PROMPTS = (
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     log = tmp_path_factory.mktemp("vllm") / "log"
-    with vllm(ROOT / "sample_runs" / "model", log) as address:
+    with vllm(MODEL, log) as address:
         yield find_server(Client(address))
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import httpx2 as httpx
 
+from tests.places import ROOT
 from tests.serving import free_port
 
-ROOT = Path(__file__).resolve().parents[3]
 PYTHON = Path(os.environ.get("ULPSCOPE_ENGINES", ROOT / ".engines")) / "bin" / "python"
 _PATIENCE_SECONDS = 300.0
 

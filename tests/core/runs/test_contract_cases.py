@@ -6,10 +6,10 @@ import pytest
 
 from core.runs.reports.report_json import as_json, report_of_run
 from tests.core.runs.made_runs import ingested
-from tests.places import ROOT
+from tests.places import CASES
 
-CASES = sorted((ROOT / "tests" / "cases").glob("*.npz"))
-CASE = pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+DUMPS = sorted(CASES.glob("*.npz"))
+CASE = pytest.mark.parametrize("path", DUMPS, ids=lambda path: path.stem)
 
 
 def leaves(value, where=""):

@@ -18,9 +18,9 @@ from core.runs.revision import revise
 from core.runs.tables.schema import TABLES
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import opened
-from tests.places import ROOT
+from tests.places import CASES, ROOT
 
-FILES = ROOT / "tests" / "cases" / "files_of_1_0_0"
+FILES = CASES / "files_of_1_0_0"
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
 EXPECTED = json.loads((FILES / "expected.json").read_text())
 

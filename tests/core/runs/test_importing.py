@@ -15,9 +15,9 @@ from tests.core.responses.made_sides import response, side, store_run
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import copied
 from tests.core.runs.test_ops_run import UNSTEADY, header
-from tests.places import ROOT
+from tests.places import ROOT, RUNS
 
-SAMPLES = sorted((ROOT / "tests" / "runs").glob("*.duckdb"))
+SAMPLES = sorted(RUNS.glob("*.duckdb"))
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_a_table_of_more_rows_than_a_run_has_is_refused_before_it_is_read(
     store,
     tmp_path,
 ):
-    path = Path(shutil.copy(ROOT / "tests" / "runs" / "injected-bug.duckdb", tmp_path))
+    path = Path(shutil.copy(RUNS / "injected-bug.duckdb", tmp_path))
     damaged(path, rows)
     for look in (check_schema, lambda path: import_run(store, path)):
         with pytest.raises(

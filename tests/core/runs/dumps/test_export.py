@@ -10,9 +10,9 @@ from core.errors import StoreError, UsageError
 from core.runs.dumps.dump import open_dump
 from core.runs.dumps.export import export_npz
 from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
-from tests.places import ROOT
+from tests.places import CASES
 
-CASES = sorted((ROOT / "tests" / "cases").glob("*.npz"))
+DUMPS = sorted(CASES.glob("*.npz"))
 
 
 @dataclass
@@ -44,7 +44,7 @@ def _raw(array):
     return np.ascontiguousarray(array).tobytes()
 
 
-@pytest.mark.parametrize("path", CASES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", DUMPS, ids=lambda p: p.stem)
 def test_what_was_opened_is_exported_bit_for_bit(path, tmp_path):
     run = _opened(path)
     export_npz(run, tmp_path / "out.npz")

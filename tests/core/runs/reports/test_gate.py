@@ -16,9 +16,8 @@ from core.runs.queries.verdicts import Answer
 from core.runs.reports.conditions import Condition, parse_conditions
 from core.runs.reports.gate import GateReport, gate_notes
 from core.runs.reports.report_json import report_of_run
-from tests.places import ROOT
+from tests.places import CASES
 
-CASES = ROOT / "tests" / "cases"
 SAME = "bits flips verdict ulps:4 share>0 same-top1<1 ess<0.3 p99.9>0.5 flips:margin>0.25"
 MEANT = [  # what is written, and what it is shown as
     *zip(SAME.split(), SAME.split(), strict=True),

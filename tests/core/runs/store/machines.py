@@ -11,7 +11,7 @@ from core.runs.store.cards import list_runs
 from core.runs.store.store import Store, open_store
 from tests.core.runs.made_runs import copied
 from tests.core.runs.store import s3_server
-from tests.places import ROOT
+from tests.places import RUNS
 
 Machine = Callable[[str], Store]
 
@@ -36,7 +36,7 @@ def place_run(store, run_id, source: str | None = None) -> bytes:
     """Put a small run there, or a copy of a sample run; its bytes."""
     path = copied(store.directory / f".partial-{run_id}" / f"{run_id}.duckdb")
     if source is not None:
-        shutil.copyfile(ROOT / "tests" / "runs" / f"{source}.duckdb", path)
+        shutil.copyfile(RUNS / f"{source}.duckdb", path)
     body = path.read_bytes()
     store.place(path, run_id)
     return body

@@ -19,7 +19,7 @@ from core.runs.store.cards import count_verdicts, list_runs, prompt_texts
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from tests.core.runs.made_runs import calm_sides, copied, header_of, make_run, write_run
-from tests.places import ROOT
+from tests.places import RUNS
 
 ONE_RUN = (
     "INSERT INTO run VALUES"
@@ -279,7 +279,7 @@ def test_prompts_are_read_to_be_searched_the_beginning_of_each(tmp_path):
 
 
 def test_runs_are_counted_by_the_verdicts_of_their_pairs_the_most_frequent_first():
-    (card, *_), _ = list_runs(Store(Path("nowhere"), [ROOT / "tests" / "runs"]))
+    (card, *_), _ = list_runs(Store(Path("nowhere"), [RUNS]))
     cards = [
         structs.replace(card, pair_verdicts=("rounding", "bug suspected")),
         structs.replace(card, pair_verdicts=("rounding", "a\x1b[31m later one")),

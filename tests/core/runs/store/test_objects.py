@@ -19,7 +19,7 @@ from core.runs.store.store import Store, open_store
 from tests.core.runs.made_runs import bits_of_sides, header_of, opened, write_run
 from tests.core.runs.store import s3_server
 from tests.core.runs.store.machines import ids, machines_of, place_run
-from tests.places import ROOT
+from tests.places import RUNS
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_run_that_is_gone_or_replaced_is_shown_by_no_index(machine):
         place_run(machine("a"), run_id)
     assert ids(machine("b")) == ["gone", "one"]
     boto3.client("s3").delete_object(**key(machine("a"), "gone.duckdb"))
-    other = (ROOT / "tests" / "runs" / "where-it-starts.duckdb").read_bytes()
+    other = (RUNS / "where-it-starts.duckdb").read_bytes()
     put(machine("a"), "one.duckdb", other)
     (card,) = list_runs(machine("b"))[0]
     assert card.bytes == len(other)
@@ -136,7 +136,7 @@ def test_a_run_that_changes_while_it_is_fetched_gets_no_name(machine, faults, mo
     monkeypatch.setattr(objects, "PIECE_BYTES", 1 << 20)
     place_run(machine("a"), "one", "injected-bug")
     there = machine("b")
-    other = (ROOT / "tests" / "runs" / "where-it-starts.duckdb").read_bytes()
+    other = (RUNS / "where-it-starts.duckdb").read_bytes()
 
     def plan(method, path, query):
         if (
