@@ -17,7 +17,8 @@ import pyarrow as pa
 from ..errors import DumpError
 from ..text import clean
 
-MAX_BYTES = 128 << 20  # of one document; parsed, it takes up to twenty times that
+# of one document; parsed, it takes up to twenty times that
+MAX_BYTES = 128 << 20
 MAX_FILE_BYTES = 4 << 30  # of a file with a document a line, unpacked
 _HEAD_BYTES = 4096  # that decide what a file is
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -54,7 +55,8 @@ def documents_of(file: BinaryIO, name: str) -> Iterator[tuple[str, Any]]:
     else:
         text = bytearray(first[1])
         for _, line in lines:
-            if len(text) <= MAX_BYTES:  # else `parse` refuses it
+            # else `parse` refuses it
+            if len(text) <= MAX_BYTES:
                 text += line
         yield from _consecutive(bytes(text), name)
 
@@ -73,7 +75,8 @@ def _events(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[str
     HTML, section 9.2).
     """
     data, source = b"", name
-    for number, line in chain(lines, [(0, b"")]):  # a blank line ends an event
+    # a blank line ends an event
+    for number, line in chain(lines, [(0, b"")]):
         text = line.strip()
         if not data:
             source = f"{name}, line {number}"
@@ -151,14 +154,16 @@ def is_payload(path: Path) -> bool:
         with open_plain(path) as file:
             head = file.read(_HEAD_BYTES)
     except DumpError:
-        return True  # its reader says that it is damaged
+        # its reader says that it is damaged
+        return True
     # a run file begins with a checksum
     return head[8:12] != b"DUCK" and _START.match(head) is not None
 
 
 def begins(path: Path, start: bytes) -> bool:
     """Return whether a path is a file that, unpacked, begins with some bytes."""
-    if not path.is_file():  # a pipe would be empty afterwards
+    # a pipe would be empty afterwards
+    if not path.is_file():
         return False
     try:
         with open_plain(path) as file:

@@ -171,7 +171,8 @@ def response_of(
         )
     known: Sequence[int] = () if prompt is None or isinstance(prompt, int) else prompt
     length = prompt if isinstance(prompt, int) else len(known) or None
-    if (length or 0) > MAX_POSITIONS:  # before there is a token for each
+    # before there is a token for each
+    if (length or 0) > MAX_POSITIONS:
         raise DumpError(
             f"{source}: declares a prompt of {length:,} tokens; expected at most"
             f" {MAX_POSITIONS:,}.",

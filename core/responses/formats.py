@@ -107,7 +107,8 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
     tokens and settings; a document `{"request": ..., "response": ...}` has both, one of a batch
     `{"custom_id": ..., "response": ...}`.
     """
-    if isinstance(payload, str):  # a stream that was logged as a text
+    # a stream that was logged as a text
+    if isinstance(payload, str):
         answers = list(whole_answers(documents_of(io.BytesIO(payload.encode()), source)))
         return [one for at, each in answers for one in read_payload(each, at, request)]
     if isinstance(payload, list):
@@ -164,7 +165,8 @@ def _of_batch(payload: Payload, source: str) -> list[Response]:
     status, body = answer.get("status_code"), answer.get("body", answer or None)
     if error or not isinstance(body, dict) or (isinstance(status, int) and status >= 400):
         reason = error or (body if body is not None else f"status {status}")
-        for _ in range(3):  # an error may lie in an error
+        # an error may lie in an error
+        for _ in range(3):
             if isinstance(reason, dict):
                 reason = reason.get("error") or reason.get("message") or reason
         raise FailedRequestError(f"{source}: request '{clean(name)}' failed: {clean(reason, 120)}")
@@ -189,11 +191,13 @@ def _read_choices(payload: Payload, source: str, request: Payload) -> Iterator[R
         whole["prompt_logprobs"] = choice.get("prompt_logprobs") or payload.get("prompt_logprobs")
         ids = choice.get("prompt_token_ids") or payload.get("prompt_token_ids")
         if are_several and own is not request:
-            whole["usage"] = None  # it counts the tokens of all prompts
+            # it counts the tokens of all prompts
+            whole["usage"] = None
         about = _about(whole, {**own, "prompt": ids} if ids else own, at)
         about["prompt_key"] = _prompt_key(own)
         if are_several:
-            about["counted"] = None  # of all choices
+            # of all choices
+            about["counted"] = None
         if are_several and not ids and not _prompt_key(request):
             about["warnings"] = (
                 f"Its {len(choices)} choices are taken for answers to one prompt; if the request"
@@ -256,7 +260,8 @@ def _prompt_rows(items: object, prompt: Sequence[int], source: str) -> Iterator[
             entry_of(Sent(one.logprob, token, one.decoded_token), at) for token, one in row.items()
         ]
         target = entries[0]
-        if prompt:  # a server that masks tokens (top-p, a grammar) may leave it out
+        # a server that masks tokens (top-p, a grammar) may leave it out
+        if prompt:
             lacking = Entry(prompt[index], None, None)
             target = next((entry for entry in entries if entry.token == prompt[index]), lacking)
         ranks = {one.rank for one in row.values()}
@@ -418,10 +423,12 @@ def _first(payload: Payload, kind: type, *paths: str) -> Any:
 def _about(payload: Payload, request: Payload, source: str) -> Record:
     """Return what responses of every format may say of themselves and of their request."""
     ids = _first(request, list, "prompt", "input_ids", "prompt_token_ids", "token_ids") or []
-    is_one_prompt = bool(ids) and all(type(token) is int for token in ids)  # not texts, nor several
+    # not texts, nor several
+    is_one_prompt = bool(ids) and all(type(token) is int for token in ids)
     counted = count_of(_first(payload, int, *_COUNTED))
     if counted is not None:
-        counted -= count_of(_first(payload, int, *_REASONING)) or 0  # of which no rows are sent
+        # of which no rows are sent
+        counted -= count_of(_first(payload, int, *_REASONING)) or 0
     drafted = count_of(_first(payload, int, f"timings.{DRAFTED}"))
     fingerprint = _first(payload, str, "system_fingerprint")
     n_probs = _first(payload, int, "generation_settings.n_probs")

@@ -28,7 +28,8 @@ from .placeholders import (
 from .records import UNSENT, Keys, Response, ResponseSide
 
 _END = 1 << 32  # beyond every position
-LEAST_COMPARED = 0.9  # of the rows: a fault may be in those that are left out
+# of the rows: a fault may be in those that are left out
+LEAST_COMPARED = 0.9
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,10 @@ from .records import ResponseSide
 
 # of settings: drafted tokens that were accepted, as llama.cpp's timings say
 DRAFTED = "draft_n_accepted"
-ROUNDING = 1e-3  # a rounded log-probability is at most so far above 0
-_MOST_TOGETHER = 1.5  # a row's probabilities together, of log-probabilities rounded to bfloat16
+# a rounded log-probability is at most so far above 0
+ROUNDING = 1e-3
+# a row's probabilities together, of log-probabilities rounded to bfloat16
+_MOST_TOGETHER = 1.5
 
 MASKED, MISSING = "masked", "missing"  # of one token; the rest of its list holds values
 CONTRADICTION = "contradiction"  # of one token too
@@ -93,7 +95,8 @@ def _kinds(side: ResponseSide) -> Iterator[tuple[str, Flags, str]]:
         yield "constant", has_values, f"every value is {values[0] + 0.0}{of_drafts}"
     top_logprobs = max(response.top_logprobs or 0 for response in responses)
     entries, is_alone = counts + rows.missing, np.zeros(len(rows), np.bool_)
-    for part in (is_generated, ~is_generated):  # a server may send lists of either
+    # a server may send lists of either
+    for part in (is_generated, ~is_generated):
         alone = part & (entries == 1) & has_values
         lacks_lists = top_logprobs > 1 and not largest[alone].any()
         if has_drafts or lacks_lists or (entries[part] > 1).any():

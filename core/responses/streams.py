@@ -50,7 +50,8 @@ def _about(document: object) -> tuple[str, bool, bool]:
         is_open = all(choice.get("finish_reason", "") is None for choice in objects)
         is_part = is_open and bool(objects) and stream_id is not None
         return f"OpenAI {stream_id}", is_named or has_delta or is_part, False
-    for name in ("done", "stop"):  # of Ollama, of llama.cpp
+    # of Ollama, of llama.cpp
+    for name in ("done", "stop"):
         is_last = document.get(name)
         if isinstance(is_last, bool):
             return name, not is_last, is_last
@@ -61,7 +62,8 @@ def _join(chunks: Iterable[Chunk]) -> Record:
     whole: Record = {}
     for chunk in chunks:
         choices = chunk.get("choices")
-        if isinstance(choices, list):  # any of them may be in a chunk
+        # any of them may be in a chunk
+        if isinstance(choices, list):
             objects = [choice for choice in choices if isinstance(choice, dict)]
             by_index = {f"{choice.get('index')}": choice for choice in objects}
             chunk = {**chunk, "choices": by_index}
