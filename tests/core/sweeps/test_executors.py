@@ -241,7 +241,7 @@ def test_a_node_that_does_not_share_the_store_fails_its_cells(cluster, store, ce
     task = partial(compute, folder=str(tmp_path / "of the node"))
     (outcome,) = compute_on_ray(cells_of("p1"), task, store, cluster.address)
     assert outcome.state == FAILED
-    assert "every node has to share the store" in outcome.says
+    assert "must share the store" in outcome.says
 
 
 def test_an_address_without_a_cluster_is_one_sentence(monkeypatch):
