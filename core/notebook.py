@@ -22,6 +22,7 @@ from .runs.importing import check_schema, is_run_file
 from .runs.queries import caches, flips, kernels, layers
 from .runs.reader import RunReader
 from .runs.reports.issue_markdown import gravest_first
+from .runs.reports.report_json import of_variant
 from .runs.store.store import open_store
 from .text import clean, legible, plural
 from .verdict import Verdict
@@ -121,10 +122,8 @@ class Run:
             raise ExtraError("figures need plotly: pip install 'ulpscope[notebook]'.") from error
 
         run = self.reader
-        pairs = {pair.variant: pair.index for pair, _ in gravest_first(run, run.pairs)}
-        variant = next(iter(pairs)) if variant is None else variant
-        if variant not in pairs:
-            raise UsageError(f"no variant '{variant}'; there are {', '.join(pairs)}.")
+        ranked = [pair for pair, _ in gravest_first(run, run.pairs)]
+        pair = of_variant(ranked, variant)[0].index
         prompts = len(run.header.prompts)
         if prompt is not None and not 0 <= prompt < prompts:
             raise UsageError(
@@ -132,9 +131,9 @@ class Run:
             )
         if prompt is None:
             prompt, _ = flips.telling_place(
-                (run.largest if run.header.is_long else run.positions)(pairs[variant]),
+                (run.largest if run.header.is_long else run.positions)(pair),
             )
-        return figure_of(run, name, pairs[variant], prompt)
+        return figure_of(run, name, pair, prompt)
 
 
 def open(

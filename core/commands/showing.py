@@ -38,6 +38,7 @@ from ..runs.queries.layers import (
 from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import issue_text
 from ..runs.reports.markdown import report_address
+from ..runs.reports.report_json import of_variant
 from ..runs.reports.run_json import provenance_json, run_json
 from ..runs.requests import asks_for, how_to_have
 from ..runs.store.store import open_store
@@ -118,12 +119,7 @@ def show(
         )
     path = open_store(store).path_of(run_id)
     with RunReader(path) as run:
-        pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
-        if variant is not None and not pairs:
-            raise UsageError(
-                f"no variant '{variant}'; there are"
-                f" {', '.join(pair.variant for pair in run.pairs)}.",
-            )
+        pairs = of_variant(run.pairs, variant)
         if markdown:
             place = {"run": run.run_id} | ({} if variant is None else {"variant": variant})
             sys.stdout.write(

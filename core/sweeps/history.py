@@ -3,7 +3,7 @@ over it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UsageError
@@ -29,7 +29,12 @@ class CellChange:
     now: CellCard | None
     baseline: CellCard | None
     what: tuple[str, ...] = ()
-    builds: Mapping[str, tuple[str, str]] | None = None
+    builds: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def done(self) -> CellCard | None:
+        """The latest run, None unless the cell is done."""
+        return self.now if self.state.state == DONE else None
 
     @property
     def growth(self) -> tuple[float | None, ...]:
@@ -48,7 +53,7 @@ class CellChange:
         since = series(
             [
                 f"{name} {old or 'none'} -> {new or 'none'}"
-                for name, (old, new) in (self.builds or {}).items()
+                for name, (old, new) in self.builds.items()
             ],
         )
         with_ = f" ({clean(since, 400)})" if since else ""
@@ -73,7 +78,7 @@ class CellChange:
             **{key: now and getattr(now, key) for key in keys},
             "against": self.baseline and self.baseline.run_id,
             "changed": list(self.what),
-            "builds": {name: list(pair) for name, pair in (self.builds or {}).items()},
+            "builds": {name: list(pair) for name, pair in self.builds.items()},
         }
 
 
@@ -149,13 +154,10 @@ def _outcome(change: CellChange, condition: str) -> Outcome:
         is_failed, figure, says = now.flips > 0, now.flips, f"has {plural(now.flips, 'flip')}."
     elif now is not None:
         is_failed, figure = bool(change.what), ", ".join(change.what) or "nothing"
-    if now is not None and change.state.state == DONE:
-        is_open = condition == "changed" and change.baseline is None
-        outcome = FAILED if is_failed else PASSED
-        if is_open:
-            outcome = UNDECIDED
-    else:
+    if not change.done:
         figure = None
+    elif condition != "changed" or change.baseline:
+        outcome = FAILED if is_failed else PASSED
     engine = "" if axes["engine"] == OWN_ENGINE else f"{axes['engine']}:"
     place = [in_short(axis, axes[axis]) for axis in ("model", "dtype", "prompts", "device")]
     variant = f"{engine}{axes['path']} ({', '.join(filter(None, place))})"

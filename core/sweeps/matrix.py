@@ -90,22 +90,18 @@ def _entry(changes: Sequence[CellChange], figure: str) -> MatrixEntry:
         return MatrixEntry(None, "")
     gravest = min(changes, key=_gravity)
     mark = CHANGED if any(change.what for change in changes) else ""
-    done = [
-        change.now for change in changes if change.state.state == DONE and change.now is not None
-    ]
-    is_done = gravest.state.state == DONE and gravest.now is not None
     text = _status(gravest)
-    if is_done and figure != "verdict":
-        largest = max(
-            (value for card in done if (value := getattr(card, figure)) is not None),
-            default=None,
-        )
+    if gravest.done and figure != "verdict":
+        values = [getattr(change.done, figure) for change in changes if change.done]
+        largest = max((value for value in values if value is not None), default=None)
         form = {"flips": "{:,}".format, "neq_share": percent}.get(figure, number)
         text = "" if largest is None else form(largest)
     if len(changes) == 1:
         return MatrixEntry(gravest, f"{mark}{text}")
     alike = sum(_status(change) == _status(gravest) for change in changes)
-    of_all = f"{alike}/{len(changes)}" if figure == "verdict" or not is_done else f"×{len(changes)}"
+    of_all = (
+        f"{alike}/{len(changes)}" if figure == "verdict" or not gravest.done else f"×{len(changes)}"
+    )
     others = Counter(
         change.state.state
         for change in changes
@@ -117,16 +113,11 @@ def _entry(changes: Sequence[CellChange], figure: str) -> MatrixEntry:
 
 def _status(change: CellChange) -> str:
     """Return the verdict of a cell, or its state if it has no run."""
-    return (
-        change.now.verdict
-        if change.state.state == DONE and change.now is not None
-        else change.state.state
-    )
+    return change.done.verdict if change.done else change.state.state
 
 
 def _gravity(change: CellChange) -> tuple[float, ...]:
     """Return a sort key: failed cells, then done ones by verdict, then running and missing ones."""
-    state, now = change.state.state, change.now
-    if state != DONE or now is None:
-        return (_STATES[state], 0.0, 0.0)
-    return (_STATES[DONE], SEVERITY.get(now.verdict, -1), -(now.noise_ratio or 0.0))
+    if not (card := change.done):
+        return (_STATES[change.state.state], 0.0, 0.0)
+    return (_STATES[DONE], SEVERITY.get(card.verdict, -1), -(card.noise_ratio or 0.0))

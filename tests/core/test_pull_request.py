@@ -1,7 +1,5 @@
 """The GitHub Action and its comment, against a local server that stands for GitHub."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -6,8 +6,6 @@ the tracker stored: the number of its runs, (name, step, value) of each figure a
 files.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from ...errors import StoreError, UsageError
 from ...numerics.arrays import Record
 from ...numerics.metrics import METRICS, Summary
 from ...text import clean
-from ..file.records import RunHeader
+from ..file.records import RunHeader, StoredPair
 from ..queries.verdicts import Answer, answer_of
 
 if TYPE_CHECKING:
@@ -130,6 +131,18 @@ def report_of_run(
     return pairs, run.classes
 
 
+_Pair = TypeVar("_Pair", StoredPair, PairReport)
+
+
+def of_variant(pairs: Sequence[_Pair], variant: str | None) -> list[_Pair]:
+    """Return the pairs of a variant, all if it is None; UsageError if it has none."""
+    found = [pair for pair in pairs if variant in (None, pair.variant)]
+    if variant is not None and not found:
+        there = ", ".join(pair.variant for pair in pairs)
+        raise UsageError(f"no variant '{variant}'; there are {there}.")
+    return found
+
+
 def _verdict_json(pair: PairReport) -> Record:
     answer = pair.answer
     return {
@@ -151,14 +164,7 @@ def as_json(
     """Return the object of the contract. variant: side of the pair in `summary` (default: the
     first).
     """
-    selection = pairs[0]
-    if variant is not None:
-        matches = [pair for pair in pairs if pair.variant == variant]
-        if not matches:
-            raise UsageError(
-                f"no variant '{variant}'; there are {', '.join(pair.variant for pair in pairs)}.",
-            )
-        selection = matches[0]
+    selection = of_variant(pairs, variant)[0]
 
     def with_place(row: Record, names: tuple[str, ...]) -> Record:
         # a run of one prompt names none, as the contract has it

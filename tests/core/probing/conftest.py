@@ -1,7 +1,5 @@
 """Real servers that are probed, and one that misbehaves."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

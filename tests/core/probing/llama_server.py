@@ -2,8 +2,6 @@
 stays.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 

@@ -2,8 +2,6 @@
 its address.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

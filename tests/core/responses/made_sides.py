@@ -1,7 +1,5 @@
 """Sides of lists made for tests: by hand, and as an engine sends the best of its rows."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

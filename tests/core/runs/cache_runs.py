@@ -1,7 +1,5 @@
 """Small runs with key/value caches and continuations, every figure of which is planted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

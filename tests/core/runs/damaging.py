@@ -1,7 +1,5 @@
 """Run files with untrusted rows."""
 
-from __future__ import annotations
-
 import json
 
 import duckdb

@@ -2,8 +2,6 @@
 core.inference.controls.judge_model, floors and faults planted.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from core.capture_request import CaptureRequest

@@ -2,8 +2,6 @@
 reductions of split products at batch 2.
 """
 
-from __future__ import annotations
-
 from core.runs.tables.kernels import KernelList, KernelRow
 from tests.core.runs.made_runs import header_of, writing
 

@@ -1,7 +1,5 @@
 """Small runs with outputs of modules, every figure of which is planted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

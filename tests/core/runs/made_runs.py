@@ -2,8 +2,6 @@
 store until it is killed.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A run with mitigations whose every figure is planted."""
 
-from __future__ import annotations
-
 from core.runs.tables.mitigations import MitigationRow
 from tests.core.runs.made_runs import header_of, writing
 

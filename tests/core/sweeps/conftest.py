@@ -1,7 +1,5 @@
 """Plans as files, and stores to compute them into."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

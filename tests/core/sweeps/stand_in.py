@@ -4,8 +4,6 @@ waits for the file `go` in the store, anything else works. Each computation is a
 `computed` in the store.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from datetime import UTC, datetime

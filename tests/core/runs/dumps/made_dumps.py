@@ -1,7 +1,5 @@
 """Logits, dumps of them, and the bits that they are read as."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Machines that share one store of objects, and the small runs that they put there."""
 
-from __future__ import annotations
-
 import shutil
 import uuid
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 passes `Faults`.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
