@@ -209,10 +209,10 @@ def tokens_of(run: Figures, prompt: int) -> pd.DataFrame:
     clipped = ", ".join(f"CASE WHEN {cut} THEN '{name}' END" for name, cut in _CUTS.items())
     return run.query(
         f"""
-        SELECT token_id, text, rollout, trainer, trainer - rollout AS r, abs(r) AS max_abs,
-            {_KL} AS kl, exp(r) AS ratio, concat_ws(', ', {clipped}) AS clipped
-        FROM (SELECT *, CASE WHEN is_trained THEN reference END AS rollout,
-            CASE WHEN is_trained THEN variant END AS trainer FROM chosen_token WHERE prompt = ?)
+        SELECT token_id, text, reference AS rollout, variant AS trainer, variant - reference AS r,
+            abs(r) AS max_abs, {_KL} AS kl, exp(r) AS ratio, concat_ws(', ', {clipped}) AS clipped
+        FROM (SELECT * REPLACE (CASE WHEN is_trained THEN reference END AS reference,
+            CASE WHEN is_trained THEN variant END AS variant) FROM chosen_token WHERE prompt = ?)
         LEFT JOIN vocabulary USING (token_id) ORDER BY position""",
         prompt,
     )
