@@ -153,6 +153,13 @@ def bar(x: float, width: float, y: float, kind: str, title: str) -> Markup:
     return element("rect", element("title", title), **place, class_=kind)
 
 
+def band(y0: float, y1: float, title: str) -> Markup:
+    """Return a row of a picture that shows its title under the pointer; in percent."""
+    top, height = f"{100 - max(y0, y1):.2f}%", f"{abs(y1 - y0):.2f}%"
+    place = {"x": "0%", "width": "100%", "y": top, "height": height}
+    return element("rect", element("title", title), **place, class_="band")
+
+
 def picture(levels: NDArray[np.uint8]) -> Markup:
     """Return cells that fill a chart. levels: as of `colored`, [rows, columns]"""
     output = io.BytesIO()

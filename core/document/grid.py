@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,18 @@ class Grid(NamedTuple):
     x: Axis
     y: Axis
     note: str
+
+    def rows(self) -> Iterator[tuple[float, float, str]]:
+        """Yield where each row that differs begins and ends on the axis, and its largest value."""
+        edges = np.linspace(*sorted((self.y.low, self.y.high)), len(self.levels) + 1)
+        for levels, start, end in zip(self.levels, edges[:-1], edges[1:], strict=True):
+            if not levels.any():
+                continue
+            last = f" to {end - 1:.0f}" if end - start > 1 else ""
+            says = f"at most {number(levels.max() / LEVELS * self.highest)} {self.unit}"
+            if levels.max() > LEVELS:
+                says = "NaN or infinity on one side only"
+            yield start, end, f"{self.y.title.partition(' (')[0]} {start:.0f}{last}: {says}"
 
 
 def overview(run: RunReader, pair: StoredPair, figures: DataFrame) -> Grid:
