@@ -19,7 +19,7 @@ from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import headline
 from ..text import clip, join_bytes, number, opening, percent, plural, visible
 from ..verdict import FAILING, IDENTICAL, ROUNDING
-from .charts import Axis, band, bar, chart, dot, line, picture
+from .charts import Axis, bar, chart, dot, line, picture
 from .grid import overview
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def sections(
     else:
         figures = run.positions(pair.index)
     is_rollout = run.has_rollouts()
-    yield "", join(_verdict(answer), facts(_usual(run) if is_rollout else headline(run, pair)))
+    yield "", join(_verdict(answer), facts({} if is_rollout else headline(run, pair)))
     if answer.checks:
         yield "Checks", _checks(answer)
     if is_rollout:
@@ -129,16 +129,6 @@ def _checks(answer: Answer) -> Markup:
     ]
     checks = table(("outcome", "check", "result"), rows, "Checks", class_="box stack")
     return join(checks, element("p", answer.not_run_line))
-
-
-def _usual(run: RunReader) -> dict[str, str]:
-    """Return the headline figures of trainer vs. rollout, with what is usual."""
-    rows = {row["name"]: row for row in rl.figures_of(run)}
-    values = {}
-    for name, label in rl.HEADLINE.items():
-        usual = rows[name]["usual"]
-        values[label] = number(rows[name]["value"]) + (f"; usual: {usual}" if usual else "")
-    return values
 
 
 def _rollouts(run: RunReader) -> Markup:
@@ -350,24 +340,16 @@ def _top(run: RunReader, top: pd.DataFrame) -> Markup:
     return element("ol", *items)
 
 
+def _log_axis(title: str, values: np.ndarray | pd.Series, zero: float | None = None) -> Axis:
+    return Axis(title, float(values.min()) / 2, float(values.max()) * 2, True, zero)
+
+
 def _near_ties(run: RunReader, figures: pd.DataFrame) -> Iterator[Markup]:
     yield element("p", prose(flips.near_ties_sentence(figures)))
     points = flips.margin_points(figures)
     (x, x_zero), (y, y_zero) = flips.above_zero(points.difference), flips.above_zero(points.margin)
-    across = Axis(
-        f"largest difference at the position, {run.header.unit}",
-        x.min() / 2,
-        x.max() * 2,
-        True,
-        x_zero,
-    )
-    up = Axis(
-        f"smaller margin of the two sides, {run.header.unit}",
-        y.min() / 2,
-        y.max() * 2,
-        True,
-        y_zero,
-    )
+    across = _log_axis(f"largest difference at the position, {run.header.unit}", x, x_zero)
+    up = _log_axis(f"smaller margin of the two sides, {run.header.unit}", y, y_zero)
     # after zeros
     ends = (
         max((x_zero or across.low) * 1.5, (y_zero or up.low) * 0.75),
@@ -379,35 +361,25 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Iterator[Markup]:
         marks.append(
             line([across.at(each) for each in ends], [up.at(2 * each) for each in ends], "bound"),
         )
-    nearest = set(
-        np.argsort(points.margin / np.maximum(points.difference, 1e-300), kind="stable")[
-            : FILE.positions
-        ],
-    )
-    for (name, mask), kind in zip(
-        points.kinds.items(),
-        ("quiet", "reference", "variant", "mismatch"),
-        strict=True,
-    ):
-        rows = [row for row in np.flatnonzero(mask) if row in nearest]
-        if not rows:
-            continue
-        legend[kind] = f"{name} ({int(mask.sum()):,})"
+    shares = points.margin / np.maximum(points.difference, 1e-300)
+    nearest = np.argsort(shares, kind="stable")[: FILE.positions]
+    kinds = ("quiet", "reference", "variant", "mismatch")
+    for (name, mask), kind in zip(points.kinds.items(), kinds, strict=True):
+        rows = np.sort(nearest[mask[nearest]])
+        if len(rows):
+            legend[kind] = f"{name} ({int(mask.sum()):,})"
         for row in rows:
             place = points.table.iloc[row]
             title = (
                 f"prompt {place['prompt']}, position {place['position']}: margin"
-                f" {number(points.margin[row])}"
+                f" {number(points.margin[row])}, largest difference"
+                f" {number(points.difference[row])}"
             )
-            title += f", largest difference {number(points.difference[row])}"
-            marks.append(
-                dot(across.at(x[row]), up.at(y[row]), kind, title, 5 if kind == "variant" else 3),
-            )
-    note = (
-        f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip."
-        if len(x) > len(nearest)
-        else ""
-    )
+            radius = 5 if kind == "variant" else 3
+            marks.append(dot(across.at(x[row]), up.at(y[row]), kind, title, radius))
+    note = ""
+    if len(x) > len(nearest):
+        note = f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip."
     yield element("p", "Positions can flip only below the line.", note)
     label = "Margins and differences of every position, log scales"
     yield chart(label, across, up, marks, legend, 380)
@@ -422,8 +394,7 @@ def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Iterato
         element("b", number(grid.highest)),
     ]
     label = "Heatmap: largest differences by position and token"
-    by_row = [*grid.rows()]
-    marks = [picture(grid.levels), *(band(grid.y.at(a), grid.y.at(b), t) for a, b, t in by_row)]
+    marks = [picture(grid.levels), *grid.bands()]
     yield chart(label, grid.x, grid.y, marks, {}, 340)
     yield element("p", grid.unit, *scale, class_="legend")
     yield element("p", grid.note, class_="note")
@@ -448,12 +419,7 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
             max(len(modules), 2) - 0.5,
             labels=ends,
         )
-        y = Axis(
-            "RMS difference",
-            float(positive.min()) / 2,
-            float(positive.max()) * 2,
-            is_log=True,
-        )
+        y = _log_axis("RMS difference", positive)
 
         def path(values: np.ndarray, kind: str) -> Markup:
             return line(
@@ -473,17 +439,9 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         legend |= {"limit": "noise floor"} if (floor > 0).any() else {}
         yield chart("RMS difference of every module, log scale", x, y, marks, legend)
     top_modules = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)
-    titles = {
-        "module": "module",
-        "kind": "kind",
-        "neq_share": "share that differs",
-        "rms": "RMS difference",
-    }
-    titles |= {
-        "floor_rms": "noise floor, RMS",
-        "ratio": "RMS / noise floor",
-        "max_row_ulps": "max row ULPs",
-    }
+    titles = {"module": "module", "kind": "kind", "neq_share": "share that differs"}
+    titles |= {"rms": "RMS difference", "floor_rms": "noise floor, RMS"}
+    titles |= {"ratio": "RMS / noise floor", "max_row_ulps": "max row ULPs"}
     note = f", {MOST_MODULES:,} of {len(modules):,}" if len(modules) > MOST_MODULES else ""
     yield fold(f"Modules{note}", listing(top_modules, titles, "Modules"))
 
@@ -514,8 +472,7 @@ def _kv_cache(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     positive = table["rms"][table["rms"] > 0]
     if len(positive):
         x = Axis("layer", -0.5, float(table["layer"].max()) + 0.5, step=1)
-        low, high = float(positive.min()) / 2, float(positive.max()) * 2
-        y = Axis("RMS difference, log scale", low, high, is_log=True)
+        y = _log_axis("RMS difference, log scale", positive)
         marks = [
             dot(
                 x.at(row.layer),

@@ -534,12 +534,11 @@ FRAMEWORKS = {
 
 @dataclass(frozen=True)
 class Bar:
-    """What a framework takes for normal of some figures. source: where it says so."""
+    """What a framework takes for normal of some figures."""
 
     framework: str
     low: float
     high: float
-    source: str
     figures: tuple[str, ...]
 
     def holds(self, value: float | None) -> bool:
@@ -559,23 +558,24 @@ class Bar:
         return f"{self.low:g} to {self.high:g}"
 
 
-# framework, from, to, where it says so, figures: ULPscope's, and the framework's own
+# framework, from, to, figures: ULPscope's, and the framework's own. NeMo-RL: docs/guides/grpo.md;
+# verl: docs/algo/rollout_corr.md; slime and miles: their CI
 _BARS = """
-NeMo-RL  -inf  0.001  guides/grpo.md                k3, gen_kl_error
-NeMo-RL  -inf  1.05   guides/grpo.md                token_mult_prob_error
-verl     0.3   inf    docs/algo/rollout_corr.md     ess, ess_truncated, {is}eff_sample_size
-verl     0.5   2      docs/algo/rollout_corr.md     ratio, {is}mean
-verl     -0.1  0.1    docs/algo/rollout_corr.md     k1, rollout_corr/kl
-verl     -inf  1      docs/algo/rollout_corr.md     chi2, rollout_corr/chi2_token, {is}std
-slime    -inf  0.1    CI                            train/train_rollout_logprob_abs_diff
-miles    -inf  0.03   CI                            train/train_rollout_logprob_abs_diff
+NeMo-RL  -inf  0.001  k3, gen_kl_error
+NeMo-RL  -inf  1.05   token_mult_prob_error
+verl     0.3   inf    ess, ess_truncated, {is}eff_sample_size
+verl     0.5   2      ratio, {is}mean
+verl     -0.1  0.1    k1, rollout_corr/kl
+verl     -inf  1      chi2, rollout_corr/chi2_token, {is}std
+slime    -inf  0.1    train/train_rollout_logprob_abs_diff
+miles    -inf  0.03   train/train_rollout_logprob_abs_diff
 """.replace("{is}", "rollout_corr/rollout_is_")
 
 
 def _bars() -> Iterator[Bar]:
     for line in _BARS.strip().splitlines():
-        framework, low, high, source, figures = re.split(r" {2,}", line)
-        yield Bar(framework, float(low), float(high), source, tuple(figures.split(", ")))
+        framework, low, high, figures = re.split(r" {2,}", line)
+        yield Bar(framework, float(low), float(high), tuple(figures.split(", ")))
 
 
 def bar_of(figure: str, framework: str = "ulpscope") -> Bar | None:
