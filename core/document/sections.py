@@ -11,7 +11,7 @@ import numpy as np
 from ..markup import Markup, element, facts, fold, join, prose, scrolling, table
 from ..rl import queries as rl
 from ..rl.figures import ICEPOP, TIS
-from ..runs.file.records import StoredPair
+from ..runs.file.records import Prompt, StoredPair
 from ..runs.queries import caches, flips, heatmap, kernels, layers
 from ..runs.queries.heat import heat
 from ..runs.queries.verdicts import Answer
@@ -61,11 +61,17 @@ def sections(
 
     explain: looks for the causes of a pair, which takes seconds; None leaves them out.
     """
-    if run.header.is_long:
+    import pandas as pd
+
+    is_rollout = run.has_rollouts()
+    if is_rollout:
+        worst = [row["prompt"] for row in rl.summary(run, "heaviest")[:_MOST_STRIPS]]
+        each = [run.positions_of(pair.index, prompt) for prompt in worst]
+        figures = pd.concat(each, ignore_index=True)
+    elif run.header.is_long:
         figures = run.positions_of(pair.index, int(run.largest(pair.index)["prompt"].iloc[0]))
     else:
         figures = run.positions(pair.index)
-    is_rollout = run.has_rollouts()
     yield "", join(_verdict(answer), facts({} if is_rollout else headline(run, pair)))
     if answer.checks:
         yield "Checks", _checks(answer)
@@ -218,6 +224,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
     import pandas as pd
 
     header, window = run.header, _around(figures, size.positions)
+    is_rollout = run.has_rollouts()
     shade = heat(window, "largest difference", header.compute_dtype, header.unit)
     window = window.assign(
         level=shade.levels,
@@ -226,10 +233,11 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
     parts, tables = [], []
     for number_of, part in window.groupby("prompt", sort=False):
         # of lists: those that were compared
-        prompt, places = header.prompts[number_of], part["position"].tolist()
+        prompt, places = _prompt(run, number_of), part["position"].tolist()
         previous, last = places[0], places[-1]
         if len(header.prompts) > 1 or len(part) < prompt.positions:
-            parts.append(element("h4", f"Prompt {number_of}, positions {previous:,} to {last:,}"))
+            name = f"{'Sequence' if is_rollout else 'Prompt'} {number_of}"
+            parts.append(element("h4", f"{name}, positions {previous:,} to {last:,}"))
         ids = [prompt.token_ids[place] for place in places] if prompt.token_ids else places
         texts, names = [f"{token} " for token in ids], [f"token {token}" for token in ids]
         if any(prompt.token_texts):
@@ -278,12 +286,10 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
     }
     titles |= {"max_abs": "largest difference", "max_row_ulps": "row ULPs", "kl": "KL, nats"}
     title = "Figures by position"
-    note = (
-        f"{len(window):,} of {plural(header.rows, 'position')} are shown: those around the most"
-        " telling one."
-    )
+    which = "of the worst sequences" if is_rollout else "around the most telling one"
+    note = f"{len(window):,} of {plural(header.rows, 'position')} are shown: those {which}."
     return join(
-        element("p", note) if len(window) < len(figures) or header.is_long else "",
+        element("p", note) if len(window) < len(figures) or is_rollout or header.is_long else "",
         join(*parts) if len(parts) <= _MOST_STRIPS else scrolling(join(*parts), "Tokens"),
         element(
             "p",
@@ -292,6 +298,16 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
         ),
         fold(title, listing(pd.concat(tables), titles, title)) if size is FILE else "",
     )
+
+
+def _prompt(run: RunReader, number_of: int) -> Prompt:
+    """Return the tokens of a prompt, of a rollout those of the sequence."""
+    prompt = run.header.prompts[number_of]
+    if not run.has_rollouts():
+        return prompt
+    tokens = rl.tokens_of(run, number_of)
+    texts = join_bytes(tokens["text"].fillna("").tolist())
+    return Prompt(prompt.positions, tuple(tokens["token_id"]), tuple(texts))
 
 
 def _argmax(run: RunReader, token: int | None) -> str:

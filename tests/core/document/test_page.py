@@ -24,6 +24,7 @@ from core.document.page import html_cell, html_file
 from core.judging.ingest import ingest
 from core.judging.stored import explain_pair
 from core.markup import element, prose
+from core.rl.queries import summary, tokens_of
 from core.runs.queries import caches
 from core.runs.queries.heatmap import sentence
 from core.runs.reader import RunReader
@@ -255,6 +256,15 @@ def test_trainer_vs_rollout_has_its_figures_and_histogram(store):
     assert "0.0121" in document.text  # mean |r|, as the Overview has it
     bars = re.findall("r = [-0-9.]+: ([0-9]+) tokens", document.text)
     assert sum(map(int, bars)) == sum(expected[f"mask{number}"].sum() for number in range(3))
+
+
+def test_the_worst_sequences_of_a_rollout_stand_as_text():
+    with RunReader(TESTS.parent / "sample_runs/trainer-against-rollout.duckdb") as run:
+        worst = [row["prompt"] for row in summary(run, "heaviest")[:2]]
+        texts = ["".join(map(visible, tokens_of(run, prompt)["text"])) for prompt in worst]
+        text, cell = Document(html_file(run)).text, html_cell(run)
+    assert all(each.replace("↵", "↵\n") in text for each in texts)
+    assert len(cell.encode()) < 100_000
 
 
 def test_an_axis_places_values_in_percent_with_round_ticks_within_it():
