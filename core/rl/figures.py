@@ -558,8 +558,8 @@ class Bar:
         return f"{self.low:g} to {self.high:g}"
 
 
-# framework, from, to, figures: ULPscope's, and the framework's own. NeMo-RL: docs/guides/grpo.md;
-# verl: docs/algo/rollout_corr.md; slime and miles: their CI
+# framework, from, to, figures: ULPscope's, and the framework's own. NeMo-RL: its GRPO guide;
+# verl: its docs on rollout correction; slime and miles: their CI
 _BARS = """
 NeMo-RL  -inf  0.001  k3, gen_kl_error
 NeMo-RL  -inf  1.05   token_mult_prob_error
