@@ -177,7 +177,7 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
         bar = bar_of("k3")
         usual = f", {bar.state(tokens.k3)} ({bar.span})" if bar is not None else ""
         says = (
-            f"k3 {number(tokens.k3)} nats{usual}; largest difference {number(figures.max_abs)}"
+            f"KL (k3) {number(tokens.k3)} nats{usual}; largest difference {number(figures.max_abs)}"
             " nats. No simple cause, and one value per token cannot tell rounding from a fault."
         )
         if tokens.sample.entropy is None:
