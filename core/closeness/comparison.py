@@ -33,11 +33,14 @@ _AT_A_PLACE, _AT_A_PLACE_OF_FEW = 3.0, 10.0
 _SEVERAL = 4
 # of few: kernels that round at each step reach 4.2 times those that round once
 _BEYOND_LUCK = 8.0
-# standard deviations, of which sound kernels reach 5.5; of a pattern 8 times that of noise
-_EVIDENCE, _PATTERN_EVIDENCE = 8.0, 12.0
-# size of a direction, in rms of the trusted errors. Kernels compute in float32, where constants and
-# polynomials have errors with a direction nearly as large as rounding; in 16 bits far below it
-_SIZE, _SIZE_IN_16_BITS = 0.5, {"scale": 0.1, "constant": 0.1, "value": 0.1, "column": 0.25}
+# standard deviations from no direction, of which sound kernels reach 6.4; in a column, where errors
+# of a scan carry over from row to row, 15; of a pattern 3.0 times that of noise
+_EVIDENCE = {"column": 20.0, PATTERN: 5.0}
+_USUAL_EVIDENCE = 10.0
+# size of a direction, in rms of the trusted errors. Kernels compute in float32: there, constants and
+# polynomials have errors with a direction, up to 0.29 of rounding; in 16 bits far below
+_SIZE, _SIZE_IN_16_BITS = 0.4, 0.1
+_SIZES = {"column": 0.25, PATTERN: 0.2}
 # times what the trusted errors have, of the same direction and of the largest element
 _OVER_TRUSTED = 1.5
 _AT_FEW = 2.0  # as much again for an element of few trusted results
@@ -388,9 +391,9 @@ def _directions(errors: _Errors, rounding: float, larger: float) -> list[Directi
     result = []
     for number, each in enumerate(actual):
         of_trusted = max(one[number].size for one in trusted) / rounding
-        least = _SIZE_IN_16_BITS.get(each.kind, _SIZE) if in_16_bits else _SIZE
+        least = _SIZES.get(each.kind, _SIZE_IN_16_BITS if in_16_bits else _SIZE)
         limit = max(least * larger, _OVER_TRUSTED * of_trusted)
-        evidence = _PATTERN_EVIDENCE if each.kind == PATTERN else _EVIDENCE
+        evidence = _EVIDENCE.get(each.kind, _USUAL_EVIDENCE)
         size = each.size / rounding
         is_fault = size > limit and each.evidence > evidence
         result.append(replace(each, size=size, is_fault=is_fault))

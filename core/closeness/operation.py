@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import ExtraError, UsageError
@@ -74,10 +75,8 @@ def judge_op(
     dtype = _dtype_of(inputs)
     wide = [_cast(each, torch.float64) for each in inputs]
     exact = _run(reference, wide, gradients=gradients)
-    draws = []
-    for seed in range(_DRAWS):
-        with DrawnRounding(dtype, seed) if dtype in DTYPES else DrawnErrors(seed):
-            draws.append(_run(reference, inputs, gradients=gradients))
+    run_reference = partial(_run, reference, gradients=gradients)
+    draws = draws_of(run_reference, [inputs], dtype)
     actual = _run(function, inputs, gradients=gradients)
     if actual.keys() != exact.keys():
         raise UsageError(
@@ -90,6 +89,15 @@ def judge_op(
             for key in exact
         },
     )
+
+
+def draws_of(reference: Callable[..., Any], inputs: Sequence[Any], dtype: torch.dtype) -> list[Any]:
+    """Return eight randomized roundings of what a reference returns."""
+    drawn = []
+    for seed in range(_DRAWS):
+        with DrawnRounding(dtype, seed) if dtype in DTYPES else DrawnErrors(seed):
+            drawn.append(reference(*inputs))
+    return drawn
 
 
 def _dtype_of(inputs: Sequence[Any]) -> torch.dtype:
