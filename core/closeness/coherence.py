@@ -134,10 +134,9 @@ def _pattern(error: Floats) -> Direction:
     size = 0.0
     for _ in range(_ITERATIONS):
         column = error @ row
-        column /= np.linalg.norm(column) or 1.0
-        row = column @ error
-        size = float(np.linalg.norm(row))
-        row /= size or 1.0
+        product = column @ error / (np.linalg.norm(column) or 1.0)
+        size = float(np.linalg.norm(product))
+        row = np.divide(product, size or 1.0)
     rms = float(np.sqrt(np.square(error).mean()))
     # the largest singular value of white noise: Geman, Annals of Probability 8 (1980)
     of_noise = rms * sum(math.sqrt(each) for each in error.shape)

@@ -33,12 +33,12 @@ _AT_A_PLACE, _AT_A_PLACE_OF_FEW = 3.0, 10.0
 _SEVERAL = 4
 # of few: kernels that round at each step reach 4.2 times those that round once
 _BEYOND_LUCK = 8.0
-# standard deviations from no direction, of which sound kernels reach 6.4; in a column, where errors
-# of a scan carry over from row to row, 15; of a pattern 3.0 times that of noise
-_EVIDENCE = {"column": 20.0, PATTERN: 5.0}
-_USUAL_EVIDENCE = 10.0
-# size of a direction, in rms of the trusted errors. Kernels compute in float32: there, constants and
-# polynomials have errors with a direction, up to 0.29 of rounding; in 16 bits far below
+# standard deviations from no direction, of which sound kernels reach 3.2 (of 8 that there are); by
+# value 9.5; in a column, where errors of a scan carry over from row to row, 15; of a pattern 3.0
+# times that of noise
+_EVIDENCE = {"scale": 6.0, "constant": 6.0, "value": 12.0, "column": 20.0, PATTERN: 5.0}
+# size of a direction, in rms of the trusted errors. Kernels compute in float32: constants and
+# polynomials there have errors with a direction, up to 0.29 of rounding; in 16 bits far below
 _SIZE, _SIZE_IN_16_BITS = 0.4, 0.1
 _SIZES = {"column": 0.25, PATTERN: 0.2}
 # times what the trusted errors have, of the same direction and of the largest element
@@ -153,6 +153,7 @@ def compare_errors(
         raise UsageError(f"'actual' is {dtype}; errors are compared in {', '.join(FORMATS)}.")
     fmt = FORMATS[dtype]
     exact_values = _read_alike("exact", exact, values)
+    _refuse_inexact(exact_values, fmt)
     trusted = _read_trusted(expected, exact_values, fmt)
     differing = int(np.count_nonzero(values != trusted[0]))
     place = _first_nonfinite(values, trusted, exact_values)
@@ -173,6 +174,20 @@ def _read_alike(name: str, tensor: Any, actual: Values) -> Values:
     if not values.size:
         raise UsageError(f"'{name}' has no elements.")
     return values
+
+
+def _refuse_inexact(exact: Values, fmt: FloatFormat) -> None:
+    """Raise UsageError if all exact values are values of the format: they were rounded too."""
+    some = exact.ravel()[:_CHUNK]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for values in (some, exact):
+            rounded = values.astype(fmt.values).astype(values.dtype)
+            if not np.array_equal(rounded, values, equal_nan=True):
+                return
+    raise UsageError(
+        f"'exact' holds {fmt.name} values alone, so it is no more exact than 'actual'; compute it"
+        f" in {'float64' if fmt.bits == 32 else 'float32 or float64'}.",
+    )
 
 
 def _read_trusted(expected: Any, exact: Values, fmt: FloatFormat) -> list[Values]:
@@ -273,12 +288,12 @@ def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorCompar
     worst, places = [], []
     for kind, squares, numbers in _kinds_of_places(errors, by_row, by_column):
         test = floor_test(squares[0], squares[1:], limits)
-        found = [
+        largest, *others = [
             errors.place(kind, int(numbers[place]), float(test.by_position[place]))
             for place in (int(np.argmax(test.by_position)), *test.outliers)
         ]
-        worst.append(found[0])
-        places += found[1:]
+        worst.append(largest)
+        places += others
     # all errors may be larger than the trusted ones, up to the limit
     larger = min(max(1.0, ratio), most)
     element, limit = _largest_element(errors, by_row, by_column)
@@ -393,9 +408,8 @@ def _directions(errors: _Errors, rounding: float, larger: float) -> list[Directi
         of_trusted = max(one[number].size for one in trusted) / rounding
         least = _SIZES.get(each.kind, _SIZE_IN_16_BITS if in_16_bits else _SIZE)
         limit = max(least * larger, _OVER_TRUSTED * of_trusted)
-        evidence = _EVIDENCE.get(each.kind, _USUAL_EVIDENCE)
         size = each.size / rounding
-        is_fault = size > limit and each.evidence > evidence
+        is_fault = size > limit and each.evidence > _EVIDENCE[each.kind]
         result.append(replace(each, size=size, is_fault=is_fault))
     return result
 
@@ -412,13 +426,14 @@ def _verdict(
     dtype = errors.fmt.name
     measure = "the trusted ones" if is_given else f"those of rounding to {dtype}"
     size = f"errors are {multiple(ratio)} {measure}"
-    if faults:
-        fault = most_telling(faults)
-        share = percent(min(1.0, (fault.size / ratio) ** 2))
-        return BUG_SUSPECTED, f"{size}, and {share} of their square is {fault}."
-    if places and ratio <= most:
+    fault = most_telling(faults) if faults else None
+    share = min(1.0, (fault.size / ratio) ** 2) if fault else 0.0
+    # a few places make a pattern too
+    if fault and (not places or (share > 0.5 and fault.kind != PATTERN)):
+        return BUG_SUSPECTED, f"{size}, and {percent(share)} of their square is {fault}."
+    if places:
         worst = max(places, key=lambda each: each.ratio)
-        more = f", and {plural(len(places) - 1, 'more place')}" if len(places) > 1 else ""
+        more = f", and at {plural(len(places) - 1, 'more place')}" if len(places) > 1 else ""
         return BUG_SUSPECTED, f"{size}, at {worst} {multiple(worst.ratio)}{more}."
     if ratio > most:
         return BUG_SUSPECTED, f"{size}; rounding reaches {multiple(most)}."

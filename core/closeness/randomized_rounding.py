@@ -155,23 +155,25 @@ class DrawnErrors(TorchDispatchMode):
         """Compute an operation with its sums in another order, if it has any."""
         operation, changed = func.overloadpacket, list(args)
         if operation in _SUMMED:
-            order = None
+            (number, axis), _ = _SUMMED[operation]
+            order = self._order(args[number], axis)
             for number, axis in _SUMMED[operation]:
-                order = self._order(args[number].shape[axis]) if order is None else order
-                changed[number] = args[number].index_select(axis, order.to(args[number].device))
+                changed[number] = args[number].index_select(axis, order)
             return func(*changed, **kwargs)
         if operation in _ALONG and len(args) > 1 and isinstance(args[0], torch.Tensor):
             axes = [args[1]] if isinstance(args[1], int) else list(args[1] or ())
-            for axis in axes:
-                order = self._order(args[0].shape[axis]).to(args[0].device)
+            orders = [self._order(args[0], axis) for axis in axes]
+            for axis, order in zip(axes, orders, strict=True):
                 changed[0] = changed[0].index_select(axis, order)
             result = func(*changed, **kwargs)
-            return result.index_select(axes[0], order.argsort()) if _ALONG[operation] else result
+            if not _ALONG[operation]:
+                return result
+            return result.index_select(axes[0], orders[0].argsort())
         return func(*args, **kwargs)
 
-    def _order(self, length: int) -> torch.Tensor:
+    def _order(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._calls)
-        return torch.randperm(length, generator=generator)
+        return torch.randperm(tensor.shape[axis], generator=generator).to(tensor.device)
 
     def _signs(self, wide: torch.Tensor) -> torch.Tensor:
         """Return -1 or 1 by a hash of each value's bits: equal values have equal errors."""
