@@ -1,6 +1,10 @@
 """Nine operations: sound kernels are never accused, faults are, in outputs and in gradients."""
 
+import io
+import re
+from contextlib import redirect_stdout
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,3 +99,13 @@ def test_several_outputs_are_judged_each():
 def test_inputs_without_one_dtype_are_refused(inputs):
     with pytest.raises(UsageError):
         judge_op(partial(sum, start=0), partial(sum, start=0), *inputs)
+
+
+def test_the_guide_runs_as_written():
+    text = (Path(__file__).parents[3] / "docs" / "guides" / "closeness.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 4
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec("\n".join(blocks), {})
+    assert printed.getvalue() == "bug suspected\n"
