@@ -157,6 +157,12 @@ def test_one_trusted_result_may_have_rounded_less_by_luck(rng, exact, trusted, v
     assert compare_errors(rounded(rng, exact, 3 * ROUNDING), expected, exact).verdict == verdict
 
 
+def test_a_rerun_is_no_other_rounding(rng, exact):
+    """Four copies decide as little as one does."""
+    expected = [rounded(rng, exact)] * 4
+    assert compare_errors(rounded(rng, exact, 3 * ROUNDING), expected, exact).verdict == "undecided"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_tensors_of_torch_have_the_figures_of_their_arrays(rng, exact, dtype):
     noise = [1e-2 * torch.tensor(exact * rng.standard_normal(SHAPE)) for _ in range(2)]
@@ -197,6 +203,8 @@ def test_any_shape_is_compared(rng, shape):
         (lambda a, e, x: (a.astype(np.float32) + 1e-6, e, x.astype(np.float32)), "'exact'"),
         (lambda a, e, x: (a, x, x), "'expected'"),
         (lambda a, e, x: (x + 1e-9, e, x), "'actual'"),
+        # a float32 result is no trusted one in bfloat16
+        (lambda a, e, x: (a, (x * (1 + 1e-6)).astype(np.float32), x), "'expected'"),
     ],
 )
 def test_bad_input_is_refused_by_name(rng, exact, arguments, named):
