@@ -1,7 +1,8 @@
 """ULPscope's core: numerics, run files, captures and the command line. No user interface is
 imported here.
 
-`open`, `compare`, `judge` and `log` are the functions of Python; their modules load on first use.
+`open`, `compare`, `judge`, `judge_op`, `close`, `compare_errors` and `log` are the functions of
+Python; their modules load on first use.
 """
 
 import sys
@@ -14,6 +15,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .closeness.comparison import close as close
+    from .closeness.comparison import compare_errors as compare_errors
+    from .closeness.operation import judge_op as judge_op
     from .inference import judge as judge
     from .notebook import Run as Run
     from .notebook import compare as compare
@@ -27,6 +31,9 @@ _PUBLIC = {
     "Run": "notebook",
     "judge": "inference",
     "log": "trackers",
+    "close": "closeness.comparison",
+    "compare_errors": "closeness.comparison",
+    "judge_op": "closeness.operation",
 }
 
 

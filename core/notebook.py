@@ -14,6 +14,7 @@ from .command_name import UNSTORED
 from .document.page import html_cell, html_file
 from .errors import DumpError, ExtraError, UsageError
 from .judging.ingest import temporary_run
+from .judging.stored import explain_pair
 from .rl.formats import files_in
 from .rl.queries import figures_of
 from .runs.dumps.arrays import foreign_errors
@@ -87,7 +88,7 @@ class Run:
 
     def html(self) -> str:
         """Return the run as one HTML file."""
-        return html_file(self.reader)
+        return html_file(self.reader, explain_pair)
 
     def to_pandas(self, table: str = "positions") -> pd.DataFrame:
         """Return a table: positions, flips, checks, ulps, modules, kernels, kv or mitigations of

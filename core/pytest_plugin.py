@@ -1,5 +1,6 @@
-"""The pytest plugin: fixtures `judge` (a model's two paths) and `compare` (two dumps), and their
-evidence in the report of every failed test that used them (docs/guides/test_suite.md).
+"""The pytest plugin: fixtures `judge` (a model's two paths), `compare` (two dumps), `judge_op` (a
+function) and `compare_errors` (three tensors), and their evidence in the report of every failed
+test that used them (docs/guides/test_suite.md).
 
 Every test run of an environment with the package loads this module, so heavy imports stand in the
 fixtures.
@@ -15,10 +16,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from .closeness.comparison import ErrorComparison
+    from .closeness.operation import OperationVerdict
     from .runs.reports.gate import GateReport
     from .verdict import Verdict
 
-_FOUND = pytest.StashKey[list["Verdict | GateReport"]]()
+# results, whose texts are the evidence
+_FOUND = pytest.StashKey[list[Any]]()
+
+
+def _with_evidence(request: pytest.FixtureRequest, function: Callable[..., Any]) -> Any:
+    """Return a function whose results are shown if the test fails."""
+    evidence = request.node.stash.setdefault(_FOUND, [])
+
+    @wraps(function)
+    def remember(*arguments: Any, **options: Any) -> Any:
+        evidence.append(function(*arguments, **options))
+        return evidence[-1]
+
+    return remember
 
 
 @pytest.fixture
@@ -26,16 +42,27 @@ def judge(request: pytest.FixtureRequest) -> Callable[..., Verdict]:
     """`judge` of the package: `judge(model, prompts, variant=mine).check()` fails unless the pair
     is rounding.
     """
-    from .inference import judge as judge_pair
+    from .inference import judge
 
-    evidence = request.node.stash.setdefault(_FOUND, [])
+    return _with_evidence(request, judge)
 
-    @wraps(judge_pair)
-    def judge_with_evidence(*arguments: Any, **options: Any) -> Verdict:
-        evidence.append(judge_pair(*arguments, **options))
-        return evidence[-1]
 
-    return judge_with_evidence
+@pytest.fixture
+def judge_op(request: pytest.FixtureRequest) -> Callable[..., OperationVerdict]:
+    """`judge_op` of the package: `judge_op(kernel, reference, x).check()` fails unless the errors
+    of the kernel are those of rounding.
+    """
+    from .closeness.operation import judge_op
+
+    return _with_evidence(request, judge_op)
+
+
+@pytest.fixture
+def compare_errors(request: pytest.FixtureRequest) -> Callable[..., ErrorComparison]:
+    """`compare_errors` of the package: `compare_errors(actual, expected, exact).check()`."""
+    from .closeness.comparison import compare_errors
+
+    return _with_evidence(request, compare_errors)
 
 
 @pytest.fixture
@@ -47,8 +74,6 @@ def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
     from .runs.reports.conditions import parse_conditions
     from .runs.reports.gate import gate_of
     from .runs.reports.report_json import report_of_run
-
-    evidence = request.node.stash.setdefault(_FOUND, [])
 
     def compare_dumps(
         *dumps: str | Path,
@@ -62,10 +87,9 @@ def compare(request: pytest.FixtureRequest) -> Callable[..., GateReport]:
             compute_dtype=compute_dtype,
             reference=reference,
         ) as run:
-            evidence.append(gate_of(run, report_of_run(run)[0], conditions))
-        return evidence[-1]
+            return gate_of(run, report_of_run(run)[0], conditions)
 
-    return compare_dumps
+    return _with_evidence(request, compare_dumps)
 
 
 @pytest.hookimpl(hookwrapper=True)
@@ -80,7 +104,7 @@ def pytest_runtest_makereport(
         return
     message = str(call.excinfo.value) if call.excinfo is not None else ""
     for result in item.stash.get(_FOUND, []):
-        table = result.table()
+        table = str(result)
         # `check` raised it, with its table in the message
         if table in message:
             continue

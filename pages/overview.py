@@ -17,7 +17,9 @@ view = widgets.head(OVERVIEW, selection.current_view())
 answer = panel.verdict(view)
 figures.nonfinite(view)
 is_rollout = section.tiles(view)
-if not is_rollout:
+if is_rollout:
+    section.draw(view)
+else:
     figures.headline(view)
 positions.chart(view, is_rollout=is_rollout)
 
@@ -30,7 +32,6 @@ with right:
     st.subheader(f"{'Token' if is_rollout else 'Top tokens'} at position {view.position}")
     best_tokens.short(view)
 panel.checks(view, answer)
-section.draw(view)
 
 # what other pages show of the pair
 for part, line in store_cache.cached(view.run, lines.lines, view.pair.index).items():

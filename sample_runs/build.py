@@ -37,7 +37,7 @@ from core.commands.capturing import capture_to_store, load, plan_of, run_extras 
 from core.engines.registry import ADAPTER_OF, describe  # noqa: E402
 from core.inference.capture.capture import CapturePlan, plan_capture, run_capture  # noqa: E402
 from core.inference.models.chat import plan_inputs  # noqa: E402
-from core.inference.models.model import save_model  # noqa: E402
+from core.inference.models.model import save_model, texts_by  # noqa: E402
 from core.inference.paths.bases import BASES, Base  # noqa: E402
 from core.inference.paths.batch import Emit, PromptBatch  # noqa: E402
 from core.inference.paths.engines import Engine  # noqa: E402
@@ -218,7 +218,8 @@ def build_rollout() -> None:
             print(f"  step {step}", flush=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         (HERE / f"{ROLLOUT}.duckdb").unlink(missing_ok=True)
-        ingest(Store(HERE), [path], name=ROLLOUT_NAME, model="smollm2", run_id=ROLLOUT)
+        options = {"model": "smollm2", "texts_of": texts_by("smollm2"), "run_id": ROLLOUT}
+        ingest(Store(HERE), [path], name=ROLLOUT_NAME, **options)
     pack(HERE / f"{ROLLOUT}.duckdb")
     print(f"{ROLLOUT}: sampled and scored", flush=True)
 

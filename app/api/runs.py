@@ -128,7 +128,10 @@ def run_html(request: Request) -> Response:
     """Send the run as one HTML file that opens from a disk, without scripts."""
     path = path_of(open_store(), request.path_params["run_id"])
     with _exporting:
-        content = html_file(store_cache.open_run(path.stem))
+        # half a second to import, which no other route needs
+        from core.judging.stored import explain_pair
+
+        content = html_file(store_cache.open_run(path.stem), explain_pair)
     headers = {
         "Content-Disposition": f"attachment; filename*=utf-8''{quote(path.stem)}.html",
         "Cache-Control": "no-store",

@@ -41,7 +41,7 @@ _LABELS = {
 }
 # from 0 to 1, drawn in percent
 _SHARES = ("share", "probability", "probability_change")
-_WIDTHS: dict[str, Any] = {"name": "medium", "definition": "large"}
+_WIDTHS: dict[str, Any] = {"name": "medium", "figure": 140, "usual": 190, "definition": "large"}
 _ENDINGS = {"_margin_ulps": " margin, ULPs", "_margin": " margin, logits", "_microseconds": ", µs"}
 
 

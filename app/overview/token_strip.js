@@ -69,7 +69,7 @@ class Strip {
     const end = (text) => (text === null ? [] : [make("span", "end", text)]);
     this.legend.replaceChildren(
       make("span", "scale", make("span", "unit", legend.unit), ...end(legend.low), bar, ...end(legend.high)),
-      ...(flip.some(Boolean) ? [make("span", "token flip sign", "flip")] : []),
+      ...(flip.some(Boolean) ? [make("span", "token flip sign", this.data.mark ?? "flip")] : []),
       ...(odd.some(Boolean) ? [make("span", "token odd sign", "NaN or infinity on one side only")] : []),
     );
   }
@@ -164,7 +164,11 @@ class Strip {
 
   rows(place) {
     const { data } = this;
-    if (data.figures) return Object.entries(data.figures).map(([name, values]) => [name, `${number(values[place])} nats`]);
+    if (data.figures) {
+      const figures = Object.entries(data.figures).filter(([, values]) => values[place] !== null).map(([name, values]) => [name, number(values[place])]);
+      if (!figures.length) return [["no value", "masked out of the loss, or missing on both sides"]];
+      return data.clipped[place] ? [...figures, ["clipped by", data.clipped[place]]] : figures;
+    }
     const name = (token) => (token === null ? "none (all NaN)" : data.names[token] === undefined ? `token (${token})` : `${shown(data.names[token])}  (${token})`);
     return [
       data.flip[place] ? ["FLIP", `${name(data.reference[place])} → ${name(data.variant[place])}`] : ["argmax of both", name(data.reference[place])],

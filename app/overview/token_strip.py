@@ -29,6 +29,13 @@ from core.text import join_bytes, plural
 _strip = component("ulpscope_token_strip", Path(__file__).with_suffix(""))
 
 _WHOLE = ("max_ulps", "neq")
+_OF_TOKEN = {  # of trainer vs. rollout
+    "rollout": "rollout, nats",
+    "trainer": "trainer, nats",
+    "r": "r = trainer - rollout, nats",
+    "ratio": "ratio = exp(r)",
+    "kl": "KL (k3), nats",
+}
 _ROUNDED = ("max_abs", "mean_ulps", "max_row_ulps", "kl")
 
 
@@ -87,19 +94,17 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
     column, none = tokens[COLOURS[colour]], [0] * len(tokens)
     # KL linear too: a few tokens carry it
     shade = heat(tokens.assign(max_abs=column), "largest difference", "")
-    names = {
-        "rollout": "rollout",
-        "trainer": "trainer",
-        "r": "r = trainer - rollout",
-        "kl": "KL (k3)",
-    }
+    is_known = bool(tokens["text"].notna().any())
     return {
-        "texts": None,
+        "texts": join_bytes(tokens["text"].fillna("").tolist()) if is_known else None,
         "ids": tokens["token_id"].tolist(),
         "dtype": "",
         **_shades(shade, OF_ROLLOUTS[colour]),
-        **dict.fromkeys(("flip", "near", "odd"), none),
-        "figures": {label: _four_digits(tokens[name]) for name, label in names.items()},
+        **dict.fromkeys(("near", "odd"), none),
+        "flip": (tokens["clipped"] != "").astype(int).tolist(),
+        "mark": "clipped",
+        "clipped": tokens["clipped"].tolist(),
+        "figures": {label: _four_digits(tokens[name]) for name, label in _OF_TOKEN.items()},
     }
 
 
@@ -126,9 +131,10 @@ def section(view: selection.View, *, is_rollout: bool) -> None:
         label_visibility="collapsed",
     )
     token_strip(view, colour)
-    if not view.texts:
-        has_ids = is_rollout or prompts[view.prompt].token_ids
-        substitute = "token ids" if has_ids else "positions"
+    if is_rollout and not view.run.vocabulary:
+        st.caption("Token ids are shown; import the files with a tokenizer to have texts.")
+    elif not is_rollout and not view.texts:
+        substitute = "token ids" if prompts[view.prompt].token_ids else "positions"
         st.caption(f"This dump brought no token texts: {substitute} are shown.")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -17,21 +19,43 @@ from core.plots import rl as charts
 from core.rl import queries as rl
 from core.rl.figures import FRAMEWORKS
 from core.runs.reader import RunReader
-from core.text import number, percent, plural
+from core.text import number, opening, percent, plural
 
 _STRIPS = 3  # heaviest sequences that are drawn token by token
+_ALWAYS_DRAWN = ("position", "turn", "rank")
 
 
 def tiles(view: selection.View) -> bool:
-    """Draw the headline figures of a run of chosen tokens; False for another run."""
+    """Draw the headline figures of a run of chosen tokens with what frameworks call normal; False
+    for another run.
+    """
     if not store_cache.cached(view.run, RunReader.has_rollouts):
         return False
     figures = {row["name"]: row for row in store_cache.cached(view.run, rl.figures_of)}
-    names = {"mean_abs": "Mean |r|", "k3": "KL (k3)", "ess": "ESS", "max_abs": "Largest |r|"}
-    for column, (name, label) in zip(st.columns(4), names.items(), strict=True):
-        about = f"{figures[name]['definition']}; r = trainer - rollout, nats"
-        column.metric(label, number(figures[name]["value"]), help=about)
+    columns = st.columns(len(rl.HEADLINE))
+    for column, (name, label) in zip(columns, rl.HEADLINE.items(), strict=True):
+        row = figures[name]
+        column.metric(
+            opening(label),
+            number(row["value"]),
+            row["usual"] or None,
+            "green" if row["is_usual"] else "red",
+            delta_arrow="off",
+            help=f"{row['definition']}; r = trainer - rollout, nats",
+        )
     return True
+
+
+def next_step(view: selection.View) -> None:
+    """Draw a button that opens the sequences with the largest share of the KL."""
+    worst = store_cache.cached(view.run, rl.summary, "heaviest")[0]
+    show = partial(
+        selection.select,
+        mismatch_part="Sequences",
+        prompt=worst["prompt"],
+        position=worst["position"],
+    )
+    st.button("See the worst sequences", "worst_sequences", on_click=show, type="primary")
 
 
 def _settle(key: str, options: Collection[str]) -> None:
@@ -59,17 +83,13 @@ def _chart(
 
 
 def draw(view: selection.View) -> None:
-    """Draw the figures of a framework, and what the difference depends on; nothing for another
-    run.
-    """
+    """Draw the figures of a framework, and what the difference depends on."""
     run = view.run
-    if not store_cache.cached(run, RunReader.has_rollouts):
-        return
     st.subheader("Trainer vs. rollout")
     st.markdown(rl.sentence(store_cache.cached(run, rl.mismatch_json)))
     steps = _table(run, "steps")
     # a file of one step has no chart of steps
-    names = PARTS if len(steps) > 1 else PARTS[:-1]
+    names = PARTS if len(steps) > 1 else PARTS[1:]
     _settle("mismatch_part", names)
     kind = st.segmented_control("Show", names, key="mismatch_part", label_visibility="collapsed")
     if kind == "Distribution":
@@ -99,12 +119,13 @@ def _figures(view: selection.View) -> None:
             "figure": [row["name"] for row in rows],
             "value": [number(row["value"]) for row in rows],
             "95 % interval": [rl.interval_of(row) for row in rows],
+            "usual": [_usual(row) for row in rows],
             "definition": [
                 f"{row['definition']}, {row['unit']}".removesuffix(", ") for row in rows
             ],
         },
     )
-    tables.draw(table, "mismatch_figures", 26)
+    tables.draw(table.dropna(axis="columns", how="all"), "mismatch_figures")
     # our own figures have no source
     source = FRAMEWORKS[framework].source
     about = (
@@ -113,6 +134,12 @@ def _figures(view: selection.View) -> None:
     st.caption(f"{about}Intervals: bootstrap over sequences.")
     name = exports.file_stem(view, f"mismatch-{framework}")
     exports.download({"figures": pd.DataFrame(rows)}, name, "mismatch", "Download figures")
+
+
+def _usual(row: Mapping[str, Any]) -> str | None:
+    if row["is_usual"] is None:
+        return None
+    return f"{'within' if row['is_usual'] else 'beyond'}: {row['usual']}"
 
 
 def _distribution(view: selection.View) -> None:
@@ -151,20 +178,20 @@ def _dependence(view: selection.View, shares: dict[str, float]) -> None:
         key="mismatch_by_quantity",
         width=320,
     )
-    table = _table(view.run, f"by {quantity}")
-    _chart(view, "mismatch_by", f"by-{quantity}", charts.by_value, table, quantity)
-    st.caption("Mean |r| with its standard error, in up to 16 groups of as many tokens.")
+    drawn = [name for name in dict.fromkeys((quantity, *_ALWAYS_DRAWN)) if name in labels]
+    columns = cycle(st.columns(len(drawn) if len(drawn) < 4 else 2))
+    for name, place in zip(drawn, columns, strict=False):
+        with place:
+            table = _table(view.run, f"by {name}")
+            _chart(view, f"mismatch_by_{name}", f"by-{name}", charts.by_value, table, name)
+    st.caption(
+        "Mean |r| with its standard error: by turn, rank and names, else in up to 16 groups of as"
+        " many tokens.",
+    )
 
 
 def _sequences(view: selection.View) -> None:
     table = _table(view.run, "heaviest")
-    pick = partial(selection.select_row, table, "mismatch_sequences")
-    columns = table.rename(columns={"prompt": "sequence"})
-    columns = columns[["sequence", "position", "kl_share", "tokens", "mean_abs", "step", "name"]]
-    tables.draw(columns, "mismatch_sequences", 20, selection_mode="single-row", on_select=pick)
-    st.caption(
-        "Sequences with the largest share of the KL. Click one, or a token below, to see it above.",
-    )
     for rank, row in enumerate(table.head(_STRIPS).itertuples()):
         step = f", step {row.step:.0f}" if pd.notna(row.step) else ""
         share = f"{percent(row.kl_share)} of the KL" if pd.notna(row.kl_share) else "no KL"
@@ -172,4 +199,9 @@ def _sequences(view: selection.View) -> None:
         # one sequence at a time: a run of rollouts may have a million
         rows = view.run.positions_of(view.pair.index, row.prompt)
         of = replace(view, prompt=row.prompt, position=row.position, table=rows)
-        token_strip.token_strip(of, "KL", f"heavy_strip_{rank}")
+        token_strip.token_strip(of, "largest difference", f"heavy_strip_{rank}")
+    pick = partial(selection.select_row, table, "mismatch_sequences")
+    columns = table.rename(columns={"prompt": "sequence"})
+    columns = columns[["sequence", "position", "kl_share", "tokens", "mean_abs", "step", "name"]]
+    tables.draw(columns, "mismatch_sequences", 10, selection_mode="single-row", on_select=pick)
+    st.caption("Sequences with the largest share of the KL. Click one, or a token, to select it.")

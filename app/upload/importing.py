@@ -26,7 +26,7 @@ from core.text import clean
 _audit = logging.getLogger("ulpscope.audit")
 _log = logging.getLogger(__name__)
 
-OPTIONS = ("name", "model", "compute_dtype", "reference", "holds")
+OPTIONS = ("name", "model", "compute_dtype", "reference", "holds", "tokenizer")
 LONGEST_TEXT = 200  # characters of an option
 _MOST_LISTED = 100  # imports that are over
 

@@ -18,6 +18,7 @@ from app.upload.importing import start_import
 from app.upload.spool import FAILED, RECEIVED, Upload
 from core.errors import UlpscopeError
 from core.judging.ingest import headers_of
+from core.rl.formats import are_tokens
 from core.runs.dumps.shapes import LOGITS, PADDED
 
 KEYS = """
@@ -40,7 +41,7 @@ HOLDS = {
     PADDED: "padded vocabularies: compare the common part",
 }
 _DTYPES = {"": AS_FOUND, **{name: name for name in ("bfloat16", "float16", "float32")}}
-_COLUMNS = {"run": 1, "responses": 2}  # of the form; of dumps 4
+_COLUMNS = {"run": 1, "responses": 3}  # of the form; of dumps 4
 
 
 class Arrived(NamedTuple):
@@ -113,6 +114,13 @@ def draw_form(files: tuple[Arrived, ...]) -> dict[str, str] | None:
                 "Model",
                 placeholder="optional",
                 key=f"upload_model_{key}",
+            )
+        if kind == "responses" and are_tokens([file.path for file in files]):
+            options["tokenizer"] = columns[2].text_input(
+                "Tokenizer",
+                placeholder="optional: a folder on this machine",
+                key=f"upload_tokenizer_{key}",
+                help="folder with tokenizer.json, for the texts of the sampled tokens",
             )
         if kind in ("dump", "array"):
             options["compute_dtype"] = columns[2].selectbox(

@@ -22,6 +22,7 @@ from app import navigation
 from app.components import plots
 from app.hosting import members
 from app.internals.recorded import RECORDED
+from app.rl import section
 from app.shell import address, exports, selection, store_cache, store_changes, widgets, wording
 from app.shell.job_list import how_it_stands
 from app.shell.jobs import Job, PromptFile, queue_of
@@ -43,6 +44,7 @@ from core.subprocess_json import ROOT
 from core.text import clean, is_seen, opening, plural, printable
 from core.verdict import (
     BUG_SUSPECTED,
+    IDENTICAL,
     INVALID_DUMP,
     LIKELY_ROUNDING,
     LOWER_PRECISION,
@@ -93,14 +95,23 @@ def _next_step(view: selection.View, answer: Answer) -> None:
     if not is_upload and not answer.is_judged:
         _how_to_judge(view)
         return
+    is_rollout = view.run.has_rollouts()
     is_open = answer.name in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC)
-    controls = deciding_controls(view.run, answer.checks) if is_open else {}
-    if controls:
+    controls = deciding_controls(view.run, answer.checks) if is_open and not is_rollout else {}
+    lines = [
+        f"# {what}\n{COMMAND} {shell_command(['verdict', view.run.run_id])} {options}"
+        for options, what in controls.items()
+    ]
+    if is_rollout and answer.next_command:
+        lines = [f"# which checkpoint either side agrees with\n{answer.next_command}"]
+    if lines:
         with st.popover("What would decide", icon=":material/gavel:", type="primary"):
-            st.caption("The first decides best. Each stores a new run with its verdict.")
-            command = f"{COMMAND} {shell_command(['verdict', view.run.run_id])}"
-            lines = [f"# {what}\n{command} {options}" for options, what in controls.items()]
+            if controls:
+                st.caption("The first decides best. Each stores a new run with its verdict.")
             widgets.code_block("\n".join(lines), wraps=True)
+        return
+    if is_rollout and answer.name != IDENTICAL:
+        section.next_step(view)
         return
     label, part = _next_page(view, answer)
     if part:

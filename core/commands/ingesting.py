@@ -13,7 +13,7 @@ from ..judging.ingest import describe
 from ..judging.ingest import ingest as ingest_dump
 from ..numerics.divergence import COMPILING, is_compiled, prepare
 from ..numerics.formats import BFLOAT16, FLOAT32
-from ..rl.formats import files_in
+from ..rl.formats import are_tokens, files_in
 from ..runs.importing import import_run, is_run_file
 from ..runs.store.store import open_store
 from . import options
@@ -47,6 +47,13 @@ def ingest(
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
+    tokenizer: Annotated[
+        str | None,
+        Option(
+            metavar="DIR",
+            help="Trainer vs. rollout: folder with the tokenizer, for the texts of the tokens.",
+        ),
+    ] = None,
     run_id: Annotated[str | None, Option(hidden=True, help="Id of the run.")] = None,
     progress: options.Progress = "bar",
     store: options.Store = None,
@@ -58,6 +65,14 @@ def ingest(
     checked; no code in it is executed (docs/guides/upload.md).
     """
     target, files = open_store(store), files_in(names)
+    texts_of = None
+    if tokenizer:
+        if not are_tokens(files):
+            raise UsageError("--tokenizer is for files of trainer vs. rollout.")
+        # loads transformers
+        from ..inference.models.model import texts_by
+
+        texts_of = texts_by(tokenizer)
     taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
     with stoppable(), steps(progress) as say:
         if files[0].is_file() and is_run_file(files[0]):
@@ -78,6 +93,7 @@ def ingest(
                 model=model,
                 run_id=run_id,
                 on_progress=say,
+                texts_of=texts_of,
                 **taken_as,
             )
     announce(new_id, store, progress, as_json_)

@@ -29,15 +29,17 @@ def mismatch_of(run: Figures | MemoryRun, framework: str | None) -> dict[str, An
 def print_mismatch(mismatch: dict[str, Any]) -> None:
     """Print the figures, and where the difference lies."""
     rows = [
-        (row["name"], number(row["value"]), interval_of(row), row["unit"], row["definition"])
+        (row["name"], number(row["value"]), interval_of(row), row["usual"], row["definition"])
         for row in mismatch["figures"]
     ]
     source = f" ({mismatch['source']})" if mismatch["source"] else ""
-    columns = ("figure", "value", "95 % interval", "unit", "definition")
+    columns = ("figure", "value", "95 % interval", "usual", "definition")
     title = f"{mismatch['framework']}{source}: r = trainer - rollout"
     out.print(table_of(columns, rows, title=title))
     if len(mismatch["by_step"]) > 1:
-        print_records(mismatch["by_step"], "by step", most=_MOST_STEPS)
+        steps = [row | {"mean_ratio": row["ratio"]} for row in mismatch["by_step"]]
+        keys = ("step", "tokens", "mean_abs", "k3", "mean_ratio", "max_abs")
+        print_records(steps, "by step", keys=keys, most=_MOST_STEPS)
     print_text(sentence(mismatch))
     for bar in mismatch["bars"]:
         if bar["tokens"]:

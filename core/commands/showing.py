@@ -139,7 +139,7 @@ def show(
             print_json(report_of(run, framework, with_positions=positions))
         else:
             mismatch = mismatch_of(run, framework)
-            print_pairs(run)
+            print_pairs(run, mismatch)
             if mismatch is not None:
                 print_mismatch(mismatch)
             print_facts(provenance_json(run), run.header.name)

@@ -122,6 +122,7 @@ def export(
     # What reads logits takes 0.2 s to load, which `list` need not wait for.
     from ..document.drawing import png_file
     from ..document.page import html_file
+    from ..judging.stored import explain_pair
     from ..runs.dumps.export import export_npz, exporting
     from ..runs.reader import RunReader
 
@@ -137,7 +138,8 @@ def export(
         if target.suffix == ".npz":
             export_npz(run, target, overwrite=overwrite)
         else:
-            content = html_file(run).encode() if target.suffix == ".html" else png_file(run)
+            is_page = target.suffix == ".html"
+            content = html_file(run, explain_pair).encode() if is_page else png_file(run)
             with exporting(target, overwrite=overwrite) as output:
                 output.write(content)
     if as_json_:

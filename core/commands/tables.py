@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -51,9 +52,10 @@ def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
     return table_of((*columns, "mean KL, nats"), lines, title=title, text=("variant",))
 
 
-def print_pairs(run: RunReader) -> None:
+def print_pairs(run: RunReader, mismatch: dict[str, Any] | None = None) -> None:
     """Print figures, verdicts and flips of a run."""
     pairs, classes = report_of_run(run)
+    pairs = [replace(pair, mismatch=mismatch) for pair in pairs]
     print_reports(pairs, classes, run.header, run.vocabulary)
 
 
@@ -67,7 +69,9 @@ def print_reports(
     """Print verdicts, figures, flips and classes of pairs; variant: print only its flips."""
     for pair in pairs:
         print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
-    out.print(pair_table(pairs, header))
+    # figures of trainer vs. rollout say more than a count of what differs
+    if pairs[0].mismatch is None:
+        out.print(pair_table(pairs, header))
     # the first of the reference's class is the reference, which has no flips of its own
     first_of_class = {group[0] for group in classes} | (
         {group[1] for group in classes[:1] if len(group) > 1}

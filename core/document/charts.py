@@ -87,6 +87,21 @@ def chart(
     """Return a chart with its axes and legend. marks: of `dot`, `line`, `bar` or `picture`, the
     last on top; legend: names by the class of their marks.
     """
+    svg = drawing(x, y, marks, role="img", aria_label=label, width="100%", height=height)
+    keys = [
+        element("span", element("i", class_=f"key {name}"), text) for name, text in legend.items()
+    ]
+    return element(
+        "figure",
+        element("p", y.title, class_="axis"),
+        element("div", svg, class_="plot"),
+        element("p", x.title, class_="axis across"),
+        *([element("figcaption", *keys)] if keys else []),
+    )
+
+
+def drawing(x: Axis, y: Axis, marks: Iterable[Markup], /, **attributes: object) -> Markup:
+    """Return marks over the grid and labels of two axes, as an svg element."""
     grid = []
     for value, text in x.ticks().items():
         place = f"{x.at(value):.2f}%"
@@ -98,25 +113,7 @@ def chart(
         grid.append(
             element("text", text, x="0%", dx="-0.5em", y=place, dy="0.35em", text_anchor="end"),
         )
-    drawing = element(
-        "svg",
-        *grid,
-        *marks,
-        role="img",
-        aria_label=label,
-        width="100%",
-        height=height,
-    )
-    keys = [
-        element("span", element("i", class_=f"key {name}"), text) for name, text in legend.items()
-    ]
-    return element(
-        "figure",
-        element("p", y.title, class_="axis"),
-        element("div", drawing, class_="plot"),
-        element("p", x.title, class_="axis across"),
-        *([element("figcaption", *keys)] if keys else []),
-    )
+    return element("svg", *grid, *marks, **attributes)
 
 
 def dot(x: float, y: float, kind: str, title: str, radius: float = 3.5) -> Markup:
@@ -151,6 +148,13 @@ def bar(x: float, width: float, y: float, kind: str, title: str) -> Markup:
         "height": f"{y:.2f}%",
     }
     return element("rect", element("title", title), **place, class_=kind)
+
+
+def band(y0: float, y1: float, title: str) -> Markup:
+    """Return a row of a picture that shows its title under the pointer; in percent."""
+    top, height = f"{100 - max(y0, y1):.2f}%", f"{abs(y1 - y0):.2f}%"
+    place = {"x": "0%", "width": "100%", "y": top, "height": height}
+    return element("rect", element("title", title), **place, class_="band")
 
 
 def picture(levels: NDArray[np.uint8]) -> Markup:

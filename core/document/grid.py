@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..markup import Markup
 from ..numerics import pyramid
 from ..numerics.arrays import DataFrame
 from ..runs.file.records import StoredPair
 from ..runs.queries import heatmap
 from ..runs.reader import RunReader
 from ..text import number, plural
-from .charts import LEVELS, Axis
+from .charts import LEVELS, Axis, band
 
 Cells = NDArray[np.unsignedinteger]  # bits of float32, or all ones
 # so few cells a side that each has a pixel on a phone
@@ -36,6 +38,19 @@ class Grid(NamedTuple):
     x: Axis
     y: Axis
     note: str
+
+    def bands(self) -> Iterator[Markup]:
+        """Yield a mark over each row that differs, with its largest value."""
+        low, high = sorted((self.y.low, self.y.high))
+        edges = np.linspace(low, high, len(self.levels) + 1)
+        for levels, start, end in zip(self.levels, edges[:-1], edges[1:], strict=True):
+            largest = int(levels.max())
+            says = f"at most {number(largest / LEVELS * self.highest)} {self.unit}"
+            if largest > LEVELS:
+                says = "NaN or infinity on one side only"
+            if largest:
+                title = f"{self.y.title.partition(' (')[0]} {start:.0f} to {end - 1:.0f}: {says}"
+                yield band(self.y.at(start), self.y.at(end), title)
 
 
 def overview(run: RunReader, pair: StoredPair, figures: DataFrame) -> Grid:

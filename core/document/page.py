@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from ..command_name import UNSTORED
@@ -19,13 +19,15 @@ from ..runs.reports.issue_markdown import gravest_first, origin
 from ..runs.requests import repeat_command
 from ..text import clip, known, legible, percent, plural
 from .charts import ULPS
-from .sections import CELL, FILE, Size, sections
+from .sections import CELL, FILE, Explain, Size, sections
 
 _STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 
-def html_file(run: RunReader) -> str:
-    """Return a run as an HTML file of at most FILE.bytes."""
+def html_file(run: RunReader, explain: Explain | None = None) -> str:
+    """Return a run as an HTML file of at most FILE.bytes. explain: of `sections`, for the gravest
+    pair.
+    """
     heat = "".join(f".{level}{{{style}}}" for level, style in HEAT.items())
     stops = ", ".join(f"{color} {percent(place)}" for place, color in ULPS)
     style = f"{_STYLE}{heat}.ulps{{background:linear-gradient(to right, {stops})}}"
@@ -42,7 +44,7 @@ def html_file(run: RunReader) -> str:
         '<meta name="color-scheme" content="light dark"><meta name="referrer"'
         ' content="no-referrer">'
         f"{element('title', clip(run.header.name, 200))}<style>{style}</style></head>\n"
-        f"<body><main>{_content(run, FILE)}{_foot(run)}</main></body></html>\n"
+        f"<body><main>{_content(run, FILE, explain)}{_foot(run)}</main></body></html>\n"
     )
 
 
@@ -51,13 +53,15 @@ def html_cell(run: RunReader) -> str:
     return inline(_content(run, CELL))
 
 
-def _content(run: RunReader, most: Size) -> Markup:
+def _content(run: RunReader, most: Size, explain: Explain | None = None) -> Markup:
     """Return the pairs of a run, the gravest first, as many as fit."""
     answers = gravest_first(run, run.pairs)
     parts = [_head(run, answers)]
     size = len(parts[0].encode())
     for pair, answer in answers:
-        part = _pair(run, pair, answer, most, is_open=len(parts) == 1)
+        is_first = len(parts) == 1
+        titled = sections(run, pair, answer, most, explain if is_first else None)
+        part = _pair(pair, titled, is_open=is_first)
         size += len(part.encode())
         # the gravest pair is shown whatever its size
         if len(parts) > 1 and size > most.bytes:
@@ -92,11 +96,15 @@ def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Marku
     return element("header", *parts)
 
 
-def _pair(run: RunReader, pair: StoredPair, answer: Answer, size: Size, *, is_open: bool) -> Markup:
+def _pair(
+    pair: StoredPair,
+    titled: Iterable[tuple[str, Markup]],
+    *,
+    is_open: bool,
+) -> Markup:
     title = element("h2", element("code", pair.variant), " vs ", element("code", pair.reference))
     parts = [
-        element("section", element("h3", name) if name else "", content)
-        for name, content in sections(run, pair, answer, size)
+        element("section", element("h3", name) if name else "", content) for name, content in titled
     ]
     return fold(title, *parts, id=f"pair{pair.index}", open="" if is_open else None, class_="pair")
 

@@ -1,10 +1,9 @@
-"""Sections of a pair: verdict, figures, tokens, flips, near ties, heatmap, modules, trainer vs.
-rollout.
-"""
+"""Sections of a pair: what the pages show of it, as text, tables and charts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,19 +11,22 @@ import numpy as np
 from ..markup import Markup, element, facts, fold, join, prose, scrolling, table
 from ..rl import queries as rl
 from ..rl.figures import ICEPOP, TIS
-from ..runs.file.records import StoredPair
-from ..runs.queries import flips, heatmap, layers
+from ..runs.file.records import Prompt, StoredPair
+from ..runs.queries import caches, flips, heatmap, kernels, layers
 from ..runs.queries.heat import heat
 from ..runs.queries.verdicts import Answer
 from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import headline
-from ..text import clip, number, opening, percent, plural, visible
+from ..text import clip, join_bytes, number, opening, percent, plural, visible
 from ..verdict import FAILING, IDENTICAL, ROUNDING
 from .charts import Axis, bar, chart, dot, line, picture
 from .grid import overview
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+Explain = Callable[[RunReader, int], Any]
 
 
 class Size(NamedTuple):
@@ -53,28 +55,59 @@ def sections(
     pair: StoredPair,
     answer: Answer,
     size: Size = FILE,
+    explain: Explain | None = None,
 ) -> Iterator[tuple[str, Markup]]:
-    """Yield the title and content of every section that the pair has; of a CELL those of text."""
-    if run.header.is_long:
+    """Yield the title and content of every section that the pair has; of a CELL those of text.
+
+    explain: looks for the causes of a pair, which takes seconds; None leaves them out.
+    """
+    import pandas as pd
+
+    is_rollout = run.has_rollouts()
+    if is_rollout:
+        worst = [row["prompt"] for row in rl.summary(run, "heaviest")[:_MOST_STRIPS]]
+        each = [run.positions_of(pair.index, prompt) for prompt in worst]
+        figures = pd.concat(each, ignore_index=True)
+    elif run.header.is_long:
         figures = run.positions_of(pair.index, int(run.largest(pair.index)["prompt"].iloc[0]))
     else:
         figures = run.positions(pair.index)
-    yield "", join(_verdict(answer), facts(headline(run, pair)))
+    yield "", join(_verdict(answer), facts({} if is_rollout else headline(run, pair)))
     if answer.checks:
         yield "Checks", _checks(answer)
-    if run.has_rollouts():
+    if is_rollout:
         yield "Trainer vs. rollout", _rollouts(run)
     yield "Tokens", _tokens(run, pair, figures, size)
     if figures["is_flip"].any():
         yield "Flips", _flips(run, pair, figures, size)
-    if size is CELL:
-        return
+    for title, parts in _charted(run, pair, figures):
+        # a cell has the sentence, without the charts
+        yield title, join(*(islice(parts, 1) if size is CELL else parts))
+    is_explained = run.has_all_logits or (run.header.k is not None and not run.header.is_long)
+    if explain is not None and is_explained and not pair.summary.bit_identical:
+        yield "Common causes", _causes(explain(run, pair.index))
+
+
+def _charted(
+    run: RunReader,
+    pair: StoredPair,
+    figures: pd.DataFrame,
+) -> Iterator[tuple[str, Iterator[Markup]]]:
+    """Yield the other sections, each a sentence, then charts and tables."""
+    continued = flips.continuations(run)
+    continued = continued[continued["pair"] == pair.index]
+    if len(continued):
+        yield "Continuations", _continuations(run, pair, continued)
     if not pair.summary.bit_identical and figures["reference_margin"].notna().any():
         yield "Near ties", _near_ties(run, figures)
     if not pair.summary.bit_identical and run.header.k is None:
         yield "Heatmap", _heatmap(run, pair, figures)
     if pair.index in run.pairs_with_layers:
         yield "Layers", _layers(run, pair)
+    if pair.index in run.pairs_with_kv:
+        yield "KV cache", _kv_cache(run, pair)
+    if kernels.is_watched(run, pair.index):
+        yield "Kernels", _kernels(run, pair)
 
 
 def _verdict(answer: Answer) -> Markup:
@@ -115,7 +148,7 @@ def _rollouts(run: RunReader) -> Markup:
         "value": "value",
         "low": "95 % interval, from",
         "high": "to",
-        "unit": "unit",
+        "usual": "usual",
     }
     span = max(1.0, float(bins["r"].abs().max()) + 0.1)
     x = Axis("r = trainer - rollout, nats (8 and beyond: last bins)", -span, span)
@@ -191,6 +224,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
     import pandas as pd
 
     header, window = run.header, _around(figures, size.positions)
+    is_rollout = run.has_rollouts()
     shade = heat(window, "largest difference", header.compute_dtype, header.unit)
     window = window.assign(
         level=shade.levels,
@@ -199,10 +233,11 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
     parts, tables = [], []
     for number_of, part in window.groupby("prompt", sort=False):
         # of lists: those that were compared
-        prompt, places = header.prompts[number_of], part["position"].tolist()
+        prompt, places = _prompt(run, number_of), part["position"].tolist()
         previous, last = places[0], places[-1]
         if len(header.prompts) > 1 or len(part) < prompt.positions:
-            parts.append(element("h4", f"Prompt {number_of}, positions {previous:,} to {last:,}"))
+            name = f"{'Sequence' if is_rollout else 'Prompt'} {number_of}"
+            parts.append(element("h4", f"{name}, positions {previous:,} to {last:,}"))
         ids = [prompt.token_ids[place] for place in places] if prompt.token_ids else places
         texts, names = [f"{token} " for token in ids], [f"token {token}" for token in ids]
         if any(prompt.token_texts):
@@ -251,12 +286,10 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
     }
     titles |= {"max_abs": "largest difference", "max_row_ulps": "row ULPs", "kl": "KL, nats"}
     title = "Figures by position"
-    note = (
-        f"{len(window):,} of {plural(header.rows, 'position')} are shown: those around the most"
-        " telling one."
-    )
+    which = "of the worst sequences" if is_rollout else "around the most telling one"
+    note = f"{len(window):,} of {plural(header.rows, 'position')} are shown: those {which}."
     return join(
-        element("p", note) if len(window) < len(figures) or header.is_long else "",
+        element("p", note) if len(window) < len(figures) or is_rollout or header.is_long else "",
         join(*parts) if len(parts) <= _MOST_STRIPS else scrolling(join(*parts), "Tokens"),
         element(
             "p",
@@ -265,6 +298,16 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
         ),
         fold(title, listing(pd.concat(tables), titles, title)) if size is FILE else "",
     )
+
+
+def _prompt(run: RunReader, number_of: int) -> Prompt:
+    """Return the tokens of a prompt, of a rollout those of the sequence."""
+    prompt = run.header.prompts[number_of]
+    if not run.has_rollouts():
+        return prompt
+    tokens = rl.tokens_of(run, number_of)
+    texts = join_bytes(tokens["text"].fillna("").tolist())
+    return Prompt(prompt.positions, tuple(tokens["token_id"]), tuple(texts))
 
 
 def _argmax(run: RunReader, token: int | None) -> str:
@@ -313,23 +356,16 @@ def _top(run: RunReader, top: pd.DataFrame) -> Markup:
     return element("ol", *items)
 
 
-def _near_ties(run: RunReader, figures: pd.DataFrame) -> Markup:
+def _log_axis(title: str, values: np.ndarray | pd.Series, zero: float | None = None) -> Axis:
+    return Axis(title, float(values.min()) / 2, float(values.max()) * 2, True, zero)
+
+
+def _near_ties(run: RunReader, figures: pd.DataFrame) -> Iterator[Markup]:
+    yield element("p", prose(flips.near_ties_sentence(figures)))
     points = flips.margin_points(figures)
     (x, x_zero), (y, y_zero) = flips.above_zero(points.difference), flips.above_zero(points.margin)
-    across = Axis(
-        f"largest difference at the position, {run.header.unit}",
-        x.min() / 2,
-        x.max() * 2,
-        True,
-        x_zero,
-    )
-    up = Axis(
-        f"smaller margin of the two sides, {run.header.unit}",
-        y.min() / 2,
-        y.max() * 2,
-        True,
-        y_zero,
-    )
+    across = _log_axis(f"largest difference at the position, {run.header.unit}", x, x_zero)
+    up = _log_axis(f"smaller margin of the two sides, {run.header.unit}", y, y_zero)
     # after zeros
     ends = (
         max((x_zero or across.low) * 1.5, (y_zero or up.low) * 0.75),
@@ -341,55 +377,32 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Markup:
         marks.append(
             line([across.at(each) for each in ends], [up.at(2 * each) for each in ends], "bound"),
         )
-    nearest = set(
-        np.argsort(points.margin / np.maximum(points.difference, 1e-300), kind="stable")[
-            : FILE.positions
-        ],
-    )
-    for (name, mask), kind in zip(
-        points.kinds.items(),
-        ("quiet", "reference", "variant", "mismatch"),
-        strict=True,
-    ):
-        rows = [row for row in np.flatnonzero(mask) if row in nearest]
-        if not rows:
-            continue
-        legend[kind] = f"{name} ({int(mask.sum()):,})"
+    shares = points.margin / np.maximum(points.difference, 1e-300)
+    nearest = np.argsort(shares, kind="stable")[: FILE.positions]
+    kinds = ("quiet", "reference", "variant", "mismatch")
+    for (name, mask), kind in zip(points.kinds.items(), kinds, strict=True):
+        rows = np.sort(nearest[mask[nearest]])
+        if len(rows):
+            legend[kind] = f"{name} ({int(mask.sum()):,})"
         for row in rows:
             place = points.table.iloc[row]
             title = (
                 f"prompt {place['prompt']}, position {place['position']}: margin"
-                f" {number(points.margin[row])}"
+                f" {number(points.margin[row])}, largest difference"
+                f" {number(points.difference[row])}"
             )
-            title += f", largest difference {number(points.difference[row])}"
-            marks.append(
-                dot(across.at(x[row]), up.at(y[row]), kind, title, 5 if kind == "variant" else 3),
-            )
-    note = (
-        f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip."
-        if len(x) > len(nearest)
-        else ""
-    )
-    about = element(
-        "p",
-        prose(flips.near_ties_sentence(figures)),
-        " Positions can flip only below the line.",
-        note,
-    )
-    return join(
-        about,
-        chart(
-            "Margins and differences of every position, log scales",
-            across,
-            up,
-            marks,
-            legend,
-            380,
-        ),
-    )
+            radius = 5 if kind == "variant" else 3
+            marks.append(dot(across.at(x[row]), up.at(y[row]), kind, title, radius))
+    note = ""
+    if len(x) > len(nearest):
+        note = f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip."
+    yield element("p", "Positions can flip only below the line.", note)
+    label = "Margins and differences of every position, log scales"
+    yield chart(label, across, up, marks, legend, 380)
 
 
-def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
+def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Iterator[Markup]:
+    yield element("p", prose(heatmap.sentence(run, figures)))
     grid = overview(run, pair, figures)
     scale = [
         element("b", "0"),
@@ -397,23 +410,20 @@ def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Markup:
         element("b", number(grid.highest)),
     ]
     label = "Heatmap: largest differences by position and token"
-    drawing = chart(label, grid.x, grid.y, [picture(grid.levels)], {}, 340)
-    sentence = element("p", prose(heatmap.sentence(run, figures)))
-    legend, note = (
-        element("p", grid.unit, *scale, class_="legend"),
-        element("p", grid.note, class_="note"),
-    )
-    return join(sentence, drawing, legend, note)
+    marks = [picture(grid.levels), *grid.bands()]
+    yield chart(label, grid.x, grid.y, marks, {}, 340)
+    yield element("p", grid.unit, *scale, class_="legend")
+    yield element("p", grid.note, class_="note")
 
 
-def _layers(run: RunReader, pair: StoredPair) -> Markup:
+def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     modules = layers.modules(run, pair.index)
     sentence = layers.sentence(run, pair.index, modules, names_prompt=len(run.header.prompts) > 1)
     rms, floor = (modules[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
     streams = np.flatnonzero(modules["kind"] == layers.RESIDUAL)
     positive = np.concatenate([rms, floor[streams]])
     positive = positive[positive > 0]
-    parts = [element("p", prose(sentence))]
+    yield element("p", prose(sentence))
     if (rms > 0).any():
         blocks = modules.loc[modules["kind"] == layers.RESIDUAL, "block"]
         ends = {
@@ -425,12 +435,7 @@ def _layers(run: RunReader, pair: StoredPair) -> Markup:
             max(len(modules), 2) - 0.5,
             labels=ends,
         )
-        y = Axis(
-            "RMS difference",
-            float(positive.min()) / 2,
-            float(positive.max()) * 2,
-            is_log=True,
-        )
+        y = _log_axis("RMS difference", positive)
 
         def path(values: np.ndarray, kind: str) -> Markup:
             return line(
@@ -448,18 +453,80 @@ def _layers(run: RunReader, pair: StoredPair) -> Markup:
             marks.append(dot(x.at(row), y.at(rms[row]), "reference", clip(title, 200)))
         legend = {"reference": "module", "stream": "residual stream"}
         legend |= {"limit": "noise floor"} if (floor > 0).any() else {}
-        parts.append(chart("RMS difference of every module, log scale", x, y, marks, legend))
+        yield chart("RMS difference of every module, log scale", x, y, marks, legend)
     top_modules = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)
-    titles = {
-        "module": "module",
-        "kind": "kind",
-        "neq_share": "share that differs",
-        "rms": "RMS difference",
-    }
-    titles |= {
-        "floor_rms": "noise floor, RMS",
-        "ratio": "RMS / noise floor",
-        "max_row_ulps": "max row ULPs",
-    }
+    titles = {"module": "module", "kind": "kind", "neq_share": "share that differs"}
+    titles |= {"rms": "RMS difference", "floor_rms": "noise floor, RMS"}
+    titles |= {"ratio": "RMS / noise floor", "max_row_ulps": "max row ULPs"}
     note = f", {MOST_MODULES:,} of {len(modules):,}" if len(modules) > MOST_MODULES else ""
-    return join(*parts, fold(f"Modules{note}", listing(top_modules, titles, "Modules")))
+    yield fold(f"Modules{note}", listing(top_modules, titles, "Modules"))
+
+
+def _continuations(
+    run: RunReader,
+    pair: StoredPair,
+    continued: pd.DataFrame,
+) -> Iterator[Markup]:
+    yield element("p", prose(opening(flips.outcome(continued))))
+    for row in _rows(continued.head(_MOST_STRIPS)):
+        generation, agreed = run.generations[row.prompt].tokens, row.agreed_tokens
+        texts = []
+        for side, name in ((0, pair.reference), (pair.index + 1, pair.variant)):
+            tokens = join_bytes([run.vocabulary.get(t, f"token {t} ") for t in generation[side]])
+            same, other = ("".join(part) for part in (tokens[:agreed], tokens[agreed:]))
+            texts.append(element("h4", name))
+            texts.append(element("pre", same, element("b", other) if other else "", tabindex="0"))
+        common = f"{agreed:,} of {plural(row.compared_tokens, 'token')} in common"
+        is_first = row.prompt == continued["prompt"].iloc[0]
+        yield fold(f"Prompt {row.prompt}: {common}", *texts, open="" if is_first else None)
+
+
+def _kv_cache(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
+    summary = caches.summaries(run, pair.index)[None]
+    yield element("p", prose(caches.sentence(summary, names_prompt=len(run.header.prompts) > 1)))
+    table = caches.merge(run, pair.index, None, "layer", "kind")
+    positive = table["rms"][table["rms"] > 0]
+    if len(positive):
+        x = Axis("layer", -0.5, float(table["layer"].max()) + 0.5, step=1)
+        y = _log_axis("RMS difference, log scale", positive)
+        marks = [
+            dot(
+                x.at(row.layer),
+                y.at(row.rms),
+                f"{row.kind}s",
+                f"layer {row.layer}, {row.kind}s: RMS {number(row.rms)}",
+            )
+            for row in _rows(table[table["rms"] > 0])
+        ]
+        legend = {"keys": "keys", "values": "values"}
+        yield chart("RMS difference of keys and values by layer", x, y, marks, legend, 220)
+    titles = {"layer": "layer", "kind": "kind", "neq": "elements that differ"}
+    titles |= {"elements": "elements", "rms": "RMS difference", "max_row_ulps": "max row ULPs"}
+    yield fold("By layer", listing(table, titles, "KV cache by layer"))
+
+
+def _kernels(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
+    names = pair.reference, pair.variant
+    table = kernels.side_by_side(run, pair.index)
+    yield element("p", prose(opening(kernels.counts_in_words(table, names))))
+    start = kernels.find_start(run, pair.index)
+    if start is not None:
+        names_prompt = len(run.header.prompts) > 1
+        says = kernels.place_in_words(start, names, names_prompt=names_prompt)
+        yield element("p", prose(says))
+    table = table.assign(name=table["name"].map(kernels.short_name))
+    differs = (table["only"] != "") | table["is_multiplied"]
+    titles = {"name": "kernel", "library": "library", "only": "only in"}
+    titles |= {f"{side}_launches": f"{side}'s launches" for side in flips.SIDES}
+    for title, part in (("Kernels that differ", differs), ("Other kernels", ~differs)):
+        if part.any():
+            yield fold(f"{title}: {int(part.sum()):,}", listing(table[part], titles, title))
+
+
+def _causes(explanation: Any) -> Markup:
+    """Return what was found of a pair. explanation: of `core.judging`, which is above this."""
+    causes = [
+        element("li", element("b", each.name), ": ", each.text) for each in explanation.causes
+    ]
+    lead = element("ul", *causes) if causes else element("p", "No common cause fits.")
+    return join(lead, element("p", explanation.says, class_="note"))

@@ -21,7 +21,7 @@ from ..responses.bounded_json import is_payload
 from ..responses.files import are_payloads, read_sides
 from ..responses.pairing import pairs_of
 from ..rl.formats import are_tokens
-from ..rl.writing import FORMAT, write_tokens
+from ..rl.writing import FORMAT, TextsOf, write_tokens
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import GIB, Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
@@ -53,12 +53,14 @@ def ingest(
     model: str = "",
     run_id: str | None = None,
     on_progress: Progress = no_progress,
+    texts_of: TextsOf | None = None,
     **taken_as: Any,
 ) -> str:
     """Check dump files, or responses of engines, and store them as one run; return its id.
 
-    taken_as: compute_dtype, reference and holds of open_dump. DumpError if they cannot be taken,
-    LimitError if there is no room for them: nothing is left in the store then.
+    texts_of: texts of token ids, by id, for files of trainer vs. rollout; taken_as: compute_dtype,
+    reference and holds of open_dump. DumpError if they cannot be taken, LimitError if there is no
+    room for them: nothing is left in the store then.
     """
     parts = [path.stem for path in paths]
     if len(parts) > 2:
@@ -80,6 +82,7 @@ def ingest(
             judge_tokens,
             run_id=run_id,
             on_progress=on_progress,
+            texts_of=texts_of,
         )
     sides = align(read_sides(paths))
     pairs = pairs_of(sides)

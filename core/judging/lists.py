@@ -14,14 +14,13 @@ from ..evidence import FAILED, NOTED, PASSED, RERUN, Evidence, Unmeasured
 from ..responses.pairing import Meeting, ResponsePair, compare_sides
 from ..responses.records import ResponseSide
 from ..rl.causes import NO_TEMPERATURE, explain_tokens
+from ..rl.figures import bar_of
 from ..rl.writing import TokenPair
 from ..text import number, opening
 from ..verdict import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, UNDECIDED, Verdict
 from .conclude import conclude
 from .explain.causes import explain
 from .explain.rows import rows_of_lists
-
-_NORMAL_K3 = "NeMo-RL: about 0.001 is normal"  # of its `gen_kl_error`, the same figure
 
 
 @dataclass(frozen=True)
@@ -175,10 +174,11 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
     elif cause is not None:
         name, says = BUG_SUSPECTED if cause.is_fault else UNDECIDED, cause.says
     else:
+        bar = bar_of("k3")
+        usual = f", {bar.state(tokens.k3)} ({bar.span})" if bar is not None else ""
         says = (
-            f"k3 {number(tokens.k3)} nats ({_NORMAL_K3}), largest difference"
-            f" {number(figures.max_abs)} nats; no simple cause, and one value per token cannot"
-            " tell rounding from a fault."
+            f"KL (k3) {number(tokens.k3)} nats{usual}; largest difference {number(figures.max_abs)}"
+            " nats. No simple cause, and one value per token cannot tell rounding from a fault."
         )
         if tokens.sample.entropy is None:
             says = f"{says} {NO_TEMPERATURE}"

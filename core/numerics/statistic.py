@@ -133,7 +133,9 @@ def floor_test(
         ratio = float(np.sqrt(difference.mean() / total))
     groups = dict(_groups_of(lengths, blocks)) if count >= _FEWEST_DRAWS and len(lengths) else {}
     chance, is_fault = FALSE_ALARM / (1 + len(groups)), ratio > limits.over_all
-    mean, others = draws.mean(axis=0), (draws.sum(axis=0) - draws) / (count - 1)
+    mean = draws.mean(axis=0)
+    # one draw alone is compared with the difference
+    others = (draws.sum(axis=0) - draws) / (count - 1) if count > 1 else difference[None]
     mine = difference / scale_of(mean)
     ratios = np.divide(
         draws,
@@ -163,7 +165,7 @@ def floor_test(
         )
         places.append(places_of(kind, means[0], means[1:], numbers.tolist()))
     sizes = draws.mean(axis=1)
-    rest = (sizes.sum() - sizes) / (count - 1)
+    rest = (sizes.sum() - sizes) / max(count - 1, 1)
     return FloorTest(
         ratio=ratio,
         limits=limits,

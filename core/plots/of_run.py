@@ -15,6 +15,7 @@ from .layers import module_growth
 from .near_ties import near_tie_scatter
 from .pairs import floor_ratio, runs_by_position, ulp_histogram
 from .rl import density, ratios, steps
+from .static import StaticFigure
 
 _OF_ROLLOUTS = {
     "ratios": (ratios, "histogram"),
@@ -31,6 +32,10 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
     Raises:
         UsageError: no such figure, or the run has nothing to draw in it.
     """
+    return StaticFigure(_figure_of(run, name, pair, prompt))
+
+
+def _figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
     header = run.header
     if name == "margins":
         return near_tie_scatter(run.positions(pair), [each.token_texts for each in header.prompts])

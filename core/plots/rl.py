@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from ..rl.figures import ICEPOP, TIS
+from ..rl.figures import ICEPOP, TIS, bar_of
 from ..text import clean
 from .style import QUIET, REFERENCE, ULPS, VARIANT, inert, layout, log_axis
 
@@ -56,22 +56,26 @@ def ratios(table: pd.DataFrame) -> go.Figure:
 
 
 def by_value(table: pd.DataFrame, quantity: str) -> go.Figure:
-    """Mean |r| by a quantity, with the standard error."""
+    """Mean |r| by a quantity, with the standard error: bars of names, turns and ranks."""
     figure, bar = go.Figure(), {"array": np.sqrt(table["variance"] / table["tokens"])}
     values = {"x": table["value"], "y": table["mean_abs"], "error_y": bar, "name": "mean |r|"}
-    if pd.api.types.is_numeric_dtype(table["value"]):
+    is_number = pd.api.types.is_numeric_dtype(table["value"])
+    if is_number and quantity not in ("turn", "rank"):
         figure.add_scatter(**values, mode="lines+markers", marker={"color": REFERENCE})
     else:
-        values["x"] = [inert(clean(each, 40)) for each in table["value"]]
+        if not is_number:
+            values["x"] = [inert(clean(each, 40)) for each in table["value"]]
         figure.add_bar(**values, marker={"color": REFERENCE})
+    if quantity in ("turn", "rank") and len(table) <= 20:
+        figure.update_xaxes(dtick=1)
     figure.update_xaxes(title=quantity)
     figure.update_yaxes(title="mean |r|, nats", rangemode="tozero")
-    return layout(figure, 340)
+    return layout(figure, 300)
 
 
 def steps(table: pd.DataFrame) -> go.Figure:
-    """Mean |r| and k3 by training step, log axis."""
-    figure = go.Figure()
+    """Mean |r| and k3 by training step, log axis, and what is usual of k3."""
+    figure, bar = go.Figure(), bar_of("k3")
     for name, label, color in (("mean_abs", "mean |r|", REFERENCE), ("k3", "k3", VARIANT)):
         figure.add_scatter(
             x=table["step"],
@@ -80,9 +84,16 @@ def steps(table: pd.DataFrame) -> go.Figure:
             name=label,
             line={"color": color},
         )
-    figure.update_xaxes(title="step")
-    figure.update_yaxes(title="nats", **log_axis(table[["mean_abs", "k3"]].to_numpy(float)))
-    return layout(figure, 340)
+    values = table[["mean_abs", "k3"]].to_numpy(float)
+    if bar is not None:
+        about = f"usual k3: {bar.span} ({bar.framework})"
+        # of a log axis an annotation's place is the logarithm
+        place = {"annotation_text": about, "annotation_y": np.log10(bar.high)}
+        figure.add_hline(y=bar.high, line={"color": QUIET, "dash": "dash"}, **place)
+        values = np.append(values, bar.high)
+    figure.update_xaxes(title="step", tickformat="d")
+    figure.update_yaxes(title="nats", **log_axis(values))
+    return layout(figure, 300)
 
 
 def density(table: pd.DataFrame) -> go.Figure:

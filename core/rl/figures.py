@@ -8,7 +8,7 @@ bootstrap draws sequences again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import methodcaller
@@ -530,6 +530,60 @@ FRAMEWORKS = {
         ("areal", "1.0.4, utils/functional/functional.py", _AREAL, False),
     )
 }
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a framework takes for normal of some figures."""
+
+    framework: str
+    low: float
+    high: float
+    figures: tuple[str, ...]
+
+    def holds(self, value: float | None) -> bool:
+        return value is not None and self.low <= value <= self.high
+
+    def state(self, value: float | None) -> str:
+        """`within what NeMo-RL calls normal`, or beyond it."""
+        return f"{'within' if self.holds(value) else 'beyond'} what {self.framework} calls normal"
+
+    @property
+    def span(self) -> str:
+        """`at most 0.001`."""
+        if self.low == -np.inf:
+            return f"at most {self.high:g}"
+        if self.high == np.inf:
+            return f"at least {self.low:g}"
+        return f"{self.low:g} to {self.high:g}"
+
+
+# framework, from, to, figures: ULPscope's, and the framework's own. NeMo-RL: its GRPO guide;
+# verl: its docs on rollout correction; slime and miles: their CI
+_BARS = """
+NeMo-RL  -inf  0.001  k3, gen_kl_error
+NeMo-RL  -inf  1.05   token_mult_prob_error
+verl     0.3   inf    ess, ess_truncated, {is}eff_sample_size
+verl     0.5   2      ratio, {is}mean
+verl     -0.1  0.1    k1, rollout_corr/kl
+verl     -inf  1      chi2, rollout_corr/chi2_token, {is}std
+slime    -inf  0.1    train/train_rollout_logprob_abs_diff
+miles    -inf  0.03   train/train_rollout_logprob_abs_diff
+""".replace("{is}", "rollout_corr/rollout_is_")
+
+
+def _bars() -> Iterator[Bar]:
+    for line in _BARS.strip().splitlines():
+        framework, low, high, figures = re.split(r" {2,}", line)
+        yield Bar(framework, float(low), float(high), tuple(figures.split(", ")))
+
+
+def bar_of(figure: str, framework: str = "ulpscope") -> Bar | None:
+    """Return the bar of a figure, that of its own framework if it has one."""
+    bars = [bar for bar in _bars() if figure in bar.figures]
+    return max(bars, key=lambda bar: bar.framework.lower() == framework, default=None)
+
+
 PERCENTILES = {f"p{100 * share:g}": share for share in (0.5, 0.9, 0.99, 0.999)}  # of |r|
 FIGURE_NAMES = {
     *PERCENTILES,

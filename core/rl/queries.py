@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import UsageError
 from ..runs.figures import Figures
 from ..runs.queries.layers import records
-from ..text import number, percent, plural
+from ..text import number, percent, plural, series
 from .figures import (
     DPPO,
     FRAMEWORKS,
@@ -28,15 +28,31 @@ from .figures import (
     SampledTokens,
     Sequences,
     TokenPairs,
+    bar_of,
     intervals,
 )
 
 if TYPE_CHECKING:
     import pandas as pd
 
+HEADLINE = {
+    "k3": "KL (k3)",
+    "ess": "ESS",
+    "ratio": "mean ratio",
+    "mean_abs": "mean |r|",
+    "max_abs": "largest |r|",
+}
 _TOKENS_AT_ONCE = 1 << 20
 # bins of a logarithm: values within 0.01 % of each other are together
 _BINS = 10_000
+# what the frameworks' bars cut
+_CUTS = {
+    f"TIS: exp(r) > {TIS:g}": f"exp(r) > {TIS}",
+    f"IcePop: exp(r) outside {ICEPOP[0]:g} to {ICEPOP[1]:g}": (
+        f"exp(r) NOT BETWEEN {ICEPOP[0]} AND {ICEPOP[1]}"
+    ),
+    f"DPPO: change of probability > {DPPO:g}": f"abs(exp(variant) - exp(reference)) > {DPPO}",
+}
 GROUPS = 16  # into which the values of a quantity are put
 _KL = "2 * exp(r / 2) * sinh(r / 2) - r"  # k3 = exp(r) - 1 - r, also near 0
 # tokens of the loss with both values
@@ -67,6 +83,7 @@ BY = {
     "stop reason": "stop_reason",
 }
 _TEXTS = ("environment", "stop reason")
+_SINGLE = (*_TEXTS, "turn", "rank")  # a group for each value: one rank may be the fault
 # Where the masked stretches of a sequence start. One that has no masked token is not there.
 _STARTS = """
     LEFT JOIN (
@@ -83,14 +100,34 @@ def summary(run: Figures, name: str) -> Any:
 
 def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]]:
     """Return a framework's figures: name, value, low and high of its 95 % interval over sequences,
-    unit, definition.
+    unit, definition, usual: what a framework takes for normal, is_usual: None without that.
 
     Raises:
         UsageError: no such framework.
     """
     if framework not in FRAMEWORKS:
         raise UsageError(f"--as '{framework}': expected one of {', '.join(FRAMEWORKS)}.")
-    return list(summary(run, f"figures of {framework}"))
+    return [_with_bar(row, framework) for row in summary(run, f"figures of {framework}")]
+
+
+def _with_bar(row: dict[str, Any], framework: str) -> dict[str, Any]:
+    bar = bar_of(row["name"], framework)
+    if bar is None:
+        return row | {"usual": "", "is_usual": None}
+    usual = f"{bar.span} ({bar.framework})"
+    return row | {"usual": usual, "is_usual": bar.holds(row["value"])}
+
+
+def usual_in_words(run: Figures) -> str:
+    """Say of the figures that matter most whether a framework calls them normal."""
+    values = {row["name"]: row["value"] for row in summary(run, "figures of ulpscope")}
+    says: dict[str, list[str]] = {}
+    for name, label in HEADLINE.items():
+        bar, value = bar_of(name), values.get(name)
+        if bar is not None and value is not None:
+            span = "" if bar.holds(value) else f" ({bar.span})"
+            says.setdefault(bar.state(value) + span, []).append(f"{label} {number(value)}")
+    return " ".join(f"{series(figures)}: {state}." for state, figures in says.items())
 
 
 def interval_of(figure: Mapping[str, Any]) -> str:
@@ -100,12 +137,12 @@ def interval_of(figure: Mapping[str, Any]) -> str:
 
 
 def sentence(mismatch: Mapping[str, Any]) -> str:
-    """Say how many tokens there are, how few carry half of the KL, and what |r| depends on most.
-    mismatch: of `mismatch_json`.
+    """Say which figures are usual, how many tokens there are, how few carry half of the KL, and
+    what |r| depends on most. mismatch: of `mismatch_json`.
     """
     tokens, half = mismatch["tokens"], mismatch["tokens_with_half_of_kl"]
     text = (
-        f"r is trainer minus rollout, over {plural(tokens, 'token')} of"
+        f"{mismatch['usual']} r is trainer minus rollout, over {plural(tokens, 'token')} of"
         f" {plural(mismatch['sequences'], 'sequence')}. Half of the KL is in"
         f" {plural(half, 'token')} ({percent(half / tokens)})."
     )
@@ -166,15 +203,17 @@ def _counts(run: Figures, sql: str) -> list[int]:
 
 
 def tokens_of(run: Figures, prompt: int) -> pd.DataFrame:
-    """Return the tokens of a sequence: token_id, rollout, trainer, r, max_abs (|r|), kl (k3);
-    values null if masked.
+    """Return the tokens of a sequence: token_id, text (null if unknown), rollout, trainer, r,
+    max_abs (|r|), kl (k3), ratio, clipped (bars of frameworks that cut it); values null if masked.
     """
+    clipped = ", ".join(f"CASE WHEN {cut} THEN '{name}' END" for name, cut in _CUTS.items())
     return run.query(
         f"""
-        SELECT token_id, rollout, trainer, trainer - rollout AS r, abs(r) AS max_abs, {_KL} AS kl
-        FROM (SELECT *, CASE WHEN is_trained THEN reference END AS rollout,
-            CASE WHEN is_trained THEN variant END AS trainer FROM chosen_token WHERE prompt = ?)
-        ORDER BY position""",
+        SELECT token_id, text, reference AS rollout, variant AS trainer, variant - reference AS r,
+            abs(r) AS max_abs, {_KL} AS kl, exp(r) AS ratio, concat_ws(', ', {clipped}) AS clipped
+        FROM (SELECT * REPLACE (CASE WHEN is_trained THEN reference END AS reference,
+            CASE WHEN is_trained THEN variant END AS variant) FROM chosen_token WHERE prompt = ?)
+        LEFT JOIN vocabulary USING (token_id) ORDER BY position""",
         prompt,
     )
 
@@ -309,6 +348,7 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> dict[str, Any]:
         "sequences": tokens["sequences"],
         "tokens_with_half_of_kl": tokens["half"],
         "left_out": _left_out(framework, tokens),
+        "usual": usual_in_words(run),
         "bars": summary(run, "bars"),
         "by_step": summary(run, "steps"),
         "explained_by": summary(run, "explained"),
@@ -392,19 +432,13 @@ def density(run: Figures, most: float) -> pd.DataFrame:
 
 def bars(run: Figures) -> pd.DataFrame:
     """Return what the frameworks' bars cut: bar, tokens and kl as shares."""
-    low, high = ICEPOP
-    conditions = {
-        f"TIS: exp(r) > {TIS:g}": f"exp(r) > {TIS}",
-        f"IcePop: exp(r) outside {low:g} to {high:g}": f"exp(r) NOT BETWEEN {low} AND {high}",
-        f"DPPO: change of probability > {DPPO:g}": f"abs(exp(variant) - exp(reference)) > {DPPO}",
-    }
     rows = [
         f"""
         SELECT ? AS bar, avg(({condition})::INTEGER) AS tokens,
             coalesce(sum(kl) FILTER ({condition}), 0) / nullif(sum(kl), 0) AS kl FROM {_TOKENS}"""
-        for condition in conditions.values()
+        for condition in _CUTS.values()
     ]
-    return run.query(" UNION ALL ".join(rows), *conditions)
+    return run.query(" UNION ALL ".join(rows), *_CUTS)
 
 
 def by_step(run: Figures) -> pd.DataFrame:
@@ -428,7 +462,7 @@ def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
         " WHERE value IS NOT NULL)"
     )
     group, value = "value", "any_value(value)"
-    if quantity not in _TEXTS:
+    if quantity not in _SINGLE:
         shares = [number / GROUPS for number in range(1, GROUPS)]
         borders = run.query(f"""
             SELECT unnest(list_distinct(quantile_disc(value, {shares}))) AS at FROM {rows}

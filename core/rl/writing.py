@@ -23,7 +23,7 @@ from ..runs.store.store import Store
 from ..runs.tables.pairs import insert_evidence, insert_pair
 from ..runs.tables.responses import digest_of, responses_of
 from ..runs.tables.rl import CHOSEN_TOKEN, MISMATCH, SEQUENCE
-from ..runs.tables.run import insert_header, insert_sides
+from ..runs.tables.run import VOCABULARY, insert_header, insert_sides
 from .figures import SampledTokens
 from .formats import SIDES, make_plain, read_tokens
 from .queries import sample_tokens, summaries
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..verdict import Verdict
 
 FORMAT = "chosen tokens"
+TextsOf = Callable[[Sequence[int]], dict[int, str]]
 _ROW_GROUP = 122_880
 # a row group of Parquet may hold ten million tokens; the lists are copied twice
 _MEMORY = "SET memory_limit = '640MB'"
@@ -61,10 +62,11 @@ def write_tokens(
     *,
     run_id: str | None = None,
     on_progress: Progress = no_progress,
+    texts_of: TextsOf | None = None,
 ) -> str:
     """Store the files as a run; it appears when it is whole. -> its id.
 
-    DumpError for what cannot be compared.
+    texts_of: texts of token ids, by id; DumpError for what cannot be compared.
     """
     size = sum(path.stat().st_size for path in paths)
     with new_run(store, name, run_id, size, row_group=_ROW_GROUP) as (database, partial, created):
@@ -93,6 +95,10 @@ def write_tokens(
             database.execute(_INSERT_SIDE.format(side=side, values=values))
             on_progress(STORING, (side + 3) * positions // 6, positions)
         database.execute(_INSERT_POSITIONS)
+        if texts_of is not None:
+            ids = database.rows("SELECT DISTINCT token_id FROM chosen_token WHERE token_id >= 0")
+            texts = texts_of(sorted(token for (token,) in ids))
+            VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
         database.execute(_LESS_MEMORY)
         digests = [digest_of(responses_of(database, side, "token_id", {})) for side in (0, 1)]
         stored = [(each, "float64") for each in digests]

@@ -8,6 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from core.document.page import html_file
+from core.judging.stored import explain_pair
 from core.runs.reader import RunReader
 from tests.browser.conftest import what_went_wrong
 from tests.browser.driving import visit
@@ -36,7 +37,8 @@ def test_it_opens_from_a_disk_without_a_network(scheme, browser, address):
     tab.on("request", lambda request: requests.append(request.url))
     tab.goto(address)
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == BACK[scheme]
-    expect(tab.locator("h3")).to_have_text(["Checks", "Tokens", "Flips", "Near ties", "Heatmap"])
+    titles = ["Checks", "Tokens", "Flips", "Near ties", "Heatmap", "KV cache"]
+    expect(tab.locator("h3")).to_have_text(titles)
     picture = tab.locator("image").evaluate(
         "image => image.decode ? 1 : image.getBoundingClientRect().width",
     )
@@ -59,15 +61,19 @@ def test_it_opens_from_a_disk_without_a_network(scheme, browser, address):
 def test_tables_are_printed_in_whole(browser, address):
     tab = browser.new_context(viewport={"width": 720, "height": 900}).new_page()  # about A4
     tab.goto(address)
-    tab.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    toggle = "open => document.querySelectorAll('details').forEach(each => { each.open = open; })"
+    tab.evaluate(toggle, True)
     hidden = (
         "each => each.scrollHeight > each.clientHeight + 1 || each.scrollWidth >"
         " each.clientWidth + 1"
     )
     cut = f"[...document.querySelectorAll('.box')].filter({hidden}).length"
     assert tab.evaluate(cut) > 0
+    tab.evaluate(toggle, False)
     tab.emulate_media(media="print")
     assert tab.evaluate(cut) == 0
+    shown = "[...document.querySelectorAll('table')].every(each => each.clientHeight)"
+    assert tab.evaluate(shown)
 
 
 def test_the_keyboard_goes_through_it_in_order_and_from_a_flip_to_its_row(
@@ -86,7 +92,7 @@ def test_the_keyboard_goes_through_it_in_order_and_from_a_flip_to_its_row(
             break
         stops.append(stop)
     links = tab.locator(".strip a").count()
-    assert stops == ["SUMMARY", "Checks", *["A"] * links, "SUMMARY", "Flips", "SUMMARY"]
+    assert stops == ["SUMMARY", "Checks", *["A"] * links, "SUMMARY", "Flips", *["SUMMARY"] * 2]
     tab.locator(".strip a").last.focus()
     tab.keyboard.press("Enter")
     row = tab.locator("tr:target")
@@ -100,4 +106,6 @@ def test_a_page_offers_it(page, dashboard):
         page.get_by_role("link", name="HTML file").click()
     assert download.value.suggested_filename == "fresh-against-cached.html"
     with RunReader(SAMPLE) as run:
-        assert Path(download.value.path()).read_text(encoding="utf-8") == html_file(run)
+        assert Path(download.value.path()).read_text(encoding="utf-8") == html_file(
+            run, explain_pair
+        )

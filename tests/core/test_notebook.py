@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nbformat
 import numpy as np
@@ -188,7 +189,10 @@ def test_figures_draw_what_numpy_computes():
         ordered = np.sort(side, axis=1)
         margins.append(ordered[:, -1] - ordered[:, -2])
     drawn = set()
-    for trace in run.figure("margins").data[1:]:
+    margins_figure = run.figure("margins")
+    picture = ElementTree.fromstring(margins_figure._repr_mimebundle_()["image/svg+xml"])
+    assert len(picture.findall(".//{*}circle/{*}title")) == len(difference)
+    for trace in margins_figure.data[1:]:
         drawn |= set(zip(trace.x, trace.y, strict=True))
     expected = sorted(zip(difference, np.minimum(*margins), strict=True))
     assert np.array(sorted(drawn)) == pytest.approx(np.array(expected))
@@ -243,8 +247,8 @@ def test_open_takes_a_run_a_run_file_and_dumps(tmp_path, monkeypatch):
 
 
 def test_the_notebook_of_the_docs_shows_what_it_was_saved_with(tmp_path, monkeypatch):
-    # made by `PLOTLY_RENDERER=plotly_mimetype+png jupyter execute --inplace
-    # docs/guides/notebook.ipynb`, with kaleido also in a worktree that is not the installed one
+    # made by `PLOTLY_RENDERER=plotly_mimetype jupyter execute --inplace
+    # docs/guides/notebook.ipynb`, also in a worktree that is not the installed one
     (tmp_path / "ulpscope").symlink_to(ROOT / "core")
     settings = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "ULPSCOPE_SAMPLES": ROOT / "sample_runs"}
     for name, value in (
@@ -259,12 +263,13 @@ def test_the_notebook_of_the_docs_shows_what_it_was_saved_with(tmp_path, monkeyp
 
 
 def values_of(cell):
-    """Return what the outputs of a cell show: the data of a figure, and HTML without the day of the
-    run.
+    """Return what the outputs of a cell show: the data of a figure, its picture, and HTML without
+    the day of the run.
     """
     outputs = [output["data"] for output in cell.get("outputs", ())]
     figures = [output.get("application/vnd.plotly.v1+json", {}).get("data") for output in outputs]
+    pictures = [output.get("image/svg+xml") for output in outputs]
     texts = [
         re.sub("[0-9]{4}-[0-9]{2}-[0-9]{2}", "", output.get("text/html", "")) for output in outputs
     ]
-    return list(zip(figures, texts, strict=True))
+    return list(zip(figures, pictures, texts, strict=True))

@@ -14,14 +14,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from ...checks.drawn import Errors, Exact, error_rows
+from ...closeness.randomized_rounding import DTYPES, DrawnRounding
 from ...errors import CaptureError
 from ...evidence import Evidence
 from ...numerics.arrays import Floats
@@ -38,104 +36,9 @@ from ..paths.paths import parse_path
 from .reordering import reorder, reordering_refusal
 from .rounding_floor import groups_of
 
-# bits of a float32 significand that the dtype does not have
-_SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}
 DRAWS = 8
 # token-by-token decode is one of the model's paths up to so many positions
 _DECODED = 1024
-
-
-class DrawnRounding(TorchDispatchMode):
-    """Draw every rounding to `dtype` anew for one forward, alike for the same seed; not in-place
-    operations.
-
-    weights: of the model in float32, kept from one forward to the next; None if they change.
-    """
-
-    def __init__(
-        self,
-        dtype: torch.dtype,
-        seed: int,
-        weights: dict[torch.Tensor, torch.Tensor] | None = None,
-    ) -> None:
-        super().__init__()
-        self._dtype, self._seed, self._calls, self._weights = dtype, seed, 0, weights
-        self.roundings = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        self._calls += 1
-        if func._schema.is_mutable:
-            return func(*args, **kwargs)
-        leaves = tree_leaves((args, kwargs))
-        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
-        floats = [each for each in tensors if each.is_floating_point() and each.ndim]
-        is_view = any(each.alias_info is not None for each in func._schema.returns)
-        has_dtype = any(isinstance(each, torch.dtype) for each in leaves)
-        if (
-            floats
-            and not is_view
-            and not has_dtype
-            and all(each.dtype == self._dtype for each in floats)
-        ):
-            # the operation's own 16 bits are not needed
-            result = wide = self._wide(func, args, kwargs)
-        else:
-            result = func(*args, **kwargs)
-            first = _first(result)
-            if not isinstance(first, torch.Tensor) or first.dtype != self._dtype:
-                return result
-            if any(
-                each.untyped_storage()._cdata == first.untyped_storage()._cdata for each in tensors
-            ):
-                return result  # a view
-            is_cast = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.to)
-            wide = tensors[0].float() if is_cast else self._wide(func, args, kwargs)
-            if _first(wide).shape != first.shape:
-                return result
-        first = _first(wide)
-        if not isinstance(first, torch.Tensor) or first.dtype != torch.float32:
-            # indices and comparisons have nothing to round
-            return result
-        narrow = self._round(first)
-        return type(result)((narrow, *result[1:])) if isinstance(result, tuple | list) else narrow
-
-    def _wide(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Compute the same operation in float32."""
-        return func(*tree_map(self._widen, args), **tree_map(self._widen, kwargs))
-
-    def _widen(self, value: Any) -> Any:
-        if (
-            isinstance(value, torch.nn.Parameter)
-            and value.dtype == self._dtype
-            and self._weights is not None
-        ):
-            if value not in self._weights:
-                self._weights[value] = value.float()
-            return self._weights[value]
-        if isinstance(value, torch.Tensor) and value.dtype == self._dtype:
-            return value.float()
-        return torch.float32 if value is self._dtype else value
-
-    def _round(self, wide: torch.Tensor) -> torch.Tensor:
-        """Move values by up to a quarter of a unit in the last place and round; what is exact in 16
-        bits stays.
-
-        The move is a hash of the value's bits, alike for the same: multiply and shift, as in
-        splitmix.
-        """
-        bits, spare = wide.contiguous().view(torch.int32), _SPARE_BITS[self._dtype]
-        seed = self._seed * 1_000_003 + self._calls
-        moves = bits.mul(-1640531535).add_((seed * 0x9E3779B1) & 0x7FFFFFFF)
-        moves = moves.bitwise_xor_(moves >> 15).mul_(-2048144777).bitwise_right_shift_(33 - spare)
-        # copies, gathered rows and infinities need no rounding
-        is_exact = bits.bitwise_and((1 << spare) - 1) == 0
-        self.roundings += 1
-        return moves.masked_fill_(is_exact, 0).add_(bits).view(torch.float32).to(self._dtype)
-
-
-def _first(result: Any) -> Any:
-    return result[0] if isinstance(result, tuple | list) and result else result
 
 
 @dataclass
@@ -204,7 +107,7 @@ class RoundingDraws:
     ) -> list[Errors]:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
         loaded = self.loaded
-        if loaded.torch_dtype not in _SPARE_BITS:
+        if loaded.torch_dtype not in DTYPES:
             raise CaptureError(
                 f"randomized rounding needs bfloat16 or float16, not {loaded.dtype}.",
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from transformers.models.auto.modeling_auto import (
 
 from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
+from ...packaged_models import packaged_folder
 from ...text import BYTE_LEVEL, clean, readable, size
 from . import devices, gguf
 from .devices import name_of_device, usable_device
@@ -416,6 +417,16 @@ def has_experts(model: Any) -> bool:
     config = model.config.get_text_config(decoder=True)
     keys = ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
     return any(getattr(config, key, None) for key in keys)
+
+
+def texts_by(folder: str) -> Callable[[Sequence[int]], dict[int, str]]:
+    """Return a function that gives the texts of token ids, by the tokenizer of a folder."""
+    path = packaged_folder(folder) or Path(folder).expanduser()
+    if not path.is_dir():
+        raise CaptureError(f"tokenizer '{folder}': no such folder; expected tokenizer.json in one.")
+    with quiet():
+        tokenizer = _tokenizer(ModelSource(folder, str(path), path))
+    return lambda ids: token_texts(tokenizer, ids)
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> dict[int, str]:

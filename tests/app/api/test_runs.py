@@ -16,6 +16,7 @@ from app.api import runs
 from app.routes import ROUTES
 from core.__main__ import app
 from core.document.page import html_file
+from core.judging.stored import explain_pair
 from core.runs.dumps.export import export_npz
 from core.runs.reader import RunReader
 from core.runs.store import labels
@@ -157,7 +158,7 @@ def test_the_html_file_is_a_download(client, three, store):
     answer = client.get("/files/run-0.html")
     assert answer.headers["content-disposition"] == "attachment; filename*=utf-8''run-0.html"
     with RunReader(store / "run-0.duckdb") as run:
-        assert answer.text == html_file(run)
+        assert answer.text == html_file(run, explain_pair)
 
 
 def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(

@@ -22,11 +22,12 @@ def page(store):
 
 
 def test_the_headline_figures_are_those_of_the_tokens(page):
-    assert [(each.label, each.value) for each in page.metric] == [
-        ("Mean |r|", "0.0121"),
-        ("KL (k3)", "0.000127"),
-        ("ESS", "0.9998"),
-        ("Largest |r|", "0.04"),
+    assert [(each.label, each.value, each.delta) for each in page.metric] == [
+        ("KL (k3)", "0.000127", "at most 0.001 (NeMo-RL)"),
+        ("ESS", "0.9998", "at least 0.3 (verl)"),
+        ("Mean ratio", "0.995", "0.5 to 2 (verl)"),
+        ("Mean |r|", "0.0121", ""),
+        ("Largest |r|", "0.04", ""),
     ]
 
 
@@ -124,7 +125,7 @@ def test_what_explains_the_difference_and_which_tokens_carry_it_is_said(planted)
 
 def test_the_distribution_is_that_of_the_tokens(planted, tokens):
     page = planted(part="distribution")
-    _, ratios, density = (figure["figure"]["data"] for figure in figures_of(page))
+    ratios, density, _ = (figure["figure"]["data"] for figure in figures_of(page))
     bins = tokens.groupby("bin")["k3"].agg(["size", "sum"])
     np.testing.assert_allclose(values_of(ratios[0]["x"]), bins.index)
     np.testing.assert_array_equal(values_of(ratios[0]["y"]), bins["size"])
@@ -143,15 +144,16 @@ def test_the_distribution_is_that_of_the_tokens(planted, tokens):
 
 
 def test_what_it_depends_on_is_drawn_by_group(planted, tokens):
-    _, figure = figures_of(planted(part="depends-on"))
+    figure, by_position, _ = figures_of(planted(part="depends-on"))
     (trace,) = figure["figure"]["data"]
     means = tokens.groupby("environment")["absolute"].mean()
     assert trace["x"] == ["chat", "code", "math"]
     np.testing.assert_allclose(values_of(trace["y"]), means, rtol=1e-12)
+    assert by_position["figure"]["layout"]["xaxis"]["title"]["text"] == "position"
 
 
 def test_steps_have_their_means(planted, tokens):
-    _, figure = figures_of(planted(part="steps"))
+    figure, _ = figures_of(planted())
     mean_abs, k3 = (values_of(trace["y"]) for trace in figure["figure"]["data"])
     means = tokens.groupby("step")[["absolute", "k3"]].mean()
     np.testing.assert_allclose(mean_abs, means["absolute"], rtol=1e-12)
@@ -167,15 +169,25 @@ def test_the_heaviest_sequences_are_listed_and_drawn_token_by_token(planted, seq
     np.testing.assert_allclose(table["kl_share"], 100 * kl[order] / kl.sum(), rtol=1e-9)
     strips = [json.loads(each["columns"]) for each in sent(page, "ulpscope_token_strip")]
     assert [strip["ids"] for strip in strips] == [
-        sequences[n]["token_ids"].tolist() for n in (HEAVY, *order[:3])
+        sequences[n]["token_ids"].tolist() for n in (*order[:3], HEAVY)
     ]
-    heavy = np.array(strips[1]["heat"])
-    assert heavy[40:44].min() > 45
-    assert np.delete(heavy, slice(40, 44)).max() <= 1
-    assert strips[0]["legend"]["unit"] == "|r|, nats"
-    assert strips[1]["legend"]["unit"] == "KL (k3), nats"
+    heavy = strips[0]
+    assert min(heavy["heat"][40:44]) > 45
+    assert heavy["legend"]["unit"] == "|r|, nats"
     r = sequences[HEAVY]["trainer"] - sequences[HEAVY]["rollout"]
-    np.testing.assert_allclose(strips[1]["figures"]["r = trainer - rollout"], r, rtol=1e-3)
+    figures = heavy["figures"]
+    np.testing.assert_allclose(figures["r = trainer - rollout, nats"], r, rtol=1e-3)
+    np.testing.assert_allclose(figures["ratio = exp(r)"], np.exp(r), rtol=1e-3)
+    for cut, is_cut in (("TIS", np.exp(r) > 2), ("IcePop", np.abs(np.exp(r) - 2.75) > 2.25)):
+        np.testing.assert_array_equal([cut in clipped for clipped in heavy["clipped"]], is_cut)
+
+
+def test_the_next_step_selects_the_worst_token(planted):
+    page = planted()
+    page.button(key="worst_sequences").click().run()
+    assert page.session_state["mismatch_part"] == "Sequences"
+    assert page.session_state["prompt"] == HEAVY
+    assert 40 <= page.session_state["position"] < 44
 
 
 def test_a_link_opens_a_sequence_at_a_token(planted, sequences):

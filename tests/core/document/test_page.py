@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -21,7 +22,10 @@ from core.document.charts import Axis
 from core.document.grid import MOST_CELLS, overview
 from core.document.page import html_cell, html_file
 from core.judging.ingest import ingest
+from core.judging.stored import explain_pair
 from core.markup import element, prose
+from core.rl.queries import summary, tokens_of
+from core.runs.queries import caches
 from core.runs.queries.heatmap import sentence
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -144,7 +148,33 @@ def test_figures_flips_and_points_are_those_of_the_run():
     assert listed == [f"f0-{row.prompt}-{row.position}" for row in flips.itertuples()]
     assert [about["href"] for about in document.of("a", "flip")] == [f"#{name}" for name in listed]
     assert len(document.of("circle", "variant")) == len(flips)
-    assert len(document.of("circle")) == table["reference_margin"].notna().sum()
+    points = [len(document.of("circle", kind)) for kind in ("quiet", "reference", "variant")]
+    assert sum(points) == table["reference_margin"].notna().sum()
+
+
+@pytest.mark.parametrize(
+    ("sample", "titles"),
+    [
+        ("continuations-that-part", ["Continuations", "KV cache", "Common causes"]),
+        ("where-it-starts", ["Layers", "KV cache", "Kernels", "Common causes"]),
+    ],
+)
+def test_what_the_pages_have_of_a_pair_is_in_the_file(sample, titles):
+    with RunReader(RUNS / f"{sample}.duckdb") as run:
+        text, cell = html_file(run, explain_pair), html_cell(run)
+        layers = [caches.merge(run, pair.index, None, "layer", "kind") for pair in run.pairs]
+        written = [
+            "".join(run.vocabulary[token] for token in side)
+            for generation in run.generations.values()
+            for side in generation.tokens
+        ]
+    assert set(titles) <= {*re.findall("<h3>(.*?)</h3>", text)}
+    assert {f"<b>{title}</b>" in cell for title in titles[:-1]} == {True}
+    dots = re.findall("layer ([0-9]+), (key|value)s: RMS", text)
+    differing = pd.concat(layers).query("rms > 0")
+    assert sorted(dots) == sorted(zip(differing["layer"].map(str), differing["kind"], strict=True))
+    shown = re.sub("</?b>", "", text)
+    assert all(html.escape(each) in shown for each in written)
 
 
 def test_a_cell_of_a_notebook_reads_without_its_styles():
@@ -226,6 +256,15 @@ def test_trainer_vs_rollout_has_its_figures_and_histogram(store):
     assert "0.0121" in document.text  # mean |r|, as the Overview has it
     bars = re.findall("r = [-0-9.]+: ([0-9]+) tokens", document.text)
     assert sum(map(int, bars)) == sum(expected[f"mask{number}"].sum() for number in range(3))
+
+
+def test_the_worst_sequences_of_a_rollout_stand_as_text():
+    with RunReader(TESTS.parent / "sample_runs/trainer-against-rollout.duckdb") as run:
+        worst = [row["prompt"] for row in summary(run, "heaviest")[:2]]
+        texts = ["".join(map(visible, tokens_of(run, prompt)["text"])) for prompt in worst]
+        text, cell = Document(html_file(run)).text, html_cell(run)
+    assert all(each.replace("↵", "↵\n") in text for each in texts)
+    assert len(cell.encode()) < 100_000
 
 
 def test_an_axis_places_values_in_percent_with_round_ticks_within_it():

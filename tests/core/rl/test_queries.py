@@ -34,6 +34,19 @@ def made(tmp_path_factory):
         yield run, sides["trainer"] - sides["rollout"]
 
 
+def test_figures_are_compared_with_what_frameworks_call_normal(made):
+    run, r = made
+    assert np.mean(np.expm1(r) - r) > 0.001
+    usual = {row["name"]: row["is_usual"] for row in rl.figures_of(run)}
+    expected = {"k3": False, "ess": True, "ratio": True, "mean_abs": None}
+    assert {name: usual[name] for name in expected} == expected
+    (slime, *_), (miles,) = (rl.figures_of(run, name) for name in ("slime", "miles"))
+    assert [each["usual"] for each in (slime, miles)] == [
+        "at most 0.1 (slime)",
+        "at most 0.03 (miles)",
+    ]
+
+
 def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
     run, r = made
     values = {row["name"]: row for row in rl.figures_of(run)}

@@ -12,10 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from core.errors import DumpError, StoreError, UsageError
+from core.errors import CaptureError, DumpError, StoreError, UsageError
+from core.inference.models.model import texts_by
 from core.judging.ingest import describe, headers_of, ingest
 from core.responses.pairing import pairs_of
 from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
+from core.rl.queries import tokens_of
 from core.rl.writing import FORMAT
 from core.runs.file import records
 from core.runs.importing import import_run
@@ -26,6 +28,7 @@ from core.runs.reports.run_json import run_json
 from core.runs.response_run import write_responses
 from core.runs.store.cards import list_runs
 from tests.core.runs.made_runs import ingested, opened
+from tests.places import ROOT
 
 SIDES = ("reference", "variant")
 
@@ -343,3 +346,13 @@ def test_a_file_is_described_and_no_command_is_named_that_could_not_run(
     with ingested(store, path) as run:
         assert run.pairs[0].verdict == "undecided"
         assert next_command(run, run.pairs[0]) == ""
+
+
+def test_a_tokenizer_gives_the_texts_of_the_tokens(store, tmp_path):
+    row = {"token_ids": [5, 300, 5], "reference": [-1.0, -2.0, -3.0], "variant": [-1.0, -2.1, -3.0]}
+    path, texts = lines(tmp_path / "a.jsonl", [row]), texts_by(str(ROOT / "sample_runs/model"))
+    with opened(store, ingest(store, [path], texts_of=texts)) as run:
+        assert run.vocabulary == texts([5, 300])
+        assert tokens_of(run, 0)["text"].tolist() == [texts([id])[id] for id in row["token_ids"]]
+    with pytest.raises(CaptureError, match="no such folder"):
+        texts_by(str(tmp_path / "none"))

@@ -1,0 +1,1 @@
+"""Tests of closeness on trial: sound kernels and planted faults of nine operations."""

@@ -1,0 +1,149 @@
+"""Directions of an error. Rounding has none: its mean is 0 at every value and in every column, and
+no scale, constant or pattern explains much of it. A wrong scale, constant, epsilon, a missing term
+or a dropped tail has one, also far below the size of rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..numerics.arrays import Floats, Ints, Values
+
+# elements that are looked at: so many show a direction of a hundredth of the rounding
+_SAMPLE = 1 << 20
+PATTERN = "pattern"
+# consecutive elements are a part: errors may carry over from one row to the next, as a scan's do,
+# so a direction counts only if these parts have it in common
+_PARTS = 64
+_BINADES = 15  # of values, from the largest one down; smaller ones are together
+_BINS = 4 * _BINADES + 2  # two per binade and sign; zeros
+_FEWEST_FOR_PATTERN = 8  # rows and columns
+_ITERATIONS = 6  # of the power method, which converges at once if a pattern stands out
+
+_IN_WORDS = {
+    "constant": "a constant",
+    "value": "the same at equal values",
+    "column": "the same in all rows",
+    PATTERN: "one pattern of rows and columns",
+}
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of an error. kind: 'scale', 'constant', 'value', 'column', 'pattern'.
+
+    size: its rms, in the tensor's unit; evidence: standard deviations from none, of 'pattern' the
+    ratio to the largest pattern of noise; coefficient: of 'scale' and 'constant'; is_fault:
+    rounding has none of this size.
+    """
+
+    kind: str
+    size: float
+    evidence: float
+    coefficient: float = 0.0
+    is_fault: bool = False
+
+    def __str__(self) -> str:
+        if self.kind == "scale":
+            return f"a scale of {1 + self.coefficient:.6g}"
+        return _IN_WORDS[self.kind]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Elements that are looked at. rows: [rows]; exact: their exact values [rows, columns]; parts:
+    number of the part of each element; bins: its range of values [elements].
+    """
+
+    rows: Ints
+    exact: Floats
+    parts: Ints
+    bins: Ints
+
+
+def sample_of(exact: Values) -> Sample:
+    """Choose the rows to look at, spread evenly. exact: [rows, columns], finite"""
+    rows, columns = exact.shape
+    step = max(1, rows * columns // _SAMPLE)
+    chosen = np.arange(0, rows, step)
+    values = exact[chosen].astype(np.float64)
+    parts = np.arange(values.size) * _PARTS // values.size
+    return Sample(chosen, values, parts, _bins_of(values))
+
+
+def _bins_of(values: Floats) -> Ints:
+    """Return the half binade of each value below the largest, by sign; zeros are the last."""
+    magnitudes = np.abs(values).ravel()
+    fraction, exponent = np.frexp(magnitudes / (magnitudes.max() or 1.0))
+    bins = 2 * np.clip(-exponent, 0, _BINADES - 1) + (fraction < 0.75)
+    bins += 2 * _BINADES * (values.ravel() < 0)
+    return np.where(magnitudes == 0, _BINS - 1, bins).astype(np.int64)
+
+
+def directions(error: Floats, sample: Sample) -> Iterator[Direction]:
+    """Measure each direction of an error [rows, columns] at the sample."""
+    flat, exact = error.ravel(), sample.exact.ravel()
+    yield _regression("scale", flat, exact, sample.parts)
+    yield _regression("constant", flat, np.ones_like(exact), sample.parts)
+    yield _by_label("value", flat, sample.bins, sample.parts)
+    rows, columns = error.shape
+    if rows >= _PARTS and columns > 1:
+        labels = np.tile(np.arange(columns), rows)
+        # one sign in a column, or that of each value: an offset of the column, or a scale
+        ways = (flat, flat * np.sign(exact))
+        found = [_by_label("column", each, labels, sample.parts) for each in ways]
+        yield max(found, key=lambda each: each.evidence)
+    if min(rows, columns) >= _FEWEST_FOR_PATTERN:
+        yield _pattern(error)
+
+
+def _regression(kind: str, error: Floats, on: Floats, parts: Ints) -> Direction:
+    """Fit `error` by a multiple of `on`."""
+    sums = np.bincount(parts, error * on)
+    norm, spread = float(on @ on), float(np.linalg.norm(sums))
+    if not norm or not spread:
+        return Direction(kind, 0.0, 0.0)
+    total = float(sums.sum())
+    size = abs(total) / math.sqrt(norm * len(error))
+    return Direction(kind, size, abs(total) / spread, total / norm)
+
+
+def _by_label(kind: str, error: Floats, labels: Ints, parts: Ints) -> Direction:
+    """Measure the mean error of the elements of each label. evidence: chi squared of all."""
+    count = int(labels.max()) + 1
+    sums = np.bincount(parts * count + labels, error, _PARTS * count).reshape(_PARTS, count)
+    squares, variances = np.square(sums.sum(axis=0)), np.square(sums).sum(axis=0)
+    known = variances > 0
+    freedom = int(known.sum())
+    if not freedom:
+        return Direction(kind, 0.0, 0.0)
+    chi = float((squares[known] / variances[known]).sum())
+    # without what noise alone gives
+    means = np.maximum(squares - variances, 0.0)[known] / np.bincount(labels)[known]
+    size = math.sqrt(float(means.sum()) / len(error))
+    return Direction(kind, size, (chi - freedom) / math.sqrt(2 * freedom))
+
+
+def _pattern(error: Floats) -> Direction:
+    """Measure the largest part of an error that is one column of numbers times one row."""
+    row = np.random.default_rng(0).standard_normal(error.shape[1])
+    size = 0.0
+    for _ in range(_ITERATIONS):
+        column = error @ row
+        product = column @ error / (np.linalg.norm(column) or 1.0)
+        size = float(np.linalg.norm(product))
+        row = np.divide(product, size or 1.0)
+    rms = float(np.sqrt(np.square(error).mean()))
+    # the largest singular value of white noise: Geman, Annals of Probability 8 (1980)
+    of_noise = rms * sum(math.sqrt(each) for each in error.shape)
+    return Direction(PATTERN, size / math.sqrt(error.size), size / of_noise if of_noise else 0.0)
+
+
+def most_telling(found: Sequence[Direction]) -> Direction:
+    """Return the simplest direction that says nearly all that the largest says."""
+    largest = max(each.size for each in found)
+    return next(each for each in found if each.size >= 0.8 * largest)

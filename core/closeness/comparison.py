@@ -1,0 +1,463 @@
+"""Compare errors: those of one tensor with those of trusted ones, all against an exact result.
+
+Rounding is told from a fault without a tolerance, by four figures: the size of all errors over the
+trusted ones', the same at each row, column and index of an axis, each element over what is usual
+around it, and whether the errors have a direction (`coherence`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError
+from ..numerics.arrays import Floats, Ints, Values
+from ..numerics.formats import FORMATS, FloatFormat
+from ..numerics.statistic import FALSE_ALARM, Limits, floor_test, scale_of
+from ..text import multiple, percent, plural
+from ..verdict import BUG_SUSPECTED, IDENTICAL, LIKELY_ROUNDING, ROUNDING, UNDECIDED
+from .coherence import PATTERN, Direction, directions, most_telling, sample_of
+from .tensors import dtype_of_values, read_tensor
+
+# times the trusted errors, over all: FlashAttention's bound, as in `checks.drawn`
+_LIMIT = 2.0
+# at a row or column: sound kernels that round at each step reach 2.4 times eight trusted results,
+# and 9.3 times a single one, which may be nearly exact there
+_AT_A_PLACE, _AT_A_PLACE_OF_FEW = 3.0, 10.0
+# trusted results from which on that decides: fewer may have rounded less by luck
+_SEVERAL = 4
+# of few: kernels that round at each step reach 4.2 times those that round once
+_BEYOND_LUCK = 8.0
+# standard deviations from no direction, of which sound kernels reach 3.2 (of 8 that there are); by
+# value 9.5; in a column, where errors of a scan carry over from row to row, 15; of a pattern 3.0
+# times that of noise
+_EVIDENCE = {"scale": 6.0, "constant": 6.0, "value": 12.0, "column": 20.0, PATTERN: 5.0}
+# size of a direction, in rms of the trusted errors. Kernels compute in float32: constants and
+# polynomials there have errors with a direction, up to 0.29 of rounding; in 16 bits far below
+_SIZE, _SIZE_IN_16_BITS = 0.4, 0.1
+_SIZES = {"column": 0.25, PATTERN: 0.2}
+# times what the trusted errors have, of the same direction and of the largest element
+_OVER_TRUSTED = 1.5
+_AT_FEW = 2.0  # as much again for an element of few trusted results
+# elements of a row, from which on its mean square is a measure
+_FEWEST = 16
+_CHUNK = 1 << 16  # elements at a time: they stay in the cache
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place with the errors there. kind: 'row', 'column', 'axis 1', 'element'; index: in the
+    tensor; ratio: to the trusted errors.
+    """
+
+    kind: str
+    index: tuple[int, ...]
+    ratio: float
+
+    def __str__(self) -> str:
+        numbers = ", ".join(map(str, self.index))
+        if self.kind.startswith("axis"):
+            return f"index {numbers} of {self.kind}"
+        return f"{self.kind} {numbers}" if len(self.index) == 1 else f"{self.kind} ({numbers})"
+
+
+@dataclass(frozen=True)
+class ErrorComparison:
+    """Errors of a tensor compared with trusted errors.
+
+    verdict: 'identical', 'rounding', 'likely rounding' (no trusted tensor), 'bug suspected' or
+    'undecided'; because: one sentence; dtype: of the computation; differing: elements unlike the
+    first trusted tensor; ratio: rms of all errors over the trusted ones'; rows, columns: the same
+    at each, rows in the order of the leading axes; worst: the largest of each kind of place;
+    places: those that stand out; directions: of the errors, sizes in rms of the trusted ones.
+    """
+
+    verdict: str
+    because: str
+    dtype: str
+    shape: tuple[int, ...]
+    differing: int
+    ratio: float = 1.0
+    rows: Floats | None = field(default=None, repr=False)
+    columns: Floats | None = field(default=None, repr=False)
+    worst: tuple[Place, ...] = ()
+    places: tuple[Place, ...] = ()
+    directions: tuple[Direction, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.verdict}: {self.because}",
+            "",
+            f"Elements that differ: {self.differing:,} of {math.prod(self.shape):,}",
+            f"Errors over those of rounding: {multiple(self.ratio)}",
+            *(f"Largest by {each.kind}: {multiple(each.ratio)}, {each}" for each in self.worst),
+        ]
+        return "\n".join(lines)
+
+    def check(self) -> ErrorComparison:
+        """Return the comparison if the errors are those of rounding.
+
+        Raises:
+            AssertionError: they are not, or that is undecided; the message has the figures.
+        """
+        __tracebackhide__ = True
+        if self.verdict not in (IDENTICAL, ROUNDING, LIKELY_ROUNDING):
+            raise AssertionError(str(self))
+        return self
+
+
+def close(
+    actual: Any,
+    expected: Any = None,
+    exact: Any = None,
+    *,
+    dtype: str | None = None,
+) -> None:
+    """Raise AssertionError unless the errors of `actual` are those of rounding.
+
+    Args: as of `compare_errors`.
+    """
+    __tracebackhide__ = True
+    compare_errors(actual, expected, exact, dtype=dtype).check()
+
+
+def compare_errors(
+    actual: Any,
+    expected: Any = None,
+    exact: Any = None,
+    *,
+    dtype: str | None = None,
+) -> ErrorComparison:
+    """Compare the errors of `actual` with those of `expected`, both against `exact`.
+
+    Args:
+        actual: a result, of NumPy, PyTorch, MLX or JAX; any shape, rows along the last axis.
+        expected: a trusted result in the same dtype, or a list of several: other kernels, other
+            roundings. None: rounding the exact result is the measure.
+        exact: the same computed in float32 or float64, more exact than the others.
+        dtype: of the computation, if it is not that of `actual`.
+
+    Raises:
+        UsageError: shapes differ, a dtype is unknown, or 'exact' is no more exact than the others.
+    """
+    if exact is None:
+        raise UsageError("'exact' is missing; pass the result computed in float32 or float64.")
+    values, own_dtype = read_tensor("actual", actual)
+    dtype = dtype or dtype_of_values(values, own_dtype)
+    if dtype not in FORMATS:
+        raise UsageError(f"'actual' is {dtype}; errors are compared in {', '.join(FORMATS)}.")
+    fmt = FORMATS[dtype]
+    exact_values = _read_alike("exact", exact, values)
+    _refuse_inexact(exact_values, fmt)
+    trusted = _read_trusted(expected, exact_values, values, fmt)
+    differing = int(np.count_nonzero(values != trusted[0]))
+    place = _first_nonfinite(values, trusted, exact_values)
+    if place is not None:
+        says = f"{Place('element', place, 1.0)} is {values[place]}, exactly {exact_values[place]}."
+        return ErrorComparison(BUG_SUSPECTED, says, dtype, values.shape, differing)
+    if not differing and expected is not None:
+        says = "it equals 'expected', bit for bit."
+        return ErrorComparison(IDENTICAL, says, dtype, values.shape, 0)
+    errors = _errors_of(values, trusted, exact_values, fmt)
+    return _conclude(errors, differing, is_given=expected is not None)
+
+
+def _read_alike(name: str, tensor: Any, actual: Values) -> Values:
+    values, _ = read_tensor(name, tensor)
+    if values.shape != actual.shape:
+        raise UsageError(f"'{name}' has shape {values.shape}, 'actual' {actual.shape}.")
+    if not values.size:
+        raise UsageError(f"'{name}' has no elements.")
+    return values
+
+
+def _refuse_inexact(exact: Values, fmt: FloatFormat) -> None:
+    """Raise UsageError if all exact values are values of the format: they were rounded too."""
+    some = exact.ravel()[:_CHUNK]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for values in (some, exact):
+            rounded = values.astype(fmt.values).astype(values.dtype)
+            if not np.array_equal(rounded, values, equal_nan=True):
+                return
+    raise UsageError(
+        f"'exact' holds {fmt.name} values alone, so it is no more exact than 'actual'; compute it"
+        f" in {'float64' if fmt.bits == 32 else 'float32 or float64'}.",
+    )
+
+
+def _read_trusted(
+    expected: Any,
+    exact: Values,
+    actual: Values,
+    fmt: FloatFormat,
+) -> list[Values]:
+    """Return the trusted tensors, those that are equal once: a rerun is no other rounding."""
+    if expected is None:
+        with np.errstate(over="ignore"):
+            return [exact.astype(fmt.values).astype(np.float32)]
+    several = expected if isinstance(expected, list | tuple) else [expected]
+    if not several:
+        raise UsageError("'expected' is an empty list; pass a tensor, or None.")
+    is_narrow = dtype_of_values(actual, "float32") == fmt.name != "float32"
+    trusted: list[Values] = []
+    for tensor in several:
+        values = _read_alike("expected", tensor, exact)
+        if is_narrow and dtype_of_values(values, "float32") != fmt.name:
+            raise UsageError(
+                f"'expected' has values that {fmt.name} does not have, 'actual' has none; pass a"
+                " result in the same dtype.",
+            )
+        if not any(np.array_equal(values, each, equal_nan=True) for each in trusted):
+            trusted.append(values)
+    return trusted
+
+
+def _first_nonfinite(
+    actual: Values,
+    trusted: Sequence[Values],
+    exact: Values,
+) -> tuple[int, ...] | None:
+    """Return the index of the first element that is finite on one side only, or another infinity.
+
+    A trusted result that overflows there too excuses it.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        if np.isfinite(actual.sum(dtype=np.float64) + exact.sum(dtype=np.float64)):
+            return None
+    is_finite = np.isfinite(actual)
+    is_alike = is_finite & np.isfinite(exact)
+    for each in (exact, *trusted):
+        is_alike |= ~is_finite & ((each == actual) | (np.isnan(each) & np.isnan(actual)))
+    if is_alike.all():
+        return None
+    return tuple(int(each) for each in np.unravel_index(int(np.argmin(is_alike)), actual.shape))
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Errors in units of the largest of all, so that no square vanishes. [rows, columns] each
+
+    shape: of the tensor; trusted: errors of each trusted tensor; exact: exact values, same unit.
+    """
+
+    shape: tuple[int, ...]
+    fmt: FloatFormat
+    actual: Values
+    trusted: tuple[Values, ...]
+    exact: Values
+
+    @property
+    def all(self) -> tuple[Values, ...]:
+        return self.actual, *self.trusted
+
+    @property
+    def of_value(self) -> float:
+        """Rms of rounding a value, over the value, at the upper end of a binade."""
+        return 0.5 ** (self.fmt.mantissa_bits + 1) / math.sqrt(12)
+
+    def place(self, kind: str, number: int, ratio: float) -> Place:
+        """Return a place by its number among those of its kind."""
+        shapes = {"row": self.shape[:-1], "element": self.shape}
+        shape = shapes.get(kind, (number + 1,))
+        index = np.unravel_index(number, shape) if shape else ()
+        return Place(kind, tuple(int(each) for each in index), ratio)
+
+
+def _errors_of(
+    actual: Values,
+    trusted: Sequence[Values],
+    exact: Values,
+    fmt: FloatFormat,
+) -> _Errors:
+    shape = (-1, exact.shape[-1] if exact.ndim else 1)
+    errors = [_subtract(each, exact).reshape(shape) for each in (actual, *trusted)]
+    if not any(each.any() for each in errors[1:]):
+        raise UsageError(
+            "'expected' has no error: it equals 'exact' everywhere. Pass a result in the working"
+            " dtype as 'expected', one in float32 or float64 as 'exact'.",
+        )
+    unit = max(float(np.abs(each).max()) for each in errors)
+    first, *others = [(each / unit).astype(np.float32) for each in errors]
+    rows = np.where(np.isfinite(exact), exact, 0).reshape(shape) / unit
+    return _Errors(exact.shape, fmt, first, tuple(others), rows)
+
+
+def _subtract(values: Values, exact: Values) -> Values:
+    """Return errors, 0 if either is not finite. Same shape."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = values - exact
+    return error if np.isfinite(error.sum()) else np.where(np.isfinite(error), error, 0)
+
+
+def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorComparison:
+    """Decide what the errors are. is_given: there is a trusted tensor, not the dtype's rounding."""
+    is_several = len(errors.trusted) >= _SEVERAL
+    most = (_LIMIT if is_several else _BEYOND_LUCK) if is_given else math.inf
+    limits = Limits(most, _AT_A_PLACE if is_several else _AT_A_PLACE_OF_FEW)
+    by_row, by_column = _by_place(errors, "ij,ij->i"), _by_place(errors, "ij,ij->j")
+    rounding = math.sqrt(by_row[1:].mean())
+    ratio = math.sqrt(by_row[0].mean()) / rounding
+    worst, places = [], []
+    for kind, squares, numbers in _kinds_of_places(errors, by_row, by_column):
+        test = floor_test(squares[0], squares[1:], limits)
+        largest, *others = [
+            errors.place(kind, int(numbers[place]), float(test.by_position[place]))
+            for place in (int(np.argmax(test.by_position)), *test.outliers)
+        ]
+        worst.append(largest)
+        places += others
+    # all errors may be larger than the trusted ones, up to the limit
+    larger = min(max(1.0, ratio), most)
+    element, limit = _largest_element(errors, by_row, by_column)
+    limit *= larger * (1 if is_several else _AT_FEW)
+    worst.append(element)
+    if element.ratio > limit:
+        places.append(element)
+    found = _directions(errors, rounding, larger)
+    faults = [each for each in found if each.is_fault]
+    verdict, because = _verdict(errors, ratio, places, faults, most, is_given=is_given)
+    return ErrorComparison(
+        verdict,
+        because,
+        errors.fmt.name,
+        errors.shape,
+        differing,
+        ratio,
+        rows=_ratios(by_row),
+        columns=_ratios(by_column),
+        worst=tuple(worst),
+        places=tuple(places),
+        directions=tuple(found),
+    )
+
+
+def _by_place(errors: _Errors, over: str) -> Floats:
+    """Return the mean squares of the errors of each tensor at each row or column.
+
+    No trusted tensor counts as more exact than one rounding of the values there, which a row with
+    one large value is by luck. Zeros are rounded nowhere: other sums of them are as large as any.
+    """
+    squares = np.stack([np.einsum(over, each, each) for each in errors.all]).astype(np.float64)
+    rounded = np.einsum(over, errors.exact, errors.exact) * errors.of_value**2
+    trusted = np.maximum(squares[1:], rounded)
+    squares[1:] = np.where(trusted, trusted, trusted.mean())
+    return squares * squares.shape[1] / errors.actual.size
+
+
+def _ratios(squares: Floats) -> Floats:
+    """Return the ratio of rms of the first to the mean of the others. [n, places] -> [places]"""
+    return np.sqrt(squares[0] / scale_of(squares[1:].mean(axis=0)))
+
+
+def _kinds_of_places(
+    errors: _Errors,
+    by_row: Floats,
+    by_column: Floats,
+) -> Iterator[tuple[str, Floats, Ints]]:
+    """Return kinds of places with enough elements, mean squares at each and their numbers."""
+    rows, columns = errors.actual.shape
+    for kind, over, squares in (("row", "ij,ij->i", by_row), ("column", "ij,ij->j", by_column)):
+        enough = np.flatnonzero(_elements_that_count(errors.exact, over) >= _FEWEST)
+        if len(enough) > 1:
+            yield kind, squares[:, enough], enough
+    leading = errors.shape[:-1]
+    for axis, length in enumerate(leading):
+        if len(leading) > 1 and length > 1 and rows * columns >= _FEWEST * length:
+            others = tuple(1 + each for each in range(len(leading)) if each != axis)
+            squares = by_row.reshape(-1, *leading).mean(axis=others)
+            yield f"axis {axis}", squares, np.arange(length)
+
+
+def _elements_that_count(exact: Values, over: str) -> Floats:
+    """Return how many equal elements a row or column is worth: a few large ones are few."""
+    squares = np.square(exact / (np.abs(exact).max() or 1.0))
+    sums = np.einsum(over, squares, np.ones_like(squares))
+    fourth = np.einsum(over, squares, squares)
+    # zeros are all alike
+    number = exact.size / len(sums)
+    return np.divide(sums**2, fourth, out=np.full(len(sums), number), where=fourth > 0)
+
+
+def _largest_element(
+    errors: _Errors,
+    by_row: Floats,
+    by_column: Floats,
+) -> tuple[Place, float]:
+    """Return the element whose error is furthest beyond what is usual there, and the limit.
+
+    Usual is the rms of the trusted errors in its row or its column, or that of rounding the value,
+    whichever is largest.
+    """
+    rows = np.sqrt(by_row[1:].mean(axis=0)).astype(np.float32)
+    columns = np.sqrt(by_column[1:].mean(axis=0)).astype(np.float32)
+    step = max(1, _CHUNK // len(columns))
+    largest = [(0.0, 0)] * len(errors.all)
+    for start in range(0, len(rows), step):
+        chunk = slice(start, start + step)
+        usual = np.maximum(rows[chunk, None], columns)
+        rounded = np.abs(errors.exact[chunk]) * (2 * errors.of_value)
+        np.maximum(usual, rounded, out=usual, casting="same_kind")
+        for number, each in enumerate(errors.all):
+            ratios = np.abs(each[chunk]) / np.maximum(usual, np.finfo(np.float32).tiny)
+            place = int(ratios.argmax())
+            found = float(ratios.flat[place]), start * len(columns) + place
+            largest[number] = max(largest[number], found)
+    (ratio, place), *trusted = largest
+    by_chance = NormalDist().inv_cdf(1 - FALSE_ALARM / errors.actual.size)
+    limit = _OVER_TRUSTED * max(by_chance, *(each for each, _ in trusted))
+    return errors.place("element", place, ratio), limit
+
+
+def _directions(errors: _Errors, rounding: float, larger: float) -> list[Direction]:
+    """Return the directions of the errors, sizes in rms of the trusted ones."""
+    sample = sample_of(errors.exact)
+    actual, *trusted = [
+        list(directions(each[sample.rows].astype(np.float64), sample)) for each in errors.all
+    ]
+    in_16_bits = errors.fmt.bits <= 16
+    result = []
+    for number, each in enumerate(actual):
+        of_trusted = max(one[number].size for one in trusted) / rounding
+        least = _SIZES.get(each.kind, _SIZE_IN_16_BITS if in_16_bits else _SIZE)
+        limit = max(least * larger, _OVER_TRUSTED * of_trusted)
+        size = each.size / rounding
+        is_fault = size > limit and each.evidence > _EVIDENCE[each.kind]
+        result.append(replace(each, size=size, is_fault=is_fault))
+    return result
+
+
+def _verdict(
+    errors: _Errors,
+    ratio: float,
+    places: Sequence[Place],
+    faults: Sequence[Direction],
+    most: float,
+    *,
+    is_given: bool,
+) -> tuple[str, str]:
+    dtype = errors.fmt.name
+    measure = "the trusted ones" if is_given else f"those of rounding to {dtype}"
+    size = f"errors are {multiple(ratio)} {measure}"
+    fault = most_telling(faults) if faults else None
+    share = min(1.0, (fault.size / ratio) ** 2) if fault else 0.0
+    # a few places make a pattern too
+    if fault and (not places or (share > 0.5 and fault.kind != PATTERN)):
+        return BUG_SUSPECTED, f"{size}, and {percent(share)} of their square is {fault}."
+    if places:
+        worst = max(places, key=lambda each: each.ratio)
+        more = f", and at {plural(len(places) - 1, 'more place')}" if len(places) > 1 else ""
+        return BUG_SUSPECTED, f"{size}, at {worst} {multiple(worst.ratio)}{more}."
+    if ratio > most:
+        return BUG_SUSPECTED, f"{size}; rounding reaches {multiple(most)}."
+    if ratio <= _LIMIT:
+        return (ROUNDING if is_given else LIKELY_ROUNDING), f"{size}, and have no direction."
+    if is_given:
+        return UNDECIDED, (
+            f"{size}, which may have rounded less; pass {_SEVERAL} or more trusted results."
+        )
+    return UNDECIDED, f"{size}; a function of several steps has more: pass a trusted 'expected'."

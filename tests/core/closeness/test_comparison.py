@@ -1,0 +1,232 @@
+"""Errors drawn by NumPy: rounding is never accused, and each kind of planted fault is found, at its
+place or with its size.
+"""
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from core.closeness.comparison import close, compare_errors
+from core.errors import UsageError
+
+SHAPE = (4, 64, 96)
+# rms over a value: several times that of one rounding to bfloat16
+ROUNDING = 4e-3
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def exact(rng):
+    return rng.standard_normal(SHAPE)
+
+
+def rounded(rng, exact, sigma=ROUNDING):
+    """A result in bfloat16 whose error is that of several roundings."""
+    return (exact + sigma * np.abs(exact) * rng.standard_normal(SHAPE)).astype(ml_dtypes.bfloat16)
+
+
+@pytest.mark.parametrize("trusted", [1, 4, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_rounding_drawn_anew_is_rounding(seed, trusted):
+    rng = np.random.default_rng(seed)
+    exact = rng.standard_normal(SHAPE)
+    expected = [rounded(rng, exact) for _ in range(trusted)]
+    assert compare_errors(rounded(rng, exact), expected, exact).verdict == "rounding"
+
+
+def test_figures_are_ratios_of_rms(rng, exact):
+    actual, expected = rounded(rng, exact, 6e-3), rounded(rng, exact)
+    found = compare_errors(actual, expected, exact)
+    errors = [(each.astype(np.float64) - exact) ** 2 for each in (actual, expected)]
+    assert found.ratio == pytest.approx(np.sqrt(errors[0].mean() / errors[1].mean()), rel=1e-3)
+    rows = np.sqrt(errors[0].mean(-1) / errors[1].mean(-1)).ravel()
+    assert found.rows == pytest.approx(rows, rel=1e-3)
+    columns = np.sqrt(errors[0].mean((0, 1)) / errors[1].mean((0, 1)))
+    assert found.columns == pytest.approx(columns, rel=1e-3)
+    assert found.differing == np.count_nonzero(actual != expected)
+    assert found.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("trusted", [1, 8])
+@pytest.mark.parametrize("size", [0.3, 1.0])
+def test_a_scale_below_the_rounding_is_found_with_its_size(rng, exact, size, trusted):
+    """A scale of 1.0012 at a third of the rounding: no bound of twice the error can see it."""
+    scale = 1 + size * ROUNDING
+    expected = [rounded(rng, exact) for _ in range(trusted)]
+    found = compare_errors(rounded(rng, exact * scale), expected, exact)
+    assert found.ratio < 2
+    assert found.verdict == "bug suspected"
+    (direction,) = [each for each in found.directions if each.kind == "scale"]
+    assert direction.is_fault
+    assert direction.coefficient == pytest.approx(scale - 1, rel=0.2)
+
+
+def plant(kind, exact, error):
+    """A fault of the kind, and the place or direction it has."""
+    faulty = exact.copy()
+    if kind == "constant":
+        faulty += error
+    elif kind == "value":
+        faulty[exact > 1] += 3 * error
+    elif kind == "columns":
+        faulty *= 1 + error * np.sign(np.sin(np.arange(96)))
+    elif kind == "column":
+        faulty[..., 7] *= 1 + 20 * error
+    elif kind == "pattern":
+        faulty += 5 * error * np.outer(np.sin(np.arange(256)), np.cos(np.arange(96))).reshape(SHAPE)
+    elif kind == "row":
+        faulty[2, 5] *= 1 + 20 * error
+    elif kind == "axis 0":
+        faulty[1] *= 1 + 6 * error
+    elif kind == "element":
+        faulty[3, 1, 4] += 60 * error
+    return faulty
+
+
+@pytest.mark.parametrize("kind", ["constant", "value", "columns", "pattern"])
+def test_a_direction_is_found(rng, exact, kind):
+    expected = [rounded(rng, exact) for _ in range(8)]
+    found = compare_errors(rounded(rng, plant(kind, exact, ROUNDING)), expected, exact)
+    assert found.verdict == "bug suspected"
+    assert kind.removesuffix("s") in {each.kind for each in found.directions if each.is_fault}
+
+
+@pytest.mark.parametrize(
+    ("kind", "index"),
+    [("row", (2, 5)), ("column", (7,)), ("axis 0", (1,)), ("element", (3, 1, 4))],
+)
+def test_a_place_is_found(rng, exact, kind, index):
+    expected = [rounded(rng, exact) for _ in range(8)]
+    found = compare_errors(rounded(rng, plant(kind, exact, ROUNDING)), expected, exact)
+    assert found.verdict == "bug suspected"
+    assert (kind, index) in {(each.kind, each.index) for each in found.places}
+
+
+def test_an_epsilon_ten_times_too_large_is_found_below_twice_the_rounding(rng):
+    """A norm with an epsilon of 1e-5 for 1e-6, on activations of 0.03: missed by ratios."""
+    x = rng.standard_normal((256, 128)) * 0.03
+    norm = [x / np.sqrt((x**2).mean(-1, keepdims=True) + each) for each in (1e-6, 1e-5)]
+    sigma = 3e-3
+    noise = [sigma * norm[0] * rng.standard_normal(x.shape) for _ in range(9)]
+    expected = [(norm[0] + each).astype(ml_dtypes.bfloat16) for each in noise[1:]]
+    found = compare_errors((norm[1] + noise[0]).astype(ml_dtypes.bfloat16), expected, norm[0])
+    assert found.ratio < 2
+    assert found.verdict == "bug suspected"
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, 1e30])
+def test_one_impossible_number_is_a_bug(rng, exact, number):
+    values = rounded(rng, exact).astype(np.float32)
+    values[2, 3, 4] = number
+    found = compare_errors(values, rounded(rng, exact), exact, dtype="bfloat16")
+    assert found.verdict == "bug suspected"
+    assert "(2, 3, 4)" in found.because
+
+
+def test_infinities_of_all_are_no_difference(rng, exact):
+    """Masked scores, and an overflow of float16 that the trusted result has too."""
+    exact[0, 0, 0], exact[1, 1, 1] = -np.inf, 1e6
+    with np.errstate(over="ignore"):
+        actual, expected = ((exact * (1 + 1e-3 * rng.standard_normal(SHAPE))) for _ in range(2))
+        actual, expected = actual.astype(np.float16), expected.astype(np.float16)
+    assert compare_errors(actual, expected, exact).verdict == "rounding"
+
+
+def test_equal_bits_are_identical(rng, exact):
+    actual = rounded(rng, exact)
+    assert compare_errors(actual, actual.copy(), exact).verdict == "identical"
+
+
+def test_without_a_trusted_result_one_rounding_is_the_measure(exact, rng):
+    found = compare_errors(exact.astype(np.float16), None, exact)
+    assert (found.verdict, found.ratio, found.differing) == ("likely rounding", 1.0, 0)
+    assert compare_errors(rounded(rng, exact, 1e-2), None, exact).verdict == "undecided"
+
+
+@pytest.mark.parametrize(("trusted", "verdict"), [(1, "undecided"), (8, "bug suspected")])
+def test_one_trusted_result_may_have_rounded_less_by_luck(rng, exact, trusted, verdict):
+    expected = [rounded(rng, exact) for _ in range(trusted)]
+    assert compare_errors(rounded(rng, exact, 3 * ROUNDING), expected, exact).verdict == verdict
+
+
+def test_a_rerun_is_no_other_rounding(rng, exact):
+    """Four copies decide as little as one does."""
+    expected = [rounded(rng, exact)] * 4
+    assert compare_errors(rounded(rng, exact, 3 * ROUNDING), expected, exact).verdict == "undecided"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_tensors_of_torch_have_the_figures_of_their_arrays(rng, exact, dtype):
+    noise = [1e-2 * torch.tensor(exact * rng.standard_normal(SHAPE)) for _ in range(2)]
+    tensors = [(torch.tensor(exact) + each).to(dtype).requires_grad_() for each in noise]
+    name = str(dtype).removeprefix("torch.")
+    arrays = [each.detach().float().numpy() for each in tensors]
+    found = compare_errors(*tensors, torch.tensor(exact))
+    assert found.dtype == name
+    assert found.ratio == compare_errors(*arrays, exact, dtype=name).ratio
+
+
+def test_upcast_values_are_of_their_dtype(rng, exact):
+    actual = rounded(rng, exact).astype(np.float32)
+    assert compare_errors(actual, None, exact).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (1, 7), (300, 1)])
+def test_any_shape_is_compared(rng, shape):
+    exact = rng.standard_normal(shape)
+    expected = [exact * (1 + 1e-2 * rng.standard_normal(shape)) for _ in range(8)]
+    actual = np.asarray(exact * (1 + 1e-2 * rng.standard_normal(shape)), np.float32)
+    found = compare_errors(actual, [np.asarray(e, np.float32) for e in expected], exact)
+    assert found.shape == shape
+    assert found.verdict in ("rounding", "bug suspected")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (lambda a, e, x: (a, e, None), "'exact'"),
+        (lambda a, e, x: (a, e, x[:2]), "'exact'"),
+        (lambda a, e, x: (a, e[..., :3], x), "'expected'"),
+        (lambda a, e, x: (a, [], x), "'expected'"),
+        (lambda a, e, x: (a.view(np.uint16), e, x), "'actual'"),
+        (lambda a, e, x: (a[:0], e[:0], x[:0]), "'exact'"),
+        # upcast from bfloat16: no more exact
+        (lambda a, e, x: (a, e, a.astype(np.float32)), "'exact'"),
+        (lambda a, e, x: (a.astype(np.float32) + 1e-6, e, x.astype(np.float32)), "'exact'"),
+        (lambda a, e, x: (a, x, x), "'expected'"),
+        (lambda a, e, x: (x + 1e-9, e, x), "'actual'"),
+        # a float32 result is no trusted one in bfloat16
+        (lambda a, e, x: (a, (x * (1 + 1e-6)).astype(np.float32), x), "'expected'"),
+    ],
+)
+def test_bad_input_is_refused_by_name(rng, exact, arguments, named):
+    actual, expected = rounded(rng, exact), rounded(rng, exact)
+    with pytest.raises(UsageError, match=named):
+        compare_errors(*arguments(actual, expected, exact))
+
+
+def test_close_raises_what_the_comparison_says(rng, exact):
+    close(rounded(rng, exact), rounded(rng, exact), exact)
+    actual = rounded(rng, exact * 1.03)
+    with pytest.raises(AssertionError) as error:
+        close(actual, rounded(rng, exact), exact)
+    assert "bug suspected" in str(error.value)
+
+
+def test_a_call_imports_no_more_than_numpy():
+    script = """
+import sys, numpy as np, ulpscope
+x = np.random.default_rng(0).standard_normal((8, 64))
+ulpscope.close(x.astype(np.float16), None, x)
+heavy = {"duckdb", "pandas", "pyarrow", "numba", "torch", "scipy"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
