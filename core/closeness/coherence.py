@@ -130,13 +130,13 @@ def _by_label(kind: str, error: Floats, labels: Ints, parts: Ints) -> Direction:
 
 def _pattern(error: Floats) -> Direction:
     """Measure the largest part of an error that is one column of numbers times one row."""
-    row = np.random.default_rng(0).standard_normal(error.shape[1])
+    row: Floats = np.random.default_rng(0).standard_normal(error.shape[1])
     size = 0.0
     for _ in range(_ITERATIONS):
         column = error @ row
         product = column @ error / (np.linalg.norm(column) or 1.0)
         size = float(np.linalg.norm(product))
-        row = np.divide(product, size or 1.0)
+        row = product / (size or 1.0)
     rms = float(np.sqrt(np.square(error).mean()))
     # the largest singular value of white noise: Geman, Annals of Probability 8 (1980)
     of_noise = rms * sum(math.sqrt(each) for each in error.shape)

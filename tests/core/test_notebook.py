@@ -101,7 +101,8 @@ def test_a_comparison_has_the_verdict_of_its_gravest_variant():
 
 
 def test_dir_lists_the_functions_of_python():
-    assert set(dir(core)) == {"Run", "compare", "judge", "log", "open", "__version__"}
+    of_tensors = {"close", "compare_errors", "judge_op"}
+    assert set(dir(core)) == {"Run", "compare", "judge", "log", "open", "__version__"} | of_tensors
 
 
 def test_16_bit_patterns_are_read_as_the_compute_dtype_that_is_given():
