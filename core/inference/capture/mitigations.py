@@ -279,9 +279,4 @@ MITIGATIONS = (
         "torch.use_deterministic_algorithms(True).",
         model=_deterministic,
     ),
-    Mitigation(
-        "batch-invariant kernels",
-        "One reduction order for any batch, row, chunk and cache length (+invariant).",
-        _with_modifier("invariant"),
-    ),
 )
