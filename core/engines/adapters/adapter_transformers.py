@@ -7,20 +7,17 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ulpscope_engine import Refused, bits_of, is_installed, modifier, serve, version_of
+from ulpscope_engine import THREADS, Refused, bits_of, is_installed, modifier, serve, version_of
 
 HELLO = {
     "engine": "transformers",
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
-    "bases": {
-        "prefill": {"says": "the whole prompt in one forward"},
-        "decode": {"says": "token by token, with the KV cache"},
-    },
+    "bases": {"prefill": {}, "decode": {}},
     "modifiers": {
         "attn": modifier("attention", ["eager", "sdpa"]),
         "run": modifier("mode of the forward", ["eager", "compile"], default="eager"),
-        "threads": modifier("threads of the CPU", least=1),
+        "threads": THREADS,
     },
 }
 NEEDED = ("torch", "transformers")
@@ -80,11 +77,7 @@ def load(request):
                 cache = output.past_key_values
                 emit(rows, place, output.logits[0])
 
-    return {
-        "vocab": model.get_output_embeddings().weight.shape[0],
-        "versions": {name: version_of(name) for name in NEEDED},
-        "parts": {},
-    }, run
+    return {"vocab": model.get_output_embeddings().weight.shape[0], "parts": {}}, run
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ HELLO = {
     "engine": "tensor dumps",
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
-    "bases": {"replay": {"says": "the forwards in which the prompt's tokens were computed"}},
+    "bases": {"replay": {}},  # the forwards in which the prompt's tokens were computed
 }
 # whose logits are the last norm times the head
 HEADED = ("llama", "mistral", "qwen2", "qwen3", "gemma")
@@ -248,7 +248,6 @@ def load(request):
         raise Refused(
             f"{folder.name} holds dumps of {len(ranks)} processes; name the folder of one process.",
         )
-    import torch
 
     config = json.loads((Path(request["model"]) / "config.json").read_text())
     config = config.get("text_config", config)
@@ -292,7 +291,7 @@ def load(request):
         "activations": dtype,
         "head": "own" if head is None else "the checkpoint's, in float64",
     }
-    return {"vocab": vocab, "versions": {"torch": torch.__version__}, "parts": parts}, run
+    return {"vocab": vocab, "parts": parts}, run
 
 
 if __name__ == "__main__":
