@@ -546,13 +546,12 @@ def _routed(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Eng
 
     @contextmanager
     def routing(model: Any) -> Iterator[None]:
+        def route(_: Any, __: Any, output: Any) -> Any:
+            return output[0], change(*output[:2]), output[2]
+
         with ExitStack() as stack:
             for layer in layers(model):
-                stack.enter_context(
-                    layer.mlp.gate.register_forward_hook(
-                        lambda *call: (call[2][0], change(*call[2][:2]), call[2][2]),
-                    ),
-                )
+                stack.enter_context(layer.mlp.gate.register_forward_hook(route))
             yield
 
     return alter(routing)
