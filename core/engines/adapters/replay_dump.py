@@ -96,7 +96,7 @@ class Pass:
     @staticmethod
     def only(entries, name):
         keys = [key for key in entries if key == name or key.endswith(f"forward_batch_info.{name}")]
-        tensors = entries[keys[0]] if keys else ()
+        tensors = entries[keys[0]] if keys else []
         return tensors[0] if len(tensors) == 1 else None
 
     def begins(self, position, prompt):
