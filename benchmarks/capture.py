@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.random_models import random_prompt
 from benchmarks.scratch import scratch
 from benchmarks.timing import Line, interleaved
 from core.capture_request import CaptureRequest
@@ -35,12 +36,7 @@ def run() -> list[Line]:
         return [Line("capture of a pair", "<= 1.1x", "not run", "sample_runs/model is not built")]
     loaded = load_model(str(folder), dtype="bfloat16")
     length = min(TOKENS, loaded.context or TOKENS)
-    ids = torch.randint(
-        1,
-        loaded.token_limit,
-        (length,),
-        generator=torch.Generator().manual_seed(0),
-    ).tolist()
+    ids = random_prompt(loaded, length)
     lines = []
     with scratch() as name:
         store = Store(name)

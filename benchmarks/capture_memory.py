@@ -4,10 +4,7 @@ process with the model loaded.
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from benchmarks.scratch import scratch
+from benchmarks.scratch import figures_of_child, scratch
 from benchmarks.timing import Line
 
 TOKENS = 4096
@@ -52,13 +49,7 @@ def run() -> list[Line]:
     lines = []
     for name, (reference, variant) in PATHS.items():
         with scratch() as folder:
-            done = subprocess.run(
-                [sys.executable, "-c", _CHILD, folder, str(TOKENS), reference, variant],
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-        idle, peak = (float(word) for word in done.stdout.splitlines()[-1].split())
+            idle, peak = figures_of_child(_CHILD, folder, TOKENS, reference, variant)
         lines.append(
             Line(
                 f"memory, capture of {name}",

@@ -7,9 +7,9 @@ what differs, and what it costs.
     # the same code on a processor, in seconds
     python -m benchmarks.gpu --shape tiny --device cpu --tokens 64
 
-Nothing is downloaded. Per pair: differing logits, largest difference, flips, bit-identical classes,
-and the wall time of the capture (stored and analysed) over that of the two bare forwards. Exit code
-1: a test failed.
+Nothing is downloaded. Printed is a JSON object per pair: differing logits, largest difference,
+flips, bit-identical classes, and the wall time of the capture (stored and analysed) over that of
+the two bare forwards. Exit code 1: a test failed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
-PAIRS: tuple[tuple[str, tuple[str, ...]], ...] = (
+PAIRS = (
     ("prefill", ("decode",)),
     ("prefill", ("blocks:16", "reuse:31")),
     ("prefill", tuple(f"prefill+batch:{n}" for n in (2, 4, 8))),
@@ -100,6 +100,8 @@ def measure(
                 "flips": pair.summary.flips,
                 "classes": classes,
                 "run_id": run.run_id,
+                "device": loaded.device_name,
+                "torch": torch.__version__,
                 "capture_seconds": wall,
                 "bare_seconds": bare,
                 "overhead": wall / bare,
@@ -123,7 +125,6 @@ def main(arguments: list[str]) -> int:
         help="where the runs are written; default: a temporary directory",
     )
     parser.add_argument("--keep", action="store_true", help="leave the runs there")
-    parser.add_argument("--json", action="store_true", help="one JSON object per pair")
     parser.add_argument(
         "--everything",
         action="store_true",
@@ -140,16 +141,11 @@ def main(arguments: list[str]) -> int:
                 failed = not _tests_pass()
             loaded = random_model(options.shape, dtype=options.dtype, device=options.device)
             ids = random_prompt(loaded, options.tokens)
-            if not options.json:
-                print(
-                    f"{loaded.name}, {loaded.dtype}, {loaded.device_name}, torch"
-                    f" {torch.__version__}, {options.tokens} tokens",
-                )
             lines = []
             for reference, variants in PAIRS:
                 lines += _capture(loaded, reference, variants, ids, store, options)
-        if options.everything and not options.json:
-            print("\n".join(["", *_table(lines), ""]))
+        if options.everything:
+            print("", *_table(lines), "", sep="\n")
     except UlpscopeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -167,16 +163,9 @@ def _capture(
     """One run, printed as it comes and kept only where asked."""
     lines = measure(loaded, reference, variants, ids, store)
     for line in lines:
-        print(json.dumps(line) if options.json else _format_line(line), flush=True)
-    first = lines[0]
-    if not options.json:
-        print("  classes " + "  ".join("{" + ", ".join(group) + "}" for group in first["classes"]))
-        print(
-            f"  capture {first['capture_seconds']:.2f} s over {first['bare_seconds']:.2f} s of bare"
-            f" forwards: {first['overhead']:.2f}x",
-        )
+        print(json.dumps(line), flush=True)
     if not options.keep:
-        store.delete(first["run_id"])
+        store.delete(lines[0]["run_id"])
     return lines
 
 
@@ -211,15 +200,6 @@ def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
         "|---" * 7 + "|",
         *rows,
     ]
-
-
-def _format_line(line: dict[str, Any]) -> str:
-    total = line["positions"] * line["vocab"]
-    return (
-        f"{line['reference']} : {line['variant']:<18} neq {line['neq']:>12,} of {total:,}"
-        f" ({line['neq_share']:.2%})  max_abs {line['max_abs']:.6g}  max ULPs {line['max_ulps']:,} "
-        f" flips {line['flips']}"
-    )
 
 
 if __name__ == "__main__":

@@ -94,9 +94,6 @@ def notebook(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
     )
 
 
-_TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
 def chunked_torch(
     a: NDArray,
     b: NDArray,
@@ -108,9 +105,7 @@ def chunked_torch(
     for the sums.
     """
     torch.set_num_threads(threads)
-    signed, dtype = (
-        (torch.int16, _TORCH[fmt.name]) if fmt.bits == 16 else (torch.int32, torch.float32)
-    )
+    signed, dtype = torch.int16 if fmt.bits == 16 else torch.int32, getattr(torch, fmt.name)
     whole = [torch.from_numpy(side.view(f"i{fmt.itemsize}")) for side in (a, b)]
     # a distance of ordinals takes one bit more than the format
     wide = torch.int32 if fmt.bits == 16 else torch.int64

@@ -5,15 +5,13 @@ because a peak never falls.
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import numpy as np
 from numpy.lib import format as npy_format
 
-from benchmarks.scratch import scratch
+from benchmarks.scratch import figures_of_child, scratch
 from benchmarks.timing import Line
 
 ROWS, VOCAB = 8192, 128256  # 2.1 GB per side of bfloat16
@@ -77,13 +75,7 @@ def run() -> list[Line]:
     with scratch() as name:
         dump = name / "dump.npz"
         write_dump(dump, ROWS, VOCAB)
-        done = subprocess.run(
-            [sys.executable, "-c", _CHILD, dump, name / "store"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        idle, peak, seconds = (float(word) for word in done.stdout.split())
+        idle, peak, seconds = figures_of_child(_CHILD, dump, name / "store")
         size = dump.stat().st_size
     return [
         Line(

@@ -135,7 +135,7 @@ MUTANTS = (
         "core/numerics/divergence.py",
         "1 << np.arange(16, 32)",
         "1 << np.arange(15, 31)",
-        "tests/core/numerics/test_totals.py",
+        "tests/core/numerics/test_divergence.py",
     ),
     Mutant(
         "rms over all elements, finite or not",

@@ -18,8 +18,12 @@ from core.inference.models.torch_errors import quiet
 
 TOKENIZER = Path(__file__).parents[1] / "sample_runs" / "model"
 _KEYS = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "vocab_size"),
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
 )
 SHAPES: dict[str, dict[str, int]] = {
     name: dict(zip(_KEYS, sizes, strict=True))

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.scratch import scratch
+from benchmarks.scratch import figures_of_child, scratch
 from benchmarks.timing import Line
 
 LENGTH = 100  # tokens of a sequence
@@ -84,18 +82,6 @@ def write_files(jsonl: Path, parquet: Path, sequences: int) -> None:
         writer.close()
 
 
-def _child(code: str, *arguments: Path, **environment: str) -> list[float]:
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | environment,
-    )
-    return [float(word) for word in done.stdout.split()]
-
-
 def run() -> list[Line]:
     tokens = int(os.environ.get("TOKENS", "10000000"))
     lines = []
@@ -104,7 +90,7 @@ def run() -> list[Line]:
         write_files(*files.values(), tokens // LENGTH)
         for form, path in files.items():
             store = folder / f"store{path.suffix}"
-            seconds, peak = _child(_INGEST, path, store)
+            seconds, peak = figures_of_child(_INGEST, path, store)
             size = sum(each.stat().st_size for each in store.glob("*.duckdb")) / 1e6
             what, method = (
                 f"{tokens:,} chosen tokens of both sides, {form}",
@@ -121,7 +107,7 @@ def run() -> list[Line]:
             lines.append(
                 Line("memory of that", "<= 1000 MB", f"{peak:.0f} MB", "VmHWM of the process"),
             )
-        overview, gallery, peak = _child(_PAGES, ULPSCOPE_STORE=str(store))
+        overview, gallery, peak = figures_of_child(_PAGES, ULPSCOPE_STORE=str(store))
         first = "the script of a server that has imported its pages, the run not yet open"
         lines.append(Line("Overview of that run", "<= 1 s", f"{overview:.2f} s", first))
         lines.append(

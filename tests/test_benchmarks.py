@@ -20,7 +20,7 @@ def test_every_benchmark_is_found_by_its_name(name):
 @pytest.mark.thorough
 @pytest.mark.model
 def test_the_gpu_script_captures_its_pairs_on_a_processor_too():
-    options = "--shape tiny --device cpu --tokens 40 --json"
+    options = "--shape tiny --device cpu --tokens 40"
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", *options.split()],
         cwd=ROOT,

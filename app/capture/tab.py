@@ -48,7 +48,7 @@ MORE = {
     "mitigations": (
         "Test mitigations (Internals)",
         (
-            "every pair again in float32, with batch-invariant kernels and so on, timed: many times"
+            "every pair again in float32, with other attention kernels and so on, timed: many times"
             " the work"
         ),
     ),

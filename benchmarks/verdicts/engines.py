@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from unittest import mock
 
@@ -200,7 +200,7 @@ def hooking(
     def hooks(model: Any) -> Iterator[None]:
         with ExitStack() as stack:
             for module in modules(model):
-                stack.enter_context(hooked(module, partial(of_first, module)))
+                stack.enter_context(module.register_forward_hook(of_first))
             yield
 
     def of_first(module: Any, arguments: Any, output: Any) -> Any:
@@ -225,13 +225,29 @@ def replacing(values: Callable[[Any], Iterable[tuple[Any, str, Any]]]) -> Change
     return replacements
 
 
-def attending(change: Callable[..., Any]) -> Change:
-    """Every layer's attention is change(original, module, query, key, value, mask, options).
-
-    original takes the same; query [rows, heads, queries, dim]; mask [rows or 1, heads or 1,
-    queries, keys], True where seen, as it would be if a kernel did not make its own; the result is
-    ([rows, queries, heads, dim], ...).
+@dataclass(frozen=True)
+class Attention:
+    """One call of a layer's attention. query [rows, heads, queries, dim]; mask [rows or 1, heads or
+    1, queries, keys], True where seen, as it would be if a kernel did not make its own.
     """
+
+    compute: Callable[..., Any]
+    module: Any
+    query: Any
+    key: Any
+    value: Any
+    mask: Any
+    options: dict[str, Any]
+
+    def run(self, **changed: Any) -> Any:
+        """Compute it, some of its arguments changed. -> ([rows, queries, heads, dim], ...)"""
+        call = replace(self, **changed)
+        _, *arguments = (getattr(call, field.name) for field in fields(call))
+        return self.compute(*arguments)
+
+
+def attending(change: Callable[[Attention], Any]) -> Change:
+    """Every layer's attention is change(call)."""
 
     @contextmanager
     def attention(model: Any) -> Iterator[None]:
@@ -254,23 +270,13 @@ def attending(change: Callable[..., Any]) -> Change:
             # an additive mask is 0 where a key is seen
             elif mask.dtype != torch.bool:
                 mask = mask >= 0
-            return change(original, module, query, key, value, mask.clone(), options)
+            return change(Attention(original, module, query, key, value, mask.clone(), options))
 
         # the local mapping precedes that of the class
         with mock.patch.dict(ALL_ATTENTION_FUNCTIONS._local_mapping, {name: attend}):
             yield
 
     return attention
-
-
-@contextmanager
-def hooked(module: Any, change: Callable[..., Any]) -> Iterator[None]:
-    """The module's output is change(arguments, output), for this call."""
-    hook = module.register_forward_hook(lambda _, arguments, output: change(arguments, output))
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 @contextmanager

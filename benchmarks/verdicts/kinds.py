@@ -30,7 +30,6 @@ from benchmarks.verdicts.engines import (
 )
 from benchmarks.verdicts.mutations import (
     Mutation,
-    Products,
     another_prompt,
     future_key,
     head_of,
@@ -39,6 +38,7 @@ from benchmarks.verdicts.mutations import (
     single_precision,
 )
 from benchmarks.verdicts.variations import scores_rounded
+from core.inference.controls.precisions.catalogue import RoundedOperands
 from core.verdict import BUG_SUSPECTED, Verdict
 
 MODELS = ("shipped float32", "shipped bfloat16", "gpt2")
@@ -229,7 +229,7 @@ KINDS: tuple[Mutation, ...] = (
         **WIDE,
     ),
     _twin("partial sums in float32", alter(partial_sums(torch.float32)), **WIDE),
-    *_undeclared("TF32 by truncation", lambda _: Products(_truncated), **WIDE),
+    *_undeclared("TF32 by truncation", lambda _: RoundedOperands(_truncated), **WIDE),
     _twin("products of three bfloat16 parts", alter(lambda _: _InParts()), **WIDE),
     Mutation("int8 cache, a scale a channel", cached(8, CHANNELS), is_undeclared=True),
     _bug("int8 cache, a scale a channel, a future key", cached(8, CHANNELS, inner=future_key), 10),

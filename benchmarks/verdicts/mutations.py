@@ -16,11 +16,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.verdicts.engines import (
     BLOCK,
     PREFIX,
+    Attention,
     Change,
     Engine,
     alter,
@@ -29,7 +29,6 @@ from benchmarks.verdicts.engines import (
     cache_of,
     cached,
     has_rotary_positions,
-    hooked,
     hooking,
     is_windowed,
     layers,
@@ -42,6 +41,7 @@ from benchmarks.verdicts.engines import (
     round_to_bits,
     walk,
 )
+from core.inference.controls.precisions.catalogue import RoundedOperands
 from core.inference.models.model import LoadedModel
 from core.inference.paths.batch import Emit, PromptBatch
 from core.verdict import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, NONDETERMINISTIC, ROUNDING
@@ -257,41 +257,27 @@ def racing_slot(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return overwriting(another_prompt, PREFIX, random.randrange(-BLOCK, 0))(model, ids)
 
 
-# What attention sees: change(original, module, query, key, value, mask, options).
+# What attention sees.
 
 
-def _future_key(
-    original: Any,
-    module: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    options: Any,
-) -> Any:
+def _future_key(call: Attention) -> Any:
+    queries, keys = call.query.shape[2], call.key.shape[2]
     # query 10 of the prompt, wherever the forward begins
-    row = 10 - (key.shape[2] - query.shape[2])
-    if 0 <= row < query.shape[2] and key.shape[2] > 11:
-        mask[:, :, row, 11] = True
-    return original(module, query, key, value, mask, options)
+    row = 10 - (keys - queries)
+    if 0 <= row < queries and keys > 11:
+        call.mask[:, :, row, 11] = True
+    return call.run()
 
 
 future_key = attending(_future_key)  # query 10 sees key 11
 
 
-def _boundary_hidden(
-    original: Any,
-    module: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    options: Any,
-) -> Any:
+def _boundary_hidden(call: Attention) -> Any:
     """The first query of a chunk does not see the last token of the chunk before."""
-    if key.shape[2] > query.shape[2]:
-        mask[:, :, 0, key.shape[2] - query.shape[2] - 1] = False
-    return original(module, query, key, value, mask, options)
+    cached_keys = call.key.shape[2] - call.query.shape[2]
+    if cached_keys:
+        call.mask[:, :, 0, cached_keys - 1] = False
+    return call.run()
 
 
 def window_longer_by(tokens: int) -> Engine:
@@ -395,46 +381,14 @@ def _nan_through_a_maximum(_: Any, __: Any, hidden: torch.Tensor) -> torch.Tenso
     return hidden
 
 
-def _groups_swapped(
-    original: Any,
-    module: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
-    options: Any,
-) -> Any:
+def _groups_swapped(call: Attention) -> Any:
     """In one layer two groups of query heads read each other's keys."""
-    if module.layer_idx == 1:
-        key = key[:, [1, 0, *range(2, key.shape[1])]]
-    return original(module, query, key, value, mask, options)
+    if call.module.layer_idx != 1:
+        return call.run()
+    return call.run(key=call.key[:, [1, 0, *range(2, call.key.shape[1])]])
 
 
 # The arithmetic.
-
-
-class Products(TorchDispatchMode):
-    """Both operands of every product are change(operand)."""
-
-    _NAMES = frozenset(
-        {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"},
-    )
-
-    def __init__(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        super().__init__()
-        self._change = change
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name.split("::")[1] in self._NAMES:
-            args = [
-                (
-                    self._change(x)
-                    if isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 1
-                    else x
-                )
-                for x in args
-            ]
-        return func(*args, **(kwargs or {}))
 
 
 def head_of(model: Any) -> Any:
@@ -451,17 +405,9 @@ def _head_in_bfloat16(head: Any, arguments: Any, output: torch.Tensor) -> torch.
 def scaled_head(factor: float) -> Engine:
     """One attention head's output is scaled, in one layer."""
 
-    def change(
-        original: Any,
-        module: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        mask: Any,
-        options: Any,
-    ) -> Any:
-        output, *rest = original(module, query, key, value, mask, options)
-        if module.layer_idx == 1:
+    def change(call: Attention) -> Any:
+        output, *rest = call.run()
+        if call.module.layer_idx == 1:
             output = output.clone()
             output[:, :, 0] *= factor
         return output, *rest
@@ -471,19 +417,7 @@ def scaled_head(factor: float) -> Engine:
 
 def _attending_with(options_of: Callable[[Any], dict[str, Any]]) -> Engine:
     """Attention has other options, of a query."""
-
-    def change(
-        original: Any,
-        module: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        mask: Any,
-        options: Any,
-    ) -> Any:
-        return original(module, query, key, value, mask, {**options, **options_of(query)})
-
-    return alter(attending(change))
+    return alter(attending(lambda call: call.run(options=call.options | options_of(call.query))))
 
 
 attention_scaled_by_head_dim = _attending_with(lambda query: {"scaling": 1 / query.shape[-1]})
@@ -612,14 +546,12 @@ def _routed(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Eng
 
     @contextmanager
     def routing(model: Any) -> Iterator[None]:
+        def route(_: Any, __: Any, output: Any) -> Any:
+            return output[0], change(*output[:2]), output[2]
+
         with ExitStack() as stack:
             for layer in layers(model):
-                stack.enter_context(
-                    hooked(
-                        layer.mlp.gate,
-                        lambda _, output: (output[0], change(*output[:2]), output[2]),
-                    ),
-                )
+                stack.enter_context(layer.mlp.gate.register_forward_hook(route))
             yield
 
     return alter(routing)
@@ -790,7 +722,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "TF32 where float32 was promised",
-        alter(lambda _: Products(partial(round_to_bits, bits=10))),
+        alter(lambda _: RoundedOperands(partial(round_to_bits, bits=10))),
         "CanReader/FastNN/issues/10",
         single_precision,
         is_precision=True,

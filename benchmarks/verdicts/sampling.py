@@ -36,24 +36,18 @@ SCRIPT = Path(__file__).with_name("vllm_sampling.py")
 SMOLLM2 = folder_of(PACKAGED["smollm2"])
 TOKENS = 32  # of a response
 QUESTIONS = (
-    *(
-        "Why is the sky blue?",
-        "Write a haiku about rain.",
-        "What is 17 times 23?",
-        "Name three uses of copper.",
-    ),
-    *(
-        "Who wrote Faust?",
-        "Explain recursion to a child.",
-        "Translate 'good night' into French.",
-        "What is a prion?",
-    ),
-    *(
-        "List four prime numbers.",
-        "Why do cats purr?",
-        "How is glass made?",
-        "Tell a story about a lighthouse.",
-    ),
+    "Why is the sky blue?",
+    "Write a haiku about rain.",
+    "What is 17 times 23?",
+    "Name three uses of copper.",
+    "Who wrote Faust?",
+    "Explain recursion to a child.",
+    "Translate 'good night' into French.",
+    "What is a prion?",
+    "List four prime numbers.",
+    "Why do cats purr?",
+    "How is glass made?",
+    "Tell a story about a lighthouse.",
 )
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 SYSTEM = (

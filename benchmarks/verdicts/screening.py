@@ -26,12 +26,13 @@ from benchmarks.verdicts.tiny_models import CONFIGS
 from benchmarks.verdicts.trial import MODELS, cases_of, model_named, registered
 from core.errors import CaptureError
 from core.evidence import FAILED, NOTED, PASSED
+from core.inference.models.devices import bits_of
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import Engine, side_of, whole_side
 from core.judging.validity import NAMED, screen
 from core.numerics.divergence import compare
-from core.numerics.formats import format_named
+from core.numerics.formats import LOGIT_FORMATS, format_named
 from core.numerics.metrics import METRICS
 
 IN_FLOAT16 = tuple(f"{name} float16" for name in CONFIGS)
@@ -51,7 +52,6 @@ PROMPTS = {
     ),
 }
 EQUAL = "equal"
-_BITS = {"float32": torch.int32, "bfloat16": torch.int16, "float16": torch.int16}
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,9 @@ def _logits(
     side: str | Engine,
 ) -> list[NDArray]:
     """Bits of a side, an array [positions, vocab] a prompt."""
-    carrier = format_named(loaded.dtype).carrier
     with torch.inference_mode(), side_of(side).open(loaded, None) as run:
-        rows = [
-            # a dump has the model's dtype, whatever an engine returns
-            whole_side(run, ids).to(getattr(torch, loaded.dtype)).contiguous()
-            for ids in prompts
-        ]
-    return [logits.view(_BITS[loaded.dtype]).numpy().view(carrier) for logits in rows]
+        # a dump has the model's dtype, whatever an engine returns
+        return [bits_of(whole_side(run, ids).to(loaded.torch_dtype)) for ids in prompts]
 
 
 def positions_of(
@@ -176,7 +171,7 @@ def main() -> int:
     )
     parser.add_argument("--model", action="append", default=[], choices=(*MODELS, *IN_FLOAT16))
     parser.add_argument("--folder", help="of a transformers model, in place of the small ones")
-    parser.add_argument("--dtype", default="bfloat16", choices=tuple(_BITS))
+    parser.add_argument("--dtype", default="bfloat16", choices=tuple(LOGIT_FORMATS))
     parser.add_argument(
         "--unnamed",
         action="store_true",

@@ -24,6 +24,7 @@ import torch
 
 from benchmarks.verdicts.engines import (
     PREFIX,
+    Attention,
     Engine,
     alter,
     attending,
@@ -116,19 +117,12 @@ def _two_tokens_swapped(output: torch.Tensor, tokens: torch.Tensor) -> torch.Ten
 def attention_reads_ahead(share: float) -> Engine:
     """One query of the first layer reads the value after its own."""
 
-    def change(
-        original: Any,
-        module: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        mask: Any,
-        options: Any,
-    ) -> Any:
-        output, *rest = original(module, query, key, value, mask, options)
-        if module.layer_idx == 0:
+    def change(call: Attention) -> Any:
+        output, *rest = call.run()
+        if call.module.layer_idx == 0:
             output = output.clone()
-            other = value[:, :, PLACE + 1].repeat_interleave(query.shape[1] // value.shape[1], 1)
+            groups = call.query.shape[1] // call.value.shape[1]
+            other = call.value[:, :, PLACE + 1].repeat_interleave(groups, 1)
             output[:, PLACE] = interpolate(output[:, PLACE], other, share)
         return (output, *rest)
 

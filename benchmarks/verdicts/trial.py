@@ -36,7 +36,7 @@ from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.variations import SLOW_PATHS, VARIATIONS, in_two_halves, reordering
 from core.checks.emitted_tokens import sampler_evidence
 from core.errors import CaptureError
-from core.evidence import CHECK_GROUPS, FAILED, FLOAT32
+from core.evidence import FAILED, FLOAT32
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
@@ -47,7 +47,6 @@ from core.verdict import (
     BUG_SUSPECTED,
     IDENTICAL,
     LOWER_PRECISION,
-    NONDETERMINISTIC,
     VERDICTS,
     Verdict,
 )
@@ -377,10 +376,7 @@ class Line:
 
 
 def read_line(text: str) -> tuple[tuple[str, str], Line] | None:
-    """((model, case), what it says), None of a line of another kind.
-
-    Older lines name the check that decided.
-    """
+    """((model, case), what it says), None of a line of another kind."""
     model = next(
         (name for name in sorted(MODELS, key=len, reverse=True) if text[6:].startswith(name)),
         None,
@@ -388,17 +384,10 @@ def read_line(text: str) -> tuple[tuple[str, str], Line] | None:
     if model is None:
         return None
     rest = text[6 + max(18, len(model)) :]
-    cell = re.sub(r"^\*\*\w+\*\* ", "", rest[52:96].strip())
+    cell = rest[52:96].strip()
     place = re.match(r"\S+ at (?:\d+|None)(?!\d)", rest[96:])
-    names = sorted(
-        (*VERDICTS, *CHECK_GROUPS, "float64", REFUSED, CHANGED_NOTHING),
-        key=len,
-        reverse=True,
-    )
-    name = next((name for name in names if cell.startswith(name)), cell)
-    if name not in (*VERDICTS, REFUSED, CHANGED_NOTHING):
-        is_harmless = text.startswith("ok") and place is None
-        name = NONDETERMINISTIC if is_harmless else BUG_SUSPECTED
+    names = sorted((*VERDICTS, REFUSED, CHANGED_NOTHING), key=len, reverse=True)
+    name = next(name for name in names if cell.startswith(name))
     ratio = re.search(r" (\d\S*?)(?:,|$)", cell)
     return (model, rest[:52].strip()), Line(
         name,
@@ -515,14 +504,8 @@ def main() -> int:
         default="cpu",
         help="cpu or cuda; the tables of the docs are from a CPU",
     )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        default=1,
-        help="of torch, where a case does not say otherwise",
-    )
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1)
     names, printed, is_wrong = options.model or MODELS, [], False
 
     def show(trial: Trial) -> None:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.verdicts.engines import (
     PREFIX,
+    Attention,
     Engine,
     alter,
     attending,
@@ -91,25 +92,15 @@ def without_groups(change: Callable[..., torch.Tensor]) -> Engine:
     scores are capped.
     """
 
-    def attend(
-        original: Any,
-        module: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        mask: Any,
-        options: Any,
-    ) -> Any:
+    def attend(call: Attention) -> Any:
         # capped scores are another function, which the changes below do not compute
-        if options.get("softcap") is not None:
-            return original(module, query, key, value, mask, options)
+        if call.options.get("softcap") is not None:
+            return call.run()
         # grouped-query attention: several query heads read one head of keys and values
-        groups = query.shape[1] // key.shape[1]
-        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-        return change(query, key, value, mask, options["scaling"]).to(query.dtype).transpose(
-            1,
-            2,
-        ), None
+        groups = call.query.shape[1] // call.key.shape[1]
+        key, value = (each.repeat_interleave(groups, 1) for each in (call.key, call.value))
+        output = change(call.query, key, value, call.mask, call.options["scaling"])
+        return output.to(call.query.dtype).transpose(1, 2), None
 
     return alter(attending(attend))
 

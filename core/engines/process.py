@@ -147,6 +147,7 @@ class EngineProcess:
                 f"engine '{name}': {python} cannot be started ({error.strerror}).",
             ) from error
         self.hello = self._next()[0]
+        self.about: dict[str, Any] = {}  # what it said of the model that it loaded
 
     def __enter__(self) -> EngineProcess:
         return self
@@ -170,6 +171,7 @@ class EngineProcess:
             raise self._fault(
                 f"sent vocab {clean(about.get('vocab'))}; expected the number of tokens",
             )
+        self.about = about
         return about
 
     def run(self, ids: Sequence[int]) -> Iterator[EngineRows]:

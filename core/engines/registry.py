@@ -51,9 +51,7 @@ ADAPTER_OF = {
 }
 _locations: dict[str, EngineLocation] = {}
 _descriptions: dict[tuple[str, EngineLocation], EngineDescription] = {}
-_running: OrderedDict[tuple[str, EngineLocation, str], tuple[EngineProcess, dict[str, Any]]] = (
-    OrderedDict()
-)
+_running: OrderedDict[tuple[str, EngineLocation, str], EngineProcess] = OrderedDict()
 _lock = threading.RLock()
 
 
@@ -136,38 +134,33 @@ def describe(name: str) -> EngineDescription:
     return _descriptions[name, location]
 
 
-def running(name: str, request: Mapping[str, Any]) -> tuple[EngineProcess, dict[str, Any]]:
-    """Return the process that has loaded this request, and its answer.
-
-    It stays up for the next prompt.
-    """
+def running(name: str, request: Mapping[str, Any]) -> EngineProcess:
+    """Return the process that has loaded this request; it stays up for the next prompt."""
     location = location_of(name)
     key = (name, location, json.dumps(request, sort_keys=True, default=list))
     with _lock:
-        entry = _running.pop(key, None)
-        if entry is not None and not entry[0].has_ended:
-            # as the latest, so that it is the last to be ended
-            _running[key] = entry
-            return entry
-        # the one that was used longest ago goes first
-        while len(_running) >= _RUNNING:
-            _running.popitem(last=False)[1][0].end()
-        process = location.start(name)
-        try:
-            EngineDescription.of(name, process.hello)
-            about = process.load(request)
-        except BaseException:
-            # also after Ctrl-C: nobody else would end the process
-            process.end()
-            raise
-        _running[key] = process, about
-        return process, about
+        process = _running.pop(key, None)
+        if process is None or process.has_ended:
+            # the one that was used longest ago goes first
+            while len(_running) >= _RUNNING:
+                _running.popitem(last=False)[1].end()
+            process = location.start(name)
+            try:
+                EngineDescription.of(name, process.hello)
+                process.load(request)
+            except BaseException:
+                # also after Ctrl-C: nobody else would end the process
+                process.end()
+                raise
+        # as the latest, so that it is the last to be ended
+        _running[key] = process
+        return process
 
 
 def drop(process: EngineProcess) -> None:
     """End a process that stopped inside a prompt: it would send rows of that prompt next."""
     with _lock:
-        for key in [key for key, (other, _) in _running.items() if other is process]:
+        for key in [key for key, other in _running.items() if other is process]:
             del _running[key]
     process.end()
 
@@ -177,7 +170,7 @@ def end_all() -> None:
     """End every engine that runs."""
     with _lock:
         while _running:
-            _running.popitem()[1][0].end()
+            _running.popitem()[1].end()
 
 
 def list_engines() -> list[dict[str, Any]]:

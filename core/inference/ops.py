@@ -65,38 +65,28 @@ class Operation:
     def size(self, numbers: tuple[int, ...]) -> str:
         return self.words.format(**self._axes(numbers))
 
-    def shapes(
-        self,
-        numbers: tuple[int, ...],
-    ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """Return the shapes of a row's inputs and of the shared ones."""
+    def shapes(self, inputs: Sequence[str], numbers: tuple[int, ...]) -> list[list[int]]:
+        """Return the shapes of a row's inputs, or of the shared ones."""
         axes = self._axes(numbers)
-        rows, shared = (
-            [tuple(axes[axis] for axis in one.split()) for one in many]
-            for many in (self.rows, self.shared)
-        )
-        return rows, shared
+        return [[axes[axis] for axis in one.split()] for one in inputs]
 
     def _axes(self, numbers: tuple[int, ...]) -> dict[str, int]:
         names = [name for _, name, _, _ in Formatter().parse(self.words) if name]
         return dict(zip(names, numbers, strict=True))
 
 
-def _places(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (zeros [rows, places], an index into them for each value of a row)."""
-    return x.new_zeros(len(x), len(places)), torch.arange(x.shape[1], device=x.device) * 7919 % len(
-        places,
-    )
+def _index(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return the place of each value of a row."""
+    return torch.arange(x.shape[1], device=x.device) * 7919 % len(places)
 
 
 def _scatter_add(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    zeros, index = _places(x, places)
-    return zeros.scatter_add(1, index.expand_as(x), x)
+    sums = x.new_zeros(len(x), len(places))
+    return sums.scatter_add(1, _index(x, places).expand_as(x), x)
 
 
 def _index_add(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    zeros, index = _places(x, places)
-    return zeros.index_add(1, index, x)
+    return x.new_zeros(len(x), len(places)).index_add(1, _index(x, places), x)
 
 
 def _attention(backend: SDPBackend) -> Callable[..., torch.Tensor]:
@@ -287,7 +277,7 @@ class _Probe:
         plan: ProbePlan,
     ) -> None:
         self._run, self._format, self._plan = operation.run, fmt, plan
-        rows, shared = operation.shapes(size)
+        rows = operation.shapes(operation.rows, size)
         row_bytes = 4 * sum(map(prod, rows))
         batches = _BATCHES if plan.is_quick else (*_BATCHES, *_MORE_BATCHES)
         self._batches = [
@@ -302,7 +292,7 @@ class _Probe:
             return torch.from_numpy(numbers).to(plan.device, getattr(torch, fmt.name))
 
         self._rows = [values(max(self._batches) + _MOST_ROWS - 1, *shape) for shape in rows]
-        self._shared = [values(*shape) for shape in shared]
+        self._shared = [values(*shape) for shape in operation.shapes(operation.shared, size)]
 
     def figures(self) -> OpRow:
         figures, row_bits = self._repeats()
@@ -348,10 +338,8 @@ class _Probe:
         """
         row_bits: dict[int, Bits] = {}
         calls = differing = 0
-        worst = dict.fromkeys(
-            ("worst_neq", "worst_max_ulps", "worst_batch", "worst_call", "worst_elements"),
-            0,
-        )
+        # elements, ULPs, batch size, call, elements in all
+        worst = (0, 0, 0, 0, 0)
         note = ""
         ends = time.monotonic() + self._plan.seconds_each
         for batch in self._batches:
@@ -362,13 +350,8 @@ class _Probe:
                     calls += 1
                     if not torch.equal(integers_of(first), integers_of(again)):
                         differing += 1
-                        candidate = (
-                            *self._distance(bits_of(first), bits_of(again)),
-                            batch,
-                            number,
-                            first.numel(),
-                        )
-                        worst = dict(zip(worst, max(tuple(worst.values()), candidate), strict=True))
+                        distance = self._distance(bits_of(first), bits_of(again))
+                        worst = max(worst, (*distance, batch, number, first.numel()))
                     if time.monotonic() > ends:
                         break
             except _REFUSALS as error:
@@ -383,8 +366,13 @@ class _Probe:
             "calls": calls,
             "differing_calls": differing,
             "note": note,
+            "worst_neq": worst[0],
+            "worst_max_ulps": worst[1],
+            "worst_batch": worst[2],
+            "worst_call": worst[3],
+            "worst_elements": worst[4],
         }
-        return {**columns, **worst}, row_bits
+        return columns, row_bits
 
     def _classes(self, row_bits: dict[int, Bits]) -> list[dict[str, Any]]:
         """Return the classes of batch sizes with equal bits, that of batch 1 first, with the

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .kernel import block_sums, load_block, scan_row
-from .sizes import BLOCK
+from .kernel import block_sums, load_block, mask_nonfinite, scan_row
+from .sizes import BLOCK, GROUP
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -14,6 +14,7 @@ def difference_rows(a, b, fmt, counts, figures, ulps):
     a_values, b_values = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
     a_bits, b_bits = a_values.view(np.uint32), b_values.view(np.uint32)
     differences = np.empty(BLOCK, np.float64)
+    is_mismatch = np.empty(BLOCK // GROUP, np.bool_)
     width = a.shape[1]
     for row in range(a.shape[0]):
         nonfinite, differing, figures[row, 2] = scan_row(a[row], b[row], fmt)
@@ -30,19 +31,28 @@ def difference_rows(a, b, fmt, counts, figures, ulps):
                 b_bits,
                 ulps,
             )
+            masked, mismatched = 0, 0
             if nonfinite:
-                _add_block(a_values, b_values, ulps, n, counts[row], figures[row])
-            else:
-                _add_finite(
+                masked, mismatched, _, _ = mask_nonfinite(
                     a_values,
                     b_values,
-                    fmt,
                     ulps,
-                    differences,
                     n,
-                    counts[row],
-                    figures[row],
+                    is_mismatch,
                 )
+            _add_finite(
+                a_values,
+                b_values,
+                fmt,
+                ulps,
+                differences,
+                n,
+                counts[row],
+                figures[row],
+            )
+            counts[row, 0] += mismatched
+            counts[row, 3] -= masked
+            counts[row, 4] += mismatched
 
 
 @njit(cache=True)
@@ -76,20 +86,3 @@ def _squares(terms, n):
     for i in range(n):
         total += terms[i] * terms[i]
     return total
-
-
-@njit(forceinline=True)
-def _add_block(a_values, b_values, ulps, n, counts, figures):
-    for i in range(n):
-        x, y = np.float64(a_values[i]), np.float64(b_values[i])
-        if np.isfinite(x) and np.isfinite(y):
-            distance = np.int64(ulps[i])
-            counts[0] += distance != 0
-            counts[1] = max(counts[1], distance)
-            counts[2] += distance
-            counts[3] += 1
-            figures[0] = max(figures[0], abs(x - y))
-            figures[1] += (x - y) * (x - y)
-        elif not (x == y or (np.isnan(x) and np.isnan(y))):
-            counts[0] += 1
-            counts[4] += 1

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import Bits, Flags, Floats, Ints
-from .differences import Differences, as_compiled
+from .differences import Differences, as_compiled, check_sides
 from .formats import FloatFormat, ordinals
 from .sizes import BINS, BLOCK, DENSE, GROUP, TOP_K
 
@@ -223,11 +223,7 @@ def compare(
     fmt: FloatFormat,
 ) -> RowFigures:
     """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores."""
-    if a.shape != b.shape or a.ndim != 2 or a.dtype != fmt.carrier or b.dtype != fmt.carrier:
-        raise ValueError(
-            f"two [rows, vocab] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and"
-            f" {b.shape} {b.dtype}",
-        )
+    check_sides(a, b, fmt)
     compare_rows = _kernel().compare_rows
     _tell_of_compiling(fmt)
     rows, vocab = a.shape

@@ -319,7 +319,7 @@ def _terms(a, b, n, a_highest, b_highest, largest):
 
 
 @njit(forceinline=True)
-def _mask(a, b, ulps, n, is_mismatch):
+def mask_nonfinite(a, b, ulps, n, is_mismatch):
     """Replace elements of a block that are not finite on both sides by equal ones far below all
     others.
 
@@ -462,7 +462,7 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
                 ulps[i] = 0
             block_mismatched = 0
             if nonfinite:
-                block_masked, block_mismatched, block_odd, block_undefined = _mask(
+                block_masked, block_mismatched, block_odd, block_undefined = mask_nonfinite(
                     a_values,
                     b_values,
                     ulps,

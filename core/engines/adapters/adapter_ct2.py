@@ -5,14 +5,24 @@ from __future__ import annotations
 import tempfile
 
 import numpy as np
-from ulpscope_engine import Refused, is_installed, modifier, serve, version_of, with_neighbors
+from ulpscope_engine import (
+    BATCH,
+    THREADS,
+    Refused,
+    is_installed,
+    modifier,
+    parts_in,
+    serve,
+    version_of,
+    with_neighbors,
+)
 
 COMPUTE = ["float32", "int8_float32", "bfloat16", "int8_bfloat16", "float16", "int8_float16"]
 HELLO = {
     "engine": "CTranslate2",
     "dtypes": ["float32", "bfloat16", "float16"],
     "logits": "float32",
-    "bases": {"prefill": {"says": "the whole prompt in one call"}},
+    "bases": {"prefill": {}},
     "modifiers": {
         "compute": modifier(
             "compute type; the run's dtype by default",
@@ -26,8 +36,8 @@ HELLO = {
                 "int8_float16": 4,
             },
         ),
-        "threads": modifier("threads of the CPU", least=1),
-        "batch": modifier("this prompt with N - 1 others in one batch", least=1),
+        "threads": THREADS,
+        "batch": BATCH,
     },
 }
 
@@ -60,12 +70,7 @@ def load(request):
         emit(0, np.asarray(generator.forward_batch(with_neighbors(ids, rows)))[0])
 
     vocab = np.asarray(generator.forward_batch([[0]])).shape[-1]
-    parts = {"weights": kind, "kv": kind, "activations": kind, "accumulation": "float32"}
-    return {
-        "vocab": vocab,
-        "versions": {"ctranslate2": version_of("ctranslate2")},
-        "parts": parts,
-    }, run
+    return {"vocab": vocab, "parts": parts_in(kind, accumulation="float32")}, run
 
 
 if __name__ == "__main__":

@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 from adapter_ort import LEVELS, require
 from ulpscope_engine import (
+    BATCH,
+    THREADS,
     Refused,
     chunks,
     is_installed,
     modifier,
+    parts_in,
     serve,
     version_of,
     with_neighbors,
@@ -45,13 +48,11 @@ HELLO = {
         },
     ],
     "bases": {
-        "prefill": {"says": "the whole prompt in one call"},
-        "decode": {"says": "token by token, with the KV cache"},
-        "chunked": {"says": "N tokens per call", "least": 1},
-        "reuse": {
-            "says": "the first N tokens' keys and values from an earlier call, rewound",
-            "least": 1,
-        },
+        "prefill": {},
+        "decode": {},
+        "chunked": {"least": 1},
+        # the first N tokens' keys and values from an earlier call, rewound
+        "reuse": {"least": 1},
     },
     "modifiers": {
         "weights": modifier(
@@ -74,8 +75,8 @@ HELLO = {
             default="built",
         ),
         "optimize": modifier("optimization of the graph", list(LEVELS), default="all"),
-        "threads": modifier("threads of the CPU", least=1),
-        "batch": modifier("this prompt with N - 1 others in one batch", least=1),
+        "threads": THREADS,
+        "batch": BATCH,
     },
 }
 NEEDED = ("onnx", "onnx_ir", "torch", "transformers")  # by the builder
@@ -287,13 +288,13 @@ class GenAIEngine:
         wide = {"f32": "float32"}
         self.said = {
             "vocab": int(vocab),
-            "versions": {name: version_of(name) for name in ("onnxruntime-genai", "onnxruntime")},
-            "parts": {
-                "weights": wide.get(kind, kind),
-                "kv": "own" if is_own else "float32",
-                "activations": wide.get(activations, activations),
-                "accumulation": "float32",
-            },
+            "parts": parts_in(
+                "float32",
+                weights=wide.get(kind, kind),
+                kv="own" if is_own else "float32",
+                activations=wide.get(activations, activations),
+                accumulation="float32",
+            ),
         }
 
     def generator(self, positions):

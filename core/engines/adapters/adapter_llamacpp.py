@@ -11,7 +11,16 @@ import struct
 from pathlib import Path
 
 import numpy as np
-from ulpscope_engine import Refused, chunks, modifier, serve, version_of, with_neighbors
+from ulpscope_engine import (
+    BATCH,
+    THREADS,
+    Refused,
+    chunks,
+    modifier,
+    serve,
+    version_of,
+    with_neighbors,
+)
 
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}  # enum ggml_type
 NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
@@ -56,10 +65,10 @@ HELLO = {
         },
     ],
     "bases": {
-        "prefill": {"says": "the whole prompt in one call"},
-        "decode": {"says": "token by token, with the KV cache"},
-        "chunked": {"says": "N tokens per call", "least": 1},
-        "reuse": {"says": "the first N tokens' keys and values from an earlier call", "least": 1},
+        "prefill": {},
+        "decode": {},
+        "chunked": {"least": 1},
+        "reuse": {"least": 1},  # the first N tokens' keys and values from an earlier call
     },
     "modifiers": {
         "weights": modifier(
@@ -83,11 +92,8 @@ HELLO = {
             bits={"auto": 11, "on": 11},
         ),
         "ubatch": modifier("tokens a physical batch takes at most (n_ubatch)", least=1),
-        "threads": modifier("threads of the CPU", least=1),
-        "batch": modifier(
-            "this prompt with N - 1 others in one batch, each a sequence of its own",
-            least=1,
-        ),
+        "threads": THREADS,
+        "batch": BATCH,
     },
 }
 
@@ -148,9 +154,11 @@ class ContextParams:
             "n_ubatch": 8,
             "n_seq_max": 12,
             "threads": 4 * threads,
+            "threads_batch": 4 * threads + 4,
+            "flash": 4 * threads + 24,
+            "type_k": self.cache,
+            "type_v": self.cache + 4,
         }
-        self.places.update(threads_batch=4 * threads + 4, flash=4 * threads + 24, type_k=self.cache)
-        self.places["type_v"] = self.cache + 4
 
     def follow(self, callback):
         """Call an EVALUATED with every tensor of the graph."""
@@ -171,7 +179,6 @@ class ContextParams:
     def set(self, **values):
         for name, value in values.items():
             struct.pack_into("<i", self.params.data, self.places[name], value)
-        return self.params
 
 
 def library():
@@ -203,33 +210,29 @@ class LlamaCppEngine:
     def __init__(self, request):
         self.lib = lib = ctypes.CDLL(library())
         pointer, number = ctypes.c_void_p, ctypes.c_int32
-        for name, gives, takes in (
-            ("llama_backend_init", None, []),
-            ("llama_model_default_params", Params, []),
-            ("llama_context_default_params", Params, []),
-            ("llama_model_load_from_file", pointer, [ctypes.c_char_p, Params]),
-            ("llama_init_from_model", pointer, [pointer, Params]),
-            ("llama_model_get_vocab", pointer, [pointer]),
-            ("llama_vocab_n_tokens", number, [pointer]),
-            ("llama_model_n_ctx_train", number, [pointer]),
-            ("llama_get_memory", pointer, [pointer]),
-            ("llama_memory_clear", None, [pointer, ctypes.c_bool]),
-            ("llama_memory_seq_rm", ctypes.c_bool, [pointer, number, number, number]),
-            ("llama_batch_init", Batch, [number, number, number]),
-            ("llama_batch_free", None, [Batch]),
-            ("llama_decode", number, [pointer, Batch]),
-            ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), [pointer, number]),
-            ("llama_free", None, [pointer]),
-            ("llama_model_n_head", number, [pointer]),
-            ("llama_model_n_head_kv", number, [pointer]),
-            (
-                "llama_model_meta_val_str",
-                number,
-                [pointer, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t],
-            ),
-            ("ggml_get_name", ctypes.c_char_p, [pointer]),
-            ("ggml_op_desc", ctypes.c_char_p, [pointer]),
-            ("ggml_backend_tensor_get", None, [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t]),
+        text, size = ctypes.c_char_p, ctypes.c_size_t
+        for name, gives, *takes in (
+            ("llama_backend_init", None),
+            ("llama_model_default_params", Params),
+            ("llama_context_default_params", Params),
+            ("llama_model_load_from_file", pointer, text, Params),
+            ("llama_init_from_model", pointer, pointer, Params),
+            ("llama_model_get_vocab", pointer, pointer),
+            ("llama_vocab_n_tokens", number, pointer),
+            ("llama_get_memory", pointer, pointer),
+            ("llama_memory_clear", None, pointer, ctypes.c_bool),
+            ("llama_memory_seq_rm", ctypes.c_bool, pointer, number, number, number),
+            ("llama_batch_init", Batch, number, number, number),
+            ("llama_batch_free", None, Batch),
+            ("llama_decode", number, pointer, Batch),
+            ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), pointer, number),
+            ("llama_free", None, pointer),
+            ("llama_model_n_head", number, pointer),
+            ("llama_model_n_head_kv", number, pointer),
+            ("llama_model_meta_val_str", number, pointer, text, text, size),
+            ("ggml_get_name", text, pointer),
+            ("ggml_op_desc", text, pointer),
+            ("ggml_backend_tensor_get", None, pointer, pointer, size, size),
         ):
             function = getattr(lib, name)
             function.restype, function.argtypes = gives, takes
@@ -248,17 +251,14 @@ class LlamaCppEngine:
         self.rows = int(self.options.get("batch", 1))
         kind = self.options.get("kv", "f16")
         self.modules = GraphTensors(self, request["modules"]) if request.get("modules") else None
+        has_own = self.options.get("weights") == "own"
+        is_wide = self.options.get("flash") == "off"
         self.said = {
             "vocab": self.vocab,
-            "versions": {"llama.cpp": version()},
             "parts": {
-                "weights": "own" if self.options.get("weights") == "own" else request["dtype"],
+                "weights": "own" if has_own else request["dtype"],
                 "kv": NAMES.get(kind, kind),
-                "attention": (
-                    "float32"
-                    if self.options.get("flash") == "off"
-                    else "float16 where it is flash attention"
-                ),
+                "attention": "float32" if is_wide else "float16 where it is flash attention",
                 "activations": request["dtype"],
                 "accumulation": "float32",
             },
@@ -273,20 +273,21 @@ class LlamaCppEngine:
             params = ContextParams(self.lib.llama_context_default_params())
             kind = TYPES[self.options.get("kv", "f16")]
             room = max(256, -(-positions // 256) * 256) * self.rows
-            settings = {
-                "n_ctx": room,
-                "n_batch": room,
-                "n_seq_max": self.rows,
-                "type_k": kind,
-                "type_v": kind,
-            }
-            settings["n_ubatch"] = min(room, int(self.options.get("ubatch", room)))
-            settings["flash"] = FLASH[self.options.get("flash", "auto")]
             threads = int(self.options.get("threads", 0)) or len(os.sched_getaffinity(0))
             if self.modules is not None:
                 params.follow(self.modules.callback)
-            settings.update(threads=threads, threads_batch=threads)
-            self.context = self.lib.llama_init_from_model(self.model, params.set(**settings))
+            params.set(
+                n_ctx=room,
+                n_batch=room,
+                n_ubatch=min(room, int(self.options.get("ubatch", room))),
+                n_seq_max=self.rows,
+                type_k=kind,
+                type_v=kind,
+                flash=FLASH[self.options.get("flash", "auto")],
+                threads=threads,
+                threads_batch=threads,
+            )
+            self.context = self.lib.llama_init_from_model(self.model, params.params)
             if not self.context:
                 raise Refused("llama.cpp cannot make a context with these settings.")
             self.room = room

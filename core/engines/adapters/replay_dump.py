@@ -18,7 +18,7 @@ HELLO = {
     "engine": "tensor dumps",
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
-    "bases": {"replay": {"says": "the forwards in which the prompt's tokens were computed"}},
+    "bases": {"replay": {}},  # the forwards in which the prompt's tokens were computed
 }
 # whose logits are the last norm times the head
 HEADED = ("llama", "mistral", "qwen2", "qwen3", "gemma")
@@ -44,7 +44,7 @@ ENDS = {"self_attn": "self_attn.o_proj", "mlp": "mlp.down_proj"}  # SGLang follo
 
 
 def read(path):
-    """Return name -> tensor, or list of tensors, of one file, without executing code.
+    """Return name -> list of tensors of one file, without executing code.
 
     Refused for anything else.
     """
@@ -58,15 +58,14 @@ def read(path):
         raise Refused(f"{path.name} holds more than tensors, or is damaged ({reason}).") from error
     if not isinstance(content, dict):
         raise Refused(f"{path.name} is not a dict of module name -> tensor.")
-    lists = {
-        name: value if isinstance(value, (list, tuple)) else [value]
-        for name, value in content.items()
-    }
-    return {
-        name: content[name]
-        for name, each in lists.items()
-        if each and all(isinstance(one, torch.Tensor) and not one.is_quantized for one in each)
-    }
+    entries = {}
+    for name, value in content.items():
+        tensors = value if isinstance(value, (list, tuple)) else [value]
+        if tensors and all(
+            isinstance(one, torch.Tensor) and not one.is_quantized for one in tensors
+        ):
+            entries[name] = tensors
+    return entries
 
 
 class Pass:
@@ -97,9 +96,8 @@ class Pass:
     @staticmethod
     def only(entries, name):
         keys = [key for key in entries if key == name or key.endswith(f"forward_batch_info.{name}")]
-        return (
-            entries[keys[0]] if keys and not isinstance(entries[keys[0]], (list, tuple)) else None
-        )
+        tensors = entries[keys[0]] if keys else []
+        return tensors[0] if len(tensors) == 1 else None
 
     def begins(self, position, prompt):
         """Return [(row, count)] of the runs of the prompt's tokens from this position on."""
@@ -154,8 +152,7 @@ class Translation:
     def of(self, entries):
         """Return transformers' name -> [tokens, features]."""
         modules = {}
-        for name, value in entries.items():
-            tensors = value if isinstance(value, (list, tuple)) else [value]
+        for name, tensors in entries.items():
             if all(one.ndim > 1 and one.is_floating_point() for one in tensors):
                 modules.update(self.one(name, [one.flatten(0, -2) for one in tensors]))
         for stem in {
@@ -248,7 +245,6 @@ def load(request):
         raise Refused(
             f"{folder.name} holds dumps of {len(ranks)} processes; name the folder of one process.",
         )
-    import torch
 
     config = json.loads((Path(request["model"]) / "config.json").read_text())
     config = config.get("text_config", config)
@@ -292,7 +288,7 @@ def load(request):
         "activations": dtype,
         "head": "own" if head is None else "the checkpoint's, in float64",
     }
-    return {"vocab": vocab, "versions": {"torch": torch.__version__}, "parts": parts}, run
+    return {"vocab": vocab, "parts": parts}, run
 
 
 if __name__ == "__main__":

@@ -14,11 +14,9 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
-from typing import (
-    Any,
-)
+from typing import Any
 
 import numpy as np
 
@@ -81,8 +79,8 @@ def serve(
     hello: {"engine": name, "version": text, "bases": {...}, "modifiers": {...}, "dtypes": [...]},
     what the engine can do, sent before it is imported. load(request): {"model": folder or file,
     "dtype": "float32", "base": [name, values...], "modifiers": {name: value}, "modules": names of
-    the modules to send} -> ({"vocab": V, "parts": {...}, "versions": {...}}, run), where run(ids,
-    rows) computes one prompt.
+    the modules to send} -> ({"vocab": V, "parts": {...}}, run), where run(ids, rows) computes one
+    prompt.
     """
     frames = os.fdopen(os.dup(1), "wb")
     # what the engine prints goes to stderr, never between frames
@@ -189,15 +187,17 @@ def with_neighbors(ids: list[int], count: int) -> list[list[int]]:
     return [ids[row % len(ids) :] + ids[: row % len(ids)] for row in range(count)]
 
 
-def modifier(
-    says: str,
-    values: Iterable[Any] = (),
-    least: int | None = None,
-    **more: Any,
-) -> dict[str, Any]:
+def parts_in(dtype: str, **others: str) -> dict[str, str]:
+    """Return the parts of a model that computes in one dtype; others: more of them, exceptions."""
+    return {"weights": dtype, "kv": dtype, "activations": dtype, **others}
+
+
+def modifier(says: str, values: Sequence[Any] = (), **more: Any) -> dict[str, Any]:
     """Return a modifier of the hello: one of some words, or a whole number of at least `least`."""
-    if words := list(values):
-        more["values"] = words
-    if least is not None:
-        more["least"] = least
+    if values:
+        more["values"] = list(values)
     return dict(more, says=says)
+
+
+THREADS = modifier("threads of the CPU", least=1)
+BATCH = modifier("this prompt with N - 1 others in one batch", least=1)

@@ -18,7 +18,6 @@ from ...numerics.divergence import compare
 from ...numerics.formats import format_named
 from ...numerics.statistic import rms_of
 from ...numerics.totals import PairTotal
-from ...path_grammar import Value
 from ...progress import Progress, no_progress
 from ...runs.tables.mitigations import MitigationRow
 from ..controls.judge_model import JudgingSession
@@ -239,10 +238,6 @@ def _deterministic(loaded: LoadedModel) -> Iterator[LoadedModel]:
         torch.use_deterministic_algorithms(state[0], warn_only=state[1])
 
 
-def _with_modifier(name: str, *values: Value) -> Callable[[Path], Path]:
-    return lambda path: path.with_modifier(name, *values)
-
-
 def _without_tf32(path: Path) -> Path:
     if path.values_of("tf32") is None:
         raise CaptureError(f"path '{path}': TF32 is already off.")
@@ -267,21 +262,16 @@ MITIGATIONS = (
     Mitigation(
         "reduced reductions off",
         "16-bit matmuls accumulate in float32.",
-        _with_modifier("reduced", "off"),
+        lambda path: path.with_modifier("reduced", "off"),
     ),
     Mitigation(
         "SDPA math backend",
         "Attention as matmuls and a softmax, no fused kernel.",
-        _with_modifier("sdpa", "math"),
+        lambda path: path.with_modifier("sdpa", "math"),
     ),
     Mitigation(
         "deterministic algorithms",
         "torch.use_deterministic_algorithms(True).",
         model=_deterministic,
-    ),
-    Mitigation(
-        "batch-invariant kernels",
-        "One reduction order for any batch, row, chunk and cache length (+invariant).",
-        _with_modifier("invariant"),
     ),
 )

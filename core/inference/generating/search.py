@@ -18,7 +18,6 @@ from ...progress import Progress, no_progress
 from ..capture.capture import check_paths, torch_errors_stop
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
-from ..paths.batch import rows_of_a_chunk
 from ..paths.paths import Path, open_path, parse_path
 from .generation import best_and_margin, continue_all
 
@@ -185,28 +184,14 @@ def _scores(
     prompts: Sequence[Sequence[int]],
     seed: int,
 ) -> Iterator[Scores]:
-    """Yield argmax and margin of every position, computed on the device in chunks of rows."""
-    rows = rows_of_a_chunk(loaded)
-    waiting: list[torch.Tensor] = []
+    """Yield argmax and margin of every position, computed on the device."""
     scored: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def add(_: int, logits: torch.Tensor) -> None:
-        waiting.append(logits)
-        if sum(map(len, waiting)) >= rows:
-            score()
-
-    def score() -> None:
-        scored.append(best_and_margin(torch.cat(waiting)))
-        waiting.clear()
-
     with quiet(), torch.inference_mode(), torch_errors_stop(path):
         torch.manual_seed(seed)
         with open_path(path, loaded) as run:
             for ids in prompts:
                 scored.clear()
-                run(ids, add)
-                if waiting:
-                    score()
+                run(ids, lambda _, logits: scored.append(best_and_margin(logits)))
                 tokens, margins = (torch.cat(each).tolist() for each in zip(*scored, strict=True))
                 yield tokens, margins
 

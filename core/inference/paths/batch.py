@@ -104,17 +104,20 @@ class PromptBatch:
     @cached_property
     def token_ids(self) -> torch.Tensor:
         """The whole batch on the model's device. [rows, columns], int64"""
-        own = torch.tensor([self.prompt], dtype=torch.long)
-        others = (
-            self.neighbours(self.loaded, self.prompt, self.rows - 1) if self.rows > 1 else own[:0]
-        )
-        rows = torch.cat([others[: self.row], own, others[self.row :]])
         padded = torch.nn.functional.pad(
-            rows,
+            self._among_others(self.prompt),
             (self.left_padding, self.right_padding),
             value=_padding_token(self.loaded),
         )
         return padded.to(self.loaded.device)
+
+    def _among_others(self, own: Sequence[int]) -> torch.Tensor:
+        """Return a sequence in its row among its neighbors. [rows, tokens]"""
+        row = torch.tensor([own], dtype=torch.long)
+        if self.rows == 1:
+            return row
+        others = self.neighbours(self.loaded, own, self.rows - 1)
+        return torch.cat([others[: self.row], row, others[self.row :]])
 
     @cached_property
     def attention_mask(self) -> torch.Tensor:
@@ -179,8 +182,7 @@ class PromptBatch:
         ):
             # a compiled model has no body to replace
             if last - first <= size or self.call is not None:
-                call = self.loaded.model if self.call is None else self.call
-                split(call(**arguments).logits[:, begin:end])
+                split(self._logits(arguments)[:, begin:end])
             else:
                 sliced_logits(self.loaded.model, arguments, begin, end, size, split)
 
@@ -203,23 +205,19 @@ class PromptBatch:
                 dtype=torch.long,
                 device=tokens.device,
             )
-        call = self.loaded.model if self.call is None else self.call
-        logits: torch.Tensor = call(**arguments).logits[self.row]
+        logits = self._logits(arguments)[self.row]
         self._note(cache)
         return logits[-1:]
+
+    def _logits(self, arguments: dict[str, Any]) -> torch.Tensor:
+        call: Any = self.call or self.loaded.model
+        return call(**arguments).logits
 
     def tokens_after(self, own: Sequence[int]) -> torch.Tensor:
         """Return the last token of `own` among those of the other rows, which continue their own
         texts. [rows]
         """
-        sequence = (*self.prompt, *own)
-        token = torch.tensor(sequence[-1:], dtype=torch.long)
-        others = (
-            self.neighbours(self.loaded, sequence, self.rows - 1)[:, -1]
-            if self.rows > 1
-            else token[:0]
-        )
-        return torch.cat([others[: self.row], token, others[self.row :]]).to(self.loaded.device)
+        return self._among_others((*self.prompt, *own))[:, -1].to(self.loaded.device)
 
     def _note(self, cache: Cache | None) -> None:
         if self.watch is not None:

@@ -94,7 +94,7 @@ class EngineRun:
             raise CaptureError(f"path '{name}': {engine.engine} does not send module outputs.")
         base, *modifiers = steps
         dtype = computes_in(modifiers, loaded)
-        self._process, self.about = registry.running(
+        self._process = registry.running(
             engine.name,
             {
                 "model": str(self._model(modifiers, dtype)),
@@ -106,14 +106,15 @@ class EngineRun:
                 "modules": modules,
             },
         )
-        parts = self.about.get("parts")
+        about = self._process.about
+        parts = about.get("parts")
         words = (
             [f"{part} {dtype}" for part, dtype in parts.items()] if isinstance(parts, dict) else []
         )
         _parts[name, loaded.dtype] = printable(", ".join(words))[:200]
-        if self.about["vocab"] < loaded.vocab_size:
+        if about["vocab"] < loaded.vocab_size:
             raise CaptureError(
-                f"path '{name}': {engine.engine} has {self.about['vocab']} tokens, the model"
+                f"path '{name}': {engine.engine} has {about['vocab']} tokens, the model"
                 f" {loaded.vocab_size}; it runs another model.",
             )
 

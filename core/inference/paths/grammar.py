@@ -38,7 +38,6 @@ MODIFIER_ARGUMENTS: dict[str, tuple[Argument, ...]] = {
     "tf32": (),
     "sdpa": (choice("flash", "efficient", "math", "cudnn"),),
     "reduced": (choice("on", "off"),),
-    "invariant": (),
     "compile": (),
 }
 

@@ -77,13 +77,9 @@ class ModuleTrace:
         """Take a module's output from an engine, for positions from `start` on. [positions,
         width]
         """
-        first, last = self._places(start, start + len(output))
-        if first < last:
-            self.take(
-                name,
-                first,
-                output[self._offsets(first, last, start, output.device)].detach(),
-            )
+        first, columns = self._chosen(start, start + len(output), start, output.device)
+        if columns is not None:
+            self.take(name, first, output[columns].detach())
 
     @contextmanager
     def following(self, model: Any, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
@@ -113,10 +109,8 @@ class ModuleTrace:
         if self._computed is None:
             return
         _, skipped, start, stop = self._computed
-        first, last = self._places(start, stop)
-        if first < last:
-            self._shape, self._first = (int(ids.shape[0]), int(ids.shape[1])), first
-            self._columns = self._offsets(first, last, start - skipped, ids.device)
+        self._shape = (int(ids.shape[0]), int(ids.shape[1]))
+        self._first, self._columns = self._chosen(start, stop, start - skipped, ids.device)
 
     def _infer(self, ids: torch.Tensor, cache: Any) -> None:
         start = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
@@ -168,23 +162,20 @@ class ModuleTrace:
             return own.transpose(0, 1).reshape(columns, -1)
         return None
 
-    def _places(self, start: int, stop: int) -> tuple[int, int]:
-        """Return the places in `positions` of those from `start` up to `stop`."""
-        first, last = np.searchsorted(self.positions, (start, stop))
-        return int(first), int(last)
-
-    def _offsets(
+    def _chosen(
         self,
-        first: int,
-        last: int,
         start: int,
+        stop: int,
+        origin: int,
         device: torch.device,
-    ) -> slice | torch.Tensor:
-        """Return the offsets from `start` of the positions at these places; a slice if they are
-        consecutive.
+    ) -> tuple[int, slice | torch.Tensor | None]:
+        """Return (place in `positions` of the first from `start` up to `stop`, offsets of those
+        from `origin`): a slice if they are consecutive, None if there are none.
         """
-        offsets = [position - start for position in self.positions[first:last]]
-        is_run = offsets[-1] - offsets[0] == len(offsets) - 1
-        return (
-            slice(offsets[0], offsets[-1] + 1) if is_run else torch.tensor(offsets, device=device)
-        )
+        first, last = np.searchsorted(self.positions, (start, stop)).tolist()
+        offsets = [position - origin for position in self.positions[first:last]]
+        if not offsets:
+            return first, None
+        if offsets[-1] - offsets[0] == len(offsets) - 1:
+            return first, slice(offsets[0], offsets[-1] + 1)
+        return first, torch.tensor(offsets, device=device)

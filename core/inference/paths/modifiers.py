@@ -295,28 +295,8 @@ def _no_compiler(loaded: LoadedModel, others: Others) -> str | None:
     return None
 
 
-@contextmanager
-def _invariant(batch: PromptBatch) -> Iterator[PromptBatch]:
-    """Use batch-invariant kernels: one reduction order for any batch, row, chunk, cache and
-    threads.
-    """
-    from ..invariant.operations import invariant_forwards  # loads numba
-
-    with invariant_forwards(batch.loaded.model):
-        yield batch
-
-
 def _no_neighbours(others: Others, kind: str) -> str | None:
     return None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N"
-
-
-def _not_invariant(loaded: LoadedModel, others: Others) -> str | None:
-    for name in ("sdpa", "compile"):
-        if name in others:
-            return f"invariant and {name} both replace kernels; leave one out"
-    from ..invariant.operations import invariant_refusal
-
-    return invariant_refusal(loaded.model)
 
 
 _threads = _switching(torch.get_num_threads, torch.set_num_threads, lambda count: count)
@@ -347,6 +327,5 @@ MODIFIERS: dict[str, Modifier] = {
     "tf32": Modifier(_tf32, refuse=_no_tf32),
     "sdpa": Modifier(_sdpa, refuse=_no_backend),
     "reduced": Modifier(_reduced, refuse=_no_reductions),
-    "invariant": Modifier(_invariant, refuse=_not_invariant),
     "compile": Modifier(_compile, refuse=_no_compiler),
 }

@@ -120,11 +120,13 @@ class Path:
         if self.engine is not None:
             return self.logits_bytes(loaded, positions)
         text = loaded.model.config.get_text_config(decoder=True)
-        hidden = int(getattr(text, "hidden_size", 0) or 0)
-        wide = int(getattr(text, "intermediate_size", 0) or 4 * hidden)
-        heads = int(getattr(text, "num_attention_heads", 0) or 1)
-        kv_heads = int(getattr(text, "num_key_value_heads", 0) or heads)
-        layers = int(getattr(text, "num_hidden_layers", 0) or 1)
+
+        def size(name: str, otherwise: int) -> int:
+            return int(getattr(text, name, 0) or otherwise)
+
+        hidden, heads = size("hidden_size", 0), size("num_attention_heads", 1)
+        wide = size("intermediate_size", 4 * hidden)
+        kv_heads, layers = size("num_key_value_heads", heads), size("num_hidden_layers", 1)
         columns = max(self.forwards(loaded, positions), default=positions)
         elements = columns * (2 * hidden + wide)
         if self.reads_cache:

@@ -12,8 +12,8 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
@@ -77,34 +77,41 @@ class KernelSums:
         )
 
 
-class _Forwards:
-    """Tells a new forward from another slice of its logits. begin, end: called around every
-    announced forward.
+class _ProfiledForwards:
+    """Profiles the forwards of a model that are picked. A forward that a path announces may be
+    several calls of the model, one for each slice of its logits.
     """
 
-    def __init__(self, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        self._begin, self._end = begin, end
-        # of the model in the forward that is announced; None between two
-        self._calls: int | None = None
+    def __init__(self, loaded: LoadedModel, picks: Collection[int]) -> None:
+        self._loaded, self.picks = loaded, picks
+        self.sums, self.count, self.profiled = KernelSums(), 0, 0
 
     @contextmanager
     def forward(self, *_: int) -> Iterator[None]:
         """core.inference.paths.batch.Follower"""
-        self._calls = 0
-        self._begin()
-        try:
+        is_picked = self.count in self.picks
+        self.count += 1
+        self.profiled += is_picked
+        with _profile_forward(self._loaded, self.sums) if is_picked else nullcontext():
             yield
-        finally:
-            self._end()
-            self._calls = None
 
-    def is_new(self) -> bool:
-        """Return whether this call of the model begins a forward: the first of an announced one, or
-        any other.
-        """
-        if self._calls is not None:
-            self._calls += 1
-        return self._calls in (None, 1)
+    @contextmanager
+    def each_call(self) -> Iterator[None]:
+        """Take every call of the model for a forward."""
+        with ExitStack() as call:
+
+            def begin(*_: Any) -> None:
+                call.enter_context(self.forward())
+
+            def end(*_: Any) -> None:
+                call.close()
+
+            model = self._loaded.model
+            with (
+                model.register_forward_pre_hook(begin),
+                model.register_forward_hook(end, always_call=True),
+            ):
+                yield
 
 
 def kernels_of(
@@ -125,48 +132,27 @@ def kernels_of(
     total = len(side.path.forwards(loaded, len(ids))) if side.path is not None else 0
     half = FORWARDS // 2
     picks = {*range(half), *range(max(half, total - half), max(total, FORWARDS))}
-    sums, forward_count, profile_count, is_warm = KernelSums(), 0, 0, not side.is_one_piece
-    with ExitStack() as hooks:
-        running = ExitStack()
-
-        def begin(*_: Any) -> None:
-            nonlocal forward_count, profile_count
-            if not is_warm:
-                return
-            is_new = forwards.is_new()
-            forward_count += is_new
-            if forward_count - 1 in picks:
-                profile_count += is_new
-                running.enter_context(_profile_forward(loaded, sums))
-
-        def end(*_: Any) -> None:
-            running.close()
-
-        hooks.callback(running.close)
-        # A compiler would compile hooks into the model: there a forward is what the path announces.
-        forwards = (
-            _Forwards(begin, end) if side.is_one_piece else _Forwards(lambda: None, lambda: None)
-        )
-        if not side.is_one_piece:
-            hooks.enter_context(loaded.model.register_forward_pre_hook(begin))
-            hooks.enter_context(loaded.model.register_forward_hook(end, always_call=True))
-            hooks.enter_context(_modules_say_their_names(loaded.model))
-        hooks.enter_context(quiet())
-        hooks.enter_context(foreign_errors_stop(f"'{side.name}'", "choose a shorter prompt"))
-        hooks.enter_context(torch.inference_mode())
+    forwards = _ProfiledForwards(loaded, picks)
+    with ExitStack() as stack:
+        stack.enter_context(quiet())
+        stack.enter_context(foreign_errors_stop(f"'{side.name}'", "choose a shorter prompt"))
+        stack.enter_context(torch.inference_mode())
         _set_up_libraries()
-        context = (
-            side.open(loaded, None)
-            if side.path is None
-            else open_path(side.path, loaded, trace=forwards)
-        )
-        run = hooks.enter_context(context)
+        if side.path is None:
+            stack.enter_context(forwards.each_call())
+            run = stack.enter_context(side.open(loaded, None))
+        else:
+            run = stack.enter_context(open_path(side.path, loaded, trace=forwards))
         if side.is_one_piece:
+            forwards.picks = ()
             run(ids, ignore)
-            is_warm = True
+            forwards.picks, forwards.count = picks, 0
+        else:
+            # a compiler would compile hooks into the model
+            stack.enter_context(_modules_say_their_names(loaded.model))
         torch.manual_seed(seed)
         run(ids, ignore)
-    return KernelList(number, sums.rows(), profile_count, forward_count)
+    return KernelList(number, forwards.sums.rows(), forwards.profiled, forwards.count)
 
 
 @cache

@@ -153,8 +153,7 @@ class SpooledOutputs(ModuleTrace):
         self._waiting.pop(name, None)
         module = self._of.order.get(name)
         if module is not None and name not in self._spoiled:
-            nothing = bits_of(torch.empty((1, 0), dtype=output.dtype))
-            self._emit(LayerPart(self._number, module, 0, nothing, _DTYPES[output.dtype]))
+            self._emit(module, 0, output.new_empty((1, 0)))
         self._spoiled.add(name)
 
     def see_logits(self, position: int, logits: torch.Tensor) -> None:
@@ -184,7 +183,7 @@ class SpooledOutputs(ModuleTrace):
             at_once = max(1, _LARGEST_PART_BYTES // row_bytes)
             for start in range(0, len(output), at_once):
                 piece = output[start : start + at_once]
-                self._emit_part(module, first + start, piece.clone() if self._of.is_kept else piece)
+                self._emit(module, first + start, piece.clone() if self._of.is_kept else piece)
             return
         if waiting is None:
             space = torch.empty((room, output.shape[1]), dtype=output.dtype, device=output.device)
@@ -192,16 +191,11 @@ class SpooledOutputs(ModuleTrace):
         waiting.add(output)
 
     def _hand_on(self, waiting: _RowBuffer) -> None:
-        self._emit_part(waiting.module, waiting.first, waiting.space[: waiting.filled])
+        self._emit(waiting.module, waiting.first, waiting.space[: waiting.filled])
 
-    def _emit(self, part: LayerPart) -> None:
+    def _emit(self, module: LayerModule, first: int, output: torch.Tensor) -> None:
+        part = LayerPart(self._number, module, first, bits_of(output), _DTYPES[output.dtype])
         self._of.sink.write(self._side, part)
-
-    def _emit_part(self, module: LayerModule, first: int, output: torch.Tensor) -> None:
-        if output.numel():
-            self._emit(
-                LayerPart(self._number, module, first, bits_of(output), _DTYPES[output.dtype]),
-            )
 
 
 @dataclass

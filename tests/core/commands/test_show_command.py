@@ -120,7 +120,7 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
             run.pairs[0].summary.neq,
             run.pairs[0].summary.max_ulps,
         )
-        assert {row.name: row.neq for row in others}["batch-invariant kernels"] == 0
+        assert len(others) == len(mitigations.MITIGATIONS) - 1
     with opened(
         open_store(),
         cli("capture", *asked).json["run_id"],

@@ -9,7 +9,6 @@ from benchmarks.verdicts.other_engines import (
     SCALED,
     SETTINGS,
     WIDE,
-    edit,
     planted,
     planted_folder,
 )
@@ -18,7 +17,6 @@ from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import ModuleOutputs, modules_alone
 from core.inference.models import engine_files
-from core.inference.models.engine_files import gguf_of
 from core.inference.models.model import loaded_from
 from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
@@ -77,20 +75,6 @@ def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
     assert float((found - reference).double().pow(2).mean().sqrt()) < 3e-5
     # the process is kept, and repeats itself
     assert torch.equal(logits_of(path, loaded, ids), found)
-
-
-def test_the_default_cache_of_llama_cpp_is_float16_and_its_flash_attention_as_coarse(loaded, ids):
-    """Each setting stands hundreds of times above float32, as ENGINES of the documents measured on
-    a real model.
-    """
-    reference = logits_of("prefill", loaded, ids)
-
-    def rms(path):
-        return float((logits_of(path, loaded, ids) - reference).double().pow(2).mean().sqrt())
-
-    wide = rms(f"llamacpp:prefill+{WIDE}")
-    assert rms("llamacpp:prefill+kv:f16+flash:off") > 100 * wide
-    assert rms("llamacpp:prefill+kv:f32+flash:on") > 100 * wide
 
 
 def test_transformers_of_the_same_environment_gives_the_same_bits(ids):
@@ -256,24 +240,6 @@ def test_a_fault_in_an_exported_graph_is_called_a_bug_and_its_module_named(
     monkeypatch.setattr(engine_side, "folder_of", lambda *_: edited)
     figures = figures_of_bug(judge(loaded, [ids], variant=path))
     assert set(figures.modules_beyond) == MODULES_OF[fault]
-
-
-def test_a_gguf_of_another_count_of_heads_is_refused_in_one_sentence(
-    loaded,
-    ids,
-    monkeypatch,
-    tmp_path,
-):
-    """llama.cpp checks the shapes of tensors against it."""
-    edited = edit(
-        gguf_of(loaded, "float32"),
-        tmp_path / "edited.gguf",
-        {"llama.attention.head_count_kv": 1},
-    )
-    monkeypatch.setattr(engine_side, "gguf_of", lambda *_: edited)
-    with pytest.raises(CaptureError, match=r"llama\.cpp|llamacpp") as said:
-        judge(loaded, [ids], variant="llamacpp:decode")
-    assert "\n" not in str(said.value)
 
 
 # ---- modules

@@ -38,6 +38,8 @@ def test_figures_are_those_of_their_definitions(name, width):
     expected = expected_figures(a, b, fmt)
     for name in ("neq", "nonfinite_mismatch", "max_ulps", "sum_ulps", "finite", "max_abs"):
         assert np.array_equal(getattr(found, name), expected.exact[name]), name
+    for name in ("spacing", "max_row_ulps"):
+        np.testing.assert_array_equal(getattr(found, name), expected.exact[name])
     np.testing.assert_allclose(found.sum_squares, expected.close["sum_squares"], rtol=1e-12)
 
 

@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-import torch
 from scipy.special import log_softmax
 
-from benchmarks.kernel import _ordered_top
 from core.numerics.top_tokens import TopTokenRows, compare_rows, concatenate, largest, summary_of
 
 VOCAB = 48
@@ -128,9 +126,3 @@ def test_equal_values_are_chosen_by_their_place_however_they_are_permuted(count)
         )
         expected = np.argsort(-values, kind="stable")[:count]
         assert largest(values, count).tolist() == expected.tolist()
-
-
-def test_the_benchmarks_top_tokens_are_those_of_lower_ids_among_equal_ones():
-    rows = np.random.default_rng(0).integers(0, 4, (6, 300)).astype(np.float32)
-    expected = np.argsort(-rows, axis=1, kind="stable")[:, :20]
-    assert _ordered_top(torch.from_numpy(rows)).tolist() == expected.tolist()

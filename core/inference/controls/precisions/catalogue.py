@@ -91,7 +91,7 @@ class Precision:
         if self.part == LAYERS:
             lower = _round_weights(model, _in(torch.float32, self.rounding))
         elif self.part == PRODUCTS:
-            lower = _RoundedOperands(self.rounding)
+            lower = RoundedOperands(self.rounding)
         elif self.part == ACTIVATIONS:
             functions = [each for each in model.modules() if type(each).__module__ in _FUNCTIONS]
             lower = _hook_outputs(functions, self._function)
@@ -203,7 +203,7 @@ def _hook_outputs(modules: Sequence[Any], change: Callable[..., torch.Tensor]) -
         yield
 
 
-class _RoundedOperands(TorchDispatchMode):
+class RoundedOperands(TorchDispatchMode):
     """Mode in which both operands of every product are rounded before it."""
 
     def __init__(self, rounding: Rounding) -> None:

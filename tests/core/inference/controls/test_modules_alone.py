@@ -14,9 +14,8 @@ from benchmarks.verdicts.tiny_models import model_of, tiny_model, tiny_prompts
 from core.checks.modules_alone import LARGEST_ALONE, AloneFigures, alone_evidence
 from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
-from core.inference.controls.modules_alone import ModuleOutputs, modules_alone
-from core.inference.paths.engines import side_of, whole_side
-from core.inference.paths.paths import open_path, parse_path
+from core.inference.controls.modules_alone import modules_alone
+from core.inference.paths.engines import side_of
 from core.inference.watching.modules import traced_modules
 from tests.core.inference.conftest import CONFIGS
 from tests.covering import thorough
@@ -176,24 +175,6 @@ def test_a_fault_in_every_layer_is_no_lower_precision(loaded, name):
     figures = alone_evidence("c", alone(loaded, CASES[name]), "engine").figures
     assert figures.modules_beyond
     assert figures.kind is None
-
-
-def test_watching_changes_no_bit_and_leaves_no_hook(loaded):
-    ids = tiny_prompts(loaded)[0]
-    with torch.inference_mode():
-        with open_path(parse_path("decode"), loaded) as run:
-            bare = whole_side(run, ids)
-        trace = ModuleOutputs(ids)
-        with (
-            open_path(parse_path("decode"), loaded, trace=trace) as run,
-            trace.following(loaded.model, traced_modules(loaded.model)),
-        ):
-            seen = whole_side(run, ids)
-        alone(loaded, "decode")
-        with open_path(parse_path("decode"), loaded) as run:
-            assert torch.equal(whole_side(run, ids), bare)
-    assert torch.equal(bare, seen)
-    assert not any(module._forward_hooks for module in traced_modules(loaded.model).values())
 
 
 def _in_parts(model, ids, watch, fault=1.0, at=1):

@@ -133,10 +133,10 @@ def test_a_harmless_twin_is_rounding_in_few_words(name):
 
 
 OLD = """\
-ok    llama             prefix hash collision: a block of another prompt    float32 5e5, 1e6                            model.layers.0.self_attn at 16      
+ok    llama             prefix hash collision: a block of another prompt    bug suspected 5e5, 1e6                      model.layers.0.self_attn at 16      
 ok    llama             int8 cache                                          lower precision 9e3, 2e4                                                        
-ok    llama             sums in another order at every call                 rerun 0.99, 1.65                                                                
-ok    mistral-window bfloat16one cached value of one head x 1.01                 float32 9.0, 9e3                            model.layers.0.self_attn at 16      
+ok    llama             sums in another order at every call                 nondeterministic 0.99, 1.65                                                     
+ok    mistral-window bfloat16one cached value of one head x 1.01                 bug suspected 9.0, 9e3                      model.layers.0.self_attn at 16      
 """.splitlines()  # noqa: E501, W291
 
 
@@ -167,10 +167,10 @@ def test_a_printed_line_is_read_back(model, verdict, module, position):
 @pytest.mark.parametrize(
     ("number", "old", "new", "grave"),
     [
-        (0, "float32 5e5", "rounding 1", True),
-        (3, "float32 9.0", "rounding 1", False),  # below ten floors
+        (0, "bug suspected 5e5", "rounding 1", True),
+        (3, "bug suspected 9.0", "rounding 1", False),  # below ten floors
         (0, "at 16", "at 17", False),
-        (2, "rerun 0.99", "bug suspected 5", True),
+        (2, "nondeterministic 0.99", "bug suspected 5", True),
         (1, "lower precision", "bug suspected", False),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from core.errors import CaptureError, UsageError
+from core.errors import CaptureError
 from core.inference.models.model import load_model, readable
 from tests.core.inference.sameness import on_cpu
 
@@ -41,14 +41,6 @@ def test_a_model_loads_wholly_in_the_dtype_asked_for(kind, dtype, model_folders)
     assert loaded.device == "cpu"
     assert sizes == (96, 384, 384)
     assert loaded.device_name
-
-
-def test_an_alias_of_a_dtype_is_understood_and_an_unknown_one_lists_what_exists(
-    model_folders,
-):
-    assert on_cpu(model_folders["llama"], "bf16").dtype == "bfloat16"
-    with pytest.raises(UsageError, match="one of float32, float16, bfloat16"):
-        load_model(str(model_folders["llama"]), dtype="int8")
 
 
 def test_the_vocabulary_has_readable_text_for_every_id(llama):

@@ -49,7 +49,6 @@ ON_A_CPU = [
     "sdpa:math",
     "sdpa:flash",
     "attn:eager+dtype:bfloat16+threads:3",
-    "invariant",
 ]
 # Paths that change the machine and have to compute what a float64 forward does: `test_paths.py`
 # holds them to it.

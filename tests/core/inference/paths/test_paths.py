@@ -76,15 +76,6 @@ def test_models_with_a_running_state_take_the_paths_that_copy_it(path, model_of)
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(
-    "path",
-    ["chunked:5", "reuse:7", "blocks:8", "static", "decode+batch:3+neighbours:random"],
-)
-def test_a_path_taken_twice_gives_the_same_bits(path, llama_bfloat16):
-    assert torch.equal(logits_of(path, llama_bfloat16), logits_of(path, llama_bfloat16))
-
-
-@pytest.mark.model
 def test_logits_of_reused_positions_are_the_earlier_calls(llama_bfloat16):
     ids = tokens(llama_bfloat16)
     whole = logits_of("prefill", llama_bfloat16)

@@ -114,19 +114,6 @@ def test_a_fault_in_any_kind_of_module_is_named_as_the_first_that_differs(
         assert first.neq == 1
 
 
-def test_each_call_of_a_shared_module_is_followed(tmp_path):
-    loaded = tiny_model("llama")
-    blocks = loaded.model.model.layers
-    for block in blocks:
-        block.input_layernorm = blocks[0].input_layernorm
-    with captured(tmp_path, loaded, "decode") as run:
-        table = modules(run, 0)
-    norm = "model.layers.0.input_layernorm"
-    calls = [name for name in table["module"] if name.startswith(norm)]
-    assert calls == [norm, f"{norm} (call 2)", f"{norm} (call 3)"]
-    assert set(table[table["module"].isin(calls)]["kind"]) == {"norm"}
-
-
 @pytest.mark.spread(2)
 @pytest.mark.parametrize(
     "name",

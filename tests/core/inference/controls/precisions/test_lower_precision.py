@@ -246,10 +246,10 @@ def step_without_rope(*_, dtypes=(torch.float32, torch.bfloat16)):
         yield
 
 
-def _without_oldest(original, module, query, key, value, mask, options):
-    if query.shape[2] == 1 < key.shape[2]:
-        mask[..., 0] = False
-    return original(module, query, key, value, mask, options)
+def _without_oldest(call):
+    if call.query.shape[2] == 1 < call.key.shape[2]:
+        call.mask[..., 0] = False
+    return call.run()
 
 
 step_without_oldest_key = attending(_without_oldest)
