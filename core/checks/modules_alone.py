@@ -13,7 +13,7 @@ import numpy as np
 
 from ..evidence import FLOAT32, MODULES, NOTED, Check, CheckFigures, Evidence
 from ..numerics.arrays import Floats
-from ..text import multiple, plural, series, three_digits
+from ..text import multiple, plural, series
 from .pair import PairFigures
 
 # times a module's own rounding; docs/explanation/calibration.md has what was measured
@@ -131,8 +131,8 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
             " the head."
         )
     elif not levels:
-        most = three_digits(float(ratios[list(faults)].max()))
-        says = f"{differ} (up to {most}x the rounding error); other modules within {largest:.1f}x."
+        most = multiple(float(ratios[list(faults)].max()))
+        says = f"{differ} (up to {most} the rounding error); other modules within {largest:.1f}x."
     else:
         figures.kind = series(
             list(dict.fromkeys(_kind_of(names[module]).partition(".")[0] for module in levels)),

@@ -24,7 +24,7 @@ from ..numerics import formats
 from ..numerics.arrays import Floats
 from ..numerics.statistic import rms_of
 from ..places import place_in_words, place_of
-from ..text import three_digits
+from ..text import multiple, three_digits
 from ..verdict import ROUNDING
 
 # How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two
@@ -102,7 +102,7 @@ def shrink_row(
             outcome, row = FAILED, int(np.argmax(stands_out))
             place = place_in_words(row, subject.lengths)
             says = (
-                f"{smaller}, but {place} does not shrink: it is {three_digits(worst)}x the median"
+                f"{smaller}, but {place} does not shrink: it is {multiple(worst)} the median"
                 " position."
             )
         elif shrink < SHRINKS_TOO_LITTLE * full and moving_share >= 0.5:

@@ -25,7 +25,7 @@ from ..progress import Progress, no_progress
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.file.records import RunHeader
 from ..runs.measured import Measured
-from ..text import series, three_digits
+from ..text import multiple, series
 from .dump_controls import UploadedControls
 from .validity import first_mismatch
 
@@ -330,7 +330,7 @@ def _doubt(
         (ratios["width"], 1.0, "is wider than float32 rounds: its paths differ"),
     ):
         if ratio > most:
-            return f"{says} {three_digits(ratio)}x (rounding: up to {most:g}x)"
+            return f"{says} {multiple(ratio)} (rounding: up to {most:g}x)"
     return ""
 
 

@@ -181,11 +181,11 @@ def flips_sentence(table: DataFrame) -> str:
         return text
     far = table[beyond_noise(table)]
     if far.empty:
-        kind = "near tie" if flips["near_tie"].all() else "close decision"
-        return (
-            f"{text} {f'It is at a {kind}' if len(flips) == 1 else f'All are at {kind}s'} on at"
-            " least one side."
-        )
+        are = "It is" if len(flips) == 1 else "All are"
+        near = "a near tie" if len(flips) == 1 else "near ties"
+        if flips["near_tie"].all():
+            return f"{text} {are} {near} on at least one side."
+        return f"{text} {are} within the noise."
     margin = number(far.iloc[0][MARGINS].astype(float).min())
     are = "is no near tie" if len(far) == 1 else "are no near ties"
     first = f"{'first at ' if len(far) > 1 else ''}{place(far.iloc[0])}, margin {margin} logits"
