@@ -29,7 +29,7 @@ def place_in_words(row: int, lengths: Sequence[int]) -> str:
 def words_of(place: tuple[int, int], lengths: Sequence[int]) -> str:
     """Return `place_in_words` of a (prompt, position)."""
     prompt, position = place
-    return f"position {position}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
+    return f"position {position:,}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
 
 
 def beyond_in_words(test: FloorTest, size: str, lengths: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ const shown = (text) => text.split(SPECIAL).map((part, place) => (place % 2 ? si
 const count = (value) => (value === null ? "undefined" : value.toLocaleString("en-US"));
 const number = (value) => {
   const isTiny = value && Math.abs(value) < 1e-4; // written as the tables write it
-  return isTiny ? value.toExponential().replace(/e-(\d)$/, "e-0$1") : value === null ? "undefined" : value.toLocaleString("en-US", { maximumFractionDigits: 20 });
+  return isTiny ? value.toExponential() : value === null ? "undefined" : value.toLocaleString("en-US", { maximumFractionDigits: 20 });
 };
 const heatOf = (level) => `rgba(213, 94, 0, ${((level / 100) * STRENGTH).toFixed(3)})`;
 const make = (tag, className, ...parts) => {

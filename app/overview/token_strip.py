@@ -59,7 +59,7 @@ def columns(view: selection.View, colour: str) -> dict[str, Any]:
         **argmax,
         **{f"{side}_margin": _whole(table[f"{side}_margin_ulps"]) for side in argmax},
         **{name: _whole(table[name]) for name in _WHOLE},
-        **{name: _four_digits(table[name]) for name in _ROUNDED},
+        **{name: _three_digits(table[name]) for name in _ROUNDED},
     }
 
 
@@ -72,10 +72,10 @@ def _whole(column: pd.Series) -> list[int | None]:
     return [None if pd.isna(value) else int(value) for value in column.tolist()]
 
 
-def _four_digits(column: pd.Series) -> list[float | None]:
-    """Figures to four digits: more are in the tables, and this is sent for every position."""
+def _three_digits(column: pd.Series) -> list[float | None]:
+    """Figures to three digits: more are in the tables, and this is sent for every position."""
     return [
-        float(f"{value:.4g}") if np.isfinite(value) else None
+        float(f"{value:.3g}") if np.isfinite(value) else None
         for value in column.to_numpy(float).tolist()
     ]
 
@@ -99,7 +99,7 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
         "dtype": "",
         **_shades(shade, OF_ROLLOUTS[colour]),
         **dict.fromkeys(("flip", "near", "odd"), none),
-        "figures": {label: _four_digits(tokens[name]) for name, label in names.items()},
+        "figures": {label: _three_digits(tokens[name]) for name, label in names.items()},
     }
 
 
