@@ -9,7 +9,7 @@ import numpy as np
 
 from .numerics.arrays import Ints
 from .numerics.statistic import SYSTEMATIC, FloorTest
-from .text import multiple
+from .text import multiple, number
 
 FLOAT16_MAX = 65504.0
 
@@ -48,7 +48,7 @@ def beyond_in_words(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
         first = place_in_words(int(test.outliers[0]), lengths)
         is_one = len(test.outliers) == 1
         place = f"{worst} at {first}" if is_one else f"up to {worst} from {first}"
-    return f"{size}, but {place} (limit for rounding: {most.limit:.3g}x)."
+    return f"{size}, but {place} (limit for rounding: {number(most.limit)}x)."
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def continued(built, own_store, monkeypatch):
 def test_layers_open_with_the_first_module_and_position_that_differ(growing):
     app = open_page("layers", run=growing, prompt="1")
     assert app.query_params["tab"] == "layers"
-    assert "differs at all, at prompt 1, position 3**: 1 of 8 (12.5%)" in page_text(app)
+    assert "differs at all, at position 3 of prompt 1**: 1 of 8 (12.5%)" in page_text(app)
     assert "0.63x" in app.subheader[0].value
     assert "5 of 5" in page_text(app)
     assert len(figures_of(app)) == 3

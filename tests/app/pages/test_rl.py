@@ -175,7 +175,7 @@ def test_the_heaviest_sequences_are_listed_and_drawn_token_by_token(planted, seq
     assert strips[0]["legend"]["unit"] == "|r|, nats"
     assert strips[1]["legend"]["unit"] == "KL (k3), nats"
     r = sequences[HEAVY]["trainer"] - sequences[HEAVY]["rollout"]
-    np.testing.assert_allclose(strips[1]["figures"]["r = trainer - rollout"], r, rtol=1e-3)
+    np.testing.assert_allclose(strips[1]["figures"]["r = trainer - rollout"], r, rtol=5e-3)
 
 
 def test_a_link_opens_a_sequence_at_a_token(planted, sequences):
