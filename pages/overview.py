@@ -28,7 +28,8 @@ with left:
     token_strip.section(view, is_rollout=is_rollout)
 with right:
     what = "Token" if is_rollout else "Top tokens"
-    st.subheader(f"{what} at position {view.position:,}{view.of_prompt}")
+    of_prompt = "" if is_rollout else view.of_prompt
+    st.subheader(f"{what} at position {view.position:,}{of_prompt}")
     best_tokens.short(view)
 panel.checks(view, answer)
 section.draw(view)

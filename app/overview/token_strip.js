@@ -57,7 +57,8 @@ class Strip {
       span.dataset.position = place;
       return span;
     });
-    this.box.replaceChildren(...(texts ? this.spans : this.spans.flatMap((span) => [span, " "])));
+    // a line breaks between tokens, not within one
+    this.box.replaceChildren(...this.spans.flatMap((span) => [texts ? "\u200B" : " ", span]));
     this.box.scrollTop = 0;
   }
 
