@@ -166,8 +166,8 @@ def percent(share: float) -> str:
 
 
 def floored_percent(share: float) -> str:
-    """Never rounded up: `99.99 %` is not all."""
-    return f"{math.floor(share * 1e4) / 1e2:.2f} %"
+    """Never rounded up: `99.99%` is not all."""
+    return f"{math.floor(share * 1e4) / 1e2:.2f}%"
 
 
 def out_of(count: int, total: int) -> str:
