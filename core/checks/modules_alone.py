@@ -121,7 +121,8 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
         first_module=next(iter(faulty), None),
         first=(prompt, min(faults.values())) if on_top or (starts and not levels) else None,
     )
-    position = f", first at position {figures.first[1]}" if figures.first else ""
+    of_prompt = f" of prompt {prompt}" if prompt else ""
+    position = f", first at position {figures.first[1]:,}{of_prompt}" if figures.first else ""
     modules = in_words(faulty, names)
     differ = f"Given identical inputs, {modules} differ{'s' * (' and ' not in modules)}{position}"
     if not faulty:

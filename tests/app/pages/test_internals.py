@@ -161,7 +161,7 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
     """
     run_id = with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1}))
     app = open_page("kernels", run=run_id)
-    assert "at prompt 1, position 4." in page_text(app)
+    assert "at position 4 of prompt 1." in page_text(app)
     there = app.dataframe[0].value
     assert there["modules"].tolist() == ["model.layers.0.norm"]
     assert there["reference_details"][0] == "bfloat16 [1, 8]"
