@@ -166,8 +166,9 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFram
         for value, one in zip(table.get(name, []), pairs, strict=False):
             ratio = value / table[name][0] if is_more and cells and table[name][0] else None
             text = _text(name, value, one.run.header.rows)
-            says_nothing = ratio is None or number(ratio) == "1"
-            cells.append(text if says_nothing else f"{text}  ({multiple(ratio)})")
+            if ratio is not None and number(ratio) != "1":
+                text = f"{text}  ({multiple(ratio)})"
+            cells.append(text)
         if cells:
             rows[label] = cells
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(titles))
