@@ -7,7 +7,7 @@ import numpy as np
 
 from .numerics.arrays import Ints
 from .numerics.statistic import SYSTEMATIC, FloorTest
-from .text import multiple
+from .text import multiple, number
 
 FLOAT16_MAX = 65504.0
 
@@ -27,7 +27,7 @@ def place_in_words(row: int, lengths: Sequence[int]) -> str:
 def words_of(place: tuple[int, int], lengths: Sequence[int]) -> str:
     """Return `place_in_words` of a (prompt, position)."""
     prompt, position = place
-    return f"position {position}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
+    return f"position {position:,}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
 
 
 def beyond_in_words(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
@@ -46,7 +46,7 @@ def beyond_in_words(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
         first = place_in_words(int(test.outliers[0]), lengths)
         is_one = len(test.outliers) == 1
         place = f"{worst} at {first}" if is_one else f"up to {worst} from {first}"
-    return f"{size}, but {place} (limit for rounding: {most.limit:.3g}x)."
+    return f"{size}, but {place} (limit for rounding: {number(most.limit)}x)."
 
 
 @dataclass(frozen=True)

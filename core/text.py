@@ -120,6 +120,11 @@ def join_bytes(tokens: Sequence[str]) -> list[str]:
     return joined
 
 
+def text_of(tokens: Sequence[str]) -> str:
+    """Return the text of tokens, their bytes joined to characters."""
+    return "".join(join_bytes(tokens))
+
+
 def _raw(text: str) -> bytes:
     """Return a text's bytes, each '<0xE2>' as the byte it names."""
     parts = _BYTE.split(text)
@@ -132,6 +137,13 @@ def _raw(text: str) -> bytes:
 def plural(count: int, one: str, many: str = "") -> str:
     """`1 flip`, `2,000 flips`; `many` if it is not `one` with an s."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
+def all_of(count: int, total: int, one: str) -> str:
+    """Return `107 of 109 positions`, `all 109 positions`, `the only position`."""
+    if count < total:
+        return f"{count:,} of {plural(total, one)}"
+    return f"all {plural(total, one)}" if total > 1 else f"the only {one}"
 
 
 def known(count: int | None) -> str:
@@ -152,8 +164,8 @@ def percent(share: float) -> str:
 
 
 def floored_percent(share: float) -> str:
-    """Never rounded up: `99.99 %` is not all."""
-    return f"{math.floor(share * 1e4) / 1e2:.2f} %"
+    """Never rounded up: `99.99%` is not all."""
+    return f"{math.floor(share * 1e4) / 1e2:.2f}%"
 
 
 def out_of(count: int, total: int) -> str:
@@ -234,6 +246,15 @@ def multiple(ratio: float) -> str:
     if not math.isfinite(ratio):
         return "infinitely many times"
     return f"{ratio:.2f}x" if ratio < 10 else f"{number(float(ratio))}x"
+
+
+def exact_decimals(values: Iterable[float]) -> int | None:
+    """Return the decimals with which every logit of a column is `exact`; None: more than nine."""
+    texts = [exact(value) for value in values if math.isfinite(value)]
+    if any("e" in text for text in texts):
+        return None
+    most = max((len(text.partition(".")[2]) for text in texts), default=0)
+    return most if most <= 9 else None
 
 
 def exact(value: float | None) -> str:

@@ -2,6 +2,8 @@
 as a matrix.
 """
 
+import streamlit as st
+
 from app.compare import runs, sweeps, watches
 from app.navigation import COMPARE
 from app.shell import selection, widgets
@@ -12,4 +14,13 @@ parts = {
     "sweeps": sweeps.draw,
     "watches": watches.draw,
 }
-widgets.tabs(COMPARE, selection.current_view(), parts)
+wanted = {
+    "classes": "a run of three or more sides",
+    "sweeps": "`ulpscope sweep`",
+    "watches": "`ulpscope probe --watch`",
+}
+view = selection.current_view()
+visible = widgets.tabs(COMPARE, view, parts)
+missing = [f"{tab.title} ({wanted[tab.name]})" for tab in COMPARE.tabs if tab not in visible]
+if missing and view is not None:
+    st.caption(f"Not shown, without data: {', '.join(missing)}.")

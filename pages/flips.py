@@ -9,7 +9,7 @@ from app.navigation import FLIPS
 from app.shell import exports, selection, store_cache, widgets, wording
 from core.runs.queries.flips import MOST_READ, STORED_RANKS, candidates, flip_table, flips_sentence
 from core.runs.queries.verdicts import answer_of
-from core.text import number, opening, out_of, plural, visible
+from core.text import number, opening, out_of, plural, text_of, visible
 
 view = widgets.head(FLIPS, selection.current_view())
 run, pair = view.run, view.pair
@@ -74,9 +74,9 @@ if not (figures["is_flip"] or (with_near_ties and figures["near_tie"])):
     st.button(label, on_click=selection.select, kwargs=place)
     st.stop()
 
-st.subheader(f"Position {view.position}{view.of_prompt}")
+st.subheader(f"Position {view.position:,}{view.of_prompt}")
 if view.texts:
-    context = "".join(view.texts[max(0, view.position - 60) : view.position + 1])
+    context = text_of(view.texts[max(0, view.position - 60) : view.position + 1])
     for column, side in zip(st.columns(2), ("reference", "variant"), strict=True):
         token = figures[f"{side}_token"]
         text = widgets.escape(widgets.table_texts([token], run)[0])

@@ -49,7 +49,7 @@ st.caption(about)
 if selected is not None:
     text = wording.token(token, run.vocabulary.get(selected.token))
     name = widgets.escape(text.removeprefix("token "))
-    st.subheader(f"Token {name} at position {view.position}{view.of_prompt}")
+    st.subheader(f"Token {name} at position {view.position:,}{view.of_prompt}")
     st.dataframe(
         {
             "side": [pair.reference, pair.variant],
@@ -71,7 +71,7 @@ if not run.has_all_logits:
     st.info(f"Single logits cannot be shown: {refusal(header)}")
     st.stop()
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
-title.subheader(f"Largest differences at position {view.position}{view.of_prompt}")
+title.subheader(f"Largest differences at position {view.position:,}{view.of_prompt}")
 by = order.segmented_control("Order by", ["difference", "ULPs"], required=True, key="worst_by")
 place = (pair.index, view.prompt, view.position)
 worst = worst_elements(run, *place, by_ulps=by == "ULPs")

@@ -21,7 +21,7 @@ scope = PROMPTS[0]
 if len(view.run.header.prompts) > 1:
     scope = str(st.segmented_control("Positions of", PROMPTS, required=True, key="near_ties_of"))
 table = view.table if scope == PROMPTS[1] else view.prompt_table
-lead.markdown(near_ties_sentence(table))
+lead.markdown(near_ties_sentence(table, view.of_prompt if scope == PROMPTS[0] else ""))
 
 
 def follow() -> None:
@@ -65,15 +65,16 @@ most = f"{limit:g} {view.run.header.unit}"
 if unit == "ULPs":
     most = plural(int(limit), "ULP") + (f" of {view.dtype}" if view.dtype else "")
 counts = ", ".join(f"{out_of(int(mask[side].sum()), len(table))} on the {side}" for side in SIDES)
+positions = "position" if len(table) == 1 else "positions"
 st.markdown(
-    f"**{out_of(len(listing), len(table))}** positions with margin ≤ {most}: {counts}."
+    f"**{out_of(len(listing), len(table))}** {positions} with margin ≤ {most}: {counts}."
     f" {int(listing['is_flip'].sum()):,} of {plural(int(table['is_flip'].sum()), 'flip')} below the"
     " threshold.",
 )
 parts.draw_positions(listing, view.run, "close_margins", 7, (*of, unit, limit))
-positions = {"these positions": listing, f"all positions of {scope}": table}
-files = {title: partial(with_argmax_texts, view.run, rows) for title, rows in positions.items()}
+tables = {"these positions": listing, f"all positions of {scope}": table}
+files = {title: partial(with_argmax_texts, view.run, rows) for title, rows in tables.items()}
 exports.download(files, exports.file_stem(view, "near-ties"), "near_ties")
 
-st.subheader(f"Top tokens at position {view.position}{view.of_prompt}")
+st.subheader(f"Top tokens at position {view.position:,}{view.of_prompt}")
 best_tokens.section(view)

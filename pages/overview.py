@@ -23,13 +23,15 @@ else:
     figures.headline(view)
 positions.chart(view, is_rollout=is_rollout)
 
-left, right = st.columns([3, 2], gap="medium")
+left, right = st.columns([5, 3])
 with left:
     if not is_rollout:
         positions.flips(view)
     token_strip.section(view, is_rollout=is_rollout)
 with right:
-    st.subheader(f"{'Token' if is_rollout else 'Top tokens'} at position {view.position}")
+    what = "Token" if is_rollout else "Top tokens"
+    of_prompt = "" if is_rollout else view.of_prompt
+    st.subheader(f"{what} at position {view.position:,}{of_prompt}")
     best_tokens.short(view)
 panel.checks(view, answer)
 

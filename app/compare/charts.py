@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from core.plots.pairs import RUNS
-from core.plots.style import QUIET, inert, layout, log_axis
+from core.plots.style import QUIET, hover, inert, layout, log_axis
 
 # Okabe-Ito without the two colors of the sides; classes beyond these share one.
 _CLASSES = ("#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#9A6FD6", "#8A93A0")
@@ -27,7 +27,10 @@ def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
             mode="lines",
             line={"color": color, "width": 2, "shape": "vh"},
             name=inert(name),
-            hovertemplate="%{y:.3g} of the logits differ by at least %{x:,} ULPs<extra></extra>",
+            hovertemplate=(
+                f"{hover(table['share'].to_numpy(float))} of the logits differ by at least %{{x:,}}"
+                " ULPs<extra></extra>"
+            ),
         )
     whole = pd.concat([table for _, table in curves])
     figure.update_xaxes(

@@ -16,7 +16,7 @@ from core.runs.queries.compare import FIGURES, RunPair, figures
 from core.runs.reader import RunReader
 from core.runs.store.cards import RunCard
 from core.runs.store.store import cell_of
-from core.text import exact, multiple, number, percent, printable
+from core.text import multiple, number, percent, printable
 
 # runs next to the first: six colors can be distinguished
 MOST = 5
@@ -166,9 +166,9 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFram
         for value, one in zip(table.get(name, []), pairs, strict=False):
             ratio = value / table[name][0] if is_more and cells and table[name][0] else None
             text = _text(name, value, one.run.header.rows)
-            in_brackets = number(ratio, 3)
-            says_nothing = ratio is None or in_brackets == "1"
-            cells.append(text if says_nothing else f"{text}  ({in_brackets}x)")
+            if ratio is not None and number(ratio) != "1":
+                text = f"{text}  ({multiple(ratio)})"
+            cells.append(text)
         if cells:
             rows[label] = cells
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(titles))
@@ -183,7 +183,7 @@ def _text(name: str, value: float, rows: int) -> str:
         return percent(value)
     if name == "noise_ratio":
         return multiple(value)
-    return exact(value) if name in ("max_abs", "min_margin") else number(value, 3)
+    return number(value)
 
 
 def export_runs(pairs: Sequence[RunPair]) -> pd.DataFrame:

@@ -171,7 +171,7 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
             **style.CLICKABLE,
             customdata=[[place]] * len(rms),
             hovertemplate=(
-                f"{name}<br>block %{{x}}: %{{y:.3g}} row ULPs<br>{verdict}<extra></extra>"
+                f"{name}<br>block %{{x}}: {style.hover(rms)} row ULPs<br>{verdict}<extra></extra>"
             ),
         )
     figure.update_xaxes(title="block")

@@ -59,7 +59,7 @@ def chart(rounds: Sequence[Round]) -> go.Figure:
         line={"color": style.QUIET, "width": 1},
         marker={"color": colors, "size": 7},
         customdata=distances,
-        hovertemplate="%{x}: %{customdata:.3g} nats<extra></extra>",
+        hovertemplate=f"%{{x}}: {style.hover(distances, 'customdata')} nats<extra></extra>",
     )
     style.add_floor(figure, times, limits, "limit")
     figure.update_xaxes(title="time, UTC")

@@ -9,14 +9,15 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import streamlit as st
 
-from app.components import plots
+from app.components import plots, tables
 from app.shell import exports, selection, store_cache, widgets
 from core.plots.style import LAYOUT, QUIET, REFERENCE, VARIANT, inert
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import SIDES, Candidates, on_grid
-from core.text import opening
+from core.text import exact_decimals, opening
 
 LARGEST = 3  # logits of each side in the chart
 _APART = 0.17  # of a mark of a side, above or below its line
@@ -33,15 +34,7 @@ _SYMBOLS = (
     "hexagram",
 )
 _LABELLED = 9  # lines of the grid
-_COLUMNS = {
-    f"{side} {what}": column
-    for side in SIDES
-    for what, column in (
-        ("logit", st.column_config.NumberColumn(format="%.9g")),
-        ("rank (1 = argmax)", widgets.GROUPED),
-        ("probability", st.column_config.NumberColumn(format="percent")),
-    )
-}
+_TITLES = ("logit", "rank (1 = argmax)", "probability")
 
 
 def section(view: selection.View, *, is_charted: bool = True) -> None:
@@ -62,10 +55,18 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
         plots.draw(figure, "top_tokens", picture, of=str(place))
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
     table: dict = {"token": widgets.table_texts(top["token_id"], view.run)}
-    for title in _COLUMNS:
-        name = title.removesuffix(" (1 = argmax)").replace(" ", "_")
-        table[title.replace("logit", view.run.header.holds)] = top[name]
-    st.dataframe(table, hide_index=True, key="top_table", column_config=_COLUMNS, placeholder="–")
+    columns: dict[str, Any] = {}
+    for side in SIDES:
+        logit, rank, probability = (f"{side} {title}" for title in _TITLES)
+        logit = logit.replace("logit", view.run.header.holds)
+        table[logit] = top[f"{side}_logit"]
+        table[rank] = top[f"{side}_rank"]
+        table[probability] = 100 * top[f"{side}_probability"]
+        form = tables.exact_format(table[logit])
+        columns[logit] = st.column_config.NumberColumn(format=form)
+        columns[rank] = widgets.GROUPED
+        columns[probability] = st.column_config.NumberColumn(format="%.2f%%")
+    st.dataframe(table, hide_index=True, key="top_table", column_config=columns, placeholder="–")
     stem = exports.file_stem(view, "top-tokens", at_position=True)
     exports.download({"top tokens": top}, stem, "top", "Download this position")
 
@@ -78,7 +79,10 @@ def short(view: selection.View) -> None:
     logits = {side: top[f"{side}_logit"] for side in SIDES}
     tokens = widgets.table_texts(top["token_id"], view.run)
     table = {"token": tokens, **logits, "Δ": logits["variant"] - logits["reference"]}
-    columns = dict.fromkeys(list(table)[1:], st.column_config.NumberColumn(format="%.6g"))
+    # as many decimals as all of them need, up to six
+    places = exact_decimals(np.concatenate([*map(pd.Series.to_numpy, logits.values())]))
+    form = f"%.{6 if places is None else min(places, 6)}f"
+    columns = dict.fromkeys(list(table)[1:], st.column_config.NumberColumn(format=form))
     st.dataframe(table, hide_index=True, key="top_here", column_config=columns, placeholder="–")
     st.caption(f"{opening(view.run.header.quantity)}. Δ: variant minus reference.")
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import streamlit as st
 
 from app.shell import widgets
-from core.text import decimals
+from core.text import decimals, exact_decimals
 
 # fit side by side in a window of 1280 pixels
 COLUMNS_IN_SIGHT = 7
@@ -27,6 +28,8 @@ _LABELS = {
     "tokens_share": "share of the tokens",
     "mean_abs": "mean |r|, nats",
     "is_flip": "flip",
+    "agreed_tokens": "common tokens",
+    "parting_position": "diverges at",
     "near_tie": "near tie (either side)",
     "text": "token",
     "first_position": "first differing position",
@@ -41,6 +44,7 @@ _LABELS = {
 }
 # from 0 to 1, drawn in percent
 _SHARES = ("share", "probability", "probability_change")
+_POWERS = "%.2e"
 _WIDTHS: dict[str, Any] = {"name": "medium", "figure": 140, "usual": 190, "definition": "large"}
 _ENDINGS = {"_margin_ulps": " margin, ULPs", "_margin": " margin, logits", "_microseconds": ", µs"}
 
@@ -60,25 +64,33 @@ def _column(name: str, values: pd.Series, unit: str) -> Any:
         return st.column_config.Column(label(name), pinned=is_pinned, width=_WIDTHS.get(name))
     title = label(name)
     if name.endswith("probability_change"):
-        title, form = f"{title}, percentage points", "%+.1f"
+        title = f"{title}, percentage points"
     elif name.endswith(_SHARES):
-        title, form = f"{title}, %", "%.1f"
-    elif name == "difference" or name.endswith("_logit"):
-        # nine digits identify a float32
-        form = "%.9g"
-    elif name.endswith("noise floor"):
-        form = "%,.2f"
-    else:
-        form = column_format(values)
-    if unit and name in ("max_abs", "difference"):
+        title = f"{title}, %"
+    elif unit and name in ("max_abs", "difference", "rms"):
         title = f"{title}, {unit}"
-    return st.column_config.NumberColumn(title, format=form, pinned=is_pinned)
+    return st.column_config.NumberColumn(title, format=_form(name, values), pinned=is_pinned)
 
 
-def column_format(values: pd.Series) -> str:
-    """Return how the browser writes every figure of a column: separators, the same decimals."""
+def _form(name: str, values: pd.Series) -> str:
+    """Return how the browser writes every figure of a column."""
+    if name.endswith("probability_change"):
+        return "%+.1f"
+    if name.endswith(_SHARES):
+        return "%.1f"
+    if name == "difference" or name.endswith("_logit"):
+        return exact_format(values)
+    if name.endswith("noise floor"):
+        return "%,.2f"
     places = decimals(values.dropna().tolist())
-    return "%.2e" if places is None else f"%,.{places}f"
+    return _POWERS if places is None else f"%,.{places}f"
+
+
+def exact_format(values: pd.Series) -> str:
+    """Return how the browser writes logits of a column: the same decimals, if nine identify all."""
+    places = exact_decimals(values.dropna().tolist())
+    # nine digits identify a float32
+    return "%.9g" if places is None else f"%.{places}f"
 
 
 def draw(
@@ -100,6 +112,10 @@ def draw(
     table = table.assign(
         **{name: 100 * table[name] for name in table if name.endswith(_SHARES)},
     )
+    # 0 as a power of ten is 0.00e+0
+    numbers = table.select_dtypes("number")
+    powers = [name for name in numbers if _form(name, numbers[name]) == _POWERS]
+    table = table.assign(**{name: table[name].replace(0, np.nan) for name in powers})
     # Said before the table arrives, so that nothing below jumps.
     height = widgets.table_height(len(table), most)
     return widgets.room(key, height).dataframe(

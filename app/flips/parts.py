@@ -14,7 +14,7 @@ from app.shell import exports, selection, store_cache, widgets
 from core.numerics.metrics import METRICS
 from core.runs.queries.flips import SIDES, continuations
 from core.runs.reader import RunReader
-from core.text import file_name, plural
+from core.text import file_name, number, plural, text_of
 
 # of the prompt's end: enough to see what is being continued
 GIVEN_TOKENS = 48
@@ -89,7 +89,7 @@ def draw_continuations(view: selection.View) -> None:
             ours, theirs = widgets.table_texts([row.reference_token, row.variant_token], run)
             st.markdown(
                 f"{names} diverge after {plural(row.agreed_tokens, 'token')} in common, at position"
-                f" {row.parting_position}: next token `{widgets.code(ours)}` on the reference,"
+                f" {row.parting_position:,}: next token `{widgets.code(ours)}` on the reference,"
                 f" `{widgets.code(theirs)}` on the variant.",
             )
             if not pd.isna(row.is_confirmed) and not row.is_confirmed:
@@ -100,18 +100,21 @@ def draw_continuations(view: selection.View) -> None:
                 )
         else:
             st.markdown(f"{names} do not diverge within {plural(row.compared_tokens, 'token')}.")
-        context = "".join(
+        context = text_of(
             view.texts[max(0, row.given_positions - GIVEN_TOKENS) : row.given_positions],
         )
         sides = zip(st.columns(2), SIDES, (0, view.pair.index + 1), strict=True)
         for column, side, index in sides:
             tokens = run.generations[view.prompt].tokens[index]
             texts = [run.vocabulary.get(token, f"⟨token {token}⟩") for token in tokens]
+            continuation = text_of(texts)
             if is_parted:
-                texts[row.agreed_tokens] = f"▸{texts[row.agreed_tokens]}◂"
+                count = row.agreed_tokens
+                same, rest = text_of(texts[:count]), text_of(texts[count + 1 :])
+                continuation = f"{same}▸{texts[count]}◂{rest}"
             with column:
                 st.caption(f"`{widgets.code(getattr(view.pair, side))}`")
-                widgets.code_block(f"{context}⏎ {''.join(texts)}", wraps=True)
+                widgets.code_block(f"{context}⏎ {continuation}", wraps=True)
         st.caption("Before ⏎: the prompt. Marked: the first token that differs.")
 
     def choose() -> None:
@@ -156,7 +159,7 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
         parts.append(f"{size} on the {side}")
     numbers = (
         f"{', '.join(parts)}. Largest difference over the vocabulary here:"
-        f" {figures['max_abs']:.12g} {unit}."
+        f" {number(float(figures['max_abs']))} {unit}."
     )
     if not figures["could_flip"]:
         bound = "The smaller margin is more than twice that, so a flip is impossible here"

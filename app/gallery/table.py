@@ -184,7 +184,7 @@ def _rows(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFr
             "actions": [_actions(card) for card in matches],
             "verdict": [_verdicts(card) for card in matches],
             "name": [card.name for card in matches],
-            "x floor": [card.noise_ratio for card in matches],
+            "x floor": [_ratio(card.noise_ratio) for card in matches],
             "differ": [_percent(card) for card in matches],
             "flips": pd.array([card.flips for card in matches], "Int64"),
             "rms row ULPs": [card.rms_row_ulps for card in matches],
@@ -212,6 +212,11 @@ def _actions(card: RunCard) -> list[str]:
 def _verdicts(card: RunCard) -> list[str]:
     first, *others = wording.verdicts(card) or [""]
     return [*filter(None, [first]), *([f"+{len(others)}"] if others else [])]
+
+
+def _ratio(value: float | None) -> float | None:
+    """Return the ratio as the verdict says it: two decimals below 10, else three digits."""
+    return round(value, 2) if value is not None and value < 10 else value
 
 
 def _percent(card: RunCard) -> float | None:

@@ -138,7 +138,7 @@ class Axes extends Drawing {
     draw.fillText("▼", left + this.share(floor) * width, top - 4);
     draw.textAlign = "left";
     const beyond = floor > ends.high ? ", beyond this scale" : "";
-    const says = `▼ noise floor: 99.9 % of logits move by at most ${Number(floor.toPrecision(3)).toLocaleString("en-US")} row ULPs${beyond}`;
+    const says = `▼ noise floor: 99.9% of logits move by at most ${Number(floor.toPrecision(3)).toLocaleString("en-US")} row ULPs${beyond}`;
     draw.fillText(says, Math.max(4, Math.min(left, shape.width - wide(says))), isBeside ? top + 37 : line + 5 + LINE);
   }
 

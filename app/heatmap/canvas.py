@@ -149,7 +149,7 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         " shows the whole run, Enter selects the logit at the middle."
     )
     if floor is not None:
-        label += f" The noise floor: 99.9 % of logits move by at most {number(floor)} row ULPs."
+        label += f" The noise floor: 99.9% of logits move by at most {number(floor)} row ULPs."
     data = {
         "address": f"/tiles/{quote(run.run_id, safe='')}/{pair.index}",
         "stamp": store_cache.version_of(run.path),

@@ -108,7 +108,7 @@ class Heatmap extends Pointing {
 
   inWords(rows, columns) {
     const [what, first] = this.isRank ? ["ranks", 1] : ["tokens", 0];
-    return `rows ${span(rows[0], rows[1] - 1)}, ${what} ${span(columns[0] + first, columns[1] - 1 + first)}`;
+    return `${rows[1] - rows[0] === 1 ? "row" : "rows"} ${span(rows[0], rows[1] - 1)}, ${what} ${span(columns[0] + first, columns[1] - 1 + first)}`;
   }
 
   setView(y0, y1, x0, x1) {

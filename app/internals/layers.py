@@ -61,7 +61,7 @@ def draw(view: selection.View) -> None:
     growth = charts.module_growth(table).add_shape(selected_line(int(module.name)))
     picture = exports.picture_of(view, "layers-growth")
     plots.draw(growth, "layers_growth", picture, partial(_open_module, table, "layers_growth"))
-    st.caption(f"Each module in its own unit. Vertical: selected module. {_about_floor(table)}")
+    st.caption(f"Vertical: selected module. {_about_floor(table)}")
     _draw_map(view, table)
     st.subheader("Module")
     of_first = f"first module whose output differs: {visible(first.module)}"
@@ -191,4 +191,5 @@ def _draw_table(table: pd.DataFrame, *, names_prompt: bool) -> None:
     texts = {"module": table["module"].map(visible), "kind": table["kind"].map(kind_word)}
     shown = table.assign(**texts)[columns]
     # Other tables have a column of that name for launches.
-    tables.draw(shown.rename(columns={"ratio": charts.MEASURES["ratio"]}), "layers_table")
+    shown = shown.rename(columns={"ratio": charts.MEASURES["ratio"]})
+    tables.draw(shown, "layers_table")

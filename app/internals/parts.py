@@ -34,8 +34,8 @@ def not_recorded(view: selection.View, missing: Sequence[Recorded]) -> None:
     run, about = view.run, view.run.header.provenance
     if about.kind == "upload":
         st.info(
-            f"This run was uploaded; a dump of logits has no {_listed(missing, ', ')}. Capture the"
-            " pair from its model.",
+            f"This run was uploaded; a dump of logits has no {_listed(missing, ' or ')}."
+            " Capture the pair from its model.",
         )
         return
     failed, refused, new = [], [], []
@@ -120,7 +120,7 @@ def mitigations(view: selection.View) -> None:
     st.markdown(widgets.escape(advice(rows)))
     table = pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS]
     titles = {"name": "mitigation", "noise_ratio": "RMS / noise floor"}
-    tables.draw(table.rename(columns=titles), "mitigations")
+    tables.draw(table.rename(columns=titles), "mitigations", unit=view.run.header.unit)
     st.caption(
         "One change at a time. Throughput: relative to the baseline. Noise floor of"
         f" {rows[0].compute_dtype}: reduction orders only; 16-bit checks of the Overview add"

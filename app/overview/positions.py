@@ -12,7 +12,7 @@ from core.checks.pair import PairFigures
 from core.plots import lanes
 from core.runs.queries import by_position as query
 from core.runs.queries.flips import flips_sentence
-from core.text import opening
+from core.text import number, opening
 
 _KEY = "by_position"
 _OF_FLIPS = (
@@ -81,7 +81,7 @@ def _about(
     else:
         sentences.append("No noise floor was measured for this pair.")
     if drawn["is_outlier"].any():
-        limit = f"{checks[-1].position_ratio_allowed:.3g}x the noise floor"
+        limit = f"{number(checks[-1].position_ratio_allowed)}x the noise floor"
         sentences.append(f"Outlier: beyond {limit} in {checks[-1].compute_dtype}.")
     total = len(header.prompts)
     if len(prompts) < total and not header.is_long:

@@ -10,7 +10,7 @@ const shown = (text) => text.split(SPECIAL).map((part, place) => (place % 2 ? si
 const count = (value) => (value === null ? "undefined" : value.toLocaleString("en-US"));
 const number = (value) => {
   const isTiny = value && Math.abs(value) < 1e-4; // written as the tables write it
-  return isTiny ? value.toExponential().replace(/e-(\d)$/, "e-0$1") : value === null ? "undefined" : value.toLocaleString("en-US", { maximumFractionDigits: 20 });
+  return isTiny ? value.toExponential() : value === null ? "undefined" : value.toLocaleString("en-US", { maximumFractionDigits: 20 });
 };
 const heatOf = (level) => `rgba(213, 94, 0, ${((level / 100) * STRENGTH).toFixed(3)})`;
 const make = (tag, className, ...parts) => {
@@ -57,7 +57,8 @@ class Strip {
       span.dataset.position = place;
       return span;
     });
-    this.box.replaceChildren(...(texts ? this.spans : this.spans.flatMap((span) => [span, " "])));
+    // a line breaks between tokens, not within one
+    this.box.replaceChildren(...this.spans.flatMap((span) => [texts ? "\u200B" : " ", span]));
     this.box.scrollTop = 0;
   }
 

@@ -66,7 +66,7 @@ def columns(view: selection.View, colour: str) -> dict[str, Any]:
         **argmax,
         **{f"{side}_margin": _whole(table[f"{side}_margin_ulps"]) for side in argmax},
         **{name: _whole(table[name]) for name in _WHOLE},
-        **{name: _four_digits(table[name]) for name in _ROUNDED},
+        **{name: _three_digits(table[name]) for name in _ROUNDED},
     }
 
 
@@ -79,10 +79,10 @@ def _whole(column: pd.Series) -> list[int | None]:
     return [None if pd.isna(value) else int(value) for value in column.tolist()]
 
 
-def _four_digits(column: pd.Series) -> list[float | None]:
-    """Figures to four digits: more are in the tables, and this is sent for every position."""
+def _three_digits(column: pd.Series) -> list[float | None]:
+    """Figures to three digits: more are in the tables, and this is sent for every position."""
     return [
-        float(f"{value:.4g}") if np.isfinite(value) else None
+        float(f"{value:.3g}") if np.isfinite(value) else None
         for value in column.to_numpy(float).tolist()
     ]
 
@@ -104,7 +104,7 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
         "flip": (tokens["clipped"] != "").astype(int).tolist(),
         "mark": "clipped",
         "clipped": tokens["clipped"].tolist(),
-        "figures": {label: _four_digits(tokens[name]) for name, label in _OF_TOKEN.items()},
+        "figures": {label: _three_digits(tokens[name]) for name, label in _OF_TOKEN.items()},
     }
 
 

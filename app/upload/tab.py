@@ -177,10 +177,7 @@ def draw_panel(serial: str) -> list[str]:
 def draw(_: selection.View | None) -> None:
     """Draw the tab."""
     jobs = store_changes.jobs()
-    st.caption(
-        "npz, npy, safetensors, responses of an engine (JSON, JSONL) or a run file. Nothing is"
-        " saved until you click Save.",
-    )
+    st.caption("Nothing is saved until you click Save.")
     files, current = [], jobs.all("upload")
     for upload_id in draw_panel(str([(job.number, job.is_over) for job in current])):
         upload = Upload(store_cache.store(), upload_id)

@@ -29,14 +29,11 @@ from app.shell.jobs import Job, PromptFile, queue_of
 from app.shell.widgets import PAGES
 from core.capture_request import CaptureRequest
 from core.checks.modules_alone import AloneFigures
-from core.checks.pair import PairFigures
 from core.command_name import COMMAND, shell_command
 from core.document.drawing import png_file
 from core.evidence import EXPLAINED, FAILED, MISSING, NOTED, PASSED, Evidence
 from core.packaged_models import PACKAGED, is_here
 from core.plots import pairs as charts
-from core.plots.style import selected_line
-from core.runs.queries.by_position import floor_ratios
 from core.runs.queries.verdicts import Answer, answer_of, deciding_controls
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.requests import rejudge_request
@@ -133,7 +130,7 @@ def _next_page(view: selection.View, answer: Answer) -> tuple[str, str]:
         if view.pair.index in RECORDED["layers"].pairs(view.run):
             return "See which module differs first", "layers"
         if answer.first_place is not None and not view.is_list:
-            return f"See position {answer.first_place[1]} in the heatmap", "heatmap"
+            return f"See position {answer.first_place[1]:,} in the heatmap", "heatmap"
     return (f"See {plural(flips, 'flip')}", "flips") if flips else ("", "")
 
 
@@ -262,9 +259,7 @@ def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open
         return
     with step:
         figures = row.figures
-        if isinstance(figures, PairFigures):
-            _over_floor(view, figures)
-        elif isinstance(figures, AloneFigures) and figures.modules:
+        if isinstance(figures, AloneFigures) and figures.modules:
             chart = charts.over_modules(
                 list(figures.modules),
                 np.array(figures.alone_rms, float),
@@ -293,34 +288,6 @@ def evidence_table(view: selection.View) -> pd.DataFrame:
     rows = [row.to_json() for row in view.run.evidence(view.pair.index)]
     figures = [json.dumps(row["figures"], ensure_ascii=False) for row in rows]
     return pd.DataFrame(rows, columns=list(_EVIDENCE)).assign(figures=figures)
-
-
-def _over_floor(view: selection.View, figures: PairFigures) -> None:
-    """Draw the pair over its noise floor by position."""
-    dtype, allowed = figures.compute_dtype, figures.position_ratio_allowed or None
-    floors = floor_ratios(view.run, view.pair.index, figures)
-    if floors.empty:
-        return
-    is_here = floors["prompt"] == view.prompt
-    flips = view.prompt_table.query("is_flip")["position"].to_numpy(int)
-    figure = charts.floor_ratio(floors[is_here], allowed, dtype, flips)
-    figure.add_shape(selected_line(view.position))
-    key = f"floor_ratio_{dtype}"
-    picture = exports.picture_of(view, key.replace("_", "-"), of_prompt=True)
-    plots.draw(figure, key, picture, partial(plots.select_position, key))
-    gaps = limit = more = ""
-    if figures.nonfinite_mismatch:
-        gaps = "; in a gap nothing differs, or a logit is NaN or infinite on one side"
-    if allowed:
-        limit = f" dashed: limit of one position, {allowed:.3g}x;"
-        exceeding = int((floors["ratio"][~is_here] > allowed).sum())
-        if exceeding:
-            more = f" {plural(exceeding, 'position')} of other prompts exceed the limit too."
-    st.caption(
-        f"RMS difference / noise floor by position of prompt {view.prompt}, {dtype}{gaps}. Dotted:"
-        f" the noise floor;{limit} vertical: the selected one. Limit over all positions:"
-        f" {figures.largest_ratio_allowed:g}x.{more}",
-    )
 
 
 def report(view: selection.View) -> None:

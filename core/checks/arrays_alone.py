@@ -25,7 +25,7 @@ from ..evidence import (
 )
 from ..numerics.arrays import Floats
 from ..places import place_in_words, place_of
-from ..text import number, plural
+from ..text import multiple, number, plural, series
 from ..verdict import LIKELY_ROUNDING
 
 # Rms in row ULPs: (largest of harmless paths, of a bug, least that one position is compared with).
@@ -85,13 +85,11 @@ def screening_row(
     if causes:
         says = causes[0]
     elif kl > _KL:
-        says = (
-            f"The mean KL is {number(kl, 3)} nats (rounding: up to 0.02): a bug, or other weights."
-        )
+        says = f"The mean KL is {number(kl, 3)} nats (limit {_KL}): a bug, or other weights."
     elif len(outliers) and not has_experts:
         place = place_in_words(int(outliers[0]), lengths)
-        ratio = number(float(over_typical[outliers[0]]), 3)
-        reach = f"{ratio}x the median position's (rounding: up to {STANDS_OUT_MOST}x)"
+        ratio = multiple(float(over_typical[outliers[0]]))
+        reach = f"{ratio} the median position's (limit {STANDS_OUT}x)"
         says = (
             f"The difference at {place} is {reach}. A mixture of experts may do this"
             " (--mixture-of-experts)."
@@ -103,11 +101,18 @@ def screening_row(
         causes_of_it = (
             "a bug, other weights, lower precision, or a mixture of experts (--mixture-of-experts)"
         )
-        says = f"{measurement} (rounding: up to {rounding:g}): {causes_of_it}."
+        says = f"{measurement} (limit {bug:g}): {causes_of_it}."
     elif size > rounding or worst > STANDS_OUT_MOST or flips:
         outcome = NOTED
-        reach = f"{number(worst, 3)}x at one position, {plural(flips, 'flip')} beyond the noise"
-        says = f"{measurement} (rounding: up to {rounding:g}), {reach}: undecided."
+        sizes = {
+            f"RMS {number(size, 3)} row ULPs of {dtype} (limit {rounding:g})": size > rounding,
+            f"{multiple(worst)} the median at one position (limit {STANDS_OUT_MOST}x)": (
+                worst > STANDS_OUT_MOST
+            ),
+            f"{plural(flips, 'flip')} beyond the noise": flips > 0,
+        }
+        reach = series([text for text, is_beyond in sizes.items() if is_beyond])
+        says = f"Larger than rounding usually is: {reach}. A control decides."
     else:
         outcome = PASSED
         says = (

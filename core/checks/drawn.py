@@ -227,8 +227,8 @@ def _error_row(
     if test.is_passed:
         outcome = PASSED
         says = (
-            f"{size}; this check detects faults from {figures.fault_seen_at_one_position:.2g}x at"
-            f" one position, {figures.fault_seen_over_all:.2g}x overall."
+            f"{size}; smallest detectable fault: {figures.fault_seen_at_one_position:.2g}x at one"
+            f" position, {figures.fault_seen_over_all:.2g}x overall."
         )
     elif nonfinite:
         says = (

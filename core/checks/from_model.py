@@ -57,8 +57,8 @@ def foreign(ratios: Mapping[str, float]) -> tuple[str, str | None]:
         return says, None
     if ratios[far] > FOREIGN:
         says = (
-            f"'{far}' is not what the model computes: {away} noise floors away; '{near}' is, at"
-            f" {ratio}."
+            f"'{far}' is not what the model computes: {away} noise floors from it ('{near}':"
+            f" {ratio})."
         )
         return says, far
     return "", None

@@ -22,7 +22,7 @@ from ..evidence import (
 )
 from ..numerics.arrays import Ints
 from ..places import place_in_words
-from ..text import multiple, three_digits
+from ..text import multiple
 from .drawn import DrawnFigures
 from .outliers import structure_of
 
@@ -91,8 +91,8 @@ def no_precision(side: str, ratio: float, faulty_walks: Sequence[float]) -> Prec
     if faulty_walks:
         size = multiple(max(faulty_walks))
         says += (
-            f" Without one, the same forwards of the model differ from 'prefill' by {size} the"
-            " noise floor."
+            " At full precision, too, the model's forwards of this path differ from 'prefill' by"
+            f" {size} the noise floor."
         )
     figures = PrecisionsFigures(noise_ratio=ratio)
     return PrecisionVerdict(_row(PRECISIONS, figures, NOTED, says, side))
@@ -110,7 +110,7 @@ def one_precision(
     positions beyond the precision's noise.
     """
     name, place = figures.precision, None
-    size = f"{three_digits(ratio)}x the noise floor"
+    size = f"{multiple(ratio)} the noise floor"
     says = f"'{side}' is the model with {name}: {size}; what remains is rounding-sized."
     if outcome == FAILED:
         place = structure_of(outliers, lengths).first
@@ -122,8 +122,8 @@ def one_precision(
 
 def fault_of_16_bits(row: Evidence, precision: str, dtype: str, ratio: float) -> PrecisionVerdict:
     """Say that what explains float32 in a row does not explain 16 bits. ratio: over rounding."""
-    size = f"{three_digits(ratio)}x the error of rounding"
-    says = f"{precision} explains float32, not {dtype}: {size}, a fault of the {dtype} kernels."
+    size = f"{multiple(ratio)} the error of rounding"
+    says = f"{precision} explains float32 but not {dtype} ({size}): a fault of the {dtype} kernels."
     figures = structs.replace(row.figures, **{f"left_noise_ratio_{dtype}": ratio})
     return PrecisionVerdict(_row(row.check, figures, FAILED, says, row.side))
 

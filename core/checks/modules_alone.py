@@ -13,7 +13,7 @@ import numpy as np
 
 from ..evidence import FLOAT32, MODULES, NOTED, Check, CheckFigures, Evidence
 from ..numerics.arrays import Floats
-from ..text import multiple, plural, series, three_digits
+from ..text import multiple, plural, series
 from .pair import PairFigures
 
 # times a module's own rounding; docs/explanation/calibration.md has what was measured
@@ -121,7 +121,8 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
         first_module=next(iter(faulty), None),
         first=(prompt, min(faults.values())) if on_top or (starts and not levels) else None,
     )
-    position = f", first at position {figures.first[1]}" if figures.first else ""
+    of_prompt = f" of prompt {prompt}" if prompt else ""
+    position = f", first at position {figures.first[1]:,}{of_prompt}" if figures.first else ""
     modules = in_words(faulty, names)
     differ = f"Given identical inputs, {modules} differ{'s' * (' and ' not in modules)}{position}"
     if not faulty:
@@ -131,8 +132,8 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
             " the head."
         )
     elif not levels:
-        most = three_digits(float(ratios[list(faults)].max()))
-        says = f"{differ} (up to {most}x the rounding error); other modules within {largest:.1f}x."
+        most = multiple(float(ratios[list(faults)].max()))
+        says = f"{differ} (up to {most} the rounding error); other modules within {largest:.1f}x."
     else:
         figures.kind = series(
             list(dict.fromkeys(_kind_of(names[module]).partition(".")[0] for module in levels)),

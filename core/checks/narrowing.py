@@ -15,7 +15,7 @@ from ..numerics.arrays import Floats
 from ..numerics.side_divergence import Divergence
 from ..numerics.statistic import TINY
 from ..places import place_in_words
-from ..text import three_digits
+from ..text import multiple, three_digits
 from .arrays_alone import STANDS_OUT
 from .pair import OWN
 
@@ -69,7 +69,7 @@ def narrowing_row(
     is_near_rounded_once = errors[near].rms <= one_rounding
     jumps = _jumps(errors[near].squares, errors[further].squares)
     row = int(jumps.argmax())
-    jump = f"In {dtype} one side is {three_digits(jumps[row])}x further from float32 at"
+    jump = f"In {dtype} one side is {multiple(jumps[row])} further from float32 at"
     place = f"{jump} {place_in_words(row, subject.lengths)} than at others"
     other, side = sorted(names, key=lambda name: errors[name].system.size)
     system = errors[side].system
@@ -80,14 +80,14 @@ def narrowing_row(
         times = three_digits(ratio) if errors[near].rms else "infinitely many"
         outcome = FAILED
         says = (
-            f"'{further}' is {times} times as far from itself in float32 as '{near}': more than"
-            " rounding."
+            f"'{further}' is {times} times as far from its own float32 logits as '{near}': more"
+            " than rounding."
         )
     elif subject.has_experts:
         pass  # a near tie of the router moves positions as far as a fault does
     elif is_systematic:
         outcome = FAILED
-        share = f"{system.share:.0%} of the rounding error of '{side}' goes with its logits"
+        share = f"{system.share:.0%} of the rounding error of '{side}' follows its logits"
         says = (
             f"{share} (limit {_SYSTEMATIC_SHARE:.0%}): a stale weight or a scale in {dtype} alone."
         )
@@ -98,8 +98,8 @@ def narrowing_row(
         says = f"{place}: a fault, or a mixture of experts (--mixture-of-experts)."
     elif ratio > _RATIO_OF_ROUNDING and not is_near_rounded_once:
         outcome = MISSING
-        times = f"{three_digits(ratio)} times as far from itself in float32 as '{near}'"
-        says = f"'{further}' is {times}: more than most kernels. The model decides (--model)."
+        times = f"{three_digits(ratio)} times as far from its own float32 logits as '{near}'"
+        says = f"'{further}' is {times}: more than usual for kernels. The model decides (--model)."
     figures = NarrowingFigures(
         reference_to_float32_logits=errors[names[0]].rms,
         variant_to_float32_logits=errors[names[1]].rms,

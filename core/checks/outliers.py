@@ -22,7 +22,7 @@ from ..evidence import (
 from ..numerics.arrays import Ints
 from ..numerics.statistic import BLOCKS, FloorTest
 from ..places import place_in_words, words_of
-from ..text import plural
+from ..text import number, plural
 
 # that name a block: one place is a multiple of a larger block than its own every other time
 _LEAST_PLACES = 3
@@ -102,16 +102,18 @@ def outliers_row(
     if shape.first is not None:
         prompt, position = shape.first
         row, place = sum(lengths[:prompt]) + position, words_of(shape.first, lengths)
+        exceed = "exceeds" if shape.positions == 1 else "exceed"
         who = f"{shape.positions:,} of {plural(sum(lengths), 'position')}, first {place},"
         if shape.is_tail and len(lengths) == 1:
-            who = f"Positions {row} to the end" if row else "All positions"
+            who, exceed = f"Positions {row} to the end" if row else "All positions", "exceed"
         block = (
             f"; starts are multiples of {shape.block}, like blocks of a KV cache"
             if shape.block
             else ""
         )
         says = (
-            f"{who} exceed the {dtype} limit of one position ({test.position.limit:.3g}x){block}."
+            f"{who} {exceed} the {dtype} limit of one position"
+            f" ({number(test.position.limit)}x){block}."
         )
         if first is not None and first != shape.first:
             says = (
@@ -140,5 +142,6 @@ def differing_row(rows: Ints, lengths: Sequence[int]) -> Evidence:
     tail = ", and all after it" if 1 < len(rows) < total and shape.is_tail else ""
     block = f"; differences begin at multiples of {shape.block}" if shape.block else ""
     first = place_in_words(int(rows[0]), lengths)
-    says = f"{len(rows):,} of {plural(total, 'position')} differ, first {first}{tail}{block}."
+    differ = "differs" if len(rows) == 1 else "differ"
+    says = f"{len(rows):,} of {plural(total, 'position')} {differ}, first {first}{tail}{block}."
     return Evidence(DIFFERING, "positions with a bit that differs", shape, NOTED, says)

@@ -10,7 +10,7 @@ import numpy as np
 from ..evidence import FAILED, PASSED, PRECISION, Check, CheckFigures, Evidence, Ratio
 from ..numerics.arrays import Floats
 from ..numerics.statistic import FloorTest
-from ..text import multiple, three_digits
+from ..text import multiple
 from .lower_precision import PrecisionVerdict
 from .outliers import structure_of
 from .pair import WIDE
@@ -60,16 +60,15 @@ def settings_row(
     sizes = f"{multiple(ratio)} the noise floor with it, {multiple(test.ratio)} at full precision"
     says = f"{cause} explains the difference: {sizes}."
     if not test.is_passed:
-        worst = three_digits(max(test.ratio, test.worst or 0.0))
+        worst = multiple(max(test.ratio, test.worst or 0.0))
         says = (
-            f"With every setting at full precision '{side}' is still {worst}x the noise floor"
+            f"With every setting at full precision '{side}' is still {worst} the noise floor"
             " from the model."
         )
     elif not is_rounding:
-        farthest = three_digits(max(share, float(over_allowed.max())))
+        farthest = multiple(max(share, float(over_allowed.max())))
         says = (
-            f"{', '.join(words)} move '{side}' {farthest}x as far as {bits}-bit rounding: a fault"
-            " in these."
+            f"{', '.join(words)} move '{side}' {farthest} as far as {bits}-bit rounding: a fault."
         )
     figures = SettingsFigures(
         noise_ratio=ratio,

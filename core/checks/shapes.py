@@ -35,8 +35,8 @@ def shapes_row(positions: int, vocab: int, highest: int | None) -> Evidence:
     elif highest >= vocab:
         outcome = FAILED
         says = (
-            f"Token ids reach {highest:,}, beyond the vocabulary of {vocab:,}: they are of"
-            " other logits."
+            f"Token ids reach {highest:,}, beyond the {vocab:,} logits of a row: they belong to"
+            " another vocabulary."
         )
     figures = ShapesFigures(positions=positions, vocab=vocab, highest_token_id=highest)
     control = "shapes, and token ids vs the vocabulary"

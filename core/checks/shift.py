@@ -22,11 +22,11 @@ _IN_JSON = {name: f"same_argmax_shifted_by_{rows}" for name, rows in _SHIFTS.ite
 class ShiftFigures(CheckFigures, rename=_IN_JSON):
     """Share of the positions at which the argmax is the same."""
 
-    unshifted: Annotated[float, "same argmax without a shift"]
-    two_earlier: Annotated[float, "each row vs. the reference's 2 rows after it"]
-    one_earlier: Annotated[float, "each row vs. the reference's 1 row after it"]
-    one_later: Annotated[float, "each row vs. the reference's 1 row before it"]
-    two_later: Annotated[float, "each row vs. the reference's 2 rows before it"]
+    unshifted: Annotated[float, "same argmax, both in row t"]
+    two_earlier: Annotated[float, "same argmax, variant row t and reference row t + 2"]
+    one_earlier: Annotated[float, "same argmax, variant row t and reference row t + 1"]
+    one_later: Annotated[float, "same argmax, variant row t and reference row t - 1"]
+    two_later: Annotated[float, "same argmax, variant row t and reference row t - 2"]
 
 
 SHIFT = Check("shift", VALIDITY, ShiftFigures)
@@ -50,8 +50,8 @@ def shift_row(columns: Mapping[str, Array], names: tuple[str, str]) -> Evidence 
     )
     if not is_varied or shares[best] < _AGREES or shares[best] <= _MORE_OFTEN * unshifted:
         return None
-    agrees = f"argmaxes agree at {shares[best]:.0%} of positions then, else at {unshifted:.0%}"
-    says = f"{shift_in_words(names, -_SHIFTS[best])}: {agrees}."
+    agrees = f"argmaxes agree at {shares[best]:.0%} of positions, unshifted at {unshifted:.0%}"
+    says = f"{shift_in_words(names, -_SHIFTS[best])} ({agrees})."
     control = "argmaxes of the two sides, up to two rows apart"
     return Evidence(SHIFT, control, ShiftFigures(**shares), FAILED, says)
 
@@ -69,5 +69,6 @@ def _same_argmax(reference: Array, variant: Array, prompts: Array, shift: int) -
 
 def shift_in_words(names: tuple[str, str], shift: int) -> str:
     """Say how far the rows of the variant are from those of the reference. names: of both."""
-    by = f"{plural(abs(shift), 'row')} {'after' if shift > 0 else 'before'} it"
-    return f"Each row of '{names[1]}' holds what '{names[0]}' holds {by}"
+    row = f"row t {'+' if shift > 0 else '-'} {abs(shift)}"
+    by = plural(abs(shift), "row")
+    return f"'{names[1]}' is shifted by {by}: its row t holds {row} of '{names[0]}'"

@@ -24,7 +24,7 @@ from ..numerics import formats
 from ..numerics.arrays import Floats
 from ..numerics.statistic import rms_of
 from ..places import place_in_words, place_of
-from ..text import three_digits
+from ..text import multiple, number, three_digits
 from ..verdict import ROUNDING
 
 # How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two
@@ -102,7 +102,7 @@ def shrink_row(
             outcome, row = FAILED, int(np.argmax(stands_out))
             place = place_in_words(row, subject.lengths)
             says = (
-                f"{smaller}, but {place} does not shrink: it is {three_digits(worst)}x the median"
+                f"{smaller}, but {place} does not shrink: it is {multiple(worst)} the median"
                 " position."
             )
         elif shrink < SHRINKS_TOO_LITTLE * full and moving_share >= 0.5:
@@ -114,7 +114,7 @@ def shrink_row(
             outcome = MISSING
             says = f"{smaller}, which neither rounding nor a fault explains. A noise floor decides."
             if not narrow.any():
-                rms = f"{rms_of(wide):.3g} logits (rms)"
+                rms = f"{number(rms_of(wide))} logits (rms)"
                 says = f"Only float32 shows a difference: {rms}. A noise floor decides."
     figures = ShrinkFigures(
         compute_dtype="float32",

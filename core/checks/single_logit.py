@@ -10,7 +10,7 @@ import numpy as np
 from ..evidence import FAILED, OWN_DTYPE, Check, CheckFigures, Dtype, Evidence, Limit, Subject
 from ..numerics.arrays import Floats
 from ..places import place_in_words, place_of
-from ..text import three_digits
+from ..text import multiple
 
 # Largest difference at a position over the others there: of rounding up to 8, in tiny models and
 # SmolLM2 alike.
@@ -52,7 +52,7 @@ def single_logit_row(
     squares = differences(row, subject.dtype)
     assert squares is not None  # what has peaks has logits
     token, place = int(squares.argmax()), place_in_words(row, subject.lengths)
-    reach = f"{three_digits(float(peaks[row]))}x the others at {place}"
+    reach = f"{multiple(float(peaks[row]))} the others at {place}"
     figures = SingleLogitFigures(
         compute_dtype=subject.dtype,
         ratio_to_others=float(peaks[row]),

@@ -97,7 +97,7 @@ def print_corpus(corpus: Record) -> None:
     # a side gives no probability to a token of the other
     if left_out := corpus.get("left_out"):
         title += f", {left_out:,} without a finite KL left out"
-    columns = ("figure", "value", "±", f"95 % interval over {document}s", "unit")
+    columns = ("figure", "value", "±", f"95% interval over {document}s", "unit")
     out.print(table_of(columns, rows, title=title, text=("figure", "unit")))
     print_records(corpus["by_position"], "by position in the context")
     if cut := corpus.get("cut_tokens"):

@@ -63,7 +63,7 @@ def overview(run: RunReader, pair: StoredPair, figures: DataFrame) -> Grid:
         cells, unit, x, y, size = _of_lists(run, figures)
     note = f"A cell is the largest difference of {size}. Red: NaN or infinity on one side only."
     if run.header.k is None and (floor := heatmap.floor_row_ulps(run, pair.index)) is not None:
-        note += f" The noise floor: 99.9 % of logits move by at most {number(floor)} row ULPs."
+        note += f" The noise floor: 99.9% of logits move by at most {number(floor)} row ULPs."
     is_mismatch = cells == _MISMATCH
     values = np.ascontiguousarray(cells).view(np.float32)
     highest = float(values[~is_mismatch].max(initial=0.0))

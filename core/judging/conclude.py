@@ -47,7 +47,7 @@ _BY_CAUSE = (
 # sentences of verdicts that no check gave
 _BY_ITSELF = {
     IDENTICAL: "Both sides are equal bit for bit.",
-    UNDECIDED: "The pair in float32, compared with a noise floor, decides.",
+    UNDECIDED: "To decide, bring the pair in float32 and a noise floor.",
 }
 
 

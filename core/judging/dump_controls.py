@@ -115,15 +115,19 @@ class DumpControls(Controls):
         wide = self.uploads.divergences(dtype, self.names).get(self.names[1])
         if wide is None:
             is_given = "float32" in self.uploads.controls
-            missing = f"'{self.names[1]}' in {dtype}" if is_given else f"The same pair in {dtype}"
-            raise NotAvailableError(f"{missing}, of the same weights and tokens, decides.")
+            missing = f"'{self.names[1]}' in {dtype}" if is_given else f"the same pair in {dtype}"
+            raise NotAvailableError(
+                f"To decide, bring {missing}, with the same weights and tokens."
+            )
         return Pair(wide.squares, not_finite_of(self.figures, self.index, wide), wide.neq == 0)
 
     def floor(self, dtype: str) -> NoiseFloor:
         floor = self.uploads.floor if dtype == "float32" else ""
         if isinstance(floor, str):
             is_asked = dtype == self.dtype == "float32"
-            raise NotAvailableError(floor or "A noise floor in float32 decides." * is_asked)
+            raise NotAvailableError(
+                floor or "To decide, bring a noise floor in float32." * is_asked
+            )
         return floor
 
     def rerun(self) -> Rerun:

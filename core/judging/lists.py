@@ -71,7 +71,7 @@ class _Lists:
             if cause.is_fault or self.parting or not placeholders:
                 yield cause.says
         if self.parting is not None:
-            place = f"position {self.parting.parting} of prompt {self.parting.prompt}"
+            place = f"position {self.parting.parting:,} of prompt {self.parting.prompt}"
             yield f"the inputs differ from {place} on"
         yield from placeholders
         if not pair.is_most_compared:

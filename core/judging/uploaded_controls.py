@@ -25,7 +25,7 @@ from ..progress import Progress, no_progress
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.file.records import RunHeader
 from ..runs.measured import Measured
-from ..text import series, three_digits
+from ..text import multiple, number, series
 from .dump_controls import UploadedControls
 from .validity import first_mismatch
 
@@ -216,7 +216,7 @@ def _pairs(figures: Measured, dump: Dump, tick: Progress) -> dict[str, dict[str,
         results[kind][name] = result
     least = min((result.rms for result in results["narrowing"].values()), default=0.0)
     if least > _UNRELATED * _spread(figures):
-        says = f"other weights or tokens: it differs from the run by {least:.3g} logits (rms)"
+        says = f"other weights or tokens: it differs from the run by {number(least)} logits (rms)"
         raise DumpError(f"The pair in float32 has {says}.")
     return results
 
@@ -330,7 +330,7 @@ def _doubt(
         (ratios["width"], 1.0, "is wider than float32 rounds: its paths differ"),
     ):
         if ratio > most:
-            return f"{says} {three_digits(ratio)}x (rounding: up to {most:g}x)"
+            return f"{says} {multiple(ratio)} (rounding: up to {most:g}x)"
     return ""
 
 

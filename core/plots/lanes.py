@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from ..runs.queries.by_position import cells
-from ..text import multiple
+from ..text import multiple, number, plural
 from . import style
 
 # prompts that are all drawn; of more, so many
@@ -47,25 +47,27 @@ def position_lanes(
     layout: dict[str, Any] = {"shapes": [], "annotations": []}
     named: set[str] = set()
     where = "position %{customdata[1]:,}: "
-    value = f"%{{customdata[2]:.3g}} {unit}<br>%{{text}}"
-    ratios = drawn["ratio"].to_numpy(float)
+    value = "%{text}"
     about = f"the noise floor in {floor_dtype}"
-    texts = ["" if np.isnan(ratio) else f"{multiple(ratio)} {about}" for ratio in ratios]
+    texts = [
+        f"{number(size)} {unit}" + ("" if np.isnan(ratio) else f"<br>RMS {multiple(ratio)} {about}")
+        for size, ratio in drawn[["max_abs", "ratio"]].to_numpy(float).tolist()
+    ]
     drawn = drawn.assign(text=texts)
     if not is_single:
         where = f"{kind} %{{customdata[0]}}, {where}"
     for place, prompt in enumerate(prompts):
         top = 1 - place * (lane + _GAP) / height
         bottom = max(0.0, top - lane / height)
-        number = f"{place + 1 if place else ''}"
-        layout[f"yaxis{number}"] = {**axis, "domain": [bottom, top]}
+        suffix = f"{place + 1 if place else ''}"
+        layout[f"yaxis{suffix}"] = {**axis, "domain": [bottom, top]}
         of_prompt = drawn[drawn["prompt"] == prompt].reset_index(drop=True)
         for trace in _traces(of_prompt, axis["range"], where, value, quantity):
             is_new = trace["name"] not in named
             named.add(trace["name"])
-            traces.append({**trace, "yaxis": f"y{number}", "showlegend": is_new})
+            traces.append({**trace, "yaxis": f"y{suffix}", "showlegend": is_new})
         if not is_single:
-            name = f"{kind} {prompt}, {len(of_prompt):,} positions"
+            name = f"{kind} {prompt}, {plural(len(of_prompt), 'position')}"
             layout["shapes"].append(_lane(bottom, top))
             layout["annotations"].append(_lane_name(name, top))
     # at once: plotly checks all of a layout whenever one part is added

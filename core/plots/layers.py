@@ -345,7 +345,9 @@ def module_growth(modules: pd.DataFrame) -> go.Figure:
         range=[-0.5, len(modules) - 0.5],
         showgrid=False,
     )
-    figure.update_yaxes(title="RMS difference", **log_axis(np.concatenate([pair, floor])))
+    figure.update_yaxes(
+        title="RMS difference, output units", **log_axis(np.concatenate([pair, floor]))
+    )
     # half of the last name needs room on the right
     return layout(figure, 220, **NEAREST_CLICK).update_layout(margin={"r": 30})
 
@@ -382,7 +384,9 @@ def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
     )
     figure.add_shape(selected_line(selected))
     figure.update_xaxes(title="position")
-    figure.update_yaxes(title="RMS difference", **log_axis(np.concatenate([rms, floor])))
+    figure.update_yaxes(
+        title="RMS difference, output units", **log_axis(np.concatenate([rms, floor]))
+    )
     return layout(figure, 220, **NEAREST_CLICK)
 
 

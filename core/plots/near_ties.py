@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..places import words_of
 from ..runs.queries.flips import above_zero, margin_points
 from ..text import visible
 from .style import (
@@ -130,13 +131,11 @@ def selection_ring(table: pd.DataFrame, prompt: int, position: int) -> tuple[dic
 
 
 def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
-    """Labels of positions: `position 17 after 'self'`, with the prompt in front if there are
-    several.
-    """
-    several = table["prompt"].nunique() > 1
+    """Labels of positions: `position 17 after 'self'`, with the prompt if the run has several."""
+    lengths = [0] * len(texts)
     labels = []
     for prompt, position in table[["prompt", "position"]].itertuples(index=False):
-        front = f"prompt {prompt}, position {position}" if several else f"position {position}"
+        front = words_of((prompt, position), lengths)
         has_text = position < len(texts[prompt])
         labels.append(
             f"{front} after {inert(visible(texts[prompt][position]))!r}" if has_text else front,

@@ -115,15 +115,16 @@ def totals(_: str) -> str:
 
 
 def checks(_: str) -> str:
-    """Return the figures of every check, and each label once."""
+    """Return the figures of every check, and each label once, if it says more than the name."""
     from core.checks import CHECKS
     from core.evidence import labels_of
 
     rows, labeled = [], set()
     for record in dict.fromkeys(check.record for check in CHECKS.values()):
         figures = labels_of(record).items()
+        told = labeled | {(key, key.replace("_", " ")) for key, _ in figures}
         names = [
-            f"`{key}`" if (key, label) in labeled else f"`{key}`: {label}" for key, label in figures
+            f"`{key}`" if (key, label) in told else f"`{key}`: {label}" for key, label in figures
         ]
         same = [f"`{check.group}`: {check}" for check in CHECKS.values() if check.record is record]
         rows.append(("; ".join(same), "; ".join(names)))

@@ -107,18 +107,18 @@ def test_a_link_restores_the_view(page, dashboard):
     choose(page, "Color by", "KL")
     page.locator(".strip .token[data-position='100']").click()
     expect(
-        page.get_by_role("heading", name="Top tokens at position 100", exact=True),
+        page.get_by_role("heading", name="Top tokens at position 100 of prompt 1", exact=True),
     ).to_be_visible()
     settle(page)
     page.get_by_role("heading", name="Overview").click()
     page.keyboard.press("n")
     expect(
-        page.get_by_role("heading", name="Top tokens at position 239", exact=True),
+        page.get_by_role("heading", name="Top tokens at position 239 of prompt 1", exact=True),
     ).to_be_visible()
     settle(page)
     hand_over(page, other)
     expect(
-        other.get_by_role("heading", name="Top tokens at position 239", exact=True),
+        other.get_by_role("heading", name="Top tokens at position 239 of prompt 1", exact=True),
     ).to_be_visible()
     assert said(other, "run", "prompt", "position", "colour") == [
         "fresh-against-cached",

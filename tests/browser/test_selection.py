@@ -12,7 +12,9 @@ AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 
 def expect_position(page, position):
     expect(
-        page.get_by_role("heading", name=f"Top tokens at position {position}", exact=True),
+        page.get_by_role(
+            "heading", name=f"Top tokens at position {position} of prompt 1", exact=True
+        ),
     ).to_be_visible(timeout=60_000)
     expect(page).to_have_url(re.compile(rf"[?&]position={position}(&|$)"))
 

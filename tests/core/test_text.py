@@ -125,3 +125,10 @@ def test_a_number_has_three_digits_and_a_column_or_an_axis_one_form():
     assert text.column([12.0, 1500.0]) == ["12", "1,500"]
     assert text.on_axis([0.001, 1.0, 1000.0]) == ["0.001", "1", "1,000"]
     assert text.on_axis([1e-5, 1.0, 1000.0]) == ["1e-5", "1e+0", "1e+3"]
+    assert text.exact_decimals([12.9375, 13.0, -0.125]) == 4
+    assert text.exact_decimals([1.25, 1e-12]) is None
+
+
+def test_a_count_of_positions_is_read_at_once():
+    counts = [text.all_of(*each, "position") for each in ((107, 109), (2000, 2000), (1, 1))]
+    assert counts == ["107 of 109 positions", "all 2,000 positions", "the only position"]

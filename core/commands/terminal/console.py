@@ -17,7 +17,7 @@ from rich.text import Text
 
 from ...command_name import COMMAND, shell_command
 from ...progress import Progress
-from ...text import column, duration, legible, number, percent, size
+from ...text import column, duration, legible, multiple, number, percent, size
 
 
 class _Printable(Console):
@@ -121,6 +121,8 @@ def _label(key: str) -> str:
 
 def _column(key: str, values: Sequence[Any]) -> list[str]:
     """Return a column as text; figures with the same number of decimals."""
+    if key == "noise_ratio":
+        return ["" if value is None else multiple(value) for value in values]
     has_figures = any(isinstance(value, float) for value in values)
     if has_figures and not key.endswith("share"):
         numbers = [value for value in values if isinstance(value, int | float | None)]

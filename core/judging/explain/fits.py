@@ -143,7 +143,7 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
             of_rows.append((row.x[row.in_text], row.times[row.in_text], shifts[row.in_text]))
     if not of_rows:
         return
-    says = f"On '{pair.names[1]}' tokens that the text already holds are moved, as by a"
+    says = f"'{pair.names[1]}' shifts the logits of tokens already in the text, as by a"
     x, times, shifts = (np.concatenate(each) for each in zip(*of_rows, strict=True))
     strengths = {"presence": -shifts, "frequency": -shifts / times}
     if not pair.has_constants and (is_same := x * (x + shifts) > 0).any():
@@ -191,9 +191,7 @@ def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     tokens = sorted(moves, key=lambda token: -abs(moves[token]))
     largest = moves[tokens[0]] / pair.factor
     amount = f"{largest:.4g} for token {tokens[0]}, {len(tokens)} in all"
-    says = (
-        f"On '{pair.names[1]}' the same tokens are moved in each row, as by a logit bias: {amount}."
-    )
+    says = f"'{pair.names[1]}' shifts the same tokens in each row, as by a logit bias: {amount}."
 
     def add_bias(row: RowPair) -> RowPair:
         return row._replace(x=row.x + [moves.get(token, 0.0) for token in row.token_ids.tolist()])

@@ -11,7 +11,7 @@ from ...numerics.arrays import DataFrame, Flags, Floats
 from ...numerics.divergence import NEAR_TIE_ROW_ULPS
 from ...numerics.formats import FloatFormat, bits_of, ordinals, values_at, values_of
 from ...numerics.totals import beyond_noise, dominating
-from ...text import number, out_of, plural
+from ...text import all_of, number, out_of, plural
 from ..reader import RunReader
 from .elements import rank_of
 
@@ -147,7 +147,7 @@ def outcome(table: DataFrame) -> str:
             f" of each of {len(table)} prompts." if len(table) > 1 else "."
         )
     first = parted.loc[parted["agreed_tokens"].idxmin()]
-    place = f"position {first['parting_position']} of prompt {first['prompt']}"
+    place = f"position {first['parting_position']:,} of prompt {first['prompt']}"
     return (
         f"**{len(parted)} of {plural(len(table), 'prompt')} diverge** within {tokens}, first at"
         f" {place}."
@@ -163,12 +163,12 @@ def flips_sentence(table: DataFrame) -> str:
     if flips.empty and unknown:
         return f"No known flips: at {out_of(unknown, total)} positions a side has no known argmax."
     if flips.empty:
-        return f"No flips: both sides have the same argmax at all {plural(total, 'position')}."
+        everywhere = all_of(total, total, "position")
+        return f"No flips: both sides have the same argmax at {everywhere}."
 
     def place(row: Any) -> str:
-        return f"position {row['position']}" + (
-            f" of prompt {row['prompt']}" if table["prompt"].any() else ""
-        )
+        of = f" of prompt {row['prompt']}" if table["prompt"].any() else ""
+        return f"position {row['position']:,}{of}"
 
     text = (
         f"**{plural(len(flips), 'flip')} in {plural(total, 'position')}**, first at"
@@ -179,32 +179,33 @@ def flips_sentence(table: DataFrame) -> str:
         return text
     far = table[beyond_noise(table)]
     if far.empty:
-        kind = "near tie" if flips["near_tie"].all() else "close decision"
-        return (
-            f"{text} {f'It is at a {kind}' if len(flips) == 1 else f'All are at {kind}s'} on at"
-            " least one side."
-        )
+        are = "It is" if len(flips) == 1 else "All are"
+        near = "a near tie" if len(flips) == 1 else "near ties"
+        if flips["near_tie"].all():
+            return f"{text} {are} {near} on at least one side."
+        return f"{text} {are} within the noise."
     margin = number(far.iloc[0][MARGINS].astype(float).min())
     are = "is no near tie" if len(far) == 1 else "are no near ties"
     first = f"{'first at ' if len(far) > 1 else ''}{place(far.iloc[0])}, margin {margin} logits"
     return f"{text} {plural(len(far), 'flip')} {are} ({first})."
 
 
-def near_ties_sentence(table: DataFrame) -> str:
+def near_ties_sentence(table: DataFrame, of_prompt: str = "") -> str:
     """Say how many positions are near ties, how many of them flip, and the smallest margin, in
-    markdown. table: figures by position.
+    markdown. table: figures by position; of_prompt: of which, if there are several.
     """
     # lists have no row ULPs
     is_list = table["max_row_ulps"].isna().all()
     near = table[table["could_flip" if is_list else "near_tie"].fillna(False).astype(bool)]
     limit = "by what was sent" if is_list else f"(margin at most {NEAR_TIE_ROW_ULPS} row ULPs)"
-    what = "is a near tie" if len(near) == 1 else "are near ties"
+    positions = "position" if len(table) == 1 else "positions"
+    what = "is a near tie" if 1 in (len(near), len(table)) else "are near ties"
     if is_list:
         what = "could flip"
     flips = int(near["is_flip"].sum())
     smallest = float(table[MARGINS].min(axis=None))
     return (
-        f"**{out_of(len(near), len(table))} positions {what}** {limit}, with"
+        f"**{out_of(len(near), len(table))} {positions}{of_prompt} {what}** {limit}, with"
         f" {plural(flips, 'flip')}; the smallest margin is {number(smallest)}."
     )
 

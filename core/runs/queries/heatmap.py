@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from ...errors import UsageError
 from ...numerics import pyramid
 from ...numerics.arrays import Bits, DataFrame, Span
-from ...text import number, out_of, plural
+from ...places import words_of
+from ...text import all_of, number, out_of
 from ..figures import STORED_CELLS
 from ..file.keep import refusal
 from ..reader import RunReader
@@ -332,13 +333,14 @@ def sentence(run: RunReader, table: DataFrame) -> str:
         return f"**Nothing differs**: all {total:,} logits have the same value on both sides."
     count = int(differing["neq"].sum())
     text = f"**{out_of(count, total)} logits {'differs' if count == 1 else 'differ'}**"
-    text += f", at {len(differing):,} of {plural(header.rows, 'position')}"
+    text += f", at {all_of(len(differing), header.rows, 'position')}"
     largest = differing["max_abs"].fillna(0.0)
     if not (largest > 0).any():
         return f"{text}, by NaN or infinity on one side only."
     worst = differing.loc[largest.idxmax()]
-    place = f"prompt {worst['prompt']}, position" if len(header.prompts) > 1 else "position"
+    lengths = [prompt.positions for prompt in header.prompts]
+    place = words_of((worst["prompt"], worst["position"]), lengths)
     return (
-        f"{text}. Max {number(float(worst['max_abs']))} logits ({place} {worst['position']}); max"
+        f"{text}. Max {number(float(worst['max_abs']))} logits ({place}); max"
         f" {number(float(differing['max_row_ulps'].max()))} row ULPs."
     )

@@ -180,10 +180,10 @@ def counts_in_words(table: DataFrame, names: tuple[str, str]) -> str:
 
 def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: bool) -> str:
     """Say which module differs first, and what ran there on both sides; names: of the sides."""
-    prompt = f"prompt {place.prompt}, " if names_prompt else ""
+    of_prompt = f" of prompt {place.prompt}" if names_prompt else ""
     start = (
-        f"The first module whose output differs is {_code(place.module)}, at {prompt}position"
-        f" {place.position}."
+        f"The first module whose output differs is {_code(place.module)}, at position"
+        f" {place.position:,}{of_prompt}."
     )
     return f"{start} {_ops_in_words(place, names)}"
 

@@ -145,10 +145,10 @@ def sentence(run: RunReader, pair: int, table: DataFrame, *, names_prompt: bool)
         return f"No module differs: {plural(len(table), 'output')}, equal on both sides."
     along = run.rows("layer_position", pair=pair, prompt=first.first_prompt, ordinal=first.ordinal)
     neq = int(along.loc[along["position"] == first.first_position, "neq"].sum())
-    prompt = f"prompt {first.first_prompt}, " if names_prompt else ""
+    of_prompt = f" of prompt {first.first_prompt}" if names_prompt else ""
     text = (
         f"**`{code(first.module)}`** ({kind_word(first.kind)}) **is the first module whose output"
-        f" differs at all, at {prompt}position {first.first_position}**:"
+        f" differs at all, at position {first.first_position:,}{of_prompt}**:"
         f" {out_of(neq, first.elements // first.positions)} of its elements there."
     )
     if last["ordinal"] == first.ordinal:

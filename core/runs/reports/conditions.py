@@ -251,7 +251,7 @@ class Condition:
         outcome = FAILED if is_beyond else PASSED
         says = f"has {self.kind} = {number(value)} {figure['unit']}".rstrip()
         if low is not None:
-            says += f" (95 % interval {number(low)} to {number(high)})"
+            says += f" (95% interval {number(low)} to {number(high)})"
         return outcome, value, says
 
     def _judge_sure_flips(self, pair: PairReport) -> tuple[str, float | None, str]:

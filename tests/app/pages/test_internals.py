@@ -41,7 +41,7 @@ def continued(built, own_store, monkeypatch):
 def test_layers_open_with_the_first_module_and_position_that_differ(growing):
     app = open_page("layers", run=growing, prompt="1")
     assert app.query_params["tab"] == "layers"
-    assert "differs at all, at prompt 1, position 3**: 1 of 8 (12.5%)" in page_text(app)
+    assert "differs at all, at position 3 of prompt 1**: 1 of 8 (12.5%)" in page_text(app)
     assert "0.63x" in app.subheader[0].value
     assert "5 of 5" in page_text(app)
     assert len(figures_of(app)) == 3
@@ -161,7 +161,7 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
     """
     run_id = with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1}))
     app = open_page("kernels", run=run_id)
-    assert "at prompt 1, position 4." in page_text(app)
+    assert "at position 4 of prompt 1." in page_text(app)
     there = app.dataframe[0].value
     assert there["modules"].tolist() == ["model.layers.0.norm"]
     assert there["reference_details"][0] == "bfloat16 [1, 8]"

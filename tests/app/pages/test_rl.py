@@ -176,8 +176,8 @@ def test_the_heaviest_sequences_are_listed_and_drawn_token_by_token(planted, seq
     assert heavy["legend"]["unit"] == "|r|, nats"
     r = sequences[HEAVY]["trainer"] - sequences[HEAVY]["rollout"]
     figures = heavy["figures"]
-    np.testing.assert_allclose(figures["r = trainer - rollout, nats"], r, rtol=1e-3)
-    np.testing.assert_allclose(figures["ratio = exp(r)"], np.exp(r), rtol=1e-3)
+    np.testing.assert_allclose(figures["r = trainer - rollout, nats"], r, rtol=5e-3)
+    np.testing.assert_allclose(figures["ratio = exp(r)"], np.exp(r), rtol=5e-3)
     for cut, is_cut in (("TIS", np.exp(r) > 2), ("IcePop", np.abs(np.exp(r) - 2.75) > 2.25)):
         np.testing.assert_array_equal([cut in clipped for clipped in heavy["clipped"]], is_cut)
 

@@ -62,7 +62,7 @@ def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):
     )
     app = opened(run=run_id)
     assert "Invalid dump" in label(app)
-    assert "1 row before it" in page_text(app)
+    assert "row t - 1 of" in page_text(app)
     assert not [text for text in codes(app) if "verdict" in text]
 
 

@@ -41,7 +41,7 @@ def test_kernels_begin_where_the_sides_begin_to_differ(cli, store):
     run_id = with_kernels(store, layer_run(store, {(1, 1, 4): 3}))
     lines = cli("show", run_id, "--kernels").stdout.splitlines()
     assert lines[0].startswith(
-        "The first module whose output differs is 'model.layers.0.norm', at prompt 1,",
+        "The first module whose output differs is 'model.layers.0.norm', at position 4 of",
     )
     assert lines[0].endswith("'aten::mean' (bfloat16 [1, 8] vs bfloat16 [2, 8]).")
     (pair,) = cli("show", run_id, "--kernels", "--json").json["pairs"]

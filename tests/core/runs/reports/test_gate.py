@@ -299,7 +299,7 @@ def test_the_value_of_a_figure_decides_whatever_its_interval(value, text, outcom
         )
     )
     assert found.outcome == outcome
-    assert ("95 % interval 0.3 to 0.7" in found.says) == (value is not None)
+    assert ("95% interval 0.3 to 0.7" in found.says) == (value is not None)
     json.dumps(GateReport((found,), header.prompts, {}).as_json(), allow_nan=False)
 
 
