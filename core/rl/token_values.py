@@ -61,7 +61,8 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
             says = f"'{name}' has no value for {percent(share)} of the tokens."
             yield Cause("missing", says, {"side": side, "value": None, "share": share})
         values = _repeated(own)
-        usual = float(square[~np.isin(own, values)].mean()) if len(values) < len(own) else 0.0
+        others = square[~np.isin(own, values)]
+        usual = float(others.mean()) if len(others) else 0.0
         for value in values:
             is_value = own == value
             # 0.0 is right for a certain token, and for the one that top-p leaves: there the sides
@@ -76,7 +77,7 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
             says = f"'{name}' is {number(value)} for {percent(share)} of the tokens"
             is_beyond = other[is_value] <= value + max(0.1, 3 * usual**0.5)
             name_of_cause, about = "placeholders", ": placeholders."
-            if value == np.nanmin(own) and is_beyond.mean() > 1 - MOST:
+            if value == np.nanmin(own) < np.nanmax(own) and is_beyond.mean() > 1 - MOST:
                 name_of_cause = "clipped"
                 about = f", at which '{other_name}' is lower: a lower bound."
             yield Cause(name_of_cause, says + about, parameters)
@@ -129,7 +130,7 @@ def units(tokens: SampledTokens) -> Iterator[Cause]:
         size = np.minimum(square, own**2)
         for words, expected, parameters in candidates:
             rest = (own - expected) ** 2
-            if is_explained(size, rest, _EXACTLY):
+            if size.any() and is_explained(size, rest, _EXACTLY):
                 says = f"'{name}' is {words} '{other_name}'."
                 cause = Cause("other units", says, {"side": side, **parameters})
                 share = float(rest.sum() / (own**2).sum())

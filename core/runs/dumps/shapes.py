@@ -68,7 +68,9 @@ def common_shape(arrays: Mapping[str, StoredArray]) -> tuple[int, ...]:
             continue
         if shape[:-1] == common[:-1]:
             raise _other_vocabulary(array.file, {name: shape[-1], first: common[-1]})
-        if (*shape[:-2], shape[-1]) == (*common[:-2], common[-1]):
+        # a single row has no axis of positions left
+        other_length = len(shape) == len(common) and shape[:-2] == common[:-2]
+        if other_length and shape[-1] == common[-1]:
             raise _other_length(
                 array.file,
                 {name: array, first: arrays[first]},

@@ -246,6 +246,13 @@ def test_the_place_of_a_bad_token_is_named():
     )
 
 
+def test_values_that_both_sides_repeat_are_no_placeholders():
+    own = np.resize([-1.0, -2.0, -0.5, -0.1], 1024)
+    alike = with_values(PLAIN, trainer=own, rollout=own - 0.01 * (own == -1))
+    assert explain_tokens(alike) == []
+    assert explain_tokens(with_values(PLAIN, rollout=0 * own))[0].name == "placeholders"
+
+
 def test_too_few_tokens_and_equal_sides_have_no_cause():
     index = np.arange(10)
     few = SampledTokens(index * 0, index, -1.0 - index, -1.5 - index)
