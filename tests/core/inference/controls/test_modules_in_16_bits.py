@@ -17,9 +17,11 @@ from core.checks.modules_in_16_bits import (
     ModuleRoundingFigures,
     module_rounding_row,
 )
+from core.errors import CaptureError
 from core.evidence import MISSING, PASSED
+from core.inference.controls import judge_model
 from core.inference.controls.judge_model import judge
-from core.verdict import UNDECIDED
+from core.verdict import ROUNDING, UNDECIDED
 
 pytestmark = pytest.mark.model
 FAULTS = {case.name: case.engine for case in SMALL}
@@ -95,3 +97,20 @@ def test_limits_of_a_module_and_of_the_scale_of_the_scores(measured, outcome, be
     assert row.outcome == outcome
     assert isinstance(row.figures, ModuleRoundingFigures)
     assert row.figures.modules_beyond == beyond
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RuntimeError("no kernel"), "Not run: torch: RuntimeError: no kernel."),
+        (CaptureError("'b' hands on no module."), "Not run: 'b' hands on no module."),
+    ],
+)
+def test_a_check_that_cannot_run_says_why_and_decides_nothing(narrow, monkeypatch, error, says):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(judge_model, "module_rounding", fail)
+    verdict = judge(narrow, tiny_prompts(narrow), variant="chunked:5")
+    row = modules_of(verdict)
+    assert (verdict.name, row.outcome, row.says) == (ROUNDING, MISSING, says)
