@@ -256,14 +256,14 @@ def _stack(name: str, parts: Sequence[Any]) -> Any:
     array.
     """
     arrays = [_array(name, each) for each in parts]
-    shapes = sorted({each.shape for each in arrays})
-    if len(shapes) > 1:
+    forms = sorted({f"{each.shape} {each.dtype}" for each in arrays})
+    if len(forms) > 1:
         raise UsageError(
-            f"'{name}' has parts of the shapes {shapes[0]} and {shapes[1]}; pass parts of one"
-            " shape.",
+            f"'{name}' has parts of {forms[0]} and {forms[1]}; pass parts of one shape and dtype.",
         )
-    if isinstance(parts, tuple) and len(shapes[0]) > 2:
+    axes = arrays[0].ndim
+    if isinstance(parts, tuple) and axes > 2:
         raise UsageError(
-            f"'{name}' is a tuple of {len(parts)} arrays {shapes[0]}, as of layers; pass logits.",
+            f"'{name}' is a tuple of {len(parts)} arrays {forms[0]}, as of layers; pass logits.",
         )
-    return np.stack(arrays, axis=1 if isinstance(parts, tuple) and len(shapes[0]) == 2 else 0)
+    return np.stack(arrays, axis=1 if isinstance(parts, tuple) and axes == 2 else 0)

@@ -63,7 +63,9 @@ class ModuleRounding:
     @property
     def ratios(self) -> Floats:
         """RMS of the side over that of randomized rounding. [modules]"""
-        drawn = np.maximum(self.draws.mean(axis=0), np.finfo(np.float64).tiny)
+        # a module that only hands on an output has no rounding: a ratio of 1e6 at most
+        least = np.maximum(1e-12 * self.side, np.finfo(np.float64).tiny)
+        drawn = np.maximum(self.draws.mean(axis=0), least)
         return np.asarray(np.sqrt(self.side / drawn))
 
 

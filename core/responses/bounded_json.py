@@ -96,7 +96,7 @@ def _consecutive(text: bytes, name: str) -> Iterator[tuple[str, Any]]:
     except DumpError:
         # documents one after another, as a log has them
         decoder = json.JSONDecoder()
-        characters = _escape_lone_surrogates(text).decode("utf-8", "replace").strip()
+        characters = escape_lone_surrogates(text).decode("utf-8", "replace").strip()
         documents, end = [], 0
         while end < len(characters):
             try:
@@ -129,7 +129,7 @@ def parse(text: bytes, source: str) -> Any:
             " many.",
         )
     try:
-        return json.loads(_escape_lone_surrogates(text))
+        return json.loads(escape_lone_surrogates(text))
     except RecursionError:
         raise DumpError(f"{source}: its JSON is nested too deeply.") from None
     except ValueError as error:  # no JSON, or no UTF-8
@@ -141,7 +141,7 @@ def parse(text: bytes, source: str) -> Any:
         raise DumpError(f"{source}: no JSON ({clean(error, 60)}).") from None
 
 
-def _escape_lone_surrogates(text: bytes) -> bytes:
+def escape_lone_surrogates(text: bytes) -> bytes:
     r"""Return a document in which half a character, which no text can hold, is spelled: \ud800 as
     six characters.
     """

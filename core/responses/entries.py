@@ -3,6 +3,7 @@ text.
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
@@ -16,6 +17,7 @@ from .records import MAX_POSITIONS, UNKNOWN_TOKEN, UNSENT, Response, TopTokenRow
 # below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
 _LOWEST = -745.0
 _MOST_TOKEN = 1 << 31
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # of a SentencePiece vocabulary
 Id = Annotated[int, msgspec.Meta(ge=0, lt=_MOST_TOKEN)]
 
 
@@ -330,6 +332,8 @@ def _bytes_of(text: str) -> bytes:
     """Return the bytes that a token stands for: its text, or that of a byte-level or SentencePiece
     vocabulary.
     """
+    if _BYTE.fullmatch(text):
+        return bytes([int(text[3:5], 16)])
     if all(char in BYTE_LEVEL for char in text):
         return bytes(BYTE_LEVEL[char] for char in text)
     return text.replace("▁", " ").encode()

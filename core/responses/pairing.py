@@ -211,7 +211,8 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
     ends = np.array([each.end for each in meetings])
     sent = np.union1d(keys[0], keys[1])
     sent = sent[(sent & (_END - 1)) < ends[sent >> 32]]
-    shared = sent[np.isin(sent, keys[0]) & np.isin(sent, keys[1])]
+    is_sent = [np.isin(sent, of_side) for of_side in keys]
+    shared = sent[is_sent[0] & is_sent[1]]
     if not len(shared):
         raise DumpError(
             f"'{reference.name}' and '{variant.name}' have no position with equal tokens before it,"
@@ -225,6 +226,8 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
     missing = [*placeholders[0], *placeholders[1], *missing]
     prompts, starts = shared >> 32, np.array([each.start for each in meetings])
     grids = [find_grid(_best_values(each)) for each in cleaned]
+    # a token without a row may have one on the other side
+    tokens = [int(rows.sum()) + _unsent(each) for rows, each in zip(is_sent, sides, strict=True)]
     texts: dict[int, str] = {}
     for both in responses:
         for each in both:
@@ -246,7 +249,7 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
         zeros=sum(int(each.missing[each.counts > 0].sum()) for each in cleaned),
         certain=int((_is_certain(whole[0]) & _is_certain(whole[1])).sum()),
         has_other_text=any(a.text != b.text for a, b in responses if a.text and b.text),
-        sent=len(sent) + max(map(_unsent, sides)),
+        sent=max(len(sent), *tokens),
     )
 
 

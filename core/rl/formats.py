@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..errors import DumpError, StoreError, UsageError
-from ..responses.bounded_json import MAX_FILE_BYTES, open_plain
+from ..responses.bounded_json import MAX_FILE_BYTES, escape_lone_surrogates, open_plain
 from ..responses.files import side_names
 from ..responses.placeholders import ROUNDING
 from ..responses.records import MAX_POSITIONS
@@ -32,6 +32,7 @@ _LOWEST = -745
 # 0.125 at logits of 16 to 32, 0.25 above. What is farther above 0 is no log-probability.
 _HIGHEST = 0.25
 _COPIED = 1 << 20  # bytes at a time
+_ESCAPED = ".escaped"
 SIDES = ("reference", "variant")
 # a value per token, or null
 _LISTS = [name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE"]
@@ -463,6 +464,12 @@ def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, n
         _create(database, table, source, columns)
     except StoreError as error:
         reason = str(error.__cause__).splitlines()[0].replace(str(link), path.name)
+        # DuckDB reads no text with half a character, which json.dumps writes
+        if "surrogate" in reason and link.suffix != _ESCAPED:
+            escaped = link.with_suffix(_ESCAPED)
+            with link.open("rb") as lines, escaped.open("wb") as copy:
+                copy.writelines(map(escape_lone_surrogates, lines))
+            return _table_of_file(database, path, escaped, layout, number)
         raise DumpError(
             f"{name}: cannot be read as rows of tokens, or is cut off ({clean(reason, 160)}).",
         ) from error

@@ -90,7 +90,8 @@ def check(
     is_hole = np.diff(of_loss.astype(np.int8), axis=1, prepend=of_loss[:, :1]) == -1
 
     def of_tokens(values: ArrayLike) -> NDArray[np.float64]:
-        return _array(values)[some][of_loss].astype(np.float64)
+        own = _array(values)[some][of_loss].astype(np.float64)
+        return np.where(np.isfinite(own), own, np.nan)
 
     tokens = SampledTokens(
         sequence=np.nonzero(of_loss)[0],

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from operator import itemgetter
 
 import numpy as np
 
 from ..cause import Cause
 from ..text import number, percent, plural
-from .figures import Floats, SampledTokens
+from .figures import Flags, Floats, Integers, SampledTokens
 
 MOST = 0.1  # of the squared difference, that a named cause leaves
 CONTRAST = 9.0  # of squared differences per token, within a part of the tokens and outside
@@ -26,6 +27,8 @@ _FAR = 5.0  # nats, from a placeholder to any other value of its side
 _SENTINEL = -50.0
 # a renormalization adds no more to a log-probability: no sampler keeps less than 0.05
 MOST_MASS = 3.0
+# nats, of a constant: less may be a renormalization of flat distributions, which halves at most
+_LEAST_OFFSET = 0.7
 _BASES = {1 / np.log(2): "2", 1 / np.log(10): "10"}
 # values of another token differ by more nats, those of engines by less
 _DIFFERENT = 0.25
@@ -58,19 +61,23 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
             says = f"'{name}' has no value for {percent(share)} of the tokens."
             yield Cause("missing", says, {"side": side, "value": None, "share": share})
         values = _repeated(own)
-        usual = float(square[~np.isin(own, values)].mean()) if len(values) < len(own) else 0.0
+        others = square[~np.isin(own, values)]
+        usual = float(others.mean()) if len(others) else 0.0
         for value in values:
             is_value = own == value
             # 0.0 is right for a certain token, and for the one that top-p leaves: there the sides
             # agree as elsewhere.
-            if square[is_value].mean() <= CONTRAST * usual:
+            mean = float(square[is_value].mean())
+            # Responses that begin alike repeat the value on both sides.
+            is_of_both = mean < 1 and np.nanvar(other[is_value]) * CONTRAST < mean
+            if mean <= CONTRAST * usual or is_of_both:
                 continue
             share = float(is_value.mean())
             parameters = {"side": side, "value": float(value), "share": share}
             says = f"'{name}' is {number(value)} for {percent(share)} of the tokens"
             is_beyond = other[is_value] <= value + max(0.1, 3 * usual**0.5)
             name_of_cause, about = "placeholders", ": placeholders."
-            if value == np.nanmin(own) and is_beyond.mean() > 1 - MOST:
+            if value == np.nanmin(own) < np.nanmax(own) and is_beyond.mean() > 1 - MOST:
                 name_of_cause = "clipped"
                 about = f", at which '{other_name}' is lower: a lower bound."
             yield Cause(name_of_cause, says + about, parameters)
@@ -93,18 +100,21 @@ def _repeated(own: Floats) -> Floats:
 
 
 def units(tokens: SampledTokens) -> Iterator[Cause]:
-    """One side is the other in another unit, summed up, or with a constant."""
+    """One side is the other in another unit, summed up, or with a constant: what leaves least."""
     starts, lengths = tokens.starts, tokens.lengths
     square = tokens.r**2
     follows = np.append(False, np.diff(tokens.position) == 1)
     follows[starts] = False
     if not follows.any():
         return
+    before = np.arange(len(square)) - np.repeat(starts, lengths)
+    causes: list[tuple[float, Cause]] = []
     for side, own, other, name, other_name in sides_of(tokens):
-        steps = np.where(follows, np.diff(own, prepend=0.0), other)
+        last = np.where(follows, np.roll(own, 1), own - other)
         sums = np.add.reduceat(other, starts)
         candidates: list[tuple[str, Floats, dict[str, float]]] = [
-            ("the running sum of", own - steps + other, {}),
+            ("the running sum of", last + other, {}),
+            ("the running mean of", (before * last + other) / (before + 1), {}),
             ("the sum over the response of", np.repeat(sums, lengths), {}),
             ("the mean over the response of", np.repeat(sums / lengths, lengths), {}),
         ]
@@ -114,15 +124,19 @@ def units(tokens: SampledTokens) -> Iterator[Cause]:
             candidates.append(
                 (f"{factor:.4g}{_base_of(factor)} times", factor * other, {"factor": factor}),
             )
-            if abs(offset) > MOST_MASS:
+            if abs(offset) > _LEAST_OFFSET:
                 candidates.append((f"{number(offset)} plus", offset + other, {"offset": offset}))
+        # also of the values themselves: a small factor of sums is near any other values
+        size = np.minimum(square, own**2)
         for words, expected, parameters in candidates:
             rest = (own - expected) ** 2
-            if is_explained(square, rest, _EXACTLY):
+            if size.any() and is_explained(size, rest, _EXACTLY):
                 says = f"'{name}' is {words} '{other_name}'."
                 cause = Cause("other units", says, {"side": side, **parameters})
-                yield cause.score(square, rest, len(rest))
-                return
+                share = float(rest.sum() / (own**2).sum())
+                causes.append((share, cause.score(square, rest, len(rest))))
+    if causes:
+        yield min(causes, key=itemgetter(0))[1]
 
 
 def _median_ratio(own: Floats, other: Floats) -> float:
@@ -139,7 +153,7 @@ def _base_of(factor: float) -> str:
     """Say of which logarithm a factor is the unit; '' for none."""
     for each, base in _BASES.items():
         for unit, words in ((each, ""), (1 / each, "the other is in ")):
-            if abs(np.log(factor / unit)) < 0.01:
+            if abs(factor / unit - 1) < 0.01:
                 return f" ({words}logarithms to base {base})"
     return ""
 
@@ -183,18 +197,22 @@ def other_order(tokens: SampledTokens) -> Iterator[Cause]:
         np.array([np.quantile(side[row], shares) for row in rows])
         for side in (tokens.rollout, tokens.trainer)
     )
-    distances = ((trainer[:, None] - rollout[None]) ** 2).mean(axis=2)
     square = np.array([(tokens.r[row] ** 2).mean() for row in rows])
-    nearest = distances.argmin(axis=1)
-    at = np.arange(len(rows))
-    is_close = distances[at, nearest] <= MOST * np.minimum(square, np.median(distances, axis=1))
     # Sides that rank their tokens alike are no others: a temperature moves values, and keeps their
     # order.
-    is_close &= np.array(
+    is_other = np.array(
         [np.corrcoef(tokens.rollout[row], tokens.trainer[row])[0, 1] < _RELATED for row in rows],
     )
+    nearest, is_close = _nearest(rollout, trainer, square)
+    if square[is_close & is_other].sum() < (1 - MOST) * square.sum():
+        # exchanged responses of other lengths share how they begin
+        at = np.array([row.start for row in rows])[:, None] + np.arange(_LEAST_RESPONSE)
+        own = (tokens.r[at] ** 2).mean(axis=1)
+        nearest, is_close = _nearest(tokens.rollout[at], tokens.trainer[at], own)
+    is_close &= is_other
     if square[is_close].sum() < (1 - MOST) * square.sum():
         return
+    at = np.arange(len(rows))
     first = int(np.flatnonzero(is_close)[0])
     sequence, other = (int(tokens.sequence[rows[row]][0]) for row in (first, nearest[first]))
     count = f"{is_close.sum():,} of {plural(len(rows), 'response')}"
@@ -212,3 +230,12 @@ def other_order(tokens: SampledTokens) -> Iterator[Cause]:
             f" those of {other}."
         )
         yield Cause("exchanged", says, {**parameters, "other": other})
+
+
+def _nearest(rollout: Floats, trainer: Floats, square: Floats) -> tuple[Integers, Flags]:
+    """Return the rollout's response nearest to each of the trainer's, and whether it is much nearer
+    than its own. rollout, trainer: [responses, values]; square: mean square of r of each
+    """
+    distances = ((trainer[:, None] - rollout[None]) ** 2).mean(axis=2)
+    limit = MOST * np.minimum(square, np.median(distances, axis=1))
+    return distances.argmin(axis=1), distances.min(axis=1) <= limit

@@ -70,7 +70,8 @@ STEPS = torch.zeros(4, POSITIONS, VOCAB)
     [
         (ModelOutput(logits=STEPS), "'reference' is a ModelOutput; pass one of its fields: logits"),
         (tuple(STEPS[:, None]), "'reference' is a tuple of 4 arrays .* layers"),
-        ([STEPS[0], STEPS[1, :2]], "'reference' has parts of the shapes"),
+        ([STEPS[0], STEPS[1, :2]], "'reference' has parts of .* pass parts of one shape"),
+        ([STEPS[0], STEPS[1].bfloat16()], "'reference' has parts of .* pass parts of one shape"),
         (
             logits(1).astype(np.float16).view(np.uint16),
             "^'reference' holds 16-bit patterns: choose bfloat16",

@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 
 from ...checks.drawn import Exact
 from ...checks.lower_precision import PrecisionVerdict
-from ...checks.modules_in_16_bits import module_rounding_row
+from ...checks.modules_in_16_bits import MODULE_ROUNDING, module_rounding_row
 from ...checks.other_rows import OtherPromptsFigures, OtherRowFigures, OtherRows
 from ...checks.pair import NoiseFloor, Pair
 from ...checks.rerun import Rerun
 from ...errors import CaptureError, UsageError
-from ...evidence import Evidence
+from ...evidence import MISSING, Evidence, Unmeasured
 from ...judging import judge as judging
 from ...judging.controls import Controls, NotAvailableError, StaysInFloat32Error
 from ...numerics.arrays import Floats
@@ -410,13 +410,18 @@ class ModelControls(Controls):
         for side in self.sides:
             if side.path == PLAIN.path:
                 continue
-            self.say(f"modules of '{side.name}' in {self.dtype}")
+            control = f"modules of '{side.name}' in {self.dtype}"
+            self.say(control)
             measure = partial(module_rounding, self.loaded, self.prompts, side)
-            # a side whose modules cannot be followed, or do not fit into memory
-            stop = foreign_errors_stop("modules in 16 bits", "choose a smaller model")
-            with suppress(CaptureError), stop:
-                rounding = self.session.once(("module rounding", side.name), measure, side)
-                rows.append(module_rounding_row(rounding, side.name, self.dtype))
+            try:
+                with foreign_errors_stop("torch", "choose a smaller model"):
+                    rounding = self.session.once(("module rounding", side.name), measure, side)
+                    rows.append(module_rounding_row(rounding, side.name, self.dtype))
+            except CaptureError as error:
+                # modules that cannot be followed, or do not fit into memory
+                says = f"Not run: {error}"
+                about = MODULE_ROUNDING, control, Unmeasured(), MISSING, says, side.name
+                rows.append(Evidence(*about))
         return rows
 
     def lower_precision(

@@ -232,7 +232,8 @@ def graft_outputs(
         ):
             return None
         see(name, own.detach().reshape(other.shape), other)
-        other = other.to(own.dtype).reshape(own.shape)
+        # a copy: models multiply in place
+        other = other.to(own.dtype, copy=True).reshape(own.shape)
         return (other, *output[1:]) if isinstance(output, tuple) else other
 
     with ExitStack() as hooks:

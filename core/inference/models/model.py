@@ -439,6 +439,12 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> dict[
     return {token: _text(tokenizer, token, raw) for token, raw in zip(ids, raws, strict=True)}
 
 
+def dimension(config: Any, name: str) -> int:
+    """Return a size of a config, the largest of those of layers; 0 if it has none."""
+    value = getattr(config, name, None) or 0
+    return max(value) if isinstance(value, list | tuple) else int(value)
+
+
 def _text(tokenizer: PreTrainedTokenizerBase, token: int, raw: str | None) -> str:
     if raw is None:
         return f"<unused {token}>"

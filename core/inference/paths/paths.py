@@ -18,7 +18,7 @@ from ...capture_request import CaptureRequest
 from ...engines.process import EngineDescription
 from ...errors import CaptureError, UsageError
 from ...path_grammar import Step, Value
-from ..models.model import LoadedModel
+from ..models.model import LoadedModel, dimension
 from ..models.module_state import restore_state
 from . import engine_side
 from .bases import BASES, without_cache
@@ -120,13 +120,11 @@ class Path:
         if self.engine is not None:
             return self.logits_bytes(loaded, positions)
         text = loaded.model.config.get_text_config(decoder=True)
-
-        def size(name: str, otherwise: int) -> int:
-            return int(getattr(text, name, 0) or otherwise)
-
-        hidden, heads = size("hidden_size", 0), size("num_attention_heads", 1)
-        wide = size("intermediate_size", 4 * hidden)
-        kv_heads, layers = size("num_key_value_heads", heads), size("num_hidden_layers", 1)
+        hidden = dimension(text, "hidden_size")
+        wide = dimension(text, "intermediate_size") or 4 * hidden
+        heads = dimension(text, "num_attention_heads") or 1
+        kv_heads = dimension(text, "num_key_value_heads") or heads
+        layers = dimension(text, "num_hidden_layers") or 1
         columns = max(self.forwards(loaded, positions), default=positions)
         elements = columns * (2 * hidden + wide)
         if self.reads_cache:

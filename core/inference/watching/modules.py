@@ -13,6 +13,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 
 from ...errors import CaptureError
+from ..models.model import dimension
 
 LOGITS = "logits"
 _LEFT_OUT = (
@@ -47,7 +48,7 @@ def watched_modules(model: Any) -> list[WatchedModule]:
     CaptureError if the model has no list of blocks.
     """
     config = model.config.get_text_config(decoder=True)
-    hidden = int(getattr(config, "hidden_size", 0) or 1)
+    hidden = dimension(config, "hidden_size") or 1
     prefix, blocks = _blocks_of(model, "; leave --layers out")
     owner_name = prefix.rpartition(".")[0]
     modules = []
@@ -91,7 +92,7 @@ def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
 
 
 def _blocks_of(model: Any, fix: str = "") -> tuple[str, torch.nn.ModuleList]:
-    count = int(getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", 0) or 0)
+    count = dimension(model.config.get_text_config(decoder=True), "num_hidden_layers")
     for name, module in model.named_modules():
         if count and isinstance(module, torch.nn.ModuleList) and len(module) == count:
             return name, module
@@ -135,5 +136,5 @@ def _width(module: torch.nn.Module, kind: str, hidden: int, config: Any) -> int:
     if isinstance(module, Conv1D):
         return int(module.nf)
     if kind == "mlp" and not _has_weights(module):  # an activation
-        return int(getattr(config, "intermediate_size", 0) or 4 * hidden)
+        return dimension(config, "intermediate_size") or 4 * hidden
     return hidden

@@ -115,11 +115,14 @@ def _other_format(start: bytes) -> str:
         return (
             f"is a pickle; expected {_EXPECTED} of PyTorch 1.6 or later; no code in a file is run"
         )
-    if start.startswith((b"ARROW1", b"FEA1")):
+    if start.startswith((b"ARROW1", b"FEA1", b"PAR1")):
+        kind = "parquet" if start[:1] == b"P" else "feather"
         return (
-            f"is a Feather file; expected {_EXPECTED}: np.save('a.npy',"
-            " pd.read_feather(...).to_numpy('float32'))"
+            f"is a {kind.title()} file; expected {_EXPECTED}: np.save('a.npy',"
+            f" pd.read_{kind}(...).to_numpy('float32'))"
         )
+    if start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
+        return f"is compressed; expected {_EXPECTED}: unpack it"
     if _TEXT.fullmatch(start.partition(b"\n")[0]):
         fix = "np.save('a.npy', np.loadtxt(..., 'float32', delimiter=','))"
         return f"is text; expected {_EXPECTED}. If it is CSV: {fix}"

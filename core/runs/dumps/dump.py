@@ -172,7 +172,7 @@ def open_dump(
     if len(paths) not in (1, 2):
         raise UsageError(
             f"a dump is one file or a pair of files, not {len(paths)}; put more than two sides into"
-            " one npz.",
+            " one npz, and join the ranks of a side: np.concatenate(ranks, -1).",
         )
     override = format_named(compute_dtype) if compute_dtype else None
     check_holds(holds)
@@ -309,7 +309,7 @@ def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Arra
     fewest, most = (fewest_sides, MAX_SIDES) if len(containers) == 1 else (1, 1)
     for container in containers:
         sides, others = sides_of(container, fewest)
-        check_layers(container.name, list(sides))
+        check_layers(container.name, list(sides), most)
         sides_by_file.append(sides)
         notes += [
             f"{array.label} holds whole numbers ({array.dtype.name}), no logits: it is left out."

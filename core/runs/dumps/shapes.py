@@ -26,23 +26,23 @@ _MOST_RANKS = 64
 _AGREES, _LEAST_TOKENS = 0.5, 4
 # A side may be called layer_3_fp8, block_32 or h100.
 _LAYER = re.compile(
-    r"(.*[./])?(layers?[._/]?\d+|(h|blocks?)[./]\d+)([./].*)?|.*hidden_?states?.*",
+    r"(.*[./])?(layers?[._/]?\d+|(h|blocks?)[./]\d+)([./].*)?|.*hidden[._]?(states?|\d+).*",
     re.IGNORECASE,
 )
 _MOST_COMPARED = 1 << 28  # pairs of rows, about 1 s
 
 
-def check_layers(file: str, names: Sequence[str]) -> None:
+def check_layers(file: str, names: Sequence[str], most: int) -> None:
     """DumpError if the sides of a file are layers of a model, or several lists of tensors, by their
-    names.
+    names. most: sides of a file
     """
     stems = [
         stem for stem, _, number in (name.rpartition("/") for name in names) if number.isdecimal()
     ]
     lists = [stem for stem, count in Counter(stems).items() if count > 1]
     layers = [name for name in names if _LAYER.fullmatch(name)]
-    if len(lists) > 1:
-        name = clean(lists[0], 60)
+    if len(lists) > 1 or (lists and len(stems) > most):
+        name = clean(lists[0], 60) or "outputs"
         says = (
             f"'{name}' is a list of {stems.count(lists[0])} tensors. Save steps as"
             f" torch.stack({name}, 1)"
@@ -66,7 +66,9 @@ def common_shape(arrays: Mapping[str, StoredArray]) -> tuple[int, ...]:
             continue
         if shape[:-1] == common[:-1]:
             raise _other_vocabulary(array.file, {name: shape[-1], first: common[-1]})
-        if (*shape[:-2], shape[-1]) == (*common[:-2], common[-1]):
+        # a single row has no axis of positions left
+        other_length = len(shape) == len(common) and shape[:-2] == common[:-2]
+        if other_length and shape[-1] == common[-1]:
             raise _other_length(
                 array.file,
                 {name: array, first: arrays[first]},

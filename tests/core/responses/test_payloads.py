@@ -4,6 +4,7 @@ sources say.
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -527,8 +528,12 @@ def test_lists_that_spell_tokens_as_bytes_are_those_of_the_texts(of_chosen):
 
 
 def test_sentencepieces_spelling_is_the_text_and_plain_texts_stay():
-    answer = spelled_answer(lambda text: text.replace(" ", "\u2581"), str)
+    answer = spelled_answer(
+        lambda text: "<0x0A>" if text == "\n" else text.replace(" ", "\u2581"),
+        str,
+    )
     assert by_text(one(answer), 0) == {" the": -0.3, " a": -1.9}
+    assert by_text(one(answer), 1) == {"\n": -0.4, "!": -1.9}
     top = {" \u0120": -1.0, "\u0120x": -2.0}
     assert by_text(one(completions([" \u0120"], [-1.0], [top])), 0) == top
 
@@ -563,6 +568,15 @@ def test_generated_tokens_without_a_row_are_counted(counted, reasoning, unsent):
     sides = align([ResponseSide("A", (found,)), ResponseSide("B", (found,))])
     (verdict,) = judge_responses(sides, pairs_of(sides))
     assert verdict.name == (UNDECIDED if unsent else IDENTICAL)
+
+
+def test_a_row_that_one_side_lacks_is_counted_once():
+    """A gateway kept three of ten."""
+    rows = [(f" {row}", -0.5, {f" {row}": -0.5, " c": -1.5}) for row in range(10)]
+    whole, kept = (one(completions(*zip(*rows[:count], strict=True))) for count in (10, 3))
+    kept = replace(kept, settings={"tokens_without_row": "7"})
+    pair = compare(side(whole), side(kept, "B"))
+    assert (pair.compared, pair.sent) == (3, 10)
 
 
 def test_lists_of_id_and_value_of_an_older_mlx_server():

@@ -159,6 +159,53 @@ def test_values_of_other_kinds_and_places_are_named(expected, side, change):
 
 
 @pytest.mark.parametrize("side", ["rollout", "trainer"])
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("the running sum of", lambda v: v.cumsum(axis=1)),
+        ("the running mean of", lambda v: v.cumsum(axis=1) / np.arange(1, 33)),
+        ("the sum over the response of", lambda v: v.sum(axis=1, keepdims=True) + 0 * v),
+    ],
+)
+def test_sums_and_means_are_told_apart_on_either_side(words, change, side):
+    other = "trainer" if side == "rollout" else "rollout"
+    (cause,) = explain_tokens(with_side(side, lambda v, g: change(v)))
+    assert cause.says == f"'{side}' is {words} '{other}'."
+
+
+@pytest.mark.parametrize("offset", [1.0, 2.0])
+def test_a_constant_is_no_top_p(offset):
+    (cause,) = explain_tokens(with_side("rollout", lambda v, g: v - offset))
+    assert cause.parameters["offset"] == pytest.approx(-offset, abs=0.1)
+
+
+def test_exchanged_responses_of_other_lengths_are_named():
+    lengths = np.resize([12, 20, 32], 32)
+    kept = (np.arange(32) < lengths[:, None]).ravel()
+
+    def exchange(values, random):
+        for one in range(0, 32, 2):
+            both = min(lengths[one : one + 2])
+            values[[one, one + 1], :both] = values[[one + 1, one], :both]
+
+    tokens = with_side("trainer", exchange).select(kept)
+    assert explain_tokens(tokens)[0].name == "exchanged"
+
+
+def test_equal_beginnings_of_few_groups_are_no_part():
+    """Responses of two prompts share their first tokens, and so what rounds there."""
+
+    def repeat(values, random):
+        values[:, :6] = np.repeat(values[[0, 16], :6], 16, axis=0)
+
+    apart = PLAIN.rollout.reshape(32, 32) + np.random.default_rng(2).normal(0, 1e-3, (32, 32))
+    apart[[0, 16], 5] += 0.02
+    tokens = with_side("rollout", repeat)
+    tokens = with_side("trainer", lambda v, g: repeat(apart, g) or apart, tokens)
+    assert explain_tokens(tokens) == []
+
+
+@pytest.mark.parametrize("side", ["rollout", "trainer"])
 @pytest.mark.parametrize("factor", [0.6, 0.8, 1.2])
 def test_a_temperature_is_found_beside_outliers(factor, side):
     hot = TOKENS[f"temperature {factor}"]
@@ -197,6 +244,13 @@ def test_the_place_of_a_bad_token_is_named():
         "token 22 of sequence 3"
         in explain_tokens(with_side("trainer", changes["a wrong last chunk"]))[0].says
     )
+
+
+def test_values_that_both_sides_repeat_are_no_placeholders():
+    own = np.resize([-1.0, -2.0, -0.5, -0.1], 1024)
+    alike = with_values(PLAIN, trainer=own, rollout=own - 0.01 * (own == -1))
+    assert explain_tokens(alike) == []
+    assert explain_tokens(with_values(PLAIN, rollout=0 * own))[0].name == "placeholders"
 
 
 def test_too_few_tokens_and_equal_sides_have_no_cause():

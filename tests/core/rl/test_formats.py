@@ -226,6 +226,17 @@ def test_the_rank_is_that_of_the_file(files, ranks, tmp_path):
     assert [json.loads(each)["rank"] for each in sequences["sampling"]] == ranks
 
 
+def test_half_a_character_of_a_text_refuses_no_file(tmp_path):
+    rows = [
+        {"token_ids": [1, 2], "rollout": [-1, -2], "trainer": [-1, -2], "environment": text}
+        for text in ("plain", "\ud800", "\udc00x")
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    _, sequences, _ = read(tmp_path, [path])
+    assert sequences["environment"].tolist() == ["plain", r"\ud800", r"\udc00x"]
+
+
 def test_a_response_of_no_tokens_is_left_out(tmp_path):
     def change(samples):
         for name, value in samples[0].items():

@@ -52,6 +52,15 @@ def test_a_fault_is_named(batch):
     assert missing.figures["missing"] == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.filterwarnings("error")
+def test_values_that_are_not_finite_are_missing_whatever_they_are(value, batch):
+    rollout, trainer = batch
+    assert check(np.where(np.arange(50) % 5 == 0, value, rollout), trainer).cause == "missing"
+    one = check(np.where(np.arange(400).reshape(8, 50) == 77, value, rollout), trainer)
+    assert one.warning is None
+
+
 def test_tokens_far_apart_without_a_simple_cause_are_warned_of(batch):
     rollout, trainer = batch
     result = check(

@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 import torch
+from transformers import Gemma3nTextConfig
 
 from benchmarks.verdicts.kinds import KINDS
 from benchmarks.verdicts.mutations import MUTATIONS
@@ -119,6 +120,31 @@ def test_a_module_called_for_each_kind_of_layer_is_compared_by_call():
     calls = count()
     found = alone_evidence("c", alone(model, engine), "engine")
     assert found.figures.modules_beyond == ("model.rotary_emb (call 2)",)
+
+
+def test_a_model_that_scales_an_output_in_place_and_has_sizes_by_layer():
+    """Gemma 3n has both: a projection times a constant, and a list of `intermediate_size`."""
+    config = Gemma3nTextConfig(
+        vocab_size=384,
+        vocab_size_per_layer_input=384,
+        hidden_size=32,
+        hidden_size_per_layer_input=8,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_kv_shared_layers=0,
+        head_dim=16,
+        layer_types=["sliding_attention", "full_attention"],
+        activation_sparsity_pattern=[0.0, 0.0],
+        laurel_rank=4,
+    )
+    model = model_of(config)
+    assert isinstance(model.model.config.intermediate_size, list)
+    block = "model.layers.1.self_attn"
+    found = alone(model, with_fault(block, lambda output: output + 0.05 * output.roll(1, -1)))
+    assert alone_evidence("c", found, "engine").figures.modules_beyond == (block,)
+    assert parse_path("prefill").working_bytes(model, 28) > 0
 
 
 def test_blocks_that_share_a_module_are_compared_by_call():

@@ -4,6 +4,8 @@ the module is named; other ways to compute the same pass.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -17,9 +19,11 @@ from core.checks.modules_in_16_bits import (
     ModuleRoundingFigures,
     module_rounding_row,
 )
+from core.errors import CaptureError
 from core.evidence import MISSING, PASSED
+from core.inference.controls import judge_model
 from core.inference.controls.judge_model import judge
-from core.verdict import UNDECIDED
+from core.verdict import ROUNDING, UNDECIDED
 
 pytestmark = pytest.mark.model
 FAULTS = {case.name: case.engine for case in SMALL}
@@ -80,6 +84,8 @@ def rounding(side, score_scale=0.0, own=0.0, drawn=(-1e-4, 1e-4)):
         (rounding([1.0, 3.9]), PASSED, ()),
         (rounding([1.0, 4.1]), MISSING, ("model.layers.1.mlp",)),
         (rounding([1.0, np.nan]), MISSING, ("model.layers.1.mlp",)),
+        # modules that hand on an output
+        (replace(rounding([0.0, 1.0]), draws=np.zeros((2, 2))), MISSING, ("model.layers.1.mlp",)),
         # 3 spreads of 1e-4
         (rounding([1.0], score_scale=2.9e-4), PASSED, ()),
         (rounding([1.0], score_scale=-3.1e-4), MISSING, ()),
@@ -95,3 +101,21 @@ def test_limits_of_a_module_and_of_the_scale_of_the_scores(measured, outcome, be
     assert row.outcome == outcome
     assert isinstance(row.figures, ModuleRoundingFigures)
     assert row.figures.modules_beyond == beyond
+    assert not row.figures.largest_ratio > 1.001e6
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (RuntimeError("no kernel"), "Not run: torch: RuntimeError: no kernel."),
+        (CaptureError("'b' hands on no module."), "Not run: 'b' hands on no module."),
+    ],
+)
+def test_a_check_that_cannot_run_says_why_and_decides_nothing(narrow, monkeypatch, error, says):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(judge_model, "module_rounding", fail)
+    verdict = judge(narrow, tiny_prompts(narrow), variant="chunked:5")
+    row = modules_of(verdict)
+    assert (verdict.name, row.outcome, row.says) == (ROUNDING, MISSING, says)

@@ -3,8 +3,10 @@ memory.
 """
 
 import copy
+import gzip
 import io
 import json
+import lzma
 import os
 import re
 import struct
@@ -129,6 +131,9 @@ HOSTILE = {
     "CSV": (b"1.5,2.5\n3.5,4.5\n", "np.loadtxt"),
     "CSV of Excel": (b"\xef\xbb\xbfa;b\r\n1,5;2,5\r\n", "np.loadtxt"),
     "Feather": (b"ARROW1\0\0" + bytes(64), "pd.read_feather"),
+    "Parquet": (b"PAR1\x15\x04" + bytes(64), "pd.read_parquet"),
+    "gzip": (gzip.compress(npy()), "unpack it"),
+    "xz": (lzma.compress(npy()), "unpack it"),
     "zip of text": (archive(("a.txt", b"x"), ("b.npy", npy())), "'a.txt' is no npy array"),
     "torch checkpoint": (archive(("archive/data.pkl", b"\x80\x02.")), "file of torch.save"),
     "single npy": (npy(), "holds 1 side ('upload'); expected 2 to 512"),
@@ -145,6 +150,11 @@ HOSTILE = {
         "'a' holds 16-bit patterns: choose bfloat16 or float16",
     ),
     "other rows": (npz(a=GOOD, b=GOOD[:2]), "'b' has 2 positions, 'a' 4"),
+    "a single row": (npz(a=GOOD, b=GOOD[:1]), "save the same positions of both"),
+    "a single row of each prompt": (
+        npz(a=GOOD.reshape(2, 2, -1), b=GOOD.reshape(2, 2, -1)[:, -1:]),
+        "save the same positions of both",
+    ),
     "zero size": (
         npz(
             a=GOOD,

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 from scipy.special import log_softmax, softmax
 
@@ -155,6 +156,7 @@ def test_no_rows_are_named_if_none_fit(tmp_path, other):
         (("transformer.h.0", "transformer.h.1"), True),
         (("hf_hidden_states", "vllm_hidden_states"), True),
         (("hf/0", "hf/1", "vllm/0", "vllm/1"), True),
+        (("hidden.0", "hidden.1"), True),
         (("a100", "h100", "h200"), False),
         (("block_16", "block_32"), False),
         (("layer_3_fp8", "layer_7_fp8"), False),
@@ -168,6 +170,15 @@ def test_tensors_of_layers_are_no_sides(tmp_path, names, is_refused):
         return
     with pytest.raises(DumpError, match=r"Tensor dumps in docs/guides/engines.md"):
         open_dump([path])
+
+
+@pytest.mark.parametrize("form", [tuple, lambda parts: {"scores": parts}])
+def test_a_list_of_tensors_in_each_of_two_files_says_how_to_stack_it(tmp_path, form):
+    paths = [tmp_path / "a.pt", tmp_path / "b.pt"]
+    for path in paths:
+        torch.save(form([torch.zeros(4, 8), torch.ones(4, 8), torch.ones(4, 8)]), path)
+    with pytest.raises(DumpError, match=r"is a list of 3 tensors. Save steps as torch.stack"):
+        open_dump(paths)
 
 
 # ---- vocabularies of other sizes
