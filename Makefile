@@ -133,6 +133,7 @@ $(VENV)/.compiled: $(VENV)/.runtime $(wildcard core/numerics/*.py)
 	@echo "Compiling kernels and bytecode: about half a minute, once."
 	@$(BIN)/python -m core.numerics.compiled & \
 	$(BIN)/python -m core --help >/dev/null; \
+	$(BIN)/python -m compileall -q core app; \
 	$(BIN)/python -c "import core.inference.controls.judge_model, app.main, streamlit.testing.v1"; wait
 	touch $@
 

@@ -16,7 +16,7 @@ from app.compare.sweeps import open_run
 from app.components import plots
 from app.shell import exports, selection, store_cache, widgets
 from core.plots import style
-from core.probing.watch import Round
+from core.probing.rounds import Round
 
 
 def draw(_: selection.View | None) -> None:

@@ -13,6 +13,7 @@ import streamlit as st
 from app import navigation
 from app.shell.selection import View
 from core.errors import StoreError
+from core.probing.rounds import Round, read_rounds
 from core.runs.ops_run import OpsRun, ops_of
 from core.runs.queries.elements import top_of_sides
 from core.runs.reader import RunReader
@@ -31,8 +32,6 @@ from core.sweeps.ledger import Ledger
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from core.probing.watch import Round
 
 MOST_CELLS = 200  # of sweeps among the runs that are listed
 store = open_store
@@ -206,9 +205,6 @@ def ledger() -> Ledger:
 
 def watches() -> list[list[Round]]:
     """Return the rounds of each watched endpoint."""
-    # Not before it is needed: it loads an HTTP client.
-    from core.probing.watch import read_rounds
-
     return read_rounds(store())
 
 

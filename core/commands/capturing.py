@@ -118,9 +118,10 @@ def plan_of(
     # errors come before torch is loaded, as of a model to download
     prompts_of(request)
     packaged_folder(request.model)
-    from ..inference.paths.grammar import read_steps
+    from ..inference.paths.grammar import read_steps, swept_paths
 
-    for path in (request.reference, *request.variants):
+    swept = [path for text in request.sweeps for path in swept_paths(request.reference, text)]
+    for path in (request.reference, *request.variants, *swept):
         read_steps(path)
     from ..inference.capture.capture import plan_capture
     from ..inference.generating.generation import plan_generation

@@ -104,6 +104,10 @@ def search(
     """
     names = [prompt.source for prompt in prompts_of(request)]
     packaged_folder(request.model)
+    from ..inference.paths.grammar import read_steps
+
+    for path in (request.reference, variant):
+        read_steps(path)
     target = open_store(store)
     run_id = None
     with stoppable(), steps() as say:

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,73 +27,18 @@ from ..responses.pairing import compare_sides
 from ..responses.records import ResponseSide
 from ..runs.reader import RunReader
 from ..runs.store.store import Store
-from ..text import clean, number
+from ..text import clean
 from .client import Client
 from .plan import ProbeRequest, Prompt
+from .rounds import FOLDER, LARGEST, Round, read_rounds
 from .servers import Ask, Server, find_server
 
-FOLDER = ".watches"
 REPEATS = 8  # alone, and as many at once
 SENDS = 3  # of a round beyond the limit
 # so far above the noise, because other users' requests make batches that the own load did not have
 FACTOR = 3.0
 # in nats: float32 rounds a log-probability of -20 to 1e-6
 _LEAST_LIMIT = 1e-5
-_LARGEST = 64 << 20  # bytes of a history
-
-
-class Round(msgspec.Struct, frozen=True):
-    """One round, a line of a store's `.watches/KEY.jsonl`; the baseline is the first one.
-
-    server: as it calls itself; noise_nats: largest distance of a repeat from the first answers;
-    distance_nats: None without comparable answers; since: first round that moved, None if it has
-    not; run: that was stored then; is_down: there was no answer.
-    """
-
-    url: str
-    server: str
-    baseline: str
-    noise_nats: float
-    limit_nats: float
-    at: datetime
-    distance_nats: float | None = None
-    since: datetime | None = None
-    run: str = ""
-    notes: tuple[str, ...] = ()
-    is_down: bool = False
-
-    @property
-    def text(self) -> str:
-        """The state after the round, in words."""
-        moved = f"moved since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else "not moved"
-        nats, limit = number(self.distance_nats), number(self.limit_nats)
-        size = (
-            "other tokens"
-            if self.distance_nats is None
-            else f"{nats} nats from the baseline, limit {limit}"
-        )
-        state = f"has {moved}: {size}"
-        # versions before had no is_down
-        if self.is_down or self.distance_nats is self.since is None:
-            state = f"is down, so it is undecided; it had {moved}"
-        return " ".join([f"{self.url} {state}.", *self.notes])
-
-
-def read_rounds(store: Store, pattern: str = "*.jsonl") -> list[list[Round]]:
-    """Read the rounds of each watched endpoint since its latest baseline."""
-    if store.mirror is not None:
-        store.mirror.bring(FOLDER, _LARGEST)
-    histories = []
-    for path in sorted((store.directory / FOLDER).glob(pattern)):
-        rounds: list[Round] = []
-        for line in path.read_bytes().splitlines():
-            # a process was killed while it wrote
-            with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
-                rounds.append(msgspec.json.decode(line, type=Round))
-        histories += (
-            [[one for one in rounds if one.baseline == rounds[-1].baseline]] if rounds else []
-        )
-    return histories
 
 
 def watch(
@@ -125,7 +69,7 @@ def watch(
             # a line begins with its end: one that was cut off by a kill spoils none after it
             file.write(b"\n" + msgspec.json.encode(one))
         if store.mirror is not None:
-            store.mirror.send_small(f"{FOLDER}/{path.name}", _LARGEST)
+            store.mirror.send_small(f"{FOLDER}/{path.name}", LARGEST)
         return one
 
     last = next((rounds[-1] for rounds in read_rounds(store, path.name)), None)

@@ -1,4 +1,6 @@
-"""One dashboard on a store of its own and one Chromium for all browser tests."""
+"""One dashboard on a store of its own and one browser for all browser tests: Chromium, or the
+Firefox at ULPSCOPE_FIREFOX.
+"""
 
 import os
 from collections.abc import Iterator
@@ -48,7 +50,11 @@ def browser() -> Iterator[Browser]:
             "--disable-component-update",
             "--disable-sync",
         ]
-        launched = playwright.chromium.launch(executable_path=chromium(), args=options)
+        if firefox := os.environ.get("ULPSCOPE_FIREFOX"):
+            # a stock one, over WebDriver BiDi
+            launched = playwright.firefox.launch(channel="moz-firefox", executable_path=firefox)
+        else:
+            launched = playwright.chromium.launch(executable_path=chromium(), args=options)
         yield launched
         launched.close()
 

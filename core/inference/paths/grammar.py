@@ -69,3 +69,21 @@ def read_steps(text: str) -> tuple[Step, tuple[Step, ...], EngineDescription | N
         raise UsageError(f"path '{text}': modifier '{twice}' is given twice; expected once.")
     order = list(choices)
     return base, tuple(sorted(modifiers, key=lambda step: order.index(step.name))), engine
+
+
+def swept_paths(reference: str, text: str) -> list[str]:
+    """Expand `batch=1,2,4` to the reference with each value of a modifier or another base."""
+    name, equals, values = text.partition("=")
+    name = name.strip().lower()
+    if not equals or not values.strip() or name not in (*MODIFIER_ARGUMENTS, *BASE_ARGUMENTS):
+        raise UsageError(
+            f"--sweep '{text}': expected NAME=VALUE,VALUE,... with one of"
+            f" {', '.join([*MODIFIER_ARGUMENTS, *BASE_ARGUMENTS])}.",
+        )
+    base, modifiers, _ = read_steps(reference)
+    kept = [step for step in modifiers if step.name != name]
+    if name in MODIFIER_ARGUMENTS:
+        stem, end = "+".join(map(str, (base, *kept))) + "+", ""
+    else:
+        stem, end = "", "".join(f"+{step}" for step in kept)
+    return [f"{stem}{name}:{value.strip()}{end}" for value in values.split(",")]

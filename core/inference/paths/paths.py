@@ -23,7 +23,7 @@ from ..models.module_state import restore_state
 from . import engine_side
 from .bases import BASES, without_cache
 from .batch import CacheWatch, Emit, Follower, PromptBatch, ignore, rows_of_a_chunk
-from .grammar import read_steps
+from .grammar import read_steps, swept_paths
 from .hooks import ModuleTrace
 from .modifiers import MODIFIERS, Others
 from .sliced_head import columns_at_once
@@ -214,7 +214,8 @@ def sides_of(request: CaptureRequest) -> tuple[NamedPath, ...]:
         raise UsageError(f"--repeat {repeat}: expected at least 1.")
     variants = [parse_path(text) for text in request.variants]
     for text in request.sweeps:
-        variants += [path for path in sweep(reference, text) if path != reference]
+        swept = map(parse_path, swept_paths(request.reference, text))
+        variants += [path for path in swept if path != reference]
     if not variants and repeat == 1:
         variants = [parse_path("prefill" if str(reference) == "decode" else "decode")]
     paths = [reference, *variants]
@@ -237,23 +238,6 @@ def sides_of(request: CaptureRequest) -> tuple[NamedPath, ...]:
             for call in range(1, repeat + 1)
         ]
     return tuple(sides)
-
-
-def sweep(reference: Path, text: str) -> list[Path]:
-    """Expand `batch=1,2,4` to the reference with each value of a modifier or another base."""
-    name, equals, values = text.partition("=")
-    name = name.strip().lower()
-    if not equals or not values.strip() or (name not in MODIFIERS and name not in BASES):
-        raise UsageError(
-            f"--sweep '{text}': expected NAME=VALUE,VALUE,... with one of"
-            f" {', '.join([*MODIFIERS, *BASES])}.",
-        )
-    kept = [step for step in reference.modifiers if step.name != name]
-    if name in MODIFIERS:
-        stem, end = "+".join(map(str, (reference.base, *kept))) + "+", ""
-    else:
-        stem, end = "", "".join(f"+{step}" for step in kept)
-    return [parse_path(f"{stem}{name}:{value.strip()}{end}") for value in values.split(",")]
 
 
 @dataclass(frozen=True)

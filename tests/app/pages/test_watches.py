@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from core.probing.watch import FOLDER, Round
+from core.probing.rounds import FOLDER, Round
 from tests.app.opening import figures_of, open_page, page_text
 from tests.core.responses.made_sides import engine_side, store_run
 

@@ -13,6 +13,7 @@ import pytest
 from core.probing import watch
 from core.probing.client import Client, ProbeError
 from core.probing.plan import ProbeRequest
+from core.probing.rounds import FOLDER, read_rounds
 from core.probing.servers import OPENAI, Ask, find_server
 from core.runs.store.store import Store
 from tests.core.probing import odd_server as odd
@@ -144,12 +145,12 @@ def test_noise_is_silent_for_hundreds_of_rounds_and_a_shift_is_dated(begin, tmp_
     assert moved[0].distance_nats == pytest.approx(2 / np.sqrt(20), rel=0.2)  # one value of twenty
     assert moved[0].run == moved[2].run
     assert back.run == ""
-    (history,) = watch.read_rounds(Store(tmp_path))
+    (history,) = read_rounds(Store(tmp_path))
     assert history[201:204] == moved
     assert history[-1] == back
-    with next((tmp_path / watch.FOLDER).iterdir()).open("ab") as file:
+    with next((tmp_path / FOLDER).iterdir()).open("ab") as file:
         file.write(b'\n{"url":"\xc3\n' + b'{"x":' * 10**5)
-    assert watch.read_rounds(Store(tmp_path)) == [history]
+    assert read_rounds(Store(tmp_path)) == [history]
 
 
 def test_a_restart_goes_on_and_an_endpoint_that_is_away_is_a_note(begin):
