@@ -25,7 +25,7 @@ STATED = "ulpscope judge --model stated-by-its-author"
 def request_of_a_stranger(planted):
     """A request every text of which ends in `planted`, and that asks for all that it may."""
     texts = {
-        each.name: (f"x{planted}",) if each.type == "tuple[str, ...]" else f"x{planted}"
+        each.name: (f"x{planted}",) if str(each.type) == "tuple[str, ...]" else f"x{planted}"
         for each in fields(CaptureRequest)
         if "str" in str(each.type) and each.name != "declares"
     }

@@ -17,6 +17,7 @@ from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import modules_alone
 from core.inference.paths.engines import side_of
+from core.inference.paths.paths import parse_path
 from core.inference.watching.modules import traced_modules
 from tests.core.inference.conftest import CONFIGS
 from tests.covering import thorough

@@ -54,6 +54,7 @@ def permuted(weights: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 def write(
     path: Path,
     *,
+    pre: str = "gpt-2",
     facts: Mapping[str, str] | None = None,
     more: tuple[str, ...] = (),
 ) -> dict[str, NDArray[np.float32]]:
@@ -75,7 +76,7 @@ def write(
     file.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_1)
     file.add_vocab_size(len(TOKENS))
     file.add_tokenizer_model("gpt2")
-    file.add_tokenizer_pre("gpt-2")
+    file.add_tokenizer_pre(pre)
     file.add_token_list(TOKENS)
     file.add_token_types([gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * (len(TOKENS) - 1))
     file.add_token_merges(MERGES)

@@ -109,7 +109,7 @@ def test_the_first_module_that_differs_is_told_with_what_ran_in_it_and_in_what_s
     assert "differs is `model.layers.0.mlp.down_proj`" in text
     assert "[2, 32] x [32, 8]" in text
     assert "`T,N,8,1,32` vs `T,N,8,2,32`" in text
-    assert "prompt 0, position 1" in place_in_words(place, ("a", "b"), names_prompt=True)
+    assert "position 1 of prompt 0" in place_in_words(place, ("a", "b"), names_prompt=True)
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ def test_the_first_module_is_the_first_that_ran_and_differs(store):
     assert first[None].first_prompt == 0
     assert first[None].first_position == 1
     assert found[None]["positions"].tolist() == [8] * len(MODULES)
-    assert "prompt 0, position 1**: 1 of 8" in text
+    assert "position 1 of prompt 0**: 1 of 8" in text
     # 1 element of 24 by 16 ULPs against all by one: the last is furthest from its floor in prompt 0
     furthest = furthest_module(found[0])
     assert furthest.module == "logits"

@@ -283,7 +283,7 @@ def test_a_fault_of_the_models_own_step_is_no_precision(
     assert (verdict.name, verdict.first_place) == (BUG_SUSPECTED, (0, position)), verdict.table()
     assert _row(verdict.evidence).outcome == NOTED
     assert "int8" not in verdict.because
-    assert "the same forwards of the model differ" in _row(verdict.evidence).says
+    assert "the model's forwards of this path differ" in _row(verdict.evidence).says
 
 
 @pytest.mark.thorough
