@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..numerics.arrays import Floats, Ints, Values
+from ..numerics.statistic import TINY
 
 # elements that are looked at: so many show a direction of a hundredth of the rounding
 _SAMPLE = 1 << 20
@@ -130,13 +131,14 @@ def _by_label(kind: str, error: Floats, labels: Ints, parts: Ints) -> Direction:
 
 def _pattern(error: Floats) -> Direction:
     """Measure the largest part of an error that is one column of numbers times one row."""
-    row: Floats = np.random.default_rng(0).standard_normal(error.shape[1])
+    row = np.random.default_rng(0).standard_normal(error.shape[1:])
     size = 0.0
     for _ in range(_ITERATIONS):
         column = error @ row
-        product = column @ error / (np.linalg.norm(column) or 1.0)
-        size = float(np.linalg.norm(product))
-        row = product / (size or 1.0)
+        column = column / max(float(np.linalg.norm(column)), TINY)
+        row = column @ error
+        size = float(np.linalg.norm(row))
+        row = row / max(size, TINY)
     rms = float(np.sqrt(np.square(error).mean()))
     # the largest singular value of white noise: Geman, Annals of Probability 8 (1980)
     of_noise = rms * sum(math.sqrt(each) for each in error.shape)
