@@ -49,20 +49,22 @@ class Direction:
 
     def __str__(self) -> str:
         if self.kind == "scale":
-            return f"a scale of {1 + self.coefficient:.6g}"
+            return f"a scale of 1{self.coefficient:+.3g}"
         return _IN_WORDS[self.kind]
 
 
 @dataclass(frozen=True)
 class Sample:
     """Elements that are looked at. rows: [rows]; exact: their exact values [rows, columns]; parts:
-    number of the part of each element; bins: its range of values [elements].
+    number of the part of each element; bins: its range of values [elements]; is_varied: most values
+    differ. Equal values have equal errors, whose common part is no direction.
     """
 
     rows: Ints
     exact: Floats
     parts: Ints
     bins: Ints
+    is_varied: bool
 
 
 def sample_of(exact: Values) -> Sample:
@@ -72,7 +74,9 @@ def sample_of(exact: Values) -> Sample:
     chosen = np.arange(0, rows, step)
     values = exact[chosen].astype(np.float64)
     parts = np.arange(values.size) * _PARTS // values.size
-    return Sample(chosen, values, parts, _bins_of(values))
+    nonzero = values[values != 0]
+    is_varied = 2 * len(np.unique(nonzero)) > len(nonzero)
+    return Sample(chosen, values, parts, _bins_of(values), is_varied)
 
 
 def _bins_of(values: Floats) -> Ints:
