@@ -134,7 +134,7 @@ def _by_label(kind: str, error: Floats, labels: Ints, parts: Ints) -> Direction:
 
 def _pattern(error: Floats) -> Direction:
     """Measure the largest part of an error that is one column of numbers times one row."""
-    row: Floats = np.random.default_rng(0).standard_normal(error.shape[1])
+    row: Floats = np.random.default_rng(0).standard_normal((error.shape[1],))
     size = 0.0
     for _ in range(_ITERATIONS):
         column = error @ row

@@ -207,8 +207,7 @@ def _format_of(
     """Return the format of the computation; that of values which were upcast is the narrower."""
     name = str(dtype or dtype_of_values(actual, own_dtype)).removeprefix("torch.")
     if name not in FORMATS:
-        subject = "'dtype'" if dtype else "'actual'"
-        raise UsageError(f"{subject} is {name}; errors are compared in {', '.join(FORMATS)}.")
+        raise UsageError(f"'actual' is {name}; errors are compared in {', '.join(FORMATS)}.")
     # of float8, upcast values say nothing
     is_narrow = dtype_of_values(actual, "float32") == name != "float32"
     if not is_narrow or all(dtype_of_values(each, "float32") == name for each in trusted):
@@ -289,11 +288,12 @@ def _without_fill(exact: Values, others: Sequence[Values]) -> Values:
     """
     magnitudes = np.abs(np.where(np.isfinite(exact), exact, 0))
     largest = magnitudes.max()
+    # with scores added to a mask, all are near it
     is_large = magnitudes > largest / 2
     rest = magnitudes.max(where=~is_large, initial=0)
     first, *trusted = [each[is_large] for each in others]
     is_alike = all(np.array_equal(first, each) for each in trusted)
-    is_fill = 0 < rest < largest / _FILL and np.count_nonzero(is_large) > 1 and is_alike
+    is_fill = is_alike and 0 < rest < largest / _FILL
     return np.where(is_large, np.inf, exact) if is_fill else exact
 
 

@@ -73,7 +73,7 @@ def judge_op(
             number or shape.
     """
     dtype = _dtype_of(inputs)
-    wide = [_cast(each, torch.float64) for each in inputs]
+    wide = [each.double() if _is_floating(each) else each for each in inputs]
     exact = _run(reference, wide, gradients=gradients)
     run_reference = partial(_run, reference, gradients=gradients)
     draws = draws_of(run_reference, [inputs], dtype)
@@ -119,10 +119,6 @@ def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if _is_floating(value) else value
-
-
 def _run(function: Callable[..., Any], inputs: Sequence[Any], *, gradients: bool) -> _Results:
     """Return the outputs by name, and the gradients of a random projection of them."""
     with torch.set_grad_enabled(gradients):
@@ -132,10 +128,10 @@ def _run(function: Callable[..., Any], inputs: Sequence[Any], *, gradients: bool
         ]
         outputs = function(*leaves)
     outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-    names = [f"output {number}" for number in range(len(outputs))]
-    if len(names) == 1:
-        names = ["output"]
-    results = dict(zip(names, outputs, strict=True))
+    if len(outputs) == 1:
+        results = {"output": outputs[0]}
+    else:
+        results = {f"output {number}": each for number, each in enumerate(outputs)}
     for name, output in results.items():
         if not _is_floating(output):
             kind = getattr(output, "dtype", type(output).__name__)
@@ -154,11 +150,11 @@ def _gradients(outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> _Resul
         # the same numbers in every dtype, which drawn roundings leave as they are
         projection = (32 * normal).round() / 32
         projections.append(projection.to(output.device, output.dtype))
-    numbers = [number for number, each in enumerate(inputs) if _is_floating(each)]
-    leaves = [inputs[number] for number in numbers]
-    found = torch.autograd.grad(outputs, leaves, projections, allow_unused=True)
-    return {
+    leaves = {
         f"gradient of input {number}": each
-        for number, each in zip(numbers, found, strict=True)
-        if each is not None
+        for number, each in enumerate(inputs)
+        if _is_floating(each)
     }
+    found = torch.autograd.grad(outputs, list(leaves.values()), projections, allow_unused=True)
+    gradients = zip(leaves, found, strict=True)
+    return {name: each for name, each in gradients if each is not None}

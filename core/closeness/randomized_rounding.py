@@ -33,19 +33,14 @@ class DrawnRounding(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._calls += 1
-        if func._schema.is_mutable:
+        is_view = any(each.alias_info is not None for each in func._schema.returns)
+        if is_view or func._schema.is_mutable:
             return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
         floats = [each for each in tensors if each.is_floating_point() and each.ndim]
-        is_view = any(each.alias_info is not None for each in func._schema.returns)
         has_dtype = any(isinstance(each, torch.dtype) for each in leaves)
-        if (
-            floats
-            and not is_view
-            and not has_dtype
-            and all(each.dtype == self._dtype for each in floats)
-        ):
+        if floats and not has_dtype and all(each.dtype == self._dtype for each in floats):
             # the operation's own 16 bits are not needed
             result = wide = self._wide(func, args, kwargs)
         else:
@@ -53,11 +48,7 @@ class DrawnRounding(TorchDispatchMode):
             first = _first(result)
             if not isinstance(first, torch.Tensor) or first.dtype != self._dtype:
                 return result
-            if any(
-                each.untyped_storage()._cdata == first.untyped_storage()._cdata for each in tensors
-            ):
-                return result  # a view
-            is_cast = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.to)
+            is_cast = func.overloadpacket is torch.ops.aten._to_copy
             wide = tensors[0].float() if is_cast else self._wide(func, args, kwargs)
             if _first(wide).shape != first.shape:
                 return result
