@@ -167,12 +167,14 @@ def compare_errors(
     if not is_given:
         with np.errstate(over="ignore"):
             trusted = [exact_values.astype(fmt.values).astype(np.float32)]
-    differing = int(np.count_nonzero(values != trusted[0]))
+    is_nan = np.isnan(values) & np.isnan(trusted[0])
+    differing = int(np.count_nonzero((values != trusted[0]) & ~is_nan))
     conclude = partial(ErrorComparison, dtype=fmt.name, shape=values.shape, differing=differing)
     if not differing and (is_given or not may_be_rounded):
         return conclude(IDENTICAL, "it equals the trusted result, bit for bit.")
     if may_be_rounded:
         _refuse_inexact(exact_values, fmt)
+
     place = _first_nonfinite(values, trusted, exact_values)
     if place is not None:
         return conclude(BUG_SUSPECTED, _what_is_at(place, values, exact_values))
@@ -240,8 +242,7 @@ def _refuse_inexact(exact: Values, fmt: FloatFormat) -> None:
                 return
     raise UsageError(
         f"'exact' holds {fmt.name} values alone, so it may be no more exact than 'actual'; compute"
-        f" it in {'float64' if fmt.bits == 32 else 'float32 or float64'}. If the function rounds"
-        " nothing, pass may_be_rounded=False.",
+        " it in float64. If the function rounds nothing, pass may_be_rounded=False.",
     )
 
 
@@ -345,12 +346,18 @@ def _subtract(values: Values, exact: Values) -> Values:
 def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorComparison:
     """Decide what the errors are. is_given: there is a trusted tensor, not the dtype's rounding."""
     is_several = len(errors.trusted) >= _SEVERAL
-    most = (_LIMIT if is_several else _BEYOND_LUCK) if is_given else math.inf
+    most = _LIMIT if is_several else _BEYOND_LUCK
+    if not is_given:
+        most = math.inf
     limits = Limits(most, _AT_A_PLACE if is_several else _AT_A_PLACE_OF_FEW)
-    by_row, by_column = _by_place(errors, "ij,ij->i"), _by_place(errors, "ij,ij->j")
+
+    by_row = _by_place(errors, "ij,ij->i")
+    by_column = _by_place(errors, "ij,ij->j")
     rounding = math.sqrt(by_row[1:].mean())
     ratio = math.sqrt(by_row[0].mean()) / rounding
-    worst, places = [], []
+
+    worst = []
+    places = []
     for kind, squares, numbers in _kinds_of_places(errors, by_row, by_column):
         test = floor_test(squares[0], squares[1:], limits)
         largest, *others = [
@@ -359,6 +366,7 @@ def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorCompar
         ]
         worst.append(largest)
         places += others
+
     # all errors may be larger than the trusted ones, up to the limit
     larger = min(max(1.0, ratio), most)
     element, limit = _largest_element(errors, by_row, by_column)
@@ -366,6 +374,7 @@ def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorCompar
     worst.append(element)
     if element.ratio > limit:
         places.append(element)
+
     found = _directions(errors, rounding, larger)
     faults = [each for each in found if each.is_fault]
     verdict, because = _verdict(errors, ratio, places, faults, most, is_given=is_given)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ..errors import ExtraError, UsageError
@@ -75,8 +74,7 @@ def judge_op(
     dtype = _dtype_of(inputs)
     wide = [each.double() if _is_floating(each) else each for each in inputs]
     exact = _run(reference, wide, gradients=gradients)
-    run_reference = partial(_run, reference, gradients=gradients)
-    draws = draws_of(run_reference, [inputs], dtype)
+    draws = draws_of(lambda: _run(reference, inputs, gradients=gradients), (), dtype)
     actual = _run(function, inputs, gradients=gradients)
     if actual.keys() != exact.keys():
         raise UsageError(

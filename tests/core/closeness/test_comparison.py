@@ -203,6 +203,8 @@ def test_a_scale_of_float32_is_told_from_one(rng, exact):
 
 def test_equal_bits_are_identical(rng, exact):
     actual = rounded(rng, exact)
+    # a row that is masked everywhere
+    actual[0, 0] = exact[0, 0] = np.nan
     assert compare_errors(actual, actual.copy(), exact).verdict == "identical"
 
 
