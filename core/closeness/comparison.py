@@ -122,17 +122,14 @@ def close(
     actual: Any,
     expected: Any = None,
     exact: Any = None,
-    *,
-    dtype: Any = None,
-    may_be_rounded: bool = True,
+    **options: Any,
 ) -> None:
     """Raise AssertionError unless the errors of `actual` are those of rounding.
 
-    Args: as of `compare_errors`.
+    Args: as of `compare_errors`; options: its `dtype` and `may_be_rounded`.
     """
     __tracebackhide__ = True
-    found = compare_errors(actual, expected, exact, dtype=dtype, may_be_rounded=may_be_rounded)
-    found.check()
+    compare_errors(actual, expected, exact, **options).check()
 
 
 def compare_errors(
@@ -302,18 +299,14 @@ def _without_fill(exact: Values, others: Sequence[Values]) -> Values:
 class _Errors:
     """Errors in units of the largest of all, so that no square vanishes. [rows, columns] each
 
-    shape: of the tensor; trusted: errors of each trusted tensor; exact: exact values, same unit.
+    shape: of the tensor; all: errors of the tensor and of each trusted one; exact: exact values,
+    same unit.
     """
 
     shape: tuple[int, ...]
     fmt: FloatFormat
-    actual: Values
-    trusted: tuple[Values, ...]
+    all: Sequence[Values]
     exact: Values
-
-    @property
-    def all(self) -> tuple[Values, ...]:
-        return self.actual, *self.trusted
 
     @property
     def of_value(self) -> float:
@@ -330,10 +323,10 @@ class _Errors:
 def _in_one_unit(errors: Sequence[Values], exact: Values, fmt: FloatFormat) -> _Errors:
     rows = (-1, exact.shape[-1] if exact.ndim else 1)
     unit = max(float(np.abs(each).max()) for each in errors)
-    first, *others = [(each / unit).astype(np.float32).reshape(rows) for each in errors]
+    scaled = [(each / unit).astype(np.float32).reshape(rows) for each in errors]
     # one impossible number makes float32 values vanish in its unit
     finite = np.where(np.isfinite(exact), exact, 0).astype(np.float64)
-    return _Errors(exact.shape, fmt, first, tuple(others), finite.reshape(rows) / unit)
+    return _Errors(exact.shape, fmt, scaled, finite.reshape(rows) / unit)
 
 
 def _subtract(values: Values, exact: Values) -> Values:
@@ -345,7 +338,7 @@ def _subtract(values: Values, exact: Values) -> Values:
 
 def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorComparison:
     """Decide what the errors are. is_given: there is a trusted tensor, not the dtype's rounding."""
-    is_several = len(errors.trusted) >= _SEVERAL
+    is_several = len(errors.all) > _SEVERAL
     most = _LIMIT if is_several else _BEYOND_LUCK
     if not is_given:
         most = math.inf
@@ -403,7 +396,7 @@ def _by_place(errors: _Errors, over: str) -> Floats:
     rounded = np.einsum(over, errors.exact, errors.exact) * errors.of_value**2
     trusted = np.maximum(squares[1:], rounded)
     squares[1:] = np.where(trusted, trusted, trusted.mean())
-    return squares * squares.shape[1] / errors.actual.size
+    return squares * squares.shape[1] / errors.exact.size
 
 
 def _ratios(squares: Floats) -> Floats:
@@ -417,7 +410,7 @@ def _kinds_of_places(
     by_column: Floats,
 ) -> Iterator[tuple[str, Floats, Ints]]:
     """Return kinds of places with enough elements, mean squares at each and their numbers."""
-    rows, columns = errors.actual.shape
+    rows, columns = errors.exact.shape
     for kind, over, squares in (("row", "ij,ij->i", by_row), ("column", "ij,ij->j", by_column)):
         enough = np.flatnonzero(_elements_that_count(errors.exact, over) >= _FEWEST)
         if len(enough) > 1:
@@ -465,7 +458,7 @@ def _largest_element(
             found = float(ratios.flat[place]), start * len(columns) + place
             largest[number] = max(largest[number], found)
     (ratio, place), *trusted = largest
-    by_chance = NormalDist().inv_cdf(1 - FALSE_ALARM / errors.actual.size)
+    by_chance = NormalDist().inv_cdf(1 - FALSE_ALARM / errors.exact.size)
     limit = _OVER_TRUSTED * max(by_chance, *(each for each, _ in trusted))
     return errors.place("element", place, ratio), limit
 

@@ -132,8 +132,7 @@ def _run(function: Callable[..., Any], inputs: Sequence[Any], *, gradients: bool
         results = {f"output {number}": each for number, each in enumerate(outputs)}
     for name, output in results.items():
         if not _is_floating(output):
-            kind = getattr(output, "dtype", type(output).__name__)
-            raise UsageError(f"'{name}' is {kind}; return tensors of floating-point numbers alone.")
+            raise UsageError(f"'{name}' is no tensor of floating-point numbers.")
     if gradients:
         results |= _gradients(outputs, leaves)
     return {name: each.detach() for name, each in results.items()}

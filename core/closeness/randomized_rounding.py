@@ -128,10 +128,11 @@ class DrawnErrors(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._calls += 1
-        is_view = any(each.alias_info is not None for each in func._schema.returns)
-        result = func(*args, **kwargs) if is_view else self._reordered(func, args, kwargs)
+        if any(each.alias_info is not None for each in func._schema.returns):
+            return func(*args, **kwargs)
+        result = self._reordered(func, args, kwargs)
         first = _first(result)
-        if is_view or not isinstance(first, torch.Tensor) or first.dtype != torch.float32:
+        if not isinstance(first, torch.Tensor) or first.dtype != torch.float32:
             return result
         wide = _first(func(*tree_map(_in_float64, args), **tree_map(_in_float64, kwargs)))
         if wide.shape != first.shape or wide.dtype != torch.float64:

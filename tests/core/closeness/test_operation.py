@@ -128,9 +128,9 @@ def test_functions_and_gradients_that_round_nothing_are_identical(function, dtyp
 
 def test_an_output_of_no_numbers_is_refused_by_name():
     x = torch.randn(4, 8)
-    with pytest.raises(UsageError, match=r"'output 1' is torch\.int64"):
+    with pytest.raises(UsageError, match="'output 1' is no tensor"):
         judge_op(lambda x: tuple(x.topk(2)), lambda x: tuple(x.topk(2)), x)
-    with pytest.raises(UsageError, match="'output' is NoneType"):
+    with pytest.raises(UsageError, match="'output' is no tensor"):
         judge_op(lambda x: None, torch.relu, x)
 
 
