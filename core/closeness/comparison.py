@@ -96,7 +96,7 @@ class ErrorComparison:
         lines = [
             f"{self.verdict}: {self.because}",
             "",
-            f"Elements that differ: {self.differing:,} of {math.prod(self.shape):,}",
+            f"Elements that differ: {self.differing:,} of {math.prod(self.shape):,}, {self.dtype}",
             f"Errors over those of rounding: {multiple(self.ratio)}",
             *(
                 f"Largest by {each.kind}: {multiple(each.ratio)}, {each}"
@@ -162,8 +162,7 @@ def compare_errors(
     fmt = _format_of(values, own_dtype, trusted, dtype)
     is_given = bool(trusted)
     if not is_given:
-        with np.errstate(over="ignore"):
-            trusted = [exact_values.astype(fmt.values).astype(np.float32)]
+        trusted = [_rounded(exact_values, fmt)]
     is_nan = np.isnan(values) & np.isnan(trusted[0])
     differing = int(np.count_nonzero((values != trusted[0]) & ~is_nan))
     conclude = partial(ErrorComparison, dtype=fmt.name, shape=values.shape, differing=differing)
@@ -229,14 +228,17 @@ def _read_alike(name: str, tensor: Any, actual: Values) -> Values:
     return values
 
 
+def _rounded(values: Values, fmt: FloatFormat) -> Values:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(fmt.values).astype(np.float32)
+
+
 def _refuse_inexact(exact: Values, fmt: FloatFormat) -> None:
     """Raise UsageError if all exact values are values of the format: they were rounded too."""
-    some = exact.ravel()[:_CHUNK]
-    with np.errstate(over="ignore", invalid="ignore"):
-        for values in (some, exact):
-            rounded = values.astype(fmt.values).astype(values.dtype)
-            if not np.array_equal(rounded, values, equal_nan=True):
-                return
+    # a few values settle it in nearly every tensor
+    for values in (exact.ravel()[:_CHUNK], exact):
+        if not np.array_equal(_rounded(values, fmt), values, equal_nan=True):
+            return
     raise UsageError(
         f"'exact' holds {fmt.name} values alone, so it may be no more exact than 'actual'; compute"
         " it in float64. If the function rounds nothing, pass may_be_rounded=False.",
@@ -274,9 +276,7 @@ def _first_nonfinite(
     is_alike = is_finite & np.isfinite(exact)
     for each in (exact, *trusted):
         is_alike |= ~is_finite & ((each == actual) | (np.isnan(each) & np.isnan(actual)))
-    if is_alike.all():
-        return None
-    return _index_of(np.argmin(is_alike), actual.shape)
+    return None if is_alike.all() else _index_of(np.argmin(is_alike), actual.shape)
 
 
 def _without_fill(exact: Values, others: Sequence[Values]) -> Values:
@@ -286,13 +286,13 @@ def _without_fill(exact: Values, others: Sequence[Values]) -> Values:
     """
     magnitudes = np.abs(np.where(np.isfinite(exact), exact, 0))
     largest = magnitudes.max()
-    # with scores added to a mask, all are near it
+    # near the largest: scores were added to it
     is_large = magnitudes > largest / 2
     rest = magnitudes.max(where=~is_large, initial=0)
-    first, *trusted = [each[is_large] for each in others]
-    is_alike = all(np.array_equal(first, each) for each in trusted)
-    is_fill = is_alike and 0 < rest < largest / _FILL
-    return np.where(is_large, np.inf, exact) if is_fill else exact
+    if not 0 < rest < largest / _FILL:
+        return exact
+    filled = np.stack([each[is_large] for each in others])
+    return np.where(is_large, np.inf, exact) if (filled == filled[0]).all() else exact
 
 
 @dataclass(frozen=True)

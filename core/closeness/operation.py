@@ -106,7 +106,7 @@ def draws_of(reference: Callable[..., Any], inputs: Sequence[Any], dtype: torch.
 def _dtype_of(inputs: Sequence[Any]) -> torch.dtype:
     dtypes = {each.dtype for each in inputs if _is_floating(each)}
     if len(dtypes) != 1 or not dtypes <= {torch.float32, *DTYPES}:
-        found = ", ".join(sorted(str(each) for each in dtypes)) or "no floating-point numbers"
+        found = ", ".join(sorted(map(str, dtypes))) or "no floating-point numbers"
         raise UsageError(
             f"the inputs hold {found}; expected one of float32, bfloat16 or float16 for all.",
         )

@@ -37,8 +37,11 @@ class DrawnRounding(TorchDispatchMode):
         if is_view or func._schema.is_mutable:
             return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
-        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
-        floats = [each for each in tensors if each.is_floating_point() and each.ndim]
+        floats = [
+            each
+            for each in leaves
+            if isinstance(each, torch.Tensor) and each.is_floating_point() and each.ndim
+        ]
         has_dtype = any(isinstance(each, torch.dtype) for each in leaves)
         if floats and not has_dtype and all(each.dtype == self._dtype for each in floats):
             # the operation's own 16 bits are not needed
@@ -48,8 +51,7 @@ class DrawnRounding(TorchDispatchMode):
             first = _first(result)
             if not isinstance(first, torch.Tensor) or first.dtype != self._dtype:
                 return result
-            is_cast = func.overloadpacket is torch.ops.aten._to_copy
-            wide = tensors[0].float() if is_cast else self._wide(func, args, kwargs)
+            wide = self._wide(func, args, kwargs)
             if _first(wide).shape != first.shape:
                 return result
         first = _first(wide)
