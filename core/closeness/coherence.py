@@ -50,20 +50,22 @@ class Direction:
 
     def __str__(self) -> str:
         if self.kind == "scale":
-            return f"a scale of {1 + self.coefficient:.6g}"
+            return f"a scale of 1{self.coefficient:+.3g}"
         return _IN_WORDS[self.kind]
 
 
 @dataclass(frozen=True)
 class Sample:
     """Elements that are looked at. rows: [rows]; exact: their exact values [rows, columns]; parts:
-    number of the part of each element; bins: its range of values [elements].
+    number of the part of each element; bins: its range of values [elements]; is_varied: most values
+    differ. Equal values have equal errors, whose common part is no direction.
     """
 
     rows: Ints
     exact: Floats
     parts: Ints
     bins: Ints
+    is_varied: bool
 
 
 def sample_of(exact: Values) -> Sample:
@@ -73,7 +75,9 @@ def sample_of(exact: Values) -> Sample:
     chosen = np.arange(0, rows, step)
     values = exact[chosen].astype(np.float64)
     parts = np.arange(values.size) * _PARTS // values.size
-    return Sample(chosen, values, parts, _bins_of(values))
+    nonzero = values[values != 0]
+    is_varied = 2 * len(np.unique(nonzero)) > len(nonzero)
+    return Sample(chosen, values, parts, _bins_of(values), is_varied)
 
 
 def _bins_of(values: Floats) -> Ints:
@@ -105,10 +109,10 @@ def directions(error: Floats, sample: Sample) -> Iterator[Direction]:
 def _regression(kind: str, error: Floats, on: Floats, parts: Ints) -> Direction:
     """Fit `error` by a multiple of `on`."""
     sums = np.bincount(parts, error * on)
-    norm, spread = float(on @ on), float(np.linalg.norm(sums))
-    if not norm or not spread:
-        return Direction(kind, 0.0, 0.0)
     total = float(sums.sum())
+    # if one of these is 0, so is the total
+    norm = float(on @ on) or 1.0
+    spread = float(np.linalg.norm(sums)) or 1.0
     size = abs(total) / math.sqrt(norm * len(error))
     return Direction(kind, size, abs(total) / spread, total / norm)
 
@@ -117,16 +121,16 @@ def _by_label(kind: str, error: Floats, labels: Ints, parts: Ints) -> Direction:
     """Measure the mean error of the elements of each label. evidence: chi squared of all."""
     count = int(labels.max()) + 1
     sums = np.bincount(parts * count + labels, error, _PARTS * count).reshape(_PARTS, count)
-    squares, variances = np.square(sums.sum(axis=0)), np.square(sums).sum(axis=0)
+    squares = np.square(sums.sum(axis=0))
+    variances = np.square(sums).sum(axis=0)
     known = variances > 0
     freedom = int(known.sum())
-    if not freedom:
-        return Direction(kind, 0.0, 0.0)
     chi = float((squares[known] / variances[known]).sum())
     # without what noise alone gives
     means = np.maximum(squares - variances, 0.0)[known] / np.bincount(labels)[known]
     size = math.sqrt(float(means.sum()) / len(error))
-    return Direction(kind, size, (chi - freedom) / math.sqrt(2 * freedom))
+    evidence = (chi - freedom) / math.sqrt(2 * freedom or 1)
+    return Direction(kind, size, evidence)
 
 
 def _pattern(error: Floats) -> Direction:
@@ -142,7 +146,7 @@ def _pattern(error: Floats) -> Direction:
     rms = float(np.sqrt(np.square(error).mean()))
     # the largest singular value of white noise: Geman, Annals of Probability 8 (1980)
     of_noise = rms * sum(math.sqrt(each) for each in error.shape)
-    return Direction(PATTERN, size / math.sqrt(error.size), size / of_noise if of_noise else 0.0)
+    return Direction(PATTERN, size / math.sqrt(error.size), size / (of_noise or 1.0))
 
 
 def most_telling(found: Sequence[Direction]) -> Direction:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..numerics.arrays import Floats, Ints, Values
-from ..numerics.formats import FORMATS, FloatFormat
+from ..numerics.formats import FLOAT32, FORMATS, FloatFormat
 from ..numerics.statistic import FALSE_ALARM, Limits, floor_test, scale_of
 from ..text import multiple, percent, plural
 from ..verdict import BUG_SUSPECTED, IDENTICAL, LIKELY_ROUNDING, ROUNDING, UNDECIDED
@@ -49,6 +50,8 @@ _AT_FEW = 2.0  # as much again for an element of few trusted results
 _IN_FLOAT32 = 2.0
 # elements of a row, from which on its mean square is a measure
 _FEWEST = 16
+# times all other values: a constant that fills masked elements
+_FILL = 100.0
 _CHUNK = 1 << 16  # elements at a time: they stay in the cache
 
 
@@ -96,9 +99,13 @@ class ErrorComparison:
         lines = [
             f"{self.verdict}: {self.because}",
             "",
-            f"Elements that differ: {self.differing:,} of {math.prod(self.shape):,}",
+            f"Elements that differ: {self.differing:,} of {math.prod(self.shape):,}, {self.dtype}",
             f"Errors over those of rounding: {multiple(self.ratio)}",
-            *(f"Largest by {each.kind}: {multiple(each.ratio)}, {each}" for each in self.worst),
+            *(
+                f"Largest by {each.kind}: {multiple(each.ratio)}, {each}"
+                for each in self.worst
+                if each.ratio
+            ),
         ]
         return "\n".join(lines)
 
@@ -118,15 +125,14 @@ def close(
     actual: Any,
     expected: Any = None,
     exact: Any = None,
-    *,
-    dtype: str | None = None,
+    **options: Any,
 ) -> None:
     """Raise AssertionError unless the errors of `actual` are those of rounding.
 
-    Args: as of `compare_errors`.
+    Args: as of `compare_errors`; options: its `dtype` and `may_be_rounded`.
     """
     __tracebackhide__ = True
-    compare_errors(actual, expected, exact, dtype=dtype).check()
+    compare_errors(actual, expected, exact, **options).check()
 
 
 def compare_errors(
@@ -134,7 +140,8 @@ def compare_errors(
     expected: Any = None,
     exact: Any = None,
     *,
-    dtype: str | None = None,
+    dtype: Any = None,
+    may_be_rounded: bool = True,
 ) -> ErrorComparison:
     """Compare the errors of `actual` with those of `expected`, both against `exact`.
 
@@ -143,7 +150,9 @@ def compare_errors(
         expected: a trusted result in the same dtype, or a list of several: other kernels, other
             roundings. None: rounding the exact result is the measure.
         exact: the same computed in float32 or float64, more exact than the others.
-        dtype: of the computation, if it is not that of `actual`.
+        dtype: of the computation, if it is not that of `actual`: a name, or torch's.
+        may_be_rounded: refuse an 'exact' that holds values of the dtype alone: it was rounded too.
+            False if the function rounds nothing, as sums of small integers.
 
     Raises:
         UsageError: shapes differ, a dtype is unknown, or 'exact' is no more exact than the others.
@@ -151,23 +160,66 @@ def compare_errors(
     if exact is None:
         raise UsageError("'exact' is missing; pass the result computed in float32 or float64.")
     values, own_dtype = read_tensor("actual", actual)
-    dtype = dtype or dtype_of_values(values, own_dtype)
-    if dtype not in FORMATS:
-        raise UsageError(f"'actual' is {dtype}; errors are compared in {', '.join(FORMATS)}.")
-    fmt = FORMATS[dtype]
     exact_values = _read_alike("exact", exact, values)
-    _refuse_inexact(exact_values, fmt)
-    trusted = _read_trusted(expected, exact_values, values, fmt)
-    differing = int(np.count_nonzero(values != trusted[0]))
+    trusted = _read_trusted(expected, values)
+    fmt = _format_of(values, own_dtype, trusted, dtype)
+    is_given = bool(trusted)
+    if not is_given:
+        trusted = [_rounded(exact_values, fmt)]
+    is_nan = np.isnan(values) & np.isnan(trusted[0])
+    differing = int(np.count_nonzero((values != trusted[0]) & ~is_nan))
+    conclude = partial(ErrorComparison, dtype=fmt.name, shape=values.shape, differing=differing)
+    if not differing and (is_given or not may_be_rounded):
+        return conclude(IDENTICAL, "it equals the trusted result, bit for bit.")
+    if may_be_rounded:
+        _refuse_inexact(exact_values, fmt)
+
     place = _first_nonfinite(values, trusted, exact_values)
     if place is not None:
-        says = f"{Place('element', place, 1.0)} is {values[place]}, exactly {exact_values[place]}."
-        return ErrorComparison(BUG_SUSPECTED, says, dtype, values.shape, differing)
-    if not differing and expected is not None:
-        says = "it equals 'expected', bit for bit."
-        return ErrorComparison(IDENTICAL, says, dtype, values.shape, 0)
-    errors = _errors_of(values, trusted, exact_values, fmt)
-    return _conclude(errors, differing, is_given=expected is not None)
+        return conclude(BUG_SUSPECTED, _what_is_at(place, values, exact_values))
+    exact_values = _without_fill(exact_values, [values, *trusted])
+    errors = [_subtract(each, exact_values) for each in (values, *trusted)]
+    if any(each.any() for each in errors[1:]):
+        return _conclude(_in_one_unit(errors, exact_values, fmt), differing, is_given=is_given)
+    if may_be_rounded:
+        raise UsageError(
+            "'expected' has no error: it equals 'exact' everywhere. Pass a result in the working"
+            " dtype as 'expected', one in float32 or float64 as 'exact'.",
+        )
+    place = _index_of(np.argmax(np.abs(errors[0])), values.shape)
+    says = _what_is_at(place, values, exact_values)
+    return conclude(BUG_SUSPECTED, f"{says} The trusted result has no error.")
+
+
+def _what_is_at(place: tuple[int, ...], actual: Values, exact: Values) -> str:
+    return f"{Place('element', place, 1.0)} is {actual[place]}; 'exact' has {exact[place]}."
+
+
+def _index_of(number: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(int(each) for each in np.unravel_index(number, shape))
+
+
+def _format_of(
+    actual: Values,
+    own_dtype: str,
+    trusted: Sequence[Values],
+    dtype: Any,
+) -> FloatFormat:
+    """Return the format of the computation; that of values which were upcast is the narrower."""
+    name = str(dtype or dtype_of_values(actual, own_dtype)).removeprefix("torch.")
+    if name not in FORMATS:
+        raise UsageError(f"'actual' is {name}; errors are compared in {', '.join(FORMATS)}.")
+    # of float8, upcast values say nothing
+    is_narrow = dtype_of_values(actual, "float32") == name != "float32"
+    if not is_narrow or all(dtype_of_values(each, "float32") == name for each in trusted):
+        return FORMATS[name]
+    if own_dtype == "float32" and not dtype:
+        # zeros, or ones, are values of every format
+        return FLOAT32
+    raise UsageError(
+        f"'expected' has values that {name} does not have, 'actual' has none; pass a result in"
+        " the same dtype.",
+    )
 
 
 def _read_alike(name: str, tensor: Any, actual: Values) -> Values:
@@ -179,42 +231,33 @@ def _read_alike(name: str, tensor: Any, actual: Values) -> Values:
     return values
 
 
+def _rounded(values: Values, fmt: FloatFormat) -> Values:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.astype(fmt.values).astype(np.float32)
+
+
 def _refuse_inexact(exact: Values, fmt: FloatFormat) -> None:
     """Raise UsageError if all exact values are values of the format: they were rounded too."""
-    some = exact.ravel()[:_CHUNK]
-    with np.errstate(over="ignore", invalid="ignore"):
-        for values in (some, exact):
-            rounded = values.astype(fmt.values).astype(values.dtype)
-            if not np.array_equal(rounded, values, equal_nan=True):
-                return
+    # a few values settle it in nearly every tensor
+    for values in (exact.ravel()[:_CHUNK], exact):
+        if not np.array_equal(_rounded(values, fmt), values, equal_nan=True):
+            return
     raise UsageError(
-        f"'exact' holds {fmt.name} values alone, so it is no more exact than 'actual'; compute it"
-        f" in {'float64' if fmt.bits == 32 else 'float32 or float64'}.",
+        f"'exact' holds {fmt.name} values alone, so it may be no more exact than 'actual'; compute"
+        " it in float64. If the function rounds nothing, pass may_be_rounded=False.",
     )
 
 
-def _read_trusted(
-    expected: Any,
-    exact: Values,
-    actual: Values,
-    fmt: FloatFormat,
-) -> list[Values]:
+def _read_trusted(expected: Any, actual: Values) -> list[Values]:
     """Return the trusted tensors, those that are equal once: a rerun is no other rounding."""
     if expected is None:
-        with np.errstate(over="ignore"):
-            return [exact.astype(fmt.values).astype(np.float32)]
+        return []
     several = expected if isinstance(expected, list | tuple) else [expected]
     if not several:
         raise UsageError("'expected' is an empty list; pass a tensor, or None.")
-    is_narrow = dtype_of_values(actual, "float32") == fmt.name != "float32"
     trusted: list[Values] = []
     for tensor in several:
-        values = _read_alike("expected", tensor, exact)
-        if is_narrow and dtype_of_values(values, "float32") != fmt.name:
-            raise UsageError(
-                f"'expected' has values that {fmt.name} does not have, 'actual' has none; pass a"
-                " result in the same dtype.",
-            )
+        values = _read_alike("expected", tensor, actual)
         if not any(np.array_equal(values, each, equal_nan=True) for each in trusted):
             trusted.append(values)
     return trusted
@@ -236,27 +279,37 @@ def _first_nonfinite(
     is_alike = is_finite & np.isfinite(exact)
     for each in (exact, *trusted):
         is_alike |= ~is_finite & ((each == actual) | (np.isnan(each) & np.isnan(actual)))
-    if is_alike.all():
-        return None
-    return tuple(int(each) for each in np.unravel_index(int(np.argmin(is_alike)), actual.shape))
+    return None if is_alike.all() else _index_of(np.argmin(is_alike), actual.shape)
+
+
+def _without_fill(exact: Values, others: Sequence[Values]) -> Values:
+    """Return the exact values, infinite where all tensors hold the same large constant.
+
+    Masks of -1e9 say nothing about rounding, and the rounding of such a value hides all others.
+    """
+    magnitudes = np.abs(np.where(np.isfinite(exact), exact, 0))
+    largest = magnitudes.max()
+    # near the largest: scores were added to it
+    is_large = magnitudes > largest / 2
+    rest = magnitudes.max(where=~is_large, initial=0)
+    if not 0 < rest < largest / _FILL:
+        return exact
+    filled = np.stack([each[is_large] for each in others])
+    return np.where(is_large, np.inf, exact) if (filled == filled[0]).all() else exact
 
 
 @dataclass(frozen=True)
 class _Errors:
     """Errors in units of the largest of all, so that no square vanishes. [rows, columns] each
 
-    shape: of the tensor; trusted: errors of each trusted tensor; exact: exact values, same unit.
+    shape: of the tensor; all: errors of the tensor and of each trusted one; exact: exact values,
+    same unit.
     """
 
     shape: tuple[int, ...]
     fmt: FloatFormat
-    actual: Values
-    trusted: tuple[Values, ...]
+    all: Sequence[Values]
     exact: Values
-
-    @property
-    def all(self) -> tuple[Values, ...]:
-        return self.actual, *self.trusted
 
     @property
     def of_value(self) -> float:
@@ -267,27 +320,16 @@ class _Errors:
         """Return a place by its number among those of its kind."""
         shapes = {"row": self.shape[:-1], "element": self.shape}
         shape = shapes.get(kind, (number + 1,))
-        index = np.unravel_index(number, shape) if shape else ()
-        return Place(kind, tuple(int(each) for each in index), ratio)
+        return Place(kind, _index_of(number, shape) if shape else (), ratio)
 
 
-def _errors_of(
-    actual: Values,
-    trusted: Sequence[Values],
-    exact: Values,
-    fmt: FloatFormat,
-) -> _Errors:
-    shape = (-1, exact.shape[-1] if exact.ndim else 1)
-    errors = [_subtract(each, exact).reshape(shape) for each in (actual, *trusted)]
-    if not any(each.any() for each in errors[1:]):
-        raise UsageError(
-            "'expected' has no error: it equals 'exact' everywhere. Pass a result in the working"
-            " dtype as 'expected', one in float32 or float64 as 'exact'.",
-        )
+def _in_one_unit(errors: Sequence[Values], exact: Values, fmt: FloatFormat) -> _Errors:
+    rows = (-1, exact.shape[-1] if exact.ndim else 1)
     unit = max(float(np.abs(each).max()) for each in errors)
-    first, *others = [(each / unit).astype(np.float32) for each in errors]
-    rows = np.where(np.isfinite(exact), exact, 0).reshape(shape) / unit
-    return _Errors(exact.shape, fmt, first, tuple(others), rows)
+    scaled = [(each / unit).astype(np.float32).reshape(rows) for each in errors]
+    # one impossible number makes float32 values vanish in its unit
+    finite = np.where(np.isfinite(exact), exact, 0).astype(np.float64)
+    return _Errors(exact.shape, fmt, scaled, finite.reshape(rows) / unit)
 
 
 def _subtract(values: Values, exact: Values) -> Values:
@@ -299,13 +341,19 @@ def _subtract(values: Values, exact: Values) -> Values:
 
 def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorComparison:
     """Decide what the errors are. is_given: there is a trusted tensor, not the dtype's rounding."""
-    is_several = len(errors.trusted) >= _SEVERAL
-    most = (_LIMIT if is_several else _BEYOND_LUCK) if is_given else math.inf
+    is_several = len(errors.all) > _SEVERAL
+    most = _LIMIT if is_several else _BEYOND_LUCK
+    if not is_given:
+        most = math.inf
     limits = Limits(most, _AT_A_PLACE if is_several else _AT_A_PLACE_OF_FEW)
-    by_row, by_column = _by_place(errors, "ij,ij->i"), _by_place(errors, "ij,ij->j")
+
+    by_row = _by_place(errors, "ij,ij->i")
+    by_column = _by_place(errors, "ij,ij->j")
     rounding = math.sqrt(by_row[1:].mean())
     ratio = math.sqrt(by_row[0].mean()) / rounding
-    worst, places = [], []
+
+    worst = []
+    places = []
     for kind, squares, numbers in _kinds_of_places(errors, by_row, by_column):
         test = floor_test(squares[0], squares[1:], limits)
         largest, *others = [
@@ -314,6 +362,7 @@ def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorCompar
         ]
         worst.append(largest)
         places += others
+
     # all errors may be larger than the trusted ones, up to the limit
     larger = min(max(1.0, ratio), most)
     element, limit = _largest_element(errors, by_row, by_column)
@@ -321,6 +370,7 @@ def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorCompar
     worst.append(element)
     if element.ratio > limit:
         places.append(element)
+
     found = _directions(errors, rounding, larger)
     faults = [each for each in found if each.is_fault]
     verdict, because = _verdict(errors, ratio, places, faults, most, is_given=is_given)
@@ -349,7 +399,7 @@ def _by_place(errors: _Errors, over: str) -> Floats:
     rounded = np.einsum(over, errors.exact, errors.exact) * errors.of_value**2
     trusted = np.maximum(squares[1:], rounded)
     squares[1:] = np.where(trusted, trusted, trusted.mean())
-    return squares * squares.shape[1] / errors.actual.size
+    return squares * squares.shape[1] / errors.exact.size
 
 
 def _ratios(squares: Floats) -> Floats:
@@ -363,7 +413,7 @@ def _kinds_of_places(
     by_column: Floats,
 ) -> Iterator[tuple[str, Floats, Ints]]:
     """Return kinds of places with enough elements, mean squares at each and their numbers."""
-    rows, columns = errors.actual.shape
+    rows, columns = errors.exact.shape
     for kind, over, squares in (("row", "ij,ij->i", by_row), ("column", "ij,ij->j", by_column)):
         enough = np.flatnonzero(_elements_that_count(errors.exact, over) >= _FEWEST)
         if len(enough) > 1:
@@ -411,7 +461,7 @@ def _largest_element(
             found = float(ratios.flat[place]), start * len(columns) + place
             largest[number] = max(largest[number], found)
     (ratio, place), *trusted = largest
-    by_chance = NormalDist().inv_cdf(1 - FALSE_ALARM / errors.actual.size)
+    by_chance = NormalDist().inv_cdf(1 - FALSE_ALARM / errors.exact.size)
     if errors.fmt.bits == 32:
         by_chance *= _IN_FLOAT32
     limit = _OVER_TRUSTED * max(by_chance, *(each for each, _ in trusted))
@@ -431,8 +481,8 @@ def _directions(errors: _Errors, rounding: float, larger: float) -> list[Directi
         least = _SIZES.get(each.kind, _SIZE_IN_16_BITS if in_16_bits else _SIZE)
         limit = max(least * larger, _OVER_TRUSTED * of_trusted)
         size = each.size / rounding
-        is_fault = size > limit and each.evidence > _EVIDENCE[each.kind]
-        result.append(replace(each, size=size, is_fault=is_fault))
+        is_evident = sample.is_varied and each.evidence > _EVIDENCE[each.kind]
+        result.append(replace(each, size=size, is_fault=is_evident and size > limit))
     return result
 
 

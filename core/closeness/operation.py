@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ..errors import ExtraError, UsageError
@@ -73,19 +72,23 @@ def judge_op(
             number or shape.
     """
     dtype = _dtype_of(inputs)
-    wide = [_cast(each, torch.float64) for each in inputs]
+    wide = [each.double() if _is_floating(each) else each for each in inputs]
     exact = _run(reference, wide, gradients=gradients)
-    run_reference = partial(_run, reference, gradients=gradients)
-    draws = draws_of(run_reference, [inputs], dtype)
+    draws = draws_of(lambda: _run(reference, inputs, gradients=gradients), (), dtype)
     actual = _run(function, inputs, gradients=gradients)
     if actual.keys() != exact.keys():
         raise UsageError(
             f"the function returns {', '.join(actual)}, the reference {', '.join(exact)}.",
         )
-    name = str(dtype).removeprefix("torch.")
     return OperationVerdict(
         {
-            key: compare_errors(actual[key], [each[key] for each in draws], exact[key], dtype=name)
+            key: compare_errors(
+                actual[key],
+                [each[key] for each in draws],
+                exact[key],
+                dtype=dtype,
+                may_be_rounded=False,
+            )
             for key in exact
         },
     )
@@ -103,7 +106,7 @@ def draws_of(reference: Callable[..., Any], inputs: Sequence[Any], dtype: torch.
 def _dtype_of(inputs: Sequence[Any]) -> torch.dtype:
     dtypes = {each.dtype for each in inputs if _is_floating(each)}
     if len(dtypes) != 1 or not dtypes <= {torch.float32, *DTYPES}:
-        found = ", ".join(sorted(str(each) for each in dtypes)) or "no floating-point numbers"
+        found = ", ".join(sorted(map(str, dtypes))) or "no floating-point numbers"
         raise UsageError(
             f"the inputs hold {found}; expected one of float32, bfloat16 or float16 for all.",
         )
@@ -112,10 +115,6 @@ def _dtype_of(inputs: Sequence[Any]) -> torch.dtype:
 
 def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if _is_floating(value) else value
 
 
 def _run(function: Callable[..., Any], inputs: Sequence[Any], *, gradients: bool) -> _Results:
@@ -127,27 +126,32 @@ def _run(function: Callable[..., Any], inputs: Sequence[Any], *, gradients: bool
         ]
         outputs = function(*leaves)
     outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
-    names = [f"output {number}" for number in range(len(outputs))]
-    if len(names) == 1:
-        names = ["output"]
-    results = dict(zip(names, outputs, strict=True))
+    if len(outputs) == 1:
+        results = {"output": outputs[0]}
+    else:
+        results = {f"output {number}": each for number, each in enumerate(outputs)}
+    for name, output in results.items():
+        if not _is_floating(output):
+            raise UsageError(f"'{name}' is no tensor of floating-point numbers.")
     if gradients:
         results |= _gradients(outputs, leaves)
     return {name: each.detach() for name, each in results.items()}
 
 
 def _gradients(outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> _Results:
-    generator = torch.Generator().manual_seed(0)
     projections = []
-    for output in outputs:
+    for number, output in enumerate(outputs):
+        # one of its own for each: drawn errors call every operation twice
+        generator = torch.Generator().manual_seed(number)
         normal = torch.randn(output.shape, generator=generator)
-        # the same numbers in every dtype
-        projections.append(normal.bfloat16().to(output.device, output.dtype))
-    numbers = [number for number, each in enumerate(inputs) if _is_floating(each)]
-    leaves = [inputs[number] for number in numbers]
-    found = torch.autograd.grad(outputs, leaves, projections, allow_unused=True)
-    return {
+        # the same numbers in every dtype, which drawn roundings leave as they are
+        projection = (32 * normal).round() / 32
+        projections.append(projection.to(output.device, output.dtype))
+    leaves = {
         f"gradient of input {number}": each
-        for number, each in zip(numbers, found, strict=True)
-        if each is not None
+        for number, each in enumerate(inputs)
+        if _is_floating(each)
     }
+    found = torch.autograd.grad(outputs, list(leaves.values()), projections, allow_unused=True)
+    gradients = zip(leaves, found, strict=True)
+    return {name: each for name, each in gradients if each is not None}

@@ -33,19 +33,17 @@ class DrawnRounding(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._calls += 1
-        if func._schema.is_mutable:
+        is_view = any(each.alias_info is not None for each in func._schema.returns)
+        if is_view or func._schema.is_mutable:
             return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
-        tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
-        floats = [each for each in tensors if each.is_floating_point() and each.ndim]
-        is_view = any(each.alias_info is not None for each in func._schema.returns)
+        floats = [
+            each
+            for each in leaves
+            if isinstance(each, torch.Tensor) and each.is_floating_point() and each.ndim
+        ]
         has_dtype = any(isinstance(each, torch.dtype) for each in leaves)
-        if (
-            floats
-            and not is_view
-            and not has_dtype
-            and all(each.dtype == self._dtype for each in floats)
-        ):
+        if floats and not has_dtype and all(each.dtype == self._dtype for each in floats):
             # the operation's own 16 bits are not needed
             result = wide = self._wide(func, args, kwargs)
         else:
@@ -53,12 +51,7 @@ class DrawnRounding(TorchDispatchMode):
             first = _first(result)
             if not isinstance(first, torch.Tensor) or first.dtype != self._dtype:
                 return result
-            if any(
-                each.untyped_storage()._cdata == first.untyped_storage()._cdata for each in tensors
-            ):
-                return result  # a view
-            is_cast = func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.to)
-            wide = tensors[0].float() if is_cast else self._wide(func, args, kwargs)
+            wide = self._wide(func, args, kwargs)
             if _first(wide).shape != first.shape:
                 return result
         first = _first(wide)
@@ -137,10 +130,11 @@ class DrawnErrors(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self._calls += 1
-        is_view = any(each.alias_info is not None for each in func._schema.returns)
-        result = func(*args, **kwargs) if is_view else self._reordered(func, args, kwargs)
+        if any(each.alias_info is not None for each in func._schema.returns):
+            return func(*args, **kwargs)
+        result = self._reordered(func, args, kwargs)
         first = _first(result)
-        if is_view or not isinstance(first, torch.Tensor) or first.dtype != torch.float32:
+        if not isinstance(first, torch.Tensor) or first.dtype != torch.float32:
             return result
         wide = _first(func(*tree_map(_in_float64, args), **tree_map(_in_float64, kwargs)))
         if wide.shape != first.shape or wide.dtype != torch.float64:

@@ -11,8 +11,6 @@ from ..errors import UsageError
 from ..numerics.arrays import Values
 from ..numerics.formats import BFLOAT16, FLOAT16, FORMATS, bits_of, narrow
 
-_WIDE = ("float32", "float64")
-
 
 def read_tensor(name: str, tensor: Any) -> tuple[Values, str]:
     """Return a tensor's values, without loss, and the name of its dtype; same shape.
@@ -23,9 +21,8 @@ def read_tensor(name: str, tensor: Any) -> tuple[Values, str]:
     dtype = _dtype_name(tensor, values)
     if dtype not in FORMATS and dtype != "float64":
         raise UsageError(f"'{name}' is {dtype}; expected a tensor of floating-point numbers.")
-    if dtype not in _WIDE:
-        values = values.astype(np.float32)
-    return values, dtype
+    wide = np.float64 if dtype == "float64" else np.float32
+    return values.astype(wide, copy=False), dtype
 
 
 def _as_numpy(tensor: Any) -> Any:

@@ -140,8 +140,71 @@ def test_infinities_of_all_are_no_difference(rng, exact):
     assert compare_errors(actual, expected, exact).verdict == "rounding"
 
 
+@pytest.mark.parametrize("fill", [-1e4, -1e9, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize(("size", "verdict"), [(1, "rounding"), (12, "bug suspected")])
+def test_a_mask_of_a_large_number_hides_nothing(rng, exact, fill, size, verdict):
+    actual, expected = (rounded(rng, exact, each * 2e-3) for each in (size, 1))
+    is_masked = np.triu(np.ones((64, 96), bool), 1)
+    for each in (actual, expected, exact):
+        each[..., is_masked] = fill
+    assert compare_errors(actual, expected, exact).verdict == verdict
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("repeats", [(64, 1), (1, 96)])
+def test_equal_values_have_equal_errors_and_no_direction(seed, repeats):
+    """A batch of one input repeated."""
+    rng = np.random.default_rng(seed)
+    once = rng.standard_normal((64 // repeats[0], 96 // repeats[1]))
+    errors = [ROUNDING * once * rng.standard_normal(once.shape) for _ in range(2)]
+    exact, actual, expected = (
+        np.tile(each, repeats) for each in (once, once + errors[0], once + errors[1])
+    )
+    results = [each.astype(ml_dtypes.bfloat16) for each in (actual, expected)]
+    assert compare_errors(*results, exact).verdict == "rounding"
+
+
+@pytest.mark.parametrize("wide", [np.float32, np.float64])
+def test_one_number_near_the_largest_is_a_bug(rng, exact, wide):
+    actual = rounded(rng, exact)
+    actual[2, 3, 4] = 3e38
+    found = compare_errors(actual, rounded(rng, exact), exact.astype(wide))
+    assert found.verdict == "bug suspected"
+    assert found.ratio > 1e38
+
+
+def test_a_kernel_that_wrote_nothing_is_a_bug(rng, exact):
+    """Zeros in float32 are values of bfloat16 too."""
+    expected = (exact + 1e-7 * rng.standard_normal(SHAPE)).astype(np.float32)
+    found = compare_errors(np.zeros(SHAPE, np.float32), expected, exact)
+    assert (found.verdict, found.dtype) == ("bug suspected", "float32")
+
+
+def test_a_function_that_rounds_nothing_may_not_differ():
+    """Sums of integers."""
+    exact = np.arange(-32.0, 32).reshape(4, 16)
+    result = exact.astype(np.float32)
+    assert compare_errors(result, result.copy(), exact).verdict == "identical"
+    close(result, None, exact, may_be_rounded=False)
+    faulty = result.copy()
+    faulty[1, 2] += 1
+    found = compare_errors(faulty, result, exact, may_be_rounded=False)
+    assert found.verdict == "bug suspected"
+    assert "element (1, 2)" in found.because
+
+
+def test_a_scale_of_float32_is_told_from_one(rng, exact):
+    actual, expected = (
+        (exact * (scale + 1e-8 * rng.standard_normal(SHAPE))).astype(np.float32)
+        for scale in (1 + 2e-7, 1)
+    )
+    assert "a scale of 1+2e-07" in compare_errors(actual, expected, exact).because
+
+
 def test_equal_bits_are_identical(rng, exact):
     actual = rounded(rng, exact)
+    # a row that is masked everywhere
+    actual[0, 0] = exact[0, 0] = np.nan
     assert compare_errors(actual, actual.copy(), exact).verdict == "identical"
 
 
@@ -171,7 +234,7 @@ def test_tensors_of_torch_have_the_figures_of_their_arrays(rng, exact, dtype):
     arrays = [each.detach().float().numpy() for each in tensors]
     found = compare_errors(*tensors, torch.tensor(exact))
     assert found.dtype == name
-    assert found.ratio == compare_errors(*arrays, exact, dtype=name).ratio
+    assert found.ratio == compare_errors(*arrays, exact, dtype=dtype).ratio
 
 
 def test_upcast_values_are_of_their_dtype(rng, exact):

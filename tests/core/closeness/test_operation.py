@@ -76,6 +76,29 @@ def test_gradients_of_sound_kernels_are_rounding(dtype):
     assert list(found.results) == ["output", "gradient of input 0", "gradient of input 1"]
 
 
+class _Two(torch.autograd.Function):
+    """Two outputs, with the backward pass of the second scaled."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.exp(), x.tanh()
+
+    @staticmethod
+    def backward(ctx, of_exp, of_tanh):
+        wide = ctx.saved_tensors[0].float()
+        gradient = of_exp.float() * wide.exp() + 1.05 * of_tanh.float() * (1 - wide.tanh() ** 2)
+        return gradient.to(of_exp.dtype)
+
+
+@each_dtype
+def test_gradients_of_several_outputs_have_one_projection_each(dtype):
+    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(0)).to(dtype)
+    found = judge_op(_Two.apply, lambda x: (x.exp(), x.tanh()), x, gradients=True)
+    assert found.results["output 1"].verdict in ("rounding", "identical")
+    assert found.results["gradient of input 0"].verdict == "bug suspected"
+
+
 def test_several_outputs_are_judged_each():
     x = torch.randn(64, 64).bfloat16()
 
@@ -90,6 +113,25 @@ def test_several_outputs_are_judged_each():
     assert found.results["output 1"].verdict == found.verdict == "bug suspected"
     with pytest.raises(AssertionError):
         found.check()
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    "function", [torch.relu, lambda x: 2 * x, lambda x: x - x.sum(-1)[:, None]]
+)
+def test_functions_and_gradients_that_round_nothing_are_identical(function, dtype):
+    x = torch.randint(-8, 8, (8, 16), generator=torch.Generator().manual_seed(0)).to(dtype)
+    assert judge_op(function, function, x).verdict == "identical"
+    assert judge_op(torch.relu, torch.relu, x + 0.5, gradients=True).verdict == "identical"
+    assert judge_op(lambda x: function(x) + 1, function, x).verdict == "bug suspected"
+
+
+def test_an_output_of_no_numbers_is_refused_by_name():
+    x = torch.randn(4, 8)
+    with pytest.raises(UsageError, match="'output 1' is no tensor"):
+        judge_op(lambda x: tuple(x.topk(2)), lambda x: tuple(x.topk(2)), x)
+    with pytest.raises(UsageError, match="'output' is no tensor"):
+        judge_op(lambda x: None, torch.relu, x)
 
 
 @pytest.mark.parametrize(
