@@ -35,8 +35,10 @@ NOT_JUDGED = "not judged"  # shown for a pair without a verdict
 
 
 def exit_code(verdicts: Iterable[str | None]) -> int:
-    """Return the exit code of a command that gives these verdicts; None: not judged."""
-    return max((EXIT_CODES.get(verdict or "", 0) for verdict in verdicts), default=0)
+    """Return the exit code of a command that gives these verdicts; None: not judged. A newer
+    build's verdict fails.
+    """
+    return max((EXIT_CODES.get(verdict, 1) for verdict in verdicts if verdict), default=0)
 
 
 @dataclass(frozen=True)

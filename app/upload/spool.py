@@ -74,7 +74,7 @@ class Upload:
             return msgspec.json.decode((self.directory / _RECORD).read_bytes(), type=Record)
         except FileNotFoundError:
             return None
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise StoreError(
                 f"{self.directory / _RECORD}: cannot be read ({error}). Remove its folder.",
             ) from None

@@ -58,7 +58,7 @@ def digests(store: Path) -> dict[str, str]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, str])
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{path}: cannot be read ({error}). Put a copy back, or remove it.",
         ) from None

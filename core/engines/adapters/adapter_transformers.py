@@ -38,6 +38,9 @@ def load(request):
     from transformers import AutoModelForCausalLM
 
     base, options = request["base"][0], request["modifiers"]
+    mode = options.get("run", "eager")
+    if mode == "compile" and base == "decode":
+        raise Refused("only prefill is compiled; leave run:compile out of decode.")
     if "threads" in options:
         torch.set_num_threads(int(options["threads"]))
     dtype = getattr(torch, request["dtype"])
@@ -50,9 +53,7 @@ def load(request):
     ).eval()
     model.config.use_cache = base == "decode"
 
-    mode = options.get("run", "eager")
-    # of decode nothing is compiled
-    forward = torch.compile(model) if mode == "compile" and base == "prefill" else model
+    forward = torch.compile(model) if mode == "compile" else model
 
     place = 0
     taker: Any = None

@@ -282,7 +282,7 @@ class Mirror:
         """Cards of the index by run, JSON each, of those that are there as they were."""
         with (
             self._lock,
-            suppress(OSError, EOFError, zlib.error, msgspec.MsgspecError, RecursionError),
+            suppress(OSError, EOFError, zlib.error, ValueError, RecursionError),
         ):
             runs, remote = self.runs(), self._list().get(INDEX)
             if remote is None or self._tags.get(INDEX) != remote["e_tag"]:

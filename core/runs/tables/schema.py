@@ -135,10 +135,14 @@ def check_rows(database: Database, provenance: Record) -> None:
     vocab = min(provenance["vocab"], MAX_VOCAB)
     positions = min(provenance["positions"], MAX_LISTED_ROWS if lists else MAX_ROWS)
     places = sides * positions
+    # four rows of cells become one at each coarser level
+    tiles = pairs_ * (2 * positions + 64)
     limits = {
         "side": 1 << 16,  # RunHeader takes MAX_SIDES, and says so
         "pair": pairs_,
-        "prompt": MAX_LISTED_ROWS,
+        "prompt": positions,
+        "sequence": positions,
+        "chosen_token": positions,
         "token": positions,
         # a dump may have tokens without a logit
         "vocabulary": MAX_VOCAB if lists else vocab + positions,
@@ -146,6 +150,8 @@ def check_rows(database: Database, provenance: Record) -> None:
         "side_position": places,
         "top_token": max(places, MAX_VALUES) if lists else TOP_K * places,
         "floor_position": places * len(FORMATS),
+        "ulp_tile": tiles,
+        "row_ulp_tile": tiles,
         "ulp_histogram": pairs_ * (DENSE + 64),  # and the powers of two beyond
         "evidence": pairs_ * 1000,  # 30 are usual
         "remedy": pairs_ * 1000,  # 8 are usual

@@ -145,7 +145,14 @@ def test_a_name_that_cannot_be_read_names_no_token(tmp_path, name):
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"[]", b"[" * 100_000, b"\xff", b'{"ada": 1}', b'[{"name": "ada", "role": "viewer"}]'],
+    [
+        b"",
+        b"[]",
+        b"[" * 100_000,
+        b"\xff",
+        b'{"ad\xe9": "0"}',
+        b'[{"name": "ada", "role": "viewer"}]',
+    ],
 )
 def test_a_damaged_file_of_tokens_lets_nobody_in(tmp_path, body):
     tokens.add(tmp_path, "ada")

@@ -186,6 +186,8 @@ def test_without_room_nothing_is_imported(store, foreign_file, monkeypatch):
             "generated_token",
             2 * (1 << 20),
         ),
+        ("INSERT INTO prompt SELECT range, 1 FROM range(1, 59)", "prompt", 58),
+        ("INSERT INTO ulp_tile SELECT 0, 0, range, '' FROM range(180)", "ulp_tile", 2 * 58 + 64),
         ("INSERT INTO kernel_side SELECT 0, 1, 1 FROM range(3)", "kernel_side", 2),
     ],
 )
