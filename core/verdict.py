@@ -38,7 +38,8 @@ def exit_code(verdicts: Iterable[str | None]) -> int:
     """Return the exit code of a command that gives these verdicts; None: not judged. A newer
     build's verdict fails.
     """
-    return max((EXIT_CODES.get(verdict, 1) for verdict in verdicts if verdict), default=0)
+    codes = EXIT_CODES | {NOT_JUDGED: 0}
+    return max((codes.get(verdict or NOT_JUDGED, 1) for verdict in verdicts), default=0)
 
 
 @dataclass(frozen=True)

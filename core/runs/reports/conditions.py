@@ -317,6 +317,9 @@ def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
 def parse_conditions(texts: str | Sequence[str]) -> list[Condition]:
     """Conditions of one text or several, each with commas between its conditions; each once."""
     texts = [texts] if isinstance(texts, str) else texts
+    # a gate of no condition would pass whatever it compares
+    if not texts:
+        raise UsageError(f"no condition; expected {ALLOWED}.")
     return list(dict.fromkeys(Condition.parse(one) for text in texts for one in text.split(",")))
 
 

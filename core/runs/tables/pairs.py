@@ -10,7 +10,7 @@ import msgspec
 
 from ...checks import CHECKS
 from ...errors import UsageError
-from ...evidence import Check, CheckFigures, Evidence, Unmeasured, labels_of
+from ...evidence import OUTCOMES, Check, CheckFigures, Evidence, Unmeasured, labels_of
 from ...numerics.arrays import Places, Record
 from ...numerics.metrics import NULLABLE, OPEN_IN_LISTS, Summary
 from ...numerics.totals import PairTotal
@@ -202,14 +202,14 @@ def delete_evidence(database: Database, pair: int) -> None:
 def read_evidence(database: Database) -> dict[int, list[Evidence]]:
     """Evidence of every judged pair, by its number, in the order of the checks.
 
-    Unknown checks are left out.
+    Unknown checks and outcomes are left out.
     """
     sql = "SELECT pair, checked, control, figures, outcome, says, side_name FROM evidence"
     of_pairs: dict[int, list[Evidence]] = {}
     with database.decoding("evidence"):
         for pair, checked, control, figures, *rest in database.rows(sql):
             check = CHECKS.get(checked)
-            if check is None:
+            if check is None or rest[0] not in OUTCOMES:
                 continue
             row = Evidence(check, control, figures_of(check, figures), *rest)
             of_pairs.setdefault(pair, []).append(row)
@@ -218,10 +218,14 @@ def read_evidence(database: Database) -> dict[int, list[Evidence]]:
         }
 
 
-def unknown_checks(database: Database) -> list[str]:
-    """Return the checks of the file that this build does not know."""
-    checks = {row[0] for row in database.rows("SELECT DISTINCT checked::VARCHAR FROM evidence")}
-    return sorted(checks - CHECKS.keys())
+def unknown_evidence(database: Database) -> list[str]:
+    """Return the checks and outcomes of the file that this build does not know."""
+    known = {"checked": ("check", CHECKS), "outcome": ("outcome", OUTCOMES)}
+    unknown: list[str] = []
+    for field, (noun, names) in known.items():
+        sql = f"SELECT DISTINCT {field}::VARCHAR FROM evidence ORDER BY ALL"
+        unknown += [f"{noun} '{name}'" for (name,) in database.rows(sql) if name not in names]
+    return unknown
 
 
 def figures_of(check: Check, text: str) -> CheckFigures:

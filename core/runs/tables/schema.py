@@ -79,7 +79,7 @@ def check_tables(database: Database) -> Record:
     if counts != {name: len(table.columns) for name, table in TABLES.items()}:
         unknown = _complete(database)
     if pairs.EVIDENCE.name in counts:
-        unknown += [f"check '{each}'" for each in pairs.unknown_checks(database)]
+        unknown += pairs.unknown_evidence(database)
     note = _note_on(unknown) if unknown else ""
     return provenance | {"note": " ".join(filter(None, (provenance["note"], note)))}
 

@@ -125,6 +125,10 @@ NEWER = {
         "INSERT INTO evidence SELECT pair, rung, 'choices of experts', side_name, control, figures,"
         " outcome, says FROM evidence LIMIT 1"
     ),
+    "outcome": (
+        "INSERT INTO evidence SELECT pair, rung, checked, side_name, control, figures,"
+        " 'deferred', says FROM evidence LIMIT 1"
+    ),
     "figure of a check": (
         "UPDATE evidence SET figures = json_merge_patch(figures, '{\"new_ratio\": 2.5}')"
         " WHERE figures <> '{}'"

@@ -323,3 +323,9 @@ def test_a_verdict_fails_on_faults_and_what_nothing_decides_is_undecided(verdict
     assert found.figure == verdict
     assert f"is {verdict}: " in found.says
     assert GateReport((found,), header.prompts, {}).outcome == outcome
+
+
+@pytest.mark.parametrize("conditions", [[], ()])
+def test_a_gate_of_no_condition_is_refused(conditions):
+    with pytest.raises(UsageError, match="no condition"):
+        parse_conditions(conditions)
