@@ -414,8 +414,9 @@ def _kinds_of_places(
 ) -> Iterator[tuple[str, Floats, Ints]]:
     """Return kinds of places with enough elements, mean squares at each and their numbers."""
     rows, columns = errors.exact.shape
+    weights = _weights_of(errors.exact)
     for kind, over, squares in (("row", "ij,ij->i", by_row), ("column", "ij,ij->j", by_column)):
-        enough = np.flatnonzero(_elements_that_count(errors.exact, over) >= _FEWEST)
+        enough = np.flatnonzero(_elements_that_count(weights, over) >= _FEWEST)
         if len(enough) > 1:
             yield kind, squares[:, enough], enough
     leading = errors.shape[:-1]
@@ -426,13 +427,19 @@ def _kinds_of_places(
             yield f"axis {axis}", squares, np.arange(length)
 
 
-def _elements_that_count(exact: Values, over: str) -> Floats:
+def _weights_of(exact: Values) -> Values:
+    """Return squares of the values over the largest of all. [rows, columns]"""
+    largest = max(float(exact.max()), -float(exact.min())) or 1.0
+    scaled = np.multiply(exact, 1 / largest, dtype=np.float32, casting="same_kind")
+    return np.square(scaled, out=scaled)
+
+
+def _elements_that_count(weights: Values, over: str) -> Floats:
     """Return how many equal elements a row or column is worth: a few large ones are few."""
-    squares = np.square(exact / (np.abs(exact).max() or 1.0))
-    sums = np.einsum(over, squares, np.ones_like(squares))
-    fourth = np.einsum(over, squares, squares)
+    sums = weights.sum(axis=1 if over.endswith("i") else 0, dtype=np.float64)
+    fourth = np.einsum(over, weights, weights).astype(np.float64)
     # zeros are all alike
-    number = exact.size / len(sums)
+    number = weights.size / len(sums)
     return np.divide(sums**2, fourth, out=np.full(len(sums), number), where=fourth > 0)
 
 
