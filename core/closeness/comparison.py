@@ -125,14 +125,17 @@ def close(
     actual: Any,
     expected: Any = None,
     exact: Any = None,
-    **options: Any,
+    *,
+    dtype: Any = None,
+    may_be_rounded: bool = True,
 ) -> None:
     """Raise AssertionError unless the errors of `actual` are those of rounding.
 
-    Args: as of `compare_errors`; options: its `dtype` and `may_be_rounded`.
+    Args: as of `compare_errors`.
     """
     __tracebackhide__ = True
-    compare_errors(actual, expected, exact, **options).check()
+    found = compare_errors(actual, expected, exact, dtype=dtype, may_be_rounded=may_be_rounded)
+    found.check()
 
 
 def compare_errors(

@@ -1,6 +1,4 @@
-"""One dashboard on a store of its own and one browser for all browser tests: Chromium, or the
-Firefox at ULPSCOPE_FIREFOX.
-"""
+"""One dashboard on a store of its own and one Chromium for all browser tests."""
 
 import os
 from collections.abc import Iterator
@@ -50,11 +48,7 @@ def browser() -> Iterator[Browser]:
             "--disable-component-update",
             "--disable-sync",
         ]
-        if firefox := os.environ.get("ULPSCOPE_FIREFOX"):
-            # a stock one, over WebDriver BiDi
-            launched = playwright.firefox.launch(channel="moz-firefox", executable_path=firefox)
-        else:
-            launched = playwright.chromium.launch(executable_path=chromium(), args=options)
+        launched = playwright.chromium.launch(executable_path=chromium(), args=options)
         yield launched
         launched.close()
 

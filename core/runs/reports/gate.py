@@ -136,6 +136,8 @@ class GateReport:
             [f"gate {self.outcome}", *lines, *(f"note: {note}" for note in self.notes)],
         )
 
+    __str__ = table
+
     def check(self) -> GateReport:
         """Check the gate in a test: AssertionError with every outcome if anything failed; returns
         itself.
