@@ -67,7 +67,8 @@ class Exact:
 
     own_paths: errors of the model's own paths, which must look like one more draw, or the draws
     measure nothing; own: errors of its plain forward, None if unknown; has_experts: a router that
-    nearly ties may choose another expert at a position, in sound sides too.
+    nearly ties may choose another expert at a position, in sound sides too; wide, roundings: in
+    words, what the sides are compared with and what the draws are.
     """
 
     errors: Mapping[str, Errors]
@@ -76,6 +77,9 @@ class Exact:
     own: Errors | None = None
     model: str = "the model"
     has_experts: bool = False
+    limits: Limits = DRAWN_LIMITS
+    wide: str = "the model's float32 forward"
+    roundings: str = "forwards with randomized rounding"
 
 
 class DrawnFigures(RatioFigures, kw_only=True):
@@ -135,7 +139,14 @@ def error_rows(
 
     def test_of(errors: Errors) -> FloorTest:
         places = () if exact.has_experts else lengths
-        return error_test(errors, exact.draws, places, blocks, own=exact.own)
+        return error_test(
+            errors,
+            exact.draws,
+            places,
+            blocks,
+            own=exact.own,
+            limits=exact.limits,
+        )
 
     tests = {name: test_of(errors) for name, errors in exact.errors.items()}
     rows = [_error_row(name, test, exact, dtype, lengths) for name, test in tests.items()]
@@ -166,6 +177,7 @@ def error_test(
     blocks: Sequence[int] = BLOCKS,
     *,
     own: Errors | None = None,
+    limits: Limits = DRAWN_LIMITS,
 ) -> FloorTest:
     """Compare errors with draws of rounding. lengths: of prompts; without them positions alone are
     tested. own: errors of the model's plain forward.
@@ -179,13 +191,13 @@ def error_test(
         over_drawn = own.squares / drawn
         stands_out = np.isfinite(over_drawn) & (over_drawn > _OWN_STANDS_OUT**2)
         difference = np.where(stands_out, difference / over_drawn, difference)
-    test = floor_test(difference, squares, DRAWN_LIMITS, lengths=lengths, blocks=blocks)
+    test = floor_test(difference, squares, limits, lengths=lengths, blocks=blocks)
     systematic = np.array([draw.systematic for draw in draws])
     typical = float(np.sqrt(np.square(systematic).mean()))
     if not lengths or not typical:
         return test
     ratio = errors.systematic / typical
-    limit = max(DRAWN_LIMITS.over_all, _SYSTEMATIC_OVER_DRAWS * float(systematic.max()) / typical)
+    limit = max(limits.over_all, _SYSTEMATIC_OVER_DRAWS * float(systematic.max()) / typical)
     places = Places(SYSTEMATIC, ratio, 0, limit, np.flatnonzero([ratio > limit]))
     return replace(test, groups=(*test.groups, places))
 
@@ -201,7 +213,7 @@ def _error_row(
     figures = DrawnFigures(
         compute_dtype=dtype,
         noise_ratio=test.noise_ratio,
-        largest_ratio_allowed=DRAWN_LIMITS.over_all,
+        largest_ratio_allowed=exact.limits.over_all,
         draws=len(exact.draws),
         model_ways_ratios=(),
         worst_position_ratio=test.worst,
@@ -210,15 +222,15 @@ def _error_row(
         positions_beyond=len(test.outliers),
         nonfinite_mismatch=nonfinite,
         fault_seen_at_one_position=smallest_fault(test.position.limit),
-        fault_seen_over_all=smallest_fault(DRAWN_LIMITS.over_all),
+        fault_seen_over_all=smallest_fault(exact.limits.over_all),
         outliers={
             each.kind: tuple(each.outliers[:8].tolist())
             for each in test.places
             if len(each.outliers)
         },
     )
-    forwards = f"{len(exact.draws)} forwards with randomized rounding"
-    control = f"'{name}' in {dtype} compared with the model's float32 forward, over {forwards}"
+    roundings = f"{len(exact.draws)} {exact.roundings}"
+    control = f"'{name}' in {dtype} compared with {exact.wide}, over {roundings}"
     size = (
         f"In {dtype} the RMS error of '{name}' vs. float32 is {multiple(test.ratio)} the rounding"
         " error"
@@ -247,4 +259,4 @@ def _is_rounding_but_for_jumps(test: FloorTest, exact: Exact, name: str) -> bool
         return False
     rest = np.delete(exact.errors[name].squares, test.outliers)
     draws = np.delete([draw.squares for draw in exact.draws], test.outliers, axis=-1)
-    return bool(rest.mean() <= DRAWN_LIMITS.over_all**2 * draws.mean())
+    return bool(rest.mean() <= exact.limits.over_all**2 * draws.mean())

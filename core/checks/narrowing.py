@@ -16,7 +16,8 @@ from ..numerics.side_divergence import Divergence
 from ..numerics.statistic import TINY
 from ..places import place_in_words
 from ..text import multiple, three_digits
-from .arrays_alone import STANDS_OUT
+from ..verdict import LIKELY_ROUNDING
+from .arrays_alone import ROW_ULPS, STANDS_OUT
 from .pair import OWN
 
 # of an error goes with the logits: of rounding up to 0.42, of a norm 1 % off 0.6 and more
@@ -49,27 +50,41 @@ class NarrowingFigures(CheckFigures):
 
 
 NARROWING = Check("each side against float32", OWN_DTYPE, NarrowingFigures)
+# one result for both sides: of two that round alike neither has a fault, or both have it
+AGAINST_EXACT = Check(
+    "each side against the exact result",
+    OWN_DTYPE,
+    NarrowingFigures,
+    LIKELY_ROUNDING,
+)
 
 
 def narrowing_row(
     subject: Subject,
     errors: Mapping[str, Divergence],
     one_rounding: float,
+    check: Check = NARROWING,
 ) -> Evidence:
     """Compare the errors of both sides.
 
-    errors: of each side to itself in float32; one_rounding: rms of one rounding at most, logits.
+    errors: of each side to itself in float32, or to the exact result of both; one_rounding: rms of
+    one rounding at most, logits.
     """
     names, dtype = subject.names, subject.dtype
     near, further = sorted(names, key=lambda name: errors[name].rms)
     ratio = errors[further].rms / max(errors[near].rms, TINY)
+    is_of_both = check == AGAINST_EXACT
+    target = "the exact result" if is_of_both else "its own float32 logits"
+    of_all = target if is_of_both else "float32"
+    row_ulps = errors[near].rms / (one_rounding * np.sqrt(12))
+    most_row_ulps = ROW_ULPS[dtype][0]
     outcome = PASSED
-    says = f"Rounding to {dtype} moves both sides about equally far from float32."
+    says = f"Rounding to {dtype} moves both sides about equally far from {of_all}."
     # all that is left of a side that computes in float32
     is_near_rounded_once = errors[near].rms <= one_rounding
     jumps = _jumps(errors[near].squares, errors[further].squares)
     row = int(jumps.argmax())
-    jump = f"In {dtype} one side is {multiple(jumps[row])} further from float32 at"
+    jump = f"In {dtype} one side is {multiple(jumps[row])} further from {of_all} at"
     place = f"{jump} {place_in_words(row, subject.lengths)} than at others"
     other, side = sorted(names, key=lambda name: errors[name].system.size)
     system = errors[side].system
@@ -79,10 +94,7 @@ def narrowing_row(
     if ratio > OWN.over_all and not is_near_rounded_once:
         times = three_digits(ratio) if errors[near].rms else "infinitely many"
         outcome = FAILED
-        says = (
-            f"'{further}' is {times} times as far from its own float32 logits as '{near}': more"
-            " than rounding."
-        )
+        says = f"'{further}' is {times} times as far from {target} as '{near}': more than rounding."
     elif subject.has_experts:
         pass  # a near tie of the router moves positions as far as a fault does
     elif is_systematic:
@@ -98,16 +110,25 @@ def narrowing_row(
         says = f"{place}: a fault, or a mixture of experts (--mixture-of-experts)."
     elif ratio > _RATIO_OF_ROUNDING and not is_near_rounded_once:
         outcome = MISSING
-        times = f"{three_digits(ratio)} times as far from its own float32 logits as '{near}'"
+        times = f"{three_digits(ratio)} times as far from {target} as '{near}'"
         says = f"'{further}' is {times}: more than usual for kernels. The model decides (--model)."
+    elif is_of_both and errors[other].system.share > _SYSTEMATIC_SHARE:
+        outcome = MISSING
+        share = f"{errors[other].system.share:.0%} of the error of both sides follows the logits"
+        says = f"{share} (limit {_SYSTEMATIC_SHARE:.0%}): a fault of both, or other weights?"
+    elif is_of_both and row_ulps > most_row_ulps:
+        outcome = MISSING
+        size = f"Both sides are {three_digits(row_ulps)} row ULPs from the exact result"
+        says = f"{size} (rounding: up to {most_row_ulps}): a fault of both, or other weights?"
     figures = NarrowingFigures(
         reference_to_float32_logits=errors[names[0]].rms,
         variant_to_float32_logits=errors[names[1]].rms,
         worst_position_ratio=float(jumps[row]),
         systematic_share=system.share,
     )
-    control = f"each side in {dtype} compared with itself in float32"
-    return Evidence(NARROWING, control, figures, outcome, says)
+    other = "the exact result" if is_of_both else "itself in float32"
+    control = f"each side in {dtype} compared with {other}"
+    return Evidence(check, control, figures, outcome, says)
 
 
 def _jumps(one: Floats, other: Floats) -> Floats:

@@ -55,6 +55,7 @@ def compare(
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
+    exact: options.Exact = None,
     variant: Annotated[
         str | None,
         Option(help="Variant to summarize; --fail-on still covers all."),
@@ -89,7 +90,12 @@ def compare(
         comparison = compare_files(
             names,
             store,
-            {"compute_dtype": compute_dtype, "reference": reference, "holds": holds},
+            {
+                "compute_dtype": compute_dtype,
+                "reference": reference,
+                "holds": holds,
+                "exact": exact,
+            },
             fail_on=fail_on or (),
             variant=variant,
             positions=positions,

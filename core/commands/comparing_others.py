@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..command_name import COMMAND
 from ..errors import UlpscopeError, UsageError
 from ..judging.ingest import temporary_run
 from ..rl.formats import files_in
@@ -53,7 +54,8 @@ def run_of(
         return of_files(partial(temporary_run, files_in(names), **taken_as))
     if taken_as:
         raise UsageError(
-            "--compute-dtype, --reference and --holds are for dumps; a stored run has its own.",
+            "--compute-dtype, --reference, --holds and --exact are for dumps; a stored run has its"
+            f" own. To judge it: {COMMAND} verdict {names[0]} --exact FILE.",
         )
     return RunReader(open_store(store).path_of(names[0]))
 

@@ -47,6 +47,7 @@ def ingest(
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
+    exact: options.Exact = None,
     tokenizer: Annotated[
         str | None,
         Option(
@@ -73,7 +74,12 @@ def ingest(
         from ..inference.models.model import texts_by
 
         texts_of = texts_by(tokenizer)
-    taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
+    taken_as = {
+        "compute_dtype": compute_dtype,
+        "reference": reference,
+        "holds": holds,
+        "exact": exact,
+    }
     with stoppable(), steps(progress) as say:
         if files[0].is_file() and is_run_file(files[0]):
             if len(files) > 1 or model or any(taken_as.values()):
@@ -139,11 +145,12 @@ def inspect(
     Nothing is stored.
     """
     with steps() as say:
-        taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
         summary = describe(
             files_in(names),
             on_progress=say,
-            **taken_as,
+            compute_dtype=compute_dtype,
+            reference=reference,
+            holds=holds,
         )
     if as_json_:
         print_json(summary)

@@ -43,6 +43,15 @@ Reference = Annotated[
     str | None,
     Option(help="Side to compare the others with. Default: 'reference' or first."),
 ]
+Exact = Annotated[
+    Path | None,
+    Option(
+        help=(
+            "A dump of the exact result in float32 or float64, for sides in 16 bits; trusted 16-bit"
+            " results in it are the measure."
+        ),
+    ),
+]
 Holds = Annotated[
     str | None,
     Option(

@@ -55,6 +55,7 @@ def verdict(
         Files,
         Option("--float32", help="A dump of the same sides, computed in float32."),
     ] = None,
+    exact: options.Exact = None,
     floor: Annotated[
         Files,
         Option(help="A float32 dump of three or more equal paths: the noise floor."),
@@ -93,7 +94,13 @@ def verdict(
     target = open_store(store)
     path = target.path_of(run_id)
     load = partial(load_for, model or "", device, revision, trust_remote_code)
-    dumps = {"rerun": rerun, "neighbours": neighbours, "float32": float32, "floor": floor}
+    dumps = {
+        "rerun": rerun,
+        "neighbours": neighbours,
+        "float32": float32,
+        "exact": [exact] if exact else None,
+        "floor": floor,
+    }
     for text in declare or ():
         part_and_format(text)
     if declare and not model:
@@ -102,8 +109,8 @@ def verdict(
         is_list = run.header.k is not None
         if is_list and (any(dumps.values()) or mixture_of_experts or declare):
             raise UsageError(
-                "--rerun, --neighbors, --float32, --floor and --declare are for dumps of complete"
-                " logits; for server responses, use --model.",
+                "--rerun, --neighbors, --float32, --exact, --floor and --declare are for dumps of"
+                " complete logits; for server responses, use --model.",
             )
         if dtype is not None and not is_list:
             raise UsageError("--dtype is for server responses; a dump has its compute dtype.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..cause import Cause
+from ..checks.drawn import DRAWN
 from ..checks.modules_alone import undeclared_precision
 from ..checks.not_finite import NumbersFigures
 from ..checks.other_rows import without_leaks_of_unsteady_sides
@@ -61,15 +62,17 @@ def conclude(
     find_token: Callable[[], int | None] = lambda: None,
     module: str = "",
     causes: Sequence[Cause] = (),
+    has_experts: bool = False,
 ) -> Verdict:
     """Name the verdict and say why; a check that is not available decides nothing.
 
     first_place: (prompt, position) of a fault; lengths: of the prompts; find_token: returns the
     only token that differs, if it is one; module: the first at fault; causes: common causes that
-    explain the difference, best first.
+    explain the difference, best first; has_experts: a router chooses, so positions may be further
+    apart than they round.
     """
     rows = tuple(sorted(without_leaks_of_unsteady_sides(evidence), key=lambda row: row.check.order))
-    name, row = _decide(rows, is_bit_identical)
+    name, row = _decide(rows, is_bit_identical, has_experts=has_experts)
     cause = next(iter(causes), None)
     if name not in _BY_CAUSE or (row is not None and _is_of_a_nan(row)):
         cause = None
@@ -91,7 +94,12 @@ def conclude(
     return Verdict(name, because, rows, noise_ratio, first_place)
 
 
-def _decide(rows: Sequence[Evidence], is_bit_identical: bool) -> tuple[str, Evidence | None]:
+def _decide(
+    rows: Sequence[Evidence],
+    is_bit_identical: bool,
+    *,
+    has_experts: bool,
+) -> tuple[str, Evidence | None]:
     """Return the verdict's name and the row whose sentence says why, None if no check does."""
 
     def first(group: str, outcome: str = FAILED) -> Evidence | None:
@@ -134,7 +142,10 @@ def _decide(rows: Sequence[Evidence], is_bit_identical: bool) -> tuple[str, Evid
         row for row in rows if row.outcome != MISSING and row.check.if_passed == LIKELY_ROUNDING
     ]
     if likely and all(row.outcome == PASSED for row in likely):
-        return LIKELY_ROUNDING, max(likely, key=lambda row: row.figures.ratio)
+        # each side is as far from the exact result as its roundings are, at every position
+        is_measured = any(row.check == DRAWN for row in likely) and not has_experts
+        name = ROUNDING if is_measured else LIKELY_ROUNDING
+        return name, max(likely, key=lambda row: (row.group == OWN_DTYPE, row.figures.ratio))
     has_controls = any(row.figures.controls for row in rows if isinstance(row.figures, Unmeasured))
     if screening and not has_controls:
         return UNDECIDED, screening

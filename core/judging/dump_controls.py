@@ -10,7 +10,8 @@ import numpy as np
 
 from ..cause import Cause
 from ..checks.arrays_alone import FLOAT32_STEPS, ROW_ULPS
-from ..checks.narrowing import narrowing_row
+from ..checks.drawn import Exact
+from ..checks.narrowing import AGAINST_EXACT, NARROWING, narrowing_row
 from ..checks.other_rows import OtherPromptsFigures, OtherRows
 from ..checks.outliers import differing_row
 from ..checks.pair import NoiseFloor, Pair
@@ -38,14 +39,16 @@ MakeControls = Callable[..., "DumpControls"]  # with the arguments of DumpContro
 class UploadedControls:
     """Figures of a run's controls. by_kind: by kind and side: `rerun` and `neighbours` of a side
     from its rerun, `float32` of a variant from the reference in float32, `narrowing` of one from
-    itself in float32; floor: or the reason why its paths are none; controls: their names, `model`
-    among them.
+    itself in float32, or from the exact result; floor: or the reason why its paths are none;
+    controls: their names, `model` among them; exact: errors of all sides, if there are trusted
+    results to compare them with.
     """
 
     by_kind: Mapping[str, Mapping[str, Divergence]] = field(default_factory=dict)
     floor: NoiseFloor | str = ""
     has_experts: bool = False
     controls: frozenset[str] = frozenset()
+    exact: Exact | None = None
 
     def divergences(self, kind: str, names: Sequence[str]) -> dict[str, Divergence]:
         """Return those of some sides."""
@@ -129,6 +132,12 @@ class DumpControls(Controls):
                 floor or "To decide, bring a noise floor in float32." * is_asked
             )
         return floor
+
+    def exact(self) -> Exact:
+        exact = self.uploads.exact
+        if exact is None:
+            raise NotAvailableError("")
+        return replace(exact, errors={name: exact.errors[name] for name in self.names})
 
     def rerun(self) -> Rerun:
         again = self.uploads.divergences("rerun", self.names)
@@ -230,7 +239,11 @@ class DumpControls(Controls):
         errors = self.uploads.divergences("narrowing", self.names)
         if not self.squares.any() or len(errors) < len(self.names):
             return []
+        if self.uploads.exact is not None:
+            # `exact` compares the errors of the sides
+            return []
+        check = NARROWING if "float32" in self.uploads.controls else AGAINST_EXACT
         # what is left of a side that computes in float32
         spacing = self.figures.spacing(self.index, (0, self.header.rows))[self.squares > 0]
         one_rounding = float(np.sqrt(np.square(spacing).mean() / 12))
-        return [narrowing_row(self, errors, one_rounding)]
+        return [narrowing_row(self, errors, one_rounding, check)]

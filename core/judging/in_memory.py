@@ -51,7 +51,7 @@ def compare_arrays(
 ) -> Iterator[MemoryRun | RunReader]:
     """Yield the judged comparison of a dump: of a large one a run file, which is gone afterwards.
 
-    taken_as: compute_dtype, reference and holds of open_dump.
+    taken_as: compute_dtype, reference, holds and exact of open_dump.
     """
     with open_dump(paths, on_progress=on_progress, **taken_as) as dump:
         if dump.nbytes <= _MOST_BYTES:
@@ -73,5 +73,10 @@ def _compare(dump: Dump, on_progress: Progress) -> MemoryRun:
         filling.see(bits)
     run = MemoryRun(header, sides)
     on_progress(STORING, dump.rows, dump.rows)
-    run.verdicts = judge_upload(run, checks_of(run, fillings), dump.generations)
+    controls = None
+    if dump.exact is not None:
+        from .uploaded_controls import controls_in
+
+        controls = controls_in(dump, run)
+    run.verdicts = judge_upload(run, checks_of(run, fillings), dump.generations, controls)
     return run

@@ -35,10 +35,12 @@ from ..runs.writer import RunWriter
 from ..text import clean, plural
 from .dump_controls import judge_upload
 from .lists import judge_responses, judge_tokens
+from .uploaded_controls import controls_in
 from .validity import checks_of
 
 WHOLE_ROWS_ONLY = (
-    "compute dtype, reference and holds are for whole rows of logits, not for server responses."
+    "compute dtype, reference, holds and exact are for whole rows of logits, not for server"
+    " responses."
 )
 _MAX_BYTES = 64 * GIB  # as a dump may have
 # characters of what a run file says of itself: a text there may be as long as it likes
@@ -59,8 +61,8 @@ def ingest(
     """Check dump files, or responses of engines, and store them as one run; return its id.
 
     texts_of: texts of token ids, by id, for files of trainer vs. rollout; taken_as: compute_dtype,
-    reference and holds of open_dump. DumpError if they cannot be taken, LimitError if there is no
-    room for them: nothing is left in the store then.
+    reference, holds and exact of open_dump. DumpError if they cannot be taken, LimitError if there
+    is no room for them: nothing is left in the store then.
     """
     parts = [path.stem for path in paths]
     if len(parts) > 2:
@@ -124,7 +126,13 @@ def store_dump(
         for generation in dump.generations:
             writer.write_generation(generation)
         figures = writer.figures()
-        for verdict in judge_upload(figures, checks_of(figures, fillings), dump.generations):
+        verdicts = judge_upload(
+            figures,
+            checks_of(figures, fillings),
+            dump.generations,
+            controls_in(dump, figures),
+        )
+        for verdict in verdicts:
             writer.write_verdict(verdict)
         return writer.finish()
 
@@ -205,6 +213,7 @@ def describe(
             "dtype_reason": dump.dtype_reason,
             "tokens": tokens,
             "emitted": len(dump.generations),
+            "exact": "" if dump.exact is None else clean(dump.exact.name),
             "meta": dump.meta,
             "warnings": list(dump.warnings),
             "logits_bytes": dump.rows

@@ -16,7 +16,7 @@ from ..checks.drawn import DRAWN, error_rows
 from ..checks.from_model import from_model_row
 from ..checks.lower_precision import PRECISIONS, PrecisionVerdict
 from ..checks.modules_alone import AloneFigures
-from ..checks.narrowing import NARROWING
+from ..checks.narrowing import AGAINST_EXACT, NARROWING
 from ..checks.other_rows import other_rows_row
 from ..checks.outliers import outliers_row, structure_of
 from ..checks.pair import (
@@ -346,6 +346,7 @@ class _Trial:
             find_token=partial(self.token, deciding, dtype),
             module=module,
             causes=self.controls.causes,
+            has_experts=self.controls.has_experts,
         )
         return replace(verdict, floors=self.floor_rows)
 
@@ -463,7 +464,10 @@ class _Trial:
         if self.own.is_identical or is_decided:
             return
         screening = self.controls.arrays_alone()
-        is_alone = all(row.group in _OF_ARRAYS or row.outcome == MISSING for row in self.evidence)
+        is_alone = all(
+            row.group in _OF_ARRAYS or row.outcome == MISSING or row.check == AGAINST_EXACT
+            for row in self.evidence
+        )
         if screening is not None and (is_alone or screening.outcome == FAILED):
             self.evidence.append(screening)
 

@@ -13,19 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks.drawn import DRAWN_LIMITS, Errors, Exact
 from ..checks.pair import NoiseFloor
 from ..errors import DumpError, UsageError
 from ..numerics.arrays import Bits, Floats
 from ..numerics.divergence import compare
-from ..numerics.formats import FLOAT32, FloatFormat, bits_of, values_of
+from ..numerics.formats import FLOAT32, FloatFormat, bits_of, narrow, values_of
 from ..numerics.side_divergence import Divergence, SystematicError, concatenate, systematic_error
-from ..numerics.statistic import rms_of
+from ..numerics.statistic import Limits, rms_of
 from ..places import place_in_words
 from ..progress import Progress, no_progress
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
 from ..runs.file.records import RunHeader
 from ..runs.measured import Measured
-from ..text import multiple, number, series
+from ..text import multiple, number, plural, series
 from .dump_controls import UploadedControls
 from .validity import first_mismatch
 
@@ -46,6 +47,9 @@ FLOOR_SHRINKS = 0.02
 # of a float32 run, over what logits vary by in a row; rounding reaches 4e-6 in 30 layers
 FLOOR_OF_SPREAD = 1e-4
 OTHER_PATH = 0.75  # share of positions at which two paths have to differ to be two
+# trusted results that round alike at a position by luck are a smaller measure than draws
+_TRUSTED_LIMITS = Limits(over_all=DRAWN_LIMITS.over_all, at_a_place=3.0)
+_FEWEST_TRUSTED = 4
 
 
 def measure_controls(
@@ -56,8 +60,8 @@ def measure_controls(
     on_progress: Progress = no_progress,
     **files: Sequence[Path],
 ) -> UploadedControls:
-    """Compare the control dumps with the run. files: of `rerun`, `neighbours`, `float32` and
-    `floor`.
+    """Compare the control dumps with the run. files: of `rerun`, `neighbours`, `float32`, `floor`
+    and `exact`.
 
     DumpError if one has other positions, sides or another dtype.
     """
@@ -74,11 +78,19 @@ def measure_controls(
         }
         ours, by_kind = _sides_of(header, None), dict[str, Mapping[str, Divergence]]()
         floor: NoiseFloor | str = ""
+        exact: Exact | None = None
         for kind in {"rerun", "neighbours"} & dumps.keys():
             couples: _Couples = {
                 name: (ours[name], side) for name, side in _sides_of(header, dumps[kind]).items()
             }
             by_kind[kind] = _compare(figures, couples, header.format, on_progress)
+        if "exact" in dumps:
+            by_kind["narrowing"], exact = _exact(
+                figures,
+                dumps["exact"],
+                on_progress,
+                has_experts=has_experts,
+            )
         if "float32" in dumps:
             by_kind |= _pairs(figures, dumps["float32"], on_progress)
         if "floor" in dumps:
@@ -94,7 +106,13 @@ def measure_controls(
         floor,
         has_experts,
         frozenset([*dumps, *["model"] * with_model]),
+        exact,
     )
+
+
+def controls_in(dump: Dump, figures: Measured) -> UploadedControls | None:
+    """Compare a dump with the exact result that came with it; None if none did."""
+    return None if dump.exact is None else measure_controls(figures, exact=[dump.exact])
 
 
 def side_in_float32(
@@ -120,7 +138,21 @@ def _open(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
         fmt, fewest = FLOAT32, 2 if kind == "float32" else _LEAST_PATHS
     # detected: an upcast of 16-bit logits is no pair in float32
     dtype = None if fmt is FLOAT32 else fmt.name
-    dump = open_dump(paths, compute_dtype=dtype, holds=LOGITS, fewest_sides=fewest)
+    is_exact = kind == "exact"
+    if is_exact:
+        if fmt is FLOAT32:
+            raise UsageError(
+                "An exact result is for runs in 16 bits; leave it out, and give --floor.",
+            )
+        # trusted results in 16 bits are in the file too
+        fmt, dtype = FLOAT32, FLOAT32.name
+    dump = open_dump(
+        paths,
+        compute_dtype=dtype,
+        holds=LOGITS,
+        fewest_sides=fewest,
+        as_exact=is_exact,
+    )
     ids, ours = (
         [i for prompt in prompts for i in prompt.token_ids]
         for prompts in (dump.prompts, header.prompts)
@@ -219,6 +251,79 @@ def _pairs(figures: Measured, dump: Dump, tick: Progress) -> dict[str, dict[str,
         says = f"other weights or tokens: it differs from the run by {number(least)} logits (rms)"
         raise DumpError(f"The pair in float32 has {says}.")
     return results
+
+
+def _exact(
+    figures: Measured,
+    dump: Dump,
+    tick: Progress,
+    *,
+    has_experts: bool,
+) -> tuple[dict[str, Divergence], Exact | None]:
+    """Compare each side with the exact result; and, if there are trusted results, with their
+    errors.
+
+    dump: the exact result, then the trusted ones. DumpError if it is no more exact, or another
+    model's.
+    """
+    header = figures.header
+    file = dump.sides[0].name
+    if all(narrow(bits[0], header.format) is not None for _, bits in dump.chunks()):
+        raise DumpError(
+            f"The exact result '{file}' holds {header.compute_dtype} values only, as the run does;"
+            " expected one computed in float32 or float64.",
+        )
+    exact: _Side = (dump, 0)
+    sides: dict[Any, _Side] = dict(_sides_of(header, None))
+    sides |= {place: (dump, place) for place in range(1, len(dump.sides))}
+    couples: _Couples = {("narrowing", key): (side, exact) for key, side in sides.items()}
+    results = {
+        key: result for (_, key), result in _compare(figures, couples, FLOAT32, tick).items()
+    }
+    errors = {side.name: results.pop(side.name) for side in header.sides}
+    least = min(each.rms for each in errors.values())
+    if least > _UNRELATED * _spread(figures):
+        says = (
+            f"of other weights or tokens: it differs from the run by {number(least)} logits (rms)"
+        )
+        raise DumpError(f"The exact result '{file}' is {says}.")
+    if not results:
+        return errors, None
+    return errors, Exact(
+        {name: _errors_of(each) for name, each in errors.items()},
+        [_errors_of(each) for each in _distinct(dump, results)],
+        own_paths=dict,
+        has_experts=has_experts,
+        limits=_TRUSTED_LIMITS,
+        wide="the exact result",
+        roundings="trusted results",
+    )
+
+
+def _distinct(dump: Dump, trusted: Mapping[int, Divergence]) -> list[Divergence]:
+    """Return the errors of trusted results, of equal ones once. DumpError if they are too few, or
+    too unlike one another to be a measure.
+    """
+    by_squares = {each.squares.tobytes(): place for place, each in trusted.items()}
+    names = {place: repr(dump.sides[place].name) for place in sorted(by_squares.values())}
+    if len(names) < _FEWEST_TRUSTED:
+        raise DumpError(
+            f"'{dump.sides[0].name}' comes with {plural(len(names), 'distinct trusted result')};"
+            f" expected none, or at least {_FEWEST_TRUSTED}.",
+        )
+    far, near = (pick(names, key=lambda place: trusted[place].rms) for pick in (max, min))
+    if trusted[far].rms > DRAWN_LIMITS.over_all * trusted[near].rms:
+        ratio = multiple(trusted[far].rms / trusted[near].rms)
+        raise DumpError(
+            f"The trusted result {names[far]} is {ratio} as far from the exact one as"
+            f" {names[near]}: one of them is no rounding.",
+        )
+    return [trusted[place] for place in names]
+
+
+def _errors_of(divergence: Divergence) -> Errors:
+    squares = np.where(divergence.mismatches > 0, np.inf, divergence.squares)
+    return Errors(squares, divergence.system.size)
 
 
 def _spread(figures: Measured) -> float:

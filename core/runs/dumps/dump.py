@@ -22,7 +22,16 @@ from ..file.records import MAX_SIDES, Generation, Prompt, Provenance, RunHeader
 from .arrays import StoredArray
 from .containers import Container, open_container
 from .dump_notes import notes_on
-from .reserved_keys import EMITTED, Reserved, is_reserved, prompts_of, read_reserved, sides_of
+from .reserved_keys import (
+    EMITTED,
+    EXACT,
+    Reserved,
+    exact_of,
+    is_reserved,
+    prompts_of,
+    read_reserved,
+    sides_of,
+)
 from .shapes import LOGITS, PADDED, check_layers, check_shards, common_shape, shape_of
 from .source_dtype import DumpSide, check_all, convert, detect, side_of
 
@@ -50,7 +59,8 @@ class Dump:
     sides, vocab, prompts, compute_dtype: as in a RunHeader; rows: positions of all prompts
     together; dtype_reason: 'declared', 'detected', 'array dtype' or 'override', a colon, and words
     to show; meta: the dump's JSON text or ''; warnings: sentences to show; generations: tokens that
-    each side emitted, by prompt, if the dump has them.
+    each side emitted, by prompt, if the dump has them; exact: file of the exact result, if there is
+    one.
     """
 
     _sides: list[DumpSide]
@@ -61,6 +71,7 @@ class Dump:
     meta: str
     generations: tuple[Generation, ...]
     warnings: tuple[str, ...] = ()
+    exact: Path | None = None
 
     def __post_init__(self) -> None:
         self.sides = tuple(side.header for side in self._sides)
@@ -153,8 +164,10 @@ def open_dump(
     compute_dtype: str | None = None,
     reference: str | None = None,
     holds: str | None = None,
+    exact: Path | None = None,
     max_bytes: int = 64 * GIB,
     fewest_sides: int = 2,
+    as_exact: bool = False,
     on_progress: Progress = no_progress,
 ) -> Dump:
     """Open one npz, safetensors or torch.save file of two or more sides, or two files of one array
@@ -165,8 +178,10 @@ def open_dump(
     'cached' and 'variant' last. `compute_dtype` overrides what the dump declares or what would be
     detected. `max_bytes` limits each file, packed and unpacked. `holds`: 'logits' takes arrays for
     [positions, vocab] that look like log-probabilities of chosen tokens; 'padded' cuts sides to the
-    first tokens, those that all of them have.
-    `fewest_sides`: 1 if a single side is of use, which makes no run.
+    first tokens, those that all of them have. `exact`: file of the exact result, if it is not under
+    that key in the dump.
+    `fewest_sides`: 1 if a single side is of use, which makes no run. `as_exact`: the sides are the
+    exact result of those of another dump, first, and trusted ones; float64 is rounded to float32.
     `on_progress` gets what is read to detect the compute dtype, which may be all of it.
     """
     if len(paths) not in (1, 2):
@@ -178,7 +193,7 @@ def open_dump(
     check_holds(holds)
     containers = [open_container(Path(path), max_bytes) for path in paths]
     dump_name = " and ".join(container.name for container in containers)
-    arrays, notes = _named_arrays(containers, fewest_sides)
+    arrays, notes = _named_arrays(containers, fewest_sides, as_exact=as_exact)
     if holds == PADDED:
         arrays = _cut_to_common(arrays, notes)
     shape = common_shape({name: array for name, (_, array) in arrays.items()})
@@ -200,10 +215,12 @@ def open_dump(
         )
     dtype = next((fmt for fmt in declared if fmt), None)
     sides = [
-        side_of(name, array, declared[place] or dtype or override)
+        side_of(name, array, declared[place] or dtype or override, rounds_double=as_exact)
         for name, (place, array) in arrays.items()
     ]
-    if len(containers) == 1:
+    if as_exact and EXACT in arrays:
+        reference = EXACT
+    elif len(containers) == 1:
         reference = reference or reserved[0].reference or None
     if reference is not None and reference not in arrays:
         names = ", ".join(clean(name, 40) for name in list(arrays)[:8])
@@ -222,9 +239,14 @@ def open_dump(
     if target is None:
         target, reason = detect(sides, on_progress)
     prompts = prompts_of(reserved[0], reserved[-1])
-    generations = _generations(dump_name, [side.name for side in sides], arrays, reserved, prompts)
+    generations: tuple[Generation, ...] = ()
+    if not as_exact:
+        order = [side.name for side in sides]
+        generations = _generations(dump_name, order, arrays, reserved, prompts)
     meta = next((r.meta for r in reserved if r.meta), "")
-    dump = Dump(sides, shape[-1], prompts, target, reason, meta, generations)
+    if exact is None and any(EXACT in each.arrays for each in containers) and EXACT not in arrays:
+        exact = containers[0].path
+    dump = Dump(sides, shape[-1], prompts, target, reason, meta, generations, exact=exact)
     # notes rest on the first rows: of a large dump the rest is not read yet
     _, first_rows = next(dump.chunks(max_bytes=LOOKED_AT_BYTES // max(8, len(sides))))
     of_rows = notes_on(dump_name, sides, prompts, first_rows, target, are_logits=holds == LOGITS)
@@ -303,12 +325,19 @@ def _generations(
     return tuple(generations)
 
 
-def _named_arrays(containers: list[Container], fewest_sides: int) -> tuple[_Arrays, list[str]]:
+def _named_arrays(
+    containers: list[Container],
+    fewest_sides: int,
+    *,
+    as_exact: bool,
+) -> tuple[_Arrays, list[str]]:
     """Return the sides, and notes on arrays that are none."""
     sides_by_file, notes = [], []
     fewest, most = (fewest_sides, MAX_SIDES) if len(containers) == 1 else (1, 1)
     for container in containers:
         sides, others = sides_of(container, fewest)
+        if as_exact:
+            sides, others = exact_of(container), []
         check_layers(container.name, list(sides), most)
         sides_by_file.append(sides)
         notes += [

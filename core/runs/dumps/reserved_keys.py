@@ -19,6 +19,8 @@ TOKEN_IDS = ("token_ids", "input_ids", "prompt_token_ids")  # the first that is 
 RESERVED = (*TOKEN_IDS, "tokens", "prompt_lengths", "compute_dtype", "reference_side", "meta")
 # the key in a file of one side; it is `emitted:SIDE` in a file of several
 EMITTED = "emitted"
+# the exact result of what the sides compute, and `trusted:NAME`: trusted ones in their dtype
+EXACT, TRUSTED = "exact", "trusted"
 TEXT_BYTES = 64 << 20  # the texts of all tokens, as an array
 # half of a note: it becomes part of the run's
 META_BYTES = LONGEST_NOTE // 2
@@ -30,6 +32,11 @@ def is_reserved(key: str) -> bool:
     return key in RESERVED or key.partition(":")[0] == EMITTED
 
 
+def is_exact(key: str) -> bool:
+    """Return whether a key of a dump is the exact result, or a trusted one."""
+    return key == EXACT or key.startswith(f"{TRUSTED}:")
+
+
 def sides_of(
     container: Container,
     fewest: int = 1,
@@ -38,7 +45,7 @@ def sides_of(
     file.
 
     16-bit integers may be bits of logits. If fewer than `fewest` sides would be left, whole numbers
-    count as sides, to be refused by name.
+    count as sides, to be refused by name. Beside two sides, exact and trusted results are none.
     """
     arrays = {
         key: array
@@ -52,7 +59,22 @@ def sides_of(
     }
     if len(sides) < fewest:
         return arrays, []
-    return sides, [array for key, array in arrays.items() if key not in sides]
+    whole_numbers = [array for key, array in arrays.items() if key not in sides]
+    on_trial = {key: array for key, array in sides.items() if not is_exact(key)}
+    if EXACT in sides and len(on_trial) > 1:
+        return on_trial, whole_numbers
+    return sides, whole_numbers
+
+
+def exact_of(container: Container) -> dict[str, StoredArray]:
+    """Return the exact result of a file, first, and the trusted ones; of a file that calls none
+    exact, all sides.
+    """
+    arrays = container.arrays
+    if EXACT not in arrays or container.kind == "npy":
+        return sides_of(container)[0]
+    trusted = {key: array for key, array in arrays.items() if key.startswith(f"{TRUSTED}:")}
+    return {EXACT: arrays[EXACT]} | trusted
 
 
 @dataclass(frozen=True)

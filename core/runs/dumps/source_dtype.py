@@ -27,13 +27,14 @@ NORMALISED = 0.05
 @dataclass(frozen=True)
 class DumpSide:
     """A side, and how the elements of its array are read: as `fmt`; is_double: they are float64
-    that must fit it.
+    that must fit it, or are rounded to it.
     """
 
     name: str
     array: StoredArray
     fmt: FloatFormat
     is_double: bool = False
+    rounds_double: bool = False
 
     @property
     def header(self) -> SideHeader:
@@ -50,7 +51,7 @@ class DumpSide:
         with np.errstate(all="ignore"):
             single = wide.astype(np.float32)
             is_lost = single.astype(np.float64).view(np.uint64) != plain
-        if is_lost.any():
+        if is_lost.any() and not self.rounds_double:
             raise self.array.refusal(
                 f"is float64 and holds {float(wide[is_lost][0])!r}, which float32 cannot hold"
                 " exactly",
@@ -99,13 +100,20 @@ def convert(
     return narrow(wide, target)
 
 
-def side_of(name: str, array: StoredArray, bits_format: FloatFormat | None) -> DumpSide:
+def side_of(
+    name: str,
+    array: StoredArray,
+    bits_format: FloatFormat | None,
+    *,
+    rounds_double: bool = False,
+) -> DumpSide:
     """Return how to read `array`, by its dtype; bare 16-bit integers mean `bits_format`, the
     declared compute dtype.
     """
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind == "f" and size in (2, 4, 8):
-        return DumpSide(name, array, FLOAT16 if size == 2 else FLOAT32, is_double=size == 8)
+        fmt = FLOAT16 if size == 2 else FLOAT32
+        return DumpSide(name, array, fmt, is_double=size == 8, rounds_double=rounds_double)
     if kind == "V" and size == 2:
         return DumpSide(name, array, BFLOAT16)
     # int16 too: it is what older torch offers as a view of bfloat16

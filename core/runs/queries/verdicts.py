@@ -244,6 +244,12 @@ def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) 
             has_ids,
         ),
         (
+            "exact",
+            "--exact EXACT.npz",
+            "the exact result of the reference in float32, and four or more trusted 16-bit results",
+            not is_wide,
+        ),
+        (
             "rerun",
             "--rerun AGAIN.npz",
             "whether a kernel is nondeterministic: each side called once more",
