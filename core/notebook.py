@@ -185,7 +185,8 @@ def compare(
         holds: "padded" compares padded vocabularies over the tokens that all sides have; "logits"
             takes what looks like log-probabilities of chosen tokens for logits.
         more: what else a dump holds (docs/guides/upload.md): `token_ids`, `tokens` (texts),
-            `prompt_lengths`; under any other name a further variant.
+            `prompt_lengths`, `exact` (the exact result of 16-bit sides); under any other name a
+            further variant.
     """
     arrays = {
         name: _array(name, each)

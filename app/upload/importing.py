@@ -49,14 +49,17 @@ def start_import(
     uploads: Sequence[Upload],
     options: Mapping[str, str | None],
     member: str,
+    exact: Upload | None = None,
 ) -> Job:
     """Start to import one upload, or several as the sides of one run; UsageError if one has not
-    arrived whole.
+    arrived whole. exact: with the exact result of the sides.
 
     Their locks are held until the job is over. A file is removed once its run is stored, so it can
     be imported again after a failure.
     """
     values = check_options(options)
+    sides = len(uploads)
+    uploads = [*uploads, *[exact] * (exact is not None)]
     with ExitStack() as stack:
         records, paths = [], []
         for upload in uploads:
@@ -69,8 +72,10 @@ def start_import(
                 )
             records.append(record)
             paths.append(upload.path(record).absolute())
-        command = _command(paths, values)
-        title = values.get("name") or " + ".join(path.stem for path in paths)
+        if exact is not None:
+            values["exact"] = str(paths[-1])
+        command = _command(paths[:sides], values)
+        title = values.get("name") or " + ".join(path.stem for path in paths[:sides])
         run_id = jobs.store.new_run_id(title, datetime.now(UTC))
         for upload, record in zip(uploads, records, strict=True):
             upload.write(replace(record, state=IMPORTING, run=title, run_id=run_id, message=""))

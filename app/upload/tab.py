@@ -27,8 +27,9 @@ KEYS = """
 - **bfloat16** may come as uint16 bits with `compute_dtype`, as numpy's 2-byte void, or upcast to
   float32: that is detected.
 - Reserved keys: `token_ids`, `tokens` (texts), `compute_dtype`, `reference_side`, `meta` (any
-  text). Also `prompt_lengths` (prompts one after another) and `emitted:SIDE` (the token each side
-  chose, -1 if it was given).
+  text). Also `prompt_lengths` (prompts one after another), `emitted:SIDE` (the token each side
+  chose, -1 if it was given), `exact` and `trusted:NAME` (the exact result of 16-bit sides, and
+  trusted ones).
 - A clone has two to try: `fresh_and_cached_upcast.npz` and `six_calls.npz` in `sample_runs/dumps`.
 """
 # Not st.file_uploader: it holds a file in memory (2.1 GB for 1 GiB) and cannot resume.
@@ -85,9 +86,21 @@ def candidates(files: Sequence[Arrived]) -> list[tuple[Arrived, ...]]:
     return others + [tuple(group) for group in (responses, arrays) if group]
 
 
-def draw_form(files: tuple[Arrived, ...]) -> dict[str, str] | None:
-    """Draw the form of one run; return its options when it is to be saved, else None."""
-    key, kind = "_".join(file.upload.upload_id for file in files), files[0].kind
+def key_of(files: tuple[Arrived, ...]) -> str:
+    """Return a key of the widgets of one run."""
+    return "_".join(file.upload.upload_id for file in files)
+
+
+def exact_key(files: tuple[Arrived, ...]) -> str:
+    """Return the key of the widget that has the file of the exact result, by its upload's id."""
+    return f"upload_exact_{key_of(files)}"
+
+
+def draw_form(files: tuple[Arrived, ...], others: Sequence[Arrived]) -> dict[str, str] | None:
+    """Draw the form of one run; return its options when it is to be saved, else None. others: files
+    that may hold the exact result.
+    """
+    key, kind = key_of(files), files[0].kind
     with st.container(border=True, key=f"candidate_{key}"):
         st.markdown(f"**{widgets.escape(' + '.join(file.path.name for file in files))}**")
         refusal = next((file.refusal for file in files if file.refusal), "")
@@ -155,6 +168,16 @@ def draw_form(files: tuple[Arrived, ...]) -> dict[str, str] | None:
                 format_func=lambda name: name or first,
                 key=f"upload_reference_{key}",
             )
+            if others:
+                names = {"": "none", **{each.upload.upload_id: each.path.name for each in others}}
+                st.selectbox(
+                    "Exact result",
+                    names,
+                    format_func=names.__getitem__,
+                    key=exact_key(files),
+                    help="What the 16-bit sides compute, in float32 or float64. Trusted 16-bit"
+                    " results in its file are the measure of rounding.",
+                )
         is_saved = widgets.button(st.button, "Save as a run", f"save_{key}", type="primary")
         return options if is_saved else None
 
@@ -200,11 +223,24 @@ def draw(_: selection.View | None) -> None:
                     " token_ids=ids)",
                 )
         try:
-            for group in candidates(files):
-                options = draw_form(group)
+            groups = candidates(files)
+            exact = [st.session_state.get(exact_key(group), "") for group in groups]
+            for group, exact_id in zip(groups, exact, strict=True):
+                # it is part of another run
+                if group[0].upload.upload_id in exact:
+                    continue
+                others = [
+                    file for file in files if file.kind in ("array", "dump") and file not in group
+                ]
+                options = draw_form(group, others)
                 if options is not None:
-                    uploads = [file.upload for file in group]
-                    start_import(jobs, uploads, options, members.current_member())
+                    start_import(
+                        jobs,
+                        [file.upload for file in group],
+                        options,
+                        members.current_member(),
+                        Upload(store_cache.store(), exact_id) if exact_id else None,
+                    )
                     st.rerun()
         except UlpscopeError as error:
             st.error(widgets.escape(str(error)))

@@ -11,6 +11,7 @@ import pytest
 from app.shell import store_changes
 from app.upload import tab as upload_page
 from app.upload.spool import Upload
+from core.checks.narrowing import AGAINST_EXACT
 from core.runs.reader import RunReader
 from tests.app.opening import open_page, page_text
 from tests.core.responses.made_sides import run_of
@@ -204,3 +205,20 @@ def test_a_senders_names_are_rendered_inert(monkeypatch, store, tmp_path):
     raw = "\n".join(str(each.value) for each in app.markdown)
     assert "[x](" not in raw
     assert "<b>" not in raw.replace("\\<b", "")
+
+
+def test_a_third_file_may_hold_the_exact_result_of_a_pair(monkeypatch, store, tmp_path):
+    exact = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    uploads = []
+    for name, step in {"a": 2.0**-6, "b": 2.0**-7, "exact": None}.items():
+        values = exact if step is None else np.round(exact / step) * step
+        dtype = np.float32 if step is None else np.float16
+        np.save(tmp_path / f"{name}.npy", values.astype(dtype))
+        uploads.append(put(store, tmp_path / f"{name}.npy"))
+    *pair, third = uploads
+    app = page(monkeypatch, *uploads)
+    choose(app, "exact", key_of(*pair), third.upload_id)
+    save(app, key_of(*pair))
+    with stored(store) as run:
+        assert [side.name for side in run.sides] == ["a", "b"]
+        assert AGAINST_EXACT in [row.check for row in run.evidence(0)]
