@@ -59,7 +59,8 @@ def start_import(
     """
     values = check_options(options)
     sides = len(uploads)
-    uploads = [*uploads, *[exact] * (exact is not None)]
+    if exact is not None:
+        uploads = [*uploads, exact]
     with ExitStack() as stack:
         records, paths = [], []
         for upload in uploads:
