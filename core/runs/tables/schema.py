@@ -131,6 +131,7 @@ def check_rows(database: Database, provenance: Record) -> None:
     the vocabulary's texts.
     """
     sides, lists = database.rows("SELECT count(*), count(k) FROM side")[0]
+    ((prompts,),) = database.rows("SELECT count(*) FROM prompt")
     pairs_ = max(0, sides - 1)
     vocab = min(provenance["vocab"], MAX_VOCAB)
     positions = min(provenance["positions"], MAX_LISTED_ROWS if lists else MAX_ROWS)
@@ -158,10 +159,12 @@ def check_rows(database: Database, provenance: Record) -> None:
         "response": places,
         "generation": places,
         "generated_token": sides * MAX_ROWS,
-        "layer": places << 13,  # 131 of 30 blocks; the largest models have 126
-        "layer_position": places << 13,
-        "kv": places << 16,  # 126 layers of 128 heads, keys and values, are 32,256
-        "kv_position": places << 10,  # 252 of as many layers
+        # 131 modules in 30 blocks; the largest models have 126
+        "layer": pairs_ * prompts << 13,
+        "layer_position": pairs_ * positions << 13,
+        # 126 layers of 128 heads, keys and values, are 32,256
+        "kv": pairs_ * prompts << 16,
+        "kv_position": pairs_ * positions << 10,
         "kernel": sides << 16,  # 2,000 of 30 blocks
         "kernel_side": sides,
         "op": 1 << 16,
