@@ -32,6 +32,7 @@ SUFFIX = ".duckdb"
 Result = TypeVar("Result")
 _CELL = re.compile(r"cell-([0-9a-f]{16})-([0-9a-f]{16})")
 DELETED_SECONDS = 7 * 24 * 3600  # for which a deleted run can be restored
+_LONGEST_WORDS = 28  # characters of a name in an id, which tables and links show whole
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 
 
@@ -290,7 +291,7 @@ class Store:
 
     def new_run_id(self, name: str, created: datetime) -> str:
         """Sortable by time, readable, and unique: 20261120-213000-fresh-against-cached-3f9a."""
-        words = slug(name.lower()).strip("-")
+        words = slug(name.lower())[:_LONGEST_WORDS].strip("-")
         parts = created.strftime("%Y%m%d-%H%M%S"), words, secrets.token_hex(2)
         return "-".join(filter(None, parts))
 
