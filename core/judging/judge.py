@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from ..checks.choices import ChoicesFigures
 from ..checks.drawn import DRAWN, error_rows
 from ..checks.from_model import from_model_row
 from ..checks.lower_precision import PRECISIONS, PrecisionVerdict
@@ -89,9 +90,10 @@ def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
     trial = _Trial(controls)
     trial.in_own_dtype()
     trial.in_float32()  # decides
-    if controls.has_experts:
+    if controls.has_experts and not controls.replays:
         trial.in_float64()
     trial.in_16_bits()  # decides too
+    trial.evidence += controls.choices()
     trial.rerun()
     trial.neighbours()
     trial.lower_precision()
@@ -346,7 +348,7 @@ class _Trial:
             find_token=partial(self.token, deciding, dtype),
             module=module,
             causes=self.controls.causes,
-            has_experts=self.controls.has_experts,
+            has_experts=self.controls.has_experts and not self.controls.replays,
         )
         return replace(verdict, floors=self.floor_rows)
 
@@ -392,7 +394,7 @@ class _Trial:
         if deciding is not None and is_beyond and not_finite is None:
             self.evidence.append(outliers_row(structure, place, deciding, dtype, self.lengths))
         for row in self.evidence:
-            if place is None and isinstance(row.figures, SingleLogitFigures):
+            if place is None and isinstance(row.figures, SingleLogitFigures | ChoicesFigures):
                 place = row.figures.first
         return place, module
 
