@@ -93,7 +93,7 @@ def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
     if controls.has_experts and not controls.replays:
         trial.in_float64()
     trial.in_16_bits()  # decides too
-    trial.evidence += controls.choices()
+    trial.choices()
     trial.rerun()
     trial.neighbours()
     trial.lower_precision()
@@ -260,6 +260,14 @@ class _Trial:
                 self.error_tests[str(row.side)] = test
         if all(row.outcome == PASSED for row, _ in tests):
             self.evidence += self.controls.module_rounding()
+
+    def choices(self) -> None:
+        """Does each side take the experts that the model takes? What is beyond rounding anyway
+        takes others.
+        """
+        is_beyond = any(row.group in _BY_SIZE and row.outcome == FAILED for row in self.evidence)
+        for row in self.controls.choices():
+            self.add(replace(row, outcome=NOTED) if is_beyond and row.outcome == FAILED else row)
 
     def from_model(self) -> None:
         """Is each recorded side what the model computes for these tokens? If neither is, its floor
