@@ -262,8 +262,8 @@ class _Trial:
             self.evidence += self.controls.module_rounding()
 
     def choices(self) -> None:
-        """Does each side take the experts that the model takes? What is beyond rounding anyway
-        takes others.
+        """Compare the experts that each side takes with the model's; a side that is beyond rounding
+        takes others anyway.
         """
         is_beyond = any(row.group in _BY_SIZE and row.outcome == FAILED for row in self.evidence)
         for row in self.controls.choices():
@@ -337,7 +337,11 @@ class _Trial:
         not_finite = next((each for each in mismatches if each is not None), None)
         if deciding is not None and not deciding.is_finite:
             not_finite = None  # its own outliers say where
-        if not_finite is not None:
+        takes_others = any(
+            isinstance(row.figures, ChoicesFigures) and row.outcome == FAILED
+            for row in self.evidence
+        )
+        if not_finite is not None or takes_others:
             ratio = None
         place, module = self.place_and_module(deciding, dtype, not_finite)
         if earlier is not None:

@@ -203,7 +203,7 @@ def can_replay(loaded: LoadedModel, side: RunnableSide, plain: Replay) -> bool:
         return False
     for prompt, ours in plain.choices.items():
         theirs = choices_of(loaded, side, prompt)
-        shapes = [[each.shape for each in one.scores] for one in (ours, theirs)]
+        shapes = [[each.shape for each in (*one.ids, *one.scores)] for one in (ours, theirs)]
         if shapes[0] != shapes[1] or not ours.ids:
             return False
         if any(bool((ids < 0).any()) for ids in theirs.ids):
