@@ -191,6 +191,11 @@ class Subject:
     blocks: Sequence[int] = BLOCKS
 
     @property
+    def replays(self) -> bool:
+        """True if both sides are compared with the experts that the model takes."""
+        return False
+
+    @property
     def chooses_keys(self) -> bool:
         """True if attention chooses its keys: near ties move a sound side by more than rounding."""
         return False

@@ -77,6 +77,10 @@ class Controls(Subject):
         """Errors of the sides in 16 bits to the model's float32 forward."""
         raise NotAvailableError("")
 
+    def choices(self) -> list[Evidence]:
+        """Compare the experts that each side would have taken with those that the model takes."""
+        return []
+
     def module_rounding(self) -> list[Evidence]:
         """Compare each module of the sides in 16 bits with its rounding."""
         return []

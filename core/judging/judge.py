@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from ..checks.choices import ChoicesFigures
 from ..checks.drawn import DRAWN, error_rows
 from ..checks.from_model import from_model_row
 from ..checks.lower_precision import PRECISIONS, PrecisionVerdict
@@ -89,9 +90,10 @@ def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
     trial = _Trial(controls)
     trial.in_own_dtype()
     trial.in_float32()  # decides
-    if controls.has_experts:
+    if controls.has_experts and not controls.replays:
         trial.in_float64()
     trial.in_16_bits()  # decides too
+    trial.choices()
     trial.rerun()
     trial.neighbours()
     trial.lower_precision()
@@ -259,6 +261,14 @@ class _Trial:
         if all(row.outcome == PASSED for row, _ in tests):
             self.evidence += self.controls.module_rounding()
 
+    def choices(self) -> None:
+        """Compare the experts that each side takes with the model's; a side that is beyond rounding
+        takes others anyway.
+        """
+        is_beyond = any(row.group in _BY_SIZE and row.outcome == FAILED for row in self.evidence)
+        for row in self.controls.choices():
+            self.add(replace(row, outcome=NOTED) if is_beyond and row.outcome == FAILED else row)
+
     def from_model(self) -> None:
         """Is each recorded side what the model computes for these tokens? If neither is, its floor
         says nothing.
@@ -327,7 +337,11 @@ class _Trial:
         not_finite = next((each for each in mismatches if each is not None), None)
         if deciding is not None and not deciding.is_finite:
             not_finite = None  # its own outliers say where
-        if not_finite is not None:
+        takes_others = any(
+            isinstance(row.figures, ChoicesFigures) and row.outcome == FAILED
+            for row in self.evidence
+        )
+        if not_finite is not None or takes_others:
             ratio = None
         place, module = self.place_and_module(deciding, dtype, not_finite)
         if earlier is not None:
@@ -346,7 +360,7 @@ class _Trial:
             find_token=partial(self.token, deciding, dtype),
             module=module,
             causes=self.controls.causes,
-            has_experts=self.controls.has_experts,
+            has_experts=self.controls.has_experts and not self.controls.replays,
         )
         return replace(verdict, floors=self.floor_rows)
 
@@ -392,7 +406,7 @@ class _Trial:
         if deciding is not None and is_beyond and not_finite is None:
             self.evidence.append(outliers_row(structure, place, deciding, dtype, self.lengths))
         for row in self.evidence:
-            if place is None and isinstance(row.figures, SingleLogitFigures):
+            if place is None and isinstance(row.figures, SingleLogitFigures | ChoicesFigures):
                 place = row.figures.first
         return place, module
 

@@ -33,6 +33,7 @@ from ..paths.batch import Run
 from ..paths.engines import PLAIN, Prompts, RunnableSide, side_of, whole_side
 from ..paths.hooks import ModuleTrace
 from ..paths.paths import parse_path
+from .choices import Replay
 from .reordering import reorder, reordering_refusal
 from .rounding_floor import groups_of
 
@@ -47,7 +48,7 @@ class RoundingDraws:
     randomized rounding.
 
     plain: what the sides ought to compute; exact: runs it in float32; draws: their errors, and own:
-    that of plain, made at first need.
+    that of plain, made at first need; replay: choices that all of them are forced to make.
     """
 
     loaded: LoadedModel
@@ -56,6 +57,7 @@ class RoundingDraws:
     exact: RunnableSide | None = None
     draws: list[Errors] = field(default_factory=list)
     own: Errors | None = None
+    replay: Replay | None = None
 
     def measure(
         self,
@@ -70,7 +72,7 @@ class RoundingDraws:
             }
 
         errors, model = by_name(sides), self.loaded  # and the draws
-        experts = has_experts(model.model)
+        experts = has_experts(model.model) and self.replay is None
         return Exact(
             errors,
             self.draws,
@@ -113,6 +115,12 @@ class RoundingDraws:
             )
         weights: dict[torch.Tensor, torch.Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
+        replay = self.replay
+        forced = {
+            side: side if replay is None else replay.of(side)
+            for side in (*sides, self.plain, self.exact or self.plain)
+        }
+        forced |= {draw: draw if replay is None else replay.of_rounding(draw) for draw in draws}
         measured = [*sides, *draws]
         if self.own is None:
             measured.append(self.plain)
@@ -124,13 +132,14 @@ class RoundingDraws:
             say("a forward in float32")
             with in_float32(loaded) as wide_model:
                 exact = [
-                    whole_side((self.exact or self.plain).run_on(wide_model), ids) for ids in group
+                    whole_side(forced[self.exact or self.plain].run_on(wide_model), ids)
+                    for ids in group
                 ]
             for side, of_side in pieces.items():
                 say(f"'{side.name}' compared with it")
                 for ids, wide in zip(group, exact, strict=True):
                     rows: list[torch.Tensor] = []
-                    side.run_on(loaded)(ids, partial(_add_error, wide, of_side, rows))
+                    forced[side].run_on(loaded)(ids, partial(_add_error, wide, of_side, rows))
                     logits = wide[:: _step(wide)]
                     systems[side] += systematic_error(
                         torch.cat(rows),

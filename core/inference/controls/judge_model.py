@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ...checks.choices import choices_row
 from ...checks.drawn import Exact
 from ...checks.lower_precision import PrecisionVerdict
 from ...checks.modules_in_16_bits import MODULE_ROUNDING, module_rounding_row
@@ -47,6 +48,7 @@ from ..paths.engines import (
 )
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
+from .choices import Choices, Replay, can_replay, choices_of
 from .drawn_roundings import RoundingDraws
 from .key_choices import chooses_keys
 from .modules_alone import first_not_finite, module_row
@@ -147,8 +149,26 @@ class JudgingSession:
         result: Computed = self._results[key]
         return result
 
-    def floor(self, model: LoadedModel) -> NoiseFloor:
-        """Noise floor in the dtype of `model`: the session's, or the same weights widened."""
+    def replay(self, model: LoadedModel) -> Replay:
+        """Return the choices of the plain forward in the dtype of `model`."""
+
+        def record() -> Replay:
+            return Replay({ids: choices_of(model, PLAIN, ids) for ids in self.prompts})
+
+        return self.once(("choices", model.dtype), record)
+
+    def replayed_draws(self) -> RoundingDraws:
+        """Return draws that are forced to make the choices of the plain forward."""
+        replay = self.replay(self.loaded)
+        return self.once(
+            ("replayed draws",),
+            lambda: RoundingDraws(self.loaded, self.prompts, replay=replay),
+        )
+
+    def floor(self, model: LoadedModel, replay: Replay | None = None) -> NoiseFloor:
+        """Noise floor in the dtype of `model`: the session's, or the same weights widened. replay:
+        choices that its forwards are forced to make.
+        """
         fmt = LOGIT_FORMATS.get(model.dtype) if model is self.loaded else None
         seeds = SEEDS if model.dtype in WIDENING else _OWN_SEEDS
         measure = partial(
@@ -156,10 +176,11 @@ class JudgingSession:
             model,
             self.prompts,
             seeds,
+            PLAIN if replay is None else replay.of_rounding(PLAIN),
             row_ulps_of=fmt,
             plain=self.memoize(PLAIN),
         )
-        return self.once(("floor", model.dtype), measure)
+        return self.once(("floor", model.dtype, replay is None), measure)
 
     def memoize(self, side: RunnableSide) -> RunnableSide:
         """Keep the logits of a path in each dtype, as far as MEMOIZED_BYTES go; not if it is
@@ -216,6 +237,37 @@ class ModelControls(Controls):
         self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])
         self.earlier_digests, self.digests = digests, ["", ""]
         self.floors: dict[str, NoiseFloor] = {}
+        # what each side would have chosen, by dtype
+        self.noted: dict[str, dict[str, dict[tuple[int, ...], Choices]]] = {}
+
+    @cached_property
+    def replays(self) -> bool:
+        """Whether both sides can be forced to take the experts that the model takes."""
+        if not self.has_experts or self.chooses_keys:
+            return False
+        replay = self.session.replay(self.loaded)
+        can = partial(can_replay, self.loaded)
+        try:
+            return all(
+                self.session.once(("replays", side.name), partial(can, side, replay), side)
+                for side in self.sides
+            )
+        except CaptureError:
+            # for the comparison of the sides to report
+            return False
+
+    def sides_in(self, model: LoadedModel) -> tuple[RunnableSide, RunnableSide]:
+        """Return the sides as they are compared in the dtype of `model`: with the choices of its
+        plain forward if they can be forced.
+        """
+        if not self.replays:
+            return self.memoized_sides
+        replay = self.session.replay(model)
+        noted = self.noted.setdefault(model.dtype, {})
+        reference, variant = (
+            replay.of(side, noted.setdefault(side.name, {}).__setitem__) for side in self.sides
+        )
+        return reference, variant
 
     @cached_property
     def narrow(self) -> list[Narrow]:
@@ -252,6 +304,10 @@ class ModelControls(Controls):
         self.say(f"both sides in {dtype}")
         if dtype == self.dtype:
             divergence, self.digests = measure(self.loaded, self.prompts, self.memoized_sides)
+            if self.replays and self.digests[0] != self.digests[1]:
+                peaks_in = LOGIT_FORMATS.get(dtype)
+                sides = self.sides_in(self.loaded)
+                divergence = divergence_of(self.loaded, self.prompts, sides, peaks_in=peaks_in)
             return self._pair(
                 divergence,
                 self.names,
@@ -272,7 +328,7 @@ class ModelControls(Controls):
                 is_wide[side] = bool((wide.astype(np.float32) != wide).any())
 
         with self._in(dtype) as model:
-            divergence = divergence_of(model, self.prompts, self.memoized_sides, see)
+            divergence = divergence_of(model, self.prompts, self.sides_in(model), see)
         if not all(is_wide):
             name = self.names[is_wide.index(False)]
             raise StaysInFloat32Error(f"'{name}' computes in float32 whatever it is asked.")
@@ -296,13 +352,16 @@ class ModelControls(Controls):
         if dtype in self.floors:
             return self.floors[dtype]
         self.say(f"reorderings in {dtype}")
-        rounding, plain = None, self.session.memoize(PLAIN)
+        rounding, plain, replay = None, self.session.memoize(PLAIN), None
         try:
             with self._in(dtype) as model:
-                floor = self.session.floor(model)
+                if self.replays:
+                    replay = self.session.replay(model)
+                    plain = replay.of_rounding(PLAIN)
+                floor = self.session.floor(model, replay)
             if dtype not in WIDENING:
                 rounding = self.session.once(
-                    ("rounding",),
+                    ("rounding", replay is None),
                     partial(own_rounding_of, self.loaded, self.prompts, plain),
                 )
         except CaptureError as error:
@@ -338,7 +397,7 @@ class ModelControls(Controls):
         self.say("how far a rerun goes")
         calls = [
             divergence_of(self.loaded, self.prompts, (side, side))
-            for side in unstable
+            for side in map(self._replayed, unstable)
             for _ in range(_RERUNS)
         ]
         squares = np.max([call.squares for call in calls], axis=0)
@@ -379,11 +438,11 @@ class ModelControls(Controls):
         )
         if not is_same[1] and dtype:
             with suppress(CaptureError), self._in(dtype) as model:
-                divergence = divergence_of(
-                    model,
-                    self.prompts,
-                    (self.memoized_sides[1], side_in_row),
-                )
+                sides = self.memoized_sides[1], side_in_row
+                if self.replays:
+                    replay = self.session.replay(model)
+                    sides = replay.of(side), replay.of(side_in_row)
+                divergence = divergence_of(model, self.prompts, sides)
                 difference = self._pair(divergence, (side.name, side_in_row.name))
         return [
             OtherRows(side.name, f"'{with_others.name}' compared with '{side.name}'", of_prompts),
@@ -400,7 +459,25 @@ class ModelControls(Controls):
         sides = [self.session.memoize(side) for side in self.sides if side.path != PLAIN.path]
         if not sides:
             raise NotAvailableError("")
-        return self.session.draws.measure(sides, self.say)
+        draws = self.session.replayed_draws() if self.replays else self.session.draws
+        return draws.measure(sides, self.say)
+
+    def choices(self) -> list[Evidence]:
+        rows = []
+        for dtype, noted in self.noted.items():
+            with self._in(dtype) as model:
+                replay = self.session.replay(model)
+            modules = replay.choices[self.prompts[0]].modules
+            for side, by_prompt in noted.items():
+                if side == PLAIN.name or not replay.moved:
+                    continue
+                found = replay.compare(by_prompt)
+                rows.append(choices_row(found, modules, self.lengths, side, dtype))
+        return rows
+
+    def _replayed(self, side: RunnableSide) -> RunnableSide:
+        """Return a side with the choices of the plain forward, if it can be forced."""
+        return self.session.replay(self.loaded).of(side) if self.replays else side
 
     def module_rounding(self) -> list[Evidence]:
         # near ties choose other experts or keys; a declared precision is no rounding of 16 bits
@@ -440,6 +517,10 @@ class ModelControls(Controls):
             session.memoize,
             session.draws,
         )
+        if self.replays and dtype == "float32":
+            # candidates choose by themselves: in float64 hardly one differs
+            dtype = "float64"
+            self.floor(dtype)
         if dtype == self.dtype and dtype != "float32":
             sides = [side for side in self.sides if side.name in tests]
             return [
@@ -471,7 +552,8 @@ class ModelControls(Controls):
         ids = self.prompts[prompt]
         with self._in(dtype) as model:
             reference, variant = (
-                whole_side(one.run_on(model), ids)[position].double() for one in self.memoized_sides
+                whole_side(one.run_on(model), ids)[position].double()
+                for one in self.sides_in(model)
             )
         return np.nan_to_num((variant - reference).square().cpu().numpy())
 

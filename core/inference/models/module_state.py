@@ -47,9 +47,11 @@ def restore_state(state: ModuleState) -> None:
             if key not in before and isinstance(value, torch.Tensor):
                 delattr(module, key)
             elif (
-                value is not before.get(key)
+                # others are transformers' own marks, such as that outputs are captured
+                key in before
+                and value is not before[key]
                 and isinstance(value, _STATE)
-                and isinstance(before.get(key), _STATE)
+                and isinstance(before[key], _STATE)
             ):
                 setattr(module, key, before[key])
 

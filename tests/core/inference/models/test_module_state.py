@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.verdicts.tiny_models import model_of, tiny_prompts
+from benchmarks.verdicts.tiny_models import model_of, tiny_model, tiny_prompts
 from core.inference.controls.judge_model import judge
 from core.inference.models.model import loaded_from
 from core.inference.models.module_state import restore_state, state_at_start
@@ -65,3 +65,11 @@ def test_a_verdict_does_not_depend_on_earlier_calls(recurrent):
                 variant=variant,
             ).name
     assert set(names.values()) == {"rounding"}
+
+
+def test_marks_that_transformers_leaves_on_a_model_are_no_state():
+    """It notes on a model that outputs are captured, from the first call that asks for them on."""
+    model = tiny_model("llama").model
+    start = state_at_start(model)
+    model(input_ids=torch.tensor([[1, 2]]), output_hidden_states=True)
+    restore_state(start)

@@ -1,0 +1,106 @@
+"""Does a side take the experts that the model takes, but for near ties?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from ..evidence import (
+    FAILED,
+    FLOAT32,
+    OWN_DTYPE,
+    PASSED,
+    Check,
+    CheckFigures,
+    Dtype,
+    Evidence,
+    FirstPlace,
+    Limit,
+)
+from ..places import words_of
+from ..text import multiple, plural
+
+# How far apart the model's scores may be if a side takes the other one, over the largest difference
+# that rounding makes there: a pair may differ by 4 noise floors. Sound sides reach 0.4.
+LARGEST_GAP = 4.0
+
+
+@dataclass(frozen=True)
+class OtherChoices:
+    """Choices of a side that are not the model's. total: choices compared; places: (call, position)
+    of each; gaps: how far apart the model's scores of the two are, over what rounding moves scores
+    there.
+    """
+
+    total: int
+    places: list[tuple[int, int]]
+    gaps: list[float]
+
+
+class ChoicesFigures(CheckFigures):
+    """Experts that a side would have taken, if all earlier choices were those of the model."""
+
+    compute_dtype: Dtype
+    choices: Annotated[int, "choices of experts, a position and layer each"]
+    differing: Annotated[int, "choices that differ"]
+    beyond: Annotated[int, "choices that differ beyond a near tie"]
+    largest_gap: Annotated[float, "largest difference of the scores / what rounding moves them"]
+    largest_gap_allowed: Limit
+    first: FirstPlace = None
+
+    @property
+    def names_position(self) -> bool:
+        return self.first is not None
+
+
+CHOICES = Check("choices of experts", FLOAT32, ChoicesFigures)
+CHOICES_IN_16_BITS = Check("choices of experts in 16 bits", OWN_DTYPE, ChoicesFigures)
+
+
+def choices_row(
+    found: Sequence[OtherChoices],
+    modules: Sequence[str],
+    lengths: Sequence[int],
+    side: str,
+    dtype: str,
+) -> Evidence:
+    """Return the row on a side's choices. found: of each prompt; modules: that make the choices, by
+    call.
+    """
+    beyond = [
+        (gap, prompt, position, call)
+        for prompt, one in enumerate(found)
+        for (call, position), gap in zip(one.places, one.gaps, strict=True)
+        if gap > LARGEST_GAP
+    ]
+    total = sum(one.total for one in found)
+    differing = sum(len(one.places) for one in found)
+    figures = ChoicesFigures(
+        compute_dtype=dtype,
+        choices=total,
+        differing=differing,
+        beyond=len(beyond),
+        largest_gap=max((gap for one in found for gap in one.gaps), default=0.0),
+        largest_gap_allowed=LARGEST_GAP,
+    )
+    of_all = (
+        f"In {dtype} '{side}' takes other experts at {differing:,} of {plural(total, 'choice')}"
+    )
+    outcome = PASSED
+    says = f"{of_all}, each a near tie."
+    if not differing:
+        says = f"In {dtype} '{side}' takes the experts that the model takes."
+    if beyond:
+        outcome = FAILED
+        # the first position and, there, the first layer
+        _, prompt, position, call = min(beyond, key=lambda each: each[1:])
+        figures.first = prompt, position
+        size = f"up to {multiple(figures.largest_gap)} what rounding moves their scores"
+        place = words_of(figures.first, lengths)
+        says = f"{of_all}, {size}, first at {modules[call]}, {place}."
+    check = CHOICES if dtype in ("float32", "float64") else CHOICES_IN_16_BITS
+    control = (
+        f"experts that '{side}' would take in {dtype}, with all others as the model takes them"
+    )
+    return Evidence(check, control, figures, outcome, says, side)

@@ -1,0 +1,284 @@
+"""Discrete choices of a forward, such as the experts that a router takes: recorded, and replayed in
+other forwards, so that what remains is continuous.
+
+Rounding flips close choices, and all behind a flip is far away. So the choices of one plain forward
+are forced on each side and on the noise floor, and these are compared as those of a dense model.
+What a side would have chosen itself is compared choice by choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...checks.choices import OtherChoices
+from ...numerics.statistic import TINY
+from ..models.model import LoadedModel
+from ..paths.batch import Emit, Run, ignore
+from ..paths.engines import RunnableSide
+from ..paths.hooks import ModuleTrace
+
+See = Callable[[tuple[int, ...], "Choices"], None]
+"""Gets a prompt, and what a side chooses by itself."""
+
+
+@dataclass
+class Choices:
+    """Choices of one prompt's forward, an entry for each time that it takes the largest of some
+    scores, in the order of the calls.
+
+    modules: that make them; ids: of what was chosen [positions, groups, k]; scores: of all
+    candidates [positions, groups, candidates]; both -1 or NaN at a position that was not computed.
+    """
+
+    positions: int
+    modules: list[str] = field(default_factory=list)
+    ids: list[torch.Tensor] = field(default_factory=list)
+    scores: list[torch.Tensor] = field(default_factory=list)
+
+    def note(
+        self, call: int, module: str, start: int, ids: torch.Tensor, scores: torch.Tensor
+    ) -> None:
+        """Note what a call chooses from position `start` on. ids: [n, groups, k]; scores: [n,
+        groups, candidates]
+        """
+        if call == len(self.ids):
+            self.modules.append(module)
+            self.ids.append(torch.full((self.positions, *ids.shape[1:]), -1))
+            shape = self.positions, *scores.shape[1:]
+            self.scores.append(torch.full(shape, torch.nan, dtype=torch.float64))
+        rows = slice(start, start + len(ids))
+        if call > len(self.ids) or self.scores[call].shape[1:] != scores.shape[1:]:
+            return
+        # another number of choices is none of these
+        if self.ids[call].shape[1:] == ids.shape[1:]:
+            self.ids[call][rows] = ids.cpu()
+        self.scores[call][rows] = scores.double().cpu()
+
+
+class _Trace(ModuleTrace):
+    """Knows which rows of a batch are the prompt's positions in each forward."""
+
+    calls = 0
+    module = ""
+
+    def _begin(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        super()._begin(arguments, keywords)
+        self.calls = 0
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the prompt's part of what a forward computes, a view [positions, groups, n]; None
+        if the axes are not known.
+        """
+        rows, columns = self._shape
+        if self._computed is None or tensor.shape[0] not in (rows, rows * columns):
+            return None
+        row, skipped, start, stop = self._computed
+        is_flat = tensor.shape[0] == rows * columns
+        if not is_flat and (tensor.ndim < 3 or tensor.shape[1] != columns):
+            return None
+        batch = tensor.reshape(rows, columns, -1, tensor.shape[-1])
+        return batch[row, skipped : skipped + stop - start]
+
+    @property
+    def start(self) -> int:
+        assert self._computed is not None
+        return self._computed[2]
+
+
+class _Mode(TorchDispatchMode):
+    """Notes each choice of the followed forwards, and forces those of another forward if there
+    are.
+    """
+
+    def __init__(self, trace: _Trace, noted: Choices, forced: Choices | None) -> None:
+        super().__init__()
+        self._trace, self._noted, self._forced = trace, noted, forced
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func._schema.name != "aten::topk" or result[0].shape[:-1] != args[0].shape[:-1]:
+            return result
+        if result[0].shape == args[0].shape:
+            # all are taken
+            return result
+        trace, scores, (values, ids) = self._trace, args[0], result
+        own_scores, own_ids = trace.own(scores), trace.own(ids)
+        if own_scores is None or own_ids is None:
+            return result
+        call = trace.calls
+        trace.calls += 1
+        self._noted.note(call, trace.module, trace.start, own_ids, own_scores)
+        if self._forced is None or call >= len(self._forced.ids):
+            return result
+        chosen = self._forced.ids[call][trace.start : trace.start + len(own_ids)].to(ids.device)
+        # another number of choices is for the comparison of choices to tell
+        if chosen.shape == own_ids.shape:
+            own_ids.copy_(torch.where(chosen < 0, own_ids, chosen))
+            values.copy_(scores.gather(-1, ids))
+        return values, ids
+
+
+def choices_of(loaded: LoadedModel, side: RunnableSide, ids: Sequence[int]) -> Choices:
+    """Return what a side chooses by itself."""
+    noted = Choices(len(ids))
+    with _following(loaded, side, ids, noted, None) as run:
+        run(ids, ignore)
+    return noted
+
+
+def replaying(
+    side: RunnableSide,
+    forced: Mapping[tuple[int, ...], Choices],
+    see: See = ignore,
+) -> RunnableSide:
+    """Return a side that makes the choices `forced`, by prompt. see: gets those that it would have
+    made itself.
+    """
+
+    @contextmanager
+    def open_side(loaded: LoadedModel, _: ModuleTrace | None) -> Iterator[Run]:
+        def run(ids: Sequence[int], emit: Emit) -> None:
+            prompt = tuple(ids)
+            noted = Choices(len(prompt))
+            with _following(loaded, side, prompt, noted, forced[prompt]) as compute:
+                compute(prompt, emit)
+            see(prompt, noted)
+
+        yield run
+
+    return replace(side, open=open_side)
+
+
+@contextmanager
+def _following(
+    loaded: LoadedModel,
+    side: RunnableSide,
+    ids: Sequence[int],
+    noted: Choices,
+    forced: Choices | None,
+) -> Iterator[Run]:
+    trace = _Trace(ids, range(len(ids)))
+    with (
+        _naming(loaded.model, trace),
+        side.open(loaded, trace) as run,
+        trace.following(loaded.model, {}),
+        _Mode(trace, noted, forced),
+    ):
+        yield run
+
+
+@contextmanager
+def _naming(model: Any, trace: _Trace) -> Iterator[None]:
+    """Tell the trace which module runs, the innermost one."""
+    stack: list[str] = []
+
+    def enter(name: str) -> None:
+        stack.append(name)
+        trace.module = name
+
+    def leave() -> None:
+        stack.pop()
+        trace.module = stack[-1] if stack else ""
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.enter_context(
+                module.register_forward_pre_hook(lambda _, __, name=name: enter(name)),
+            )
+            hooks.enter_context(module.register_forward_hook(lambda *_: leave()))
+        yield
+
+
+def can_replay(loaded: LoadedModel, side: RunnableSide, plain: Replay) -> bool:
+    """Return whether a side makes as many choices as the model, of as many candidates, and they can
+    be followed: not in another process, nor compiled.
+    """
+    if side.engine_path is not None or side.is_one_piece:
+        return False
+    for prompt, ours in plain.choices.items():
+        theirs = choices_of(loaded, side, prompt)
+        shapes = [[each.shape for each in (*one.ids, *one.scores)] for one in (ours, theirs)]
+        if shapes[0] != shapes[1] or not ours.ids:
+            return False
+        if any(bool((ids < 0).any()) for ids in theirs.ids):
+            return False
+    return True
+
+
+@dataclass
+class Replay:
+    """Choices of the model's plain forward in one dtype, by prompt, which others are forced to
+    make. moved: how far rounding moves the scores of each call.
+    """
+
+    choices: dict[tuple[int, ...], Choices]
+    moved: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
+
+    def of(self, side: RunnableSide, see: See = ignore) -> RunnableSide:
+        """Return a side that makes these choices. see: gets those that it would have made."""
+        return replaying(side, self.choices, see)
+
+    def of_rounding(self, side: RunnableSide) -> RunnableSide:
+        """Return a side that differs from the plain forward by rounding, which shows how far scores
+        move.
+        """
+
+        def see(prompt: tuple[int, ...], noted: Choices) -> None:
+            moved = moved_by(self.choices[prompt], noted)
+            earlier = self.moved.get(prompt, moved)
+            self.moved[prompt] = list(map(torch.maximum, earlier, moved))
+
+        return self.of(side, see)
+
+    def compare(self, noted: Mapping[tuple[int, ...], Choices]) -> list[OtherChoices]:
+        """Compare what a side would have chosen, prompt by prompt."""
+        return [
+            compare_choices(plain, noted[prompt], self.moved[prompt])
+            for prompt, plain in self.choices.items()
+        ]
+
+
+def moved_by(plain: Choices, other: Choices) -> list[torch.Tensor]:
+    """Return the largest difference of a score, of each call. [positions, groups] each"""
+    return [
+        (theirs - ours).abs().nan_to_num(0.0).amax(-1)
+        for ours, theirs in zip(plain.scores, other.scores, strict=True)
+    ]
+
+
+def compare_choices(
+    plain: Choices,
+    other: Choices,
+    moved: Sequence[torch.Tensor],
+) -> OtherChoices:
+    """Compare what a side chooses with what the model does. moved: by rounding, as of
+    `moved_by`.
+    """
+    places: list[tuple[int, int]] = []
+    gaps: list[float] = []
+    total = 0
+    for call, (ids, scores, by_rounding) in enumerate(
+        zip(plain.ids, plain.scores, moved, strict=True),
+    ):
+        total += ids.shape[0] * ids.shape[1]
+        is_ours = torch.zeros(scores.shape, dtype=torch.bool).scatter(-1, ids, value=True)
+        is_theirs = torch.zeros(scores.shape, dtype=torch.bool).scatter(
+            -1,
+            other.ids[call],
+            value=True,
+        )
+        left_out = scores.masked_fill(~(is_ours & ~is_theirs), -torch.inf).amax(-1)
+        taken = scores.masked_fill(~(is_theirs & ~is_ours), torch.inf).amin(-1)
+        # no position's scores are known more exactly than half of them
+        scale = by_rounding.clamp_min(float(by_rounding.median())).clamp_min(TINY)
+        for position, group in (is_ours != is_theirs).any(-1).nonzero().tolist():
+            places.append((call, position))
+            gap = float(left_out[position, group] - taken[position, group])
+            gaps.append(gap / float(scale[position, group]))
+    return OtherChoices(total, places, gaps)

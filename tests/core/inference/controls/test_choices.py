@@ -1,0 +1,133 @@
+"""Choices of experts: recorded, replayed, and judged apart from what is continuous."""
+
+import pytest
+import torch
+from transformers import DeepseekV3Config
+
+from benchmarks.verdicts.tiny_models import model_of, tiny_model, tiny_prompts
+from core.checks.choices import ChoicesFigures
+from core.evidence import FAILED, PASSED
+from core.inference.controls.choices import Choices, Replay, choices_of, compare_choices
+from core.inference.controls.judge_model import judge
+from core.inference.paths.engines import PLAIN, divergence_of, side_of
+from core.verdict import BUG_SUSPECTED, ROUNDING
+
+
+@pytest.fixture(scope="module")
+def ties():
+    """A router whose first two experts nearly tie at every token."""
+    return tiny_model("mixtral-ties")
+
+
+@pytest.fixture(scope="module")
+def biased():
+    """A router with a bias that chooses the experts and is no part of their weights."""
+    config = DeepseekV3Config(
+        vocab_size=384,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=16,
+        q_lora_rank=None,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        max_position_embeddings=96,
+        initializer_range=0.15,
+    )
+    loaded = model_of(config)
+    bias = loaded.model.model.layers[1].mlp.gate.e_score_correction_bias
+    bias.copy_(0.3 * torch.randn(bias.shape, generator=torch.Generator().manual_seed(3)))
+    return loaded
+
+
+def replay_of(loaded, prompts):
+    return Replay({ids: choices_of(loaded, PLAIN, ids) for ids in prompts})
+
+
+def test_recorded_choices_are_the_largest_scores_that_transformers_returns():
+    loaded = tiny_model("mixtral")
+    (ids, *_) = tiny_prompts(loaded)
+    with torch.inference_mode():
+        output = loaded.model(input_ids=torch.tensor([ids]), output_router_logits=True)
+    choices = choices_of(loaded, PLAIN, ids)
+    assert choices.modules == [f"model.layers.{n}.mlp.gate" for n in range(3)]
+    for chosen, scores in zip(choices.ids, output.router_logits, strict=True):
+        assert torch.equal(chosen[:, 0], scores.topk(2).indices)
+
+
+@pytest.mark.parametrize("path", ["decode", "chunked:5", "prefill+batch:3+row:1+pad:left:2"])
+def test_a_path_that_makes_the_models_choices_differs_by_rounding_alone(ties, path):
+    prompts = tiny_prompts(ties)
+    replay, noted, side = replay_of(ties, prompts), {}, side_of(path)
+    natural = divergence_of(ties, prompts, (PLAIN, side))
+    replayed = divergence_of(ties, prompts, (PLAIN, replay.of(side, noted.__setitem__)))
+    # float32 rounds to 6e-8, and logits are about 1
+    assert replayed.rms < 1e-5 < natural.rms
+    by_itself = {ids: choices_of(ties, side, ids) for ids in prompts}
+    assert noted.keys() == by_itself.keys()
+    assert all((ids >= 0).all() for each in noted.values() for ids in each.ids)
+
+
+def test_a_choice_at_a_tie_of_two_experts_is_rounding(ties):
+    verdict = judge(ties, tiny_prompts(ties), variant="decode")
+    (row,) = [row for row in verdict.evidence if isinstance(row.figures, ChoicesFigures)]
+    assert (verdict.name, row.outcome) == (ROUNDING, PASSED)
+    assert row.figures.differing > 0
+
+
+def test_experts_chosen_without_the_routers_bias_are_a_suspected_bug(biased):
+    """Their weights are right, so nothing else differs once the choices are the model's."""
+
+    def without_bias(model, ids):
+        bias = model.model.layers[1].mlp.gate.e_score_correction_bias
+        saved = bias.clone()
+        bias.zero_()
+        try:
+            return model(input_ids=ids[None]).logits[0]
+        finally:
+            bias.copy_(saved)
+
+    verdict = judge(biased, tiny_prompts(biased), variant=without_bias)
+    (row,) = [row for row in verdict.evidence if row.outcome == FAILED]
+    assert verdict.name == BUG_SUSPECTED
+    assert isinstance(row.figures, ChoicesFigures)
+    assert verdict.first_place == row.figures.first
+    assert "model.layers.1.mlp.gate" in row.says
+
+
+def test_a_side_of_more_experts_is_not_replayed_and_still_found(ties):
+    def of_three(model, ids):
+        gates = [layer.mlp.gate for layer in model.model.layers]
+        for gate in gates:
+            gate.top_k = 3
+        try:
+            return model(input_ids=ids[None]).logits[0]
+        finally:
+            for gate in gates:
+                gate.top_k = 2
+
+    verdict = judge(ties, tiny_prompts(ties), variant=of_three)
+    assert verdict.name == BUG_SUSPECTED
+    assert not any(isinstance(row.figures, ChoicesFigures) for row in verdict.evidence)
+
+
+def test_a_gap_is_measured_by_what_rounding_moves_the_scores_there():
+    def made(scores, k):
+        scores = torch.tensor(scores, dtype=torch.float64)[:, None]
+        return Choices(len(scores), ["gate"], [scores.topk(k).indices], [scores])
+
+    ours = made([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 1.9]], 2)
+    theirs = made([[3.0, 2.0, 1.0], [3.0, 2.0, 2.5], [3.0, 2.0, 2.1]], 2)
+    moved = torch.tensor([[0.1], [0.1], [0.4]])
+    found = compare_choices(ours, theirs, [moved])
+    assert (found.total, found.places) == (3, [(0, 1), (0, 2)])
+    assert found.gaps == pytest.approx([1.0 / 0.1, 0.1 / 0.4])
