@@ -1,7 +1,5 @@
 """Parts of the Compare page: the choice of runs, and their figures and flips as tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

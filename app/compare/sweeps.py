@@ -2,8 +2,6 @@
 run.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial

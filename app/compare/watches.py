@@ -2,8 +2,6 @@
 moved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

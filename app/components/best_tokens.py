@@ -2,8 +2,6 @@
 of both sides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import cycle
 from typing import Any

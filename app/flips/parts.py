@@ -1,7 +1,5 @@
 """Parts of the Flips page: the table of positions, why one could flip, and what each side wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from functools import partial
 from typing import Any

@@ -2,8 +2,6 @@
 download, compare, delete; undoing the last deletion, and the runs deleted within a week.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

@@ -6,8 +6,6 @@ is when a gesture has ended, with a serial number; what comes back under the sam
 message, anything else (a link, Back) it follows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate

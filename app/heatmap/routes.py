@@ -6,8 +6,6 @@ Here some tiles and blocks of rows are cached; two requests that need the same b
 computation.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import cache

@@ -1,7 +1,5 @@
 """Parts that the tabs of Internals share, and the tab of mitigations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

@@ -2,8 +2,6 @@
 choice of probes, their table and chart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

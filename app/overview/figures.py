@@ -1,7 +1,5 @@
 """Figures of a pair on the Overview: the headline, more metrics when unfolded, and provenance."""
 
-from __future__ import annotations
-
 import pandas as pd
 import streamlit as st
 

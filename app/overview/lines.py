@@ -1,7 +1,5 @@
 """What Flips and Internals say of a pair on its Overview, a line each."""
 
-from __future__ import annotations
-
 from app.internals.recorded import RECORDED
 from core.runs.queries import caches, flips, kernels, layers
 from core.runs.reader import RunReader

@@ -1,7 +1,5 @@
 """The pair by position on the Overview: a chart with a lane for each prompt, and its flips."""
 
-from __future__ import annotations
-
 import pandas as pd
 import streamlit as st
 

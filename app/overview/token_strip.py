@@ -5,8 +5,6 @@ A component of its own because text has to wrap and stay text. Figures travel as
 that is written once for a prompt and a colour.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Trainer vs. rollout: the part of the Overview of a run of chosen tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial

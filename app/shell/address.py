@@ -2,8 +2,6 @@
 back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import streamlit as st

@@ -5,8 +5,6 @@ formula, and one that begins with an apostrophe, gets an apostrophe in front: te
 Parquet has every text as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias

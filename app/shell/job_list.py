@@ -1,7 +1,5 @@
 """The jobs of this server as a list that keeps itself up to date."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import streamlit as st

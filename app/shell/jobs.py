@@ -6,8 +6,6 @@ JSON on stdin: it can be repeated, does not slow the pages down, and survives a 
 process alone loads torch.
 """
 
-from __future__ import annotations
-
 import atexit
 import re
 import threading

@@ -1,7 +1,5 @@
 """The selection in the sidebar: run, variant, prompt and position, of the link or as chosen."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Changes of members in the store: runs, labels and jobs. Each is authorized and logged."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from functools import cache

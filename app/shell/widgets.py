@@ -3,8 +3,6 @@
 Definitions are glossary.md, metrics.md and each page's section of pages.md in docs/reference.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping

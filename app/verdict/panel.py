@@ -5,8 +5,6 @@ What would judge a run that was not judged, or not enough: controls to bring, or
 server.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

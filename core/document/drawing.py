@@ -1,7 +1,5 @@
 """A pair as a PNG for an issue thread, drawn without a browser."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 

@@ -1,7 +1,5 @@
 """The heatmap of a pair as a small grid of colors, for a page and for a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

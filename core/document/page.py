@@ -2,8 +2,6 @@
 escaped.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Iterable, Sequence

@@ -4,8 +4,6 @@ Controls are asked in order, and `conclude` names the verdict. docs/explanation/
 the measurements behind every limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Lists of top tokens judged: of a probe, of uploaded responses, and with a model's noise floor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Judge and explain a stored run. Judging makes a new run of the same bits; the old one stays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..checks.pair import PairFigures

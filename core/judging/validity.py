@@ -5,8 +5,6 @@ rounding?
 (docs/explanation/calibration.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

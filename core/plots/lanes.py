@@ -1,7 +1,5 @@
 """Chart of the Overview: a pair by position, each prompt in a lane of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 the prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Chart of the Near ties page: margins against differences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

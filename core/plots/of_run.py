@@ -1,7 +1,5 @@
 """Figures of a run by name."""
 
-from __future__ import annotations
-
 import pandas as pd
 import plotly.graph_objects as go
 

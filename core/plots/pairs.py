@@ -2,8 +2,6 @@
 over the modules.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go

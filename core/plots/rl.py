@@ -1,7 +1,5 @@
 """Charts of trainer vs. rollout."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go

@@ -1,7 +1,5 @@
 """A figure as SVG, for where no script runs: GitHub, nbconvert."""
 
-from __future__ import annotations
-
 import html
 from typing import Any
 

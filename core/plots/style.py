@@ -1,7 +1,5 @@
 """Colours, layout and labels that every figure shares."""
 
-from __future__ import annotations
-
 import html
 
 import numpy as np

@@ -2,8 +2,6 @@
 the dashboard reads them before its first page.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from datetime import datetime
 

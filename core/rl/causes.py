@@ -5,8 +5,6 @@ To add one: a function over `SampledTokens` that yields it, a line in `CAUSES`, 
 in `benchmarks/verdicts/rollouts.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

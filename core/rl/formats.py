@@ -2,8 +2,6 @@
 (docs/guides/rl.md).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

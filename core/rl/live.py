@@ -5,8 +5,6 @@ Nothing is stored. `MismatchMixin` does it at every step of TRL's GRPOTrainer, `
 verl.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 units, sums, values of another token. Each is looked for before causes of a small difference are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from operator import itemgetter

@@ -2,8 +2,6 @@
 `--save-debug-train-data`, `--dump-details`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zipfile

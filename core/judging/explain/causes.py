@@ -5,8 +5,6 @@ here, and a planted cause in `benchmarks/verdicts/causes.py`. It raises `TooFewE
 lacks what it needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

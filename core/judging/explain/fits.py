@@ -4,8 +4,6 @@ penalty, a bias).
 Each is given half of the rows and yields fits, which `scoring.score` undoes on the other half.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 

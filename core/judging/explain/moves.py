@@ -1,7 +1,5 @@
 """Rows of a variant that the reference has at other places, looked for among all rows of a run."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -2,8 +2,6 @@
 (docs/explanation/causes.md).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
