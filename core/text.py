@@ -237,10 +237,6 @@ def opening(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:]
 
 
-def three_digits(ratio: float) -> str:
-    return number(float(ratio))
-
-
 def multiple(ratio: float) -> str:
     """`0.94x`, `35,600x`: a ratio to the noise floor."""
     if not math.isfinite(ratio):

@@ -11,7 +11,7 @@ from core.runs.queries.flips import MOST_READ, STORED_RANKS, candidates, flip_ta
 from core.runs.queries.verdicts import answer_of
 from core.text import number, opening, out_of, plural, text_of, visible
 
-view = widgets.head(FLIPS, selection.current_view())
+view = widgets.head(FLIPS)
 run, pair = view.run, view.pair
 st.markdown(flips_sentence(view.table))
 if run.generations:
@@ -68,7 +68,7 @@ if not (figures["is_flip"] or (with_near_ties and figures["near_tie"])):
     place = {"prompt": int(first["prompt"]), "position": int(first["position"])}
     kind = "flip" if count else "near tie"
     at = f"position {first['position']:,}"
-    if len(view.run.header.prompts) > 1:
+    if view.run.header.has_several_prompts:
         at = f"prompt {first['prompt']}, {at}"
     label = f"Go to the first {kind}, {at}"
     st.button(label, on_click=selection.select, kwargs=place)

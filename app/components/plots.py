@@ -89,12 +89,7 @@ def cached(
     on.
     """
     kind = f"{make.__module__}.{make.__qualname__}"
-    return store_cache.remember(
-        kind,
-        store_cache.stamp_of(run),
-        of,
-        lambda: figure_spec(make(*arguments)),
-    )
+    return store_cache.remember(kind, run, of, lambda: figure_spec(make(*arguments)))
 
 
 def draw(
@@ -141,3 +136,12 @@ def select_position(key: str, place: int = 0) -> None:
     position = clicked_value(key, place)
     if position is not None:
         selection.select(position=position)
+
+
+def select_place(key: str) -> None:
+    """Select the prompt and position that were clicked in the figure `key`, at the begin of its
+    custom data.
+    """
+    prompt, position = clicked_value(key, 0), clicked_value(key, 1)
+    if prompt is not None and position is not None:
+        selection.select(prompt=prompt, position=position)

@@ -54,7 +54,7 @@ def draw_positions(
     """
 
     def with_texts() -> pd.DataFrame:
-        single = {"prompt": len(run.header.prompts) == 1, "variant": len(run.pairs) == 1}
+        single = {"prompt": not run.header.has_several_prompts, "variant": len(run.pairs) == 1}
         # A column that is true in every row of a list of flips says nothing.
         single["is_flip"] = bool(table.get("is_flip", pd.Series(dtype=bool)).all())
         columns = [name for name in _COLUMNS if name in table and not single.get(name)]
@@ -63,7 +63,7 @@ def draw_positions(
         }
         return table.assign(**texts)[columns]
 
-    rows = store_cache.remember(key, store_cache.stamp_of(run), of, with_texts)
+    rows = store_cache.remember(key, run, of, with_texts)
     options = {"on_select": partial(selection.select_row, table, key)} | options
     selectable = ["single-row", "single-cell"]
     tables.draw(rows, key, most, run.header.unit, selection_mode=selectable, **options)
@@ -75,7 +75,7 @@ def draw_continuations(view: selection.View) -> None:
     """
     run, table = view.run, continuations(view.run)
     st.subheader(
-        f"Continuations{f' of prompt {view.prompt}' if len(run.header.prompts) > 1 else ''}",
+        f"Continuations{view.of_prompt}",
     )
     prompt_rows = table[(table["prompt"] == view.prompt) & (table["pair"] == view.pair.index)]
     if prompt_rows.empty:

@@ -124,7 +124,7 @@ def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
     prompt, position = place_of(run, element.row)
     texts = run.header.prompts[prompt].token_texts
     where = f"position {position:,}"
-    if len(run.header.prompts) > 1:
+    if run.header.has_several_prompts:
         where = f"prompt {prompt}, {where}"
     if texts:
         where += f", after {visible(texts[position])}"

@@ -42,7 +42,7 @@ def draw(view: selection.View) -> None:
     files = {}
     shown = dict(SHOWN)
     if start is not None:
-        st.markdown(place_in_words(start, names, names_prompt=len(run.header.prompts) > 1))
+        st.markdown(place_in_words(run.header, start, names))
         files["where it starts"] = start.kernels
     elif pair in run.pairs_with_layers:
         st.success("No compared module differs, so there is no first kernel.")

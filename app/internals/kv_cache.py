@@ -26,7 +26,8 @@ def draw(view: selection.View) -> None:
     if caches is None:
         st.info(f"Prompt {view.prompt} has no caches to compare; choose all prompts above.")
         return
-    together, text = caches["together"], sentence(caches, names_prompt=len(run.header.prompts) > 1)
+    together = caches["together"]
+    text = sentence(run.header, caches)
     if not together["neq"]:
         logits = view.table if prompt is None else view.prompt_table
         if logits["neq"].any():

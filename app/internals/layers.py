@@ -42,7 +42,7 @@ def draw(view: selection.View) -> None:
             f"None of the compared positions is in prompt {view.prompt}; choose all prompts above.",
         )
         return
-    text = sentence(run, pair, table, names_prompt=len(run.header.prompts) > 1)
+    text = sentence(run, pair, table)
     prompts = run.header.prompts if prompt is None else [run.header.prompts[prompt]]
     total = sum(each.positions for each in prompts)
     compared = f"Positions compared: {int(table['positions'].max()):,} of {total:,}."

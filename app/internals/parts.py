@@ -80,7 +80,7 @@ def _listed(recorded: Sequence[Recorded], between: str) -> str:
 
 def prompt_in_scope(view: selection.View, key: str) -> int | None:
     """Draw the choice between the selected prompt and all prompts; None is all."""
-    if len(view.run.header.prompts) == 1:
+    if not view.run.header.has_several_prompts:
         return view.prompt
     scope = st.segmented_control("Figures of", PROMPTS, required=True, key=key)
     return None if scope == PROMPTS[1] else view.prompt
@@ -88,8 +88,7 @@ def prompt_in_scope(view: selection.View, key: str) -> int | None:
 
 def where(view: selection.View) -> str:
     """Title of a map of the selected prompt."""
-    several = len(view.run.header.prompts) > 1
-    return f"Where in {f'prompt {view.prompt}' if several else 'the prompt'}"
+    return f"Where in {view.of_prompt.removeprefix(' of ') or 'the prompt'}"
 
 
 def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:

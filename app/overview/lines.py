@@ -16,16 +16,14 @@ def _layers(run: RunReader, pair: int) -> str:
     table = layers.modules(run, pair)
     if table.empty:
         return ""
-    names_prompt = len(run.header.prompts) > 1
-    return "Modules: " + layers.sentence(run, pair, table, names_prompt=names_prompt)
+    return "Modules: " + layers.sentence(run, pair, table)
 
 
 def _kv_cache(run: RunReader, pair: int) -> str:
     summaries = caches.summaries(run, pair)
     if not summaries:
         return ""
-    names_prompt = len(run.header.prompts) > 1
-    return "KV cache: " + caches.sentence(summaries[None], names_prompt=names_prompt)
+    return "KV cache: " + caches.sentence(run.header, summaries[None])
 
 
 def _kernels(run: RunReader, pair: int) -> str:

@@ -146,7 +146,7 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
         return json.dumps(columns(view, colour))
 
     of = (view.pair.index, view.prompt, colour)
-    columns_json = store_cache.remember("strip", store_cache.stamp_of(view.run), of, to_json)
+    columns_json = store_cache.remember("strip", view.run, of, to_json)
     data = {
         "columns": plots.by_address(columns_json, "strip"),
         "stamp": selection.stamp(view),

@@ -83,9 +83,9 @@ def _cached(kind: str, stamp: Stamp, of: str, _make: Callable[[], Any]) -> Any:
     return _make()
 
 
-def remember(kind: str, stamp: Stamp, of: object, make: Callable[[], Value]) -> Value:
+def remember(kind: str, run: RunReader, of: object, make: Callable[[], Value]) -> Value:
     """Return `make()`, computed once per kind, file and `of` for all viewers; do not change it."""
-    return _cached(kind, stamp, repr(of), make)
+    return _cached(kind, stamp_of(run), repr(of), make)
 
 
 def cached(run: RunReader, make: Callable[..., Value], *arguments: Any, **options: Any) -> Value:
@@ -93,7 +93,7 @@ def cached(run: RunReader, make: Callable[..., Value], *arguments: Any, **option
     change it.
     """
     kind, of = f"{make.__module__}.{make.__qualname__}", (arguments, options)
-    return remember(kind, stamp_of(run), of, lambda: make(run, *arguments, **options))
+    return remember(kind, run, of, lambda: make(run, *arguments, **options))
 
 
 @st.cache_resource(show_spinner=False)
@@ -192,7 +192,7 @@ def close(path: Path) -> None:
 def ops_run(run_id: str) -> OpsRun:
     """Return a run of probes of operations, which has no sides."""
     path = store().path_of(run_id)
-    return remember("probes", _stamp(path), (), lambda: ops_of(path))
+    return _cached("probes", _stamp(path), "", lambda: ops_of(path))
 
 
 def ledger() -> Ledger:

@@ -86,8 +86,9 @@ def title(page: Page, run: RunReader | None = None) -> None:
         st.markdown(f"#### {page.title}\n\n{reading(page.title)}\n\n{definitions()}")
 
 
-def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -> selection.View:
+def head(page: Page, *, needs_rows: bool = False) -> selection.View:
     """Draw the title and the pair; stop with a sentence if there is no run, or top tokens only."""
+    view = selection.current_view()
     title(page, None if view is None else view.run)
     if view is None:
         empty()
@@ -119,14 +120,14 @@ def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -
 
 def tabs(
     page: Page,
-    view: selection.View | None,
     parts: Mapping[str, Callable[[Any], None]],
 ) -> list[Page]:
     """Draw the head of a page and its open tab; return the tabs that are shown. parts: draws a tab,
     by its name.
     """
+    view = selection.current_view()
     if page.shows == "run" and view is not None:
-        head(page, view)
+        head(page)
     else:
         title(page)
     visible = address.shown_tabs(page, view)

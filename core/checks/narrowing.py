@@ -15,7 +15,7 @@ from ..numerics.arrays import Floats
 from ..numerics.side_divergence import Divergence
 from ..numerics.statistic import TINY
 from ..places import place_in_words
-from ..text import multiple, three_digits
+from ..text import multiple, number
 from .arrays_alone import STANDS_OUT
 from .pair import OWN
 
@@ -77,7 +77,7 @@ def narrowing_row(
         system.share > _SYSTEMATIC_SHARE and system.size > _SYSTEMATIC * errors[other].system.size
     )
     if ratio > OWN.over_all and not is_near_rounded_once:
-        times = three_digits(ratio) if errors[near].rms else "infinitely many"
+        times = number(ratio) if errors[near].rms else "infinitely many"
         outcome = FAILED
         says = (
             f"'{further}' is {times} times as far from its own float32 logits as '{near}': more"
@@ -98,7 +98,7 @@ def narrowing_row(
         says = f"{place}: a fault, or a mixture of experts (--mixture-of-experts)."
     elif ratio > _RATIO_OF_ROUNDING and not is_near_rounded_once:
         outcome = MISSING
-        times = f"{three_digits(ratio)} times as far from its own float32 logits as '{near}'"
+        times = f"{number(ratio)} times as far from its own float32 logits as '{near}'"
         says = f"'{further}' is {times}: more than usual for kernels. The model decides (--model)."
     figures = NarrowingFigures(
         reference_to_float32_logits=errors[names[0]].rms,

@@ -84,7 +84,7 @@ def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, 
         by[1] *= _BROADER
         cells = pyramid.maxima(cells, 1, _BROADER)
     tall, wide = by * sizes[level]
-    name = "position (prompts one after another)" if len(header.prompts) > 1 else "position"
+    name = "position (prompts one after another)" if header.has_several_prompts else "position"
     x = Axis("token id", 0, cells.shape[1] * wide, step=1)
     y = Axis(name, len(cells) * tall, 0, step=1)
     size = f"{plural(tall, 'position')} x {plural(wide, 'token')}"

@@ -235,7 +235,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
         # of lists: those that were compared
         prompt, places = _prompt(run, number_of), part["position"].tolist()
         previous, last = places[0], places[-1]
-        if len(header.prompts) > 1 or len(part) < prompt.positions:
+        if header.has_several_prompts or len(part) < prompt.positions:
             name = f"{'Sequence' if is_rollout else 'Prompt'} {number_of}"
             parts.append(element("h4", f"{name}, positions {previous:,} to {last:,}"))
         ids = [prompt.token_ids[place] for place in places] if prompt.token_ids else places
@@ -322,9 +322,7 @@ def _flips(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size) 
     rows = []
     for row in _rows(every.head(size.flips)):
         texts = run.header.prompts[row.prompt].token_texts
-        place = f"{row.position:,}" + (
-            f" of prompt {row.prompt}" if len(run.header.prompts) > 1 else ""
-        )
+        place = f"{row.position:,}{run.header.of_prompt(row.prompt)}"
         context = element("small", f"after {_visible(texts[row.position])}") if texts else ""
         tops = run.top_tokens([0, pair.index + 1], row.prompt, row.position)
         steps = [_text(getattr(row, f"{side}_margin_ulps")) or "undefined" for side in flips.SIDES]
@@ -418,7 +416,7 @@ def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Iterato
 
 def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     modules = layers.modules(run, pair.index)
-    sentence = layers.sentence(run, pair.index, modules, names_prompt=len(run.header.prompts) > 1)
+    sentence = layers.sentence(run, pair.index, modules)
     rms, floor = (modules[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
     streams = np.flatnonzero(modules["kind"] == layers.RESIDUAL)
     positive = np.concatenate([rms, floor[streams]])
@@ -483,7 +481,7 @@ def _continuations(
 
 def _kv_cache(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     summary = caches.summaries(run, pair.index)[None]
-    yield element("p", prose(caches.sentence(summary, names_prompt=len(run.header.prompts) > 1)))
+    yield element("p", prose(caches.sentence(run.header, summary)))
     table = caches.merge(run, pair.index, None, "layer", "kind")
     positive = table["rms"][table["rms"] > 0]
     if len(positive):
@@ -511,8 +509,7 @@ def _kernels(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     yield element("p", prose(opening(kernels.counts_in_words(table, names))))
     start = kernels.find_start(run, pair.index)
     if start is not None:
-        names_prompt = len(run.header.prompts) > 1
-        says = kernels.place_in_words(start, names, names_prompt=names_prompt)
+        says = kernels.place_in_words(run.header, start, names)
         yield element("p", prose(says))
     table = table.assign(name=table["name"].map(kernels.short_name))
     differs = (table["only"] != "") | table["is_multiplied"]

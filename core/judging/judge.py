@@ -10,8 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from ..checks.drawn import DRAWN, error_rows
+from ..checks.drawn import DRAWN, drawn_control, error_rows, other_dtype
 from ..checks.from_model import from_model_row
+from ..checks.lower_precision import CONTROL as PRECISIONS_CONTROL
 from ..checks.lower_precision import PRECISIONS, PrecisionVerdict
 from ..checks.modules_alone import AloneFigures
 from ..checks.narrowing import NARROWING
@@ -25,9 +26,12 @@ from ..checks.pair import (
     WIDE_PAIR,
     Pair,
     not_finite_row,
+    open_row,
     pair_check,
     pair_control,
     pair_row,
+    row_without_precision,
+    uncertain_row,
 )
 from ..checks.rerun import rerun_over_floor, rerun_row
 from ..checks.shrink import ShrinkFigures
@@ -54,7 +58,6 @@ from ..evidence import (
 from ..numerics.arrays import Floats
 from ..numerics.statistic import FloorTest, Limits, floor_test
 from ..places import NotFinite
-from ..text import multiple
 from ..verdict import FloorRows, Verdict
 from .conclude import conclude
 from .controls import Controls, NotAvailableError, StaysInFloat32Error
@@ -64,10 +67,6 @@ from .controls import Controls, NotAvailableError, StaysInFloat32Error
 _FLOAT32_OVER_FLOAT64 = 2.0**29
 # of the squared difference at a position: the fault is in one column of the vocabulary
 _OF_ONE_TOKEN = 0.9
-_INDEXER = (
-    "Near ties of the sparse-attention indexer choose other keys: this difference shows neither"
-    " rounding nor a bug."
-)
 # groups that compare the size of a difference with that of rounding
 _BY_SIZE = (SCREENING, OWN_DTYPE, FLOAT32)
 # groups that need no model and no other dtype
@@ -200,12 +199,11 @@ class _Trial:
         single = self.test("float32")
         if single is None or not single.is_finite or single.is_larger_everywhere:
             return
-        size = f"In float32 the RMS difference is {multiple(single.ratio)} the noise floor"
-        outcome = NOTED
-        says = f"{size}; near ties of the router make it uncertain, so float64 decides."
+        reason: str | None = None
         index = next(n for n, row in enumerate(self.evidence) if row.check == WIDE_PAIR)
         try:
-            pair, floor = self.controls.pair("float64"), self.controls.floor("float64")
+            pair = self.controls.pair("float64")
+            floor = self.controls.floor("float64")
             double = floor_test(pair.sizes, floor.squares, WIDE)
             median = float(np.median(double.by_position))
             is_of_float32 = WIDE.over_all < median <= WIDE.over_all * _FLOAT32_OVER_FLOAT64
@@ -217,12 +215,8 @@ class _Trial:
         except CaptureError as error:
             if single.is_passed:
                 return
-            says = (
-                "Near ties of the router make float32 uncertain, and float64 is not available:"
-                f" {error}"
-            )
-            outcome = MISSING
-        self.evidence[index] = replace(self.evidence[index], outcome=outcome, says=says)
+            reason = str(error)
+        self.evidence[index] = uncertain_row(self.evidence[index], single.ratio, reason)
 
     def in_16_bits(self) -> None:
         """Compare each side's error to the model's float32 forward with that of randomized
@@ -233,15 +227,10 @@ class _Trial:
         try:
             for side, dtype in self.controls.only_16_bits.items():
                 if dtype != self.dtype:
-                    says = (
-                        f"'{side}' computes in {dtype}: load the model in that dtype to compare its"
-                        " rounding."
-                    )
-                    raise NotAvailableError(says)
+                    raise NotAvailableError(other_dtype(side, dtype))
             exact = self.controls.exact()
         except CaptureError as error:
-            control = f"randomized rounding to {self.dtype}"
-            self.add_missing(DRAWN, control, error)
+            self.add_missing(DRAWN, drawn_control(self.dtype), error)
             return
         tests = error_rows(
             exact,
@@ -311,7 +300,7 @@ class _Trial:
                 also_in_16_bits=fails_in_own,
             )
         except CaptureError as error:
-            self.add_missing(PRECISIONS, "lower precisions that engines offer", error)
+            self.add_missing(PRECISIONS, PRECISIONS_CONTROL, error)
         self.evidence += [each.evidence for each in self.precisions]
 
     # ---- conclusion
@@ -449,7 +438,7 @@ class _Trial:
             return
         for index, row in enumerate(self.evidence):
             if is_by_size(row) and row.outcome != NOTED:
-                self.evidence[index] = replace(row, outcome=MISSING, says=_INDEXER)
+                self.evidence[index] = open_row(row)
 
     def add_arrays_alone(self) -> None:
         """Screen the arrays themselves, if nothing in 16 bits or float32 decides.
@@ -479,13 +468,9 @@ class _Trial:
         if not is_lower or PRECISION in own:
             return
         # shown in 16 bits, which hide a fault on top of it
-        says = (
-            "In 16 bits it is a lower precision, which float32 does not show: give the model"
-            " and float32 at once."
-        )
         for index, row in enumerate(self.evidence):
             if row.group == FLOAT32 and row.outcome == FAILED:
-                self.evidence[index] = replace(row, outcome=MISSING, says=says)
+                self.evidence[index] = row_without_precision(row)
 
 
 def _is_decided_by_float32(row: Evidence) -> bool:

@@ -14,7 +14,7 @@ from ...evidence import Evidence
 from ...numerics.arrays import Flags, Floats
 from ...rl.causes import explain_tokens
 from ...rl.figures import SampledTokens
-from ...text import three_digits
+from ...text import number
 from .rows import RowPair
 
 _FEW = 0.05  # of the tokens may be far off without deciding about the others
@@ -120,7 +120,7 @@ class _Agreement:
         return self.nearest.names[self.side]
 
     def size(self, one: Rescoring) -> str:
-        return f"{three_digits(one.ratio(self.side))} noise floors ({one.dtype})"
+        return f"{number(one.ratio(self.side))} noise floors ({one.dtype})"
 
     @property
     def place(self) -> str:
