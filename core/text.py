@@ -82,7 +82,9 @@ def file_name(name: str, longest: int = 120) -> str:
     safe = "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).strip(" .")
     stem, dot, ending = safe.rpartition(".")
     if not stem or len(ending) > 20:
-        stem, dot, ending = safe, "", ""
+        stem = safe
+        dot = ""
+        ending = ""
     room = longest - len(f"{dot}{ending}".encode())
     return f"{stem.encode()[:room].decode(errors='ignore').rstrip(' .')}{dot}{ending}"
 

@@ -12,7 +12,8 @@ from core.runs.queries.verdicts import answer_of
 from core.text import number, opening, out_of, plural, text_of, visible
 
 view = widgets.head(FLIPS)
-run, pair = view.run, view.pair
+run = view.run
+pair = view.pair
 st.markdown(flips_sentence(view.table))
 if run.generations:
     parts.draw_continuations(view)
@@ -92,7 +93,8 @@ st.markdown(f"Verdict of this pair: **{widgets.escape(answer.name)}**. {reason}"
 decided = None if view.is_list else candidates(top, run.header.format)
 if decided is not None:
     texts = tuple(wording.token(token, run.vocabulary.get(token)) for token in decided.tokens)
-    of, names = (pair.index, view.prompt, view.position), (pair.reference, pair.variant)
+    of = (pair.index, view.prompt, view.position)
+    names = (pair.reference, pair.variant)
     grid = plots.cached(run, of, best_tokens.grid_chart, decided, names, texts, view.dtype)
     picture = exports.picture_of(view, "candidates", at_position=True)
     plots.draw(grid, key="candidates", picture=picture, of=str(view.position))

@@ -16,7 +16,8 @@ from core.runs.queries.heatmap import WHOLE_RUN, element, sentence
 from core.text import clean, exact, number, plural
 
 view = widgets.head(HEATMAP, needs_rows=True)
-run, pair = view.run, view.pair
+run = view.run
+pair = view.pair
 header = run.header
 token = canvas.selected_token(view)
 selected = None

@@ -24,7 +24,8 @@ table = view.table if scope == PROMPTS[1] else view.prompt_table
 lead.markdown(near_ties_sentence(table, view.of_prompt if scope == PROMPTS[0] else ""))
 
 
-place, of = (view.prompt, view.position), (view.pair.index, scope, view.prompt)
+place = (view.prompt, view.position)
+of = (view.pair.index, scope, view.prompt)
 texts = [prompt.token_texts for prompt in view.run.header.prompts]
 scatter = plots.cached(view.run, of, charts.near_tie_scatter, table, texts)
 # The ring is a shape apart from the cached points: a step then draws the ring alone.

@@ -52,7 +52,9 @@ def pick_runs(view: selection.View) -> dict[str, int | None]:
     """Draw the control that chooses runs, and return them with the index of a pair: without a
     choice the latest run that is most like the sidebar's.
     """
-    indices, (newest, _), cell = parse_setting(), store_cache.cards(), cell_of(view.run.run_id)
+    indices = parse_setting()
+    newest, _ = store_cache.cards()
+    cell = cell_of(view.run.run_id)
     of_cell = {run_id for run_id in store_cache.store().cells() if cell and cell_of(run_id) == cell}
     others = {*of_cell, *indices} - {card.run_id for card in newest}
     cards = [
@@ -119,7 +121,8 @@ def pick(view: selection.View) -> list[RunPair]:
         )
     several = [one for one in pairs[1:] if len(one.run.pairs) > 1]
     for column, one in zip(st.columns(max(1, len(several))), several, strict=False):
-        run_id, key = one.run.run_id, f"compare_variant_{one.run.run_id}"
+        run_id = one.run.run_id
+        key = f"compare_variant_{one.run.run_id}"
         st.session_state[key] = one.pair.index
         variants = {pair.index: f"{pair.index}: {pair.variant}" for pair in one.run.pairs}
         column.selectbox(
@@ -158,7 +161,8 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFram
     """Table of the figures: one row per figure, one column per run, with its ratio to the first in
     brackets if it says something.
     """
-    table, rows = figures(pairs), {}
+    table = figures(pairs)
+    rows = {}
     for name, label, is_more in FIGURES:
         cells: list[str] = []
         for value, one in zip(table.get(name, []), pairs, strict=False):

@@ -32,7 +32,8 @@ def draw(view: selection.View) -> None:
 
     def read() -> tuple:
         """Read what is the same at every position."""
-        is_same, all_flips = same_tokens(pairs), flips(pairs)
+        is_same = same_tokens(pairs)
+        all_flips = flips(pairs)
         all_flips = all_flips[:0] if is_same is False else all_flips
         differs = parts.provenance(pairs, [widgets.escape(title) for title in titles]).map(
             widgets.escape,
@@ -109,7 +110,8 @@ def draw(view: selection.View) -> None:
 
 def draw_classes(view: selection.View) -> None:
     """Draw the tab of classes, and a sweep over its value."""
-    run, stem = view.run, file_name(view.run.run_id)
+    run = view.run
+    stem = file_name(view.run.run_id)
     groups = classes.classes(run)
     # Equal bits on every side are good news.
     (st.success if len(groups) == 1 else st.markdown)(classes.sentence(groups))

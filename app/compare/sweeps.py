@@ -155,7 +155,8 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
         if change.now is None:
             continue
         values = [in_short(axis, value) for axis, value in change.state.axes.items() if value]
-        name, verdict = style.inert(clean(", ".join(values), 60)), style.inert(change.now.verdict)
+        name = style.inert(clean(", ".join(values), 60))
+        verdict = style.inert(change.now.verdict)
         if change.baseline is not None and change.baseline.growth:
             baseline = style.gaps_at_zero(np.array(change.baseline.growth, float))
             line = {"color": style.QUIET, "width": 1.4, "dash": "dot"}
@@ -205,7 +206,8 @@ def growth(matrix: Matrix) -> None:
 
 def cell(change: CellChange) -> None:
     """Draw one cell: its axes, its result, and links to its runs."""
-    axes, now = change.state.axes, change.now
+    axes = change.state.axes
+    now = change.now
     place = ", ".join(f"{axis} {in_short(axis, value)}" for axis, value in axes.items() if value)
     st.markdown(f"**{widgets.escape(clean(place, 300))}**")
     if change.state.state == FAILED:

@@ -39,7 +39,9 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
     """Draw the largest logits of every side of the run, and the table of the pair's top tokens with
     its download.
     """
-    run, top, place = view.run, store_cache.top(view), (view.prompt, view.position)
+    run = view.run
+    top = store_cache.top(view)
+    place = (view.prompt, view.position)
     if view.is_list:
         st.caption(f"What either side sent, {run.header.quantity}.")
     elif is_charted:
@@ -97,7 +99,8 @@ def grid_chart(
     names: of the sides, the reference first; texts: of the candidates. The first candidate points
     down on a side's line from above, the second up from below: where they meet is a tie.
     """
-    sides, grid = range(len(names))[::-1], candidates.grid.tolist()
+    sides = range(len(names))[::-1]
+    grid = candidates.grid.tolist()
     line = {"type": "line", "layer": "below"}
     # A line of the grid is as high as the plot, a side's line as wide.
     tall = {**line, "y0": 0, "y1": 1, "xref": "x", "yref": "y domain", "opacity": 0.45}

@@ -142,6 +142,7 @@ def select_place(key: str) -> None:
     """Select the prompt and position that were clicked in the figure `key`, at the begin of its
     custom data.
     """
-    prompt, position = clicked_value(key, 0), clicked_value(key, 1)
+    prompt = clicked_value(key, 0)
+    position = clicked_value(key, 1)
     if prompt is not None and position is not None:
         selection.select(prompt=prompt, position=position)

@@ -73,7 +73,8 @@ def draw_continuations(view: selection.View) -> None:
     """Draw what both sides wrote after the selected prompt, and the table of all prompts and
     variants.
     """
-    run, table = view.run, continuations(view.run)
+    run = view.run
+    table = continuations(view.run)
     st.subheader(
         f"Continuations{view.of_prompt}",
     )
@@ -108,7 +109,8 @@ def draw_continuations(view: selection.View) -> None:
             continuation = text_of(texts)
             if is_parted:
                 count = row.agreed_tokens
-                same, rest = text_of(texts[:count]), text_of(texts[count + 1 :])
+                same = text_of(texts[:count])
+                rest = text_of(texts[count + 1 :])
                 continuation = f"{same}▸{texts[count]}◂{rest}"
             with column:
                 st.caption(f"`{widgets.code(getattr(view.pair, side))}`")
@@ -150,7 +152,8 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
         return "A side has no finite margin here, so the bound does not apply."
     parts = []
     for side, margin in margins.items():
-        steps, size = figures[f"{side}_margin_ulps"], "0 (exact tie)"
+        steps = figures[f"{side}_margin_ulps"]
+        size = "0 (exact tie)"
         if margin:
             ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
             size = f"{margin:.12g} {unit}{ulps}"
@@ -172,7 +175,8 @@ def _argmax_moves(figures: pd.Series, top: pd.DataFrame) -> str:
     logits lacks one.
     """
     argmaxes = top.set_index("token_id").reindex([figures[f"{side}_token"] for side in SIDES])
-    ours, theirs = argmaxes.iloc[0], argmaxes.iloc[1]
+    ours = argmaxes.iloc[0]
+    theirs = argmaxes.iloc[1]
     gaps = [ours[f"{side}_logit"] - theirs[f"{side}_logit"] for side in SIDES]
     if not figures["is_flip"] or pd.isna(gaps).any():
         return ""

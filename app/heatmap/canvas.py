@@ -49,13 +49,15 @@ class HeatmapWindow:
 
 def current_window(view: selection.View) -> HeatmapWindow:
     """Return the heatmap's window of this session, clipped to the run."""
-    run, state = view.run, st.session_state
+    run = view.run
+    state = st.session_state
     # A link that names a window and no order is of a time when columns were token ids.
     has_window = state["heatmap_rows"] or state["heatmap_tokens"]
     order: heatmap.Order = state["heatmap_order"] or ("id" if has_window else "rank")
     measure = state["heatmap_cells"]
     if not heatmap.is_offered(run, order, measure):
-        order, measure = "id", heatmap.MEASURES[0]
+        order = "id"
+        measure = heatmap.MEASURES[0]
         if not heatmap.is_offered(run, order, measure):
             measure = "ulps"
     rows, columns = _first_look(view, order)
@@ -79,7 +81,8 @@ def _first_look(view: selection.View, order: heatmap.Order) -> tuple[heatmap.Spa
 def _span(text: str, stop: int) -> heatmap.Span | None:
     """`12:40` as (12, 40); None if it is no span of what there is."""
     start, _, end = text.partition(":")
-    first, last = whole(start), whole(end)
+    first = whole(start)
+    last = whole(end)
     if first is None or last is None or not 0 <= first < last <= stop:
         return None
     return first, last
@@ -116,7 +119,8 @@ def show_token(view: selection.View) -> None:
     """Move the window to the column of the selected token; by rank, to its rank at the selected
     position.
     """
-    token, window = selected_token(view), current_window(view)
+    token = selected_token(view)
+    window = current_window(view)
     if token is None:
         return
     column = token
@@ -134,7 +138,9 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     """Draw the pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
     # The page is on its way to the browser for longer than the loops take to load.
     routes.prepare(view.dtype)
-    run, header, pair = view.run, view.run.header, view.pair
+    run = view.run
+    header = view.run.header
+    pair = view.pair
     starts = list(accumulate((prompt.positions for prompt in header.prompts[:-1]), initial=0))
     window = current_window(view)
     # a link or Back moved it: the browser follows
@@ -198,7 +204,8 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
 def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
     """Take over what the browser says: its window, and the logit that was clicked, if one was."""
     window = event["window"]
-    order, measure = window["order"], window["measure"]
+    order = window["order"]
+    measure = window["measure"]
     if (
         order in heatmap.ORDERS
         and measure in heatmap.MEASURES

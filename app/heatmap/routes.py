@@ -130,7 +130,8 @@ def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
         where += f", after {visible(texts[position])}"
     # Of a token without a text the word is there already.
     text = wording.token(element.token, run.vocabulary.get(element.token))
-    apart, difference = "NaN or infinity on one side", ""
+    apart = "NaN or infinity on one side"
+    difference = ""
     if element.ulps is not None:
         row_ulps = number(element.row_ulps or 0.0)
         apart = f"{row_ulps} row ULP{'s' if row_ulps != '1' else ''}"

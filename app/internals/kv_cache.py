@@ -17,7 +17,8 @@ from core.text import number, percent, plural
 
 def draw(view: selection.View) -> None:
     """Draw the tab."""
-    run, pair = view.run, view.pair.index
+    run = view.run
+    pair = view.pair.index
     lead = st.container()
     controls = st.container(horizontal=True, horizontal_alignment="distribute")
     with controls:
@@ -77,7 +78,8 @@ def draw(view: selection.View) -> None:
 
 def _draw_positions(view: selection.View, kind: str, measure: str) -> None:
     """Draw layers x positions of the keys or the values."""
-    run, pair = view.run, view.pair.index
+    run = view.run
+    pair = view.pair.index
     # The run has no RMS by position.
     by = measure if measure in MEASURES else "neq_share"
     content = (pair, view.prompt, kind, by)

@@ -32,7 +32,8 @@ _FIRST_COLUMNS = ("module", "kind", "neq_share", "rms", "floor_rms", "ratio", "f
 
 def draw(view: selection.View) -> None:
     """Draw the tab."""
-    run, pair = view.run, view.pair.index
+    run = view.run
+    pair = view.pair.index
     # The lead is above the choice of prompts that it depends on.
     lead = st.container()
     prompt = parts.prompt_in_scope(view, "layers_scope")
@@ -90,7 +91,8 @@ def _beyond_floor(table: pd.DataFrame) -> str:
     """
     if table["floor_rms"].isna().all():
         return "Growth over depth"
-    beyond, furthest = first_beyond(table), furthest_module(table)
+    beyond = first_beyond(table)
+    furthest = furthest_module(table)
     if beyond is not None:
         size = "its noise floor is 0"
         if np.isfinite(beyond.ratio):
@@ -131,7 +133,8 @@ def _draw_nonfinite(table: pd.DataFrame) -> None:
 
 def _open_module(table: pd.DataFrame, chart: str) -> None:
     """Open the clicked module, and on the map select the position."""
-    place, position = plots.clicked_value(chart, 0), plots.clicked_value(chart, 1)
+    place = plots.clicked_value(chart, 0)
+    position = plots.clicked_value(chart, 1)
     clicked = table.loc[table["ordinal"] == place, "module"]
     if len(clicked):
         st.session_state[_MODULE] = clicked.iloc[0]
@@ -140,7 +143,9 @@ def _open_module(table: pd.DataFrame, chart: str) -> None:
 
 
 def _draw_map(view: selection.View, table: pd.DataFrame) -> None:
-    run, pair, prompt = view.run, view.pair.index, view.prompt
+    run = view.run
+    pair = view.pair.index
+    prompt = view.prompt
     options = ["ratio", "neq_share", "max_row_ulps", "max_ulps"]
     if table["floor_rms"].isna().all():
         options.remove("ratio")
@@ -164,7 +169,8 @@ def _draw_map(view: selection.View, table: pd.DataFrame) -> None:
 
 def _draw_module(view: selection.View, module: pd.Series) -> None:
     """Draw the difference of a module by position."""
-    name, share = module["module"], out_of(module["neq"], module["elements"])
+    name = module["module"]
+    share = out_of(module["neq"], module["elements"])
     kind = widgets.escape(kind_word(module["kind"]))
     st.markdown(f"`{widgets.code(name)}`, {kind}: {share} elements differ.")
     where = {"pair": view.pair.index, "prompt": view.prompt, "ordinal": module["ordinal"]}
@@ -172,7 +178,8 @@ def _draw_module(view: selection.View, module: pd.Series) -> None:
     if not along["neq"].any():
         st.caption(f"Equal at every compared position of prompt {view.prompt}.")
         return
-    figure, key = charts.module_positions(along, view.position), "layers_module_chart"
+    figure = charts.module_positions(along, view.position)
+    key = "layers_module_chart"
     picture = exports.picture_of(view, f"layers-{file_name(name)}", of_prompt=True)
     plots.draw(figure, key, picture, partial(plots.select_position, key))
     st.caption(

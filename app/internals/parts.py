@@ -29,14 +29,17 @@ _OF_MITIGATIONS = [
 
 def not_recorded(view: selection.View, missing: Sequence[Recorded]) -> None:
     """Say why this pair has none of what these tabs show, and how to get it."""
-    run, about = view.run, view.run.header.provenance
+    run = view.run
+    about = view.run.header.provenance
     if about.kind == "upload":
         st.info(
             f"This run was uploaded; a dump of logits has no {_listed(missing, ' or ')}."
             " Capture the pair from its model.",
         )
         return
-    failed, refused, new = [], [], []
+    failed = []
+    refused = []
+    new = []
     for one in missing:
         # another variant of the run may have what this one lacks
         variants = [pair.variant for pair in run.pairs if pair.index in one.pairs(run)]

@@ -41,7 +41,8 @@ def columns(view: selection.View, colour: str) -> dict[str, Any]:
     """Return the component's data: one list per figure, in the order of the positions; null if
     undefined.
     """
-    prompt, vocabulary = view.run.header.prompts[view.prompt], view.run.vocabulary
+    prompt = view.run.header.prompts[view.prompt]
+    vocabulary = view.run.vocabulary
     table = view.prompt_table
     # one line per token, also if nothing was compared there
     if view.is_list:
@@ -89,7 +90,8 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
     """Return the component's data for a sequence of trainer vs. rollout. tokens: of
     core.rl.queries.
     """
-    column, none = tokens[COLOURS[colour]], [0] * len(tokens)
+    column = tokens[COLOURS[colour]]
+    none = [0] * len(tokens)
     # KL linear too: a few tokens carry it
     shade = heat(tokens.assign(max_abs=column), "largest difference", "")
     is_known = bool(tokens["text"].notna().any())
@@ -157,7 +159,8 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
 
 def _go(key: str, view: selection.View) -> None:
     """Select the clicked position if the drawn prompt has it; what the browser sends is checked."""
-    click, current = st.session_state[key].get("go"), selection.current_view()
+    click = st.session_state[key].get("go")
+    current = selection.current_view()
     # Another run or variant may have been selected since the browser drew this strip.
     drawn = selection.stamp(view)
     is_open = current is not None and selection.stamp(replace(current, prompt=view.prompt)) == drawn

@@ -19,7 +19,8 @@ def draw(page: Page) -> selection.View | None:
     """Draw the selection and return what it selects, None if there is no run, or on a page of the
     store, which has the run only, after it was deleted.
     """
-    state, target = st.session_state, selection.take("run")
+    state = st.session_state
+    target = selection.take("run")
     new = state.get("open_next")
     everything = {card.run_id: card for card in store_cache.cards()[0]}
     # A cell of a sweep may be open although cells are not listed.
@@ -109,7 +110,8 @@ def page_links(view: selection.View | None) -> None:
         label = page.title
         if page.name in absent:
             label += f" :small[· {absent[page.name]}]"
-        script, query = widgets.PAGES / f"{page.name}.py", address.of(view, page.name)
+        script = widgets.PAGES / f"{page.name}.py"
+        query = address.of(view, page.name)
         st.page_link(script, label=label, query_params=query)
 
 
@@ -150,7 +152,8 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
             key="variant",
         )
     pair = run.pairs[names.index(st.session_state["variant"])]
-    prompts, is_long = run.header.prompts, run.header.is_long
+    prompts = run.header.prompts
+    is_long = run.header.is_long
     # Positions of a long run do not fit into memory.
     read = RunReader.largest if is_long else RunReader.positions
     table = store_cache.cached(run, read, pair.index)
@@ -170,7 +173,8 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
         if table.empty:
             raise StoreError(f"prompt {prompt} of this run was not compared; choose another one.")
     positions = table.loc[table["prompt"] == prompt, "position"]
-    first, last = int(positions.min()), int(positions.max())
+    first = int(positions.min())
+    last = int(positions.max())
     _settle("position", first, last, first if is_open else telling_place(table, prompt)[1])
     if last > first and is_shown:
         st.number_input(f"Position, {first:,} to {last:,}", first, last, key="position")

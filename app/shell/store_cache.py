@@ -92,7 +92,8 @@ def cached(run: RunReader, make: Callable[..., Value], *arguments: Any, **option
     """Return `make(run, *arguments)`, computed once per file and arguments for all viewers; do not
     change it.
     """
-    kind, of = f"{make.__module__}.{make.__qualname__}", (arguments, options)
+    kind = f"{make.__module__}.{make.__qualname__}"
+    of = (arguments, options)
     return remember(kind, run, of, lambda: make(run, *arguments, **options))
 
 
@@ -134,13 +135,15 @@ def cards(*, is_whole: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
 
 def hidden() -> int:
     """Return the number of runs that are not in `cards`."""
-    cells, runs = len(store().cells()), _all_cards(is_whole=False)[0]
+    cells = len(store().cells())
+    runs = _all_cards(is_whole=False)[0]
     return (cells if cells > MOST_CELLS else 0) + len(runs) - len(cards()[0])
 
 
 def cards_of(run_ids: Iterable[str]) -> list[RunCard]:
     """Return the cards of runs that exist, in `cards` or not."""
-    current, paths = store(), []
+    current = store()
+    paths = []
     for run_id in run_ids:
         with suppress(StoreError):
             # only a whole id counts, not the beginning of one
@@ -154,7 +157,8 @@ def searchable(run_ids: Iterable[str]) -> dict[str, str]:
     """Map from run id to the beginnings of its prompts, case folded; each file is read once (1
     ms).
     """
-    cache, ids = _by_file("prompts"), set(run_ids)
+    cache = _by_file("prompts")
+    ids = set(run_ids)
     stamps = [stamp for stamp in store().stamps() if Path(stamp[0]).stem in ids]
     missing = [stamp for stamp in stamps if stamp not in cache]
     texts = prompt_texts([Path(stamp[0]) for stamp in missing]) if missing else {}

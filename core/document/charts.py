@@ -152,7 +152,8 @@ def bar(x: float, width: float, y: float, kind: str, title: str) -> Markup:
 
 def band(y0: float, y1: float, title: str) -> Markup:
     """Return a row of a picture that shows its title under the pointer; in percent."""
-    top, height = f"{100 - max(y0, y1):.2f}%", f"{abs(y1 - y0):.2f}%"
+    top = f"{100 - max(y0, y1):.2f}%"
+    height = f"{abs(y1 - y0):.2f}%"
     place = {"x": "0%", "width": "100%", "y": top, "height": height}
     return element("rect", element("title", title), **place, class_="band")
 
@@ -178,7 +179,8 @@ def colored(levels: NDArray[np.uint8]) -> Image.Image:
     from PIL import Image, ImageColor
 
     colors = np.array([ImageColor.getrgb(color) for _, color in ULPS])
-    at, places = np.linspace(0, 1, LEVELS), [place for place, _ in ULPS]
+    at = np.linspace(0, 1, LEVELS)
+    places = [place for place, _ in ULPS]
     scale = np.rint(
         np.stack([np.interp(at, places, channel) for channel in colors.T], axis=1),
     ).astype(int)

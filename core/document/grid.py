@@ -94,7 +94,8 @@ def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, 
 def _of_lists(run: RunReader, figures: DataFrame) -> tuple[Cells, str, Axis, Axis, str]:
     """Return what `_of_rows` returns, of the figures of compared positions."""
     places = figures[["prompt", "position"]].to_numpy(int)
-    start, end = places.min(axis=0), places.max(axis=0) + 1
+    start = places.min(axis=0)
+    end = places.max(axis=0) + 1
     by = -(-(end - start) // MOST_CELLS)
     cells = np.zeros(-(-(end - start) // by), np.uint32)
     # the bits of floats from 0 up have their order

@@ -71,7 +71,8 @@ def _content(run: RunReader, most: Size, explain: Explain | None = None) -> Mark
 
 
 def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Markup:
-    about, header = run.header.provenance, run.header
+    about = run.header.provenance
+    header = run.header
     stored = () if run.run_id == UNSTORED else (f"{run.created:%Y-%m-%d}", run.run_id)
     facts_line = (origin(run)["model"], header.compute_dtype, about.device, *stored)
     parts = [

@@ -153,7 +153,8 @@ def _rollouts(run: RunReader) -> Markup:
     span = max(1.0, float(bins["r"].abs().max()) + 0.1)
     x = Axis("r = trainer - rollout, nats (8 and beyond: last bins)", -span, span)
     y = Axis("tokens, log scale", 0.5, 2.0 * float(bins["tokens"].max()), is_log=True)
-    share, half = bins["kl"] / max(float(bins["kl"].sum()), 1e-300), 100 / 64 / span
+    share = bins["kl"] / max(float(bins["kl"].sum()), 1e-300)
+    half = 100 / 64 / span
     marks = [
         bar(
             x.at(r) - half,
@@ -223,23 +224,28 @@ def _around(figures: pd.DataFrame, most: int) -> pd.DataFrame:
 def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size) -> Markup:
     import pandas as pd
 
-    header, window = run.header, _around(figures, size.positions)
+    header = run.header
+    window = _around(figures, size.positions)
     is_rollout = run.has_rollouts()
     shade = heat(window, "largest difference", header.compute_dtype, header.unit)
     window = window.assign(
         level=shade.levels,
         link=window["is_flip"] & (figures["is_flip"].cumsum() <= size.flips),
     )
-    parts, tables = [], []
+    parts = []
+    tables = []
     for number_of, part in window.groupby("prompt", sort=False):
         # of lists: those that were compared
-        prompt, places = _prompt(run, number_of), part["position"].tolist()
-        previous, last = places[0], places[-1]
+        prompt = _prompt(run, number_of)
+        places = part["position"].tolist()
+        previous = places[0]
+        last = places[-1]
         if header.has_several_prompts or len(part) < prompt.positions:
             name = f"{'Sequence' if is_rollout else 'Prompt'} {number_of}"
             parts.append(element("h4", f"{name}, positions {previous:,} to {last:,}"))
         ids = [prompt.token_ids[place] for place in places] if prompt.token_ids else places
-        texts, names = [f"{token} " for token in ids], [f"token {token}" for token in ids]
+        texts = [f"{token} " for token in ids]
+        names = [f"token {token}" for token in ids]
         if any(prompt.token_texts):
             texts = [_visible(prompt.token_texts[place]) for place in places]
             names = [
@@ -361,7 +367,8 @@ def _log_axis(title: str, values: np.ndarray | pd.Series, zero: float | None = N
 def _near_ties(run: RunReader, figures: pd.DataFrame) -> Iterator[Markup]:
     yield element("p", prose(flips.near_ties_sentence(figures)))
     points = flips.margin_points(figures)
-    (x, x_zero), (y, y_zero) = flips.above_zero(points.difference), flips.above_zero(points.margin)
+    x, x_zero = flips.above_zero(points.difference)
+    y, y_zero = flips.above_zero(points.margin)
     across = _log_axis(f"largest difference at the position, {run.header.unit}", x, x_zero)
     up = _log_axis(f"smaller margin of the two sides, {run.header.unit}", y, y_zero)
     # after zeros
@@ -369,7 +376,8 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Iterator[Markup]:
         max((x_zero or across.low) * 1.5, (y_zero or up.low) * 0.75),
         min(across.high, up.high / 2),
     )
-    marks, legend = [], {}
+    marks = []
+    legend = {}
     if ends[0] < ends[1]:
         legend["bound"] = "margin = 2 x difference"
         marks.append(
@@ -467,7 +475,8 @@ def _continuations(
 ) -> Iterator[Markup]:
     yield element("p", prose(opening(flips.outcome(continued))))
     for row in _rows(continued.head(_MOST_STRIPS)):
-        generation, agreed = run.generations[row.prompt].tokens, row.agreed_tokens
+        generation = run.generations[row.prompt].tokens
+        agreed = row.agreed_tokens
         texts = []
         for side, name in ((0, pair.reference), (pair.index + 1, pair.variant)):
             tokens = join_bytes([run.vocabulary.get(t, f"token {t} ") for t in generation[side]])

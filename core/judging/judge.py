@@ -110,8 +110,10 @@ class _Trial:
     """
 
     def __init__(self, controls: Controls) -> None:
-        self.controls, self.lengths = controls, controls.lengths
-        self.dtype, self.is_16_bits = controls.dtype, controls.dtype not in WIDE_DTYPES
+        self.controls = controls
+        self.lengths = controls.lengths
+        self.dtype = controls.dtype
+        self.is_16_bits = controls.dtype not in WIDE_DTYPES
         self.evidence = controls.validity()  # and the sampler: is each emitted token the argmax?
         self.own = controls.pair(controls.dtype)
         self.comparisons: dict[str, _Comparison] = {}
@@ -152,7 +154,8 @@ class _Trial:
 
     def compare(self, dtype: str, pair: Pair, limits: Limits) -> bool:
         """Compare a pair with its noise floor; return whether there is one."""
-        controls, mismatch = self.controls, pair.not_finite
+        controls = self.controls
+        mismatch = pair.not_finite
         self.comparisons[dtype] = _Comparison(pair)
         try:
             floor = controls.floor(dtype)
@@ -280,7 +283,8 @@ class _Trial:
 
     def lower_precision(self) -> None:
         """Is a side that fails the same function in a lower precision?"""
-        dtype, wide = self.wide_dtype, self.test(self.wide_dtype)
+        dtype = self.wide_dtype
+        wide = self.test(self.wide_dtype)
         if wide is not None and not wide.is_passed:
             tests = {dtype: wide}
         else:
@@ -321,7 +325,8 @@ class _Trial:
             is_decided = self.is_open and any(map(_is_decided_by_float32, earlier.evidence))
             self.carry_over(earlier.evidence, is_decided=is_decided)
             if is_decided:
-                ratio, place = earlier.noise_ratio, earlier.first_place
+                ratio = earlier.noise_ratio
+                place = earlier.first_place
         self.add_arrays_alone()
         self.leave_choices_open()
         verdict = conclude(
@@ -355,13 +360,15 @@ class _Trial:
         """Return where the fault begins, and the first module that has it, '' if unknown; add what
         shows it. not_finite: of a pair that decides by that.
         """
-        controls, module = self.controls, ""
+        controls = self.controls
+        module = ""
         is_beyond = deciding is not None and not deciding.is_passed
         outliers = np.zeros(0, np.int64) if deciding is None else deciding.outliers
         structure = structure_of(outliers, self.lengths, controls.blocks)
         place = structure.first
         if not_finite is not None:
-            place, module = not_finite.place(self.lengths), controls.source_of(not_finite)
+            place = not_finite.place(self.lengths)
+            module = controls.source_of(not_finite)
         elif deciding is None:
             place = self.place_without_floor()
         is_wide = deciding is self.test(self.wide_dtype)

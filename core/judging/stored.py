@@ -67,7 +67,9 @@ def stored_verdict(run: RunReader, pair: StoredPair) -> Verdict:
                     rows["floor_rms"].to_numpy(float),
                 ),
             )
-    evidence, ratio, place = tuple(run.evidence(pair.index)), pair.noise_ratio, pair.first_place
+    evidence = tuple(run.evidence(pair.index))
+    ratio = pair.noise_ratio
+    place = pair.first_place
     return Verdict(
         pair.verdict or "",
         pair.because or "",
@@ -95,7 +97,8 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
     if run.pairs[pair].summary.bit_identical:
         return Explanation([])
     explanation = explain(rows_of_run(run, pair))
-    dtype, figures = run.header.compute_dtype, [row.figures for row in run.evidence(pair)]
+    dtype = run.header.compute_dtype
+    figures = [row.figures for row in run.evidence(pair)]
     floors = [
         one.floor_rms_logits
         for one in figures

@@ -48,7 +48,8 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
         default=None,
     )
     shapes = shapes_row(header.rows, header.vocab, highest)
-    sides, checks = [], []
+    sides = []
+    checks = []
     for index, filling in enumerate(fillings):
         rows = values_of(figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows)), header.format)
         rows = rows[~(np.isnan(rows) | np.isposinf(rows)).any(axis=1)]
@@ -58,7 +59,8 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
         name = header.sides[index].name
         sides.append(DumpSide(name, filling, holds or "logits", figures.logsumexp(index)))
     for pair, other in enumerate(sides[1:]):
-        both, columns = (sides[0], other), figures.columns(pair)
+        both = (sides[0], other)
+        columns = figures.columns(pair)
         has_mismatch = bool(columns["nonfinite_mismatch"].any())
         every = (
             shift_row(columns, (sides[0].name, other.name)),
@@ -71,7 +73,8 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
 
 
 def _numbers(figures: Measured, pair: int, sides: tuple[DumpSide, DumpSide]) -> Evidence | None:
-    mismatch, header = not_finite_of(figures, pair), figures.header
+    mismatch = not_finite_of(figures, pair)
+    header = figures.header
     is_masked = mismatch is not None and figures.is_only_masked(pair)
     # a cut is named by itself
     if mismatch is None or (is_masked and any(side.is_cut for side in sides)):
@@ -85,7 +88,8 @@ def not_finite_of(figures: Measured, pair: int, wide: Divergence | None = None) 
 
     wide: the pair in float32, else it is the one that is stored.
     """
-    header, largest = figures.header, np.nan
+    header = figures.header
+    largest = np.nan
     by_row = wide.mismatches if wide else figures.columns(pair)["nonfinite_mismatch"]
     if not by_row.any():
         return None
@@ -129,7 +133,8 @@ def sampling(figures: Measured, generations: Sequence[Generation]) -> dict[int, 
 
     Of tokens that tie, any may be emitted.
     """
-    lengths, checks = figures.header.lengths, {}
+    lengths = figures.header.lengths
+    checks = {}
     starts = np.cumsum([0, *lengths])
     for index, side in enumerate(figures.header.sides):
         choices = [

@@ -70,7 +70,8 @@ def position_lanes(
             layout["annotations"].append(_lane_name(name, top))
     # at once: plotly checks all of a layout whenever one part is added
     figure = go.Figure({"data": traces, "layout": layout})
-    first, last = int(drawn["position"].min()), int(drawn["position"].max())
+    first = int(drawn["position"].min())
+    last = int(drawn["position"].max())
     margin = 0.5 + (last - first) / 200
     figure.update_xaxes(
         title="position",
@@ -165,7 +166,8 @@ def _log_axis(drawn: pd.DataFrame, most: int) -> dict[str, Any]:
     values = np.append(drawn[columns].to_numpy(float), floor)
     values = values[np.isfinite(values) & (values > 0)]
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.1, 1.0)
-    bottom, top = float(np.log10(low)) - 0.15, float(np.log10(high)) + 0.25
+    bottom = float(np.log10(low)) - 0.15
+    top = float(np.log10(high)) + 0.25
     powers = np.arange(np.ceil(bottom), np.floor(top) + 1)
     axis = {**style.log_axis(values), "range": [bottom, top], "zeroline": False}
     if len(powers) < 2:

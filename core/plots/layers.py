@@ -137,10 +137,8 @@ def position_map(
     grids = [
         cells.pivot(index="row", columns="cell", values=name) for name in ("value", "is_mismatch")
     ]
-    values, is_mismatch = (
-        grids[0].to_numpy(float, na_value=np.nan),
-        grids[1].fillna(False).to_numpy(bool),
-    )
+    values = grids[0].to_numpy(float, na_value=np.nan)
+    is_mismatch = grids[1].fillna(False).to_numpy(bool)
     rows = grids[0].index.to_numpy(int)
     of_cell = cells.groupby("cell")
     first = of_cell["first_position"].min().to_numpy(float)

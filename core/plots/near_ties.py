@@ -48,7 +48,8 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
     prompt, position, difference, margin.
     """
     table, margin, difference, kinds = margin_points(table)
-    (x, x_zero), (y, y_zero) = above_zero(difference), above_zero(margin)
+    x, x_zero = above_zero(difference)
+    y, y_zero = above_zero(margin)
     ends = [(v.min() / 2, v.max() * 2) if len(v) else (0.1, 10.0) for v in (x, y)]
     figure = go.Figure()
     low = max(
@@ -124,7 +125,8 @@ def selection_ring(table: pd.DataFrame, prompt: int, position: int) -> tuple[dic
         "ysizemode": "pixel",
     }
     ring["line"] = {"color": FLIP, "width": 2.5}
-    x, y = above_zero(difference)[0], above_zero(margin)[0]
+    x = above_zero(difference)[0]
+    y = above_zero(margin)[0]
     return tuple(ring | {"xanchor": x[row], "yanchor": y[row]} for row in rows)
 
 

@@ -71,7 +71,8 @@ def _noise_floor(run: RunReader, pair: int, prompt: int) -> go.Figure | None:
     floors = floor_ratios(run, pair, checks[-1])
     if floors.empty:
         return None
-    table, limit = run.positions_of(pair, prompt), checks[-1].position_ratio_allowed or None
+    table = run.positions_of(pair, prompt)
+    limit = checks[-1].position_ratio_allowed or None
     flips = table.loc[table["is_flip"], "position"].to_numpy(int)
     of_prompt = floors[floors["prompt"] == prompt]
     return floor_ratio(of_prompt, limit, checks[-1].compute_dtype, flips)

@@ -23,11 +23,9 @@ def floor_ratio(
     threshold dashed, what is beyond it red. ratios: of
     `core.runs.queries.by_position`.
     """
-    figure, positions, ratio = (
-        go.Figure(),
-        ratios["position"].to_numpy(int),
-        ratios["ratio"].to_numpy(float),
-    )
+    figure = go.Figure()
+    positions = ratios["position"].to_numpy(int)
+    ratio = ratios["ratio"].to_numpy(float)
     written = style.hover(ratio)
     figure.add_scatter(
         x=positions,
@@ -83,10 +81,8 @@ def runs_by_position(
     written = style.hover(every)
     flips = []
     for place, ((name, table), color) in enumerate(zip(runs, RUNS, strict=False)):
-        at, values = (
-            table["position"].to_numpy(int),
-            style.gaps_at_zero(table[by].to_numpy(float, na_value=np.nan)),
-        )
+        at = table["position"].to_numpy(int)
+        values = style.gaps_at_zero(table[by].to_numpy(float, na_value=np.nan))
         hover = f"position %{{x}}: {written}<extra>{style.inert(name)}</extra>"
         of_run = {"name": style.inert(name), "legendgroup": str(place), "hovertemplate": hover}
         figure.add_scatter(

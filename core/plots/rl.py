@@ -55,7 +55,8 @@ def ratios(table: pd.DataFrame) -> go.Figure:
 
 def by_value(table: pd.DataFrame, quantity: str) -> go.Figure:
     """Mean |r| by a quantity, with the standard error: bars of names, turns and ranks."""
-    figure, bar = go.Figure(), {"array": np.sqrt(table["variance"] / table["tokens"])}
+    figure = go.Figure()
+    bar = {"array": np.sqrt(table["variance"] / table["tokens"])}
     values = {"x": table["value"], "y": table["mean_abs"], "error_y": bar, "name": "mean |r|"}
     is_number = pd.api.types.is_numeric_dtype(table["value"])
     if is_number and quantity not in ("turn", "rank"):
@@ -73,7 +74,8 @@ def by_value(table: pd.DataFrame, quantity: str) -> go.Figure:
 
 def steps(table: pd.DataFrame) -> go.Figure:
     """Mean |r| and k3 by training step, log axis, and what is usual of k3."""
-    figure, bar = go.Figure(), bar_of("k3")
+    figure = go.Figure()
+    bar = bar_of("k3")
     for name, label, color in (("mean_abs", "mean |r|", REFERENCE), ("k3", "k3", VARIANT)):
         figure.add_scatter(
             x=table["step"],

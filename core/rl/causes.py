@@ -37,7 +37,8 @@ _EXACT = 0.01  # rms of r of the other sign, of the largest r
 _ONE_SIDED = 0.1  # rms of r of one sign over that of the other
 _LEAST_MASS = 0.02  # that a renormalization adds to a log-probability, at most of all tokens
 # log-probability of a token that others compete with; share of those that are raised
-_OPEN, _RAISED = -0.05, 0.75
+_OPEN = -0.05
+_RAISED = 0.75
 _OUTLYING = 16.0  # times the mean square of the other tokens, for at least half of a part's
 # mean square of r over the variance of log-probabilities, if some are of other tokens
 _UNRELATED = 1e-3
@@ -118,7 +119,8 @@ def _is_most(square: Floats, part: Flags) -> bool:
     """Return whether nearly all of the squared difference lies in a part of the tokens, at a much
     higher density.
     """
-    inside, outside = square[part], square[~part]
+    inside = square[part]
+    outside = square[~part]
     is_dense = inside.mean() >= max(_LEAST_SIZE**2, CONTRAST * outside.mean())
     return bool(is_dense and inside.sum() >= (1 - MOST) * square.sum())
 
@@ -181,9 +183,11 @@ def _retokenized(tokens: SampledTokens) -> Iterator[Cause]:
     square = tokens.r**2
     if square.mean() < _UNRELATED * tokens.rollout.var():
         return
-    starts, lengths = tokens.starts, tokens.lengths
+    starts = tokens.starts
+    lengths = tokens.lengths
     at = np.arange(len(square))
-    gains, places = [], []
+    gains = []
+    places = []
     for shift in _SHIFTS:
         moved, is_inside = _elsewhere(tokens, shift)
         gain = _gains(np.where(is_inside, square - moved, 0.0), starts, lengths)
@@ -191,7 +195,8 @@ def _retokenized(tokens: SampledTokens) -> Iterator[Cause]:
         is_best = gain == np.repeat(best, lengths)
         gains.append(best)
         places.append(np.minimum.reduceat(np.where(is_best, at, len(at)), starts))
-    best, of = np.max(gains, axis=0), np.argmax(gains, axis=0)
+    best = np.max(gains, axis=0)
+    of = np.argmax(gains, axis=0)
     place = np.choose(of, places)
     whole = np.add.reduceat(square, starts)
     rest = whole - np.maximum(best, 0)
@@ -203,13 +208,16 @@ def _retokenized(tokens: SampledTokens) -> Iterator[Cause]:
     is_inside &= np.repeat(is_moved, lengths) & (at >= np.repeat(place, lengths))
     if is_inside.sum() < _LEAST // 4 or not is_explained(square[is_inside], moved[is_inside]):
         return
-    first, sequences = int(place[is_moved][0]), int(is_moved.sum())
-    position, sequence = int(tokens.position[first]), int(tokens.sequence[first])
+    first = int(place[is_moved][0])
+    sequences = int(is_moved.sum())
+    position = int(tokens.position[first])
+    sequence = int(tokens.sequence[first])
     rollout, trainer = tokens.names
     by = f"'{trainer}' is '{rollout}' {_tokens_away(shift)}"
     count = f"{sequences:,} of {len(starts):,} sequences"
     if np.median((place - starts)[is_moved]) <= abs(shift):
-        name, says = "shifted", f"Off by {abs(shift)} in {count}, the first {sequence}: {by}."
+        name = "shifted"
+        says = f"Off by {abs(shift)} in {count}, the first {sequence}: {by}."
     else:
         name = "retokenized"
         says = f"Other token ids in {count}: from token {position} of sequence {sequence} on, {by}."
@@ -232,7 +240,8 @@ def _grid(tokens: SampledTokens) -> Iterator[Cause]:
             if is_on_grid and (grid != other).any():
                 says = f"'{name}' stores log-probabilities in {dtype}."
                 cause = Cause("rounded", says, {"side": side, "dtype": dtype})
-                square, rest = tokens.r**2, (grid - own) ** 2
+                square = tokens.r**2
+                rest = (grid - own) ** 2
                 is_all = rest.sum() <= MOST * square.sum()
                 yield cause.score(square, rest, len(rest)) if is_all else cause
 
@@ -274,7 +283,8 @@ def _temperature(tokens: SampledTokens) -> Iterator[Cause]:
     usual = np.ones(len(y), bool)
     for _ in range(2):
         slopes = np.linalg.lstsq(x[usual], y[usual], rcond=None)[0]
-        rest, inverse = (y - x @ slopes) ** 2, 1 + float(slopes[0])
+        rest = (y - x @ slopes) ** 2
+        inverse = 1 + float(slopes[0])
         is_one_sign = min(slopes) > 0 or max(slopes) < 0
         is_plausible = is_one_sign and 1 / _HOTTEST <= inverse <= _HOTTEST
         if is_plausible and is_explained(y**2, rest, 1.5 * MOST):
@@ -307,7 +317,8 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
     masked turn, a tail.
     """
     square = tokens.r**2
-    starts, lengths = tokens.starts, tokens.lengths
+    starts = tokens.starts
+    lengths = tokens.lengths
     index = np.arange(len(square)) - np.repeat(starts, lengths)
     to_end = np.repeat(lengths, lengths) - 1 - index
     parts: dict[str, tuple[Flags, str]] = {}
@@ -334,7 +345,8 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
     is_first = (index == 0) | np.append(False, np.diff(turns) != 0)
     parts["first of a turn"] = (is_first, "the first token of each turn")
     for kind, (part, words) in parts.items():
-        inside, outside = square[part], square[~part]
+        inside = square[part]
+        outside = square[~part]
         # responses that begin alike have the same values there
         if len(np.unique(inside)) < 8 or len(outside) < 8 or inside.mean() < _LEAST_SIZE**2:
             continue
@@ -370,7 +382,9 @@ def _lag(tokens: SampledTokens) -> Iterator[Cause]:
     if tokens.lag is None:
         return
     lags = np.unique(tokens.lag[np.isfinite(tokens.lag)])
-    means, logs, errors = [], [], []
+    means = []
+    logs = []
+    errors = []
     for lag in lags:
         of_lag = tokens.select(tokens.lag == lag)
         _, sequence = np.unique(of_lag.sequence, return_inverse=True)

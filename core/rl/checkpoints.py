@@ -386,7 +386,8 @@ def _tie(sides: _Sides, findings: dict[_Finding, list[str]]) -> None:
         for side, head, embedding in zip(sides, heads, embeddings, strict=True)
     ]
     for own, other, side in ((0, 1, "A"), (1, 0, "B")):
-        head, embedding = heads[own], embeddings[other]
+        head = heads[own]
+        embedding = embeddings[other]
         if head and heads[other]:
             if is_tied[own] and not is_tied[other]:
                 findings["tied", f"Equal to the embedding in {side} only"].append(head)
@@ -448,7 +449,8 @@ def _compare(
         for text, other in _layouts(a, b):
             tried = _change(other, b, fmt, pool)
             if tried.is_alike:
-                change, findings = tried, [("layout", text)]
+                change = tried
+                findings = [("layout", text)]
                 break
     if change is None:
         shapes = f"{a.rows:,} x {a.columns:,} in A, {b.rows:,} x {b.columns:,} in B"

@@ -23,7 +23,11 @@ Flags = NDArray[np.bool_]
 # verl, slime and ms-swift clamp log-ratios so before exp
 CLAMP = 20.0
 # bars in the frameworks' references
-TIS, ICEPOP, DPPO, GEOMETRIC, VETO = 2.0, (0.5, 5.0), 0.2, (0.999, 1.002), 1e-4
+TIS = 2.0
+ICEPOP = (0.5, 5.0)
+DPPO = 0.2
+GEOMETRIC = (0.999, 1.002)
+VETO = 1e-4
 _LARGEST = 700.0  # of which float64 has the exponential
 _TRL_CAP = 3.0  # vllm_importance_sampling_clip_max
 
@@ -491,7 +495,8 @@ behave_approx_kl   mean r      mean of r, nats
 
 
 def _figures(table: str) -> tuple[Figure, ...]:
-    prefix, figures = "", []
+    prefix = ""
+    figures = []
     for line in filter(None, table.splitlines()):
         if line.startswith("["):
             prefix = line.strip("[]")
@@ -601,7 +606,8 @@ def intervals(
 
     Maxima have none worth the name: theirs is at most the maximum itself.
     """
-    random, count = np.random.default_rng(0), len(sequences)
+    random = np.random.default_rng(0)
+    count = len(sequences)
     values = np.empty((draws, len(figures)))
     for draw in range(draws):
         weights = np.bincount(random.integers(0, count, count), minlength=count).astype(np.float64)

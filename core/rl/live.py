@@ -72,7 +72,8 @@ def check(
         raise UsageError("no token of the loss has a log-probability on both sides.")
     values = [side.ravel() if usable.all() else side[usable] for side in sides]
     batch = Batch(Sequences.of(TokenPairs(values[0], values[1]), lengths))
-    r, ratio = batch.mean("r"), batch.mean("ratio")
+    r = batch.mean("r")
+    ratio = batch.mean("ratio")
     figures = {
         "mean_abs": batch.mean("|r|"),
         "max_abs": batch.max("|r|"),
@@ -178,7 +179,8 @@ def verl_metrics(
 
     @wraps(calculate_debug_metrics)
     def with_mismatch(data: Any) -> dict[str, Any]:
-        metrics, batch = dict(calculate_debug_metrics(data)), data.batch
+        metrics = dict(calculate_debug_metrics(data))
+        batch = data.batch
         sides = batch["rollout_log_probs"], batch["old_log_probs"]
         # the latter of the prompt as well
         mask = batch.get("response_mask", batch.get("attention_mask", None))

@@ -123,7 +123,8 @@ def usual_in_words(run: Figures) -> str:
     values = {row["name"]: row["value"] for row in summary(run, "figures of ulpscope")}
     says: dict[str, list[str]] = {}
     for name, label in HEADLINE.items():
-        bar, value = bar_of(name), values.get(name)
+        bar = bar_of(name)
+        value = values.get(name)
         if bar is not None and value is not None:
             span = "" if bar.holds(value) else f" ({bar.span})"
             says.setdefault(bar.state(value) + span, []).append(f"{label} {number(value)}")
@@ -132,7 +133,8 @@ def usual_in_words(run: Figures) -> str:
 
 def interval_of(figure: Mapping[str, Any]) -> str:
     """Return the interval of a figure of `figures_of` in words, '' if it has none."""
-    low, high = figure["low"], figure["high"]
+    low = figure["low"]
+    high = figure["high"]
     return "" if low is None else f"{number(low)} to {number(high)}"
 
 
@@ -140,7 +142,8 @@ def sentence(mismatch: Mapping[str, Any]) -> str:
     """Say which figures are usual, how many tokens there are, how few carry half of the KL, and
     what |r| depends on most. mismatch: of `mismatch_json`.
     """
-    tokens, half = mismatch["tokens"], mismatch["tokens_with_half_of_kl"]
+    tokens = mismatch["tokens"]
+    half = mismatch["tokens_with_half_of_kl"]
     text = (
         f"{mismatch['usual']} r is trainer minus rollout, over {plural(tokens, 'token')} of"
         f" {plural(mismatch['sequences'], 'sequence')}. Half of the KL is in"
@@ -221,7 +224,8 @@ def tokens_of(run: Figures, prompt: int) -> pd.DataFrame:
 def _read_sequences(run: Figures) -> Sequences:
     """Sum up the tokens with both values by sequence, about a million tokens at a time."""
     (most,) = _counts(run, "SELECT count(*) FROM prompt")
-    tokens, stop = np.empty(most, np.int64), 0
+    tokens = np.empty(most, np.int64)
+    stop = 0
     # filled in place: parts of a million sequences and all of them would be in memory twice
     sums, maxima = ({name: np.empty(most) for name in names} for names in (SUMS, MAXIMA))
     for pairs, lengths in _pairs(run):
@@ -262,7 +266,8 @@ def _percentiles(run: Figures) -> Floats:
 def _tokens_with_half(run: Figures) -> int:
     """Return how many tokens carry half of the sum of k3, the largest first."""
     bins = _bins(run, "kl")[::-1]
-    tokens, kl = bins["tokens"].to_numpy(np.int64), bins["total"].to_numpy(float)
+    tokens = bins["tokens"].to_numpy(np.int64)
+    kl = bins["total"].to_numpy(float)
     carried = np.cumsum(kl)
     last = int(np.searchsorted(carried, carried[-1] / 2))
     if not kl[last]:
@@ -299,7 +304,8 @@ def _figures(
     for counts_masked in (False, True):
         frameworks = [each for each in FRAMEWORKS.values() if each.counts_masked == counts_masked]
         counted = sequences.with_masked(masked) if counts_masked else sequences
-        figures, batch = [figure for each in frameworks for figure in each.figures], Batch(counted)
+        figures = [figure for each in frameworks for figure in each.figures]
+        batch = Batch(counted)
         # drawn once for all frameworks
         has_interval = len(counted) > 1
         bounds = iter(
@@ -461,7 +467,8 @@ def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
         f"(SELECT prompt, size, {BY[quantity]} AS value FROM {_TOKENS} {_OF_SEQUENCES} {starts}"
         " WHERE value IS NOT NULL)"
     )
-    group, value = "value", "any_value(value)"
+    group = "value"
+    value = "any_value(value)"
     if quantity not in _SINGLE:
         shares = [number / GROUPS for number in range(1, GROUPS)]
         borders = run.query(f"""
@@ -487,7 +494,8 @@ def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         if not 1 < len(rows) < tokens.sum():
             continue
         mean = (tokens @ rows["mean_abs"]) / tokens.sum()
-        between, within = tokens @ (rows["mean_abs"] - mean) ** 2, tokens @ rows["variance"]
+        between = tokens @ (rows["mean_abs"] - mean) ** 2
+        within = tokens @ rows["variance"]
         chance = (len(rows) - 1) * within / (tokens.sum() - len(rows))
         if between + within > 0:
             shares[quantity] = max(0.0, float((between - chance) / (between + within)))

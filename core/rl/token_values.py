@@ -74,7 +74,8 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
             parameters = {"side": side, "value": float(value), "share": share}
             says = f"'{name}' is {number(value)} for {percent(share)} of the tokens"
             is_beyond = other[is_value] <= value + max(0.1, 3 * usual**0.5)
-            name_of_cause, about = "placeholders", ": placeholders."
+            name_of_cause = "placeholders"
+            about = ": placeholders."
             if value == np.nanmin(own) < np.nanmax(own) and is_beyond.mean() > 1 - MOST:
                 name_of_cause = "clipped"
                 about = f", at which '{other_name}' is lower: a lower bound."
@@ -99,7 +100,8 @@ def _repeated(own: Floats) -> Floats:
 
 def units(tokens: SampledTokens) -> Iterator[Cause]:
     """One side is the other in another unit, summed up, or with a constant: what leaves least."""
-    starts, lengths = tokens.starts, tokens.lengths
+    starts = tokens.starts
+    lengths = tokens.lengths
     square = tokens.r**2
     follows = np.append(False, np.diff(tokens.position) == 1)
     follows[starts] = False
@@ -161,7 +163,8 @@ def another_token(tokens: SampledTokens) -> Iterator[Cause]:
     most 1.
     """
     differs = np.abs(tokens.r) > _DIFFERENT
-    rollout, trainer = tokens.rollout[differs], tokens.trainer[differs]
+    rollout = tokens.rollout[differs]
+    trainer = tokens.trainer[differs]
     if min(len(rollout), (~differs).sum()) < 16 or np.corrcoef(rollout, trainer)[0, 1] > _RELATED:
         return
     above = float((rollout > trainer).mean())

@@ -236,7 +236,8 @@ def _whole(
     size = max(int(one.get("cp_size") or 1) for _, one, _ in slices)
     if size > _MOST_RANKS:
         raise DumpError(f"{place}: has a `cp_size` of {size}; expected at most {_MOST_RANKS}.")
-    whole, ranks = np.full(length, np.nan), set()
+    whole = np.full(length, np.nan)
+    ranks = set()
     for path, one, part in slices:
         rank = int(one.get("cp_rank") or 0)
         places = _places_of_rank(one, length, rank, size) if size > 1 else np.arange(length)

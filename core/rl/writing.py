@@ -104,7 +104,8 @@ def write_tokens(
         stored = [(each, "float64") for each in digests]
         insert_sides(database, header, digests, stored, [1, 1], "token_id")
         constants = tuple(database.rows(_CONSTANT, [side])[0][0] for side in (0, 1))
-        summary, figures = summary_of_counts(*database.rows(_FIGURES)[0]), Figures(database, header)
+        summary = summary_of_counts(*database.rows(_FIGURES)[0])
+        figures = Figures(database, header)
         contents = summaries(figures, masked)
         own = {row["name"]: row["value"] for row in contents.get("figures of ulpscope", ())}
         pair = TokenPair(positions, summary, own.get("k3"), constants, sample_tokens(figures))

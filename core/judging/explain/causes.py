@@ -25,7 +25,8 @@ OBSERVED = (
     *(signs.upcast_values, signs.other_token_ids, signs.sampler),
 )
 _VALUES = {"temperature", "constant", "soft-capping", "rounded"}
-_TOKENS, _MOVED = {"penalty", "logit bias"}, {"shifted rows", "other rows", "repeated rows"}
+_TOKENS = {"penalty", "logit bias"}
+_MOVED = {"shifted rows", "other rows", "repeated rows"}
 # What another cause brings with it: if that is claimed, this says nothing more.
 _IMPLIED_BY = {
     **dict.fromkeys(_VALUES | _TOKENS, _MOVED),

@@ -137,7 +137,9 @@ def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
         default=None,
     )
     nearest = nearest or min(scores, key=lambda one: one.ratio(side))
-    values, usual, fits = nearest.sides[side], ~nearest.outliers(side), {}
+    values = nearest.sides[side]
+    usual = ~nearest.outliers(side)
+    fits = {}
     for one in close:
         if one.dtype == nearest.dtype:
             # Diebold and Mariano (1995): squared errors of two predictions of the same values,
@@ -157,7 +159,8 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
     sides = [_agreement(scores, side) for side in (0, 1)]
     causes = [_verdict(sides, scores)]
     for side in sides:
-        near, off = side.nearest, side.nearest.outliers(side.side)
+        near = side.nearest
+        off = side.nearest.outliers(side.side)
         if not side.fits or off.any():
             sequence, position = np.array(near.places).T
             tokens = SampledTokens(
@@ -172,7 +175,8 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
             places = ("some tokens", "part of the response") if off.any() else ()
             reasons = [reason for reason in reasons if reason.name not in places]
             if not reasons and off.any():
-                count, first = int(off.sum()), int(np.argmax(off))
+                count = int(off.sum())
+                first = int(np.argmax(off))
                 place = (
                     f"{count:,} of {len(off):,} tokens, first token {position[first]} of sequence"
                     f" {sequence[first]}"
@@ -205,7 +209,8 @@ def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
             f"'{rollout.name}' agrees with {rollout.place}, '{trainer.name}' with {trainer.place}."
         )
     elif rollout.fits or trainer.fits:
-        kind, (fit, off) = "one side", sides if rollout.fits else sides[::-1]
+        kind = "one side"
+        fit, off = sides if rollout.fits else sides[::-1]
         says = (
             f"No given checkpoint fits '{off.name}', nearest {off.place}; '{fit.name}' agrees with"
             f" {fit.place}."

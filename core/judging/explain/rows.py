@@ -61,12 +61,10 @@ class RowPair(NamedTuple):
         return self.y if side else self.x
 
     def part(self, selection: Flags | slice) -> RowPair:
-        ids, x, y, times = (
-            self.token_ids[selection],
-            self.x[selection],
-            self.y[selection],
-            self.times[selection],
-        )
+        ids = self.token_ids[selection]
+        x = self.x[selection]
+        y = self.y[selection]
+        times = self.times[selection]
         return RowPair(self.prompt, self.position, ids, x, y, times)
 
     def outside_text(self) -> RowPair:
@@ -122,7 +120,8 @@ class PairRows:
 
 def rows_of_run(run: Measured, pair: int) -> PairRows:
     """Return some rows of a stored pair of complete rows."""
-    header, sides = run.header, (0, pair + 1)
+    header = run.header
+    sides = (0, pair + 1)
 
     def read(side: int, start: int, stop: int) -> Values:
         return values_of(run.read_rows(sides[side], start, stop), header.format)
@@ -259,7 +258,9 @@ def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[in
         raise UsageError(
             "--trainer needs the prompts: mark them by a mask of 0, or add `prompt_token_ids`.",
         )
-    sequences, rows, places = {}, [], []
+    sequences = {}
+    rows = []
+    places = []
     for prompt, tokens in table.groupby("prompt"):
         first = json.loads(tokens["prompt_token_ids"].iloc[0])
         ids = tokens["token_id"].to_numpy(np.int64)

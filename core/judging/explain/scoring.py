@@ -108,7 +108,8 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
     unexplained = 0
     disorders: list[Callable[[], float]] = []
     for row in rows:
-        sides, noise = undo.row(row), pair.rounding_rms(row)
+        sides = undo.row(row)
+        noise = pair.rounding_rms(row)
         gap: Values = row.y - row.x
         error: Values = sides.y - sides.x
         disorder: Callable[[], float] = float  # 0.0
@@ -116,14 +117,18 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
             gap, error = (center(each) if undo.has_constant else each for each in (gap, error))
             nearest = np.argsort(np.abs(error), kind="stable")[: math.ceil(undo.share * len(error))]
             x, y, gap, error = sides.x[nearest], sides.y[nearest], gap[nearest], error[nearest]
-            part, rest, disorder = gap, error, partial(_disorder, row.x[nearest], error)
+            part = gap
+            rest = error
+            disorder = partial(_disorder, row.x[nearest], error)
             is_close = rms(error) ** 2 <= bar * min(x.var(), y.var())
         else:
             few = undo.moves(row)
             if not 0 < few.mean() <= FEW:
                 continue
             gap, error = (each - np.median(gap[~few]) for each in (gap, error))
-            part, rest, others = gap[few], error[few], rms(gap[~few])
+            part = gap[few]
+            rest = error[few]
+            others = rms(gap[~few])
             noise = _AT_OTHERS / _AT_GRID * (noise + others)
             is_close = others <= min(
                 SHRUNK * rms(part),

@@ -33,15 +33,18 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     """Rows of the variant are the reference's of other places: shifted by some, one row everywhere,
     another order.
     """
-    places, (reference, variant) = pair.places, pair.names
-    total, index = len(places), {place: at for at, place in enumerate(places)}
+    places = pair.places
+    reference, variant = pair.names
+    total = len(places)
+    index = {place: at for at, place in enumerate(places)}
     if total < 2:
         raise TooFewError("2 rows")
     # whatever lies farther is looked for among all rows by `find_moves`, if there is one
     farthest = total if pair.find_moves is None else max(_SHIFTS)
     distances, shared, are_single = _distances(pair, farthest)
     # each row a prompt of its own
-    own, axis = distances.diagonal(), int(any(position for _, position in places))
+    own = distances.diagonal()
+    axis = int(any(position for _, position in places))
     for shift in _SHIFTS:
         moves = {
             at: index.get((p + shift * (1 - axis), q + shift * axis))
@@ -71,28 +74,31 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     )
     rows = Moves(identified.argmin(axis=1), own, identified.min(axis=1))
     if pair.find_moves is not None:
-        rows, places, total = pair.find_moves(), pair.every_place, pair.positions
-    nearest, is_moved = rows.nearest, rows.is_moved
+        rows = pair.find_moves()
+        places = pair.every_place
+        total = pair.positions
+    nearest = rows.nearest
+    is_moved = rows.is_moved
     count = int(is_moved.sum())
     if are_single or not count or (not pair.dtype and 2 * count < total):
         return
     targets, counts = np.unique(nearest[is_moved], return_counts=True)
-    target, first = places[targets[counts.argmax()]], int(is_moved.argmax())
+    target = places[targets[counts.argmax()]]
+    first = int(is_moved.argmax())
     if count > 2 and counts.max() >= EXPLAINED * count and 2 * count > total:
         says = (
             f"'{variant}' repeats one row at {count + 1} of {total} positions: that of"
             f" {_place(target)}."
         )
-        name, parameters = (
-            "repeated rows",
-            {"prompt": target[0], "position": target[1], "positions": count + 1},
-        )
+        name = "repeated rows"
+        parameters = {"prompt": target[0], "position": target[1], "positions": count + 1}
     else:
         one = f"at {_place(places[first])} that of {_place(places[nearest[first]])}"
         says = (
             f"'{variant}' holds other rows of '{reference}' at {count} of {total} positions: {one}."
         )
-        name, parameters = "other rows", {"positions": count}
+        name = "other rows"
+        parameters = {"positions": count}
     yield Cause(name, says, parameters).score(
         rows.own,
         np.where(is_moved, rows.least, rows.own),
@@ -140,7 +146,8 @@ def _least_differences(x: Values, y: Values) -> Values:
     other, such a token is below the listed ones. x, y: up to a constant. -> [tokens of one list
     alone]
     """
-    has_x, has_y = np.isfinite(x), np.isfinite(y)
+    has_x = np.isfinite(x)
+    has_y = np.isfinite(y)
     shift = np.median((y - x)[has_x & has_y])
     above_y = x[has_x & ~has_y] + shift - np.nanmin(y)
     above_x = y[has_y & ~has_x] - shift - np.nanmin(x)
@@ -169,7 +176,8 @@ def masks_and_padding(pair: PairRows) -> Iterator[Cause]:
     """One side leaves out all but its top tokens (top-k, top-p), the same tokens everywhere, or
     other ones by row.
     """
-    whole, left_out = pair.whole, pair.masks()
+    whole = pair.whole
+    left_out = pair.masks()
     usable = np.isfinite(whole) & ~left_out
     for side in (1, 0):
         is_masked = left_out[side] & usable[1 - side]
@@ -189,18 +197,19 @@ def _mask(
     """Return the cause of a mask. whole, usable: [sides, places, vocab]; is_masked: [places,
     vocab]
     """
-    name, filler, vocab = (
-        f"'{pair.names[side]}'",
-        number(float(whole[side][is_masked][0])),
-        whole.shape[2],
-    )
-    count, total = len(places), len(pair.places)
+    name = f"'{pair.names[side]}'"
+    filler = number(float(whole[side][is_masked][0]))
+    vocab = whole.shape[2]
+    count = len(places)
+    total = len(pair.places)
     place = f"at {count} of {total} positions, {_place(pair.places[places[0]])} first"
-    sizes, counts = is_masked.sum(axis=1), usable[side].sum(axis=1)
+    sizes = is_masked.sum(axis=1)
+    counts = usable[side].sum(axis=1)
     always = np.flatnonzero(is_masked.all(axis=0))
     likely = np.where(usable[1 - side], whole[1 - side], -np.inf).astype(np.float64)
     if len(always) and 2 * (sizes > len(always)).sum() < count:
-        first, tokens = int(always[0]), plural(len(always), "token")
+        first = int(always[0])
+        tokens = plural(len(always), "token")
         if first + len(always) == vocab and count == total:
             kind = "cut" if whole[side, 0, -1] < likely[usable[1 - side]].min() else "padded"
             says = f"The vocabulary of {name} is {kind}: {filler} from id {first:,} on ({tokens})."
@@ -245,7 +254,8 @@ def renormalization(pair: PairRows) -> Iterator[Cause]:
     is_sent = np.isfinite(pair.whole)
     shares = np.where(is_sent, np.exp(np.minimum(pair.whole, 0.0)), 0.0)
     least = np.where(is_sent, shares, np.inf).min(axis=2, initial=np.inf)
-    counts, sums = is_sent.sum(axis=2), shares.sum(axis=2)
+    counts = is_sent.sum(axis=2)
+    sums = shares.sum(axis=2)
     is_usable = (counts > 1) & (least >= _LEAST_SHARE)
     for side in (1, 0):
         is_one = np.abs(1 - sums[side]) <= np.maximum(_SURE * least[side], _SUM_ERROR)
@@ -293,7 +303,8 @@ def other_token_ids(pair: PairRows) -> Iterator[Cause]:
     for prompt, sides in enumerate(zip(*pair.tokens, strict=False)):
         if (extra := extra_first_token(*sides)) is not None:
             side, is_doubled = extra
-            token, kind = sides[side][0], "doubled" if is_doubled else "missing"
+            token = sides[side][0]
+            kind = "doubled" if is_doubled else "missing"
             says = (
                 f"Only '{pair.names[side]}' has token {token} in front of prompt {prompt}: a {kind}"
                 " BOS on one side."
@@ -317,7 +328,8 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
         others = np.flatnonzero(is_usable & (tops.data != rows.targets))
         if len(others) >= 2 or (len(others) and is_usable.sum() < 8):
             first = others[0]
-            position, prompt = int(lists.positions[first]), int(lists.prompts[first])
+            position = int(lists.positions[first])
+            prompt = int(lists.prompts[first])
             says = (
                 f"'{name}' emitted other tokens than its top ones at {len(others):,} of"
                 f" {is_usable.sum():,} positions ({rows.targets[first]} for {tops[first]} at"
