@@ -45,7 +45,7 @@ def _distances(run: RunReader, pair: int) -> dict[str, Any]:
 _OF_RUN: dict[str, Callable[[RunReader], Any]] = {
     "pairs": lambda run: [(row := asdict(pair)) | row.pop("summary") for pair in run.pairs],
     "sides": lambda run: [asdict(side) for side in run.sides],
-    "rollouts": lambda run: figures_of(run) if run.has_rollouts() else [],
+    "rollouts": lambda run: figures_of(run) if run.has_rollouts else [],
     "continuations": flips.continuations,
 }
 _OF_PAIR: dict[str, Callable[[RunReader, int], Any]] = {

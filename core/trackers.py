@@ -149,7 +149,7 @@ def _contents(run: Run | Check | str | Path) -> Contents:
     reader = (run if isinstance(run, Run) else open(run)).reader
     figures: dict[str, Any] = {}
     by_step = []
-    is_rollout = reader.has_rollouts()
+    is_rollout = reader.has_rollouts
     if is_rollout:
         mismatch = mismatch_json(reader)
         figures = {f"mismatch/{each['name']}": each["value"] for each in mismatch["figures"]}

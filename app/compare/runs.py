@@ -82,7 +82,12 @@ def draw(view: selection.View) -> None:
         by = widgets.choice("By position", BY, "compare_by")
         lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
         arguments = (lines, view.prompt, by, tables.label(by))
-        chart = plots.cached(view.run, (*of, by, view.prompt), runs_by_position, *arguments)
+        chart = plots.cached(
+            view.run,
+            (*of, by, view.prompt),
+            runs_by_position,
+            *arguments,
+        )
         chart = chart._replace(shapes=(selected_line(view.position),))
         about = [*titles, f"prompt {view.prompt}"]
         picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", about)
@@ -135,7 +140,13 @@ def draw_classes(view: selection.View) -> None:
     if swept is not None:
         name, files["sweep"] = swept
         st.subheader(f"Over {widgets.escape(name)}")
-        figure = plots.cached(run, (), charts.sweep, files["sweep"], name)
+        figure = plots.cached(
+            run,
+            (),
+            charts.sweep,
+            files["sweep"],
+            name,
+        )
         of = [*exports.of_run(run), f"vs {run.sides[0].name}"]
         plots.draw(figure, "sweep", exports.picture(f"{stem}-sweep-{file_name(name)}", of))
         against = f"Each side vs `{widgets.code(run.sides[0].name)}`, by its {widgets.code(name)}"

@@ -50,7 +50,12 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
         grid = on_grid(largest, sides, run.header.format)
         texts = widgets.table_texts(largest["token_id"], run)
         arguments = (grid, list(sides), texts, view.dtype)
-        figure = plots.cached(run, ("sides", *place), grid_chart, *arguments)
+        figure = plots.cached(
+            run,
+            ("sides", *place),
+            grid_chart,
+            *arguments,
+        )
         picture = exports.picture_of(view, "top-tokens", at_position=True)
         plots.draw(figure, "top_tokens", picture, of=str(place))
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")

@@ -48,12 +48,23 @@ def chart(view: selection.View, *, is_rollout: bool) -> None:
     words = ("|r|", "sequence") if is_rollout else ()
     floor_dtype = checks[-1].compute_dtype if checks else ""
     arguments = (drawn, prompts, header.unit, floor_dtype, *words)
-    figure = plots.cached(view.run, (*of, *prompts), lanes.position_lanes, *arguments)
+    figure = plots.cached(
+        view.run,
+        (*of, *prompts),
+        lanes.position_lanes,
+        *arguments,
+    )
     # apart from the cached traces: a step then draws the line alone
     line = lanes.selected_in_lane(prompts, view.prompt, view.position)
     figure = figure._replace(shapes=(*figure.shapes, line))
     picture = exports.picture_of(view, "by-position")
-    plots.draw(figure, _KEY, picture, partial(plots.select_place, _KEY), of=str(prompts))
+    plots.draw(
+        figure,
+        _KEY,
+        picture,
+        partial(plots.select_place, _KEY),
+        of=str(prompts),
+    )
     st.caption(_about(view, drawn, prompts, checks))
 
 

@@ -21,7 +21,6 @@ from app.shell import selection, store_cache
 from core.rl import queries as rl
 from core.runs.queries.flips import SIDES
 from core.runs.queries.heat import COLOURS, Heat, heat
-from core.runs.reader import RunReader
 from core.text import join_bytes, plural
 
 _strip = component("ulpscope_token_strip", Path(__file__).with_suffix(""))
@@ -110,8 +109,7 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
 
 def colours(view: selection.View) -> list[str]:
     """Return what the tokens of a run can be colored by; the selected color is one of them."""
-    has_rollouts = store_cache.cached(view.run, RunReader.has_rollouts)
-    options = list(OF_ROLLOUTS if has_rollouts else COLOURS)
+    options = list(OF_ROLLOUTS if view.run.has_rollouts else COLOURS)
     selection.settle("strip_colour", options)
     return options
 
@@ -143,7 +141,7 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
 
     # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms.
     def to_json() -> str:
-        if view.run.has_rollouts():
+        if view.run.has_rollouts:
             return json.dumps(rollout_columns(rl.tokens_of(view.run, view.prompt), colour))
         return json.dumps(columns(view, colour))
 

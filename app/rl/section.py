@@ -27,7 +27,7 @@ def tiles(view: selection.View) -> bool:
     """Draw the headline figures of a run of chosen tokens with what frameworks call normal; False
     for another run.
     """
-    if not store_cache.cached(view.run, RunReader.has_rollouts):
+    if not view.run.has_rollouts:
         return False
     figures = {row["name"]: row for row in store_cache.cached(view.run, rl.figures_of)}
     columns = st.columns(len(rl.HEADLINE))

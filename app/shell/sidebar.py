@@ -158,14 +158,19 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     read = RunReader.largest if is_long else RunReader.positions
     table = store_cache.cached(run, read, pair.index)
     is_open = "position" in st.session_state or selection.is_linked("position")
-    _settle("prompt", 0, len(prompts) - 1, 0 if is_open else telling_place(table)[0])
+    _settle(
+        "prompt",
+        0,
+        len(prompts) - 1,
+        0 if is_open else telling_place(table)[0],
+    )
     # Of top tokens not all prompts have a row on both sides.
     with_rows = table["prompt"].unique().tolist()
     if not is_long and st.session_state["prompt"] not in with_rows:
         st.session_state["prompt"] = with_rows[0]
     if len(prompts) > 1 and is_shown:
         forget = partial(st.session_state.pop, "position", None)
-        label = "Sequence" if store_cache.cached(run, RunReader.has_rollouts) else "Prompt"
+        label = "Sequence" if run.has_rollouts else "Prompt"
         st.number_input(label, 0, len(prompts) - 1, key="prompt", on_change=forget)
     prompt = int(st.session_state["prompt"])
     if is_long:

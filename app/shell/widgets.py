@@ -103,7 +103,7 @@ def head(page: Page, *, needs_rows: bool = False) -> selection.View:
     lack = ""
     if header.is_long and page.name != OVERVIEW:
         lack = f"A run of {header.rows:,} positions has an Overview only."
-    elif page.name in ("flips", "near_ties") and view.run.has_rollouts():
+    elif page.name in ("flips", "near_ties") and view.run.has_rollouts:
         lack = (
             f"{page.title} needs both sides' top tokens: this run has one log-probability per"
             " token."

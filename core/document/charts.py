@@ -113,7 +113,12 @@ def drawing(x: Axis, y: Axis, marks: Iterable[Markup], /, **attributes: object) 
         grid.append(
             element("text", text, x="0%", dx="-0.5em", y=place, dy="0.35em", text_anchor="end"),
         )
-    return element("svg", *grid, *marks, **attributes)
+    return element(
+        "svg",
+        *grid,
+        *marks,
+        **attributes,
+    )
 
 
 def dot(x: float, y: float, kind: str, title: str, radius: float = 3.5) -> Markup:
@@ -135,7 +140,17 @@ def line(xs: Sequence[float], ys: Sequence[float], kind: str) -> Markup:
     ]
     lines = [(a, b) for a, b in pairwise(points) if a and b]
     return join(
-        *(element("line", x1=a[0], y1=a[1], x2=b[0], y2=b[1], class_=kind) for a, b in lines),
+        *(
+            element(
+                "line",
+                x1=a[0],
+                y1=a[1],
+                x2=b[0],
+                y2=b[1],
+                class_=kind,
+            )
+            for a, b in lines
+        ),
     )
 
 

@@ -42,7 +42,12 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     # head
     title = f"{opening(answer.name)}: {pair.variant} vs {pair.reference}"
     title_font = ImageFont.load_default(20)
-    draw.text((16, 10), clip(printable(title), 76), _INK, title_font)
+    draw.text(
+        (16, 10),
+        clip(printable(title), 76),
+        _INK,
+        title_font,
+    )
     facts = "; ".join(f"{name}: {value}" for name, value in headline(run, pair).items())
     texts = (
         f"Run: {run.header.name}",
@@ -52,7 +57,12 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     lines = []
     for text in texts:
         lines += textwrap.wrap(printable(text), 110, max_lines=2)
-    draw.multiline_text((16, 42), "\n".join(lines), _INK, spacing=5)
+    draw.multiline_text(
+        (16, 42),
+        "\n".join(lines),
+        _INK,
+        spacing=5,
+    )
 
     # grids
     for value, text in grid.x.ticks().items():

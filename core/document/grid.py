@@ -102,7 +102,17 @@ def _of_lists(run: RunReader, figures: DataFrame) -> tuple[Cells, str, Axis, Axi
     bits = np.nan_to_num(figures["max_abs"].to_numpy(np.float32)).view(np.uint32)
     bits = np.where(figures["nonfinite_mismatch"], _MISMATCH, bits)
     np.maximum.at(cells, (*((places - start) // by).T,), bits)
-    x = Axis("position", start[1], end[1], step=1)
-    y = Axis("prompt", end[0], start[0], step=1)
+    x = Axis(
+        "position",
+        start[1],
+        end[1],
+        step=1,
+    )
+    y = Axis(
+        "prompt",
+        end[0],
+        start[0],
+        step=1,
+    )
     size = f"{plural(by[0], 'prompt')} x {plural(by[1], 'position')}"
     return cells, run.header.unit, x, y, size

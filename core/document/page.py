@@ -101,11 +101,22 @@ def _pair(
     *,
     is_open: bool,
 ) -> Markup:
-    title = element("h2", element("code", pair.variant), " vs ", element("code", pair.reference))
+    title = element(
+        "h2",
+        element("code", pair.variant),
+        " vs ",
+        element("code", pair.reference),
+    )
     parts = [
         element("section", element("h3", name) if name else "", content) for name, content in titled
     ]
-    return fold(title, *parts, id=f"pair{pair.index}", open="" if is_open else None, class_="pair")
+    return fold(
+        title,
+        *parts,
+        id=f"pair{pair.index}",
+        open="" if is_open else None,
+        class_="pair",
+    )
 
 
 def _foot(run: RunReader) -> Markup:

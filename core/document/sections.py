@@ -63,7 +63,7 @@ def sections(
     """
     import pandas as pd
 
-    is_rollout = run.has_rollouts()
+    is_rollout = run.has_rollouts
     if is_rollout:
         worst = [row["prompt"] for row in rl.summary(run, "heaviest")[:_MOST_STRIPS]]
         each = [run.positions_of(pair.index, prompt) for prompt in worst]
@@ -116,7 +116,14 @@ def _verdict(answer: Answer) -> Markup:
         kind = "bad"
     elif answer.name in (IDENTICAL, ROUNDING):
         kind = "good"
-    parts = [element("p", element("strong", answer.name), " ", prose(opening(answer.sentence)))]
+    parts = [
+        element(
+            "p",
+            element("strong", answer.name),
+            " ",
+            prose(opening(answer.sentence)),
+        )
+    ]
     if answer.facts:
         parts.append(facts(answer.facts))
     if answer.next_command:
@@ -226,7 +233,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
 
     header = run.header
     window = _around(figures, size.positions)
-    is_rollout = run.has_rollouts()
+    is_rollout = run.has_rollouts
     shade = heat(window, "largest difference", header.compute_dtype, header.unit)
     window = window.assign(
         level=shade.levels,
@@ -299,7 +306,13 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
         join(*parts) if len(parts) <= _MOST_STRIPS else scrolling(join(*parts), "Tokens"),
         element(
             "p",
-            join(shade.unit, *scale, element("b", shade.high or ""), *legend, between=" "),
+            join(
+                shade.unit,
+                *scale,
+                element("b", shade.high or ""),
+                *legend,
+                between=" ",
+            ),
             class_="legend",
         ),
         fold(title, listing(pd.concat(tables), titles, title)) if size is FILE else "",
@@ -309,7 +322,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
 def _prompt(run: RunReader, number_of: int) -> Prompt:
     """Return the tokens of a prompt, of a rollout those of the sequence."""
     prompt = run.header.prompts[number_of]
-    if not run.has_rollouts():
+    if not run.has_rollouts:
         return prompt
     tokens = rl.tokens_of(run, number_of)
     texts = join_bytes(tokens["text"].fillna("").tolist())
@@ -361,7 +374,13 @@ def _top(run: RunReader, top: pd.DataFrame) -> Markup:
 
 
 def _log_axis(title: str, values: np.ndarray | pd.Series, zero: float | None = None) -> Axis:
-    return Axis(title, float(values.min()) / 2, float(values.max()) * 2, True, zero)
+    return Axis(
+        title,
+        float(values.min()) / 2,
+        float(values.max()) * 2,
+        True,
+        zero,
+    )
 
 
 def _near_ties(run: RunReader, figures: pd.DataFrame) -> Iterator[Markup]:
@@ -398,7 +417,15 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Iterator[Markup]:
                 f" {number(points.difference[row])}"
             )
             radius = 5 if kind == "variant" else 3
-            marks.append(dot(across.at(x[row]), up.at(y[row]), kind, title, radius))
+            marks.append(
+                dot(
+                    across.at(x[row]),
+                    up.at(y[row]),
+                    kind,
+                    title,
+                    radius,
+                )
+            )
     note = ""
     if len(x) > len(nearest):
         note = f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip."
@@ -456,7 +483,14 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
                 f"{modules['module'].iloc[row]}: RMS {number(rms[row])}, noise floor"
                 f" {number(floor[row])}"
             )
-            marks.append(dot(x.at(row), y.at(rms[row]), "reference", clip(title, 200)))
+            marks.append(
+                dot(
+                    x.at(row),
+                    y.at(rms[row]),
+                    "reference",
+                    clip(title, 200),
+                )
+            )
         legend = {"reference": "module", "stream": "residual stream"}
         legend |= {"limit": "noise floor"} if (floor > 0).any() else {}
         yield chart("RMS difference of every module, log scale", x, y, marks, legend)

@@ -85,7 +85,7 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
     """Return the causes of a stored pair; of a judged one each says how many noise floors it
     leaves.
     """
-    if run.has_rollouts():
+    if run.has_rollouts:
         tokens = sample_tokens(run)
         says = f"Checked {len(tokens.r):,} of {run.compared_positions(pair):,} tokens."
         if tokens.entropy is None:

@@ -57,7 +57,14 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
             rows = np.where(rows == filling.value, -np.inf, rows)
         holds = looks_normalised(rows) if len(rows) else ""
         name = header.sides[index].name
-        sides.append(DumpSide(name, filling, holds or "logits", figures.logsumexp(index)))
+        sides.append(
+            DumpSide(
+                name,
+                filling,
+                holds or "logits",
+                figures.logsumexp(index),
+            )
+        )
     for pair, other in enumerate(sides[1:]):
         both = (sides[0], other)
         columns = figures.columns(pair)

@@ -74,7 +74,13 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
             continue
         is_dense = count > CROWDED
         if is_dense:
-            _add_density(figure, x[mask], y[mask], ends, color)
+            _add_density(
+                figure,
+                x[mask],
+                y[mask],
+                ends,
+                color,
+            )
         figure.add_scatter(
             x=x[mask],
             y=y[mask],

@@ -49,7 +49,7 @@ def _figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
         figure = module_growth(table) if len(table) else None
     elif name == "noise floor":
         figure = _noise_floor(run, pair, prompt)
-    elif name in _OF_ROLLOUTS and run.has_rollouts():
+    elif name in _OF_ROLLOUTS and run.has_rollouts:
         draw, stored = _OF_ROLLOUTS[name]
         table = pd.DataFrame(summary(run, stored))
         figure = draw(table) if len(table) else None

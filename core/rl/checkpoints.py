@@ -215,7 +215,12 @@ def compare_checkpoints(
     with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as pool:
         for done, key in enumerate(keys):
             tell("comparing", done, len(keys), "tensors")
-            change, findings = _compare(sides[0][key], sides[1][key], fmt, pool)
+            change, findings = _compare(
+                sides[0][key],
+                sides[1][key],
+                fmt,
+                pool,
+            )
             if is_converted:
                 findings.append(("dtype", "{} in A, {} in B".format(*dtypes[key])))
             for finding in findings:

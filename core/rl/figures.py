@@ -505,7 +505,14 @@ def _figures(table: str) -> tuple[Figure, ...]:
         method, _, quantities = value.partition(" ")
         compute = _VALUES.get(value) or methodcaller(method, *quantities.split(", "))
         unit = "nats" if definition.endswith(", nats") else ""
-        figures.append(Figure(prefix + name, definition.removesuffix(", nats"), compute, unit))
+        figures.append(
+            Figure(
+                prefix + name,
+                definition.removesuffix(", nats"),
+                compute,
+                unit,
+            )
+        )
     return tuple(figures)
 
 
@@ -580,7 +587,12 @@ miles    -inf  0.03   train/train_rollout_logprob_abs_diff
 def _bars() -> Iterator[Bar]:
     for line in _BARS.strip().splitlines():
         framework, low, high, figures = re.split(r" {2,}", line)
-        yield Bar(framework, float(low), float(high), tuple(figures.split(", ")))
+        yield Bar(
+            framework,
+            float(low),
+            float(high),
+            tuple(figures.split(", ")),
+        )
 
 
 def bar_of(figure: str, framework: str = "ulpscope") -> Bar | None:

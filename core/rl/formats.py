@@ -73,7 +73,12 @@ def _documented(*sides: str, names: tuple[str, str] = ("rollout", "trainer")) ->
     facts = {name: "sequence" if name == "name" else name for name in _FACTS}
     types = dict.fromkeys(lists.values(), "DOUBLE[]")
     types |= {facts[name]: kind for name, kind in _FACTS.items()}
-    return Layout(types, frozenset({"token_ids", *sides}), lists | facts, names)
+    return Layout(
+        types,
+        frozenset({"token_ids", *sides}),
+        lists | facts,
+        names,
+    )
 
 
 # NeMo-RL, train_data_step{N}.jsonl: batches of one, padded; value t belongs to token t

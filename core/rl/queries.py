@@ -92,6 +92,27 @@ _STARTS = """
             FROM chosen_token WHERE NOT is_trained GROUP BY prompt)
     ) USING (prompt)"""
 
+# by log-ratio r, in bins of 1/16 up to 8 on either side
+_HISTOGRAM = f"""
+    SELECT round(greatest(least(r, 8), -8) * 16) / 16 AS r, count(*) AS tokens, sum(kl) AS kl
+    FROM {_TOKENS} GROUP BY 1 ORDER BY 1"""
+# by the rollout's probability, in 40 steps, and r, in 1/20 of $1, which bounds it
+_DENSITY = f"""
+    SELECT round(exp(reference) * 40) / 40 AS probability,
+        round(greatest(least(r, $1), -$1) / $1 * 20) / 20 * $1 AS r, count(*) AS tokens
+    FROM {_TOKENS} GROUP BY ALL ORDER BY ALL"""
+# no rows if no step is known
+_STEPS = f"""
+    SELECT step, count(*) AS tokens, avg(size) AS mean_abs, avg(kl) AS k3, avg(exp(r)) AS ratio,
+        max(size) AS max_abs
+    FROM {_TOKENS} {_OF_SEQUENCES} WHERE step IS NOT NULL GROUP BY step ORDER BY step"""
+# the 20 sequences that carry the most of the KL, each with the position that has the most of it
+_HEAVIEST = f"""
+    SELECT prompt, arg_max(position, (kl, -position)) AS position, any_value(name) AS name,
+        any_value(step) AS step, count(*) AS tokens, avg(size) AS mean_abs,
+        sum(kl) / nullif(sum(sum(kl)) OVER (), 0) AS kl_share
+    FROM {_TOKENS} {_OF_SEQUENCES} GROUP BY prompt ORDER BY kl_share DESC, prompt LIMIT 20"""
+
 
 def summary(run: Figures, name: str) -> Any:
     """Return one of `summaries`, as it was stored with the run."""
@@ -176,11 +197,11 @@ def summaries(run: Figures, masked: int = 0) -> dict[str, Any]:
     masked += responses - len(sequences)
     tokens = int(sequences.tokens.sum())
     tables = {
-        "histogram": histogram(run),
-        "density": density(run, percentiles[-1]),
+        "histogram": run.query(_HISTOGRAM),
+        "density": run.query(_DENSITY, max(percentiles[-1], 1e-9)),
         "bars": bars(run),
-        "steps": by_step(run),
-        "heaviest": heaviest(run),
+        "steps": run.query(_STEPS),
+        "heaviest": run.query(_HEAVIEST),
         **{f"by {name}": rows for name, rows in groups.items()},
     }
     return {
@@ -313,7 +334,13 @@ def _figures(
         )
         for framework in frameworks:
             rows[framework.name] = [
-                _row(each.name, each.definition, each.unit, each.value(batch), *next(bounds))
+                _row(
+                    each.name,
+                    each.definition,
+                    each.unit,
+                    each.value(batch),
+                    *next(bounds),
+                )
                 for each in framework.figures
             ]
     rows["ulpscope"][2:2] = [
@@ -414,28 +441,6 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     )
 
 
-def histogram(run: Figures) -> pd.DataFrame:
-    """Return tokens and the sum of k3 by log-ratio r, in bins of 1/16 up to 8 on either side: r,
-    tokens, kl.
-    """
-    return run.query(f"""
-        SELECT round(greatest(least(r, 8), -8) * 16) / 16 AS r, count(*) AS tokens, sum(kl) AS kl
-        FROM {_TOKENS} GROUP BY 1 ORDER BY 1""")
-
-
-def density(run: Figures, most: float) -> pd.DataFrame:
-    """Return tokens by the rollout's probability (in 40 steps) and r (in 1/20 of `most`, which
-    bounds it): probability, r, tokens.
-    """
-    return run.query(
-        f"""
-        SELECT round(exp(reference) * 40) / 40 AS probability,
-            round(greatest(least(r, $1), -$1) / $1 * 20) / 20 * $1 AS r, count(*) AS tokens
-        FROM {_TOKENS} GROUP BY ALL ORDER BY ALL""",
-        max(most, 1e-9),
-    )
-
-
 def bars(run: Figures) -> pd.DataFrame:
     """Return what the frameworks' bars cut: bar, tokens and kl as shares."""
     rows = [
@@ -445,16 +450,6 @@ def bars(run: Figures) -> pd.DataFrame:
         for condition in _CUTS.values()
     ]
     return run.query(" UNION ALL ".join(rows), *_CUTS)
-
-
-def by_step(run: Figures) -> pd.DataFrame:
-    """Return figures by training step: step, tokens, mean_abs, k3, ratio, max_abs; empty if no step
-    is known.
-    """
-    return run.query(f"""
-        SELECT step, count(*) AS tokens, avg(size) AS mean_abs, avg(kl) AS k3, avg(exp(r)) AS ratio,
-            max(size) AS max_abs
-        FROM {_TOKENS} {_OF_SEQUENCES} WHERE step IS NOT NULL GROUP BY step ORDER BY step""")
 
 
 def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
@@ -501,14 +496,3 @@ def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
             shares[quantity] = max(0.0, float((between - chance) / (between + within)))
     # lag before its equal, the version
     return dict(sorted(shares.items(), key=lambda item: -round(item[1], 9)))
-
-
-def heaviest(run: Figures) -> pd.DataFrame:
-    """Return the 20 sequences that carry the most of the KL, with the position that has the most:
-    prompt, position, name, step, tokens, mean_abs, kl_share.
-    """
-    return run.query(f"""
-        SELECT prompt, arg_max(position, (kl, -position)) AS position, any_value(name) AS name,
-            any_value(step) AS step, count(*) AS tokens, avg(size) AS mean_abs,
-            sum(kl) / nullif(sum(sum(kl)) OVER (), 0) AS kl_share
-        FROM {_TOKENS} {_OF_SEQUENCES} GROUP BY prompt ORDER BY kl_share DESC, prompt LIMIT 20""")

@@ -108,7 +108,13 @@ def write_tokens(
         figures = Figures(database, header)
         contents = summaries(figures, masked)
         own = {row["name"]: row["value"] for row in contents.get("figures of ulpscope", ())}
-        pair = TokenPair(positions, summary, own.get("k3"), constants, sample_tokens(figures))
+        pair = TokenPair(
+            positions,
+            summary,
+            own.get("k3"),
+            constants,
+            sample_tokens(figures),
+        )
         verdict = judge(pair)
         insert_pair(database, 0, summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)

@@ -52,7 +52,12 @@ def _slope(row: RowPair) -> float:
     first, second = np.triu_indices(len(row.x), 1)
     gaps = row.x[first] - row.x[second]
     rises = row.y[first] - row.y[second]
-    slopes = np.divide(rises, gaps, out=np.zeros(len(gaps)), where=gaps != 0)
+    slopes = np.divide(
+        rises,
+        gaps,
+        out=np.zeros(len(gaps)),
+        where=gaps != 0,
+    )
     order = np.argsort(slopes, kind="stable")
     weights = np.cumsum(np.abs(gaps[order]))
     middle = np.searchsorted(weights, weights[-1] / 2)
@@ -136,7 +141,12 @@ def rounded_logits(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
     for side in (1, 0):
         for name, change in roundings.items():
             says = f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}."
-            yield Cause("rounded", says, {"to": name}, Undo(_apply(side, change)))
+            yield Cause(
+                "rounded",
+                says,
+                {"to": name},
+                Undo(_apply(side, change)),
+            )
 
 
 @fit_and_score(in_parts=False)

@@ -181,7 +181,16 @@ def complete_rows(
         ids = ids[usable[at][ids]]
         if np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
             times = np.bincount(text, minlength=vocab)[ids]
-            rows.append(RowPair(prompt, position, ids, x[ids], y[ids], times))
+            rows.append(
+                RowPair(
+                    prompt,
+                    position,
+                    ids,
+                    x[ids],
+                    y[ids],
+                    times,
+                )
+            )
     return PairRows(names, "logit", dtype, rows, len(every), places, whole, is_masked)
 
 
@@ -218,7 +227,16 @@ def rows_of_lists(
         times = (text == ids[:, None]).sum(axis=1) * (
             pair.keys == "token_id" and UNKNOWN_TOKEN not in text
         )
-        rows.append(RowPair(prompt, position, ids.astype(np.int64), x[in_x], y[in_y], times))
+        rows.append(
+            RowPair(
+                prompt,
+                position,
+                ids.astype(np.int64),
+                x[in_x],
+                y[in_y],
+                times,
+            )
+        )
     blocks = [at for block in _blocks(len(places), _MOST_PLACES) for at in block]
     lists = [[side.row(at) for at in blocks] for side in pair.rows]
     tokens_of_rows = [tokens for side in lists for tokens, _ in side]
@@ -283,4 +301,12 @@ def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[in
                 ),
             )
     pair = run.header.sides[0].name, run.header.sides[1].name
-    return sequences, PairRows(pair, "logprob", "", rows, len(rows), places, np.empty((2, 0, 0)))
+    return sequences, PairRows(
+        pair,
+        "logprob",
+        "",
+        rows,
+        len(rows),
+        places,
+        np.empty((2, 0, 0)),
+    )

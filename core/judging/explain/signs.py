@@ -183,7 +183,14 @@ def masks_and_padding(pair: PairRows) -> Iterator[Cause]:
         is_masked = left_out[side] & usable[1 - side]
         places = np.flatnonzero(is_masked.any(axis=1) & usable[side].any(axis=1))
         if len(places) >= min(2, len(pair.places)):
-            yield _mask(pair, side, places, whole[:, places], is_masked[places], usable[:, places])
+            yield _mask(
+                pair,
+                side,
+                places,
+                whole[:, places],
+                is_masked[places],
+                usable[:, places],
+            )
 
 
 def _mask(
