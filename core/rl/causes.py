@@ -62,14 +62,18 @@ def explain_tokens(tokens: SampledTokens) -> list[Cause]:
     if _are_telling(causes):
         return causes
     sizes = np.nan_to_num(np.abs(tokens.r))
-    places = [(name, *_worst_of(name, values, sizes)) for name, values in tokens.groups.items()]
+    places = []
+    for name, values in tokens.groups.items():
+        place, is_worst = _worst_of(name, values, sizes)
+        places.append((name, place, is_worst))
     for _, place, is_worst in places:
         of_worst = _causes_of(tokens.select(is_worst))
         if _are_telling(of_worst):
             return [replace(cause, says=f"At {place}: {cause.says}") for cause in of_worst]
     square = sizes**2
     for name, place, is_worst in places:
-        if min(is_worst.sum(), (~is_worst).sum()) >= _LEAST and _is_most(square, is_worst):
+        are_many = min(is_worst.sum(), (~is_worst).sum()) >= _LEAST
+        if are_many and _is_most(square, is_worst):
             says = _differ_at(place, tokens, square, is_worst)
             return [Cause("part of the sequences", says, {"part": name}), *causes]
     return [*_few(tokens, square), *causes]
@@ -88,13 +92,16 @@ def _are_telling(causes: list[Cause]) -> bool:
 def _few(tokens: SampledTokens, square: Floats) -> Iterator[Cause]:
     """Name the place of a few tokens that hold nearly all of the squared difference."""
     order = np.argsort(-square, kind="stable")
-    count = int(np.searchsorted(np.cumsum(square[order]), (1 - MOST) * square.sum())) + 1
-    if count > _FEW * len(square) or len(square) < _LEAST or square[order[count - 1]] < _FAR**2:
+    total = square.sum()
+    count = int(np.searchsorted(np.cumsum(square[order]), (1 - MOST) * total)) + 1
+    few = order[:count]
+    are_many = count > _FEW * len(square) or len(square) < _LEAST
+    if are_many or square[few[-1]] < _FAR**2:
         return
-    first = order[:count].min()
+    first = few.min()
     sequence = int(tokens.sequence[first])
     rollout, trainer = tokens.names
-    share = percent(float(square[order[:count]].sum() / square.sum()))
+    share = percent(float(square[few].sum() / total))
     says = (
         f"'{trainer}' and '{rollout}': {count:,} of {len(square):,} tokens hold {share} of the"
         f" squared difference, first token {tokens.position[first]} of sequence {sequence}."
@@ -107,11 +114,18 @@ def _worst_of(name: str, values: NDArray, sizes: Floats) -> tuple[str, Flags]:
     have one.
     """
     is_text = values.dtype.kind == "U"
-    each = np.unique(values[values != "" if is_text else np.isfinite(values)])
+    is_known = values != "" if is_text else np.isfinite(values)
+    each = np.unique(values[is_known])
     means = np.array([sizes[values == value].mean() for value in each])
-    worst = each[(means > 0) & (means >= _LAGGED * means.min())] if len(each) > 1 else each[:0]
-    first = "".join(f"'{clean(one, 60)}'" if is_text else f"{one:g}" for one in worst[:1])
-    words = f"{name} {first}" if len(worst) == 1 else f"{len(worst)} {name}s, the first {first}"
+    worst = each[:0]
+    if len(each) > 1:
+        worst = each[(means > 0) & (means >= _LAGGED * means.min())]
+    first = ""
+    if len(worst):
+        first = f"'{clean(worst[0], 60)}'" if is_text else f"{worst[0]:g}"
+    words = f"{len(worst)} {name}s, the first {first}"
+    if len(worst) == 1:
+        words = f"{name} {first}"
     return words, np.isin(values, worst)
 
 
@@ -122,7 +136,8 @@ def _is_most(square: Floats, part: Flags) -> bool:
     inside = square[part]
     outside = square[~part]
     is_dense = inside.mean() >= max(_LEAST_SIZE**2, CONTRAST * outside.mean())
-    return bool(is_dense and inside.sum() >= (1 - MOST) * square.sum())
+    is_most = inside.sum() >= (1 - MOST) * square.sum()
+    return bool(is_dense and is_most)
 
 
 def _causes_of(tokens: SampledTokens) -> list[Cause]:
@@ -139,7 +154,8 @@ def _causes_of(tokens: SampledTokens) -> list[Cause]:
     if not _is_enough(tokens):
         return causes
     for find in CAUSES:
-        if matches := list(find(tokens)):
+        matches = list(find(tokens))
+        if matches:
             return sorted([*causes, *matches], key=lambda cause: cause.name == "missing")
     return causes
 
@@ -168,7 +184,8 @@ def _shift(tokens: SampledTokens) -> Iterator[Cause]:
     rollout, trainer = tokens.names
     for shift in _SHIFTS:
         moved, is_inside = _elsewhere(tokens, shift)
-        own, moved = tokens.r[is_inside] ** 2, moved[is_inside]
+        own = tokens.r[is_inside] ** 2
+        moved = moved[is_inside]
         if len(own) >= _LEAST // 4 and is_explained(own, moved):
             away = _tokens_away(shift)
             says = f"Off by {abs(shift)}: '{trainer}' at each token is '{rollout}' {away}."
@@ -193,8 +210,9 @@ def _retokenized(tokens: SampledTokens) -> Iterator[Cause]:
         gain = _gains(np.where(is_inside, square - moved, 0.0), starts, lengths)
         best = np.maximum.reduceat(gain, starts)
         is_best = gain == np.repeat(best, lengths)
+        first_best = np.where(is_best, at, len(at))
         gains.append(best)
-        places.append(np.minimum.reduceat(np.where(is_best, at, len(at)), starts))
+        places.append(np.minimum.reduceat(first_best, starts))
     best = np.max(gains, axis=0)
     of = np.argmax(gains, axis=0)
     place = np.choose(of, places)
@@ -228,22 +246,26 @@ def _retokenized(tokens: SampledTokens) -> Iterator[Cause]:
 def _gains(of_tokens: Floats, starts: Integers, lengths: Integers) -> Floats:
     """Return the sum of a value from each token to the end of its sequence. [tokens]"""
     total = np.cumsum(of_tokens)
-    return np.repeat(total[starts + lengths - 1], lengths) - np.append(0.0, total[:-1])
+    before = np.append(0.0, total[:-1])
+    at_end = np.repeat(total[starts + lengths - 1], lengths)
+    return at_end - before
 
 
 def _grid(tokens: SampledTokens) -> Iterator[Cause]:
     """Values of one side lie on the grid of a 16-bit dtype, and the other's do not."""
     for dtype in ("bfloat16", "float16"):
         for side, own, other, name, _ in sides_of(tokens):
-            rounded, grid = (round_to(FORMATS[dtype], values) for values in (own, other))
+            rounded = round_to(FORMATS[dtype], own)
+            grid = round_to(FORMATS[dtype], other)
             is_on_grid = (rounded == own).all() and len(np.unique(own)) > _LEAST_VALUES
             if is_on_grid and (grid != other).any():
                 says = f"'{name}' stores log-probabilities in {dtype}."
                 cause = Cause("rounded", says, {"side": side, "dtype": dtype})
                 square = tokens.r**2
                 rest = (grid - own) ** 2
-                is_all = rest.sum() <= MOST * square.sum()
-                yield cause.score(square, rest, len(rest)) if is_all else cause
+                if rest.sum() <= MOST * square.sum():
+                    cause = cause.score(square, rest, len(rest))
+                yield cause
 
 
 def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
@@ -262,8 +284,11 @@ def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
             continue
         most = float(excess.max())
         # With noise, or outliers, the largest is no bound.
-        least = float(np.exp(-most)) if below <= _EXACT * most and most <= MOST_MASS else None
-        top_p = f" (top-p would be {least:.3g})" if least else ""
+        least = None
+        top_p = ""
+        if below <= _EXACT * most and most <= MOST_MASS:
+            least = float(np.exp(-most))
+            top_p = f" (top-p would be {least:.3g})"
         says = (
             f"'{name}' is renormalized after top-p, top-k or min-p: never below '{other_name}', and"
             f" at most {number(most)} above{top_p}."
@@ -329,7 +354,8 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
     ):
         bad = _bad_places(places, square)
         if 0 < len(bad) <= _LISTED and bad[0] >= least:
-            listed = f"token{'s' * (len(bad) > 1)} {series([str(each) for each in bad])} {words}"
+            noun = "token" if len(bad) == 1 else "tokens"
+            listed = f"{noun} {series([str(each) for each in bad])} {words}"
             parts[listed] = (np.isin(places, bad), listed)
     parts["first"] = (index == 0, "the first token of each response")
     parts["last"] = (to_end == 0, "the last token of each response")
@@ -370,9 +396,11 @@ def _tail(square: Floats, starts: Integers, lengths: Integers) -> Flags:
     """Return the tokens from which on most of a sequence differs, and little before it does.
     [tokens]
     """
-    gain = _gains(np.where(square > _OUTLYING * np.median(square), 1.0, -1.0), starts, lengths)
+    is_far = square > _OUTLYING * np.median(square)
+    gain = _gains(np.where(is_far, 1.0, -1.0), starts, lengths)
     best = np.repeat(np.maximum.reduceat(gain, starts), lengths)
-    begin = np.where((gain == best) & (best >= _LEAST_TAIL), np.arange(len(gain)), -1)
+    is_begin = (gain == best) & (best >= _LEAST_TAIL)
+    begin = np.where(is_begin, np.arange(len(gain)), -1)
     first = np.maximum.accumulate(begin) - np.repeat(starts, lengths)
     return first >= _LEAST_TAIL
 
@@ -396,14 +424,15 @@ def _lag(tokens: SampledTokens) -> Iterator[Cause]:
             sizes = np.log(np.maximum(sizes, np.finfo(float).tiny))
             logs.append(sizes.mean())
             errors.append(sizes.var(ddof=1) / len(sizes))
-    is_sure = (
-        len(means) == len(lags) > 1
-        and logs[-1] - logs[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
-    )
-    if is_sure and means[-1] >= _OLDER * means[0] and min(means[1:]) > means[0]:
+    if not len(means) == len(lags) > 1:
+        return
+    oldest = means[-1]
+    newest = means[0]
+    is_sure = logs[-1] - logs[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
+    if is_sure and oldest >= _OLDER * newest and min(means[1:]) > newest:
         says = (
-            f"Older weights: mean |r| is {number(means[0], 2)} at a lag of {lags[0]:g} and"
-            f" {number(means[-1], 2)} at {lags[-1]:g}."
+            f"Older weights: mean |r| is {number(newest, 2)} at a lag of {lags[0]:g} and"
+            f" {number(oldest, 2)} at {lags[-1]:g}."
         )
         yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": means})
 
