@@ -132,14 +132,11 @@ def _verdict(answer: Answer) -> Markup:
 
 
 def _checks(answer: Answer) -> Markup:
-    rows = [
-        (
-            element("span", row.outcome, class_=row.outcome.replace(" ", "-")),
-            title,
-            join(prose(row.says), element("small", prose(row.control))),
-        )
-        for title, row in answer.titled_checks
-    ]
+    rows = []
+    for title, row in answer.titled_checks:
+        outcome = element("span", row.outcome, class_=row.outcome.replace(" ", "-"))
+        result = join(prose(row.says), element("small", prose(row.control)))
+        rows.append((outcome, title, result))
     checks = table(("outcome", "check", "result"), rows, "Checks", class_="box stack")
     return join(checks, element("p", answer.not_run_line))
 
@@ -147,9 +144,8 @@ def _checks(answer: Answer) -> Markup:
 def _rollouts(run: RunReader) -> Markup:
     import pandas as pd
 
-    figures, bins = (
-        pd.DataFrame(rows) for rows in (rl.figures_of(run), rl.summary(run, "histogram"))
-    )
+    figures = pd.DataFrame(rl.figures_of(run))
+    bins = pd.DataFrame(rl.summary(run, "histogram"))
     titles = {
         "name": "figure",
         "value": "value",
@@ -162,18 +158,14 @@ def _rollouts(run: RunReader) -> Markup:
     y = Axis("tokens, log scale", 0.5, 2.0 * float(bins["tokens"].max()), is_log=True)
     share = bins["kl"] / max(float(bins["kl"].sum()), 1e-300)
     half = 100 / 64 / span
-    marks = [
-        bar(
-            x.at(r) - half,
-            2 * half,
-            y.at(count),
-            "reference",
-            f"r = {r:g}: {count:,} tokens, {percent(kl)} of the KL",
-        )
-        for r, count, kl in zip(bins["r"], bins["tokens"], share, strict=True)
-    ]
-    bars = [x.at(float(np.log(ratio))) for ratio in (TIS, *ICEPOP) if abs(np.log(ratio)) < span]
-    marks += [line((place, place), (0, 100), "limit") for place in bars]
+    marks = []
+    for r, count, kl in zip(bins["r"], bins["tokens"], share, strict=True):
+        title = f"r = {r:g}: {count:,} tokens, {percent(kl)} of the KL"
+        marks.append(bar(x.at(r) - half, 2 * half, y.at(count), "reference", title))
+    for limit in np.log((TIS, *ICEPOP)):
+        if abs(limit) < span:
+            place = x.at(limit)
+            marks.append(line((place, place), (0, 100), "limit"))
     return join(
         element("p", rl.sentence(rl.mismatch_json(run))),
         listing(figures, titles | {"definition": "definition"}, "Trainer vs. rollout"),
@@ -211,11 +203,9 @@ def _visible(token: str) -> str:
 def listing(figures: pd.DataFrame, titles: Mapping[str, str], label: str) -> Markup:
     """Return a table of some columns. titles: by the names of the columns."""
     figures = figures[[*titles]].dropna(axis="columns", how="all")
-    return table(
-        [titles[name] for name in figures],
-        [[*map(_text, row)] for row in _rows(figures)],
-        label,
-    )
+    head = [titles[name] for name in figures]
+    rows = [[*map(_text, row)] for row in _rows(figures)]
+    return table(head, rows, label)
 
 
 def _around(figures: pd.DataFrame, most: int) -> pd.DataFrame:
@@ -223,7 +213,8 @@ def _around(figures: pd.DataFrame, most: int) -> pd.DataFrame:
     if len(figures) <= most:
         return figures
     prompt, position = flips.telling_place(figures)
-    row = int(np.flatnonzero((figures["prompt"] == prompt) & (figures["position"] == position))[0])
+    is_telling = (figures["prompt"] == prompt) & (figures["position"] == position)
+    row = int(np.flatnonzero(is_telling)[0])
     start = min(max(0, row - most // 2), len(figures) - most)
     return figures.iloc[start : start + most]
 
@@ -268,14 +259,16 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
             previous = row.position
             mark = "mismatch" if row.nonfinite_mismatch else kind.replace("near tie", "")
             title = f"position {row.position}, {name}: {_text(row.max_abs)} {header.unit} {kind}"
-            link = f"#f{pair.index}-{number_of}-{row.position}" if row.link else None
-            look = {"class_": f"h{row.level or 0} {mark}", "title": title, "href": link}
-            content = (
-                element(_MARKS[mark], text.replace("↵", "↵\n"))
-                if mark
-                else text.replace("↵", "↵\n")
-            )
-            spans.append(element("a" if row.link else "span", content, **look))
+            content = text.replace("↵", "↵\n")
+            if mark:
+                content = element(_MARKS[mark], content)
+            tag = "span"
+            link = None
+            if row.link:
+                tag = "a"
+                link = f"#f{pair.index}-{number_of}-{row.position}"
+            look = f"h{row.level or 0} {mark}"
+            spans.append(element(tag, content, class_=look, title=title, href=link))
         # without spaces between tokens a browser could not break the line
         parts.append(element("p", join(*spans, between="<wbr>"), class_="strip"))
         argmaxes = {
@@ -283,40 +276,36 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
             for side in flips.SIDES
         }
         tables.append(part.assign(prompt=number_of, token=names, state=state, **argmaxes))
-    scale = [element("b", shade.low), element("span", " to ", class_="scale")] if shade.low else []
+    legend: list[object] = [shade.unit]
+    if shade.low:
+        legend += [element("b", shade.low), element("span", " to ", class_="scale")]
+    legend.append(element("b", shade.high or ""))
     signs = (
         ("flip", "is_flip", "flip"),
         ("mismatch", "nonfinite_mismatch", "NaN or infinity on one side"),
     )
-    legend = [
-        element(_MARKS[kind], text, class_=kind)
-        for kind, column, text in signs
-        if window[column].any()
-    ]
+    for kind, column, text in signs:
+        if window[column].any():
+            legend.append(element(_MARKS[kind], text, class_=kind))
     titles = {"prompt": "prompt", "position": "position", "token": "token", "state": "state"}
     titles |= {
         f"{side}{what}": f"{side}{about}" for side in flips.SIDES for what, about in _ABOUT.items()
     }
     titles |= {"max_abs": "largest difference", "max_row_ulps": "row ULPs", "kl": "KL, nats"}
-    title = "Figures by position"
-    which = "of the worst sequences" if is_rollout else "around the most telling one"
-    note = f"{len(window):,} of {plural(header.rows, 'position')} are shown: those {which}."
-    return join(
-        element("p", note) if len(window) < len(figures) or is_rollout or header.is_long else "",
-        join(*parts) if len(parts) <= _MOST_STRIPS else scrolling(join(*parts), "Tokens"),
-        element(
-            "p",
-            join(
-                shade.unit,
-                *scale,
-                element("b", shade.high or ""),
-                *legend,
-                between=" ",
-            ),
-            class_="legend",
-        ),
-        fold(title, listing(pd.concat(tables), titles, title)) if size is FILE else "",
-    )
+    strips = join(*parts)
+    if len(parts) > _MOST_STRIPS:
+        strips = scrolling(strips, "Tokens")
+    note = ""
+    if len(window) < len(figures) or is_rollout or header.is_long:
+        which = "of the worst sequences" if is_rollout else "around the most telling one"
+        note = f"{len(window):,} of {plural(header.rows, 'position')} are shown: those {which}."
+        note = element("p", note)
+    folded = ""
+    if size is FILE:
+        title = "Figures by position"
+        folded = fold(title, listing(pd.concat(tables), titles, title))
+    scale = element("p", join(*legend, between=" "), class_="legend")
+    return join(note, strips, scale, folded)
 
 
 def _prompt(run: RunReader, number_of: int) -> Prompt:
@@ -331,8 +320,10 @@ def _prompt(run: RunReader, number_of: int) -> Prompt:
 
 def _argmax(run: RunReader, token: int | None) -> str:
     """Return `·self (301)`, or the id of a token whose text is unknown; '' for no token."""
-    if token is None or token not in run.vocabulary:
-        return "" if token is None else f"token {token}"
+    if token is None:
+        return ""
+    if token not in run.vocabulary:
+        return f"token {token}"
     return f"{_visible(run.vocabulary[token])} ({token})"
 
 
@@ -391,17 +382,15 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Iterator[Markup]:
     across = _log_axis(f"largest difference at the position, {run.header.unit}", x, x_zero)
     up = _log_axis(f"smaller margin of the two sides, {run.header.unit}", y, y_zero)
     # after zeros
-    ends = (
-        max((x_zero or across.low) * 1.5, (y_zero or up.low) * 0.75),
-        min(across.high, up.high / 2),
-    )
+    start = max((x_zero or across.low) * 1.5, (y_zero or up.low) * 0.75)
+    end = min(across.high, up.high / 2)
     marks = []
     legend = {}
-    if ends[0] < ends[1]:
+    if start < end:
         legend["bound"] = "margin = 2 x difference"
-        marks.append(
-            line([across.at(each) for each in ends], [up.at(2 * each) for each in ends], "bound"),
-        )
+        xs = (across.at(start), across.at(end))
+        ys = (up.at(2 * start), up.at(2 * end))
+        marks.append(line(xs, ys, "bound"))
     shares = points.margin / np.maximum(points.difference, 1e-300)
     nearest = np.argsort(shares, kind="stable")[: FILE.positions]
     kinds = ("quiet", "reference", "variant", "mismatch")
@@ -417,15 +406,7 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Iterator[Markup]:
                 f" {number(points.difference[row])}"
             )
             radius = 5 if kind == "variant" else 3
-            marks.append(
-                dot(
-                    across.at(x[row]),
-                    up.at(y[row]),
-                    kind,
-                    title,
-                    radius,
-                )
-            )
+            marks.append(dot(across.at(x[row]), up.at(y[row]), kind, title, radius))
     note = ""
     if len(x) > len(nearest):
         note = f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip."
@@ -452,16 +433,17 @@ def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Iterato
 def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     modules = layers.modules(run, pair.index)
     sentence = layers.sentence(run, pair.index, modules)
-    rms, floor = (modules[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
-    streams = np.flatnonzero(modules["kind"] == layers.RESIDUAL)
+    rms = modules["rms"].to_numpy(float, na_value=np.nan)
+    floor = modules["floor_rms"].to_numpy(float, na_value=np.nan)
+    is_stream = modules["kind"] == layers.RESIDUAL
+    streams = np.flatnonzero(is_stream)
     positive = np.concatenate([rms, floor[streams]])
     positive = positive[positive > 0]
     yield element("p", prose(sentence))
     if (rms > 0).any():
-        blocks = modules.loc[modules["kind"] == layers.RESIDUAL, "block"]
-        ends = {
-            float(row): str(block) for row, block in blocks[:: -(-len(blocks) // 12) or 1].items()
-        }
+        blocks = modules.loc[is_stream, "block"]
+        step = -(-len(blocks) // 12) or 1
+        ends = {float(row): str(block) for row, block in blocks[::step].items()}
         x = Axis(
             "execution order; ticks: end of each layer",
             -0.5,
@@ -471,11 +453,9 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         y = _log_axis("RMS difference", positive)
 
         def path(values: np.ndarray, kind: str) -> Markup:
-            return line(
-                [x.at(row) for row in streams],
-                [y.at(v) if v > 0 else np.nan for v in values[streams]],
-                kind,
-            )
+            xs = [x.at(row) for row in streams]
+            ys = [y.at(value) if value > 0 else np.nan for value in values[streams]]
+            return line(xs, ys, kind)
 
         marks = [path(floor, "limit"), path(rms, "stream")]
         for row in np.flatnonzero(rms > 0):
@@ -492,7 +472,8 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
                 )
             )
         legend = {"reference": "module", "stream": "residual stream"}
-        legend |= {"limit": "noise floor"} if (floor > 0).any() else {}
+        if (floor > 0).any():
+            legend["limit"] = "noise floor"
         yield chart("RMS difference of every module, log scale", x, y, marks, legend)
     top_modules = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)
     titles = {"module": "module", "kind": "kind", "neq_share": "share that differs"}
@@ -515,8 +496,9 @@ def _continuations(
         for side, name in ((0, pair.reference), (pair.index + 1, pair.variant)):
             tokens = join_bytes([run.vocabulary.get(t, f"token {t} ") for t in generation[side]])
             same, other = ("".join(part) for part in (tokens[:agreed], tokens[agreed:]))
+            rest = element("b", other) if other else ""
             texts.append(element("h4", name))
-            texts.append(element("pre", same, element("b", other) if other else "", tabindex="0"))
+            texts.append(element("pre", same, rest, tabindex="0"))
         common = f"{agreed:,} of {plural(row.compared_tokens, 'token')} in common"
         is_first = row.prompt == continued["prompt"].iloc[0]
         yield fold(f"Prompt {row.prompt}: {common}", *texts, open="" if is_first else None)
@@ -530,15 +512,11 @@ def _kv_cache(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     if len(positive):
         x = Axis("layer", -0.5, float(table["layer"].max()) + 0.5, step=1)
         y = _log_axis("RMS difference, log scale", positive)
-        marks = [
-            dot(
-                x.at(row.layer),
-                y.at(row.rms),
-                f"{row.kind}s",
-                f"layer {row.layer}, {row.kind}s: RMS {number(row.rms)}",
-            )
-            for row in _rows(table[table["rms"] > 0])
-        ]
+        marks = []
+        for row in _rows(table[table["rms"] > 0]):
+            kind = f"{row.kind}s"
+            title = f"layer {row.layer}, {kind}: RMS {number(row.rms)}"
+            marks.append(dot(x.at(row.layer), y.at(row.rms), kind, title))
         legend = {"keys": "keys", "values": "values"}
         yield chart("RMS difference of keys and values by layer", x, y, marks, legend, 220)
     titles = {"layer": "layer", "kind": "kind", "neq": "elements that differ"}

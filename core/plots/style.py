@@ -40,7 +40,10 @@ def inert(text: str) -> str:
 def log_axis(values: np.ndarray) -> dict:
     """Return a log axis for values; values of 0 and below are not on it."""
     finite = values[np.isfinite(values) & (values > 0)]
-    low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 10.0)
+    low, high = 1.0, 10.0
+    if len(finite):
+        low = finite.min()
+        high = finite.max()
     # powers of ten if there are two, else few steps
     labels = {"dtick": 1} if high >= 100 * low else {"nticks": 4}
     form = ",.3~r" if is_written_out((low, high)) else ".0e"
@@ -51,9 +54,10 @@ def hover(values: np.ndarray, of: str = "y") -> str:
     """Return the placeholder of a hover for one of `values`, in the form of their axis: three
     digits, written out or as powers of ten.
     """
-    finite = values[np.isfinite(values) & (values != 0)]
-    is_plain = not len(finite) or is_written_out((np.abs(finite).min(), np.abs(finite).max()))
-    return f"%{{{of}:{',.3~r' if is_plain else '.2~e'}}}"
+    sizes = np.abs(values[np.isfinite(values) & (values != 0)])
+    is_plain = not len(sizes) or is_written_out((sizes.min(), sizes.max()))
+    form = ",.3~r" if is_plain else ".2~e"
+    return f"%{{{of}:{form}}}"
 
 
 def is_lone(y: np.ndarray) -> np.ndarray:
