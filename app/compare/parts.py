@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pandas as pd
 import streamlit as st
 
-from app.shell import selection, store_cache, widgets, wording
+from app.shell import selection, store_cache, widgets
 from core.errors import UlpscopeError
 from core.numerics.arrays import Record
 from core.numerics.metrics import COUNTS
@@ -57,19 +57,16 @@ def pick_runs(view: selection.View) -> dict[str, int | None]:
     cell = cell_of(view.run.run_id)
     of_cell = {run_id for run_id in store_cache.store().cells() if cell and cell_of(run_id) == cell}
     others = {*of_cell, *indices} - {card.run_id for card in newest}
-    cards = [
-        card
-        for card in (*store_cache.cards_of(others), *newest)
-        if card.run_id != view.run.run_id and card.sides
-    ]
+    every = [*store_cache.cards_of(others), *newest]
+    cards = [card for card in every if card.run_id != view.run.run_id and card.sides]
     labels = {}
     for card in cards:
         about = (card.name, card.compute_dtype, card.device, card.run_id)
         labels[card.run_id] = " · ".join(filter(None, about))
-    gone = indices.keys() - labels.keys() - {view.run.run_id}
+    known = {view.run.run_id, *labels}
+    gone = [widgets.escape(run_id[:60]) for run_id in indices if run_id not in known]
     if gone:
-        names = ", ".join(widgets.escape(run_id[:60]) for run_id in indices if run_id in gone)
-        st.warning(f"There is no run {names} here (any more).")
+        st.warning(f"There is no run {', '.join(gone)} here (any more).")
     indices = {run_id: index for run_id, index in indices.items() if run_id in labels}
     if not indices:
         indices = dict.fromkeys(_most_alike(view.run.header, cards))
@@ -115,10 +112,10 @@ def pick(view: selection.View) -> list[RunPair]:
             st.error(widgets.escape(str(error)))
             continue
         if index is None or index >= len(run.pairs):
-            index = next((pair.index for pair in run.pairs if pair.variant == view.pair.variant), 0)
-        pairs.append(
-            RunPair(run, run.pairs[index], store_cache.cached(run, RunReader.positions, index)),
-        )
+            alike = [pair.index for pair in run.pairs if pair.variant == view.pair.variant]
+            index = alike[0] if alike else 0
+        table = store_cache.cached(run, RunReader.positions, index)
+        pairs.append(RunPair(run, run.pairs[index], table))
     several = [one for one in pairs[1:] if len(one.run.pairs) > 1]
     for column, one in zip(st.columns(max(1, len(several))), several, strict=False):
         run_id = one.run.run_id
@@ -139,16 +136,18 @@ def pick(view: selection.View) -> list[RunPair]:
 def names(runs: Sequence[RunReader]) -> list[str]:
     """Return short, distinct names of the runs: numbered if two share a name."""
     plain = [printable(run.header.name, "?")[:60] for run in runs]
-    return [
-        name if plain.count(name) == 1 else f"{place}: {name}"
-        for place, name in enumerate(plain, 1)
-    ]
+    distinct = []
+    for place, name in enumerate(plain, 1):
+        is_alone = plain.count(name) == 1
+        distinct.append(name if is_alone else f"{place}: {name}")
+    return distinct
 
 
 def differing(facts: Sequence[Record], titles: Sequence[str]) -> pd.DataFrame:
     """Return the facts that differ between runs: one row per fact, one column per run."""
     table = pd.DataFrame(list(facts), index=list(titles)).fillna("").replace("", "–")
-    return table.astype(str).T[lambda rows: rows.nunique(axis=1) > 1]
+    rows = table.astype(str).T
+    return rows[rows.nunique(axis=1) > 1]
 
 
 def provenance(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
@@ -166,10 +165,12 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFram
     for name, label, is_more in FIGURES:
         cells: list[str] = []
         for value, one in zip(table.get(name, []), pairs, strict=False):
-            ratio = value / table[name][0] if is_more and cells and table[name][0] else None
             text = _text(name, value, one.run.header.rows)
-            if ratio is not None and number(ratio) != "1":
-                text = f"{text}  ({multiple(ratio)})"
+            first = table[name][0]
+            if is_more and cells and first:
+                ratio = value / first
+                if number(ratio) != "1":
+                    text = f"{text}  ({multiple(ratio)})"
             cells.append(text)
         if cells:
             rows[label] = cells
@@ -190,12 +191,10 @@ def _text(name: str, value: float, rows: int) -> str:
 
 def export_runs(pairs: Sequence[RunPair]) -> pd.DataFrame:
     """Return the unrounded figures and provenance for a download, one row per run."""
-    summary = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
-    counts = [{name: getattr(one.pair.summary, name) for name in summary} for one in pairs]
-    return pd.concat(
-        [pd.DataFrame([one.facts for one in pairs]), figures(pairs), pd.DataFrame(counts)],
-        axis=1,
-    )
+    names = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
+    facts = pd.DataFrame([one.facts for one in pairs])
+    counts = pd.DataFrame([vars(one.pair.summary) for one in pairs])
+    return pd.concat([facts, figures(pairs), counts[[*names]]], axis=1)
 
 
 def flip_texts(
@@ -206,18 +205,12 @@ def flip_texts(
     """Return one row per position with a flip: place, and per run the two tokens, empty if it has
     no flip there.
     """
-    texts = [
-        " → ".join(
-            wording.token(token, pairs[row.run].run.vocabulary.get(token)) for token in tokens
-        )
-        for row in flips.itertuples()
-        for tokens in [(row.reference_token, row.variant_token)]
-    ]
-    wide = flips.assign(text=texts).pivot(
-        index=["prompt", "position"],
-        columns="run",
-        values="text",
-    )
+    texts = []
+    for row in flips.itertuples():
+        tokens = (row.reference_token, row.variant_token)
+        texts.append(" → ".join(widgets.table_texts(tokens, pairs[row.run].run)))
+    place = ["prompt", "position"]
+    wide = flips.assign(text=texts).pivot(index=place, columns="run", values="text")
     wide = wide.reindex(columns=range(len(pairs))).set_axis(list(titles), axis="columns")
-    order = pd.MultiIndex.from_frame(flips[["prompt", "position"]].drop_duplicates())
+    order = pd.MultiIndex.from_frame(flips[place].drop_duplicates())
     return wide.reindex(order).astype(object).fillna("").reset_index()
