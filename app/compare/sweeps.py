@@ -100,9 +100,11 @@ def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellCh
         for axis in varying(changes):
             if axis in axes:
                 continue
-            words = {change.state.axes[axis]: "" for change in changes}
-            words = {value: clean(in_short(axis, value), 60) or "-" for value in words}
-            value = _choice(axis, {ANY: ANY} | words, f"matrix_of_{axis}")
+            words = {ANY: ANY}
+            for change in changes:
+                value = change.state.axes[axis]
+                words[value] = clean(in_short(axis, value), 60) or "-"
+            value = _choice(axis, words, f"matrix_of_{axis}")
             if value != ANY:
                 chosen[axis] = value
     return filter_changes(changes, chosen)
@@ -111,14 +113,13 @@ def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellCh
 def table(matrix: Matrix) -> CellChange | None:
     """Draw the table; return the cell that is selected, there or in the chart."""
     columns = [clean(name, 60) for name in matrix.columns]
-    names = [
-        name if columns.count(name) == 1 else f"{name} ({place})"
-        for place, name in enumerate(columns)
-    ]
-    rows = [
-        [clean(name, 60), *(entry.text for entry in row)]
-        for name, row in zip(matrix.rows, matrix.entries, strict=True)
-    ]
+    names = []
+    for place, name in enumerate(columns):
+        is_alone = columns.count(name) == 1
+        names.append(name if is_alone else f"{name} ({place})")
+    rows = []
+    for name, row in zip(matrix.rows, matrix.entries, strict=True):
+        rows.append([clean(name, 60), *(entry.text for entry in row)])
     height = widgets.table_height(len(rows), 16)
     picked = widgets.room("matrix", height).dataframe(
         pd.DataFrame(rows, columns=["", *names]),
@@ -130,10 +131,11 @@ def table(matrix: Matrix) -> CellChange | None:
         placeholder="",
         column_config={"": st.column_config.TextColumn(pinned=True)},
     )
+    # A selection outlives the filters, so its cell may be gone.
     cell = st.session_state.get(_PICKED)
     if cell is not None:
-        return next((change for change in _shown(matrix) if change.state.cell == cell), None)
-    # A selection outlives the filters, so its cell may be gone.
+        shown = {change.state.cell: change for change in _shown(matrix)}
+        return shown.get(cell)
     for row, column in picked["selection"]["cells"]:
         if column in names and row < len(matrix.entries):
             return matrix.entries[row][names.index(column)].change
@@ -154,7 +156,8 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
     for place, change in enumerate(changes):
         if change.now is None:
             continue
-        values = [in_short(axis, value) for axis, value in change.state.axes.items() if value]
+        axes = change.state.axes
+        values = [in_short(axis, value) for axis, value in axes.items() if value]
         name = style.inert(clean(", ".join(values), 60))
         verdict = style.inert(change.now.verdict)
         if change.baseline is not None and change.baseline.growth:
@@ -240,6 +243,9 @@ def open_run(run_id: str, other: str = "") -> None:
 def export_cells(changes: Sequence[CellChange]) -> pd.DataFrame:
     """Return the visible cells with their figures, one row each."""
     columns = ("state", "verdict", "noise_ratio", "flips", "neq_share", "run", "changed", "says")
-    entries = [change.as_json() for change in changes]
-    rows = [one["axes"] | {name: one[name] for name in columns} for one in entries]
-    return pd.DataFrame([row | {"changed": ", ".join(row["changed"])} for row in rows])
+    rows = []
+    for change in changes:
+        entry = change.as_json()
+        entry["changed"] = ", ".join(entry["changed"])
+        rows.append(entry["axes"] | {name: entry[name] for name in columns})
+    return pd.DataFrame(rows)

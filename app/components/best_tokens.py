@@ -108,10 +108,23 @@ def grid_chart(
     grid = candidates.grid.tolist()
     line = {"type": "line", "layer": "below"}
     # A line of the grid is as high as the plot, a side's line as wide.
-    tall = {**line, "y0": 0, "y1": 1, "xref": "x", "yref": "y domain", "opacity": 0.45}
-    tall["line"] = {"color": QUIET, "width": 1}
-    wide = {**line, "x0": 0, "x1": 1, "xref": "x domain", "yref": "y"}
-    wide["line"] = {"color": QUIET, "width": 1.2}
+    tall = {
+        **line,
+        "y0": 0,
+        "y1": 1,
+        "xref": "x",
+        "yref": "y domain",
+        "opacity": 0.45,
+        "line": {"color": QUIET, "width": 1},
+    }
+    wide = {
+        **line,
+        "x0": 0,
+        "x1": 1,
+        "xref": "x domain",
+        "yref": "y",
+        "line": {"color": QUIET, "width": 1.2},
+    }
     lines = [{**tall, "x0": value, "x1": value} for value in grid]
     lines += [{**wide, "y0": height, "y1": height} for height in sides]
     marks: list[dict[str, Any]] = []

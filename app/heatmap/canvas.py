@@ -154,6 +154,11 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     )
     if floor is not None:
         label += f" The noise floor: 99.9% of logits move by at most {number(floor)} row ULPs."
+    finest = {}
+    for order in heatmap.ORDERS:
+        finest[order] = {
+            measure: heatmap.finest_columns(run, order, measure) for measure in heatmap.MEASURES
+        }
     data = {
         "address": f"/tiles/{quote(run.run_id, safe='')}/{pair.index}",
         "stamp": store_cache.version_of(run.path),
@@ -169,16 +174,9 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         "group_level": heatmap.GROUP_LEVEL,
         "most_read": heatmap.MOST_READ,
         "ranks": min(heatmap.RANKS, header.vocab),
-        "finest": {
-            order: {
-                measure: heatmap.finest_columns(run, order, measure) for measure in heatmap.MEASURES
-            }
-            for order in heatmap.ORDERS
-        },
+        "finest": finest,
         "is_rank_offered": heatmap.is_offered(run, "rank", "ulps"),
-        "offered": [
-            measure for measure in heatmap.MEASURES if heatmap.is_offered(run, "id", measure)
-        ],
+        "offered": [each for each in heatmap.MEASURES if heatmap.is_offered(run, "id", each)],
         "window": {**asdict(window), "scale": st.session_state["heatmap_colours"]},
         "file": exports.file_stem(view, "heatmap"),
         "title": f"{header.name} ({run.run_id}): {pair.variant} vs {pair.reference}",
@@ -211,12 +209,10 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
         and measure in heatmap.MEASURES
         and heatmap.is_offered(view.run, order, measure)
     ):
-        rows, columns = (
-            cast(tuple[int, int], tuple(map(int, window[axis]))) for axis in ("rows", "columns")
-        )
+        (top, bottom), (left, right) = window["rows"], window["columns"]
         area = HeatmapWindow(
-            rows,
-            columns,
+            (int(top), int(bottom)),
+            (int(left), int(right)),
             cast(heatmap.Order, order),
             cast(heatmap.Measure, measure),
         )

@@ -50,6 +50,7 @@ def columns(view: selection.View, colour: str) -> dict[str, Any]:
         table = table.assign(nonfinite_mismatch=0, **whole)
     shade = heat(table, colour, view.dtype)
     argmax = {side: _whole(table[f"{side}_token"]) for side in SIDES}
+    margins = {f"{side}_margin": _whole(table[f"{side}_margin_ulps"]) for side in SIDES}
     tokens = {*argmax["reference"], *argmax["variant"]}
     return {
         "texts": join_bytes(prompt.token_texts) or None,
@@ -62,15 +63,15 @@ def columns(view: selection.View, colour: str) -> dict[str, Any]:
         "near": table["near_tie"].astype(int).tolist(),
         "odd": table["nonfinite_mismatch"].tolist(),
         **argmax,
-        **{f"{side}_margin": _whole(table[f"{side}_margin_ulps"]) for side in argmax},
+        **margins,
         **{name: _whole(table[name]) for name in _WHOLE},
         **{name: _three_digits(table[name]) for name in _ROUNDED},
     }
 
 
 def _shades(shade: Heat, unit: str) -> dict[str, Any]:
-    ends = {"low": shade.low, "high": shade.high, "stops": shade.stops}
-    return {"heat": shade.levels.tolist(), "legend": {"unit": unit, **ends}}
+    legend = {"unit": unit, "low": shade.low, "high": shade.high, "stops": shade.stops}
+    return {"heat": shade.levels.tolist(), "legend": legend}
 
 
 def _whole(column: pd.Series) -> list[int | None]:
@@ -93,13 +94,16 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
     none = [0] * len(tokens)
     # KL linear too: a few tokens carry it
     shade = heat(tokens.assign(max_abs=column), "largest difference", "")
-    is_known = bool(tokens["text"].notna().any())
+    texts = None
+    if tokens["text"].notna().any():
+        texts = join_bytes(tokens["text"].fillna("").tolist())
     return {
-        "texts": join_bytes(tokens["text"].fillna("").tolist()) if is_known else None,
+        "texts": texts,
         "ids": tokens["token_id"].tolist(),
         "dtype": "",
         **_shades(shade, OF_ROLLOUTS[colour]),
-        **dict.fromkeys(("near", "odd"), none),
+        "near": none,
+        "odd": none,
         "flip": (tokens["clipped"] != "").astype(int).tolist(),
         "mark": "clipped",
         "clipped": tokens["clipped"].tolist(),
@@ -141,9 +145,10 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
 
     # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms.
     def to_json() -> str:
-        if view.run.has_rollouts:
-            return json.dumps(rollout_columns(rl.tokens_of(view.run, view.prompt), colour))
-        return json.dumps(columns(view, colour))
+        if not view.run.has_rollouts:
+            return json.dumps(columns(view, colour))
+        tokens = rl.tokens_of(view.run, view.prompt)
+        return json.dumps(rollout_columns(tokens, colour))
 
     of = (view.pair.index, view.prompt, colour)
     columns_json = store_cache.remember("strip", view.run, of, to_json)
@@ -159,10 +164,13 @@ def _go(key: str, view: selection.View) -> None:
     """Select the clicked position if the drawn prompt has it; what the browser sends is checked."""
     click = st.session_state[key].get("go")
     current = selection.current_view()
+    if not isinstance(click, dict) or current is None:
+        return
     # Another run or variant may have been selected since the browser drew this strip.
     drawn = selection.stamp(view)
-    is_open = current is not None and selection.stamp(replace(current, prompt=view.prompt)) == drawn
-    if isinstance(click, dict) and is_open and click.get("stamp") == drawn:
-        position = click.get("position")
-        if isinstance(position, int) and view.first_position <= position <= view.last_position:
-            selection.select(prompt=view.prompt, position=position)
+    is_open = selection.stamp(replace(current, prompt=view.prompt)) == drawn
+    if not is_open or click.get("stamp") != drawn:
+        return
+    position = click.get("position")
+    if isinstance(position, int) and view.first_position <= position <= view.last_position:
+        selection.select(prompt=view.prompt, position=position)
