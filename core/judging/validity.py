@@ -43,15 +43,14 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
     fillings: of every side.
     """
     header = figures.header
-    highest = max(
-        (max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids),
-        default=None,
-    )
+    highest_of_each = [max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids]
+    highest = max(highest_of_each, default=None)
     shapes = shapes_row(header.rows, header.vocab, highest)
     sides = []
     checks = []
     for index, filling in enumerate(fillings):
-        rows = values_of(figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows)), header.format)
+        bits = figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows))
+        rows = values_of(bits, header.format)
         rows = rows[~(np.isnan(rows) | np.isposinf(rows)).any(axis=1)]
         if filling.rows and filling.value < 0:
             rows = np.where(rows == filling.value, -np.inf, rows)
@@ -103,12 +102,12 @@ def not_finite_of(figures: Measured, pair: int, wide: Divergence | None = None) 
     first = wide.first_mismatch if wide else None
     if first is None:
         row = int(np.flatnonzero(by_row)[0])
-        values = [
+        reference, variant = (
             values_of(figures.read_rows(side, row, row + 1)[0], header.format)
             for side in (0, pair + 1)
-        ]
-        first = first_mismatch(values[0], values[1])
-        other = values[1 if np.isfinite(first[2]) else 0]
+        )
+        first = first_mismatch(reference, variant)
+        other = variant if np.isfinite(first[2]) else reference
         largest = float(np.where(np.isfinite(other), other, -np.inf).max())
     token, *ends = first
     names = header.sides[0].name, header.sides[pair + 1].name

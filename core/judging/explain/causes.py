@@ -80,18 +80,15 @@ def explain(pair: PairRows) -> Explanation:
     if pair.has_constants and names & {"renormalized", *_TOKENS}:  # which move the log-sum too
         implications.add("constant")
     causes = [cause for cause in causes if cause.name not in implications]
-    causes.sort(
-        key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0),
-    )
-    says = [
-        (
-            f"Checked {len(pair.rows):,} of {plural(pair.positions, 'position')} for:"
-            f" {', '.join(looked_for)}."
-        ),
-    ]
-    if not_checked := [f"{', '.join(names)} (needs {what})" for what, names in missing.items()]:
-        says.append(f"Not checked: {', '.join(not_checked)}.")
-    return Explanation(causes, " ".join(says))
+    # other tokens first
+    causes.sort(key=lambda cause: cause.explained or 0.0, reverse=True)
+    causes.sort(key=lambda cause: cause.name != "other tokens")
+    positions = plural(pair.positions, "position")
+    says = f"Checked {len(pair.rows):,} of {positions} for: {', '.join(looked_for)}."
+    not_checked = [f"{', '.join(names)} (needs {what})" for what, names in missing.items()]
+    if not_checked:
+        says += f" Not checked: {', '.join(not_checked)}."
+    return Explanation(causes, says)
 
 
 def explain_lists(

@@ -41,9 +41,8 @@ class Rescoring:
     @cached_property
     def sides(self) -> tuple[Floats, Floats]:
         """Floats of the reference and the variant. [tokens] each"""
-        reference, variant = (
-            np.concatenate([row.side(side) for row in self.rows]) for side in (0, 1)
-        )
+        reference = np.concatenate([row.x for row in self.rows])
+        variant = np.concatenate([row.y for row in self.rows])
         return reference, variant
 
     @cached_property
@@ -52,9 +51,11 @@ class Rescoring:
         rows]
         """
         x, y = self.sides
-        differences = np.square([y - x, *(values - self.plain for values in (*self.draws, x, y))])
+        to_model = [values - self.plain for values in (*self.draws, x, y)]
+        differences = np.square([y - x, *to_model])
         sizes = [len(row.x) for row in self.rows]
-        return np.add.reduceat(differences, np.cumsum([0, *sizes[:-1]]), axis=1) / sizes
+        starts = np.cumsum([0, *sizes[:-1]])
+        return np.add.reduceat(differences, starts, axis=1) / sizes
 
     @property
     def floor(self) -> Floats:
@@ -131,12 +132,10 @@ def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
     # Of those that fit the closest, so the finer dtype: a float32 side may be 1 noise floor from
     # either.
     close = [one for one in scores if one.ratio(side) <= LISTS.over_all]
-    nearest = min(
-        close,
-        key=lambda one: one.squares[-2 + side][~one.outliers(side)].mean(),
-        default=None,
-    )
-    nearest = nearest or min(scores, key=lambda one: one.ratio(side))
+    if close:
+        nearest = min(close, key=lambda one: one.squares[-2 + side][~one.outliers(side)].mean())
+    else:
+        nearest = min(scores, key=lambda one: one.ratio(side))
     values = nearest.sides[side]
     usual = ~nearest.outliers(side)
     fits = {}
@@ -144,7 +143,8 @@ def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
         if one.dtype == nearest.dtype:
             # Diebold and Mariano (1995): squared errors of two predictions of the same values,
             # paired.
-            farther = ((values - one.mean) ** 2 - (values - nearest.mean) ** 2)[usual]
+            farther = (values - one.mean) ** 2 - (values - nearest.mean) ** 2
+            farther = farther[usual]
             if one is nearest or farther.sum() <= _DISTINCT * np.sqrt((farther**2).sum()):
                 fits[one.model] = one
     return _Agreement(side, nearest, fits)
@@ -172,8 +172,9 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
                 names=(side.name, near.model),
             )
             reasons = explain_tokens(tokens)
-            places = ("some tokens", "part of the response") if off.any() else ()
-            reasons = [reason for reason in reasons if reason.name not in places]
+            if off.any():
+                places = ("some tokens", "part of the response")
+                reasons = [reason for reason in reasons if reason.name not in places]
             if not reasons and off.any():
                 count = int(off.sum())
                 first = int(np.argmax(off))
@@ -195,11 +196,9 @@ def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
     rollout, trainer = sides
     both = [name for name in rollout.fits if name in trainer.fits]
     if both:
-        kind = (
-            "rounding"
-            if rollout.nearest.dtype == trainer.nearest.dtype
-            else "numerics of two settings"
-        )
+        kind = "numerics of two settings"
+        if rollout.nearest.dtype == trainer.nearest.dtype:
+            kind = "rounding"
         name = min(both, key=lambda name: sum(side.fits[name].ratio(side.side) for side in sides))
         sizes = ", ".join(f"'{side.name}' {side.size(side.fits[name])}" for side in sides)
         says = f"Both sides agree with {name}: {sizes}."
@@ -221,7 +220,9 @@ def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
         says = f"No given checkpoint fits. Nearest to {near}."
     for side in sides:
         if len(side.fits) > 1:
-            names = ", ".join(list(side.fits)[:3]) + ", ..." * (len(side.fits) > 3)
+            names = ", ".join(list(side.fits)[:3])
+            if len(side.fits) > 3:
+                names += ", ..."
             says += f" For '{side.name}', {names} cannot be distinguished at this noise floor."
     table = [
         {

@@ -70,7 +70,8 @@ class RowPair(NamedTuple):
     def outside_text(self) -> RowPair:
         """Leave out the tokens of the text if enough others are there."""
         others = ~self.in_text
-        return self.part(others) if others.sum() >= max(LEAST_TOKENS, len(others) // 2) else self
+        are_enough = others.sum() >= max(LEAST_TOKENS, len(others) // 2)
+        return self.part(others) if are_enough else self
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,30 +156,33 @@ def complete_rows(
     every = [(prompt, at) for prompt, length in enumerate(lengths) for at in range(length)]
     blocks = _blocks(len(every), _MOST_LOGITS // vocab)
     places = [every[at] for block in blocks for at in block]
-    whole = np.array(
-        [
-            np.concatenate([read(side, block.start, block.stop) for block in blocks])
-            for side in (0, 1)
-        ],
-    )
-    is_masked = np.array([[is_left_out(row) for row in rows] | _is_padding(rows) for rows in whole])
+    sides = []
+    masks = []
+    for side in (0, 1):
+        values = np.concatenate([read(side, block.start, block.stop) for block in blocks])
+        left_out = np.array([is_left_out(row) for row in values])
+        sides.append(values)
+        masks.append(left_out | _is_padding(values))
+    whole = np.array(sides)
+    is_masked = np.array(masks)
     usable = np.isfinite(whole).all(axis=0) & ~is_masked.any(axis=0)
     spread = np.linspace(0, vocab - 1, min(vocab, _SPREAD)).astype(np.int64)
     rows = []
     for at in np.flatnonzero(usable.any(axis=1)):
         prompt, position = places[at]
-        x, y = np.where(usable[at], whole[:, at], 0.0).astype(np.float64)
-        shifts = np.abs(y - x - np.median((y - x)[usable[at]]))
-        text = np.array(
-            [token for token in tokens[prompt][: position + 1] if 0 <= token < vocab],
-            np.int64,
-        )
-        keys = np.where(usable[at], (x, y, shifts), -np.inf)
+        is_usable = usable[at]
+        x, y = np.where(is_usable, whole[:, at], 0.0).astype(np.float64)
+        shifts = np.abs(y - x - np.median((y - x)[is_usable]))
+        text = np.array(tokens[prompt][: position + 1], np.int64)
+        text = text[(text >= 0) & (text < vocab)]
+        keys = np.where(is_usable, (x, y, shifts), -np.inf)
         tops = [
-            largest(key, most) for key, most in zip(keys, (_LARGEST, _LARGEST, _MOVED), strict=True)
+            largest(keys[0], _LARGEST),
+            largest(keys[1], _LARGEST),
+            largest(keys[2], _MOVED),
         ]
         ids = np.unique(np.concatenate([spread, text, *tops]))
-        ids = ids[usable[at][ids]]
+        ids = ids[is_usable[ids]]
         if np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
             times = np.bincount(text, minlength=vocab)[ids]
             rows.append(
@@ -206,8 +210,10 @@ def _blocks(count: int, most: int) -> list[range]:
 def _is_padding(rows: Values) -> Flags:
     """Return whether each token is of a tail that holds one value in each row of a side."""
     vocab = rows.shape[1]
-    start = int(np.flatnonzero(np.append(True, (rows != rows[:, -1:]).any(axis=0)))[-1])
-    return (np.arange(vocab) >= start) & (0 < start <= vocab - _LEAST_PADDING)
+    differs_from_last = (rows != rows[:, -1:]).any(axis=0)
+    start = int(np.flatnonzero(np.append(True, differs_from_last))[-1])
+    is_long = 0 < start <= vocab - _LEAST_PADDING
+    return (np.arange(vocab) >= start) & is_long
 
 
 def rows_of_lists(
@@ -224,9 +230,9 @@ def rows_of_lists(
         (x_ids, x), (y_ids, y) = (side.row(at) for side in pair.rows)
         ids, in_x, in_y = np.intersect1d(x_ids, y_ids, return_indices=True)
         text = np.array(reference.responses[prompt].tokens[: position + 1], np.int64)
-        times = (text == ids[:, None]).sum(axis=1) * (
-            pair.keys == "token_id" and UNKNOWN_TOKEN not in text
-        )
+        times = (text == ids[:, None]).sum(axis=1)
+        if pair.keys != "token_id" or UNKNOWN_TOKEN in text:
+            times *= 0
         rows.append(
             RowPair(
                 prompt,
@@ -242,12 +248,12 @@ def rows_of_lists(
     tokens_of_rows = [tokens for side in lists for tokens, _ in side]
     ids = np.unique(np.concatenate(tokens_of_rows or [np.zeros(0, np.int64)]))
     whole = np.full((2, len(blocks), len(ids)), np.nan)
-    for side, rows_of_side in enumerate(lists):
+    for index, rows_of_side in enumerate(lists):
         for at, (tokens, values) in enumerate(rows_of_side):
-            whole[side, at, np.searchsorted(ids, tokens)] = values
-    prompts = [
-        tuple(prompt_tokens(each) or () for each in side.responses) for side in (reference, variant)
-    ]
+            whole[index, at, np.searchsorted(ids, tokens)] = values
+    prompts = []
+    for side in (reference, variant):
+        prompts.append(tuple(prompt_tokens(each) or () for each in side.responses))
     return PairRows(
         names=(pair.reference, pair.variant),
         values="logprob",
@@ -283,9 +289,8 @@ def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[in
         first = json.loads(tokens["prompt_token_ids"].iloc[0])
         ids = tokens["token_id"].to_numpy(np.int64)
         sequences[prompt] = (*first, *ids.tolist())
-        x, y = (
-            tokens[side].to_numpy(np.float64, na_value=np.nan) for side in ("reference", "variant")
-        )
+        x = tokens["reference"].to_numpy(np.float64, na_value=np.nan)
+        y = tokens["variant"].to_numpy(np.float64, na_value=np.nan)
         usable = tokens["is_trained"].to_numpy(bool) & np.isfinite(x) & np.isfinite(y)
         for at in np.flatnonzero(usable):
             one = slice(at, at + 1)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...cause import EXPLAINED, Cause
 from ...checks.shift import shift_in_words
-from ...numerics.arrays import Flags, Ints, Values
+from ...numerics.arrays import Flags, Ints, Record, Values
 from ...numerics.formats import FORMATS, round_to
 from ...responses.alignment import extra_first_token
 from ...responses.records import UNKNOWN_TOKEN
@@ -45,33 +45,28 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     # each row a prompt of its own
     own = distances.diagonal()
     axis = int(any(position for _, position in places))
+    least = 2 * LEAST_ROWS
+    share = 0.5
+    if are_single:
+        least = _LEAST_VALUES
+        share = EXPLAINED
     for shift in _SHIFTS:
-        moves = {
-            at: index.get((p + shift * (1 - axis), q + shift * axis))
-            for at, (p, q) in enumerate(places)
-        }
-        squares = [
-            (own[at], distances[at, to])
-            for at, to in moves.items()
-            if to is not None and own[at] > 0
-        ]
-        original, remaining = (
-            np.array([row for row in squares if np.isfinite(row).all()]).reshape(-1, 2).T
-        )
-        if len(original) >= (_LEAST_VALUES if are_single else 2 * LEAST_ROWS):
-            cause = Cause(
-                "shifted rows",
-                f"{shift_in_words(pair.names, shift)}.",
-                {"rows": shift},
-            )
-            yield from _if_explained(cause, original, remaining, EXPLAINED if are_single else 0.5)
+        squares = []
+        for at, (prompt, position) in enumerate(places):
+            moved = (prompt, position + shift) if axis else (prompt + shift, position)
+            to = index.get(moved)
+            if to is not None and own[at] > 0:
+                squares.append((own[at], distances[at, to]))
+        finite = [row for row in squares if np.isfinite(row).all()]
+        original, remaining = np.array(finite).reshape(-1, 2).T
+        if len(original) >= least:
+            says = f"{shift_in_words(pair.names, shift)}."
+            cause = Cause("shifted rows", says, {"rows": shift})
+            yield from _if_explained(cause, original, remaining, share)
     # Two values tell no row from another: of a few pairs of tokens some are equally far apart by
     # chance.
-    identified = np.where(
-        (shared >= LEAST_TOKENS) | np.eye(total, dtype=bool),
-        distances,
-        _UNRELATED,
-    )
+    is_told = (shared >= LEAST_TOKENS) | np.eye(total, dtype=bool)
+    identified = np.where(is_told, distances, _UNRELATED)
     rows = Moves(identified.argmin(axis=1), own, identified.min(axis=1))
     if pair.find_moves is not None:
         rows = pair.find_moves()
@@ -112,27 +107,28 @@ def _distances(pair: PairRows, farthest: int) -> tuple[Values, Ints, bool]:
     are of single values: chosen tokens, whose values in their order are compared, whatever the
     tokens.
     """
-    whole = (
-        np.where(pair.is_masked, np.nan, pair.whole) if pair.is_masked is not None else pair.whole
-    )
-    whole = np.clip(
-        whole[:, :, :: 1 + whole.shape[2] // _COMPARED if pair.dtype else 1],
-        -FARTHEST,
-        FARTHEST,
-    )
+    whole = pair.whole
+    if pair.is_masked is not None:
+        whole = np.where(pair.is_masked, np.nan, whole)
+    step = 1 + whole.shape[2] // _COMPARED if pair.dtype else 1
+    whole = np.clip(whole[:, :, ::step], -FARTHEST, FARTHEST)
     sizes = np.isfinite(whole).sum(axis=2)
     if (sizes == 1).sum() > sizes.shape[1]:
         x, y = np.where(sizes == 1, np.nansum(whole, axis=2), np.nan)
-        return (y[:, None] - x) ** 2, np.zeros((len(x), len(x)), np.int64), True
+        shared = np.zeros((len(x), len(x)), np.int64)
+        return (y[:, None] - x) ** 2, shared, True
     distances = np.full((sizes.shape[1],) * 2, _UNRELATED)
     shared = np.zeros(distances.shape, np.int64)
     least = _LEAST_SHARED if pair.dtype else 1
     for at, row in enumerate(whole[1]):
-        for other in range(max(0, at - farthest), min(len(distances), at + farthest + 1)):
+        first = max(0, at - farthest)
+        end = min(len(distances), at + farthest + 1)
+        for other in range(first, end):
             difference = row - whole[0, other]
             values = difference[np.isfinite(difference)]
             shared[at, other] = len(values)
-            if len(values) < max(least, min(sizes[1, at], sizes[0, other]) / 2):
+            half = min(sizes[1, at], sizes[0, other]) / 2
+            if len(values) < max(least, half):
                 continue
             errors = center(values)
             if not pair.dtype:
@@ -168,7 +164,8 @@ def _if_explained(
     are explained.
     """
     is_explained = remaining <= (1 - EXPLAINED) * original
-    if is_explained.mean() > share and remaining.sum() <= (1 - EXPLAINED) * original.sum():
+    is_whole_explained = remaining.sum() <= (1 - EXPLAINED) * original.sum()
+    if is_explained.mean() > share and is_whole_explained:
         yield cause.score(original, remaining, len(original))
 
 
@@ -204,6 +201,7 @@ def _mask(
     """Return the cause of a mask. whole, usable: [sides, places, vocab]; is_masked: [places,
     vocab]
     """
+    parameters: Record
     name = f"'{pair.names[side]}'"
     filler = number(float(whole[side][is_masked][0]))
     vocab = whole.shape[2]
@@ -221,35 +219,32 @@ def _mask(
             kind = "cut" if whole[side, 0, -1] < likely[usable[1 - side]].min() else "padded"
             says = f"The vocabulary of {name} is {kind}: {filler} from id {first:,} on ({tokens})."
             return Cause(f"{kind} vocabulary", says, {"first": first, "tokens": len(always)})
+        says = f"{name} masks {tokens} (from id {first:,}; {filler}) {place}."
         parameters = {"tokens": always[:64].tolist(), "count": len(always), "positions": count}
-        return Cause(
-            "masking",
-            f"{name} masks {tokens} (from id {first:,}; {filler}) {place}.",
-            parameters,
-        )
+        return Cause("masking", says, parameters)
     # Of top tokens, rounding puts only a few below the largest masked one on the other side.
     largest = np.where(is_masked, likely, -np.inf).max(axis=1, keepdims=True)
-    are_top = (usable.all(axis=0) & (likely < largest)).sum(axis=1) <= _SWAPPED * np.minimum(
-        counts,
-        sizes,
-    )
+    swapped = (usable.all(axis=0) & (likely < largest)).sum(axis=1)
+    are_top = swapped <= _SWAPPED * np.minimum(counts, sizes)
     if are_top.mean() < EXPLAINED:
         says = (
             f"{name} masks other tokens in each row ({filler}) {place}, as a grammar or n-gram ban"
             " does."
         )
-        return Cause(
-            "masking",
-            says,
-            {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count},
-        )
+        parameters = {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count}
+        return Cause("masking", says, parameters)
     most = int(counts[are_top].max())
     weights = np.exp(likely - likely.max(axis=1, keepdims=True))
-    mass = float(((weights * usable[side]).sum(axis=1) / weights.sum(axis=1))[are_top].min())
-    is_top_k = bool((counts[are_top] == most).all())
-    by = f"top-k {most:,}" if is_top_k else f"top-p {mass:.3g} or min-p (up to {most:,} tokens)"
+    masses = (weights * usable[side]).sum(axis=1) / weights.sum(axis=1)
+    mass = float(masses[are_top].min())
+    if (counts[are_top] == most).all():
+        by = f"top-k {most:,}"
+        parameters = {"top_k": most}
+    else:
+        by = f"top-p {mass:.3g} or min-p (up to {most:,} tokens)"
+        parameters = {"top_p": mass}
     says = f"{name} keeps only the top tokens of each row, as {by} does; the others hold {filler}."
-    return Cause("masking", says, {"top_k": most} if is_top_k else {"top_p": mass})
+    return Cause("masking", says, parameters)
 
 
 def renormalization(pair: PairRows) -> Iterator[Cause]:
@@ -279,11 +274,8 @@ def renormalization(pair: PairRows) -> Iterator[Cause]:
                     f" {counts[side, rows].max()} tokens or fewer sum to 1 on '{pair.names[side]}',"
                     f" to {middle:.3g} on '{pair.names[1 - side]}'."
                 )
-                yield Cause(
-                    "renormalized",
-                    says,
-                    {"positions": int(is_one[rows].sum()), "sum_of_other": middle},
-                )
+                parameters = {"positions": int(is_one[rows].sum()), "sum_of_other": middle}
+                yield Cause("renormalized", says, parameters)
                 break
 
 
@@ -325,12 +317,8 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
     if pair.lists is None:
         raise TooFewError("generated tokens")
     lists = pair.lists
-    for rows, tops, name in zip(
-        lists.rows,
-        (lists.figures.reference_token, lists.figures.variant_token),
-        pair.names,
-        strict=True,
-    ):
+    argmaxes = (lists.figures.reference_token, lists.figures.variant_token)
+    for rows, tops, name in zip(lists.rows, argmaxes, pair.names, strict=True):
         is_usable = lists.is_generated & ~np.ma.getmaskarray(tops) & (rows.targets != UNKNOWN_TOKEN)
         others = np.flatnonzero(is_usable & (tops.data != rows.targets))
         if len(others) >= 2 or (len(others) and is_usable.sum() < 8):
@@ -342,8 +330,5 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
                 f" {is_usable.sum():,} positions ({rows.targets[first]} for {tops[first]} at"
                 f" position {position}): sampled, penalized or masked."
             )
-            yield Cause(
-                "sampler",
-                says,
-                {"positions": len(others), "position": position, "prompt": prompt},
-            )
+            parameters = {"positions": len(others), "position": position, "prompt": prompt}
+            yield Cause("sampler", says, parameters)
