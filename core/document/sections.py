@@ -433,8 +433,8 @@ def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Iterato
 def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     modules = layers.modules(run, pair.index)
     sentence = layers.sentence(run, pair.index, modules)
-    rms = modules["rms"].to_numpy(float, na_value=np.nan)
-    floor = modules["floor_rms"].to_numpy(float, na_value=np.nan)
+    rms = modules["rms"].to_numpy(float)
+    floor = modules["floor_rms"].to_numpy(float)
     is_stream = modules["kind"] == layers.RESIDUAL
     streams = np.flatnonzero(is_stream)
     positive = np.concatenate([rms, floor[streams]])

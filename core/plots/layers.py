@@ -64,16 +64,14 @@ def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
     LINEAR measures from 0, the others logarithmic.
     """
     finite = values[np.isfinite(values) & (values > 0)]
-    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (1.0, 1.0)
+    low = float(finite.min()) if len(finite) else 1.0
+    high = float(finite.max()) if len(finite) else 1.0
     bar: dict = {"thickness": 12, "len": 1.0, "title": {"text": MEASURES[measure], "side": "right"}}
+    axis = {"colorscale": ULPS, "colorbar": bar}
     if measure in LINEAR:
-        bar |= {"tickformat": ".0%"} if measure == "neq_share" else {}
-        return np.where(values > 0, values, np.nan), {
-            "cmin": 0,
-            "cmax": high,
-            "colorscale": ULPS,
-            "colorbar": bar,
-        }
+        if measure == "neq_share":
+            bar["tickformat"] = ".0%"
+        return gaps_at_zero(values), {"cmin": 0, "cmax": high, **axis}
     top = np.log10(high) if high > 1.5 * low else np.log10(high) + 0.2
     bottom = np.log10(low)
     # rounding is midway on the scale, and far below the floor says nothing
@@ -88,9 +86,8 @@ def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
         digits = (1, 3)
     steps = [digit * 10.0**power for power in powers for digit in digits]
     bar |= {"tickvals": np.log10(steps).tolist(), "ticktext": on_axis(steps)}
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shade = np.where(values > 0, np.clip(np.log10(values), bottom, top), np.nan)
-    return shade, {"cmin": bottom, "cmax": top, "colorscale": ULPS, "colorbar": bar}
+    shade = np.clip(np.log10(gaps_at_zero(values)), bottom, top)
+    return shade, {"cmin": bottom, "cmax": top, **axis}
 
 
 def _add_cells(
@@ -105,19 +102,21 @@ def _add_cells(
     side, empty if there is no figure.
     """
     shade, axis = _color_scale(values, measure)
-    flat = {"showscale": False, "hoverinfo": "skip"}
-    equal, mismatch = (np.where(mask, 1.0, np.nan) for mask in (values == 0, is_mismatch))
-    figure.add_heatmap(z=equal, colorscale=[[0, QUIET], [1, QUIET]], opacity=0.22, **flat, **place)
-    figure.add_heatmap(z=shade, coloraxis="coloraxis", **hover, **place)
-    if is_mismatch.any():
-        red = [[0, MISMATCH], [1, MISMATCH]]
+
+    def add_flat(mask: np.ndarray, color: str, **more: object) -> None:
         figure.add_heatmap(
-            z=mismatch,
-            colorscale=red,
-            name="NaN or infinity on one side",
-            **flat,
+            z=np.where(mask, 1.0, np.nan),
+            colorscale=[[0, color], [1, color]],
+            showscale=False,
+            hoverinfo="skip",
+            **more,
             **place,
         )
+
+    add_flat(values == 0, QUIET, opacity=0.22)
+    figure.add_heatmap(z=shade, coloraxis="coloraxis", **hover, **place)
+    if is_mismatch.any():
+        add_flat(is_mismatch, MISMATCH, name="NaN or infinity on one side")
     figure.update_layout(coloraxis=axis)
 
 
@@ -134,16 +133,15 @@ def position_map(
     cells: of core.runs.queries.layers.cells or caches.cells; names: of every row, for the hover;
     ticks: of some.
     """
-    grids = [
-        cells.pivot(index="row", columns="cell", values=name) for name in ("value", "is_mismatch")
-    ]
-    values = grids[0].to_numpy(float, na_value=np.nan)
-    is_mismatch = grids[1].fillna(False).to_numpy(bool)
-    rows = grids[0].index.to_numpy(int)
+    grid = cells.pivot(index="row", columns="cell")
+    values = grid["value"].to_numpy(float)
+    is_mismatch = grid["is_mismatch"].fillna(False).to_numpy(bool)
+    rows = grid.index.to_numpy(int)
     of_cell = cells.groupby("cell")
     first = of_cell["first_position"].min().to_numpy(float)
     last = of_cell["last_position"].max().to_numpy(float)
-    borders = np.array([first[0] - 0.5, *(last[:-1] + first[1:]) / 2, last[-1] + 0.5])
+    between = (last[:-1] + first[1:]) / 2
+    borders = np.array([first[0] - 0.5, *between, last[-1] + 0.5])
     figure = go.Figure()
     _add_cells(
         figure,
@@ -156,16 +154,14 @@ def position_map(
     )
     # A heatmap takes no click; points do, and one that is not drawn costs nothing.
     i, j = np.nonzero(~np.isnan(values))
+    shown = np.where(np.isinf(values[i, j]), -1, values[i, j])
     figure.add_scatter(
         x=((borders[:-1] + borders[1:]) / 2)[j],
         y=i,
         mode="markers",
         name="cells",
         text=np.array([inert(names[row]) for row in rows], object)[i],
-        customdata=np.stack(
-            [rows[i], first[j], np.where(np.isinf(values[i, j]), -1, values[i, j])],
-            axis=1,
-        ),
+        customdata=np.stack([rows[i], first[j], shown], axis=1),
         marker={"opacity": 0, "maxdisplayed": 1},
         selected={"marker": {"opacity": 0}},
         unselected={"marker": {"opacity": 0}},
@@ -221,14 +217,14 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
         subplot_titles=[f"{k}s" for k in kinds],
     )
     layers = table["layer"].drop_duplicates().sort_values()
-    every = table[measure].to_numpy(float, na_value=np.nan)
+    every = table[measure].to_numpy(float)
     for column, kind in enumerate(kinds, start=1):
         rows = table[table["kind"] == kind]
         values, odd = (
             rows.pivot(index="layer", columns="head", values=name).reindex(layers)
             for name in (measure, "nonfinite_mismatch")
         )
-        cells = values.to_numpy(float, na_value=np.nan)
+        cells = values.to_numpy(float)
         # As categories: a model may keep caches in some of its layers only, and a gap would read as
         # equal.
         heads = [str(head) for head in values.columns]
@@ -274,7 +270,8 @@ def module_growth(modules: pd.DataFrame) -> go.Figure:
     """
     figure = go.Figure()
     places = np.arange(len(modules))
-    pair, floor = (modules[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
+    pair = modules["rms"].to_numpy(float)
+    floor = modules["floor_rms"].to_numpy(float)
     differs = np.flatnonzero(modules["neq"].to_numpy(int) > 0)
     first = int(differs[0]) if len(differs) else len(modules)
     if first:
@@ -364,7 +361,8 @@ def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
     """
     figure = go.Figure()
     positions = along["position"].to_numpy(int)
-    rms, floor = (along[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
+    rms = along["rms"].to_numpy(float)
+    floor = along["floor_rms"].to_numpy(float)
     written = hover(np.concatenate([rms, floor]))
     of_floor = written.replace("%{y", "%{customdata[1]")
     add_floor(figure, positions, floor)

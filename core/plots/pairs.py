@@ -77,12 +77,12 @@ def runs_by_position(
     """
     runs = [(name, table[table["prompt"] == prompt]) for name, table in runs]
     figure = go.Figure()
-    every = np.concatenate([table[by].to_numpy(float, na_value=np.nan) for _, table in runs])
+    every = np.concatenate([table[by].to_numpy(float) for _, table in runs])
     written = style.hover(every)
     flips = []
     for place, ((name, table), color) in enumerate(zip(runs, RUNS, strict=False)):
         at = table["position"].to_numpy(int)
-        values = style.gaps_at_zero(table[by].to_numpy(float, na_value=np.nan))
+        values = style.gaps_at_zero(table[by].to_numpy(float))
         hover = f"position %{{x}}: {written}<extra>{style.inert(name)}</extra>"
         of_run = {"name": style.inert(name), "legendgroup": str(place), "hovertemplate": hover}
         figure.add_scatter(

@@ -20,11 +20,11 @@ def ratios(table: pd.DataFrame) -> go.Figure:
         marker={"color": REFERENCE},
     )
     # also those without a token
-    bins = np.arange(16 * table["r"].min() - 1, 16 * table["r"].max() + 2) / 16
-    share = (table.set_index("r")["kl"] / max(float(table["kl"].sum()), 1e-300)).reindex(
-        bins,
-        fill_value=0.0,
-    )
+    first = 16 * table["r"].min() - 1
+    last = 16 * table["r"].max() + 1
+    bins = np.arange(first, last + 1) / 16
+    share = table.set_index("r")["kl"] / max(float(table["kl"].sum()), 1e-300)
+    share = share.reindex(bins, fill_value=0.0)
     line = {"color": VARIANT, "width": 2, "shape": "hvh"}
     figure.add_scatter(x=bins, y=share, mode="lines", name="share of the KL", yaxis="y2", line=line)
     span = max(1.0, float(table["r"].abs().max()) + 0.1)

@@ -423,7 +423,7 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     turn = table.assign(hole=is_hole).groupby("prompt")["hole"].cumsum()
     used = table[trained]
     rollout, trainer, entropy, version, step, rank = (
-        used[name].to_numpy(np.float64, na_value=np.nan)
+        used[name].to_numpy(np.float64)
         for name in ("reference", "variant", "entropy", "version", "step", "rank")
     )
     lag = (step if np.isfinite(step).any() else np.fmax.reduce(version)) - version

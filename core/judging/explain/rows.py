@@ -289,8 +289,8 @@ def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[in
         first = json.loads(tokens["prompt_token_ids"].iloc[0])
         ids = tokens["token_id"].to_numpy(np.int64)
         sequences[prompt] = (*first, *ids.tolist())
-        x = tokens["reference"].to_numpy(np.float64, na_value=np.nan)
-        y = tokens["variant"].to_numpy(np.float64, na_value=np.nan)
+        x = tokens["reference"].to_numpy(np.float64)
+        y = tokens["variant"].to_numpy(np.float64)
         usable = tokens["is_trained"].to_numpy(bool) & np.isfinite(x) & np.isfinite(y)
         for at in np.flatnonzero(usable):
             one = slice(at, at + 1)
