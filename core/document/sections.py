@@ -47,7 +47,19 @@ _TOP = 3  # tokens of a side at a flip
 _LONGEST_TOKEN = 60  # characters
 # HTML elements that show the marks even without styles
 _MARKS = {"flip": "b", "mismatch": "s"}
-_ABOUT = {"": "'s argmax", "_margin": "'s margin"}  # of either side, in the table of positions
+_BY_POSITION = {
+    "prompt": "prompt",
+    "position": "position",
+    "token": "token",
+    "state": "state",
+    "reference": "reference's argmax",
+    "reference_margin": "reference's margin",
+    "variant": "variant's argmax",
+    "variant_margin": "variant's margin",
+    "max_abs": "largest difference",
+    "max_row_ulps": "row ULPs",
+    "kl": "KL, nats",
+}
 
 
 def sections(
@@ -69,7 +81,8 @@ def sections(
         each = [run.positions_of(pair.index, prompt) for prompt in worst]
         figures = pd.concat(each, ignore_index=True)
     elif run.header.is_long:
-        figures = run.positions_of(pair.index, int(run.largest(pair.index)["prompt"].iloc[0]))
+        largest = run.largest(pair.index)["prompt"].iloc[0]
+        figures = run.positions_of(pair.index, int(largest))
     else:
         figures = run.positions(pair.index)
     yield "", join(_verdict(answer), facts({} if is_rollout else headline(run, pair)))
@@ -82,7 +95,8 @@ def sections(
         yield "Flips", _flips(run, pair, figures, size)
     for title, parts in _charted(run, pair, figures):
         # a cell has the sentence, without the charts
-        yield title, join(*(islice(parts, 1) if size is CELL else parts))
+        shown = islice(parts, 1) if size is CELL else parts
+        yield title, join(*shown)
     is_explained = run.has_all_logits or (run.header.k is not None and not run.header.is_long)
     if explain is not None and is_explained and not pair.summary.bit_identical:
         yield "Common causes", _causes(explain(run, pair.index))
@@ -152,6 +166,7 @@ def _rollouts(run: RunReader) -> Markup:
         "low": "95 % interval, from",
         "high": "to",
         "usual": "usual",
+        "definition": "definition",
     }
     span = max(1.0, float(bins["r"].abs().max()) + 0.1)
     x = Axis("r = trainer - rollout, nats (8 and beyond: last bins)", -span, span)
@@ -168,7 +183,7 @@ def _rollouts(run: RunReader) -> Markup:
             marks.append(line((place, place), (0, 100), "limit"))
     return join(
         element("p", rl.sentence(rl.mismatch_json(run))),
-        listing(figures, titles | {"definition": "definition"}, "Trainer vs. rollout"),
+        listing(figures, titles, "Trainer vs. rollout"),
         chart(
             "Tokens by r",
             x,
@@ -241,15 +256,16 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
         if header.has_several_prompts or len(part) < prompt.positions:
             name = f"{'Sequence' if is_rollout else 'Prompt'} {number_of}"
             parts.append(element("h4", f"{name}, positions {previous:,} to {last:,}"))
-        ids = [prompt.token_ids[place] for place in places] if prompt.token_ids else places
+        ids = places
+        if prompt.token_ids:
+            ids = [prompt.token_ids[place] for place in places]
         texts = [f"{token} " for token in ids]
         names = [f"token {token}" for token in ids]
         if any(prompt.token_texts):
             texts = [_visible(prompt.token_texts[place]) for place in places]
-            names = [
-                f"{text} ({token})" if prompt.token_ids else text
-                for text, token in zip(texts, ids, strict=True)
-            ]
+            names = texts
+            if prompt.token_ids:
+                names = [f"{text} ({token})" for text, token in zip(texts, ids, strict=True)]
         state = np.select([part["is_flip"], part["near_tie"]], ["flip", "near tie"], "")
         spans: list[Markup] = []
         for row, text, name, kind in zip(_rows(part), texts, names, state, strict=True):
@@ -287,11 +303,6 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
     for kind, column, text in signs:
         if window[column].any():
             legend.append(element(_MARKS[kind], text, class_=kind))
-    titles = {"prompt": "prompt", "position": "position", "token": "token", "state": "state"}
-    titles |= {
-        f"{side}{what}": f"{side}{about}" for side in flips.SIDES for what, about in _ABOUT.items()
-    }
-    titles |= {"max_abs": "largest difference", "max_row_ulps": "row ULPs", "kl": "KL, nats"}
     strips = join(*parts)
     if len(parts) > _MOST_STRIPS:
         strips = scrolling(strips, "Tokens")
@@ -303,7 +314,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
     folded = ""
     if size is FILE:
         title = "Figures by position"
-        folded = fold(title, listing(pd.concat(tables), titles, title))
+        folded = fold(title, listing(pd.concat(tables), _BY_POSITION, title))
     scale = element("p", join(*legend, between=" "), class_="legend")
     return join(note, strips, scale, folded)
 
@@ -343,8 +354,11 @@ def _flips(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size) 
             _text(row.max_abs),
         ]
         name = f"f{pair.index}-{row.prompt}-{row.position}"
-        rows.append(element("tr", *(element("td", cell) for cell in cells), id=name))
-    note = f"{len(rows):,} of {len(every):,} flips are listed." if len(every) > len(rows) else ""
+        row_cells = [element("td", cell) for cell in cells]
+        rows.append(element("tr", *row_cells, id=name))
+    note = ""
+    if len(every) > len(rows):
+        note = f"{len(rows):,} of {len(every):,} flips are listed."
     sides = f"reference: {pair.reference}", f"variant: {pair.variant}"
     head = ("position", *sides, "margins, ULPs", "largest difference")
     return join(
@@ -357,10 +371,10 @@ def _top(run: RunReader, top: pd.DataFrame) -> Markup:
     """Return the top tokens of a side with logits and probabilities."""
     items = []
     for token, row in top.head(_TOP).iterrows():
-        share = "" if np.isnan(row.probability) else f", {percent(row.probability)}"
-        items.append(
-            element("li", element("code", _argmax(run, token)), f" {row.logit:.9g}{share}"),
-        )
+        about = f" {row.logit:.9g}"
+        if not np.isnan(row.probability):
+            about += f", {percent(row.probability)}"
+        items.append(element("li", element("code", _argmax(run, token)), about))
     return element("ol", *items)
 
 
@@ -476,11 +490,19 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
             legend["limit"] = "noise floor"
         yield chart("RMS difference of every module, log scale", x, y, marks, legend)
     top_modules = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)
-    titles = {"module": "module", "kind": "kind", "neq_share": "share that differs"}
-    titles |= {"rms": "RMS difference", "floor_rms": "noise floor, RMS"}
-    titles |= {"ratio": "RMS / noise floor", "max_row_ulps": "max row ULPs"}
-    note = f", {MOST_MODULES:,} of {len(modules):,}" if len(modules) > MOST_MODULES else ""
-    yield fold(f"Modules{note}", listing(top_modules, titles, "Modules"))
+    titles = {
+        "module": "module",
+        "kind": "kind",
+        "neq_share": "share that differs",
+        "rms": "RMS difference",
+        "floor_rms": "noise floor, RMS",
+        "ratio": "RMS / noise floor",
+        "max_row_ulps": "max row ULPs",
+    }
+    title = "Modules"
+    if len(modules) > MOST_MODULES:
+        title += f", {MOST_MODULES:,} of {len(modules):,}"
+    yield fold(title, listing(top_modules, titles, "Modules"))
 
 
 def _continuations(
@@ -495,7 +517,8 @@ def _continuations(
         texts = []
         for side, name in ((0, pair.reference), (pair.index + 1, pair.variant)):
             tokens = join_bytes([run.vocabulary.get(t, f"token {t} ") for t in generation[side]])
-            same, other = ("".join(part) for part in (tokens[:agreed], tokens[agreed:]))
+            same = "".join(tokens[:agreed])
+            other = "".join(tokens[agreed:])
             rest = element("b", other) if other else ""
             texts.append(element("h4", name))
             texts.append(element("pre", same, rest, tabindex="0"))
@@ -519,8 +542,14 @@ def _kv_cache(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
             marks.append(dot(x.at(row.layer), y.at(row.rms), kind, title))
         legend = {"keys": "keys", "values": "values"}
         yield chart("RMS difference of keys and values by layer", x, y, marks, legend, 220)
-    titles = {"layer": "layer", "kind": "kind", "neq": "elements that differ"}
-    titles |= {"elements": "elements", "rms": "RMS difference", "max_row_ulps": "max row ULPs"}
+    titles = {
+        "layer": "layer",
+        "kind": "kind",
+        "neq": "elements that differ",
+        "elements": "elements",
+        "rms": "RMS difference",
+        "max_row_ulps": "max row ULPs",
+    }
     yield fold("By layer", listing(table, titles, "KV cache by layer"))
 
 

@@ -115,8 +115,8 @@ def _distances(pair: PairRows, farthest: int) -> tuple[Values, Ints, bool]:
     sizes = np.isfinite(whole).sum(axis=2)
     if (sizes == 1).sum() > sizes.shape[1]:
         x, y = np.where(sizes == 1, np.nansum(whole, axis=2), np.nan)
-        shared = np.zeros((len(x), len(x)), np.int64)
-        return (y[:, None] - x) ** 2, shared, True
+        none_shared = np.zeros((len(x), len(x)), np.int64)
+        return (y[:, None] - x) ** 2, none_shared, True
     distances = np.full((sizes.shape[1],) * 2, _UNRELATED)
     shared = np.zeros(distances.shape, np.int64)
     least = _LEAST_SHARED if pair.dtype else 1
