@@ -37,7 +37,11 @@ def draw(_: selection.View | None) -> None:
     st.markdown(f"**{widgets.escape(plan.name)}**: {widgets.escape(sentence(changes))}")
     axes = axes_of(changes)
     visible = filters(changes, axes)
-    matrix = matrix_of(visible, *axes, str(st.session_state["matrix_figure"]))
+    matrix = matrix_of(
+        visible,
+        *axes,
+        str(st.session_state["matrix_figure"]),
+    )
     selected = table(matrix)
     st.caption(
         "Several cells at a place: the worst verdict and its count, or the largest figure. Δ: bits,"

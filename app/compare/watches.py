@@ -26,7 +26,11 @@ def draw(_: selection.View | None) -> None:
     for place, rounds in enumerate(histories):
         last = rounds[-1]
         st.markdown(f"{widgets.escape(last.text)} {widgets.escape(last.server)}.")
-        plots.draw(chart(rounds), f"watch_{place}", exports.picture("watch", [last.url]))
+        plots.draw(
+            chart(rounds),
+            f"watch_{place}",
+            exports.picture("watch", [last.url]),
+        )
         with st.container(horizontal=True):
             labels = {"Open the run that moved": last.run, "Open the baseline": last.baseline}
             for label, run_id in labels.items():

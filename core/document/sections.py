@@ -142,7 +142,11 @@ def _verdict(answer: Answer) -> Markup:
         parts.append(facts(answer.facts))
     if answer.next_command:
         parts.append(element("p", "Next: ", element("code", answer.next_command)))
-    return element("div", *parts, class_=f"answer {kind}")
+    return element(
+        "div",
+        *parts,
+        class_=f"answer {kind}",
+    )
 
 
 def _checks(answer: Answer) -> Markup:
@@ -176,11 +180,25 @@ def _rollouts(run: RunReader) -> Markup:
     marks = []
     for r, count, kl in zip(bins["r"], bins["tokens"], share, strict=True):
         title = f"r = {r:g}: {count:,} tokens, {percent(kl)} of the KL"
-        marks.append(bar(x.at(r) - half, 2 * half, y.at(count), "reference", title))
+        marks.append(
+            bar(
+                x.at(r) - half,
+                2 * half,
+                y.at(count),
+                "reference",
+                title,
+            )
+        )
     for limit in np.log((TIS, *ICEPOP)):
         if abs(limit) < span:
             place = x.at(limit)
-            marks.append(line((place, place), (0, 100), "limit"))
+            marks.append(
+                line(
+                    (place, place),
+                    (0, 100),
+                    "limit",
+                )
+            )
     return join(
         element("p", rl.sentence(rl.mismatch_json(run))),
         listing(figures, titles, "Trainer vs. rollout"),
@@ -326,7 +344,11 @@ def _prompt(run: RunReader, number_of: int) -> Prompt:
         return prompt
     tokens = rl.tokens_of(run, number_of)
     texts = join_bytes(tokens["text"].fillna("").tolist())
-    return Prompt(prompt.positions, tuple(tokens["token_id"]), tuple(texts))
+    return Prompt(
+        prompt.positions,
+        tuple(tokens["token_id"]),
+        tuple(texts),
+    )
 
 
 def _argmax(run: RunReader, token: int | None) -> str:
@@ -420,7 +442,15 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Iterator[Markup]:
                 f" {number(points.difference[row])}"
             )
             radius = 5 if kind == "variant" else 3
-            marks.append(dot(across.at(x[row]), up.at(y[row]), kind, title, radius))
+            marks.append(
+                dot(
+                    across.at(x[row]),
+                    up.at(y[row]),
+                    kind,
+                    title,
+                    radius,
+                )
+            )
     note = ""
     if len(x) > len(nearest):
         note = f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip."
@@ -524,7 +554,11 @@ def _continuations(
             texts.append(element("pre", same, rest, tabindex="0"))
         common = f"{agreed:,} of {plural(row.compared_tokens, 'token')} in common"
         is_first = row.prompt == continued["prompt"].iloc[0]
-        yield fold(f"Prompt {row.prompt}: {common}", *texts, open="" if is_first else None)
+        yield fold(
+            f"Prompt {row.prompt}: {common}",
+            *texts,
+            open="" if is_first else None,
+        )
 
 
 def _kv_cache(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
@@ -539,7 +573,14 @@ def _kv_cache(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         for row in _rows(table[table["rms"] > 0]):
             kind = f"{row.kind}s"
             title = f"layer {row.layer}, {kind}: RMS {number(row.rms)}"
-            marks.append(dot(x.at(row.layer), y.at(row.rms), kind, title))
+            marks.append(
+                dot(
+                    x.at(row.layer),
+                    y.at(row.rms),
+                    kind,
+                    title,
+                )
+            )
         legend = {"keys": "keys", "values": "values"}
         yield chart("RMS difference of keys and values by layer", x, y, marks, legend, 220)
     titles = {
