@@ -35,7 +35,9 @@ def parse_setting() -> dict[str, int | None]:
 
 
 def _ask(indices: dict[str, int | None]) -> None:
-    parts = [run_id if index is None else f"{run_id}~{index}" for run_id, index in indices.items()]
+    parts = []
+    for run_id, index in indices.items():
+        parts.append(run_id if index is None else f"{run_id}~{index}")
     st.session_state["compare_with"] = ",".join(parts)
 
 
@@ -55,8 +57,10 @@ def pick_runs(view: selection.View) -> dict[str, int | None]:
     indices = parse_setting()
     newest, _ = store_cache.cards()
     cell = cell_of(view.run.run_id)
-    of_cell = {run_id for run_id in store_cache.store().cells() if cell and cell_of(run_id) == cell}
-    others = {*of_cell, *indices} - {card.run_id for card in newest}
+    others = set(indices)
+    if cell:
+        others |= {run_id for run_id in store_cache.store().cells() if cell_of(run_id) == cell}
+    others -= {card.run_id for card in newest}
     every = [*store_cache.cards_of(others), *newest]
     cards = [card for card in every if card.run_id != view.run.run_id and card.sides]
     labels = {}
@@ -117,9 +121,10 @@ def pick(view: selection.View) -> list[RunPair]:
         table = store_cache.cached(run, RunReader.positions, index)
         pairs.append(RunPair(run, run.pairs[index], table))
     several = [one for one in pairs[1:] if len(one.run.pairs) > 1]
-    for column, one in zip(st.columns(max(1, len(several))), several, strict=False):
+    columns = st.columns(max(1, len(several)))
+    for column, one in zip(columns, several, strict=False):
         run_id = one.run.run_id
-        key = f"compare_variant_{one.run.run_id}"
+        key = f"compare_variant_{run_id}"
         st.session_state[key] = one.pair.index
         variants = {pair.index: f"{pair.index}: {pair.variant}" for pair in one.run.pairs}
         column.selectbox(
@@ -145,15 +150,16 @@ def names(runs: Sequence[RunReader]) -> list[str]:
 
 def differing(facts: Sequence[Record], titles: Sequence[str]) -> pd.DataFrame:
     """Return the facts that differ between runs: one row per fact, one column per run."""
-    table = pd.DataFrame(list(facts), index=list(titles)).fillna("").replace("", "–")
-    rows = table.astype(str).T
-    return rows[rows.nunique(axis=1) > 1]
+    table = pd.DataFrame(list(facts), index=list(titles))
+    table = table.fillna("").replace("", "–").astype(str).T
+    return table[table.nunique(axis=1) > 1]
 
 
 def provenance(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
     """Return how the provenance of the runs differs."""
     facts = [one.facts for one in pairs]
-    return differing(facts, titles).drop(index=["run", "name", "verdict"], errors="ignore")
+    table = differing(facts, titles)
+    return table.drop(index=["run", "name", "verdict"], errors="ignore")
 
 
 def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
@@ -208,9 +214,14 @@ def flip_texts(
     texts = []
     for row in flips.itertuples():
         tokens = (row.reference_token, row.variant_token)
-        texts.append(" → ".join(widgets.table_texts(tokens, pairs[row.run].run)))
+        run = pairs[row.run].run
+        texts.append(" → ".join(widgets.table_texts(tokens, run)))
     place = ["prompt", "position"]
     wide = flips.assign(text=texts).pivot(index=place, columns="run", values="text")
-    wide = wide.reindex(columns=range(len(pairs))).set_axis(list(titles), axis="columns")
+    # a run without any flip has a column too
+    wide = wide.reindex(columns=range(len(pairs)))
+    wide.columns = list(titles)
+    # shared flips come first, as in `flips`
     order = pd.MultiIndex.from_frame(flips[place].drop_duplicates())
-    return wide.reindex(order).astype(object).fillna("").reset_index()
+    wide = wide.reindex(order)
+    return wide.astype(object).fillna("").reset_index()

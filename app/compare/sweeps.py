@@ -122,8 +122,8 @@ def table(matrix: Matrix) -> CellChange | None:
         is_alone = columns.count(name) == 1
         names.append(name if is_alone else f"{name} ({place})")
     rows = []
-    for name, row in zip(matrix.rows, matrix.entries, strict=True):
-        rows.append([clean(name, 60), *(entry.text for entry in row)])
+    for name, entries in zip(matrix.rows, matrix.entries, strict=True):
+        rows.append([clean(name, 60), *(entry.text for entry in entries)])
     height = widgets.table_height(len(rows), 16)
     picked = widgets.room("matrix", height).dataframe(
         pd.DataFrame(rows, columns=["", *names]),

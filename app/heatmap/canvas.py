@@ -111,8 +111,12 @@ def selected_token(view: selection.View) -> int | None:
     if token is not None or not typed:
         return token if token in range(view.run.header.vocab) else None
     forms = (typed, typed.replace("·", " ").replace("↵", "\n"), f" {typed}")
+    # of several tokens of a text the first one
     ids = {text: token for token, text in reversed(view.run.vocabulary.items()) if text in forms}
-    return next((ids[form] for form in forms if form in ids), None)
+    for form in forms:
+        if form in ids:
+            return ids[form]
+    return None
 
 
 def show_token(view: selection.View) -> None:
@@ -129,8 +133,9 @@ def show_token(view: selection.View) -> None:
         column = heatmap.element(view.run, *place).reference_rank - 1
     first, last = window.columns
     if not first <= column < last or last - first > heatmap.RANKS:
-        first = min(max(column - _NEIGHBOURS, 0), max(0, view.run.header.vocab - 2 * _NEIGHBOURS))
-        last = min(first + 2 * _NEIGHBOURS, view.run.header.vocab)
+        vocab = view.run.header.vocab
+        first = max(0, min(column - _NEIGHBOURS, vocab - 2 * _NEIGHBOURS))
+        last = min(first + 2 * _NEIGHBOURS, vocab)
     keep_window(view, replace(window, columns=(first, last)))
 
 
@@ -141,7 +146,7 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     run = view.run
     header = view.run.header
     pair = view.pair
-    starts = list(accumulate((prompt.positions for prompt in header.prompts[:-1]), initial=0))
+    starts = list(accumulate(header.lengths[:-1], initial=0))
     window = current_window(view)
     # a link or Back moved it: the browser follows
     if window != st.session_state.get("heatmap_followed"):
