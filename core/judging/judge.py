@@ -391,11 +391,13 @@ class _Trial:
 
     @property
     def floor_rows(self) -> tuple[FloorRows, ...]:
-        return tuple(
-            FloorRows(dtype, np.sqrt(each.pair.squares), np.sqrt(each.floor.mean(axis=0)))
-            for dtype, each in self.comparisons.items()
-            if each.floor is not None
-        )
+        rows = []
+        for dtype, each in self.comparisons.items():
+            if each.floor is not None:
+                pair_rms = np.sqrt(each.pair.squares)
+                floor_rms = np.sqrt(each.floor.mean(axis=0))
+                rows.append(FloorRows(dtype, pair_rms, floor_rms))
+        return tuple(rows)
 
     def place_without_floor(self) -> tuple[int, int] | None:
         """Return a place that does not shrink from 16 bits to float32, else add the positions that

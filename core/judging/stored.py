@@ -25,7 +25,8 @@ def check_upload(run: RunReader) -> None:
         raise UsageError(
             f"run '{run.run_id}' is a capture; judge its paths with `{COMMAND} judge`.",
         )
-    if [pair.index for pair in run.pairs] != list(range(len(run.sides) - 1)):
+    indices = [pair.index for pair in run.pairs]
+    if indices != list(range(len(run.sides) - 1)):
         raise StoreError(
             f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.",
         )
@@ -55,27 +56,18 @@ def judge_stored(
 
 def stored_verdict(run: RunReader, pair: StoredPair) -> Verdict:
     floors = []
-    for dtype, rows in run.rows("floor_position", pair=pair.index).groupby(
-        "compute_dtype",
-        sort=False,
-    ):
+    every = run.rows("floor_position", pair=pair.index)
+    for dtype, rows in every.groupby("compute_dtype", sort=False):
         if len(rows) == run.header.rows:
-            floors.append(
-                FloorRows(
-                    str(dtype),
-                    rows["pair_rms"].to_numpy(float),
-                    rows["floor_rms"].to_numpy(float),
-                ),
-            )
-    evidence = tuple(run.evidence(pair.index))
-    ratio = pair.noise_ratio
-    place = pair.first_place
+            pair_rms = rows["pair_rms"].to_numpy(float)
+            floor_rms = rows["floor_rms"].to_numpy(float)
+            floors.append(FloorRows(str(dtype), pair_rms, floor_rms))
     return Verdict(
         pair.verdict or "",
         pair.because or "",
-        evidence,
-        ratio,
-        place,
+        tuple(run.evidence(pair.index)),
+        pair.noise_ratio,
+        pair.first_place,
         tuple(floors),
         pair.index,
     )
@@ -93,7 +85,9 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
         return Explanation(explain_tokens(tokens), says)
     if run.header.k is not None:
         sides = run.responses()
-        return explain_lists(compare_sides(sides[0], sides[pair + 1]), sides[0], sides[pair + 1])
+        reference = sides[0]
+        variant = sides[pair + 1]
+        return explain_lists(compare_sides(reference, variant), reference, variant)
     if run.pairs[pair].summary.bit_identical:
         return Explanation([])
     explanation = explain(rows_of_run(run, pair))

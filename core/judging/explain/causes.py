@@ -69,11 +69,14 @@ def explain(pair: PairRows) -> Explanation:
 
     # A penalty may have moved the tokens of the text besides; its amounts are those before a
     # temperature.
-    causes = look_for(OF_VALUES, replace(pair, rows=[row.outside_text() for row in pair.rows]))
-    rest, causes = pair, sorted(causes, key=remaining_rms)[:1]
-    if causes and (undo := causes[0].undo):
-        factor = causes[0].parameters.get("factor", 1.0)
-        rest = replace(pair, rows=[undo.row(row) for row in pair.rows], factor=factor)
+    outside_text = [row.outside_text() for row in pair.rows]
+    causes = look_for(OF_VALUES, replace(pair, rows=outside_text))
+    causes = sorted(causes, key=remaining_rms)[:1]
+    rest = pair
+    for cause in causes:
+        if cause.undo:
+            undone = [cause.undo.row(row) for row in pair.rows]
+            rest = replace(pair, rows=undone, factor=cause.parameters.get("factor", 1.0))
     causes += [*look_for(OF_TOKENS, rest), *look_for(OBSERVED, pair)]
     names = {cause.name for cause in causes}
     implications = {name for name, others in _IMPLIED_BY.items() if names & others}
@@ -102,5 +105,6 @@ def explain_lists(
     ]
     causes = [*missing, *explanation.causes]
     # Top-p leaves the prompt's tokens out, or one token alone, which is then no placeholder.
-    causes.sort(key=lambda cause: {"masking": 0, "renormalized": 1}.get(cause.name, 2))
+    order = {"masking": 0, "renormalized": 1}
+    causes.sort(key=lambda cause: order.get(cause.name, 2))
     return replace(explanation, causes=causes)

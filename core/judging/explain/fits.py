@@ -40,8 +40,13 @@ def temperature(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
             f"Up to a constant in each row, '{pair.names[1]}' is '{pair.names[0]}' at a temperature"
             f" of {amount}."
         )
-        undo = Undo(lambda row: row._replace(x=factor * row.x), share=TRIMMED, has_constant=True)
-        yield Cause("temperature", says, {"factor": factor, "temperature": 1 / factor}, undo)
+
+        def scale(row: RowPair) -> RowPair:
+            return row._replace(x=factor * row.x)
+
+        undo = Undo(scale, share=TRIMMED, has_constant=True)
+        parameters = {"factor": factor, "temperature": 1 / factor}
+        yield Cause("temperature", says, parameters, undo)
 
 
 def _slope(row: RowPair) -> float:
@@ -126,7 +131,13 @@ def _cap_softly(cap: float | Values, values: Values) -> Values:
 
 def _apply(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair], RowPair]:
     """Give the other side's values what `side` did to them."""
-    return lambda row: row._replace(x=change(row.x)) if side else row._replace(y=change(row.y))
+
+    def undo(row: RowPair) -> RowPair:
+        if side:
+            return row._replace(x=change(row.x))
+        return row._replace(y=change(row.y))
+
+    return undo
 
 
 @fit_and_score(least_tokens=1)
@@ -170,9 +181,11 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     says = f"'{pair.names[1]}' shifts the logits of tokens already in the text, as by a"
     x, times, shifts = (np.concatenate(each) for each in zip(*of_rows, strict=True))
     strengths = {"presence": -shifts, "frequency": -shifts / times}
-    if not pair.has_constants and (is_same := x * (x + shifts) > 0).any():
-        own = x[is_same]
-        other = (x + shifts)[is_same]
+    y = x + shifts
+    has_same_sign = x * y > 0
+    if not pair.has_constants and has_same_sign.any():
+        own = x[has_same_sign]
+        other = y[has_same_sign]
         strengths["repetition"] = np.where(own > 0, own / other, other / own)
     for form, of_tokens in strengths.items():
         strength = float(np.median(of_tokens))
@@ -198,7 +211,8 @@ def _penalize(form: str, strength: float, row: RowPair) -> RowPair:
 def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """Logit bias: the same few tokens are moved by the same amount wherever they stand."""
     differences = [center(row.y - row.x) for row in rows]
-    noise = float(np.median([np.quantile(np.abs(values), 0.75) for values in differences]))
+    quantiles = [np.quantile(np.abs(values), 0.75) for values in differences]
+    noise = float(np.median(quantiles))
     # of rows that hardly differ, the noise is 0
     grid = float(np.median([pair.rounding_rms(row) for row in rows]))
     least = _ABOVE_NOISE * max(noise, 2 * grid) + 1e-4
@@ -220,7 +234,8 @@ def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     says = f"'{pair.names[1]}' shifts the same tokens in each row, as by a logit bias: {amount}."
 
     def add_bias(row: RowPair) -> RowPair:
-        return row._replace(x=row.x + [moves.get(token, 0.0) for token in row.token_ids.tolist()])
+        biases = [moves.get(token, 0.0) for token in row.token_ids.tolist()]
+        return row._replace(x=row.x + biases)
 
     undo = Undo(add_bias, moves=lambda row: np.isin(row.token_ids, tokens))
     yield Cause("logit bias", says, {"tokens": tokens, "largest": largest}, undo)

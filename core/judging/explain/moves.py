@@ -56,7 +56,8 @@ def moves_of_run(run: Measured, pair: int) -> Moves:
         nearest[block[is_near]] = best[is_near]
     moved = np.flatnonzero(nearest != np.arange(rows))
     step = 1 + len(moved) // _CONFIRMED
-    shares = np.array([_left(run, pair, row, int(nearest[row])) for row in moved[::step].tolist()])
+    sampled = moved[::step].tolist()
+    shares = np.array([_left(run, pair, row, int(nearest[row])) for row in sampled])
     is_same = shares <= SAME_ROW
     least = own.copy()
     if len(shares) and is_same.mean() >= _AGREES:
@@ -71,7 +72,8 @@ def _vectors(run: Measured, side: int) -> Values:
     lowest = np.where(is_number, logits, np.inf).min(axis=1, keepdims=True)
     lowest = np.where(is_number, lowest, 0.0)
     excess = np.where(is_number, logits - lowest, 0.0)
-    directions = np.random.default_rng(_SEED).normal(size=(run.header.vocab, _DIRECTIONS))
+    random = np.random.default_rng(_SEED)
+    directions = random.normal(size=(run.header.vocab, _DIRECTIONS))
     vectors = np.zeros((run.header.rows, _DIRECTIONS))
     for rank in range(logits.shape[1]):
         vectors += excess[:, rank, None] * directions[tokens[:, rank]]
@@ -84,7 +86,8 @@ def _left(run: Measured, pair: int, row: int, partner: int) -> float:
     """
 
     def values(side: int, place: int) -> Values:
-        return values_of(run.read_rows(side, place, place + 1)[0], run.header.format).astype(float)
+        bits = run.read_rows(side, place, place + 1)[0]
+        return values_of(bits, run.header.format).astype(float)
 
     variant = values(pair + 1, row)
     squares = []

@@ -71,13 +71,15 @@ class Rescoring:
         """Difference of the pair, of the reference to the model and of the variant to it, in noise
         floors.
         """
-        pair, x, y = np.sqrt(self.squares[[0, -2, -1]].mean(axis=1) / self.floor.mean())
+        squares = self.squares[[0, -2, -1]].mean(axis=1)
+        pair, x, y = np.sqrt(squares / self.floor.mean())
         return float(pair), float(x), float(y)
 
     @cached_property
     def scale(self) -> Floats:
         """Floor of each row; one next to 0 is no scale. [rows]"""
-        return np.maximum(self.floor, max(float(np.median(self.floor)), 1e-300))
+        least = max(float(np.median(self.floor)), 1e-300)
+        return np.maximum(self.floor, least)
 
     def outliers(self, side: int) -> Flags:
         """Return the rows by which a side is far from the model; none if it is not, or if they are
@@ -90,7 +92,8 @@ class Rescoring:
     def ratio(self, side: int) -> float:
         """Return a side's distance without outliers, in noise floors."""
         usual = ~self.outliers(side)
-        return float(np.sqrt(self.squares[-2 + side][usual].mean() / self.floor[usual].mean()))
+        square = self.squares[-2 + side][usual].mean()
+        return float(np.sqrt(square / self.floor[usual].mean()))
 
     @property
     def mean(self) -> Floats:
@@ -132,8 +135,12 @@ def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
     # Of those that fit the closest, so the finer dtype: a float32 side may be 1 noise floor from
     # either.
     close = [one for one in scores if one.ratio(side) <= LISTS.over_all]
+
+    def usual_square(one: Rescoring) -> float:
+        return float(one.squares[-2 + side][~one.outliers(side)].mean())
+
     if close:
-        nearest = min(close, key=lambda one: one.squares[-2 + side][~one.outliers(side)].mean())
+        nearest = min(close, key=usual_square)
     else:
         nearest = min(scores, key=lambda one: one.ratio(side))
     values = nearest.sides[side]
@@ -145,7 +152,8 @@ def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
             # paired.
             farther = (values - one.mean) ** 2 - (values - nearest.mean) ** 2
             farther = farther[usual]
-            if one is nearest or farther.sum() <= _DISTINCT * np.sqrt((farther**2).sum()):
+            standard_error = np.sqrt((farther**2).sum())
+            if one is nearest or farther.sum() <= _DISTINCT * standard_error:
                 fits[one.model] = one
     return _Agreement(side, nearest, fits)
 
@@ -199,7 +207,11 @@ def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
         kind = "numerics of two settings"
         if rollout.nearest.dtype == trainer.nearest.dtype:
             kind = "rounding"
-        name = min(both, key=lambda name: sum(side.fits[name].ratio(side.side) for side in sides))
+
+        def distance(name: str) -> float:
+            return sum(side.fits[name].ratio(side.side) for side in sides)
+
+        name = min(both, key=distance)
         sizes = ", ".join(f"'{side.name}' {side.size(side.fits[name])}" for side in sides)
         says = f"Both sides agree with {name}: {sizes}."
     elif rollout.fits and trainer.fits:

@@ -114,9 +114,10 @@ class PairRows:
         """Return the rms that rounding both sides leaves: uniform within half a step of the row's
         largest value.
         """
-        largest = np.array([np.abs(side).max(initial=0.0) for side in (row.x, row.y)])
+        ends = [np.abs(side).max(initial=0.0) for side in (row.x, row.y)]
         fmt = format_named(self.dtype or "float32")  # of lists, the log-sum is in float32
-        return float(np.sqrt((spacings(largest, fmt) ** 2).sum() / 12))
+        steps = spacings(np.array(ends), fmt)
+        return float(np.sqrt((steps**2).sum() / 12))
 
 
 def rows_of_run(run: Measured, pair: int) -> PairRows:
@@ -165,14 +166,16 @@ def complete_rows(
         masks.append(left_out | _is_padding(values))
     whole = np.array(sides)
     is_masked = np.array(masks)
-    usable = np.isfinite(whole).all(axis=0) & ~is_masked.any(axis=0)
+    is_finite = np.isfinite(whole).all(axis=0)
+    usable = is_finite & ~is_masked.any(axis=0)
     spread = np.linspace(0, vocab - 1, min(vocab, _SPREAD)).astype(np.int64)
     rows = []
     for at in np.flatnonzero(usable.any(axis=1)):
         prompt, position = places[at]
         is_usable = usable[at]
         x, y = np.where(is_usable, whole[:, at], 0.0).astype(np.float64)
-        shifts = np.abs(y - x - np.median((y - x)[is_usable]))
+        shifts = y - x
+        shifts = np.abs(shifts - np.median(shifts[is_usable]))
         text = np.array(tokens[prompt][: position + 1], np.int64)
         text = text[(text >= 0) & (text < vocab)]
         keys = np.where(is_usable, (x, y, shifts), -np.inf)
@@ -227,7 +230,8 @@ def rows_of_lists(
     rows = []
     for at in range(0, len(places), max(1, len(places) // most)):
         prompt, position = places[at]
-        (x_ids, x), (y_ids, y) = (side.row(at) for side in pair.rows)
+        x_ids, x = pair.rows[0].row(at)
+        y_ids, y = pair.rows[1].row(at)
         ids, in_x, in_y = np.intersect1d(x_ids, y_ids, return_indices=True)
         text = np.array(reference.responses[prompt].tokens[: position + 1], np.int64)
         times = (text == ids[:, None]).sum(axis=1)

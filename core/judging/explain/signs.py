@@ -178,7 +178,8 @@ def masks_and_padding(pair: PairRows) -> Iterator[Cause]:
     usable = np.isfinite(whole) & ~left_out
     for side in (1, 0):
         is_masked = left_out[side] & usable[1 - side]
-        places = np.flatnonzero(is_masked.any(axis=1) & usable[side].any(axis=1))
+        is_of_some = is_masked.any(axis=1) & usable[side].any(axis=1)
+        places = np.flatnonzero(is_of_some)
         if len(places) >= min(2, len(pair.places)):
             yield _mask(
                 pair,
@@ -211,12 +212,15 @@ def _mask(
     sizes = is_masked.sum(axis=1)
     counts = usable[side].sum(axis=1)
     always = np.flatnonzero(is_masked.all(axis=0))
-    likely = np.where(usable[1 - side], whole[1 - side], -np.inf).astype(np.float64)
+    other = whole[1 - side]
+    is_other = usable[1 - side]
+    likely = np.where(is_other, other, -np.inf).astype(np.float64)
     if len(always) and 2 * (sizes > len(always)).sum() < count:
         first = int(always[0])
         tokens = plural(len(always), "token")
         if first + len(always) == vocab and count == total:
-            kind = "cut" if whole[side, 0, -1] < likely[usable[1 - side]].min() else "padded"
+            is_below = whole[side, 0, -1] < likely[is_other].min()
+            kind = "cut" if is_below else "padded"
             says = f"The vocabulary of {name} is {kind}: {filler} from id {first:,} on ({tokens})."
             return Cause(f"{kind} vocabulary", says, {"first": first, "tokens": len(always)})
         says = f"{name} masks {tokens} (from id {first:,}; {filler}) {place}."
@@ -260,11 +264,13 @@ def renormalization(pair: PairRows) -> Iterator[Cause]:
     sums = shares.sum(axis=2)
     is_usable = (counts > 1) & (least >= _LEAST_SHARE)
     for side in (1, 0):
-        is_one = np.abs(1 - sums[side]) <= np.maximum(_SURE * least[side], _SUM_ERROR)
+        most = np.maximum(_SURE * least[side], _SUM_ERROR)
+        is_one = np.abs(1 - sums[side]) <= most
         of_other = np.where(is_sent[side], shares[1 - side], 0.0).sum(axis=1)
         # Of rows with more tokens left than are listed, a list is a part of them; a shorter list
         # has all of them.
-        for rows in (is_usable[side], is_usable[side] & (counts[side] < counts[1 - side])):
+        is_shorter = counts[side] < counts[1 - side]
+        for rows in (is_usable[side], is_usable[side] & is_shorter):
             if rows.sum() < LEAST_ROWS or is_one[rows].mean() < EXPLAINED:
                 continue
             middle = float(np.median(of_other[rows]))
@@ -286,9 +292,13 @@ def upcast_values(pair: PairRows) -> Iterator[Cause]:
         return
     sides = [np.concatenate([row.side(side) for row in pair.rows]) for side in (0, 1)]
     for name in ("bfloat16", "float16"):
-        on_grid = [bool((round_to(FORMATS[name], values) == values).all()) for values in sides]
+        on_grid = []
+        for values in sides:
+            rounded = round_to(FORMATS[name], values)
+            on_grid.append(bool((rounded == values).all()))
         side = int(on_grid[1])
-        if on_grid[0] != on_grid[1] and np.ptp(sides[side]) > 0:  # a constant is of every dtype
+        is_constant = np.ptp(sides[side]) == 0  # which is of every dtype
+        if on_grid[0] != on_grid[1] and not is_constant:
             says = (
                 f"Every value of '{pair.names[side]}' is a {name} value: computed or saved in"
                 f" {name}, then widened."
@@ -319,7 +329,8 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
     lists = pair.lists
     argmaxes = (lists.figures.reference_token, lists.figures.variant_token)
     for rows, tops, name in zip(lists.rows, argmaxes, pair.names, strict=True):
-        is_usable = lists.is_generated & ~np.ma.getmaskarray(tops) & (rows.targets != UNKNOWN_TOKEN)
+        is_known = ~np.ma.getmaskarray(tops) & (rows.targets != UNKNOWN_TOKEN)
+        is_usable = lists.is_generated & is_known
         others = np.flatnonzero(is_usable & (tops.data != rows.targets))
         if len(others) >= 2 or (len(others) and is_usable.sum() < 8):
             first = others[0]
