@@ -7,7 +7,7 @@ import streamlit as st
 
 from app.shell import selection, store_cache, widgets
 from core.errors import UlpscopeError
-from core.numerics.arrays import Record
+from core.numerics.arrays import DataFrame, Record
 from core.numerics.metrics import COUNTS
 from core.runs.file.records import MAX_ROWS, RunHeader
 from core.runs.queries.compare import FIGURES, RunPair, figures
@@ -148,21 +148,21 @@ def names(runs: Sequence[RunReader]) -> list[str]:
     return distinct
 
 
-def differing(facts: Sequence[Record], titles: Sequence[str]) -> pd.DataFrame:
+def differing(facts: Sequence[Record], titles: Sequence[str]) -> DataFrame:
     """Return the facts that differ between runs: one row per fact, one column per run."""
     table = pd.DataFrame(list(facts), index=list(titles))
     table = table.fillna("").replace("", "–").astype(str).T
     return table[table.nunique(axis=1) > 1]
 
 
-def provenance(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
+def provenance(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
     """Return how the provenance of the runs differs."""
     facts = [one.facts for one in pairs]
     table = differing(facts, titles)
     return table.drop(index=["run", "name", "verdict"], errors="ignore")
 
 
-def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
+def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
     """Table of the figures: one row per figure, one column per run, with its ratio to the first in
     brackets if it says something.
     """
@@ -195,7 +195,7 @@ def _text(name: str, value: float, rows: int) -> str:
     return number(value)
 
 
-def export_runs(pairs: Sequence[RunPair]) -> pd.DataFrame:
+def export_runs(pairs: Sequence[RunPair]) -> DataFrame:
     """Return the unrounded figures and provenance for a download, one row per run."""
     names = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
     facts = pd.DataFrame([one.facts for one in pairs])
@@ -204,10 +204,10 @@ def export_runs(pairs: Sequence[RunPair]) -> pd.DataFrame:
 
 
 def flip_texts(
-    flips: pd.DataFrame,
+    flips: DataFrame,
     pairs: Sequence[RunPair],
     titles: Sequence[str],
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return one row per position with a flip: place, and per run the two tokens, empty if it has
     no flip there.
     """

@@ -4,7 +4,6 @@ of both sides.
 
 from collections.abc import Sequence
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,6 +11,7 @@ import streamlit as st
 
 from app.components import plots, tables
 from app.shell import exports, selection, store_cache, widgets
+from core.numerics.arrays import Record
 from core.plots.style import LAYOUT, QUIET, REFERENCE, VARIANT, inert
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import SIDES, Candidates, on_grid
@@ -60,7 +60,7 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
         plots.draw(figure, "top_tokens", picture, of=str(place))
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
     table: dict = {"token": widgets.table_texts(top["token_id"], view.run)}
-    columns: dict[str, Any] = {}
+    columns: Record = {}
     for side in SIDES:
         logit, rank, probability = (f"{side} {title}" for title in _TITLES)
         logit = logit.replace("logit", view.run.header.holds)
@@ -97,7 +97,7 @@ def grid_chart(
     names: Sequence[str],
     texts: Sequence[str],
     dtype: str,
-) -> dict[str, Any]:
+) -> Record:
     """Logits of the candidates on every side, a line of the grid for every value that the dtype has
     there; a plain dict, for plotly takes 20 ms to check it.
 
@@ -127,7 +127,7 @@ def grid_chart(
     }
     lines = [{**tall, "x0": value, "x1": value} for value in grid]
     lines += [{**wide, "y0": height, "y1": height} for height in sides]
-    marks: list[dict[str, Any]] = []
+    marks: list[Record] = []
     for candidate, (text, symbol) in enumerate(zip(texts, cycle(_SYMBOLS), strict=False)):
         offset = -_APART if candidate % 2 else _APART
         hover = (
@@ -154,7 +154,7 @@ def grid_chart(
             },
         )
     fixed = {"zeroline": False, "automargin": True}
-    across: dict[str, Any] = {"title": {"text": "logit"}, **fixed}
+    across: Record = {"title": {"text": "logit"}, **fixed}
     if grid:
         ticks = grid[:: max(1, -(-len(grid) // _LABELLED))]
         half = float(np.diff(candidates.grid).max(initial=0.0)) / 2

@@ -11,6 +11,7 @@ import streamlit as st
 from app.components import plots, tables
 from app.internals import parts
 from app.shell import exports, selection, store_cache, widgets
+from core.numerics.arrays import DataFrame
 from core.plots import layers as charts
 from core.plots.style import selected_line
 from core.runs.queries.layers import (
@@ -85,7 +86,7 @@ def draw(view: selection.View) -> None:
     exports.download(files, exports.file_stem(view, "layers"), "layers")
 
 
-def _beyond_floor(table: pd.DataFrame) -> str:
+def _beyond_floor(table: DataFrame) -> str:
     """Title of the growth over depth: the first module beyond its noise floor, or the one that
     comes closest.
     """
@@ -104,7 +105,7 @@ def _beyond_floor(table: pd.DataFrame) -> str:
     return f"{says}: at most {multiple(furthest.ratio)}, `{widgets.code(furthest.module)}`"
 
 
-def _about_floor(table: pd.DataFrame) -> str:
+def _about_floor(table: DataFrame) -> str:
     """Say what the noise floors are worth."""
     if table["floor_rms"].isna().all():
         return "No noise floor was run for the modules: capture with `--layer-floor 2`."
@@ -118,7 +119,7 @@ def _about_floor(table: pd.DataFrame) -> str:
     return text + says_little(furthest_module(table))
 
 
-def _draw_nonfinite(table: pd.DataFrame) -> None:
+def _draw_nonfinite(table: DataFrame) -> None:
     """Say where NaN or infinity begins."""
     nonfinite = table[table["nonfinite_mismatch"] > 0]
     if len(nonfinite):
@@ -131,7 +132,7 @@ def _draw_nonfinite(table: pd.DataFrame) -> None:
         )
 
 
-def _open_module(table: pd.DataFrame, chart: str) -> None:
+def _open_module(table: DataFrame, chart: str) -> None:
     """Open the clicked module, and on the map select the position."""
     place = plots.clicked_value(chart, 0)
     position = plots.clicked_value(chart, 1)
@@ -142,7 +143,7 @@ def _open_module(table: pd.DataFrame, chart: str) -> None:
         selection.select(position=position)
 
 
-def _draw_map(view: selection.View, table: pd.DataFrame) -> None:
+def _draw_map(view: selection.View, table: DataFrame) -> None:
     run = view.run
     pair = view.pair.index
     prompt = view.prompt
@@ -188,7 +189,7 @@ def _draw_module(view: selection.View, module: pd.Series) -> None:
     )
 
 
-def _draw_table(table: pd.DataFrame, *, names_prompt: bool) -> None:
+def _draw_table(table: DataFrame, *, names_prompt: bool) -> None:
     hidden = {"ordinal", "block", "positions"}
     if not names_prompt:
         hidden.add("first_prompt")

@@ -9,7 +9,6 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,6 +17,7 @@ import streamlit as st
 from app.components import component, plots
 from app.overview import OF_ROLLOUTS
 from app.shell import selection, store_cache
+from core.numerics.arrays import Record
 from core.rl import queries as rl
 from core.runs.queries.flips import SIDES
 from core.runs.queries.heat import COLOURS, Heat, heat
@@ -36,7 +36,7 @@ _OF_TOKEN = {  # of trainer vs. rollout
 _ROUNDED = ("max_abs", "mean_ulps", "max_row_ulps", "kl")
 
 
-def columns(view: selection.View, colour: str) -> dict[str, Any]:
+def columns(view: selection.View, colour: str) -> Record:
     """Return the component's data: one list per figure, in the order of the positions; null if
     undefined.
     """
@@ -69,7 +69,7 @@ def columns(view: selection.View, colour: str) -> dict[str, Any]:
     }
 
 
-def _shades(shade: Heat, unit: str) -> dict[str, Any]:
+def _shades(shade: Heat, unit: str) -> Record:
     legend = {"unit": unit, "low": shade.low, "high": shade.high, "stops": shade.stops}
     return {"heat": shade.levels.tolist(), "legend": legend}
 
@@ -86,7 +86,7 @@ def _three_digits(column: pd.Series) -> list[float | None]:
     ]
 
 
-def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
+def rollout_columns(tokens: pd.DataFrame, colour: str) -> Record:
     """Return the component's data for a sequence of trainer vs. rollout. tokens: of
     core.rl.queries.
     """

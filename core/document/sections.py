@@ -1,14 +1,13 @@
 """Sections of a pair: what the pages show of it, as text, tables and charts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..markup import Markup, element, facts, fold, join, prose, scrolling, table
+from ..numerics.arrays import DataFrame
 from ..rl import queries as rl
 from ..rl.figures import ICEPOP, TIS
 from ..runs.file.records import Prompt, StoredPair
@@ -21,10 +20,6 @@ from ..text import clip, join_bytes, number, opening, percent, plural, visible
 from ..verdict import FAILING, IDENTICAL, ROUNDING
 from .charts import Axis, bar, chart, dot, line, picture
 from .grid import overview
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 Explain = Callable[[RunReader, int], Any]
 
@@ -105,7 +100,7 @@ def sections(
 def _charted(
     run: RunReader,
     pair: StoredPair,
-    figures: pd.DataFrame,
+    figures: DataFrame,
 ) -> Iterator[tuple[str, Iterator[Markup]]]:
     """Yield the other sections, each a sentence, then charts and tables."""
     continued = flips.continuations(run)
@@ -213,12 +208,12 @@ def _rollouts(run: RunReader) -> Markup:
     )
 
 
-def _non_null(values: pd.Series | pd.DataFrame) -> Any:
+def _non_null(values: Any) -> Any:
     """Return values as objects, None for what is undefined."""
     return values.astype(object).where(values.notna(), None)
 
 
-def _rows(table: pd.DataFrame) -> Iterator[Any]:
+def _rows(table: DataFrame) -> Iterator[Any]:
     return _non_null(table).itertuples(index=False)
 
 
@@ -233,7 +228,7 @@ def _visible(token: str) -> str:
     return clip(visible(token) or "∅", _LONGEST_TOKEN)
 
 
-def listing(figures: pd.DataFrame, titles: Mapping[str, str], label: str) -> Markup:
+def listing(figures: DataFrame, titles: Mapping[str, str], label: str) -> Markup:
     """Return a table of some columns. titles: by the names of the columns."""
     figures = figures[[*titles]].dropna(axis="columns", how="all")
     head = [titles[name] for name in figures]
@@ -241,7 +236,7 @@ def listing(figures: pd.DataFrame, titles: Mapping[str, str], label: str) -> Mar
     return table(head, rows, label)
 
 
-def _around(figures: pd.DataFrame, most: int) -> pd.DataFrame:
+def _around(figures: DataFrame, most: int) -> DataFrame:
     """Return the rows that are shown: all, or so many around the telling one."""
     if len(figures) <= most:
         return figures
@@ -252,7 +247,7 @@ def _around(figures: pd.DataFrame, most: int) -> pd.DataFrame:
     return figures.iloc[start : start + most]
 
 
-def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size) -> Markup:
+def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) -> Markup:
     import pandas as pd
 
     header = run.header
@@ -360,7 +355,7 @@ def _argmax(run: RunReader, token: int | None) -> str:
     return f"{_visible(run.vocabulary[token])} ({token})"
 
 
-def _flips(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size) -> Markup:
+def _flips(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) -> Markup:
     every = figures[figures["is_flip"]]
     rows = []
     for row in _rows(every.head(size.flips)):
@@ -389,7 +384,7 @@ def _flips(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size) 
     )
 
 
-def _top(run: RunReader, top: pd.DataFrame) -> Markup:
+def _top(run: RunReader, top: DataFrame) -> Markup:
     """Return the top tokens of a side with logits and probabilities."""
     items = []
     for token, row in top.head(_TOP).iterrows():
@@ -400,7 +395,7 @@ def _top(run: RunReader, top: pd.DataFrame) -> Markup:
     return element("ol", *items)
 
 
-def _log_axis(title: str, values: np.ndarray | pd.Series, zero: float | None = None) -> Axis:
+def _log_axis(title: str, values: Any, zero: float | None = None) -> Axis:
     return Axis(
         title,
         float(values.min()) / 2,
@@ -410,7 +405,7 @@ def _log_axis(title: str, values: np.ndarray | pd.Series, zero: float | None = N
     )
 
 
-def _near_ties(run: RunReader, figures: pd.DataFrame) -> Iterator[Markup]:
+def _near_ties(run: RunReader, figures: DataFrame) -> Iterator[Markup]:
     yield element("p", prose(flips.near_ties_sentence(figures)))
     points = flips.margin_points(figures)
     x, x_zero = flips.above_zero(points.difference)
@@ -459,7 +454,7 @@ def _near_ties(run: RunReader, figures: pd.DataFrame) -> Iterator[Markup]:
     yield chart(label, across, up, marks, legend, 380)
 
 
-def _heatmap(run: RunReader, pair: StoredPair, figures: pd.DataFrame) -> Iterator[Markup]:
+def _heatmap(run: RunReader, pair: StoredPair, figures: DataFrame) -> Iterator[Markup]:
     yield element("p", prose(heatmap.sentence(run, figures)))
     grid = overview(run, pair, figures)
     scale = [
@@ -538,7 +533,7 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
 def _continuations(
     run: RunReader,
     pair: StoredPair,
-    continued: pd.DataFrame,
+    continued: DataFrame,
 ) -> Iterator[Markup]:
     yield element("p", prose(opening(flips.outcome(continued))))
     for row in _rows(continued.head(_MOST_STRIPS)):

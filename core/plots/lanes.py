@@ -1,12 +1,11 @@
 """Chart of the Overview: a pair by position, each prompt in a lane of its own."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
+from ..numerics.arrays import Array, DataFrame, Record
 from ..runs.queries.by_position import cells
 from ..text import multiple, number, plural
 from . import style
@@ -23,7 +22,7 @@ _FLOOR = "rgba(138, 147, 160, 0.28)"
 
 
 def position_lanes(
-    drawn: pd.DataFrame,
+    drawn: DataFrame,
     prompts: Sequence[int],
     unit: str,
     floor_dtype: str = "",
@@ -41,8 +40,8 @@ def position_lanes(
     lane = _HEIGHTS.get(len(prompts), _LOWEST)
     height = len(prompts) * lane + (len(prompts) - 1) * _GAP
     axis = _log_axis(drawn, most=6 if lane >= 100 else 3)
-    traces: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {"shapes": [], "annotations": []}
+    traces: list[Record] = []
+    layout: Record = {"shapes": [], "annotations": []}
     named: set[str] = set()
     where = "position %{customdata[1]:,}: "
     value = "%{text}"
@@ -92,12 +91,12 @@ def _y_axis(lane: int) -> str:
 
 
 def _traces(
-    drawn: pd.DataFrame,
+    drawn: DataFrame,
     span: list[float],
     where: str,
     value: str,
     quantity: str,
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     """Return the traces of one prompt, the floor first, behind the others. where, value: what a
     hover shows.
     """
@@ -105,12 +104,12 @@ def _traces(
     positions = shown["position"].to_numpy(int)
     floor = shown["floor_rms"].to_numpy(float)
     rms = shown["rms"].to_numpy(float)
-    traces: list[dict[str, Any]] = []
+    traces: list[Record] = []
     if np.isfinite(floor).any():
         lowest = 10 ** span[0]
         band = np.maximum(np.nan_to_num(floor), lowest / 10)
         ends = np.array([-0.5, 0.5]) * step
-        area: dict[str, Any] = {
+        area: Record = {
             "x": [positions[0] + ends[0], *positions, positions[-1] + ends[1]],
             "y": [band[0], *band, band[-1]],
             "fill": "tozeroy",
@@ -148,7 +147,7 @@ def _traces(
     return traces
 
 
-def _line(x: np.ndarray, y: np.ndarray, name: str, look: dict[str, Any]) -> list[dict[str, Any]]:
+def _line(x: Array, y: Array, name: str, look: Record) -> list[Record]:
     """Return a line with gaps at zero; a point without neighbors as a mark of its own."""
     heights = style.gaps_at_zero(y)
     is_lone = style.is_lone(heights)
@@ -163,7 +162,7 @@ def _line(x: np.ndarray, y: np.ndarray, name: str, look: dict[str, Any]) -> list
     return traces
 
 
-def _hover(rows: pd.DataFrame, about: str) -> dict[str, Any]:
+def _hover(rows: DataFrame, about: str) -> Record:
     """Return what a click gives, prompt and position, and what a hover shows: also the ratio."""
     return {
         "customdata": rows[["prompt", "position", "max_abs"]].to_numpy(float),
@@ -173,7 +172,7 @@ def _hover(rows: pd.DataFrame, about: str) -> dict[str, Any]:
     }
 
 
-def _log_axis(drawn: pd.DataFrame, most: int) -> dict[str, Any]:
+def _log_axis(drawn: DataFrame, most: int) -> Record:
     """Return the log axis that all lanes share. most: labels of a lane."""
     # a floor next to 0 at a few positions would stretch the axis
     floors = drawn["floor_rms"]
@@ -197,7 +196,7 @@ def _log_axis(drawn: pd.DataFrame, most: int) -> dict[str, Any]:
     return {**axis, "tickvals": ticks}
 
 
-def _lane(bottom: float, top: float) -> dict[str, Any]:
+def _lane(bottom: float, top: float) -> Record:
     """Shade of a lane, as a shape of a layout."""
     across = {"xref": "paper", "x0": 0, "x1": 1}
     up = {"yref": "paper", "y0": bottom, "y1": top}
@@ -205,14 +204,14 @@ def _lane(bottom: float, top: float) -> dict[str, Any]:
     return {"type": "rect", **across, **up, **look}
 
 
-def _lane_name(name: str, top: float) -> dict[str, Any]:
+def _lane_name(name: str, top: float) -> Record:
     """Name above a lane, as an annotation."""
     across = {"xref": "paper", "x": 0, "xanchor": "left"}
     up = {"yref": "paper", "y": top, "yanchor": "bottom"}
     return {"text": name, "font": {"size": 11}, "showarrow": False, **across, **up}
 
 
-def selected_in_lane(prompts: Sequence[int], prompt: int, position: int) -> dict[str, Any]:
+def selected_in_lane(prompts: Sequence[int], prompt: int, position: int) -> Record:
     """Line at the selected position, in the lane of its prompt, as a shape of a layout."""
     lane = prompts.index(prompt)
     return style.selected_line(position) | {"yref": f"{_y_axis(lane)} domain"}

@@ -9,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..numerics.arrays import Array, DataFrame
 from ..runs.queries.layers import RESIDUAL, first_beyond
 from ..text import on_axis, visible
 from .style import (
@@ -54,11 +55,11 @@ def short_name(module: str, kind: str, block: int) -> str:
     return layer if kind == RESIDUAL else f"{layer} {visible(module.rpartition('.')[2])}".strip()
 
 
-def _hover_text(measure: str, values: np.ndarray) -> str:
+def _hover_text(measure: str, values: Array) -> str:
     return _HOVER[measure].format(hover(values, "customdata[2]"))
 
 
-def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
+def _color_scale(values: Array, measure: str) -> tuple[Array, dict]:
     """(values to color by, NaN if nothing differs; the color axis).
 
     LINEAR measures from 0, the others logarithmic.
@@ -92,8 +93,8 @@ def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
 
 def _add_cells(
     figure: go.Figure,
-    values: np.ndarray,
-    is_mismatch: np.ndarray,
+    values: Array,
+    is_mismatch: Array,
     measure: str,
     hover: dict,
     **place: object,
@@ -103,7 +104,7 @@ def _add_cells(
     """
     shade, axis = _color_scale(values, measure)
 
-    def add_flat(mask: np.ndarray, color: str, **more: object) -> None:
+    def add_flat(mask: Array, color: str, **more: object) -> None:
         figure.add_heatmap(
             z=np.where(mask, 1.0, np.nan),
             colorscale=[[0, color], [1, color]],
@@ -121,7 +122,7 @@ def _add_cells(
 
 
 def position_map(
-    cells: pd.DataFrame,
+    cells: DataFrame,
     names: Mapping[int, str],
     ticks: Mapping[int, str],
     measure: str,
@@ -204,7 +205,7 @@ def _map_height(rows: int) -> int:
     return 110 + int(np.clip(12 * rows, 120, 240))
 
 
-def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
+def head_maps(table: DataFrame, measure: str) -> go.Figure:
     """Draw layers x heads, keys next to values on one color scale. table: by layer, kind and
     head.
     """
@@ -263,7 +264,7 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
     return layout(figure, _map_height(len(layers)), showlegend=False).update_layout(_BELOW_MARK)
 
 
-def module_growth(modules: pd.DataFrame) -> go.Figure:
+def module_growth(modules: DataFrame) -> go.Figure:
     """rms of the pair and of its floor after every block, as lines on a log axis; of other modules,
     which have other units, points. The stretch before the first module that differs is shaded, the
     first one beyond its floor is named. A click gives the ordinal.
@@ -345,7 +346,7 @@ def module_growth(modules: pd.DataFrame) -> go.Figure:
     return layout(figure, 220, **NEAREST_CLICK).update_layout(margin={"r": 30})
 
 
-def _named(modules: pd.DataFrame) -> list[int]:
+def _named(modules: DataFrame) -> list[int]:
     """Return the places of modules whose names fit on an axis: the first, the last, ends of
     layers.
     """
@@ -355,7 +356,7 @@ def _named(modules: pd.DataFrame) -> list[int]:
     return sorted({0, *(place for place in ends if room < place < last - room), last})
 
 
-def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
+def module_positions(along: DataFrame, selected: int) -> go.Figure:
     """rms of one module's difference and of its floor at each position, log axis; gaps if nothing
     differs.
     """
@@ -384,7 +385,7 @@ def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
     return layout(figure, 220, **NEAREST_CLICK)
 
 
-def names_of(modules: pd.DataFrame) -> tuple[dict[int, str], dict[int, str]]:
+def names_of(modules: DataFrame) -> tuple[dict[int, str], dict[int, str]]:
     """(names by ordinal for the hover; short names for ticks: of all if they fit, else of the ends
     of blocks).
     """

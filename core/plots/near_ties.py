@@ -1,12 +1,11 @@
 """Chart of the Near ties page: margins against differences."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
+from ..numerics.arrays import Array, DataFrame, Record
 from ..places import words_of
 from ..runs.queries.flips import above_zero, margin_points
 from ..text import visible
@@ -39,7 +38,7 @@ _MARKS = (
 )
 
 
-def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> go.Figure:
+def near_tie_scatter(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> go.Figure:
     """Smaller margin against largest difference of every position, logits, log axes; the line
     beyond which no flip is possible.
 
@@ -76,7 +75,7 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
         if not count:
             continue
         is_dense = count > CROWDED
-        look: dict[str, Any] = {"opacity": 0.8}
+        look: Record = {"opacity": 0.8}
         if is_dense:
             _add_density(
                 figure,
@@ -121,13 +120,13 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
     )
 
 
-def selection_ring(table: pd.DataFrame, prompt: int, position: int) -> tuple[dict[str, Any], ...]:
+def selection_ring(table: DataFrame, prompt: int, position: int) -> tuple[Record, ...]:
     """Ring around a position in the scatter of the same table, as shapes of a layout; none if it is
     not drawn.
     """
     table, margin, difference, _ = margin_points(table)
     rows = np.flatnonzero((table["prompt"] == prompt) & (table["position"] == position))
-    ring: dict[str, Any] = {
+    ring: Record = {
         "type": "path",
         "path": _RING,
         "xsizemode": "pixel",
@@ -139,7 +138,7 @@ def selection_ring(table: pd.DataFrame, prompt: int, position: int) -> tuple[dic
     return tuple(ring | {"xanchor": x[row], "yanchor": y[row]} for row in rows)
 
 
-def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
+def _labels(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> Array:
     """Labels of positions: `position 17 after 'self'`, with the prompt if the run has several."""
     lengths = [0] * len(texts)
     labels = []
@@ -154,8 +153,8 @@ def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray
 
 def _add_density(
     figure: go.Figure,
-    x: np.ndarray,
-    y: np.ndarray,
+    x: Array,
+    y: Array,
     ends: list[tuple[float, float]],
     color: str,
 ) -> None:

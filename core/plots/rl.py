@@ -4,12 +4,13 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..numerics.arrays import DataFrame
 from ..rl.figures import ICEPOP, TIS, bar_of
 from ..text import clean
 from .style import QUIET, REFERENCE, ULPS, VARIANT, inert, layout, log_axis
 
 
-def ratios(table: pd.DataFrame) -> go.Figure:
+def ratios(table: DataFrame) -> go.Figure:
     """Tokens by r, log counts, the share of the KL in each bin, and the frameworks' bars."""
     figure = go.Figure()
     figure.add_bar(
@@ -53,7 +54,7 @@ def ratios(table: pd.DataFrame) -> go.Figure:
     return layout(figure, 360, yaxis2=right, bargap=0)
 
 
-def by_value(table: pd.DataFrame, quantity: str) -> go.Figure:
+def by_value(table: DataFrame, quantity: str) -> go.Figure:
     """Mean |r| by a quantity, with the standard error: bars of names, turns and ranks."""
     figure = go.Figure()
     bar = {"array": np.sqrt(table["variance"] / table["tokens"])}
@@ -72,7 +73,7 @@ def by_value(table: pd.DataFrame, quantity: str) -> go.Figure:
     return layout(figure, 300)
 
 
-def steps(table: pd.DataFrame) -> go.Figure:
+def steps(table: DataFrame) -> go.Figure:
     """Mean |r| and k3 by training step, log axis, and what is usual of k3."""
     figure = go.Figure()
     bar = bar_of("k3")
@@ -96,7 +97,7 @@ def steps(table: pd.DataFrame) -> go.Figure:
     return layout(figure, 300)
 
 
-def density(table: pd.DataFrame) -> go.Figure:
+def density(table: DataFrame) -> go.Figure:
     """Tokens by the rollout's probability and r, log shades."""
     cells = table.pivot(index="r", columns="probability", values="tokens")
     scale = {"title": {"text": "tokens, log10"}}

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..cause import Cause
+from ..numerics.arrays import Array, Flags, Floats
 from ..numerics.formats import FORMATS, round_to
 from ..text import clean, number, percent, plural, series
-from .figures import Flags, Floats, Integers, SampledTokens
+from .figures import Integers, SampledTokens
 from .token_values import (
     CONTRAST,
     MOST,
@@ -109,7 +109,7 @@ def _few(tokens: SampledTokens, square: Floats) -> Iterator[Cause]:
     yield Cause("some tokens", says, {"tokens": count, "sequence": sequence})
 
 
-def _worst_of(name: str, values: NDArray, sizes: Floats) -> tuple[str, Flags]:
+def _worst_of(name: str, values: Array, sizes: Floats) -> tuple[str, Flags]:
     """Return the values of a group of tokens whose mean |r| is large, in words, and which tokens
     have one.
     """

@@ -26,7 +26,7 @@ from ml_dtypes import float8_e4m3fn, float8_e5m2, float8_e8m0fnu
 from numpy.typing import NDArray
 
 from ..errors import CaptureError
-from ..numerics.arrays import Ints
+from ..numerics.arrays import Ints, Record
 from ..numerics.differences import differences
 from ..numerics.formats import FLOAT32, FORMATS, FloatFormat, bits_of, widen
 from ..packaged_models import packaged_folder, require_gguf
@@ -109,7 +109,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     architecture: str
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Record:
         dtypes = sorted({tensor.dtype for tensor in self.tensors.values()})
         return {"path": str(self.path), "tensors": len(self.tensors), "dtypes": dtypes}
 
@@ -147,7 +147,7 @@ class Change:
     def is_alike(self) -> bool:
         return self.squares <= _ALIKE**2 * self.scale
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Record:
         elements = max(self.elements, 1)
         return {
             **{name: value for name, value in vars(self).items() if name not in _SUMS},
@@ -171,7 +171,7 @@ class Comparison:
     def total(self) -> Change:
         return sum_of(self.modules.values())
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Record:
         return {
             "a": self.a.as_json(),
             "b": self.b.as_json(),

@@ -2,15 +2,14 @@
 they depend on.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import UsageError
+from ..numerics.arrays import DataFrame, Floats, Record
 from ..runs.figures import Figures
 from ..runs.queries.layers import records
 from ..text import number, percent, plural, series
@@ -23,7 +22,6 @@ from .figures import (
     SUMS,
     TIS,
     Batch,
-    Floats,
     Integers,
     SampledTokens,
     Sequences,
@@ -31,9 +29,6 @@ from .figures import (
     bar_of,
     intervals,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 HEADLINE = {
     "k3": "KL (k3)",
@@ -119,7 +114,7 @@ def summary(run: Figures, name: str) -> Any:
     return json.loads(run.query("SELECT content FROM mismatch WHERE name = ?", name)["content"][0])
 
 
-def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]]:
+def figures_of(run: Figures, framework: str = "ulpscope") -> list[Record]:
     """Return a framework's figures: name, value, low and high of its 95 % interval over sequences,
     unit, definition, usual: what a framework takes for normal, is_usual: None without that.
 
@@ -131,7 +126,7 @@ def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]
     return [_with_bar(row, framework) for row in summary(run, f"figures of {framework}")]
 
 
-def _with_bar(row: dict[str, Any], framework: str) -> dict[str, Any]:
+def _with_bar(row: Record, framework: str) -> Record:
     bar = bar_of(row["name"], framework)
     if bar is None:
         return row | {"usual": "", "is_usual": None}
@@ -179,7 +174,7 @@ def sentence(mismatch: Mapping[str, Any]) -> str:
     return text
 
 
-def summaries(run: Figures, masked: int = 0) -> dict[str, Any]:
+def summaries(run: Figures, masked: int = 0) -> Record:
     """Return what pages and reports show of all tokens, to be stored with the run, in types of
     JSON; empty if no token has both values. masked: responses without a token of the loss, which
     are not in the run.
@@ -226,7 +221,7 @@ def _counts(run: Figures, sql: str) -> list[int]:
     return [int(value) for value in run.query(sql).iloc[0]]
 
 
-def tokens_of(run: Figures, prompt: int) -> pd.DataFrame:
+def tokens_of(run: Figures, prompt: int) -> DataFrame:
     """Return the tokens of a sequence: token_id, text (null if unknown), rollout, trainer, r,
     max_abs (|r|), kl (k3), ratio, clipped (bars of frameworks that cut it); values null if masked.
     """
@@ -264,7 +259,7 @@ def _read_sequences(run: Figures) -> Sequences:
     )
 
 
-def _bins(run: Figures, value: str) -> pd.DataFrame:
+def _bins(run: Figures, value: str) -> DataFrame:
     """Return the tokens in bins of a value that is never negative, ascending: tokens, low, high,
     total.
     """
@@ -319,9 +314,9 @@ def _figures(
     sequences: Sequences,
     percentiles: Floats,
     masked: int,
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[Record]]:
     """Return the figures of every framework, by its name."""
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[Record]] = {}
     for counts_masked in (False, True):
         frameworks = [each for each in FRAMEWORKS.values() if each.counts_masked == counts_masked]
         counted = sequences.with_masked(masked) if counts_masked else sequences
@@ -357,7 +352,7 @@ def _row(
     value: float,
     low: float | None = None,
     high: float | None = None,
-) -> dict[str, Any]:
+) -> Record:
     numbers = {"value": value, "low": low, "high": high}
     plain = {key: _plain(number) for key, number in numbers.items()}
     return {"name": name, **plain, "unit": unit, "definition": definition}
@@ -368,7 +363,7 @@ def _plain(value: float | None) -> float | None:
     return None if value is None or np.isnan(value) else float(np.nan_to_num(value))
 
 
-def mismatch_json(run: Figures, framework: str = "ulpscope") -> dict[str, Any]:
+def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
     """Return a framework's figures with what carries the difference; UsageError for an unknown
     framework.
     """
@@ -441,7 +436,7 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     )
 
 
-def bars(run: Figures) -> pd.DataFrame:
+def bars(run: Figures) -> DataFrame:
     """Return what the frameworks' bars cut: bar, tokens and kl as shares."""
     rows = [
         f"""
@@ -452,7 +447,7 @@ def bars(run: Figures) -> pd.DataFrame:
     return run.query(" UNION ALL ".join(rows), *_CUTS)
 
 
-def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
+def by_quantity(run: Figures, quantity: str) -> DataFrame:
     """Return |r| by a quantity of BY, in up to GROUPS groups of about as many tokens: part, value,
     tokens, mean_abs, variance. Equal values are together; the borders are those of about 200,000
     tokens.
@@ -477,7 +472,7 @@ def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
         FROM {rows} GROUP BY part ORDER BY part""")
 
 
-def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+def _explained(groups: Mapping[str, DataFrame]) -> dict[str, float]:
     """Return the share of the variance of |r| between the groups of each quantity of BY, largest
     first.
 

@@ -9,8 +9,9 @@ from operator import itemgetter
 import numpy as np
 
 from ..cause import Cause
+from ..numerics.arrays import Flags, Floats
 from ..text import number, percent, plural
-from .figures import Flags, Floats, Integers, SampledTokens
+from .figures import Integers, SampledTokens
 
 MOST = 0.1  # of the squared difference, that a named cause leaves
 CONTRAST = 9.0  # of squared differences per token, within a part of the tokens and outside

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import DumpError
+from ..numerics.arrays import Flags, Floats, Record
 from ..runs.dumps.arrays import foreign_errors
 from ..text import clean, plural
-from .figures import Flags, Floats, Integers
+from .figures import Integers
 
 # Of a training batch, one value per token of the response; miles saves the part of a
 # context-parallel rank.
@@ -35,7 +36,7 @@ _MOST_RANKS = 4096
 
 
 # A response as columns of documented names, what files hold per token as [tokens] each.
-Response = dict[str, Any]
+Response = Record
 
 
 def is_rollout(path: Path) -> bool:
@@ -57,7 +58,7 @@ def read_responses(paths: Sequence[Path]) -> list[Response]:
             the files disagree.
     """
     responses = []
-    parts: dict[tuple[int, int], list[tuple[Path, dict[str, Any]]]] = {}
+    parts: dict[tuple[int, int], list[tuple[Path, Record]]] = {}
     for path in paths:
         content = _load(path)
         if not isinstance(content.get("samples", content.get("rollout_data")), list | dict):
@@ -74,7 +75,7 @@ def read_responses(paths: Sequence[Path]) -> list[Response]:
     return responses
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> Record:
     import torch
     from numpy._core.multiarray import _reconstruct, scalar
 
@@ -98,7 +99,7 @@ def _load(path: Path) -> dict[str, Any]:
     return content
 
 
-def _samples(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _samples(content: Mapping[str, Any]) -> Iterator[Record]:
     """Yield the samples of a file, each a dictionary with its number as `sample`."""
     # a file of miles has columns, for one rank
     if "rollout_data" in content:
@@ -144,7 +145,7 @@ def _has_row(column: object, row: int) -> bool:
     return isinstance(column, list | tuple) and row < len(column)
 
 
-def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]]) -> Response:
+def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, Record]]) -> Response:
     """Join what the files hold of one sample."""
     place = f"sample {key[1]} of rollout {key[0]}"
     texts = [_prompt_and_text(path, sample, place) for path, sample in of_files]
@@ -227,7 +228,7 @@ def _versions_by_turn(
 def _whole(
     place: str,
     column: str,
-    slices: Sequence[tuple[Path, dict[str, Any], Floats]],
+    slices: Sequence[tuple[Path, Record, Floats]],
     length: int,
 ) -> Floats:
     """Return the values of a response, put together from the parts of context-parallel ranks.
