@@ -18,14 +18,16 @@ from core.text import multiple, number, percent, printable
 
 # runs next to the first: six colors can be distinguished
 MOST = 5
+Indices = dict[str, int | None]  # of a pair by run id, None: the one that is most like the open one
 
 
-def parse_setting() -> dict[str, int | None]:
+def parse_setting() -> Indices:
     """Return the runs in the page's setting, `run~2,run`, each with the index of its pair or
     None.
     """
-    indices: dict[str, int | None] = {}
-    for part in st.session_state["compare_with"].split(",")[:MOST]:
+    indices: Indices = {}
+    parts = st.session_state["compare_with"].split(",")
+    for part in parts[:MOST]:
         run_id, _, index = part.strip().partition("~")
         # isdigit() would take ² for a number, of which int() makes an error
         is_index = index.isdecimal() and len(index) < 6
@@ -34,23 +36,23 @@ def parse_setting() -> dict[str, int | None]:
     return indices
 
 
-def _ask(indices: dict[str, int | None]) -> None:
+def _ask(indices: Indices) -> None:
     parts = []
     for run_id, index in indices.items():
         parts.append(run_id if index is None else f"{run_id}~{index}")
     st.session_state["compare_with"] = ",".join(parts)
 
 
-def _ask_runs(indices: dict[str, int | None]) -> None:
+def _ask_runs(indices: Indices) -> None:
     chosen = st.session_state["compare_runs"]
     _ask({run_id: indices.get(run_id) for run_id in chosen})
 
 
-def _ask_variant(indices: dict[str, int | None], run_id: str, key: str) -> None:
+def _ask_variant(indices: Indices, run_id: str, key: str) -> None:
     _ask(indices | {run_id: st.session_state[key]})
 
 
-def pick_runs(view: selection.View) -> dict[str, int | None]:
+def pick_runs(view: selection.View) -> Indices:
     """Draw the control that chooses runs, and return them with the index of a pair: without a
     choice the latest run that is most like the sidebar's.
     """
@@ -59,7 +61,8 @@ def pick_runs(view: selection.View) -> dict[str, int | None]:
     cell = cell_of(view.run.run_id)
     others = set(indices)
     if cell:
-        others |= {run_id for run_id in store_cache.store().cells() if cell_of(run_id) == cell}
+        cells = store_cache.store().cells()
+        others |= {run_id for run_id in cells if cell_of(run_id) == cell}
     others -= {card.run_id for card in newest}
     every = [*store_cache.cards_of(others), *newest]
     cards = [card for card in every if card.run_id != view.run.run_id and card.sides]
@@ -135,7 +138,8 @@ def pick(view: selection.View) -> list[RunPair]:
             on_change=_ask_variant,
             args=(indices, run_id, key),
         )
-    return sorted(pairs, key=lambda one: (one.run.created, one.run.run_id))
+    pairs.sort(key=lambda one: (one.run.created, one.run.run_id))
+    return pairs
 
 
 def names(runs: Sequence[RunReader]) -> list[str]:
@@ -199,8 +203,9 @@ def export_runs(pairs: Sequence[RunPair]) -> DataFrame:
     """Return the unrounded figures and provenance for a download, one row per run."""
     names = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
     facts = pd.DataFrame([one.facts for one in pairs])
-    counts = pd.DataFrame([vars(one.pair.summary) for one in pairs])
-    return pd.concat([facts, figures(pairs), counts[[*names]]], axis=1)
+    summaries = pd.DataFrame([vars(one.pair.summary) for one in pairs])
+    counts = summaries[[*names]]
+    return pd.concat([facts, figures(pairs), counts], axis=1)
 
 
 def flip_texts(

@@ -66,7 +66,8 @@ def draw(view: selection.View) -> None:
     unit = "each run's own dtype: the units differ."
     if len(dtypes) == 1:
         unit = f"{dtypes.pop()}."
-    aligned = dict.fromkeys(titles, st.column_config.TextColumn(alignment="right", width=150))
+    column = st.column_config.TextColumn(alignment="right", width=150)
+    aligned = dict.fromkeys(titles, column)
     with left:
         widgets.room("figures", height).dataframe(
             figures,

@@ -77,13 +77,13 @@ def _choice(label: str, options: Mapping[str, str], key: str) -> str:
 
 def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
     """Draw the choice of a sweep, the newest first unless a link names another."""
-    newest = max(plans, key=lambda plan: plan.begun).name
-    if st.session_state["matrix_plan"] not in [plan.name for plan in plans]:
-        st.session_state["matrix_plan"] = newest
-    names = {plan.name: clean(plan.name, 60) for plan in plans}
-    name = _choice("Sweep", names, "matrix_plan")
     # of two of one name the last
-    return next(plan for plan in reversed(plans) if plan.name == name)
+    by_name = {plan.name: plan for plan in plans}
+    if st.session_state["matrix_plan"] not in by_name:
+        newest = max(plans, key=lambda plan: plan.begun)
+        st.session_state["matrix_plan"] = newest.name
+    words = {name: clean(name, 60) for name in by_name}
+    return by_name[_choice("Sweep", words, "matrix_plan")]
 
 
 def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
@@ -215,14 +215,17 @@ def cell(change: CellChange) -> None:
     """Draw one cell: its axes, its result, and links to its runs."""
     axes = change.state.axes
     now = change.now
-    place = ", ".join(f"{axis} {in_short(axis, value)}" for axis, value in axes.items() if value)
-    st.markdown(f"**{widgets.escape(clean(place, 300))}**")
+    places = [f"{axis} {in_short(axis, value)}" for axis, value in axes.items() if value]
+    place = clean(", ".join(places), 300)
+    st.markdown(f"**{widgets.escape(place)}**")
     if change.state.state == FAILED:
         st.markdown(f"failed: {widgets.escape(change.state.says)}")
     if now is None:
         st.markdown("It has no run yet.")
         return
-    floors = "" if now.noise_ratio is None else f", {number(now.noise_ratio, 3)} x the noise floor"
+    floors = ""
+    if now.noise_ratio is not None:
+        floors = f", {number(now.noise_ratio, 3)} x the noise floor"
     st.markdown(
         f"{widgets.escape(now.verdict)}{floors}; {plural(now.flips, 'flip')},"
         f" {percent(now.neq_share)} of logits differ. It {widgets.escape(change.in_words)}",
@@ -239,7 +242,8 @@ def open_run(run_id: str, other: str = "") -> None:
     """Select a run and leave for its Overview, or for the tab that compares it with another one."""
     selection.new_run(run_id)
     if other:
-        st.session_state.update({"compare_with": other, COMPARE.tab.key: SIDE_BY_SIDE.title})
+        st.session_state["compare_with"] = other
+        st.session_state[COMPARE.tab.key] = SIDE_BY_SIDE.title
     else:
         st.session_state["opened"] = "overview"
 

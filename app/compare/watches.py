@@ -19,10 +19,12 @@ from core.probing.rounds import Round
 
 def draw(_: selection.View | None) -> None:
     """Draw the tab: those that have moved first."""
-    histories = sorted(
-        store_cache.watches(),
-        key=lambda rounds: (rounds[-1].since is None, rounds[-1].url),
-    )
+
+    def order(rounds: Sequence[Round]) -> tuple[bool, str]:
+        last = rounds[-1]
+        return last.since is None, last.url
+
+    histories = sorted(store_cache.watches(), key=order)
     for place, rounds in enumerate(histories):
         last = rounds[-1]
         st.markdown(f"{widgets.escape(last.text)} {widgets.escape(last.server)}.")

@@ -75,7 +75,8 @@ def _first_look(view: selection.View, order: heatmap.Order) -> tuple[heatmap.Spa
         return (0, header.rows), (0, header.vocab)
     height = min(header.rows, heatmap.MOST_READ // header.vocab)
     first = min(max(view.row - height // 2, 0), header.rows - height)
-    return (first, first + height), (0, min(heatmap.RANKS, header.vocab))
+    ranks = min(heatmap.RANKS, header.vocab)
+    return (first, first + height), (0, ranks)
 
 
 def _span(text: str, stop: int) -> heatmap.Span | None:
@@ -228,4 +229,5 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
         st.session_state["heatmap_followed"] = current_window(view)
     if "row" in event:
         prompt, position = place_of(view.run, int(event["row"]))
-        selection.select(prompt=prompt, position=position, heatmap_token=str(int(event["token"])))
+        token = str(int(event["token"]))
+        selection.select(prompt=prompt, position=position, heatmap_token=token)

@@ -111,10 +111,8 @@ def _largest(request: Request) -> Response:
     run, pair = _pair(request)
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
     element = largest_in(View(run, pair, *_view(request)), rows, columns)
-    return JSONResponse(
-        element_json(run, element),
-        headers=_headers(request, store_cache.version_of(run.path)),
-    )
+    headers = _headers(request, store_cache.version_of(run.path))
+    return JSONResponse(element_json(run, element), headers=headers)
 
 
 def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
@@ -155,12 +153,16 @@ def _tokens(request: Request) -> Response:
     run, pair = _pair(request)
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
     ids = tokens_in(View(run, pair, *_view(request)), rows, columns).tolist()
-    texts = [[(i, visible(run.vocabulary.get(i, f"#{i}"))) for i in row] for row in ids]
-    return JSONResponse(texts, headers=_headers(request, store_cache.version_of(run.path)))
+    texts = []
+    for row in ids:
+        texts.append([(token, visible(run.vocabulary.get(token, f"#{token}"))) for token in row])
+    headers = _headers(request, store_cache.version_of(run.path))
+    return JSONResponse(texts, headers=headers)
 
 
 def _view(request: Request) -> tuple[Order, Measure]:
-    order, measure = (request.query_params.get(name, "") for name in ("order", "measure"))
+    order = request.query_params.get("order", "")
+    measure = request.query_params.get("measure", "")
     if order not in ORDERS or measure not in MEASURES:
         choices = f"order one of {', '.join(ORDERS)}, measure one of {', '.join(MEASURES)}"
         raise UsageError(

@@ -52,7 +52,10 @@ _NAMES_ALONG = 10  # modules whose names fit below a chart
 def short_name(module: str, kind: str, block: int) -> str:
     """`layer 3`; of a module in it the last part of its name too, `layer 3 o_proj`."""
     layer = "" if pd.isna(block) else f"layer {block}"
-    return layer if kind == RESIDUAL else f"{layer} {visible(module.rpartition('.')[2])}".strip()
+    if kind == RESIDUAL:
+        return layer
+    own_name = module.rpartition(".")[2]
+    return f"{layer} {visible(own_name)}".strip()
 
 
 def _hover_text(measure: str, values: Array) -> str:
@@ -314,7 +317,8 @@ def module_growth(modules: DataFrame) -> go.Figure:
         marker={"size": 6, "symbol": "diamond"},
         opacity=0.85,
     )
-    names = [short_name(*row) for row in modules[["module", "kind", "block"]].to_numpy(object)]
+    about = modules[["module", "kind", "block"]].to_numpy(object)
+    names = [short_name(*row) for row in about]
     beyond = first_beyond(modules)
     if beyond is not None:
         place = int(np.flatnonzero(modules["ordinal"] == beyond.ordinal)[0])
@@ -352,8 +356,9 @@ def _named(modules: DataFrame) -> list[int]:
     """
     last = len(modules) - 1
     room = len(modules) / _NAMES_ALONG
-    ends = every_few(np.flatnonzero(modules["kind"] == RESIDUAL).tolist(), _NAMES_ALONG)
-    return sorted({0, *(place for place in ends if room < place < last - room), last})
+    ends = np.flatnonzero(modules["kind"] == RESIDUAL).tolist()
+    ends = [place for place in every_few(ends, _NAMES_ALONG) if room < place < last - room]
+    return sorted({0, *ends, last})
 
 
 def module_positions(along: DataFrame, selected: int) -> go.Figure:
@@ -392,8 +397,8 @@ def names_of(modules: DataFrame) -> tuple[dict[int, str], dict[int, str]]:
     rows: Sequence = list(modules.itertuples(index=False))
     names = {row.ordinal: row.module for row in rows}
     is_few = len(rows) <= _MOST_NAMED
-    return names, {
-        row.ordinal: short_name(row.module, row.kind, row.block)
-        for row in rows
-        if is_few or row.kind == RESIDUAL
-    }
+    ticks = {}
+    for row in rows:
+        if is_few or row.kind == RESIDUAL:
+            ticks[row.ordinal] = short_name(row.module, row.kind, row.block)
+    return names, ticks

@@ -77,7 +77,8 @@ def runs_by_position(
     """
     runs = [(name, table[table["prompt"] == prompt]) for name, table in runs]
     figure = go.Figure()
-    every = np.concatenate([table[by].to_numpy(float) for _, table in runs])
+    columns = [table[by].to_numpy(float) for _, table in runs]
+    every = np.concatenate(columns)
     written = style.hover(every)
     flips = []
     for place, ((name, table), color) in enumerate(zip(runs, RUNS, strict=False)):
@@ -158,14 +159,13 @@ def over_modules(
             annotation=text,
             annotation_position=f"top {side_of_line}",
         )
-    blocks = style.every_few(
-        [place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()],
-        12,
-    )
+    endings = [name.rpartition(".")[2] for name in names]
+    blocks = [place for place, ending in enumerate(endings) if ending.isdigit()]
+    blocks = style.every_few(blocks, 12)
     figure.update_xaxes(
         title="module in execution order (tick: end of a layer)",
         tickvals=blocks,
-        ticktext=[names[place].rpartition(".")[2] for place in blocks],
+        ticktext=[endings[place] for place in blocks],
     )
     figure.update_yaxes(
         title="RMS error vs. float64",
