@@ -16,7 +16,7 @@ from app.verdict import panel
 view = widgets.head(OVERVIEW)
 answer = panel.verdict(view)
 figures.nonfinite(view)
-is_rollout = section.tiles(view)
+is_rollout = section.headline(view)
 if is_rollout:
     section.draw(view)
 else:

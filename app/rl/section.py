@@ -23,7 +23,7 @@ _STRIPS = 3  # heaviest sequences that are drawn token by token
 _ALWAYS_DRAWN = ("position", "turn", "rank")
 
 
-def tiles(view: selection.View) -> bool:
+def headline(view: selection.View) -> bool:
     """Draw the headline figures of a run of chosen tokens with what frameworks call normal; False
     for another run.
     """

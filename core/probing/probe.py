@@ -36,13 +36,12 @@ class ProbeResult:
     """Result of a probe: sides of the generating requests, the reference first, and of the walk,
     likewise.
 
-    notes: what could not be requested, or was unexpected. stopped: why the probe ended early.
+    notes: what could not be requested, or was unexpected.
     """
 
     sides: tuple[ResponseSide, ...] = ()
     walks: tuple[ResponseSide, ...] = ()
     notes: list[str] = field(default_factory=list)
-    stopped: str = ""
 
 
 class Probe:
@@ -92,7 +91,6 @@ class Probe:
             sides if len(sides) > 1 else (),
             walks if len(walks) > 1 else (),
             list(self._notes),
-            stopped,
         )
 
     def _note(self, sentence: str) -> None:
