@@ -25,7 +25,8 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     from PIL import Image, ImageDraw, ImageFont
 
     run.header.check_short()
-    pair, answer = gravest_first(run, run.pairs if pair is None else [pair])[0]
+    pairs = run.pairs if pair is None else [pair]
+    pair, answer = gravest_first(run, pairs)[0]
     figures = run.positions(pair.index)
     grid = overview(run, pair, figures)
     left, top, right, bottom = PLOT
@@ -76,7 +77,8 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
 
     # cells, and a ring around each flip
     size = (right - left, bottom - top)
-    cells = colored(grid.levels).resize(size, Image.Resampling.NEAREST).convert("RGBA")
+    cells = colored(grid.levels).resize(size, Image.Resampling.NEAREST)
+    cells = cells.convert("RGBA")
     image.paste(cells, (left, top), cells)
     names = ["row", "reference_token"]
     if run.header.k is not None:
@@ -90,7 +92,8 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
 
     # scale
     levels = np.arange(1, LEVELS + 1, dtype=np.uint8)
-    image.paste(colored(levels[None]).resize((120, 12)), (left, bottom + 48))
+    scale = colored(levels[None]).resize((120, 12))
+    image.paste(scale, (left, bottom + 48))
     legend = f"0 to {number(grid.highest)} {grid.unit}"
     if len(flips):
         legend += "; ring: flip"

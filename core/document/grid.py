@@ -109,7 +109,8 @@ def _of_lists(run: RunReader, figures: DataFrame) -> tuple[Cells, str, Axis, Axi
     shape = -(-(end - start) // by)
     cells = np.zeros(shape, np.uint32)
     # the bits of floats from 0 up have their order
-    bits = np.nan_to_num(figures["max_abs"].to_numpy(np.float32)).view(np.uint32)
+    largest = figures["max_abs"].to_numpy(np.float32)
+    bits = np.nan_to_num(largest).view(np.uint32)
     bits = np.where(figures["nonfinite_mismatch"], _MISMATCH, bits)
     rows, columns = ((places - start) // by).T
     np.maximum.at(cells, (rows, columns), bits)

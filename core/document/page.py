@@ -29,10 +29,11 @@ def html_file(run: RunReader, explain: Explain | None = None) -> str:
     heat = "".join(f".{level}{{{style}}}" for level, style in HEAT.items())
     stops = ", ".join(f"{color} {percent(place)}" for place, color in ULPS)
     style = f"{_STYLE}{heat}.ulps{{background:linear-gradient(to right, {stops})}}"
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    digest = hashlib.sha256(style.encode()).digest()
+    checksum = base64.b64encode(digest).decode()
     # without a policy a text that escapes its element could load what it names
     policy = (
-        f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none';"
+        f"default-src 'none'; img-src data:; style-src 'sha256-{checksum}'; base-uri 'none';"
         " form-action 'none'"
     )
     return (

@@ -80,7 +80,8 @@ def sections(
         figures = run.positions_of(pair.index, int(largest))
     else:
         figures = run.positions(pair.index)
-    yield "", join(_verdict(answer), facts({} if is_rollout else headline(run, pair)))
+    head = {} if is_rollout else headline(run, pair)
+    yield "", join(_verdict(answer), facts(head))
     if answer.checks:
         yield "Checks", _checks(answer)
     if is_rollout:
@@ -92,7 +93,8 @@ def sections(
         # a cell has the sentence, without the charts
         shown = islice(parts, 1) if size is CELL else parts
         yield title, join(*shown)
-    is_explained = run.has_all_logits or (run.header.k is not None and not run.header.is_long)
+    is_short_list = run.header.k is not None and not run.header.is_long
+    is_explained = run.has_all_logits or is_short_list
     if explain is not None and is_explained and not pair.summary.bit_identical:
         yield "Common causes", _causes(explain(run, pair.index))
 
@@ -514,7 +516,8 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         if (floor > 0).any():
             legend["limit"] = "noise floor"
         yield chart("RMS difference of every module, log scale", x, y, marks, legend)
-    top_modules = modules.assign(kind=modules["kind"].map(layers.kind_word)).head(MOST_MODULES)
+    kinds = modules["kind"].map(layers.kind_word)
+    top_modules = modules.assign(kind=kinds).head(MOST_MODULES)
     titles = {
         "module": "module",
         "kind": "kind",

@@ -400,9 +400,9 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
     nats (NaN: undefined), logsumexp of a, of b. group_ulps [rows, ceil(vocab / 32)]: largest
     distance of each group of tokens, all ones if NaN or infinity mismatch. group_row_ulps of the
     same shape, uint32, arriving as zeros: the group's largest difference over that spacing, as the
-    bits of a float32, all ones likewise. histogram [4, BINS] int64: elements by bin of their distance, to be summed
-    over its first axis. ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats,
-    whose distances all fit.
+    bits of a float32, all ones likewise. histogram [4, BINS] int64: elements by bin of their
+    distance, to be summed over its first axis. ulps [2048] is scratch: uint32 for float32, uint16
+    for narrower formats, whose distances all fit.
     """
     (
         is_bit_identical,

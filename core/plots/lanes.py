@@ -82,7 +82,8 @@ def position_lanes(
     )
     above = 6 if is_single else _GAP
     style.layout(figure, height + 66 + above, **style.NEAREST_CLICK)
-    return figure.update_layout(legend={"y": 1 + above / height}, margin={"t": 28 + above})
+    legend = {"y": 1 + above / height}
+    return figure.update_layout(legend=legend, margin={"t": 28 + above})
 
 
 def _y_axis(lane: int) -> str:
@@ -108,9 +109,10 @@ def _traces(
     if np.isfinite(floor).any():
         lowest = 10 ** span[0]
         band = np.maximum(np.nan_to_num(floor), lowest / 10)
-        ends = np.array([-0.5, 0.5]) * step
+        left = positions[0] - 0.5 * step
+        right = positions[-1] + 0.5 * step
         area: Record = {
-            "x": [positions[0] + ends[0], *positions, positions[-1] + ends[1]],
+            "x": [left, *positions, right],
             "y": [band[0], *band, band[-1]],
             "fill": "tozeroy",
             "fillcolor": _FLOOR,

@@ -70,7 +70,8 @@ def _color_scale(values: Array, measure: str) -> tuple[Array, dict]:
     finite = values[np.isfinite(values) & (values > 0)]
     low = float(finite.min()) if len(finite) else 1.0
     high = float(finite.max()) if len(finite) else 1.0
-    bar: dict = {"thickness": 12, "len": 1.0, "title": {"text": MEASURES[measure], "side": "right"}}
+    title = {"text": MEASURES[measure], "side": "right"}
+    bar: dict = {"thickness": 12, "len": 1.0, "title": title}
     axis = {"colorscale": ULPS, "colorbar": bar}
     if measure in LINEAR:
         if measure == "neq_share":
@@ -224,16 +225,14 @@ def head_maps(table: DataFrame, measure: str) -> go.Figure:
     every = table[measure].to_numpy(float)
     for column, kind in enumerate(kinds, start=1):
         rows = table[table["kind"] == kind]
-        values, odd = (
-            rows.pivot(index="layer", columns="head", values=name).reindex(layers)
-            for name in (measure, "nonfinite_mismatch")
-        )
+        grid = rows.pivot(index="layer", columns="head").reindex(layers)
+        values = grid[measure]
+        odd = grid["nonfinite_mismatch"]
         cells = values.to_numpy(float)
         # As categories: a model may keep caches in some of its layers only, and a gap would read as
         # equal.
-        heads = [str(head) for head in values.columns]
         axes = {
-            "x": heads,
+            "x": [str(head) for head in values.columns],
             "y": [str(layer) for layer in layers],
             "row": 1,
             "col": column,

@@ -16,6 +16,7 @@ from .style import (
     QUIET,
     REFERENCE,
     VARIANT,
+    gaps_at_zero,
     hover,
     inert,
     layout,
@@ -125,7 +126,8 @@ def selection_ring(table: DataFrame, prompt: int, position: int) -> tuple[Record
     not drawn.
     """
     table, margin, difference, _ = margin_points(table)
-    rows = np.flatnonzero((table["prompt"] == prompt) & (table["position"] == position))
+    is_selected = (table["prompt"] == prompt) & (table["position"] == position)
+    rows = np.flatnonzero(is_selected)
     ring: Record = {
         "type": "path",
         "path": _RING,
@@ -161,13 +163,13 @@ def _add_density(
     """Add how many points lie in each cell of the plot, log shades; the lightest is of a single
     point.
     """
-    edges = [
-        np.geomspace(low, high, cells + 1) for (low, high), cells in zip(ends, _CELLS, strict=True)
-    ]
+    edges = []
+    for (low, high), cells in zip(ends, _CELLS, strict=True):
+        edges.append(np.geomspace(low, high, cells + 1))
     counts, _, _ = np.histogram2d(x, y, bins=edges)
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     figure.add_heatmap(
-        z=np.where(counts.T > 0, np.log10(np.maximum(counts.T, 1)), np.nan),
+        z=np.log10(gaps_at_zero(counts.T)),
         x=edges[0],
         y=edges[1],
         colorscale=[

@@ -64,7 +64,9 @@ def hover(values: Array, of: str = "y") -> str:
 def is_lone(y: Array) -> Array:
     """Return which values have a gap, NaN, on either side."""
     is_gap = np.isnan(np.concatenate([[np.nan], y, [np.nan]]))
-    lone: Array = ~is_gap[1:-1] & is_gap[:-2] & is_gap[2:]
+    before = is_gap[:-2]
+    after = is_gap[2:]
+    lone: Array = ~is_gap[1:-1] & before & after
     return lone
 
 
