@@ -3,8 +3,6 @@
 It is read at the start of the server, so it imports nothing that draws or computes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from app.internals.recorded import RECORDED

@@ -57,7 +57,8 @@ class OneCopy(MetaPathFinder, Loader):
     """
 
     def __init__(self, alias: str, package: str) -> None:
-        self._alias, self._package = alias, package
+        self._alias = alias
+        self._package = package
         sys.meta_path.insert(0, self)
         sys.modules[alias] = import_module(package)
 

@@ -71,7 +71,8 @@ class Request:
         arguments: list[str] = []
         options: list[str] = []
         for each in fields(self):
-            value, (option, *negative) = getattr(self, each.name), option_of(each).split("/")
+            value = getattr(self, each.name)
+            option, *negative = option_of(each).split("/")
             if each.metadata["is_argument"]:
                 arguments.append(str(value))
             elif value == each.default and not each.metadata["is_always_typed"]:

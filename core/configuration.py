@@ -113,7 +113,8 @@ def configuration(environment: Mapping[str, str] | None = None) -> Configuration
         )
     sections: dict[str, Any] = {}
     for section, kind in SECTIONS.items():
-        prefix, settings = variable_of(section, ""), values.get(section, {})
+        prefix = variable_of(section, "")
+        settings = values.get(section, {})
         overrides: dict[str, Any] = {
             name.removeprefix(prefix).lower(): text
             for name, text in environment.items()

@@ -76,7 +76,8 @@ class CheckFigures(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     def present(self) -> list[tuple[str, str, Any]]:
         """Every figure there is: its key in JSON, its label and its value."""
-        values, labels = self.to_json(), labels_of(type(self))
+        values = self.to_json()
+        labels = labels_of(type(self))
         return [(key, label, values[key]) for key, label in labels.items() if key in values]
 
     def to_json(self) -> dict[str, Any]:
@@ -125,7 +126,9 @@ class Check(str):
     ) -> Check:
         """Make a check; a copy has its words alone, and then what it was copied from."""
         check = super().__new__(cls, words)
-        check.group, check.record, check.if_passed = group, record, if_passed
+        check.group = group
+        check.record = record
+        check.if_passed = if_passed
         return check
 
     @property

@@ -76,7 +76,8 @@ def element(tag: str, *content: object, **attributes: object) -> Markup:
 
 def prose(sentence: str) -> Markup:
     """Return a sentence of ours: code between backticks, bold between double asterisks."""
-    parts, is_bold = [], False
+    parts = []
+    is_bold = False
     for place, part in enumerate(re.split(r"`([^`]*)`", sentence)):
         if place % 2:
             parts.append(element("b", element("code", part)) if is_bold else element("code", part))

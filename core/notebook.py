@@ -15,6 +15,7 @@ from .document.page import html_cell, html_file
 from .errors import DumpError, ExtraError, UsageError
 from .judging.ingest import temporary_run
 from .judging.stored import explain_pair
+from .numerics.arrays import Record
 from .rl.formats import files_in
 from .rl.queries import figures_of
 from .runs.dumps.arrays import foreign_errors
@@ -37,15 +38,24 @@ if TYPE_CHECKING:
 _IN_MEMORY = "arrays.npz"
 
 
-def _distances(run: RunReader, pair: int) -> dict[str, Any]:
+def _pairs(run: RunReader) -> list[Record]:
+    rows = []
+    for pair in run.pairs:
+        row = asdict(pair)
+        summary = row.pop("summary")
+        rows.append(row | summary)
+    return rows
+
+
+def _distances(run: RunReader, pair: int) -> Record:
     histogram = run.histogram(pair)
     return {"distance": histogram.keys(), "elements": histogram.values()}
 
 
 _OF_RUN: dict[str, Callable[[RunReader], Any]] = {
-    "pairs": lambda run: [(row := asdict(pair)) | row.pop("summary") for pair in run.pairs],
+    "pairs": _pairs,
     "sides": lambda run: [asdict(side) for side in run.sides],
-    "rollouts": lambda run: figures_of(run) if run.has_rollouts() else [],
+    "rollouts": lambda run: figures_of(run) if run.has_rollouts else [],
     "continuations": flips.continuations,
 }
 _OF_PAIR: dict[str, Callable[[RunReader, int], Any]] = {

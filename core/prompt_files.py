@@ -79,7 +79,8 @@ def prompts_of(request: CaptureRequest) -> list[GivenPrompt]:
     UsageError before any slow work.
     """
     prompts = collect_prompts(request.prompts, request.prompt_files, request.prompt_lists)
-    system, is_chat = request.system, request.is_chat
+    system = request.system
+    is_chat = request.is_chat
     if not prompts:
         raise UsageError("no prompts; use --prompt TEXT, --prompt-file FILE or --prompts FILE.")
     chats = [

@@ -30,7 +30,8 @@ def put_comment(job: Mapping[str, str], name: str, report: str, artifact: str = 
     """
     try:
         event = json.loads(Path(job["GITHUB_EVENT_PATH"]).read_bytes())
-        repository, token = job["GITHUB_REPOSITORY"], job["GITHUB_TOKEN"]
+        repository = job["GITHUB_REPOSITORY"]
+        token = job["GITHUB_TOKEN"]
         page = f"{job['GITHUB_SERVER_URL']}/{repository}/actions/runs/{job['GITHUB_RUN_ID']}"
         issues = f"{job['GITHUB_API_URL']}/repos/{repository}/issues"
     except KeyError as error:
@@ -43,7 +44,8 @@ def put_comment(job: Mapping[str, str], name: str, report: str, artifact: str = 
         ) from error
     if "pull_request" not in event:
         return None
-    pull, marker = event["pull_request"], f"<!-- ulpscope gate: {slug(name)} -->\n"
+    pull = event["pull_request"]
+    marker = f"<!-- ulpscope gate: {slug(name)} -->\n"
     files = f" · [files, with a picture]({artifact})" if artifact else ""
     body = {"body": _body(marker, report, f"Commit {pull['head']['sha']} · [job]({page}){files}")}
     headers = {"Authorization": f"Bearer {token}", "Accept": "application/vnd.github+json"}

@@ -70,13 +70,17 @@ def push_file(
             timeout=httpx.Timeout(90, connect=15),
         ) as client,
     ):
-        digest, size = hashlib.file_digest(file, "sha256"), file.tell()
+        digest = hashlib.file_digest(file, "sha256")
+        size = file.tell()
         options = {"name": request.name, "file": request.path.name, **request.options}
         key = hashlib.sha256(f"{digest.hexdigest()} {options}".encode())
         address = f"/api/uploads/{key.hexdigest()[:32]}"
         checksum = f"sha-256=:{base64.b64encode(digest.digest()).decode()}:"
         state: dict[str, Any] | None = None
-        is_first, resumed, pause, last_success = True, 0, 0.5, time.monotonic()
+        is_first = True
+        resumed = 0
+        pause = 0.5
+        last_success = time.monotonic()
         while True:
             try:
                 if state is None:
@@ -120,7 +124,8 @@ def push_file(
                     if state["state"] == "receiving" and state["received"] <= first:
                         raise _not_ulpscope(request)
                     _tell_percent(tell, "sending", state["received"], size)
-                pause, last_success = 0.5, time.monotonic()
+                pause = 0.5
+                last_success = time.monotonic()
             except (httpx.TransportError, _TryAgainError) as error:
                 sentence = (
                     str(error) if isinstance(error, _TryAgainError) else _reason(error, request.url)
@@ -154,10 +159,8 @@ def _state(request: PushRequest, answer: httpx.Response) -> dict[str, Any]:
         body = answer.json()
     except (ValueError, RecursionError):
         body = None
-    code, sentence = (
-        answer.status_code,
-        _sentence(body.get("error", "")) if isinstance(body, dict) else "",
-    )
+    code = answer.status_code
+    sentence = _sentence(body.get("error", "")) if isinstance(body, dict) else ""
     if code in (200, 201, 202, 422) and isinstance(body, dict) and "state" in body:
         return body
     if code == 404 and sentence and answer.request.method == "GET":

@@ -21,7 +21,8 @@ ROOT = folder if (folder := _PACKAGE / "dashboard").is_dir() else _PACKAGE.paren
 _LONGEST = 4 << 20  # bytes of an object
 _LONGEST_ERROR = 4096  # bytes of a line on stderr
 _MOST_ERRORS = 1000  # lines, the latest
-_OURS, _SECRET = "ULPSCOPE_", re.compile("PASSWORD|SECRET|TOKEN")
+_OURS = "ULPSCOPE_"
+_SECRET = re.compile("PASSWORD|SECRET|TOKEN")
 # what a process needs that reads untrusted files, without a network
 _NEEDED = re.compile(
     "PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|TZ|TMPDIR|TEMP|TMP|VIRTUAL_ENV"
@@ -66,7 +67,8 @@ class Child:
         assert self._process.stdout is not None
         self._out: IO[bytes] = self._process.stdout
         self.is_late = False
-        self._seconds, self._is_engine = seconds, is_engine
+        self._seconds = seconds
+        self._is_engine = is_engine
         self._errors: deque[str] = deque(maxlen=_MOST_ERRORS)
         self._reader = threading.Thread(
             target=self._read_errors,

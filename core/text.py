@@ -82,7 +82,9 @@ def file_name(name: str, longest: int = 120) -> str:
     safe = "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).strip(" .")
     stem, dot, ending = safe.rpartition(".")
     if not stem or len(ending) > 20:
-        stem, dot, ending = safe, "", ""
+        stem = safe
+        dot = ""
+        ending = ""
     room = longest - len(f"{dot}{ending}".encode())
     return f"{stem.encode()[:room].decode(errors='ignore').rstrip(' .')}{dot}{ending}"
 
@@ -235,10 +237,6 @@ def _short_power(text: str) -> str:
 def opening(sentence: str) -> str:
     """Return the sentence with its first letter capitalized."""
     return sentence[:1].upper() + sentence[1:]
-
-
-def three_digits(ratio: float) -> str:
-    return number(float(ratio))
 
 
 def multiple(ratio: float) -> str:

@@ -45,7 +45,8 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
     Raises:
         ExtraError: the tracker is not installed.
     """
-    target, folder = None, ""
+    target = None
+    folder = ""
     if isinstance(to, str):
         name, _, folder = to.partition(":")
     else:
@@ -87,7 +88,8 @@ def _log_to_tensorboard(contents: Contents, step: int | None, target: Any, folde
 
 
 def _log_to_mlflow(mlflow: Any, contents: Contents, step: int | None, target: Any) -> None:
-    texts, active_run = contents.texts, target or mlflow.active_run()
+    texts = contents.texts
+    active_run = target or mlflow.active_run()
     new_run = nullcontext(active_run)
     if not active_run:
         new_run = mlflow.start_run(run_name=texts.get(_RUN_ID))
@@ -103,7 +105,8 @@ def _log_to_mlflow(mlflow: Any, contents: Contents, step: int | None, target: An
 
 def _log_to_wandb(tracker: Any, contents: Contents, step: int | None, target: Any) -> None:
     """Log to W&B, or to trackio, which has its functions."""
-    is_wandb, by_step = tracker.__name__ == "wandb", contents.by_step
+    is_wandb = tracker.__name__ == "wandb"
+    by_step = contents.by_step
     active_run = target or (tracker.run if is_wandb else tracker.context_vars.current_run.get())
     project = os.environ.get("WANDB_PROJECT", "ulpscope")
     tracker_run = active_run or tracker.init(project=project, name=contents.texts.get(_RUN_ID))
@@ -146,7 +149,7 @@ def _contents(run: Run | Check | str | Path) -> Contents:
     reader = (run if isinstance(run, Run) else open(run)).reader
     figures: dict[str, Any] = {}
     by_step = []
-    is_rollout = reader.has_rollouts()
+    is_rollout = reader.has_rollouts
     if is_rollout:
         mismatch = mismatch_json(reader)
         figures = {f"mismatch/{each['name']}": each["value"] for each in mismatch["figures"]}
@@ -155,7 +158,8 @@ def _contents(run: Run | Check | str | Path) -> Contents:
             by_step.append((step, {f"mismatch/by_step/{name}": row[name] for name in row}))
     texts = {_RUN_ID: reader.run_id}
     for pair in reader.pairs:
-        answer, variant = answer_of(reader, pair), slug(pair.variant).replace("-", "_")
+        answer = answer_of(reader, pair)
+        variant = slug(pair.variant).replace("-", "_")
         if not variant or f"ulpscope/{variant}/verdict" in texts:
             variant = f"variant_{pair.index + 1}"
         texts[f"ulpscope/{variant}/verdict"] = answer.name

@@ -19,8 +19,7 @@ wanted = {
     "sweeps": "`ulpscope sweep`",
     "watches": "`ulpscope probe --watch`",
 }
-view = selection.current_view()
-visible = widgets.tabs(COMPARE, view, parts)
+visible = widgets.tabs(COMPARE, parts)
 missing = [f"{tab.title} ({wanted[tab.name]})" for tab in COMPARE.tabs if tab not in visible]
-if missing and view is not None:
+if missing and selection.current_view() is not None:
     st.caption(f"Not shown, without data: {', '.join(missing)}.")

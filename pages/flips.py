@@ -11,8 +11,9 @@ from core.runs.queries.flips import MOST_READ, STORED_RANKS, candidates, flip_ta
 from core.runs.queries.verdicts import answer_of
 from core.text import number, opening, out_of, plural, text_of, visible
 
-view = widgets.head(FLIPS, selection.current_view())
-run, pair = view.run, view.pair
+view = widgets.head(FLIPS)
+run = view.run
+pair = view.pair
 st.markdown(flips_sentence(view.table))
 if run.generations:
     parts.draw_continuations(view)
@@ -68,7 +69,7 @@ if not (figures["is_flip"] or (with_near_ties and figures["near_tie"])):
     place = {"prompt": int(first["prompt"]), "position": int(first["position"])}
     kind = "flip" if count else "near tie"
     at = f"position {first['position']:,}"
-    if len(view.run.header.prompts) > 1:
+    if view.run.header.has_several_prompts:
         at = f"prompt {first['prompt']}, {at}"
     label = f"Go to the first {kind}, {at}"
     st.button(label, on_click=selection.select, kwargs=place)
@@ -92,7 +93,8 @@ st.markdown(f"Verdict of this pair: **{widgets.escape(answer.name)}**. {reason}"
 decided = None if view.is_list else candidates(top, run.header.format)
 if decided is not None:
     texts = tuple(wording.token(token, run.vocabulary.get(token)) for token in decided.tokens)
-    of, names = (pair.index, view.prompt, view.position), (pair.reference, pair.variant)
+    of = (pair.index, view.prompt, view.position)
+    names = (pair.reference, pair.variant)
     grid = plots.cached(run, of, best_tokens.grid_chart, decided, names, texts, view.dtype)
     picture = exports.picture_of(view, "candidates", at_position=True)
     plots.draw(grid, key="candidates", picture=picture, of=str(view.position))

@@ -9,14 +9,15 @@ import streamlit as st
 from app.components import tables
 from app.heatmap import canvas
 from app.navigation import HEATMAP
-from app.shell import exports, selection, widgets, wording
+from app.shell import exports, widgets, wording
 from core.runs.file.keep import refusal
 from core.runs.queries.elements import every_element, with_texts, worst_elements
 from core.runs.queries.heatmap import WHOLE_RUN, element, sentence
 from core.text import clean, exact, number, plural
 
-view = widgets.head(HEATMAP, selection.current_view(), needs_rows=True)
-run, pair = view.run, view.pair
+view = widgets.head(HEATMAP, needs_rows=True)
+run = view.run
+pair = view.pair
 header = run.header
 token = canvas.selected_token(view)
 selected = None

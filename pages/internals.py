@@ -14,7 +14,7 @@ drawers = {
     "kernels": kernels.draw,
     "mitigations": parts.mitigations,
 }
-visible = widgets.tabs(INTERNALS, view, drawers)
+visible = widgets.tabs(INTERNALS, drawers)
 missing = [tab for tab in INTERNALS.tabs if tab not in visible]
 if missing and view is not None:
     with st.expander(

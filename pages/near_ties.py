@@ -8,34 +8,30 @@ import streamlit as st
 from app.components import best_tokens, plots
 from app.flips import parts
 from app.navigation import LOGIT_STEPS, NEAR_TIES, PROMPTS
-from app.shell import exports, selection, widgets
+from app.shell import exports, widgets
 from core.plots import near_ties as charts
 from core.runs.queries.elements import with_argmax_texts
 from core.runs.queries.flips import SIDES, near_ties_sentence
 from core.text import out_of, plural
 
-view = widgets.head(NEAR_TIES, selection.current_view())
+view = widgets.head(NEAR_TIES)
 # filled when the table is chosen, and stands above the choice
 lead = st.container()
 scope = PROMPTS[0]
-if len(view.run.header.prompts) > 1:
+if view.run.header.has_several_prompts:
     scope = str(st.segmented_control("Positions of", PROMPTS, required=True, key="near_ties_of"))
 table = view.table if scope == PROMPTS[1] else view.prompt_table
 lead.markdown(near_ties_sentence(table, view.of_prompt if scope == PROMPTS[0] else ""))
 
 
-def follow() -> None:
-    prompt, position = (plots.clicked_value("near_ties", place) for place in (0, 1))
-    if prompt is not None and position is not None:
-        selection.select(prompt=prompt, position=position)
-
-
-place, of = (view.prompt, view.position), (view.pair.index, scope, view.prompt)
+place = (view.prompt, view.position)
+of = (view.pair.index, scope, view.prompt)
 texts = [prompt.token_texts for prompt in view.run.header.prompts]
 scatter = plots.cached(view.run, of, charts.near_tie_scatter, table, texts)
 # The ring is a shape apart from the cached points: a step then draws the ring alone.
 scatter = scatter._replace(shapes=(*scatter.shapes, *charts.selection_ring(table, *place)))
-plots.draw(scatter, key="near_ties", on_pick=follow, picture=exports.picture_of(view, "near-ties"))
+picture = exports.picture_of(view, "near-ties")
+plots.draw(scatter, "near_ties", picture, partial(plots.select_place, "near_ties"))
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 about = (
     f"Positions of {scope}, {view.run.header.quantity}, log scale; positions can flip only below"

@@ -6,7 +6,7 @@ from app.capture import tab as capture
 from app.hosting import members
 from app.navigation import NEW_RUN
 from app.probe import tab as probe
-from app.shell import selection, widgets
+from app.shell import widgets
 from app.upload import tab as upload
 
 # What these forms start is refused on a read-only server, so they are not drawn.
@@ -16,6 +16,5 @@ if not members.may_change():
     st.stop()
 widgets.tabs(
     NEW_RUN,
-    selection.current_view(),
     {"upload": upload.draw, "capture": capture.draw, "probe": probe.draw},
 )

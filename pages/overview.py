@@ -10,13 +10,13 @@ from app.components import best_tokens
 from app.navigation import OVERVIEW
 from app.overview import figures, lines, positions, token_strip
 from app.rl import section
-from app.shell import address, exports, selection, store_cache, widgets
+from app.shell import address, exports, store_cache, widgets
 from app.verdict import panel
 
-view = widgets.head(OVERVIEW, selection.current_view())
+view = widgets.head(OVERVIEW)
 answer = panel.verdict(view)
 figures.nonfinite(view)
-is_rollout = section.tiles(view)
+is_rollout = section.headline(view)
 if is_rollout:
     section.draw(view)
 else:

@@ -1,7 +1,5 @@
 """Answers of the API: JSON, and an error as `{"error": "one sentence"}`."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable

@@ -6,8 +6,6 @@ npz is stored in `.npz/`. A range fits also after it was written again: exportin
 bytes every time.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from contextlib import suppress

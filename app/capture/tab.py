@@ -1,7 +1,5 @@
 """Capture: choose model, prompts and paths; watch, cancel, open the finished run."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from typing import Any, Literal

@@ -2,8 +2,6 @@
 over its value.
 """
 
-from __future__ import annotations
-
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots

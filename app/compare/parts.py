@@ -1,15 +1,13 @@
 """Parts of the Compare page: the choice of runs, and their figures and flips as tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd
 import streamlit as st
 
-from app.shell import selection, store_cache, widgets, wording
+from app.shell import selection, store_cache, widgets
 from core.errors import UlpscopeError
-from core.numerics.arrays import Record
+from core.numerics.arrays import DataFrame, Record
 from core.numerics.metrics import COUNTS
 from core.runs.file.records import MAX_ROWS, RunHeader
 from core.runs.queries.compare import FIGURES, RunPair, figures
@@ -20,14 +18,16 @@ from core.text import multiple, number, percent, printable
 
 # runs next to the first: six colors can be distinguished
 MOST = 5
+Indices = dict[str, int | None]  # of a pair by run id, None: the one that is most like the open one
 
 
-def parse_setting() -> dict[str, int | None]:
+def parse_setting() -> Indices:
     """Return the runs in the page's setting, `run~2,run`, each with the index of its pair or
     None.
     """
-    indices: dict[str, int | None] = {}
-    for part in st.session_state["compare_with"].split(",")[:MOST]:
+    indices: Indices = {}
+    parts = st.session_state["compare_with"].split(",")
+    for part in parts[:MOST]:
         run_id, _, index = part.strip().partition("~")
         # isdigit() would take ² for a number, of which int() makes an error
         is_index = index.isdecimal() and len(index) < 6
@@ -36,40 +36,44 @@ def parse_setting() -> dict[str, int | None]:
     return indices
 
 
-def _ask(indices: dict[str, int | None]) -> None:
-    parts = [run_id if index is None else f"{run_id}~{index}" for run_id, index in indices.items()]
+def _ask(indices: Indices) -> None:
+    parts = []
+    for run_id, index in indices.items():
+        parts.append(run_id if index is None else f"{run_id}~{index}")
     st.session_state["compare_with"] = ",".join(parts)
 
 
-def _ask_runs(indices: dict[str, int | None]) -> None:
+def _ask_runs(indices: Indices) -> None:
     chosen = st.session_state["compare_runs"]
     _ask({run_id: indices.get(run_id) for run_id in chosen})
 
 
-def _ask_variant(indices: dict[str, int | None], run_id: str, key: str) -> None:
+def _ask_variant(indices: Indices, run_id: str, key: str) -> None:
     _ask(indices | {run_id: st.session_state[key]})
 
 
-def pick_runs(view: selection.View) -> dict[str, int | None]:
+def pick_runs(view: selection.View) -> Indices:
     """Draw the control that chooses runs, and return them with the index of a pair: without a
     choice the latest run that is most like the sidebar's.
     """
-    indices, (newest, _), cell = parse_setting(), store_cache.cards(), cell_of(view.run.run_id)
-    of_cell = {run_id for run_id in store_cache.store().cells() if cell and cell_of(run_id) == cell}
-    others = {*of_cell, *indices} - {card.run_id for card in newest}
-    cards = [
-        card
-        for card in (*store_cache.cards_of(others), *newest)
-        if card.run_id != view.run.run_id and card.sides
-    ]
+    indices = parse_setting()
+    newest, _ = store_cache.cards()
+    cell = cell_of(view.run.run_id)
+    others = set(indices)
+    if cell:
+        cells = store_cache.store().cells()
+        others |= {run_id for run_id in cells if cell_of(run_id) == cell}
+    others -= {card.run_id for card in newest}
+    every = [*store_cache.cards_of(others), *newest]
+    cards = [card for card in every if card.run_id != view.run.run_id and card.sides]
     labels = {}
     for card in cards:
         about = (card.name, card.compute_dtype, card.device, card.run_id)
         labels[card.run_id] = " · ".join(filter(None, about))
-    gone = indices.keys() - labels.keys() - {view.run.run_id}
+    known = {view.run.run_id, *labels}
+    gone = [widgets.escape(run_id[:60]) for run_id in indices if run_id not in known]
     if gone:
-        names = ", ".join(widgets.escape(run_id[:60]) for run_id in indices if run_id in gone)
-        st.warning(f"There is no run {names} here (any more).")
+        st.warning(f"There is no run {', '.join(gone)} here (any more).")
     indices = {run_id: index for run_id, index in indices.items() if run_id in labels}
     if not indices:
         indices = dict.fromkeys(_most_alike(view.run.header, cards))
@@ -115,13 +119,15 @@ def pick(view: selection.View) -> list[RunPair]:
             st.error(widgets.escape(str(error)))
             continue
         if index is None or index >= len(run.pairs):
-            index = next((pair.index for pair in run.pairs if pair.variant == view.pair.variant), 0)
-        pairs.append(
-            RunPair(run, run.pairs[index], store_cache.cached(run, RunReader.positions, index)),
-        )
+            alike = [pair.index for pair in run.pairs if pair.variant == view.pair.variant]
+            index = alike[0] if alike else 0
+        table = store_cache.cached(run, RunReader.positions, index)
+        pairs.append(RunPair(run, run.pairs[index], table))
     several = [one for one in pairs[1:] if len(one.run.pairs) > 1]
-    for column, one in zip(st.columns(max(1, len(several))), several, strict=False):
-        run_id, key = one.run.run_id, f"compare_variant_{one.run.run_id}"
+    columns = st.columns(max(1, len(several)))
+    for column, one in zip(columns, several, strict=False):
+        run_id = one.run.run_id
+        key = f"compare_variant_{run_id}"
         st.session_state[key] = one.pair.index
         variants = {pair.index: f"{pair.index}: {pair.variant}" for pair in one.run.pairs}
         column.selectbox(
@@ -132,42 +138,49 @@ def pick(view: selection.View) -> list[RunPair]:
             on_change=_ask_variant,
             args=(indices, run_id, key),
         )
-    return sorted(pairs, key=lambda one: (one.run.created, one.run.run_id))
+    pairs.sort(key=lambda one: (one.run.created, one.run.run_id))
+    return pairs
 
 
 def names(runs: Sequence[RunReader]) -> list[str]:
     """Return short, distinct names of the runs: numbered if two share a name."""
     plain = [printable(run.header.name, "?")[:60] for run in runs]
-    return [
-        name if plain.count(name) == 1 else f"{place}: {name}"
-        for place, name in enumerate(plain, 1)
-    ]
+    distinct = []
+    for place, name in enumerate(plain, 1):
+        is_alone = plain.count(name) == 1
+        distinct.append(name if is_alone else f"{place}: {name}")
+    return distinct
 
 
-def differing(facts: Sequence[Record], titles: Sequence[str]) -> pd.DataFrame:
+def differing(facts: Sequence[Record], titles: Sequence[str]) -> DataFrame:
     """Return the facts that differ between runs: one row per fact, one column per run."""
-    table = pd.DataFrame(list(facts), index=list(titles)).fillna("").replace("", "–")
-    return table.astype(str).T[lambda rows: rows.nunique(axis=1) > 1]
+    table = pd.DataFrame(list(facts), index=list(titles))
+    table = table.fillna("").replace("", "–").astype(str).T
+    return table[table.nunique(axis=1) > 1]
 
 
-def provenance(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
+def provenance(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
     """Return how the provenance of the runs differs."""
     facts = [one.facts for one in pairs]
-    return differing(facts, titles).drop(index=["run", "name", "verdict"], errors="ignore")
+    table = differing(facts, titles)
+    return table.drop(index=["run", "name", "verdict"], errors="ignore")
 
 
-def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> pd.DataFrame:
+def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
     """Table of the figures: one row per figure, one column per run, with its ratio to the first in
     brackets if it says something.
     """
-    table, rows = figures(pairs), {}
+    table = figures(pairs)
+    rows = {}
     for name, label, is_more in FIGURES:
         cells: list[str] = []
         for value, one in zip(table.get(name, []), pairs, strict=False):
-            ratio = value / table[name][0] if is_more and cells and table[name][0] else None
             text = _text(name, value, one.run.header.rows)
-            if ratio is not None and number(ratio) != "1":
-                text = f"{text}  ({multiple(ratio)})"
+            first = table[name][0]
+            if is_more and cells and first:
+                ratio = value / first
+                if number(ratio) != "1":
+                    text = f"{text}  ({multiple(ratio)})"
             cells.append(text)
         if cells:
             rows[label] = cells
@@ -186,36 +199,34 @@ def _text(name: str, value: float, rows: int) -> str:
     return number(value)
 
 
-def export_runs(pairs: Sequence[RunPair]) -> pd.DataFrame:
+def export_runs(pairs: Sequence[RunPair]) -> DataFrame:
     """Return the unrounded figures and provenance for a download, one row per run."""
-    summary = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
-    counts = [{name: getattr(one.pair.summary, name) for name in summary} for one in pairs]
-    return pd.concat(
-        [pd.DataFrame([one.facts for one in pairs]), figures(pairs), pd.DataFrame(counts)],
-        axis=1,
-    )
+    names = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
+    facts = pd.DataFrame([one.facts for one in pairs])
+    summaries = pd.DataFrame([vars(one.pair.summary) for one in pairs])
+    counts = summaries[[*names]]
+    return pd.concat([facts, figures(pairs), counts], axis=1)
 
 
 def flip_texts(
-    flips: pd.DataFrame,
+    flips: DataFrame,
     pairs: Sequence[RunPair],
     titles: Sequence[str],
-) -> pd.DataFrame:
+) -> DataFrame:
     """Return one row per position with a flip: place, and per run the two tokens, empty if it has
     no flip there.
     """
-    texts = [
-        " → ".join(
-            wording.token(token, pairs[row.run].run.vocabulary.get(token)) for token in tokens
-        )
-        for row in flips.itertuples()
-        for tokens in [(row.reference_token, row.variant_token)]
-    ]
-    wide = flips.assign(text=texts).pivot(
-        index=["prompt", "position"],
-        columns="run",
-        values="text",
-    )
-    wide = wide.reindex(columns=range(len(pairs))).set_axis(list(titles), axis="columns")
-    order = pd.MultiIndex.from_frame(flips[["prompt", "position"]].drop_duplicates())
-    return wide.reindex(order).astype(object).fillna("").reset_index()
+    texts = []
+    for row in flips.itertuples():
+        tokens = (row.reference_token, row.variant_token)
+        run = pairs[row.run].run
+        texts.append(" → ".join(widgets.table_texts(tokens, run)))
+    place = ["prompt", "position"]
+    wide = flips.assign(text=texts).pivot(index=place, columns="run", values="text")
+    # a run without any flip has a column too
+    wide = wide.reindex(columns=range(len(pairs)))
+    wide.columns = list(titles)
+    # shared flips come first, as in `flips`
+    order = pd.MultiIndex.from_frame(flips[place].drop_duplicates())
+    wide = wide.reindex(order)
+    return wide.astype(object).fillna("").reset_index()

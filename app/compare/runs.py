@@ -32,35 +32,42 @@ def draw(view: selection.View) -> None:
 
     def read() -> tuple:
         """Read what is the same at every position."""
-        is_same, all_flips = same_tokens(pairs), flips(pairs)
+        is_same = same_tokens(pairs)
+        all_flips = flips(pairs)
         all_flips = all_flips[:0] if is_same is False else all_flips
-        differs = parts.provenance(pairs, [widgets.escape(title) for title in titles]).map(
-            widgets.escape,
-        )
+        escaped_titles = [widgets.escape(title) for title in titles]
+        differs = parts.provenance(pairs, escaped_titles).map(widgets.escape)
+        figures = parts.figure_texts(pairs, titles)
         shares = [(title, distribution(one)) for title, one in zip(titles, pairs, strict=True)]
         curves = plots.figure_spec(charts.runs_by_distance(shares))
-        return is_same, all_flips, differs, parts.figure_texts(pairs, titles), curves
+        return is_same, all_flips, differs, figures, curves
 
     # Of several files, so the key has the stamp of each, and its name, which is no part of it.
     stamps = [store_cache.stamp_of(one.run) for one in pairs]
-    of = (*stamps, *(one.pair.index for one in pairs), *titles)
-    everything = store_cache.remember("compare", stamps[0], of, read)
+    indices = [one.pair.index for one in pairs]
+    of = (*stamps, *indices, *titles)
+    everything = store_cache.remember("compare", view.run, of, read)
     is_same, all_flips, differs, figures, curves = everything
     if len(pairs) == 1:
         st.info("The store has no other run to compare with.")
     else:
-        moved, unchanged = map(widgets.escape, map("; ".join, movements(pairs)))
+        moved, unchanged = (widgets.escape("; ".join(each)) for each in movements(pairs))
         st.markdown(f"**Moved: {moved}.**" if moved else "**Nothing moved.**")
         # no caption: pale orange is too faint
         if is_same is False:
             st.markdown(":orange[Different tokens: compare rates only, not positions or flips.]")
-        notes = [f"Unchanged: {unchanged}." if unchanged else "", shared_flips(pairs, all_flips)]
+        notes = [shared_flips(pairs, all_flips)]
+        if unchanged:
+            notes.insert(0, f"Unchanged: {unchanged}.")
         st.caption(" ".join(filter(None, notes)))
     left, right = st.columns((3, 2))
     height = widgets.table_height(len(figures), len(figures))
     dtypes = {one.run.header.compute_dtype for one in pairs}
-    unit = "each run's own dtype: the units differ." if len(dtypes) > 1 else f"{dtypes.pop()}."
-    aligned = dict.fromkeys(titles, st.column_config.TextColumn(alignment="right", width=150))
+    unit = "each run's own dtype: the units differ."
+    if len(dtypes) == 1:
+        unit = f"{dtypes.pop()}."
+    column = st.column_config.TextColumn(alignment="right", width=150)
+    aligned = dict.fromkeys(titles, column)
     with left:
         widgets.room("figures", height).dataframe(
             figures,
@@ -70,18 +77,25 @@ def draw(view: selection.View) -> None:
         )
         st.caption(f"Over all positions; in brackets the ratio to the oldest run. ULPs of {unit}")
 
-    stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in pairs)])
+    run_ids = [file_name(one.run.run_id)[:40] for one in pairs]
+    stem = "-".join(["compare", *run_ids])
     with right:
         plots.draw(curves, "compare_distributions", exports.picture(f"{stem}-distances", titles))
         st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
     if not differs.empty:
         st.subheader("Config diff")
-        widgets.room("provenance", 28 * (len(differs) + 1)).table(differs, border="horizontal")
+        room = widgets.room("provenance", 28 * (len(differs) + 1))
+        room.table(differs, border="horizontal")
     if is_same is not False:
         by = widgets.choice("By position", BY, "compare_by")
         lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
         arguments = (lines, view.prompt, by, tables.label(by))
-        chart = plots.cached(view.run, (*of, by, view.prompt), runs_by_position, *arguments)
+        chart = plots.cached(
+            view.run,
+            (*of, by, view.prompt),
+            runs_by_position,
+            *arguments,
+        )
         chart = chart._replace(shapes=(selected_line(view.position),))
         about = [*titles, f"prompt {view.prompt}"]
         picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", about)
@@ -100,19 +114,22 @@ def draw(view: selection.View) -> None:
                 "Reference token → variant token; empty if the run has no flip there. Shared flips"
                 " come first.",
             )
+    of_flips = [pairs[place].run.run_id for place in all_flips["run"]]
     files = {
         "figures": partial(parts.export_runs, pairs),
-        "flips": all_flips.assign(run=[pairs[place].run.run_id for place in all_flips["run"]]),
+        "flips": all_flips.assign(run=of_flips),
     }
     exports.download(files, stem, "compare")
 
 
 def draw_classes(view: selection.View) -> None:
     """Draw the tab of classes, and a sweep over its value."""
-    run, stem = view.run, file_name(view.run.run_id)
+    run = view.run
+    stem = file_name(view.run.run_id)
     groups = classes.classes(run)
     # Equal bits on every side are good news.
-    (st.success if len(groups) == 1 else st.markdown)(classes.sentence(groups))
+    say = st.success if len(groups) == 1 else st.markdown
+    say(classes.sentence(groups))
 
     def choose() -> None:
         """Select the first variant of the class that was clicked."""
@@ -133,7 +150,13 @@ def draw_classes(view: selection.View) -> None:
     if swept is not None:
         name, files["sweep"] = swept
         st.subheader(f"Over {widgets.escape(name)}")
-        figure = plots.cached(run, (), charts.sweep, files["sweep"], name)
+        figure = plots.cached(
+            run,
+            (),
+            charts.sweep,
+            files["sweep"],
+            name,
+        )
         of = [*exports.of_run(run), f"vs {run.sides[0].name}"]
         plots.draw(figure, "sweep", exports.picture(f"{stem}-sweep-{file_name(name)}", of))
         against = f"Each side vs `{widgets.code(run.sides[0].name)}`, by its {widgets.code(name)}"

@@ -2,8 +2,6 @@
 run.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -39,7 +37,11 @@ def draw(_: selection.View | None) -> None:
     st.markdown(f"**{widgets.escape(plan.name)}**: {widgets.escape(sentence(changes))}")
     axes = axes_of(changes)
     visible = filters(changes, axes)
-    matrix = matrix_of(visible, *axes, str(st.session_state["matrix_figure"]))
+    matrix = matrix_of(
+        visible,
+        *axes,
+        str(st.session_state["matrix_figure"]),
+    )
     selected = table(matrix)
     st.caption(
         "Several cells at a place: the worst verdict and its count, or the largest figure. Δ: bits,"
@@ -75,13 +77,13 @@ def _choice(label: str, options: Mapping[str, str], key: str) -> str:
 
 def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
     """Draw the choice of a sweep, the newest first unless a link names another."""
-    newest = max(plans, key=lambda plan: plan.begun).name
-    if st.session_state["matrix_plan"] not in [plan.name for plan in plans]:
-        st.session_state["matrix_plan"] = newest
-    names = {plan.name: clean(plan.name, 60) for plan in plans}
-    name = _choice("Sweep", names, "matrix_plan")
     # of two of one name the last
-    return next(plan for plan in reversed(plans) if plan.name == name)
+    by_name = {plan.name: plan for plan in plans}
+    if st.session_state["matrix_plan"] not in by_name:
+        newest = max(plans, key=lambda plan: plan.begun)
+        st.session_state["matrix_plan"] = newest.name
+    words = {name: clean(name, 60) for name in by_name}
+    return by_name[_choice("Sweep", words, "matrix_plan")]
 
 
 def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
@@ -102,9 +104,11 @@ def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellCh
         for axis in varying(changes):
             if axis in axes:
                 continue
-            words = {change.state.axes[axis]: "" for change in changes}
-            words = {value: clean(in_short(axis, value), 60) or "-" for value in words}
-            value = _choice(axis, {ANY: ANY} | words, f"matrix_of_{axis}")
+            words = {ANY: ANY}
+            for change in changes:
+                value = change.state.axes[axis]
+                words[value] = clean(in_short(axis, value), 60) or "-"
+            value = _choice(axis, words, f"matrix_of_{axis}")
             if value != ANY:
                 chosen[axis] = value
     return filter_changes(changes, chosen)
@@ -113,14 +117,13 @@ def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellCh
 def table(matrix: Matrix) -> CellChange | None:
     """Draw the table; return the cell that is selected, there or in the chart."""
     columns = [clean(name, 60) for name in matrix.columns]
-    names = [
-        name if columns.count(name) == 1 else f"{name} ({place})"
-        for place, name in enumerate(columns)
-    ]
-    rows = [
-        [clean(name, 60), *(entry.text for entry in row)]
-        for name, row in zip(matrix.rows, matrix.entries, strict=True)
-    ]
+    names = []
+    for place, name in enumerate(columns):
+        is_alone = columns.count(name) == 1
+        names.append(name if is_alone else f"{name} ({place})")
+    rows = []
+    for name, entries in zip(matrix.rows, matrix.entries, strict=True):
+        rows.append([clean(name, 60), *(entry.text for entry in entries)])
     height = widgets.table_height(len(rows), 16)
     picked = widgets.room("matrix", height).dataframe(
         pd.DataFrame(rows, columns=["", *names]),
@@ -132,10 +135,11 @@ def table(matrix: Matrix) -> CellChange | None:
         placeholder="",
         column_config={"": st.column_config.TextColumn(pinned=True)},
     )
+    # A selection outlives the filters, so its cell may be gone.
     cell = st.session_state.get(_PICKED)
     if cell is not None:
-        return next((change for change in _shown(matrix) if change.state.cell == cell), None)
-    # A selection outlives the filters, so its cell may be gone.
+        shown = {change.state.cell: change for change in _shown(matrix)}
+        return shown.get(cell)
     for row, column in picked["selection"]["cells"]:
         if column in names and row < len(matrix.entries):
             return matrix.entries[row][names.index(column)].change
@@ -156,8 +160,10 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
     for place, change in enumerate(changes):
         if change.now is None:
             continue
-        values = [in_short(axis, value) for axis, value in change.state.axes.items() if value]
-        name, verdict = style.inert(clean(", ".join(values), 60)), style.inert(change.now.verdict)
+        axes = change.state.axes
+        values = [in_short(axis, value) for axis, value in axes.items() if value]
+        name = style.inert(clean(", ".join(values), 60))
+        verdict = style.inert(change.now.verdict)
         if change.baseline is not None and change.baseline.growth:
             baseline = style.gaps_at_zero(np.array(change.baseline.growth, float))
             line = {"color": style.QUIET, "width": 1.4, "dash": "dot"}
@@ -207,15 +213,19 @@ def growth(matrix: Matrix) -> None:
 
 def cell(change: CellChange) -> None:
     """Draw one cell: its axes, its result, and links to its runs."""
-    axes, now = change.state.axes, change.now
-    place = ", ".join(f"{axis} {in_short(axis, value)}" for axis, value in axes.items() if value)
-    st.markdown(f"**{widgets.escape(clean(place, 300))}**")
+    axes = change.state.axes
+    now = change.now
+    places = [f"{axis} {in_short(axis, value)}" for axis, value in axes.items() if value]
+    place = clean(", ".join(places), 300)
+    st.markdown(f"**{widgets.escape(place)}**")
     if change.state.state == FAILED:
         st.markdown(f"failed: {widgets.escape(change.state.says)}")
     if now is None:
         st.markdown("It has no run yet.")
         return
-    floors = "" if now.noise_ratio is None else f", {number(now.noise_ratio, 3)} x the noise floor"
+    floors = ""
+    if now.noise_ratio is not None:
+        floors = f", {number(now.noise_ratio, 3)} x the noise floor"
     st.markdown(
         f"{widgets.escape(now.verdict)}{floors}; {plural(now.flips, 'flip')},"
         f" {percent(now.neq_share)} of logits differ. It {widgets.escape(change.in_words)}",
@@ -232,7 +242,8 @@ def open_run(run_id: str, other: str = "") -> None:
     """Select a run and leave for its Overview, or for the tab that compares it with another one."""
     selection.new_run(run_id)
     if other:
-        st.session_state.update({"compare_with": other, COMPARE.tab.key: SIDE_BY_SIDE.title})
+        st.session_state["compare_with"] = other
+        st.session_state[COMPARE.tab.key] = SIDE_BY_SIDE.title
     else:
         st.session_state["opened"] = "overview"
 
@@ -240,6 +251,9 @@ def open_run(run_id: str, other: str = "") -> None:
 def export_cells(changes: Sequence[CellChange]) -> pd.DataFrame:
     """Return the visible cells with their figures, one row each."""
     columns = ("state", "verdict", "noise_ratio", "flips", "neq_share", "run", "changed", "says")
-    entries = [change.as_json() for change in changes]
-    rows = [one["axes"] | {name: one[name] for name in columns} for one in entries]
-    return pd.DataFrame([row | {"changed": ", ".join(row["changed"])} for row in rows])
+    rows = []
+    for change in changes:
+        entry = change.as_json()
+        entry["changed"] = ", ".join(entry["changed"])
+        rows.append(entry["axes"] | {name: entry[name] for name in columns})
+    return pd.DataFrame(rows)

@@ -2,8 +2,6 @@
 moved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec
@@ -21,14 +19,20 @@ from core.probing.rounds import Round
 
 def draw(_: selection.View | None) -> None:
     """Draw the tab: those that have moved first."""
-    histories = sorted(
-        store_cache.watches(),
-        key=lambda rounds: (rounds[-1].since is None, rounds[-1].url),
-    )
+
+    def order(rounds: Sequence[Round]) -> tuple[bool, str]:
+        last = rounds[-1]
+        return last.since is None, last.url
+
+    histories = sorted(store_cache.watches(), key=order)
     for place, rounds in enumerate(histories):
         last = rounds[-1]
         st.markdown(f"{widgets.escape(last.text)} {widgets.escape(last.server)}.")
-        plots.draw(chart(rounds), f"watch_{place}", exports.picture("watch", [last.url]))
+        plots.draw(
+            chart(rounds),
+            f"watch_{place}",
+            exports.picture("watch", [last.url]),
+        )
         with st.container(horizontal=True):
             labels = {"Open the run that moved": last.run, "Open the baseline": last.baseline}
             for label, run_id in labels.items():

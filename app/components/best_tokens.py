@@ -2,11 +2,8 @@
 of both sides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +11,7 @@ import streamlit as st
 
 from app.components import plots, tables
 from app.shell import exports, selection, store_cache, widgets
+from core.numerics.arrays import Record
 from core.plots.style import LAYOUT, QUIET, REFERENCE, VARIANT, inert
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import SIDES, Candidates, on_grid
@@ -41,7 +39,9 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
     """Draw the largest logits of every side of the run, and the table of the pair's top tokens with
     its download.
     """
-    run, top, place = view.run, store_cache.top(view), (view.prompt, view.position)
+    run = view.run
+    top = store_cache.top(view)
+    place = (view.prompt, view.position)
     if view.is_list:
         st.caption(f"What either side sent, {run.header.quantity}.")
     elif is_charted:
@@ -50,12 +50,17 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
         grid = on_grid(largest, sides, run.header.format)
         texts = widgets.table_texts(largest["token_id"], run)
         arguments = (grid, list(sides), texts, view.dtype)
-        figure = plots.cached(run, ("sides", *place), grid_chart, *arguments)
+        figure = plots.cached(
+            run,
+            ("sides", *place),
+            grid_chart,
+            *arguments,
+        )
         picture = exports.picture_of(view, "top-tokens", at_position=True)
         plots.draw(figure, "top_tokens", picture, of=str(place))
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
     table: dict = {"token": widgets.table_texts(top["token_id"], view.run)}
-    columns: dict[str, Any] = {}
+    columns: Record = {}
     for side in SIDES:
         logit, rank, probability = (f"{side} {title}" for title in _TITLES)
         logit = logit.replace("logit", view.run.header.holds)
@@ -92,23 +97,37 @@ def grid_chart(
     names: Sequence[str],
     texts: Sequence[str],
     dtype: str,
-) -> dict[str, Any]:
+) -> Record:
     """Logits of the candidates on every side, a line of the grid for every value that the dtype has
     there; a plain dict, for plotly takes 20 ms to check it.
 
     names: of the sides, the reference first; texts: of the candidates. The first candidate points
     down on a side's line from above, the second up from below: where they meet is a tie.
     """
-    sides, grid = range(len(names))[::-1], candidates.grid.tolist()
+    sides = range(len(names))[::-1]
+    grid = candidates.grid.tolist()
     line = {"type": "line", "layer": "below"}
     # A line of the grid is as high as the plot, a side's line as wide.
-    tall = {**line, "y0": 0, "y1": 1, "xref": "x", "yref": "y domain", "opacity": 0.45}
-    tall["line"] = {"color": QUIET, "width": 1}
-    wide = {**line, "x0": 0, "x1": 1, "xref": "x domain", "yref": "y"}
-    wide["line"] = {"color": QUIET, "width": 1.2}
+    tall = {
+        **line,
+        "y0": 0,
+        "y1": 1,
+        "xref": "x",
+        "yref": "y domain",
+        "opacity": 0.45,
+        "line": {"color": QUIET, "width": 1},
+    }
+    wide = {
+        **line,
+        "x0": 0,
+        "x1": 1,
+        "xref": "x domain",
+        "yref": "y",
+        "line": {"color": QUIET, "width": 1.2},
+    }
     lines = [{**tall, "x0": value, "x1": value} for value in grid]
     lines += [{**wide, "y0": height, "y1": height} for height in sides]
-    marks: list[dict[str, Any]] = []
+    marks: list[Record] = []
     for candidate, (text, symbol) in enumerate(zip(texts, cycle(_SYMBOLS), strict=False)):
         offset = -_APART if candidate % 2 else _APART
         hover = (
@@ -135,7 +154,7 @@ def grid_chart(
             },
         )
     fixed = {"zeroline": False, "automargin": True}
-    across: dict[str, Any] = {"title": {"text": "logit"}, **fixed}
+    across: Record = {"title": {"text": "logit"}, **fixed}
     if grid:
         ticks = grid[:: max(1, -(-len(grid) // _LABELLED))]
         half = float(np.diff(candidates.grid).max(initial=0.0)) / 2

@@ -24,6 +24,7 @@ from streamlit.runtime import get_instance
 
 from app.components import component
 from app.shell import selection, store_cache
+from core.numerics.arrays import Record
 from core.runs.reader import RunReader
 
 if TYPE_CHECKING:
@@ -55,10 +56,10 @@ class FigureSpec(NamedTuple):
 
     spec: str
     height: int
-    shapes: tuple[dict[str, Any], ...] = ()
+    shapes: tuple[Record, ...] = ()
 
 
-def figure_spec(figure: go.Figure | dict[str, Any]) -> FigureSpec:
+def figure_spec(figure: go.Figure | Record) -> FigureSpec:
     """Return what the browser gets of a figure, plotly's or a plain dict."""
     # Numbers of arrays travel as base64; float16 would be sent as text.
     plain = figure if isinstance(figure, dict) else figure.to_dict()
@@ -82,19 +83,14 @@ def by_address(text: str, name: str) -> str:
 def cached(
     run: RunReader,
     of: tuple[Hashable, ...],
-    make: Callable[..., go.Figure | dict[str, Any]],
+    make: Callable[..., go.Figure | Record],
     *arguments: Any,
 ) -> FigureSpec:
     """Figure of `make(*arguments)` (10 to 30 ms), kept for the run; `of` names what else it depends
     on.
     """
     kind = f"{make.__module__}.{make.__qualname__}"
-    return store_cache.remember(
-        kind,
-        store_cache.stamp_of(run),
-        of,
-        lambda: figure_spec(make(*arguments)),
-    )
+    return store_cache.remember(kind, run, of, lambda: figure_spec(make(*arguments)))
 
 
 def draw(
@@ -141,3 +137,13 @@ def select_position(key: str, place: int = 0) -> None:
     position = clicked_value(key, place)
     if position is not None:
         selection.select(position=position)
+
+
+def select_place(key: str) -> None:
+    """Select the prompt and position that were clicked in the figure `key`, at the begin of its
+    custom data.
+    """
+    prompt = clicked_value(key, 0)
+    position = clicked_value(key, 1)
+    if prompt is not None and position is not None:
+        selection.select(prompt=prompt, position=position)

@@ -1,7 +1,5 @@
 """Parts of the Flips page: the table of positions, why one could flip, and what each side wrote."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from functools import partial
 from typing import Any
@@ -56,7 +54,7 @@ def draw_positions(
     """
 
     def with_texts() -> pd.DataFrame:
-        single = {"prompt": len(run.header.prompts) == 1, "variant": len(run.pairs) == 1}
+        single = {"prompt": not run.header.has_several_prompts, "variant": len(run.pairs) == 1}
         # A column that is true in every row of a list of flips says nothing.
         single["is_flip"] = bool(table.get("is_flip", pd.Series(dtype=bool)).all())
         columns = [name for name in _COLUMNS if name in table and not single.get(name)]
@@ -65,7 +63,7 @@ def draw_positions(
         }
         return table.assign(**texts)[columns]
 
-    rows = store_cache.remember(key, store_cache.stamp_of(run), of, with_texts)
+    rows = store_cache.remember(key, run, of, with_texts)
     options = {"on_select": partial(selection.select_row, table, key)} | options
     selectable = ["single-row", "single-cell"]
     tables.draw(rows, key, most, run.header.unit, selection_mode=selectable, **options)
@@ -75,9 +73,10 @@ def draw_continuations(view: selection.View) -> None:
     """Draw what both sides wrote after the selected prompt, and the table of all prompts and
     variants.
     """
-    run, table = view.run, continuations(view.run)
+    run = view.run
+    table = continuations(view.run)
     st.subheader(
-        f"Continuations{f' of prompt {view.prompt}' if len(run.header.prompts) > 1 else ''}",
+        f"Continuations{view.of_prompt}",
     )
     prompt_rows = table[(table["prompt"] == view.prompt) & (table["pair"] == view.pair.index)]
     if prompt_rows.empty:
@@ -110,7 +109,8 @@ def draw_continuations(view: selection.View) -> None:
             continuation = text_of(texts)
             if is_parted:
                 count = row.agreed_tokens
-                same, rest = text_of(texts[:count]), text_of(texts[count + 1 :])
+                same = text_of(texts[:count])
+                rest = text_of(texts[count + 1 :])
                 continuation = f"{same}▸{texts[count]}◂{rest}"
             with column:
                 st.caption(f"`{widgets.code(getattr(view.pair, side))}`")
@@ -152,7 +152,8 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
         return "A side has no finite margin here, so the bound does not apply."
     parts = []
     for side, margin in margins.items():
-        steps, size = figures[f"{side}_margin_ulps"], "0 (exact tie)"
+        steps = figures[f"{side}_margin_ulps"]
+        size = "0 (exact tie)"
         if margin:
             ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
             size = f"{margin:.12g} {unit}{ulps}"
@@ -174,7 +175,8 @@ def _argmax_moves(figures: pd.Series, top: pd.DataFrame) -> str:
     logits lacks one.
     """
     argmaxes = top.set_index("token_id").reindex([figures[f"{side}_token"] for side in SIDES])
-    ours, theirs = argmaxes.iloc[0], argmaxes.iloc[1]
+    ours = argmaxes.iloc[0]
+    theirs = argmaxes.iloc[1]
     gaps = [ours[f"{side}_logit"] - theirs[f"{side}_logit"] for side in SIDES]
     if not figures["is_flip"] or pd.isna(gaps).any():
         return ""

@@ -2,8 +2,6 @@
 download, compare, delete; undoing the last deletion, and the runs deleted within a week.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -45,7 +43,8 @@ def panel(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
             _ticked(cards)
     edited = [card for card in matches if card.run_id == st.session_state.get("edited")]
     if edited:
-        card, known = edited[0], {tag for each in labels.values() for tag in each.tags}
+        card = edited[0]
+        known = {tag for each in labels.values() for tag in each.tags}
         _about(card, labels.get(card.run_id, Labels()), known)
 
 

@@ -1,7 +1,5 @@
 """Search and filters of the gallery, on the page and in the API."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

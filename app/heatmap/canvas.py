@@ -6,8 +6,6 @@ is when a gesture has ended, with a serial number; what comes back under the sam
 message, anything else (a link, Back) it follows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
@@ -51,13 +49,15 @@ class HeatmapWindow:
 
 def current_window(view: selection.View) -> HeatmapWindow:
     """Return the heatmap's window of this session, clipped to the run."""
-    run, state = view.run, st.session_state
+    run = view.run
+    state = st.session_state
     # A link that names a window and no order is of a time when columns were token ids.
     has_window = state["heatmap_rows"] or state["heatmap_tokens"]
     order: heatmap.Order = state["heatmap_order"] or ("id" if has_window else "rank")
     measure = state["heatmap_cells"]
     if not heatmap.is_offered(run, order, measure):
-        order, measure = "id", heatmap.MEASURES[0]
+        order = "id"
+        measure = heatmap.MEASURES[0]
         if not heatmap.is_offered(run, order, measure):
             measure = "ulps"
     rows, columns = _first_look(view, order)
@@ -75,13 +75,15 @@ def _first_look(view: selection.View, order: heatmap.Order) -> tuple[heatmap.Spa
         return (0, header.rows), (0, header.vocab)
     height = min(header.rows, heatmap.MOST_READ // header.vocab)
     first = min(max(view.row - height // 2, 0), header.rows - height)
-    return (first, first + height), (0, min(heatmap.RANKS, header.vocab))
+    ranks = min(heatmap.RANKS, header.vocab)
+    return (first, first + height), (0, ranks)
 
 
 def _span(text: str, stop: int) -> heatmap.Span | None:
     """`12:40` as (12, 40); None if it is no span of what there is."""
     start, _, end = text.partition(":")
-    first, last = whole(start), whole(end)
+    first = whole(start)
+    last = whole(end)
     if first is None or last is None or not 0 <= first < last <= stop:
         return None
     return first, last
@@ -110,15 +112,20 @@ def selected_token(view: selection.View) -> int | None:
     if token is not None or not typed:
         return token if token in range(view.run.header.vocab) else None
     forms = (typed, typed.replace("·", " ").replace("↵", "\n"), f" {typed}")
+    # of several tokens of a text the first one
     ids = {text: token for token, text in reversed(view.run.vocabulary.items()) if text in forms}
-    return next((ids[form] for form in forms if form in ids), None)
+    for form in forms:
+        if form in ids:
+            return ids[form]
+    return None
 
 
 def show_token(view: selection.View) -> None:
     """Move the window to the column of the selected token; by rank, to its rank at the selected
     position.
     """
-    token, window = selected_token(view), current_window(view)
+    token = selected_token(view)
+    window = current_window(view)
     if token is None:
         return
     column = token
@@ -127,8 +134,9 @@ def show_token(view: selection.View) -> None:
         column = heatmap.element(view.run, *place).reference_rank - 1
     first, last = window.columns
     if not first <= column < last or last - first > heatmap.RANKS:
-        first = min(max(column - _NEIGHBOURS, 0), max(0, view.run.header.vocab - 2 * _NEIGHBOURS))
-        last = min(first + 2 * _NEIGHBOURS, view.run.header.vocab)
+        vocab = view.run.header.vocab
+        first = max(0, min(column - _NEIGHBOURS, vocab - 2 * _NEIGHBOURS))
+        last = min(first + 2 * _NEIGHBOURS, vocab)
     keep_window(view, replace(window, columns=(first, last)))
 
 
@@ -136,8 +144,10 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     """Draw the pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
     # The page is on its way to the browser for longer than the loops take to load.
     routes.prepare(view.dtype)
-    run, header, pair = view.run, view.run.header, view.pair
-    starts = list(accumulate((prompt.positions for prompt in header.prompts[:-1]), initial=0))
+    run = view.run
+    header = view.run.header
+    pair = view.pair
+    starts = list(accumulate(header.lengths[:-1], initial=0))
     window = current_window(view)
     # a link or Back moved it: the browser follows
     if window != st.session_state.get("heatmap_followed"):
@@ -150,6 +160,11 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     )
     if floor is not None:
         label += f" The noise floor: 99.9% of logits move by at most {number(floor)} row ULPs."
+    finest = {}
+    for order in heatmap.ORDERS:
+        finest[order] = {
+            measure: heatmap.finest_columns(run, order, measure) for measure in heatmap.MEASURES
+        }
     data = {
         "address": f"/tiles/{quote(run.run_id, safe='')}/{pair.index}",
         "stamp": store_cache.version_of(run.path),
@@ -165,16 +180,9 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         "group_level": heatmap.GROUP_LEVEL,
         "most_read": heatmap.MOST_READ,
         "ranks": min(heatmap.RANKS, header.vocab),
-        "finest": {
-            order: {
-                measure: heatmap.finest_columns(run, order, measure) for measure in heatmap.MEASURES
-            }
-            for order in heatmap.ORDERS
-        },
+        "finest": finest,
         "is_rank_offered": heatmap.is_offered(run, "rank", "ulps"),
-        "offered": [
-            measure for measure in heatmap.MEASURES if heatmap.is_offered(run, "id", measure)
-        ],
+        "offered": [each for each in heatmap.MEASURES if heatmap.is_offered(run, "id", each)],
         "window": {**asdict(window), "scale": st.session_state["heatmap_colours"]},
         "file": exports.file_stem(view, "heatmap"),
         "title": f"{header.name} ({run.run_id}): {pair.variant} vs {pair.reference}",
@@ -200,18 +208,17 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
 def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
     """Take over what the browser says: its window, and the logit that was clicked, if one was."""
     window = event["window"]
-    order, measure = window["order"], window["measure"]
+    order = window["order"]
+    measure = window["measure"]
     if (
         order in heatmap.ORDERS
         and measure in heatmap.MEASURES
         and heatmap.is_offered(view.run, order, measure)
     ):
-        rows, columns = (
-            cast(tuple[int, int], tuple(map(int, window[axis]))) for axis in ("rows", "columns")
-        )
+        (top, bottom), (left, right) = window["rows"], window["columns"]
         area = HeatmapWindow(
-            rows,
-            columns,
+            (int(top), int(bottom)),
+            (int(left), int(right)),
             cast(heatmap.Order, order),
             cast(heatmap.Measure, measure),
         )
@@ -222,4 +229,5 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
         st.session_state["heatmap_followed"] = current_window(view)
     if "row" in event:
         prompt, position = place_of(view.run, int(event["row"]))
-        selection.select(prompt=prompt, position=position, heatmap_token=str(int(event["token"])))
+        token = str(int(event["token"]))
+        selection.select(prompt=prompt, position=position, heatmap_token=token)

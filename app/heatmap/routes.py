@@ -6,8 +6,6 @@ Here some tiles and blocks of rows are cached; two requests that need the same b
 computation.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -113,10 +111,8 @@ def _largest(request: Request) -> Response:
     run, pair = _pair(request)
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
     element = largest_in(View(run, pair, *_view(request)), rows, columns)
-    return JSONResponse(
-        element_json(run, element),
-        headers=_headers(request, store_cache.version_of(run.path)),
-    )
+    headers = _headers(request, store_cache.version_of(run.path))
+    return JSONResponse(element_json(run, element), headers=headers)
 
 
 def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
@@ -126,13 +122,14 @@ def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
     prompt, position = place_of(run, element.row)
     texts = run.header.prompts[prompt].token_texts
     where = f"position {position:,}"
-    if len(run.header.prompts) > 1:
+    if run.header.has_several_prompts:
         where = f"prompt {prompt}, {where}"
     if texts:
         where += f", after {visible(texts[position])}"
     # Of a token without a text the word is there already.
     text = wording.token(element.token, run.vocabulary.get(element.token))
-    apart, difference = "NaN or infinity on one side", ""
+    apart = "NaN or infinity on one side"
+    difference = ""
     if element.ulps is not None:
         row_ulps = number(element.row_ulps or 0.0)
         apart = f"{row_ulps} row ULP{'s' if row_ulps != '1' else ''}"
@@ -156,12 +153,16 @@ def _tokens(request: Request) -> Response:
     run, pair = _pair(request)
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
     ids = tokens_in(View(run, pair, *_view(request)), rows, columns).tolist()
-    texts = [[(i, visible(run.vocabulary.get(i, f"#{i}"))) for i in row] for row in ids]
-    return JSONResponse(texts, headers=_headers(request, store_cache.version_of(run.path)))
+    texts = []
+    for row in ids:
+        texts.append([(token, visible(run.vocabulary.get(token, f"#{token}"))) for token in row])
+    headers = _headers(request, store_cache.version_of(run.path))
+    return JSONResponse(texts, headers=headers)
 
 
 def _view(request: Request) -> tuple[Order, Measure]:
-    order, measure = (request.query_params.get(name, "") for name in ("order", "measure"))
+    order = request.query_params.get("order", "")
+    measure = request.query_params.get("measure", "")
     if order not in ORDERS or measure not in MEASURES:
         choices = f"order one of {', '.join(ORDERS)}, measure one of {', '.join(MEASURES)}"
         raise UsageError(

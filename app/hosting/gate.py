@@ -1,7 +1,5 @@
 """The gate: ASGI middleware in front of pages, routes, media and the websocket."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -5,8 +5,6 @@ A session is tied to what it began with (the password, a token, a name in the li
 that changes, the session ends at its next request.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import secrets

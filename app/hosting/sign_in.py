@@ -4,8 +4,6 @@ token, and OIDC.
 Their pages are plain HTML with its own style, no script, nothing loaded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

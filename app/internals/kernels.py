@@ -34,7 +34,8 @@ SHOWN = {
 
 def draw(view: selection.View) -> None:
     """Draw the tab."""
-    run, pair = view.run, view.pair.index
+    run = view.run
+    pair = view.pair.index
     names = view.pair.reference, view.pair.variant
     start = store_cache.cached(run, find_start, pair)
     every = store_cache.cached(run, side_by_side, pair)
@@ -42,7 +43,7 @@ def draw(view: selection.View) -> None:
     files = {}
     shown = dict(SHOWN)
     if start is not None:
-        st.markdown(place_in_words(start, names, names_prompt=len(run.header.prompts) > 1))
+        st.markdown(place_in_words(run.header, start, names))
         files["where it starts"] = start.kernels
     elif pair in run.pairs_with_layers:
         st.success("No compared module differs, so there is no first kernel.")
@@ -65,9 +66,11 @@ def draw(view: selection.View) -> None:
         library = widgets.choice("Library", {name: name for name in libraries}, "kernels_library")
         if st.toggle("Split by module", key="kernels_split", disabled=choice == "start"):
             every = side_by_side(run, pair, "place")
-    table, columns = every[_is_listed(every, choice)], _COLUMNS
+    table = every[_is_listed(every, choice)]
+    columns = _COLUMNS
     if choice == "start" and start is not None:
-        table, columns = start.kernels, _COLUMNS_OF_START
+        table = start.kernels
+        columns = _COLUMNS_OF_START
     table = table[(library == "any") | (table["library"] == library)]
     if table.empty:
         st.success("No kernel of that kind ran, or none differs.")

@@ -17,7 +17,8 @@ from core.text import number, percent, plural
 
 def draw(view: selection.View) -> None:
     """Draw the tab."""
-    run, pair = view.run, view.pair.index
+    run = view.run
+    pair = view.pair.index
     lead = st.container()
     controls = st.container(horizontal=True, horizontal_alignment="distribute")
     with controls:
@@ -26,7 +27,8 @@ def draw(view: selection.View) -> None:
     if caches is None:
         st.info(f"Prompt {view.prompt} has no caches to compare; choose all prompts above.")
         return
-    together, text = caches["together"], sentence(caches, names_prompt=len(run.header.prompts) > 1)
+    together = caches["together"]
+    text = sentence(run.header, caches)
     if not together["neq"]:
         logits = view.table if prompt is None else view.prompt_table
         if logits["neq"].any():
@@ -76,7 +78,8 @@ def draw(view: selection.View) -> None:
 
 def _draw_positions(view: selection.View, kind: str, measure: str) -> None:
     """Draw layers x positions of the keys or the values."""
-    run, pair = view.run, view.pair.index
+    run = view.run
+    pair = view.pair.index
     # The run has no RMS by position.
     by = measure if measure in MEASURES else "neq_share"
     content = (pair, view.prompt, kind, by)

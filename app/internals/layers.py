@@ -11,6 +11,7 @@ import streamlit as st
 from app.components import plots, tables
 from app.internals import parts
 from app.shell import exports, selection, store_cache, widgets
+from core.numerics.arrays import DataFrame
 from core.plots import layers as charts
 from core.plots.style import selected_line
 from core.runs.queries.layers import (
@@ -32,7 +33,8 @@ _FIRST_COLUMNS = ("module", "kind", "neq_share", "rms", "floor_rms", "ratio", "f
 
 def draw(view: selection.View) -> None:
     """Draw the tab."""
-    run, pair = view.run, view.pair.index
+    run = view.run
+    pair = view.pair.index
     # The lead is above the choice of prompts that it depends on.
     lead = st.container()
     prompt = parts.prompt_in_scope(view, "layers_scope")
@@ -42,7 +44,7 @@ def draw(view: selection.View) -> None:
             f"None of the compared positions is in prompt {view.prompt}; choose all prompts above.",
         )
         return
-    text = sentence(run, pair, table, names_prompt=len(run.header.prompts) > 1)
+    text = sentence(run, pair, table)
     prompts = run.header.prompts if prompt is None else [run.header.prompts[prompt]]
     total = sum(each.positions for each in prompts)
     compared = f"Positions compared: {int(table['positions'].max()):,} of {total:,}."
@@ -84,13 +86,14 @@ def draw(view: selection.View) -> None:
     exports.download(files, exports.file_stem(view, "layers"), "layers")
 
 
-def _beyond_floor(table: pd.DataFrame) -> str:
+def _beyond_floor(table: DataFrame) -> str:
     """Title of the growth over depth: the first module beyond its noise floor, or the one that
     comes closest.
     """
     if table["floor_rms"].isna().all():
         return "Growth over depth"
-    beyond, furthest = first_beyond(table), furthest_module(table)
+    beyond = first_beyond(table)
+    furthest = furthest_module(table)
     if beyond is not None:
         size = "its noise floor is 0"
         if np.isfinite(beyond.ratio):
@@ -102,7 +105,7 @@ def _beyond_floor(table: pd.DataFrame) -> str:
     return f"{says}: at most {multiple(furthest.ratio)}, `{widgets.code(furthest.module)}`"
 
 
-def _about_floor(table: pd.DataFrame) -> str:
+def _about_floor(table: DataFrame) -> str:
     """Say what the noise floors are worth."""
     if table["floor_rms"].isna().all():
         return "No noise floor was run for the modules: capture with `--layer-floor 2`."
@@ -116,7 +119,7 @@ def _about_floor(table: pd.DataFrame) -> str:
     return text + says_little(furthest_module(table))
 
 
-def _draw_nonfinite(table: pd.DataFrame) -> None:
+def _draw_nonfinite(table: DataFrame) -> None:
     """Say where NaN or infinity begins."""
     nonfinite = table[table["nonfinite_mismatch"] > 0]
     if len(nonfinite):
@@ -129,9 +132,10 @@ def _draw_nonfinite(table: pd.DataFrame) -> None:
         )
 
 
-def _open_module(table: pd.DataFrame, chart: str) -> None:
+def _open_module(table: DataFrame, chart: str) -> None:
     """Open the clicked module, and on the map select the position."""
-    place, position = plots.clicked_value(chart, 0), plots.clicked_value(chart, 1)
+    place = plots.clicked_value(chart, 0)
+    position = plots.clicked_value(chart, 1)
     clicked = table.loc[table["ordinal"] == place, "module"]
     if len(clicked):
         st.session_state[_MODULE] = clicked.iloc[0]
@@ -139,8 +143,10 @@ def _open_module(table: pd.DataFrame, chart: str) -> None:
         selection.select(position=position)
 
 
-def _draw_map(view: selection.View, table: pd.DataFrame) -> None:
-    run, pair, prompt = view.run, view.pair.index, view.prompt
+def _draw_map(view: selection.View, table: DataFrame) -> None:
+    run = view.run
+    pair = view.pair.index
+    prompt = view.prompt
     options = ["ratio", "neq_share", "max_row_ulps", "max_ulps"]
     if table["floor_rms"].isna().all():
         options.remove("ratio")
@@ -164,7 +170,8 @@ def _draw_map(view: selection.View, table: pd.DataFrame) -> None:
 
 def _draw_module(view: selection.View, module: pd.Series) -> None:
     """Draw the difference of a module by position."""
-    name, share = module["module"], out_of(module["neq"], module["elements"])
+    name = module["module"]
+    share = out_of(module["neq"], module["elements"])
     kind = widgets.escape(kind_word(module["kind"]))
     st.markdown(f"`{widgets.code(name)}`, {kind}: {share} elements differ.")
     where = {"pair": view.pair.index, "prompt": view.prompt, "ordinal": module["ordinal"]}
@@ -172,7 +179,8 @@ def _draw_module(view: selection.View, module: pd.Series) -> None:
     if not along["neq"].any():
         st.caption(f"Equal at every compared position of prompt {view.prompt}.")
         return
-    figure, key = charts.module_positions(along, view.position), "layers_module_chart"
+    figure = charts.module_positions(along, view.position)
+    key = "layers_module_chart"
     picture = exports.picture_of(view, f"layers-{file_name(name)}", of_prompt=True)
     plots.draw(figure, key, picture, partial(plots.select_position, key))
     st.caption(
@@ -181,7 +189,7 @@ def _draw_module(view: selection.View, module: pd.Series) -> None:
     )
 
 
-def _draw_table(table: pd.DataFrame, *, names_prompt: bool) -> None:
+def _draw_table(table: DataFrame, *, names_prompt: bool) -> None:
     hidden = {"ordinal", "block", "positions"}
     if not names_prompt:
         hidden.add("first_prompt")

@@ -1,7 +1,5 @@
 """Parts that the tabs of Internals share, and the tab of mitigations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd
@@ -31,14 +29,17 @@ _OF_MITIGATIONS = [
 
 def not_recorded(view: selection.View, missing: Sequence[Recorded]) -> None:
     """Say why this pair has none of what these tabs show, and how to get it."""
-    run, about = view.run, view.run.header.provenance
+    run = view.run
+    about = view.run.header.provenance
     if about.kind == "upload":
         st.info(
             f"This run was uploaded; a dump of logits has no {_listed(missing, ' or ')}."
             " Capture the pair from its model.",
         )
         return
-    failed, refused, new = [], [], []
+    failed = []
+    refused = []
+    new = []
     for one in missing:
         # another variant of the run may have what this one lacks
         variants = [pair.variant for pair in run.pairs if pair.index in one.pairs(run)]
@@ -82,7 +83,7 @@ def _listed(recorded: Sequence[Recorded], between: str) -> str:
 
 def prompt_in_scope(view: selection.View, key: str) -> int | None:
     """Draw the choice between the selected prompt and all prompts; None is all."""
-    if len(view.run.header.prompts) == 1:
+    if not view.run.header.has_several_prompts:
         return view.prompt
     scope = st.segmented_control("Figures of", PROMPTS, required=True, key=key)
     return None if scope == PROMPTS[1] else view.prompt
@@ -90,8 +91,7 @@ def prompt_in_scope(view: selection.View, key: str) -> int | None:
 
 def where(view: selection.View) -> str:
     """Title of a map of the selected prompt."""
-    several = len(view.run.header.prompts) > 1
-    return f"Where in {f'prompt {view.prompt}' if several else 'the prompt'}"
+    return f"Where in {view.of_prompt.removeprefix(' of ') or 'the prompt'}"
 
 
 def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:

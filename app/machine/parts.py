@@ -2,8 +2,6 @@
 choice of probes, their table and chart.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd
@@ -85,10 +83,16 @@ def form() -> None:
 
 def arguments(device: str, dtypes: Sequence[str], scope: str, model: str) -> list[str]:
     """Command line of a job."""
-    line = ["ops", *([] if device == ANY_DEVICE else ["--device", device])]
-    line += [part for dtype in dtypes for part in ("--dtype", dtype)]
-    line += ["--quick"] if scope == "quick" else []
-    return line + ([f"--model={model.strip()}"] if model.strip() else [])
+    line = ["ops"]
+    if device != ANY_DEVICE:
+        line += ["--device", device]
+    for dtype in dtypes:
+        line += ["--dtype", dtype]
+    if scope == "quick":
+        line.append("--quick")
+    if model.strip():
+        line.append(f"--model={model.strip()}")
+    return line
 
 
 def pick(cards: Sequence[RunCard]) -> str:

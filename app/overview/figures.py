@@ -1,7 +1,5 @@
 """Figures of a pair on the Overview: the headline, more metrics when unfolded, and provenance."""
 
-from __future__ import annotations
-
 import pandas as pd
 import streamlit as st
 
@@ -45,7 +43,9 @@ def nonfinite(view: selection.View) -> None:
 
 def headline(view: selection.View) -> None:
     """Draw the four headline figures."""
-    summary, meanings, elements = view.pair.summary, widgets.meanings(), elements_of(view)
+    summary = view.pair.summary
+    meanings = widgets.meanings()
+    elements = elements_of(view)
     flips, near, differ, size = st.columns(4)
     about = "at no position both sides sent their top tokens"
     if summary.same_top1 is not None:
@@ -82,9 +82,11 @@ def more(view: selection.View) -> None:
     )
     if not folded.open:
         return
-    summary, header = view.pair.summary, view.run.header
+    summary = view.pair.summary
+    header = view.run.header
     histogram = store_cache.cached(view.run, RunReader.histogram, view.pair.index)
-    row_ulps, kl = number(summary.max_row_ulps, 3), number(summary.max_kl, 3)
+    row_ulps = number(summary.max_row_ulps, 3)
+    kl = number(summary.max_kl, 3)
     of_ulps = (
         f"ULPs of {view.dtype}, over all logits; large ones belong to logits near 0, where steps"
         " are tiny"

@@ -1,46 +1,25 @@
 """What Flips and Internals say of a pair on its Overview, a line each."""
 
-from __future__ import annotations
-
 from app.internals.recorded import RECORDED
 from core.runs.queries import caches, flips, kernels, layers
 from core.runs.reader import RunReader
 
 
-def _flips(run: RunReader, pair: int) -> str:
-    table = flips.continuations(run)
-    if table.empty:
-        return ""
-    return "Continuations: " + flips.outcome(table[table["pair"] == pair])
-
-
-def _layers(run: RunReader, pair: int) -> str:
-    table = layers.modules(run, pair)
-    if table.empty:
-        return ""
-    names_prompt = len(run.header.prompts) > 1
-    return "Modules: " + layers.sentence(run, pair, table, names_prompt=names_prompt)
-
-
-def _kv_cache(run: RunReader, pair: int) -> str:
-    summaries = caches.summaries(run, pair)
-    if not summaries:
-        return ""
-    names_prompt = len(run.header.prompts) > 1
-    return "KV cache: " + caches.sentence(summaries[None], names_prompt=names_prompt)
-
-
-def _kernels(run: RunReader, pair: int) -> str:
-    if pair not in RECORDED["kernels"].pairs(run):
-        return ""
-    names = (run.pairs[pair].reference, run.pairs[pair].variant)
-    return "Kernels: " + kernels.counts_in_words(kernels.side_by_side(run, pair), names)
-
-
-_LINES = {"flips": _flips, "layers": _layers, "kv_cache": _kv_cache, "kernels": _kernels}
-
-
 def lines(run: RunReader, pair: int) -> dict[str, str]:
     """Line of each page or tab that has something to say of a pair, by its name."""
-    texts = {part: line(run, pair) for part, line in _LINES.items()}
-    return {part: text for part, text in texts.items() if text}
+    texts = {}
+    continued = flips.continuations(run)
+    if len(continued):
+        outcome = flips.outcome(continued[continued["pair"] == pair])
+        texts["flips"] = f"Continuations: {outcome}"
+    modules = layers.modules(run, pair)
+    if len(modules):
+        texts["layers"] = f"Modules: {layers.sentence(run, pair, modules)}"
+    summaries = caches.summaries(run, pair)
+    if summaries:
+        texts["kv_cache"] = f"KV cache: {caches.sentence(run.header, summaries[None])}"
+    if pair in RECORDED["kernels"].pairs(run):
+        names = (run.pairs[pair].reference, run.pairs[pair].variant)
+        counts = kernels.counts_in_words(kernels.side_by_side(run, pair), names)
+        texts["kernels"] = f"Kernels: {counts}"
+    return texts

@@ -1,6 +1,6 @@
 """The pair by position on the Overview: a chart with a lane for each prompt, and its flips."""
 
-from __future__ import annotations
+from functools import partial
 
 import pandas as pd
 import streamlit as st
@@ -37,7 +37,7 @@ def chart(view: selection.View, *, is_rollout: bool) -> None:
     of = (view.pair.index, view.prompt if header.is_long else None)
     drawn = store_cache.remember(
         _KEY,
-        store_cache.stamp_of(view.run),
+        view.run,
         of,
         lambda: query.by_position(view.run, view.pair.index, view.table),
     )
@@ -48,18 +48,24 @@ def chart(view: selection.View, *, is_rollout: bool) -> None:
     words = ("|r|", "sequence") if is_rollout else ()
     floor_dtype = checks[-1].compute_dtype if checks else ""
     arguments = (drawn, prompts, header.unit, floor_dtype, *words)
-    figure = plots.cached(view.run, (*of, *prompts), lanes.position_lanes, *arguments)
+    figure = plots.cached(
+        view.run,
+        (*of, *prompts),
+        lanes.position_lanes,
+        *arguments,
+    )
     # apart from the cached traces: a step then draws the line alone
     line = lanes.selected_in_lane(prompts, view.prompt, view.position)
     figure = figure._replace(shapes=(*figure.shapes, line))
-    plots.draw(figure, _KEY, exports.picture_of(view, "by-position"), _go, of=str(prompts))
+    picture = exports.picture_of(view, "by-position")
+    plots.draw(
+        figure,
+        _KEY,
+        picture,
+        partial(plots.select_place, _KEY),
+        of=str(prompts),
+    )
     st.caption(_about(view, drawn, prompts, checks))
-
-
-def _go() -> None:
-    prompt, position = (plots.clicked_value(_KEY, place) for place in (0, 1))
-    if prompt is not None and position is not None:
-        selection.select(prompt=prompt, position=position)
 
 
 def _about(
@@ -101,12 +107,7 @@ def flips(view: selection.View) -> None:
     st.subheader("Flips")
     of = (view.pair.index, view.prompt if view.run.header.is_long else None)
     # 14 ms of 24,000 positions
-    sentence = store_cache.remember(
-        "flips_sentence",
-        store_cache.stamp_of(view.run),
-        of,
-        lambda: flips_sentence(table),
-    )
+    sentence = store_cache.remember("flips_sentence", view.run, of, lambda: flips_sentence(table))
     st.markdown(sentence)
     rows = table[table["is_flip"].eq(True)]
     if rows.empty:

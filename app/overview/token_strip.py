@@ -5,13 +5,10 @@ A component of its own because text has to wrap and stay text. Figures travel as
 that is written once for a prompt and a colour.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,10 +17,10 @@ import streamlit as st
 from app.components import component, plots
 from app.overview import OF_ROLLOUTS
 from app.shell import selection, store_cache
+from core.numerics.arrays import Record
 from core.rl import queries as rl
 from core.runs.queries.flips import SIDES
 from core.runs.queries.heat import COLOURS, Heat, heat
-from core.runs.reader import RunReader
 from core.text import join_bytes, plural
 
 _strip = component("ulpscope_token_strip", Path(__file__).with_suffix(""))
@@ -39,11 +36,12 @@ _OF_TOKEN = {  # of trainer vs. rollout
 _ROUNDED = ("max_abs", "mean_ulps", "max_row_ulps", "kl")
 
 
-def columns(view: selection.View, colour: str) -> dict[str, Any]:
+def columns(view: selection.View, colour: str) -> Record:
     """Return the component's data: one list per figure, in the order of the positions; null if
     undefined.
     """
-    prompt, vocabulary = view.run.header.prompts[view.prompt], view.run.vocabulary
+    prompt = view.run.header.prompts[view.prompt]
+    vocabulary = view.run.vocabulary
     table = view.prompt_table
     # one line per token, also if nothing was compared there
     if view.is_list:
@@ -52,6 +50,7 @@ def columns(view: selection.View, colour: str) -> dict[str, Any]:
         table = table.assign(nonfinite_mismatch=0, **whole)
     shade = heat(table, colour, view.dtype)
     argmax = {side: _whole(table[f"{side}_token"]) for side in SIDES}
+    margins = {f"{side}_margin": _whole(table[f"{side}_margin_ulps"]) for side in SIDES}
     tokens = {*argmax["reference"], *argmax["variant"]}
     return {
         "texts": join_bytes(prompt.token_texts) or None,
@@ -64,15 +63,15 @@ def columns(view: selection.View, colour: str) -> dict[str, Any]:
         "near": table["near_tie"].astype(int).tolist(),
         "odd": table["nonfinite_mismatch"].tolist(),
         **argmax,
-        **{f"{side}_margin": _whole(table[f"{side}_margin_ulps"]) for side in argmax},
+        **margins,
         **{name: _whole(table[name]) for name in _WHOLE},
         **{name: _three_digits(table[name]) for name in _ROUNDED},
     }
 
 
-def _shades(shade: Heat, unit: str) -> dict[str, Any]:
-    ends = {"low": shade.low, "high": shade.high, "stops": shade.stops}
-    return {"heat": shade.levels.tolist(), "legend": {"unit": unit, **ends}}
+def _shades(shade: Heat, unit: str) -> Record:
+    legend = {"unit": unit, "low": shade.low, "high": shade.high, "stops": shade.stops}
+    return {"heat": shade.levels.tolist(), "legend": legend}
 
 
 def _whole(column: pd.Series) -> list[int | None]:
@@ -87,20 +86,24 @@ def _three_digits(column: pd.Series) -> list[float | None]:
     ]
 
 
-def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
+def rollout_columns(tokens: pd.DataFrame, colour: str) -> Record:
     """Return the component's data for a sequence of trainer vs. rollout. tokens: of
     core.rl.queries.
     """
-    column, none = tokens[COLOURS[colour]], [0] * len(tokens)
+    column = tokens[COLOURS[colour]]
+    none = [0] * len(tokens)
     # KL linear too: a few tokens carry it
     shade = heat(tokens.assign(max_abs=column), "largest difference", "")
-    is_known = bool(tokens["text"].notna().any())
+    texts = None
+    if tokens["text"].notna().any():
+        texts = join_bytes(tokens["text"].fillna("").tolist())
     return {
-        "texts": join_bytes(tokens["text"].fillna("").tolist()) if is_known else None,
+        "texts": texts,
         "ids": tokens["token_id"].tolist(),
         "dtype": "",
         **_shades(shade, OF_ROLLOUTS[colour]),
-        **dict.fromkeys(("near", "odd"), none),
+        "near": none,
+        "odd": none,
         "flip": (tokens["clipped"] != "").astype(int).tolist(),
         "mark": "clipped",
         "clipped": tokens["clipped"].tolist(),
@@ -110,8 +113,7 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> dict[str, Any]:
 
 def colours(view: selection.View) -> list[str]:
     """Return what the tokens of a run can be colored by; the selected color is one of them."""
-    has_rollouts = store_cache.cached(view.run, RunReader.has_rollouts)
-    options = list(OF_ROLLOUTS if has_rollouts else COLOURS)
+    options = list(OF_ROLLOUTS if view.run.has_rollouts else COLOURS)
     selection.settle("strip_colour", options)
     return options
 
@@ -143,12 +145,13 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
 
     # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms.
     def to_json() -> str:
-        if view.run.has_rollouts():
-            return json.dumps(rollout_columns(rl.tokens_of(view.run, view.prompt), colour))
-        return json.dumps(columns(view, colour))
+        if not view.run.has_rollouts:
+            return json.dumps(columns(view, colour))
+        tokens = rl.tokens_of(view.run, view.prompt)
+        return json.dumps(rollout_columns(tokens, colour))
 
     of = (view.pair.index, view.prompt, colour)
-    columns_json = store_cache.remember("strip", store_cache.stamp_of(view.run), of, to_json)
+    columns_json = store_cache.remember("strip", view.run, of, to_json)
     data = {
         "columns": plots.by_address(columns_json, "strip"),
         "stamp": selection.stamp(view),
@@ -159,11 +162,15 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
 
 def _go(key: str, view: selection.View) -> None:
     """Select the clicked position if the drawn prompt has it; what the browser sends is checked."""
-    click, current = st.session_state[key].get("go"), selection.current_view()
+    click = st.session_state[key].get("go")
+    current = selection.current_view()
+    if not isinstance(click, dict) or current is None:
+        return
     # Another run or variant may have been selected since the browser drew this strip.
     drawn = selection.stamp(view)
-    is_open = current is not None and selection.stamp(replace(current, prompt=view.prompt)) == drawn
-    if isinstance(click, dict) and is_open and click.get("stamp") == drawn:
-        position = click.get("position")
-        if isinstance(position, int) and view.first_position <= position <= view.last_position:
-            selection.select(prompt=view.prompt, position=position)
+    is_open = selection.stamp(replace(current, prompt=view.prompt)) == drawn
+    if not is_open or click.get("stamp") != drawn:
+        return
+    position = click.get("position")
+    if isinstance(position, int) and view.first_position <= position <= view.last_position:
+        selection.select(prompt=view.prompt, position=position)

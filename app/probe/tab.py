@@ -1,7 +1,5 @@
 """Probe: ask a live server the same in several ways; watch, cancel, open what it sent."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 """Trainer vs. rollout: the part of the Overview of a run of chosen tokens."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -25,11 +23,11 @@ _STRIPS = 3  # heaviest sequences that are drawn token by token
 _ALWAYS_DRAWN = ("position", "turn", "rank")
 
 
-def tiles(view: selection.View) -> bool:
+def headline(view: selection.View) -> bool:
     """Draw the headline figures of a run of chosen tokens with what frameworks call normal; False
     for another run.
     """
-    if not store_cache.cached(view.run, RunReader.has_rollouts):
+    if not view.run.has_rollouts:
         return False
     figures = {row["name"]: row for row in store_cache.cached(view.run, rl.figures_of)}
     columns = st.columns(len(rl.HEADLINE))
@@ -58,12 +56,6 @@ def next_step(view: selection.View) -> None:
     st.button("See the worst sequences", "worst_sequences", on_click=show, type="primary")
 
 
-def _settle(key: str, options: Collection[str]) -> None:
-    """Select the first option unless the link or the viewer selected one."""
-    if st.session_state[key] not in options:
-        st.session_state[key] = next(iter(options))
-
-
 def _table(run: RunReader, name: str) -> pd.DataFrame:
     return pd.DataFrame(store_cache.cached(run, rl.summary, name))
 
@@ -90,7 +82,7 @@ def draw(view: selection.View) -> None:
     steps = _table(run, "steps")
     # a file of one step has no chart of steps
     names = PARTS if len(steps) > 1 else PARTS[1:]
-    _settle("mismatch_part", names)
+    selection.settle("mismatch_part", names)
     kind = st.segmented_control("Show", names, key="mismatch_part", label_visibility="collapsed")
     if kind == "Distribution":
         _distribution(view)
@@ -106,7 +98,7 @@ def draw(view: selection.View) -> None:
 
 
 def _figures(view: selection.View) -> None:
-    _settle("framework", FRAMEWORKS)
+    selection.settle("framework", FRAMEWORKS)
     framework = st.selectbox(
         "Names and definitions of",
         list(FRAMEWORKS),
@@ -170,7 +162,7 @@ def _dependence(view: selection.View, shares: dict[str, float]) -> None:
         return
     labels = {name: f"{name} ({percent(share)})" for name, share in shares.items()}
     about = "Quantity (share of the variance of |r|)"
-    _settle("mismatch_by_quantity", labels)
+    selection.settle("mismatch_by_quantity", labels)
     quantity = st.selectbox(
         about,
         labels,

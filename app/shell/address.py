@@ -2,8 +2,6 @@
 back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import streamlit as st
@@ -27,17 +25,20 @@ def adopt(page: str) -> None:
     Any other run has the address of the browser at the moment of a click or key, which may be older
     than the session.
     """
+    state = st.session_state
     query = _query()
-    last_query = st.session_state.get("written")
-    is_new = last_query is None or is_back() or page != st.session_state.get("page")
+    last_query = state.get("written")
+    is_new = last_query is None or is_back() or page != state.get("page")
     if query and query != last_query and is_new:
         for key in query:
             if len(st.query_params.get_all(key)) > 1:
                 selection.complain(f"The link names {key} more than once; the last one counts.")
-        # Back within the session: a setting that the older address does not name is at its default.
-        defaults = {} if last_query is None else dict.fromkeys(navigation.SETTING_NAMES, "")
-        st.session_state["linked"] = defaults | query
-    st.session_state["page"] = page
+        defaults = {}
+        if last_query is not None:
+            # Back: a setting that the older address does not name is at its default.
+            defaults = dict.fromkeys(navigation.SETTING_NAMES, "")
+        state["linked"] = defaults | query
+    state["page"] = page
 
 
 def _query() -> dict[str, str]:
@@ -60,8 +61,8 @@ def settle_settings(page: str, view: View | None) -> None:
     if of.tabs:
         _settle([of.tab])
         titles = [tab.title for tab in shown_tabs(of, view)]
-        if titles and st.session_state[of.tab.key] not in titles:
-            st.session_state[of.tab.key] = titles[0]
+        if titles:
+            selection.settle(of.tab.key, titles)
     _settle(of.settings_with(st.session_state.get(of.tab.key)))
 
 
@@ -76,22 +77,26 @@ def shown_tabs(page: Page, view: View | None) -> list[Page]:
 
 
 def _settle(settings: Iterable[PageSetting]) -> None:
-    values = st.session_state.setdefault("settings", {})
+    state = st.session_state
+    values = state.setdefault("settings", {})
     for setting in settings:
+        key = setting.key
         word = selection.take(setting.name)
         value = setting.parse(word) if word else None
-        if word is not None:
-            if word and value is None:
-                about = f"there is {setting.allowed_values}. Showing the default."
-                selection.complain(f"The link asks for {setting.name} '{clean(word, 60)}'; {about}")
-            st.session_state[setting.key] = setting.default if value is None else value
-        elif setting.key not in st.session_state:
+        if word and value is None:
+            about = f"there is {setting.allowed_values}. Showing the default."
+            selection.complain(f"The link asks for {setting.name} '{clean(word, 60)}'; {about}")
+        if value is not None:
+            state[key] = value
+        elif word is not None:
+            state[key] = setting.default
+        elif key not in state:
             # the widget was not on the last page
-            st.session_state[setting.key] = values.get(setting.key, setting.default)
-        values[setting.key] = st.session_state[setting.key]
+            state[key] = values.get(key, setting.default)
+        values[key] = state[key]
         # what is being typed stays
         if setting.words or setting.span is not None:
-            preset_widget(setting.key)
+            preset_widget(key)
 
 
 def of(view: View | None, part: str | None = None) -> dict[str, str]:
@@ -101,7 +106,7 @@ def of(view: View | None, part: str | None = None) -> dict[str, str]:
     query: dict[str, str] = {}
     if view is not None:
         query = {"run": view.run.run_id, "variant": view.pair.variant}
-        if len(view.run.header.prompts) > 1:
+        if view.run.header.has_several_prompts:
             query["prompt"] = str(view.prompt)
         query["position"] = str(view.position)
     values = st.session_state.get("settings", {})

@@ -5,8 +5,6 @@ formula, and one that begins with an apostrophe, gets an apostrophe in front: te
 Parquet has every text as it is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeAlias
@@ -143,7 +141,8 @@ def whole_run(view: selection.View) -> None:
     """Draw links to the run file and to the npz of every side."""
     duckdb = "Logits, metrics and provenance in one file; any ULPscope store imports it."
     npz = "One array per side, bit for bit, and the token ids if known."
-    address, icon = f"/files/{quote(view.run.run_id)}", ":material/download:"
+    address = f"/files/{quote(view.run.run_id)}"
+    icon = ":material/download:"
     with st.container(horizontal=True):
         st.link_button("Run file (.duckdb)", f"{address}.duckdb", help=duckdb, icon=icon)
         st.link_button("Logits (.npz)", f"{address}.npz", help=npz, icon=icon)

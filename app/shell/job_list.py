@@ -1,7 +1,5 @@
 """The jobs of this server as a list that keeps itself up to date."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import streamlit as st
@@ -84,7 +82,8 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
                 act: Callable[..., None] = store_changes.cancel
                 label = "Cancel"
                 if job.is_over:
-                    label, act = "Dismiss", store_changes.forget
+                    label = "Dismiss"
+                    act = store_changes.forget
                 key = f"{label.lower()}_{job.number}"
                 action.button(label, key=key, on_click=act, args=(job.number,), width="stretch")
     finished = [job.number for job in items if job.is_over]

@@ -6,8 +6,6 @@ JSON on stdin: it can be repeated, does not slow the pages down, and survives a 
 process alone loads torch.
 """
 
-from __future__ import annotations
-
 import atexit
 import re
 import threading
@@ -317,7 +315,8 @@ class Jobs:
         # Killed before it could clean up.
         if child.code < 0:
             self._sweep()
-        job, message = task.job, child.sentence if child.code else ""
+        job = task.job
+        message = child.sentence if child.code else ""
         # Also if a cancel came too late; with a sentence if it was stored in part.
         if job.run_id:
             self._change(task, state="done", rows_done=job.rows_total, message=message)
@@ -350,7 +349,8 @@ class Jobs:
     def _drop_files(self, task: _Task) -> None:
         """Remove a job's own files and call `on_over`, once."""
         with self._lock:
-            place, on_over = task.place, task.on_over
+            place = task.place
+            on_over = task.on_over
             task.place = task.on_over = task.secrets = None
         if place is not None:
             place.remove()

@@ -80,7 +80,7 @@ class View:
     @property
     def of_prompt(self) -> str:
         """` of prompt 1`, which a position needs if there are several; else ''."""
-        return f" of prompt {self.prompt}" if len(self.run.header.prompts) > 1 else ""
+        return self.run.header.of_prompt(self.prompt)
 
     @property
     def dtype(self) -> str:

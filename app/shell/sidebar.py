@@ -1,7 +1,5 @@
 """The selection in the sidebar: run, variant, prompt and position, of the link or as chosen."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 
@@ -21,7 +19,8 @@ def draw(page: Page) -> selection.View | None:
     """Draw the selection and return what it selects, None if there is no run, or on a page of the
     store, which has the run only, after it was deleted.
     """
-    state, target = st.session_state, selection.take("run")
+    state = st.session_state
+    target = selection.take("run")
     new = state.get("open_next")
     everything = {card.run_id: card for card in store_cache.cards()[0]}
     # A cell of a sweep may be open although cells are not listed.
@@ -111,7 +110,8 @@ def page_links(view: selection.View | None) -> None:
         label = page.title
         if page.name in absent:
             label += f" :small[· {absent[page.name]}]"
-        script, query = widgets.PAGES / f"{page.name}.py", address.of(view, page.name)
+        script = widgets.PAGES / f"{page.name}.py"
+        query = address.of(view, page.name)
         st.page_link(script, label=label, query_params=query)
 
 
@@ -152,19 +152,25 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
             key="variant",
         )
     pair = run.pairs[names.index(st.session_state["variant"])]
-    prompts, is_long = run.header.prompts, run.header.is_long
+    prompts = run.header.prompts
+    is_long = run.header.is_long
     # Positions of a long run do not fit into memory.
     read = RunReader.largest if is_long else RunReader.positions
     table = store_cache.cached(run, read, pair.index)
     is_open = "position" in st.session_state or selection.is_linked("position")
-    _settle("prompt", 0, len(prompts) - 1, 0 if is_open else telling_place(table)[0])
+    _settle(
+        "prompt",
+        0,
+        len(prompts) - 1,
+        0 if is_open else telling_place(table)[0],
+    )
     # Of top tokens not all prompts have a row on both sides.
     with_rows = table["prompt"].unique().tolist()
     if not is_long and st.session_state["prompt"] not in with_rows:
         st.session_state["prompt"] = with_rows[0]
     if len(prompts) > 1 and is_shown:
         forget = partial(st.session_state.pop, "position", None)
-        label = "Sequence" if store_cache.cached(run, RunReader.has_rollouts) else "Prompt"
+        label = "Sequence" if run.has_rollouts else "Prompt"
         st.number_input(label, 0, len(prompts) - 1, key="prompt", on_change=forget)
     prompt = int(st.session_state["prompt"])
     if is_long:
@@ -172,7 +178,8 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
         if table.empty:
             raise StoreError(f"prompt {prompt} of this run was not compared; choose another one.")
     positions = table.loc[table["prompt"] == prompt, "position"]
-    first, last = int(positions.min()), int(positions.max())
+    first = int(positions.min())
+    last = int(positions.max())
     _settle("position", first, last, first if is_open else telling_place(table, prompt)[1])
     if last > first and is_shown:
         st.number_input(f"Position, {first:,} to {last:,}", first, last, key="position")

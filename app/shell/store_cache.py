@@ -83,17 +83,18 @@ def _cached(kind: str, stamp: Stamp, of: str, _make: Callable[[], Any]) -> Any:
     return _make()
 
 
-def remember(kind: str, stamp: Stamp, of: object, make: Callable[[], Value]) -> Value:
+def remember(kind: str, run: RunReader, of: object, make: Callable[[], Value]) -> Value:
     """Return `make()`, computed once per kind, file and `of` for all viewers; do not change it."""
-    return _cached(kind, stamp, repr(of), make)
+    return _cached(kind, stamp_of(run), repr(of), make)
 
 
 def cached(run: RunReader, make: Callable[..., Value], *arguments: Any, **options: Any) -> Value:
     """Return `make(run, *arguments)`, computed once per file and arguments for all viewers; do not
     change it.
     """
-    kind, of = f"{make.__module__}.{make.__qualname__}", (arguments, options)
-    return remember(kind, stamp_of(run), of, lambda: make(run, *arguments, **options))
+    kind = f"{make.__module__}.{make.__qualname__}"
+    of = (arguments, options)
+    return remember(kind, run, of, lambda: make(run, *arguments, **options))
 
 
 @st.cache_resource(show_spinner=False)
@@ -105,18 +106,23 @@ def _by_file(kind: str) -> dict[Stamp, Any]:
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _cards(key: int, _stamps: tuple[Stamp, ...]) -> tuple[list[RunCard], list[BrokenRun]]:
     cache = _by_file("card")
-    paths = {stamp: Path(stamp[0]) for stamp in _stamps}
-    read = read_cards(store(), [path for stamp, path in paths.items() if stamp not in cache])
-    cards = {path: cache.get(stamp) or read[path] for stamp, path in paths.items()}
-    # A file that is no run is read again: no card says why it is none.
-    runs = {stamp: cards[path] for stamp, path in paths.items()}
-    cache |= {stamp: card for stamp, card in runs.items() if isinstance(card, RunCard)}
+    new = [Path(stamp[0]) for stamp in _stamps if stamp not in cache]
+    read = read_cards(store(), new)
+    cards = {}
+    for stamp in _stamps:
+        path = Path(stamp[0])
+        card = cache.get(stamp) or read[path]
+        cards[path] = card
+        # A file that is no run is read again: no card says why it is none.
+        if isinstance(card, RunCard):
+            cache[stamp] = card
     return arrange(store(), cards)
 
 
 def _all_cards(is_whole: bool) -> tuple[list[RunCard], list[BrokenRun]]:
     current = store()
-    stamps = tuple(current.stamps(of_cells=is_whole or len(current.cells()) <= MOST_CELLS))
+    has_cells = is_whole or len(current.cells()) <= MOST_CELLS
+    stamps = tuple(current.stamps(of_cells=has_cells))
     return _cards(hash(stamps), stamps)
 
 
@@ -129,37 +135,46 @@ def cards(*, is_whole: bool = False) -> tuple[list[RunCard], list[BrokenRun]]:
     runs, unreadable = _all_cards(is_whole)
     attached = all_labels()[0]
     runs = rename(runs, attached)
-    return (runs if is_whole else drop_replaced(runs, attached)), unreadable
+    if not is_whole:
+        runs = drop_replaced(runs, attached)
+    return runs, unreadable
 
 
 def hidden() -> int:
     """Return the number of runs that are not in `cards`."""
-    cells, runs = len(store().cells()), _all_cards(is_whole=False)[0]
-    return (cells if cells > MOST_CELLS else 0) + len(runs) - len(cards()[0])
+    cells = len(store().cells())
+    runs, _ = _all_cards(is_whole=False)
+    replaced = len(runs) - len(cards()[0])
+    return replaced + cells if cells > MOST_CELLS else replaced
 
 
 def cards_of(run_ids: Iterable[str]) -> list[RunCard]:
     """Return the cards of runs that exist, in `cards` or not."""
-    current, paths = store(), []
+    current = store()
+    paths = []
     for run_id in run_ids:
         with suppress(StoreError):
             # only a whole id counts, not the beginning of one
             if current.has(run_id):
                 paths.append(current.path_of(run_id))
     stamps = _stamps(paths)
-    return rename(_cards(hash(stamps), stamps)[0], all_labels()[0])
+    cards, _ = _cards(hash(stamps), stamps)
+    return rename(cards, all_labels()[0])
 
 
 def searchable(run_ids: Iterable[str]) -> dict[str, str]:
     """Map from run id to the beginnings of its prompts, case folded; each file is read once (1
     ms).
     """
-    cache, ids = _by_file("prompts"), set(run_ids)
-    stamps = [stamp for stamp in store().stamps() if Path(stamp[0]).stem in ids]
-    missing = [stamp for stamp in stamps if stamp not in cache]
-    texts = prompt_texts([Path(stamp[0]) for stamp in missing]) if missing else {}
-    cache |= {stamp: texts[Path(stamp[0])].casefold() for stamp in missing}
-    return {Path(stamp[0]).stem: cache[stamp] for stamp in stamps}
+    cache = _by_file("prompts")
+    ids = set(run_ids)
+    paths = {stamp: Path(stamp[0]) for stamp in store().stamps()}
+    paths = {stamp: path for stamp, path in paths.items() if path.stem in ids}
+    missing = paths.keys() - cache.keys()
+    texts = prompt_texts([paths[stamp] for stamp in missing]) if missing else {}
+    for stamp in missing:
+        cache[stamp] = texts[paths[stamp]].casefold()
+    return {path.stem: cache[stamp] for stamp, path in paths.items()}
 
 
 def all_labels() -> tuple[dict[str, labels.Labels], list[str]]:
@@ -185,14 +200,15 @@ def open_run(run_id: str) -> RunReader:
 
 def close(path: Path) -> None:
     """Close a run's file before it is removed, so that the disk gets its space back."""
+    name = labels_of(path.stem).name
     for stamp in _stamps([path]):
-        _reader.clear(*stamp, labels_of(path.stem).name)
+        _reader.clear(*stamp, name)
 
 
 def ops_run(run_id: str) -> OpsRun:
     """Return a run of probes of operations, which has no sides."""
     path = store().path_of(run_id)
-    return remember("probes", _stamp(path), (), lambda: ops_of(path))
+    return _cached("probes", _stamp(path), "", lambda: ops_of(path))
 
 
 def ledger() -> Ledger:
@@ -210,8 +226,11 @@ def watches() -> list[list[Round]]:
 
 def absent(view: View | None) -> dict[str, str]:
     """Pages and tabs that have nothing to show, with a word for each; see app.navigation.absent."""
-    of_store = {"sweeps": ledger().plans(), "watches": watches()}
-    words = {name: "none" for name, rows in of_store.items() if not rows}
+    words = {}
+    if not ledger().plans():
+        words["sweeps"] = "none"
+    if not watches():
+        words["watches"] = "none"
     if view is None:
         return words
     return words | cached(view.run, navigation.absent, view.pair.index)

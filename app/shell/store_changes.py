@@ -1,7 +1,5 @@
 """Changes of members in the store: runs, labels and jobs. Each is authorized and logged."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from functools import cache
@@ -58,7 +56,8 @@ def purge(run_id: str) -> None:
 
 def submit(work: Sequence[str] | CaptureRequest, *, judges: str = "", **about: Any) -> Job:
     """Line up a job, see Jobs.submit. judges: the run that the job's run replaces in lists."""
-    who, runs = members.changing_member(), store()
+    who = members.changing_member()
+    runs = store()
 
     def replace_in_lists(job: Job) -> None:
         if judges and job.run_id and not job.message:

@@ -3,8 +3,6 @@
 Definitions are glossary.md, metrics.md and each page's section of pages.md in docs/reference.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -88,8 +86,9 @@ def title(page: Page, run: RunReader | None = None) -> None:
         st.markdown(f"#### {page.title}\n\n{reading(page.title)}\n\n{definitions()}")
 
 
-def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -> selection.View:
+def head(page: Page, *, needs_rows: bool = False) -> selection.View:
     """Draw the title and the pair; stop with a sentence if there is no run, or top tokens only."""
+    view = selection.current_view()
     title(page, None if view is None else view.run)
     if view is None:
         empty()
@@ -104,7 +103,7 @@ def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -
     lack = ""
     if header.is_long and page.name != OVERVIEW:
         lack = f"A run of {header.rows:,} positions has an Overview only."
-    elif page.name in ("flips", "near_ties") and view.run.has_rollouts():
+    elif page.name in ("flips", "near_ties") and view.run.has_rollouts:
         lack = (
             f"{page.title} needs both sides' top tokens: this run has one log-probability per"
             " token."
@@ -121,14 +120,14 @@ def head(page: Page, view: selection.View | None, *, needs_rows: bool = False) -
 
 def tabs(
     page: Page,
-    view: selection.View | None,
     parts: Mapping[str, Callable[[Any], None]],
 ) -> list[Page]:
     """Draw the head of a page and its open tab; return the tabs that are shown. parts: draws a tab,
     by its name.
     """
+    view = selection.current_view()
     if page.shows == "run" and view is not None:
-        head(page, view)
+        head(page)
     else:
         title(page)
     visible = address.shown_tabs(page, view)

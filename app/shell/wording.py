@@ -1,7 +1,5 @@
 """Figures and tokens as people read them. No Streamlit here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from core.runs.store.cards import RunCard

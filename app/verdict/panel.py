@@ -5,8 +5,6 @@ What would judge a run that was not judged, or not enough: controls to bring, or
 server.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress
@@ -92,7 +90,7 @@ def _next_step(view: selection.View, answer: Answer) -> None:
     if not is_upload and not answer.is_judged:
         _how_to_judge(view)
         return
-    is_rollout = view.run.has_rollouts()
+    is_rollout = view.run.has_rollouts
     is_open = answer.name in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC)
     controls = deciding_controls(view.run, answer.checks) if is_open and not is_rollout else {}
     lines = [

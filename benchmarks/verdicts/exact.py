@@ -106,7 +106,7 @@ def main() -> int:
     print(f"| model | given | {' | '.join(('sound', 'accused', 'faults', 'found', 'undecided'))} |")
     print(f"|{'---|' * 7}")
     for name in parser.parse_args().model or MODELS:
-        with tempfile.TemporaryDirectory() as folder, quiet(), torch.inference_mode():
+        with tempfile.TemporaryDirectory() as folder, quiet():
             outcomes = list(outcomes_of(name, Path(folder)))
         for place, given in enumerate(GIVEN):
             counts = Counter((kind, verdicts[place]) for _, kind, verdicts in outcomes)

@@ -8,7 +8,7 @@ from typing import Annotated
 from ..evidence import FAILED, MISSING, OWN_DTYPE, Check, CheckFigures, Evidence, Subject
 from ..numerics.arrays import Floats
 from ..numerics.statistic import rms_ratio
-from ..text import three_digits
+from ..text import number
 
 # noise floors: a side further than this from the model's own logits is not what the model computes
 FOREIGN = 10.0
@@ -47,7 +47,7 @@ def foreign(ratios: Mapping[str, float]) -> tuple[str, str | None]:
     ratios: of each side to the model, in noise floors.
     """
     near, far = sorted(ratios, key=ratios.__getitem__)
-    ratio, away = three_digits(ratios[near]), three_digits(ratios[far])
+    ratio, away = number(ratios[near]), number(ratios[far])
     if ratios[near] > FOREIGN:
         sizes = f"they are {ratio} and {away} noise floors away"
         says = (

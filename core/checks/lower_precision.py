@@ -26,6 +26,8 @@ from ..text import multiple
 from .drawn import DrawnFigures
 from .outliers import structure_of
 
+CONTROL = "lower precisions that engines offer"
+
 
 @dataclass(frozen=True)
 class PrecisionVerdict:

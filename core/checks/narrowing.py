@@ -15,7 +15,7 @@ from ..numerics.arrays import Floats
 from ..numerics.side_divergence import Divergence
 from ..numerics.statistic import TINY
 from ..places import place_in_words
-from ..text import multiple, three_digits
+from ..text import multiple, number
 from ..verdict import LIKELY_ROUNDING
 from .arrays_alone import ROW_ULPS, STANDS_OUT
 from .pair import OWN
@@ -92,7 +92,7 @@ def narrowing_row(
         system.share > _SYSTEMATIC_SHARE and system.size > _SYSTEMATIC * errors[other].system.size
     )
     if ratio > OWN.over_all and not is_near_rounded_once:
-        times = three_digits(ratio) if errors[near].rms else "infinitely many"
+        times = number(ratio) if errors[near].rms else "infinitely many"
         outcome = FAILED
         says = f"'{further}' is {times} times as far from {target} as '{near}': more than rounding."
     elif subject.has_experts:
@@ -110,7 +110,7 @@ def narrowing_row(
         says = f"{place}: a fault, or a mixture of experts (--mixture-of-experts)."
     elif ratio > _RATIO_OF_ROUNDING and not is_near_rounded_once:
         outcome = MISSING
-        times = f"{three_digits(ratio)} times as far from {target} as '{near}'"
+        times = f"{number(ratio)} times as far from {target} as '{near}'"
         says = f"'{further}' is {times}: more than usual for kernels. The model decides (--model)."
     elif is_of_both and errors[other].system.share > _SYSTEMATIC_SHARE:
         outcome = MISSING
@@ -118,7 +118,7 @@ def narrowing_row(
         says = f"{share} (limit {_SYSTEMATIC_SHARE:.0%}): a fault of both, or other weights?"
     elif is_of_both and row_ulps > most_row_ulps:
         outcome = MISSING
-        size = f"Both sides are {three_digits(row_ulps)} row ULPs from the exact result"
+        size = f"Both sides are {number(row_ulps)} row ULPs from the exact result"
         says = f"{size} (rounding: up to {most_row_ulps}): a fault of both, or other weights?"
     figures = NarrowingFigures(
         reference_to_float32_logits=errors[names[0]].rms,

@@ -5,7 +5,7 @@ Limits are in noise floors, rms over rms (docs/explanation/calibration.md).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -13,6 +13,8 @@ import numpy as np
 from ..evidence import (
     FAILED,
     FLOAT32,
+    MISSING,
+    NOTED,
     OWN_DTYPE,
     PASSED,
     Check,
@@ -188,3 +190,36 @@ def pair_row(
     outcome = PASSED if test.is_passed else FAILED
     control = f"{pair_control(subject, dtype)}, over {floor.control}"
     return Evidence(pair_check(dtype), control, figures, outcome, says), test
+
+
+def uncertain_row(row: Evidence, ratio: float, reason: str | None) -> Evidence:
+    """Return the row of a mixture of experts in float32, in which near ties of the router choose
+    other experts. reason: why float64 is not available, None if it decides.
+    """
+    if reason is not None:
+        says = (
+            "Near ties of the router make float32 uncertain, and float64 is not available:"
+            f" {reason}"
+        )
+        return replace(row, outcome=MISSING, says=says)
+    size = f"In float32 the RMS difference is {multiple(ratio)} the noise floor"
+    says = f"{size}; near ties of the router make it uncertain, so float64 decides."
+    return replace(row, outcome=NOTED, says=says)
+
+
+def open_row(row: Evidence) -> Evidence:
+    """Return the row of a size that decides nothing, for attention chooses its keys."""
+    says = (
+        "Near ties of the sparse-attention indexer choose other keys: this difference shows neither"
+        " rounding nor a bug."
+    )
+    return replace(row, outcome=MISSING, says=says)
+
+
+def row_without_precision(row: Evidence) -> Evidence:
+    """Return the failed row in float32 of a side that is a lower precision in 16 bits."""
+    says = (
+        "In 16 bits it is a lower precision, which float32 does not show: give the model"
+        " and float32 at once."
+    )
+    return replace(row, outcome=MISSING, says=says)

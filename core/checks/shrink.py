@@ -24,7 +24,7 @@ from ..numerics import formats
 from ..numerics.arrays import Floats
 from ..numerics.statistic import rms_of
 from ..places import place_in_words, place_of
-from ..text import multiple, number, three_digits
+from ..text import multiple, number
 from ..verdict import ROUNDING
 
 # How far a pair of pure rounding shrinks from 16 bits to float32, as a share of what the two
@@ -95,7 +95,7 @@ def shrink_row(
         stands_out = (relative > _STANDS_OUT) & lags
         row = int(np.argmax(relative))
         worst = float(relative[row])
-        smaller = f"In float32 the RMS difference is {three_digits(shrink)} times smaller"
+        smaller = f"In float32 the RMS difference is {number(shrink)} times smaller"
         finer = f"float32 is {full:,.0f} times finer"
         is_like_rounding = SHRINKS_LIKE_ROUNDING * full <= shrink <= SHRINKS_TOO_MUCH * full
         if stands_out.any():

@@ -189,7 +189,7 @@ def _compare_sides(
     """Return the figures of a run. variant: of which flips are shown, and the summary of JSON."""
     header, texts = run.header, run.vocabulary
     mismatch, corpora, gate = None, [], None
-    if framework or run.has_rollouts():
+    if framework or run.has_rollouts:
         from .rl import mismatch_of, print_mismatch
 
         mismatch = mismatch_of(run, framework)

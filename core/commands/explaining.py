@@ -126,7 +126,7 @@ def explanations_of(
 ) -> Explanations:
     """Return the causes of every pair, or of one. loads: of the checkpoints that score tokens."""
     tokens = [prompt.token_ids for prompt in run.header.prompts]
-    is_rollout = run.has_rollouts()
+    is_rollout = run.has_rollouts
     lists = () if run.header.k is None or is_rollout else run.responses()
     if loads and is_rollout:
         names = run.pairs[0].reference, run.pairs[0].variant

@@ -19,7 +19,7 @@ def mismatch_of(run: Figures | MemoryRun, framework: str | None) -> dict[str, An
 
     UsageError if a framework is named for it.
     """
-    if isinstance(run, Figures) and run.has_rollouts():
+    if isinstance(run, Figures) and run.has_rollouts:
         return mismatch_json(run, framework or OWN)
     if framework is not None:
         raise UsageError(NO_TOKENS)

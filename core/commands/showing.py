@@ -170,7 +170,7 @@ def _address_of(run: RunReader, pair: StoredPair) -> str:
         # figures of a long run are not read all at once
         (run.largest if run.header.is_long else run.positions)(pair.index),
     )
-    place = {"prompt": str(prompt)} if len(run.header.prompts) > 1 else {}
+    place = {"prompt": str(prompt)} if run.header.has_several_prompts else {}
     query = {"run": run.run_id, "variant": pair.variant, **place, "position": str(position)}
     return report_address(query, configuration().hosting.public_url)
 
@@ -259,13 +259,12 @@ def _print_layers(
 
     blocks: the output of every block; everything: all modules and figures.
     """
-    names_prompt = len(run.header.prompts) > 1
     for pair, figures in layers_of(run, pairs):
         if figures is None:
             print_text(f"{pair.variant}: no module outputs; its model was compiled.")
             continue
         table = modules(run, pair.index)
-        line = sentence(run, pair.index, table, names_prompt=names_prompt).replace("**", "")
+        line = sentence(run, pair.index, table).replace("**", "")
         first, largest = first_module(table), furthest_module(table)
         if largest is not None:
             line += (
@@ -281,7 +280,11 @@ def _print_layers(
         rows = [row | {"kind": kind_word(row["kind"])} for row in rows]
         at = f"{figures['positions']:,} of {plural(run.header.rows, 'position')}"
         keys = _LAYER_KEYS if everything else _SHORT_LAYER_KEYS
-        place = ("first_prompt", "first_position") if names_prompt else ("first_position",)
+        place = (
+            ("first_prompt", "first_position")
+            if run.header.has_several_prompts
+            else ("first_position",)
+        )
         print_records(rows, f"{pair.variant} vs {pair.reference}, {at}", keys=(*keys, *place))
         if len(rows) < len(table):
             print_text(f"{len(rows)} of {plural(len(table), 'module')}; --all shows the others.")
@@ -325,7 +328,7 @@ def _show_kernels(
             as_records.append(record | {"kernels": _kernels_json(rows)})
             continue
         if place is not None:
-            place_text = place_in_words(place, names, names_prompt=len(run.header.prompts) > 1)
+            place_text = place_in_words(run.header, place, names)
         elif pair.index not in run.pairs_with_layers:
             place_text = (
                 "This run has no module outputs, so no first module;"

@@ -79,7 +79,7 @@ def print_reports(
     # one variant of a class: bit-identical ones have the same flips
     for pair in pairs:
         if pair.variant == variant if variant else pair.variant in first_of_class:
-            print_flips(pair, texts, len(header.prompts) > 1)
+            print_flips(pair, texts, header.has_several_prompts)
     if len(pairs) > 1:
         groups = "   ".join("{" + ", ".join(group) + "}" for group in classes)
         out.print(f"bit-identical classes: {groups}", markup=False)

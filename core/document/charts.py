@@ -9,7 +9,7 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, floor, log10
+from math import ceil, floor, isnan, log10
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,10 +45,10 @@ class Axis:
 
     def at(self, value: float | np.number) -> float:
         """Place of a value in percent."""
-        low, high, at = (
-            log10(each) if self.is_log else float(each) for each in (self.low, self.high, value)
-        )
-        return 100 * (at - low) / (high - low)
+        scale = log10 if self.is_log else float
+        low = scale(self.low)
+        high = scale(self.high)
+        return 100 * (scale(value) - low) / (high - low)
 
     def ticks(self) -> dict[float, str]:
         """Labels of the axis by value."""
@@ -58,22 +58,22 @@ class Axis:
         if self.is_log:
             powers = range(floor(log10(low)), ceil(log10(high)) + 1)
             digits = (1,) if len(powers) > 4 else (1, 2, 5)
-            values = [
-                digit * 10.0**power
-                for power in powers[:: ceil(len(powers) / 9)]
-                for digit in digits
-            ]
-            low = low if self.zero is None else self.zero * 1.5
+            every = ceil(len(powers) / 9)
+            values = [digit * 10.0**power for power in powers[::every] for digit in digits]
         else:
             power = 10.0 ** floor(log10((high - low) / 5))
-            step = next(
-                digit * power for digit in (1, 2, 5, 10) if (high - low) / (digit * power) <= 6
-            )
+            steps = [digit * power for digit in (1, 2, 5, 10)]
+            step = next(step for step in steps if (high - low) / step <= 6)
             step = max(step, self.step)
-            values = [step * place for place in range(ceil(low / step), floor(high / step) + 1)]
-        zero = {} if self.zero is None else {self.zero: "0"}
+            first = ceil(low / step)
+            last = floor(high / step)
+            values = [step * place for place in range(first, last + 1)]
+        labels = {}
+        if self.zero is not None:
+            labels[self.zero] = "0"
+            low = self.zero * 1.5
         shown = [float(value) for value in values if low <= value <= high]
-        return zero | dict(zip(shown, on_axis(shown), strict=True))
+        return labels | dict(zip(shown, on_axis(shown), strict=True))
 
 
 def chart(
@@ -113,7 +113,12 @@ def drawing(x: Axis, y: Axis, marks: Iterable[Markup], /, **attributes: object) 
         grid.append(
             element("text", text, x="0%", dx="-0.5em", y=place, dy="0.35em", text_anchor="end"),
         )
-    return element("svg", *grid, *marks, **attributes)
+    return element(
+        "svg",
+        *grid,
+        *marks,
+        **attributes,
+    )
 
 
 def dot(x: float, y: float, kind: str, title: str, radius: float = 3.5) -> Markup:
@@ -130,13 +135,21 @@ def dot(x: float, y: float, kind: str, title: str, radius: float = 3.5) -> Marku
 
 def line(xs: Sequence[float], ys: Sequence[float], kind: str) -> Markup:
     """Return a line through places in percent; a gap if one is NaN."""
-    points = [
-        (f"{x:.2f}%", f"{100 - y:.2f}%") if y == y else None for x, y in zip(xs, ys, strict=True)
-    ]
-    lines = [(a, b) for a, b in pairwise(points) if a and b]
-    return join(
-        *(element("line", x1=a[0], y1=a[1], x2=b[0], y2=b[1], class_=kind) for a, b in lines),
-    )
+    parts = []
+    for (x1, y1), (x2, y2) in pairwise(zip(xs, ys, strict=True)):
+        if isnan(y1) or isnan(y2):
+            continue
+        parts.append(
+            element(
+                "line",
+                x1=f"{x1:.2f}%",
+                y1=f"{100 - y1:.2f}%",
+                x2=f"{x2:.2f}%",
+                y2=f"{100 - y2:.2f}%",
+                class_=kind,
+            ),
+        )
+    return join(*parts)
 
 
 def bar(x: float, width: float, y: float, kind: str, title: str) -> Markup:
@@ -152,7 +165,8 @@ def bar(x: float, width: float, y: float, kind: str, title: str) -> Markup:
 
 def band(y0: float, y1: float, title: str) -> Markup:
     """Return a row of a picture that shows its title under the pointer; in percent."""
-    top, height = f"{100 - max(y0, y1):.2f}%", f"{abs(y1 - y0):.2f}%"
+    top = f"{100 - max(y0, y1):.2f}%"
+    height = f"{abs(y1 - y0):.2f}%"
     place = {"x": "0%", "width": "100%", "y": top, "height": height}
     return element("rect", element("title", title), **place, class_="band")
 
@@ -178,11 +192,12 @@ def colored(levels: NDArray[np.uint8]) -> Image.Image:
     from PIL import Image, ImageColor
 
     colors = np.array([ImageColor.getrgb(color) for _, color in ULPS])
-    at, places = np.linspace(0, 1, LEVELS), [place for place, _ in ULPS]
-    scale = np.rint(
-        np.stack([np.interp(at, places, channel) for channel in colors.T], axis=1),
-    ).astype(int)
+    at = np.linspace(0, 1, LEVELS)
+    places = [place for place, _ in ULPS]
+    channels = [np.interp(at, places, channel) for channel in colors.T]
+    scale = np.rint(np.stack(channels, axis=1)).astype(int)
     image = Image.fromarray(levels)
-    image.putpalette([0, 0, 0, *scale.ravel().tolist(), *ImageColor.getrgb(MISMATCH)])
+    palette = [0, 0, 0, *scale.ravel().tolist(), *ImageColor.getrgb(MISMATCH)]
+    image.putpalette(palette)
     image.info["transparency"] = 0
     return image

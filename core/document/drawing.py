@@ -1,7 +1,5 @@
 """A pair as a PNG for an issue thread, drawn without a browser."""
 
-from __future__ import annotations
-
 import io
 import textwrap
 
@@ -27,47 +25,81 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     from PIL import Image, ImageDraw, ImageFont
 
     run.header.check_short()
-    pair, answer = gravest_first(run, run.pairs if pair is None else [pair])[0]
+    pairs = run.pairs if pair is None else [pair]
+    pair, answer = gravest_first(run, pairs)[0]
     figures = run.positions(pair.index)
-    grid, (left, top, right, bottom) = overview(run, pair, figures), PLOT
+    grid = overview(run, pair, figures)
+    left, top, right, bottom = PLOT
     image = Image.new("RGB", SIZE, "white")
     draw = ImageDraw.Draw(image)
     # Pillow's own font: none of the system is the same everywhere
     draw.font = ImageFont.load_default(14)
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across, up = grid.x.at(x) / 100, grid.y.at(y) / 100
+        across = grid.x.at(x) / 100
+        up = grid.y.at(y) / 100
         return left + across * (right - left), bottom - up * (bottom - top)
 
-    facts = "; ".join(f"{name}: {value}" for name, value in headline(run, pair).items())
-    texts = f"Run: {run.header.name}", opening(answer.sentence).replace("`", "'"), opening(facts)
-    lines = [line for text in texts for line in textwrap.wrap(printable(text), 110, max_lines=2)]
-    title = clip(printable(f"{opening(answer.name)}: {pair.variant} vs {pair.reference}"), 76)
-    draw.text((16, 10), title, _INK, ImageFont.load_default(20))
-    draw.multiline_text((16, 42), "\n".join(lines), _INK, spacing=5)
-    for value, text in grid.x.ticks().items():
-        draw.line((place(value, grid.y.low), place(value, grid.y.high)), _GRID)
-        draw.text(place(value, grid.y.low), text, _QUIET, anchor="ma")
-    for value, text in grid.y.ticks().items():
-        draw.line((place(grid.x.low, value), place(grid.x.high, value)), _GRID)
-        draw.text(place(grid.x.low, value), f"{text}  ", _QUIET, anchor="rm")
-    cells = (
-        colored(grid.levels)
-        .resize((right - left, bottom - top), Image.Resampling.NEAREST)
-        .convert("RGBA")
+    # head
+    title = f"{opening(answer.name)}: {pair.variant} vs {pair.reference}"
+    title_font = ImageFont.load_default(20)
+    draw.text(
+        (16, 10),
+        clip(printable(title), 76),
+        _INK,
+        title_font,
     )
+    facts = "; ".join(f"{name}: {value}" for name, value in headline(run, pair).items())
+    texts = (
+        f"Run: {run.header.name}",
+        opening(answer.sentence).replace("`", "'"),
+        opening(facts),
+    )
+    lines = []
+    for text in texts:
+        lines += textwrap.wrap(printable(text), 110, max_lines=2)
+    draw.multiline_text(
+        (16, 42),
+        "\n".join(lines),
+        _INK,
+        spacing=5,
+    )
+
+    # grids
+    for value, text in grid.x.ticks().items():
+        foot = place(value, grid.y.low)
+        draw.line((foot, place(value, grid.y.high)), _GRID)
+        draw.text(foot, text, _QUIET, anchor="ma")
+    for value, text in grid.y.ticks().items():
+        start = place(grid.x.low, value)
+        draw.line((start, place(grid.x.high, value)), _GRID)
+        draw.text(start, f"{text}  ", _QUIET, anchor="rm")
+
+    # cells, and a ring around each flip
+    size = (right - left, bottom - top)
+    cells = colored(grid.levels).resize(size, Image.Resampling.NEAREST)
+    cells = cells.convert("RGBA")
     image.paste(cells, (left, top), cells)
-    names = ["row", "reference_token"] if run.header.k is None else ["prompt", "position"]
-    flips = figures.assign(row=range(len(figures)))[figures["is_flip"]][names].head(FILE.flips)
+    names = ["row", "reference_token"]
+    if run.header.k is not None:
+        names = ["prompt", "position"]
+    numbered = figures.assign(row=range(len(figures)))
+    flips = numbered[figures["is_flip"]][names].head(FILE.flips)
     for y, x in flips.dropna().to_numpy(float) + 0.5:
         draw.circle(place(x, y), 5, outline=_INK, width=2)
     draw.text((left, top - 8), grid.y.title, _QUIET, anchor="ls")
     draw.text((right, bottom + 36), grid.x.title, _QUIET, anchor="rs")
-    scale = colored(np.arange(1, LEVELS + 1, dtype=np.uint8)[None]).resize((120, 12))
+
+    # scale
+    levels = np.arange(1, LEVELS + 1, dtype=np.uint8)
+    scale = colored(levels[None]).resize((120, 12))
     image.paste(scale, (left, bottom + 48))
-    legend = f"0 to {number(grid.highest)} {grid.unit}{'; ring: flip' if len(flips) else ''}"
+    legend = f"0 to {number(grid.highest)} {grid.unit}"
+    if len(flips):
+        legend += "; ring: flip"
     draw.text((left + 128, bottom + 60), legend, _QUIET, anchor="ls")
-    draw.multiline_text((left, bottom + 68), textwrap.fill(grid.note, 100), _QUIET, spacing=5)
+    note = textwrap.fill(grid.note, 100)
+    draw.multiline_text((left, bottom + 68), note, _QUIET, spacing=5)
     output = io.BytesIO()
     image.save(output, "PNG", optimize=True)
     return output.getvalue()

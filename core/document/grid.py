@@ -1,7 +1,6 @@
 """The heatmap of a pair as a small grid of colors, for a page and for a picture."""
 
-from __future__ import annotations
-
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -45,12 +44,14 @@ class Grid(NamedTuple):
         edges = np.linspace(low, high, len(self.levels) + 1)
         for levels, start, end in zip(self.levels, edges[:-1], edges[1:], strict=True):
             largest = int(levels.max())
+            if not largest:
+                continue
             says = f"at most {number(largest / LEVELS * self.highest)} {self.unit}"
             if largest > LEVELS:
                 says = "NaN or infinity on one side only"
-            if largest:
-                title = f"{self.y.title.partition(' (')[0]} {start:.0f} to {end - 1:.0f}: {says}"
-                yield band(self.y.at(start), self.y.at(end), title)
+            name = self.y.title.partition(" (")[0]
+            title = f"{name} {start:.0f} to {end - 1:.0f}: {says}"
+            yield band(self.y.at(start), self.y.at(end), title)
 
 
 def overview(run: RunReader, pair: StoredPair, figures: DataFrame) -> Grid:
@@ -59,15 +60,19 @@ def overview(run: RunReader, pair: StoredPair, figures: DataFrame) -> Grid:
     """
     if run.header.k is None:
         cells, unit, x, y, size = _of_rows(run, pair)
+        floor = heatmap.floor_row_ulps(run, pair.index)
     else:
         cells, unit, x, y, size = _of_lists(run, figures)
+        floor = None
     note = f"A cell is the largest difference of {size}. Red: NaN or infinity on one side only."
-    if run.header.k is None and (floor := heatmap.floor_row_ulps(run, pair.index)) is not None:
+    if floor is not None:
         note += f" The noise floor: 99.9% of logits move by at most {number(floor)} row ULPs."
     is_mismatch = cells == _MISMATCH
     values = np.ascontiguousarray(cells).view(np.float32)
     highest = float(values[~is_mismatch].max(initial=0.0))
-    levels = np.clip(np.ceil(values / (highest or 1.0) * LEVELS), values > 0, LEVELS)
+    shares = values / (highest or 1.0)
+    # a difference has a color, however small
+    levels = np.clip(np.ceil(shares * LEVELS), values > 0, LEVELS)
     levels[is_mismatch] = LEVELS + 1
     return Grid(levels.astype(np.uint8), highest, unit, x, y, note)
 
@@ -75,9 +80,11 @@ def overview(run: RunReader, pair: StoredPair, figures: DataFrame) -> Grid:
 def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, str]:
     """Return cells of the stored pyramid, their unit, axes, and of what each is the largest."""
     header = run.header
-    sizes = {level: pyramid.cell_shape(level) for level in run.levels()}
-    most = header.rows * header.vocab / MOST_READ
-    level = next(level for level, (tall, wide) in sizes.items() if tall * wide >= most)
+    least = header.rows * header.vocab / MOST_READ
+    for level in run.levels():
+        shape = pyramid.cell_shape(level)
+        if math.prod(shape) >= least:
+            break
     cells = run.stored_cells("row_ulps", pair.index, level, (0, header.rows))
     by = -(-np.array(cells.shape) // MOST_CELLS)
     cells = pyramid.maxima(cells, *by)
@@ -85,8 +92,8 @@ def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, 
     if np.count_nonzero(cells) <= _FEW:
         by[1] *= _BROADER
         cells = pyramid.maxima(cells, 1, _BROADER)
-    tall, wide = by * sizes[level]
-    name = "position (prompts one after another)" if len(header.prompts) > 1 else "position"
+    tall, wide = by * shape
+    name = "position (prompts one after another)" if header.has_several_prompts else "position"
     x = Axis("token id", 0, cells.shape[1] * wide, step=1)
     y = Axis(name, len(cells) * tall, 0, step=1)
     size = f"{plural(tall, 'position')} x {plural(wide, 'token')}"
@@ -96,14 +103,28 @@ def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, 
 def _of_lists(run: RunReader, figures: DataFrame) -> tuple[Cells, str, Axis, Axis, str]:
     """Return what `_of_rows` returns, of the figures of compared positions."""
     places = figures[["prompt", "position"]].to_numpy(int)
-    start, end = places.min(axis=0), places.max(axis=0) + 1
+    start = places.min(axis=0)
+    end = places.max(axis=0) + 1
     by = -(-(end - start) // MOST_CELLS)
-    cells = np.zeros(-(-(end - start) // by), np.uint32)
+    shape = -(-(end - start) // by)
+    cells = np.zeros(shape, np.uint32)
     # the bits of floats from 0 up have their order
-    bits = np.nan_to_num(figures["max_abs"].to_numpy(np.float32)).view(np.uint32)
+    largest = figures["max_abs"].to_numpy(np.float32)
+    bits = np.nan_to_num(largest).view(np.uint32)
     bits = np.where(figures["nonfinite_mismatch"], _MISMATCH, bits)
-    np.maximum.at(cells, (*((places - start) // by).T,), bits)
-    x = Axis("position", start[1], end[1], step=1)
-    y = Axis("prompt", end[0], start[0], step=1)
+    rows, columns = ((places - start) // by).T
+    np.maximum.at(cells, (rows, columns), bits)
+    x = Axis(
+        "position",
+        start[1],
+        end[1],
+        step=1,
+    )
+    y = Axis(
+        "prompt",
+        end[0],
+        start[0],
+        step=1,
+    )
     size = f"{plural(by[0], 'prompt')} x {plural(by[1], 'position')}"
     return cells, run.header.unit, x, y, size

@@ -2,8 +2,6 @@
 escaped.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -31,10 +29,11 @@ def html_file(run: RunReader, explain: Explain | None = None) -> str:
     heat = "".join(f".{level}{{{style}}}" for level, style in HEAT.items())
     stops = ", ".join(f"{color} {percent(place)}" for place, color in ULPS)
     style = f"{_STYLE}{heat}.ulps{{background:linear-gradient(to right, {stops})}}"
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    digest = hashlib.sha256(style.encode()).digest()
+    checksum = base64.b64encode(digest).decode()
     # without a policy a text that escapes its element could load what it names
     policy = (
-        f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none';"
+        f"default-src 'none'; img-src data:; style-src 'sha256-{checksum}'; base-uri 'none';"
         " form-action 'none'"
     )
     return (
@@ -73,7 +72,8 @@ def _content(run: RunReader, most: Size, explain: Explain | None = None) -> Mark
 
 
 def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Markup:
-    about, header = run.header.provenance, run.header
+    about = run.header.provenance
+    header = run.header
     stored = () if run.run_id == UNSTORED else (f"{run.created:%Y-%m-%d}", run.run_id)
     facts_line = (origin(run)["model"], header.compute_dtype, about.device, *stored)
     parts = [
@@ -102,11 +102,22 @@ def _pair(
     *,
     is_open: bool,
 ) -> Markup:
-    title = element("h2", element("code", pair.variant), " vs ", element("code", pair.reference))
+    title = element(
+        "h2",
+        element("code", pair.variant),
+        " vs ",
+        element("code", pair.reference),
+    )
     parts = [
         element("section", element("h3", name) if name else "", content) for name, content in titled
     ]
-    return fold(title, *parts, id=f"pair{pair.index}", open="" if is_open else None, class_="pair")
+    return fold(
+        title,
+        *parts,
+        id=f"pair{pair.index}",
+        open="" if is_open else None,
+        class_="pair",
+    )
 
 
 def _foot(run: RunReader) -> Markup:

@@ -1,7 +1,5 @@
 """The verdict of a pair, from all of its evidence, in the order of docs/explanation/verdict.md."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from ..cause import Cause

@@ -6,8 +6,6 @@ ULPs: a difference is compared with what rounding does to this checkpoint on the
 
 # ruff: noqa: ARG002  (a control that is not available takes arguments for those that are)
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from ..cause import Cause

@@ -4,8 +4,6 @@ Controls are asked in order, and `conclude` names the verdict. docs/explanation/
 the measurements behind every limit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,8 +11,9 @@ from functools import partial
 import numpy as np
 
 from ..checks.choices import ChoicesFigures
-from ..checks.drawn import DRAWN, error_rows
+from ..checks.drawn import DRAWN, drawn_control, error_rows, other_dtype
 from ..checks.from_model import from_model_row
+from ..checks.lower_precision import CONTROL as PRECISIONS_CONTROL
 from ..checks.lower_precision import PRECISIONS, PrecisionVerdict
 from ..checks.modules_alone import AloneFigures
 from ..checks.narrowing import AGAINST_EXACT, NARROWING
@@ -28,9 +27,12 @@ from ..checks.pair import (
     WIDE_PAIR,
     Pair,
     not_finite_row,
+    open_row,
     pair_check,
     pair_control,
     pair_row,
+    row_without_precision,
+    uncertain_row,
 )
 from ..checks.rerun import rerun_over_floor, rerun_row
 from ..checks.shrink import ShrinkFigures
@@ -57,7 +59,6 @@ from ..evidence import (
 from ..numerics.arrays import Floats
 from ..numerics.statistic import FloorTest, Limits, floor_test
 from ..places import NotFinite
-from ..text import multiple
 from ..verdict import FloorRows, Verdict
 from .conclude import conclude
 from .controls import Controls, NotAvailableError, StaysInFloat32Error
@@ -67,10 +68,6 @@ from .controls import Controls, NotAvailableError, StaysInFloat32Error
 _FLOAT32_OVER_FLOAT64 = 2.0**29
 # of the squared difference at a position: the fault is in one column of the vocabulary
 _OF_ONE_TOKEN = 0.9
-_INDEXER = (
-    "Near ties of the sparse-attention indexer choose other keys: this difference shows neither"
-    " rounding nor a bug."
-)
 # groups that compare the size of a difference with that of rounding
 _BY_SIZE = (SCREENING, OWN_DTYPE, FLOAT32)
 # groups that need no model and no other dtype
@@ -115,8 +112,10 @@ class _Trial:
     """
 
     def __init__(self, controls: Controls) -> None:
-        self.controls, self.lengths = controls, controls.lengths
-        self.dtype, self.is_16_bits = controls.dtype, controls.dtype not in WIDE_DTYPES
+        self.controls = controls
+        self.lengths = controls.lengths
+        self.dtype = controls.dtype
+        self.is_16_bits = controls.dtype not in WIDE_DTYPES
         self.evidence = controls.validity()  # and the sampler: is each emitted token the argmax?
         self.own = controls.pair(controls.dtype)
         self.comparisons: dict[str, _Comparison] = {}
@@ -157,7 +156,8 @@ class _Trial:
 
     def compare(self, dtype: str, pair: Pair, limits: Limits) -> bool:
         """Compare a pair with its noise floor; return whether there is one."""
-        controls, mismatch = self.controls, pair.not_finite
+        controls = self.controls
+        mismatch = pair.not_finite
         self.comparisons[dtype] = _Comparison(pair)
         try:
             floor = controls.floor(dtype)
@@ -204,12 +204,11 @@ class _Trial:
         single = self.test("float32")
         if single is None or not single.is_finite or single.is_larger_everywhere:
             return
-        size = f"In float32 the RMS difference is {multiple(single.ratio)} the noise floor"
-        outcome = NOTED
-        says = f"{size}; near ties of the router make it uncertain, so float64 decides."
+        reason: str | None = None
         index = next(n for n, row in enumerate(self.evidence) if row.check == WIDE_PAIR)
         try:
-            pair, floor = self.controls.pair("float64"), self.controls.floor("float64")
+            pair = self.controls.pair("float64")
+            floor = self.controls.floor("float64")
             double = floor_test(pair.sizes, floor.squares, WIDE)
             median = float(np.median(double.by_position))
             is_of_float32 = WIDE.over_all < median <= WIDE.over_all * _FLOAT32_OVER_FLOAT64
@@ -221,12 +220,8 @@ class _Trial:
         except CaptureError as error:
             if single.is_passed:
                 return
-            says = (
-                "Near ties of the router make float32 uncertain, and float64 is not available:"
-                f" {error}"
-            )
-            outcome = MISSING
-        self.evidence[index] = replace(self.evidence[index], outcome=outcome, says=says)
+            reason = str(error)
+        self.evidence[index] = uncertain_row(self.evidence[index], single.ratio, reason)
 
     def in_16_bits(self) -> None:
         """Compare each side's error to the model's float32 forward with that of randomized
@@ -237,15 +232,10 @@ class _Trial:
         try:
             for side, dtype in self.controls.only_16_bits.items():
                 if dtype != self.dtype:
-                    says = (
-                        f"'{side}' computes in {dtype}: load the model in that dtype to compare its"
-                        " rounding."
-                    )
-                    raise NotAvailableError(says)
+                    raise NotAvailableError(other_dtype(side, dtype))
             exact = self.controls.exact()
         except CaptureError as error:
-            control = f"randomized rounding to {self.dtype}"
-            self.add_missing(DRAWN, control, error)
+            self.add_missing(DRAWN, drawn_control(self.dtype), error)
             return
         tests = error_rows(
             exact,
@@ -303,7 +293,8 @@ class _Trial:
 
     def lower_precision(self) -> None:
         """Is a side that fails the same function in a lower precision?"""
-        dtype, wide = self.wide_dtype, self.test(self.wide_dtype)
+        dtype = self.wide_dtype
+        wide = self.test(self.wide_dtype)
         if wide is not None and not wide.is_passed:
             tests = {dtype: wide}
         else:
@@ -323,7 +314,7 @@ class _Trial:
                 also_in_16_bits=fails_in_own,
             )
         except CaptureError as error:
-            self.add_missing(PRECISIONS, "lower precisions that engines offer", error)
+            self.add_missing(PRECISIONS, PRECISIONS_CONTROL, error)
         self.evidence += [each.evidence for each in self.precisions]
 
     # ---- conclusion
@@ -348,7 +339,8 @@ class _Trial:
             is_decided = self.is_open and any(map(_is_decided_by_float32, earlier.evidence))
             self.carry_over(earlier.evidence, is_decided=is_decided)
             if is_decided:
-                ratio, place = earlier.noise_ratio, earlier.first_place
+                ratio = earlier.noise_ratio
+                place = earlier.first_place
         self.add_arrays_alone()
         self.leave_choices_open()
         verdict = conclude(
@@ -383,13 +375,15 @@ class _Trial:
         """Return where the fault begins, and the first module that has it, '' if unknown; add what
         shows it. not_finite: of a pair that decides by that.
         """
-        controls, module = self.controls, ""
+        controls = self.controls
+        module = ""
         is_beyond = deciding is not None and not deciding.is_passed
         outliers = np.zeros(0, np.int64) if deciding is None else deciding.outliers
         structure = structure_of(outliers, self.lengths, controls.blocks)
         place = structure.first
         if not_finite is not None:
-            place, module = not_finite.place(self.lengths), controls.source_of(not_finite)
+            place = not_finite.place(self.lengths)
+            module = controls.source_of(not_finite)
         elif deciding is None:
             place = self.place_without_floor()
         is_wide = deciding is self.test(self.wide_dtype)
@@ -412,11 +406,13 @@ class _Trial:
 
     @property
     def floor_rows(self) -> tuple[FloorRows, ...]:
-        return tuple(
-            FloorRows(dtype, np.sqrt(each.pair.squares), np.sqrt(each.floor.mean(axis=0)))
-            for dtype, each in self.comparisons.items()
-            if each.floor is not None
-        )
+        rows = []
+        for dtype, each in self.comparisons.items():
+            if each.floor is not None:
+                pair_rms = np.sqrt(each.pair.squares)
+                floor_rms = np.sqrt(each.floor.mean(axis=0))
+                rows.append(FloorRows(dtype, pair_rms, floor_rms))
+        return tuple(rows)
 
     def place_without_floor(self) -> tuple[int, int] | None:
         """Return a place that does not shrink from 16 bits to float32, else add the positions that
@@ -466,7 +462,7 @@ class _Trial:
             return
         for index, row in enumerate(self.evidence):
             if is_by_size(row) and row.outcome != NOTED:
-                self.evidence[index] = replace(row, outcome=MISSING, says=_INDEXER)
+                self.evidence[index] = open_row(row)
 
     def add_arrays_alone(self) -> None:
         """Screen the arrays themselves, if nothing in 16 bits or float32 decides.
@@ -499,13 +495,9 @@ class _Trial:
         if not is_lower or PRECISION in own:
             return
         # shown in 16 bits, which hide a fault on top of it
-        says = (
-            "In 16 bits it is a lower precision, which float32 does not show: give the model"
-            " and float32 at once."
-        )
         for index, row in enumerate(self.evidence):
             if row.group == FLOAT32 and row.outcome == FAILED:
-                self.evidence[index] = replace(row, outcome=MISSING, says=says)
+                self.evidence[index] = row_without_precision(row)
 
 
 def _is_decided_by_float32(row: Evidence) -> bool:

@@ -1,7 +1,5 @@
 """Lists of top tokens judged: of a probe, of uploaded responses, and with a model's noise floor."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -109,7 +107,8 @@ def judge_probe(sides: Sequence[ResponseSide], pairs: Sequence[ResponsePair]) ->
     What a request under load shares a batch with depends on the moment: it may differ from its
     rerun without a fault.
     """
-    by_name, repeats = {side.name: side for side in sides}, {}
+    by_name = {side.name: side for side in sides}
+    repeats = {}
     for name, side in by_name.items():
         again = by_name.get(f"{name} again")
         if again is not None:
@@ -157,7 +156,8 @@ def judge_with_floor(
 
 def judge_tokens(tokens: TokenPair) -> Verdict:
     """Judge two files of chosen tokens by the causes that one value per token can show."""
-    figures, name = tokens.summary, UNDECIDED
+    figures = tokens.summary
+    name = UNDECIDED
     constants = zip(tokens.sample.names, tokens.constants, strict=True)
     constant = next((each for each in constants if each[1] is not None), None)
     causes = []
@@ -165,14 +165,17 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
         causes = explain_tokens(tokens.sample)
     cause = min(causes, key=lambda cause: not cause.is_fault, default=None)  # a fault first
     if constant is not None:
-        name, says = INVALID_DUMP, f"Every value of '{constant[0]}' is {constant[1]}: placeholders."
+        name = INVALID_DUMP
+        says = f"Every value of '{constant[0]}' is {constant[1]}: placeholders."
     elif not figures.finite:
         says = "No token has a log-probability on both sides."
     elif not figures.neq:
         count = f"{figures.finite:,} of {figures.finite:,} log-probabilities of chosen tokens"
-        name, says = IDENTICAL, f"{count} are equal; other tokens are not compared."
+        name = IDENTICAL
+        says = f"{count} are equal; other tokens are not compared."
     elif cause is not None:
-        name, says = BUG_SUSPECTED if cause.is_fault else UNDECIDED, cause.says
+        name = BUG_SUSPECTED if cause.is_fault else UNDECIDED
+        says = cause.says
     else:
         bar = bar_of("k3")
         usual = f", {bar.state(tokens.k3)} ({bar.span})" if bar is not None else ""

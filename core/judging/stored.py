@@ -1,7 +1,5 @@
 """Judge and explain a stored run. Judging makes a new run of the same bits; the old one stays."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..checks.pair import PairFigures
@@ -27,7 +25,8 @@ def check_upload(run: RunReader) -> None:
         raise UsageError(
             f"run '{run.run_id}' is a capture; judge its paths with `{COMMAND} judge`.",
         )
-    if [pair.index for pair in run.pairs] != list(range(len(run.sides) - 1)):
+    indices = [pair.index for pair in run.pairs]
+    if indices != list(range(len(run.sides) - 1)):
         raise StoreError(
             f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.",
         )
@@ -57,25 +56,18 @@ def judge_stored(
 
 def stored_verdict(run: RunReader, pair: StoredPair) -> Verdict:
     floors = []
-    for dtype, rows in run.rows("floor_position", pair=pair.index).groupby(
-        "compute_dtype",
-        sort=False,
-    ):
+    every = run.rows("floor_position", pair=pair.index)
+    for dtype, rows in every.groupby("compute_dtype", sort=False):
         if len(rows) == run.header.rows:
-            floors.append(
-                FloorRows(
-                    str(dtype),
-                    rows["pair_rms"].to_numpy(float),
-                    rows["floor_rms"].to_numpy(float),
-                ),
-            )
-    evidence, ratio, place = tuple(run.evidence(pair.index)), pair.noise_ratio, pair.first_place
+            pair_rms = rows["pair_rms"].to_numpy(float)
+            floor_rms = rows["floor_rms"].to_numpy(float)
+            floors.append(FloorRows(str(dtype), pair_rms, floor_rms))
     return Verdict(
         pair.verdict or "",
         pair.because or "",
-        evidence,
-        ratio,
-        place,
+        tuple(run.evidence(pair.index)),
+        pair.noise_ratio,
+        pair.first_place,
         tuple(floors),
         pair.index,
     )
@@ -85,7 +77,7 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
     """Return the causes of a stored pair; of a judged one each says how many noise floors it
     leaves.
     """
-    if run.has_rollouts():
+    if run.has_rollouts:
         tokens = sample_tokens(run)
         says = f"Checked {len(tokens.r):,} of {run.compared_positions(pair):,} tokens."
         if tokens.entropy is None:
@@ -93,11 +85,14 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
         return Explanation(explain_tokens(tokens), says)
     if run.header.k is not None:
         sides = run.responses()
-        return explain_lists(compare_sides(sides[0], sides[pair + 1]), sides[0], sides[pair + 1])
+        reference = sides[0]
+        variant = sides[pair + 1]
+        return explain_lists(compare_sides(reference, variant), reference, variant)
     if run.pairs[pair].summary.bit_identical:
         return Explanation([])
     explanation = explain(rows_of_run(run, pair))
-    dtype, figures = run.header.compute_dtype, [row.figures for row in run.evidence(pair)]
+    dtype = run.header.compute_dtype
+    figures = [row.figures for row in run.evidence(pair)]
     floors = [
         one.floor_rms_logits
         for one in figures

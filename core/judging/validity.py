@@ -5,8 +5,6 @@ rounding?
 (docs/explanation/calibration.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -45,22 +43,30 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
     fillings: of every side.
     """
     header = figures.header
-    highest = max(
-        (max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids),
-        default=None,
-    )
+    highest_of_each = [max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids]
+    highest = max(highest_of_each, default=None)
     shapes = shapes_row(header.rows, header.vocab, highest)
-    sides, checks = [], []
+    sides = []
+    checks = []
     for index, filling in enumerate(fillings):
-        rows = values_of(figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows)), header.format)
+        bits = figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows))
+        rows = values_of(bits, header.format)
         rows = rows[~(np.isnan(rows) | np.isposinf(rows)).any(axis=1)]
         if filling.rows and filling.value < 0:
             rows = np.where(rows == filling.value, -np.inf, rows)
         holds = looks_normalised(rows) if len(rows) else ""
         name = header.sides[index].name
-        sides.append(DumpSide(name, filling, holds or "logits", figures.logsumexp(index)))
+        sides.append(
+            DumpSide(
+                name,
+                filling,
+                holds or "logits",
+                figures.logsumexp(index),
+            )
+        )
     for pair, other in enumerate(sides[1:]):
-        both, columns = (sides[0], other), figures.columns(pair)
+        both = (sides[0], other)
+        columns = figures.columns(pair)
         has_mismatch = bool(columns["nonfinite_mismatch"].any())
         every = (
             shift_row(columns, (sides[0].name, other.name)),
@@ -73,7 +79,8 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
 
 
 def _numbers(figures: Measured, pair: int, sides: tuple[DumpSide, DumpSide]) -> Evidence | None:
-    mismatch, header = not_finite_of(figures, pair), figures.header
+    mismatch = not_finite_of(figures, pair)
+    header = figures.header
     is_masked = mismatch is not None and figures.is_only_masked(pair)
     # a cut is named by itself
     if mismatch is None or (is_masked and any(side.is_cut for side in sides)):
@@ -87,19 +94,20 @@ def not_finite_of(figures: Measured, pair: int, wide: Divergence | None = None) 
 
     wide: the pair in float32, else it is the one that is stored.
     """
-    header, largest = figures.header, np.nan
+    header = figures.header
+    largest = np.nan
     by_row = wide.mismatches if wide else figures.columns(pair)["nonfinite_mismatch"]
     if not by_row.any():
         return None
     first = wide.first_mismatch if wide else None
     if first is None:
         row = int(np.flatnonzero(by_row)[0])
-        values = [
+        reference, variant = (
             values_of(figures.read_rows(side, row, row + 1)[0], header.format)
             for side in (0, pair + 1)
-        ]
-        first = first_mismatch(values[0], values[1])
-        other = values[1 if np.isfinite(first[2]) else 0]
+        )
+        first = first_mismatch(reference, variant)
+        other = variant if np.isfinite(first[2]) else reference
         largest = float(np.where(np.isfinite(other), other, -np.inf).max())
     token, *ends = first
     names = header.sides[0].name, header.sides[pair + 1].name
@@ -131,7 +139,8 @@ def sampling(figures: Measured, generations: Sequence[Generation]) -> dict[int, 
 
     Of tokens that tie, any may be emitted.
     """
-    lengths, checks = figures.header.lengths, {}
+    lengths = figures.header.lengths
+    checks = {}
     starts = np.cumsum([0, *lengths])
     for index, side in enumerate(figures.header.sides):
         choices = [

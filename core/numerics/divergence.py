@@ -93,9 +93,10 @@ class SideRows:
 class RowFigures(Differences):
     """The figures of a pair for some rows; every array is [rows] unless it says otherwise.
 
-    `max_ulps_token`: the lowest with that distance. `kl` in nats (NaN if undefined). `tiles` [rows,
-    ceil(vocab / 32)] holds the largest distance of each 32 tokens, `row_tiles` the largest
-    difference over `spacing`, float32 as its bits; all ones in either: a NaN or infinity mismatch.
+    `max_ulps_token`: the lowest with that distance. `kl` in nats (NaN if undefined). `group_ulps`
+    [rows, ceil(vocab / 32)] holds the largest distance of each 32 tokens, `group_row_ulps` the
+    largest difference over `spacing`, float32 as its bits; all ones in either: a NaN or infinity
+    mismatch.
     `distances` [BINS] counts the elements of all rows at each distance; those of 65536 and more by
     powers of two.
     """
@@ -107,8 +108,8 @@ class RowFigures(Differences):
     kl: Floats
     reference: SideRows
     variant: SideRows
-    tiles: Bits
-    row_tiles: NDArray[np.uint32]
+    group_ulps: Bits
+    group_row_ulps: NDArray[np.uint32]
     distances: Ints
 
     @property
@@ -233,9 +234,19 @@ def compare(
     is_bit_identical = np.zeros(rows, np.bool_)
     a_logits, b_logits = np.empty((rows, k), np.float32), np.empty((rows, k), np.float32)
     a_ids, b_ids = np.empty((rows, k), np.int32), np.empty((rows, k), np.int32)
-    tiles = np.zeros((rows, -(-vocab // GROUP)), fmt.carrier)
-    row_tiles = np.zeros(tiles.shape, np.uint32)
-    of_rows = is_bit_identical, counts, figures, a_logits, b_logits, a_ids, b_ids, tiles, row_tiles
+    group_ulps = np.zeros((rows, -(-vocab // GROUP)), fmt.carrier)
+    group_row_ulps = np.zeros(group_ulps.shape, np.uint32)
+    of_rows = (
+        is_bit_identical,
+        counts,
+        figures,
+        a_logits,
+        b_logits,
+        a_ids,
+        b_ids,
+        group_ulps,
+        group_row_ulps,
+    )
 
     def work(worker: int) -> Ints:
         histogram = np.zeros((4, BINS), np.int64)
@@ -260,7 +271,7 @@ def compare(
         kl=figures[:, 3],
         reference=SideRows(figures[:, 4], a_ids, a_logits),
         variant=SideRows(figures[:, 5], b_ids, b_logits),
-        tiles=tiles,
-        row_tiles=row_tiles,
+        group_ulps=group_ulps,
+        group_row_ulps=group_row_ulps,
         distances=sum(results, np.zeros(BINS, np.int64)),
     )

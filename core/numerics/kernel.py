@@ -392,17 +392,17 @@ def _count(ulps, n, histogram):
 @njit(nogil=True, cache=True, error_model="numpy")
 def compare_rows(a, b, fmt, outputs, histogram, ulps):
     """Compare rows of bits `a` and `b` [rows, vocab]; fills the outputs: whether rows are
-    bit-identical, counts, figures, top values of a and of b, their ids, tiles, row_tiles.
+    bit-identical, counts, figures, top values of a and of b, their ids, group_ulps, group_row_ulps.
 
     counts [rows, 6] int64: neq, max_ulps, sum_ulps, elements finite on both sides,
     nonfinite_mismatch, token of max_ulps. figures [rows, 6] float64: max_abs, sum of squared
     differences, spacing of the format at a's largest finite magnitude (NaN: there is none), KL in
-    nats (NaN: undefined), logsumexp of a, of b. tiles [rows, ceil(vocab / 32)]: largest distance of
-    each group of tokens, all ones if NaN or infinity mismatch. row_tiles of the same shape, uint32,
-    arriving as zeros: the group's largest difference over that spacing, as the bits of a float32,
-    all ones likewise. histogram [4, BINS] int64: elements by bin of their distance, to be summed
-    over its first axis. ulps [2048] is scratch: uint32 for float32, uint16 for narrower formats,
-    whose distances all fit.
+    nats (NaN: undefined), logsumexp of a, of b. group_ulps [rows, ceil(vocab / 32)]: largest
+    distance of each group of tokens, all ones if NaN or infinity mismatch. group_row_ulps of the
+    same shape, uint32, arriving as zeros: the group's largest difference over that spacing, as the
+    bits of a float32, all ones likewise. histogram [4, BINS] int64: elements by bin of their
+    distance, to be summed over its first axis. ulps [2048] is scratch: uint32 for float32, uint16
+    for narrower formats, whose distances all fit.
     """
     (
         is_bit_identical,
@@ -412,8 +412,8 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
         b_top_values,
         a_top_ids,
         b_top_ids,
-        tiles,
-        row_tiles,
+        group_ulps,
+        group_row_ulps,
     ) = outputs
     rows, vocab = a.shape
     a_values = np.empty(BLOCK, np.float32)
@@ -479,7 +479,7 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
             block_ulps = np.uint32(0)
             for g in range(groups):
                 m = np.uint32(ulp_maxima[g])
-                tiles[row, first_group + g] = m
+                group_ulps[row, first_group + g] = m
                 block_ulps = m if m > block_ulps else block_ulps
             block_total, block_neq = block_sums(ulps, n, fmt)
             if block_neq:
@@ -491,12 +491,12 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
                     difference_maxima,
                     spacing,
                     groups,
-                    row_tiles[row, first_group:],
+                    group_row_ulps[row, first_group:],
                 )
             for g in range(groups if block_mismatched else 0):
                 if is_mismatch[g]:
-                    tiles[row, first_group + g] = ~tiles.dtype.type(0)
-                    row_tiles[row, first_group + g] = np.uint32(0xFFFFFFFF)
+                    group_ulps[row, first_group + g] = ~group_ulps.dtype.type(0)
+                    group_row_ulps[row, first_group + g] = np.uint32(0xFFFFFFFF)
             neq += block_neq
             total += block_total
             if block_ulps > highest:

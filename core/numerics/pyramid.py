@@ -1,9 +1,9 @@
 """The heatmap pyramid: maxima of ULP distances over ever larger cells, so that one differing
 element stays visible at any zoom.
 
-Level 0 has cells of 1 position x 32 tokens (the kernel's `tiles`); each further level takes the
-maximum of 4 x 4 cells of the one before. Cells are unsigned integers of the compute dtype's width;
-all ones means a NaN or infinity mismatch inside.
+Level 0 has cells of 1 position x 32 tokens (the kernel's `group_ulps`); each further level takes
+the maximum of 4 x 4 cells of the one before. Cells are unsigned integers of the compute dtype's
+width; all ones means a NaN or infinity mismatch inside.
 
 A second pyramid of the same shape holds the largest differences in row ULPs, and what neither holds
 is computed from the logits: finer cells, cells of absolute differences, and cells over ranks in

@@ -1,14 +1,11 @@
 """Chart of the Overview: a pair by position, each prompt in a lane of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
+from ..numerics.arrays import Array, DataFrame, Record
 from ..runs.queries.by_position import cells
 from ..text import multiple, number, plural
 from . import style
@@ -25,7 +22,7 @@ _FLOOR = "rgba(138, 147, 160, 0.28)"
 
 
 def position_lanes(
-    drawn: pd.DataFrame,
+    drawn: DataFrame,
     prompts: Sequence[int],
     unit: str,
     floor_dtype: str = "",
@@ -43,55 +40,64 @@ def position_lanes(
     lane = _HEIGHTS.get(len(prompts), _LOWEST)
     height = len(prompts) * lane + (len(prompts) - 1) * _GAP
     axis = _log_axis(drawn, most=6 if lane >= 100 else 3)
-    traces: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {"shapes": [], "annotations": []}
+    traces: list[Record] = []
+    layout: Record = {"shapes": [], "annotations": []}
     named: set[str] = set()
     where = "position %{customdata[1]:,}: "
     value = "%{text}"
     about = f"the noise floor in {floor_dtype}"
-    texts = [
-        f"{number(size)} {unit}" + ("" if np.isnan(ratio) else f"<br>RMS {multiple(ratio)} {about}")
-        for size, ratio in drawn[["max_abs", "ratio"]].to_numpy(float).tolist()
-    ]
+    texts = []
+    for size, ratio in drawn[["max_abs", "ratio"]].to_numpy(float).tolist():
+        text = f"{number(size)} {unit}"
+        if not np.isnan(ratio):
+            text += f"<br>RMS {multiple(ratio)} {about}"
+        texts.append(text)
     drawn = drawn.assign(text=texts)
     if not is_single:
         where = f"{kind} %{{customdata[0]}}, {where}"
     for place, prompt in enumerate(prompts):
         top = 1 - place * (lane + _GAP) / height
         bottom = max(0.0, top - lane / height)
-        suffix = f"{place + 1 if place else ''}"
-        layout[f"yaxis{suffix}"] = {**axis, "domain": [bottom, top]}
+        y = _y_axis(place)
+        layout[y.replace("y", "yaxis")] = {**axis, "domain": [bottom, top]}
         of_prompt = drawn[drawn["prompt"] == prompt].reset_index(drop=True)
         for trace in _traces(of_prompt, axis["range"], where, value, quantity):
             is_new = trace["name"] not in named
             named.add(trace["name"])
-            traces.append({**trace, "yaxis": f"y{suffix}", "showlegend": is_new})
+            traces.append({**trace, "yaxis": y, "showlegend": is_new})
         if not is_single:
             name = f"{kind} {prompt}, {plural(len(of_prompt), 'position')}"
             layout["shapes"].append(_lane(bottom, top))
             layout["annotations"].append(_lane_name(name, top))
     # at once: plotly checks all of a layout whenever one part is added
     figure = go.Figure({"data": traces, "layout": layout})
-    first, last = int(drawn["position"].min()), int(drawn["position"].max())
+    first = int(drawn["position"].min())
+    last = int(drawn["position"].max())
     margin = 0.5 + (last - first) / 200
     figure.update_xaxes(
         title="position",
         range=[first - margin, last + margin],
-        anchor=f"y{'' if is_single else len(prompts)}",
+        anchor=_y_axis(len(prompts) - 1),
         dtick=1 if last - first < 8 else None,
     )
     above = 6 if is_single else _GAP
     style.layout(figure, height + 66 + above, **style.NEAREST_CLICK)
-    return figure.update_layout(legend={"y": 1 + above / height}, margin={"t": 28 + above})
+    legend = {"y": 1 + above / height}
+    return figure.update_layout(legend=legend, margin={"t": 28 + above})
+
+
+def _y_axis(lane: int) -> str:
+    """Return the name of a lane's axis, `y`, `y2` and so on."""
+    return f"y{lane + 1}" if lane else "y"
 
 
 def _traces(
-    drawn: pd.DataFrame,
+    drawn: DataFrame,
     span: list[float],
     where: str,
     value: str,
     quantity: str,
-) -> list[dict[str, Any]]:
+) -> list[Record]:
     """Return the traces of one prompt, the floor first, behind the others. where, value: what a
     hover shows.
     """
@@ -99,19 +105,21 @@ def _traces(
     positions = shown["position"].to_numpy(int)
     floor = shown["floor_rms"].to_numpy(float)
     rms = shown["rms"].to_numpy(float)
-    traces: list[dict[str, Any]] = []
+    traces: list[Record] = []
     if np.isfinite(floor).any():
         lowest = 10 ** span[0]
         band = np.maximum(np.nan_to_num(floor), lowest / 10)
-        ends = np.array([-0.5, 0.5]) * step
-        area: dict[str, Any] = {
-            "x": [positions[0] + ends[0], *positions, positions[-1] + ends[1]],
+        left = positions[0] - 0.5 * step
+        right = positions[-1] + 0.5 * step
+        area: Record = {
+            "x": [left, *positions, right],
             "y": [band[0], *band, band[-1]],
             "fill": "tozeroy",
             "fillcolor": _FLOOR,
             "line": {"shape": "hvh", "width": 0},
         }
-        traces.append({**area, "mode": "lines", "name": "noise floor, RMS", "hoverinfo": "skip"})
+        look = {"mode": "lines", "name": "noise floor, RMS", "hoverinfo": "skip"}
+        traces.append(area | look)
         traces += _line(positions, rms, "RMS difference", {"width": 1, "dash": "dot"})
     largest = shown["max_abs"].to_numpy(float)
     traces += _line(positions, largest, quantity, {"width": 1.8})
@@ -124,31 +132,39 @@ def _traces(
         "NaN or infinity on one side": (has_nan, style.MISMATCH, "square", 9),
     }
     for name, (mask, color, symbol, size) in marks.items():
-        rows = drawn[mask.to_numpy(bool)]
+        is_marked = mask.to_numpy(bool)
+        rows = drawn[is_marked]
         if rows.empty:
             continue
         heights = rows["max_abs"].to_numpy(float)
-        is_on_axis = (heights > 0) & ~has_nan[mask.to_numpy(bool)].to_numpy(bool)
-        mark = {"mode": "markers", "name": name, "x": rows["position"].to_numpy(int)}
-        mark["y"] = np.where(is_on_axis, heights, 10 ** span[1])
-        mark["marker"] = {"color": color, "symbol": symbol, "size": size}
+        is_on_axis = (heights > 0) & ~has_nan[is_marked].to_numpy(bool)
+        mark = {
+            "mode": "markers",
+            "name": name,
+            "x": rows["position"].to_numpy(int),
+            "y": np.where(is_on_axis, heights, 10 ** span[1]),
+            "marker": {"color": color, "symbol": symbol, "size": size},
+        }
         traces.append(mark | _hover(rows, f"{where}{name}, {value}"))
     return traces
 
 
-def _line(x: np.ndarray, y: np.ndarray, name: str, look: dict[str, Any]) -> list[dict[str, Any]]:
+def _line(x: Array, y: Array, name: str, look: Record) -> list[Record]:
     """Return a line with gaps at zero; a point without neighbors as a mark of its own."""
     heights = style.gaps_at_zero(y)
     is_lone = style.is_lone(heights)
     color = {"color": style.REFERENCE}
     common = {"name": name, "hoverinfo": "skip"}
     marks = {"mode": "markers", "marker": {**color, "size": 6}, **common}
-    traces = [{**marks, "x": x[is_lone], "y": heights[is_lone]}] if is_lone.any() else []
-    line = {"mode": "lines+markers", "line": {**color, **look}, "marker": _UNDRAWN, **common}
-    return [*traces, {**line, "x": x, "y": heights}]
+    traces = []
+    if is_lone.any():
+        traces.append({**marks, "x": x[is_lone], "y": heights[is_lone]})
+    line = {"mode": "lines+markers", "line": color | look, "marker": _UNDRAWN, **common}
+    traces.append({**line, "x": x, "y": heights})
+    return traces
 
 
-def _hover(rows: pd.DataFrame, about: str) -> dict[str, Any]:
+def _hover(rows: DataFrame, about: str) -> Record:
     """Return what a click gives, prompt and position, and what a hover shows: also the ratio."""
     return {
         "customdata": rows[["prompt", "position", "max_abs"]].to_numpy(float),
@@ -158,7 +174,7 @@ def _hover(rows: pd.DataFrame, about: str) -> dict[str, Any]:
     }
 
 
-def _log_axis(drawn: pd.DataFrame, most: int) -> dict[str, Any]:
+def _log_axis(drawn: DataFrame, most: int) -> Record:
     """Return the log axis that all lanes share. most: labels of a lane."""
     # a floor next to 0 at a few positions would stretch the axis
     floors = drawn["floor_rms"]
@@ -166,18 +182,23 @@ def _log_axis(drawn: pd.DataFrame, most: int) -> dict[str, Any]:
     columns = ["max_abs"] if np.isnan(floor) else ["max_abs", "rms"]
     values = np.append(drawn[columns].to_numpy(float), floor)
     values = values[np.isfinite(values) & (values > 0)]
-    low, high = (float(values.min()), float(values.max())) if len(values) else (0.1, 1.0)
-    bottom, top = float(np.log10(low)) - 0.15, float(np.log10(high)) + 0.25
+    low, high = 0.1, 1.0
+    if len(values):
+        low = float(values.min())
+        high = float(values.max())
+    bottom = float(np.log10(low)) - 0.15
+    top = float(np.log10(high)) + 0.25
     powers = np.arange(np.ceil(bottom), np.floor(top) + 1)
     axis = {**style.log_axis(values), "range": [bottom, top], "zeroline": False}
     if len(powers) < 2:
         decades = 10.0 ** np.arange(np.floor(bottom), top)
-        return {**axis, "tickvals": np.multiply.outer(decades, (1, 2, 5)).ravel()}
-    powers = powers[:: max(1, -(-len(powers) // most))]
-    return {**axis, "tickvals": 10.0**powers}
+        ticks = np.multiply.outer(decades, (1, 2, 5)).ravel()
+    else:
+        ticks = 10.0 ** powers[:: max(1, -(-len(powers) // most))]
+    return {**axis, "tickvals": ticks}
 
 
-def _lane(bottom: float, top: float) -> dict[str, Any]:
+def _lane(bottom: float, top: float) -> Record:
     """Shade of a lane, as a shape of a layout."""
     across = {"xref": "paper", "x0": 0, "x1": 1}
     up = {"yref": "paper", "y0": bottom, "y1": top}
@@ -185,14 +206,14 @@ def _lane(bottom: float, top: float) -> dict[str, Any]:
     return {"type": "rect", **across, **up, **look}
 
 
-def _lane_name(name: str, top: float) -> dict[str, Any]:
+def _lane_name(name: str, top: float) -> Record:
     """Name above a lane, as an annotation."""
     across = {"xref": "paper", "x": 0, "xanchor": "left"}
     up = {"yref": "paper", "y": top, "yanchor": "bottom"}
     return {"text": name, "font": {"size": 11}, "showarrow": False, **across, **up}
 
 
-def selected_in_lane(prompts: Sequence[int], prompt: int, position: int) -> dict[str, Any]:
+def selected_in_lane(prompts: Sequence[int], prompt: int, position: int) -> Record:
     """Line at the selected position, in the lane of its prompt, as a shape of a layout."""
     lane = prompts.index(prompt)
-    return style.selected_line(position) | {"yref": f"y{lane + 1 if lane else ''} domain"}
+    return style.selected_line(position) | {"yref": f"{_y_axis(lane)} domain"}

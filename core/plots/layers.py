@@ -2,8 +2,6 @@
 the prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -11,6 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from ..numerics.arrays import Array, DataFrame
 from ..runs.queries.layers import RESIDUAL, first_beyond
 from ..text import on_axis, visible
 from .style import (
@@ -53,29 +52,31 @@ _NAMES_ALONG = 10  # modules whose names fit below a chart
 def short_name(module: str, kind: str, block: int) -> str:
     """`layer 3`; of a module in it the last part of its name too, `layer 3 o_proj`."""
     layer = "" if pd.isna(block) else f"layer {block}"
-    return layer if kind == RESIDUAL else f"{layer} {visible(module.rpartition('.')[2])}".strip()
+    if kind == RESIDUAL:
+        return layer
+    own_name = module.rpartition(".")[2]
+    return f"{layer} {visible(own_name)}".strip()
 
 
-def _hover_text(measure: str, values: np.ndarray) -> str:
+def _hover_text(measure: str, values: Array) -> str:
     return _HOVER[measure].format(hover(values, "customdata[2]"))
 
 
-def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
+def _color_scale(values: Array, measure: str) -> tuple[Array, dict]:
     """(values to color by, NaN if nothing differs; the color axis).
 
     LINEAR measures from 0, the others logarithmic.
     """
     finite = values[np.isfinite(values) & (values > 0)]
-    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (1.0, 1.0)
-    bar: dict = {"thickness": 12, "len": 1.0, "title": {"text": MEASURES[measure], "side": "right"}}
+    low = float(finite.min()) if len(finite) else 1.0
+    high = float(finite.max()) if len(finite) else 1.0
+    title = {"text": MEASURES[measure], "side": "right"}
+    bar: dict = {"thickness": 12, "len": 1.0, "title": title}
+    axis = {"colorscale": ULPS, "colorbar": bar}
     if measure in LINEAR:
-        bar |= {"tickformat": ".0%"} if measure == "neq_share" else {}
-        return np.where(values > 0, values, np.nan), {
-            "cmin": 0,
-            "cmax": high,
-            "colorscale": ULPS,
-            "colorbar": bar,
-        }
+        if measure == "neq_share":
+            bar["tickformat"] = ".0%"
+        return gaps_at_zero(values), {"cmin": 0, "cmax": high, **axis}
     top = np.log10(high) if high > 1.5 * low else np.log10(high) + 0.2
     bottom = np.log10(low)
     # rounding is midway on the scale, and far below the floor says nothing
@@ -90,15 +91,14 @@ def _color_scale(values: np.ndarray, measure: str) -> tuple[np.ndarray, dict]:
         digits = (1, 3)
     steps = [digit * 10.0**power for power in powers for digit in digits]
     bar |= {"tickvals": np.log10(steps).tolist(), "ticktext": on_axis(steps)}
-    with np.errstate(divide="ignore", invalid="ignore"):
-        shade = np.where(values > 0, np.clip(np.log10(values), bottom, top), np.nan)
-    return shade, {"cmin": bottom, "cmax": top, "colorscale": ULPS, "colorbar": bar}
+    shade = np.clip(np.log10(gaps_at_zero(values)), bottom, top)
+    return shade, {"cmin": bottom, "cmax": top, **axis}
 
 
 def _add_cells(
     figure: go.Figure,
-    values: np.ndarray,
-    is_mismatch: np.ndarray,
+    values: Array,
+    is_mismatch: Array,
     measure: str,
     hover: dict,
     **place: object,
@@ -107,24 +107,26 @@ def _add_cells(
     side, empty if there is no figure.
     """
     shade, axis = _color_scale(values, measure)
-    flat = {"showscale": False, "hoverinfo": "skip"}
-    equal, mismatch = (np.where(mask, 1.0, np.nan) for mask in (values == 0, is_mismatch))
-    figure.add_heatmap(z=equal, colorscale=[[0, QUIET], [1, QUIET]], opacity=0.22, **flat, **place)
-    figure.add_heatmap(z=shade, coloraxis="coloraxis", **hover, **place)
-    if is_mismatch.any():
-        red = [[0, MISMATCH], [1, MISMATCH]]
+
+    def add_flat(mask: Array, color: str, **more: object) -> None:
         figure.add_heatmap(
-            z=mismatch,
-            colorscale=red,
-            name="NaN or infinity on one side",
-            **flat,
+            z=np.where(mask, 1.0, np.nan),
+            colorscale=[[0, color], [1, color]],
+            showscale=False,
+            hoverinfo="skip",
+            **more,
             **place,
         )
+
+    add_flat(values == 0, QUIET, opacity=0.22)
+    figure.add_heatmap(z=shade, coloraxis="coloraxis", **hover, **place)
+    if is_mismatch.any():
+        add_flat(is_mismatch, MISMATCH, name="NaN or infinity on one side")
     figure.update_layout(coloraxis=axis)
 
 
 def position_map(
-    cells: pd.DataFrame,
+    cells: DataFrame,
     names: Mapping[int, str],
     ticks: Mapping[int, str],
     measure: str,
@@ -136,18 +138,15 @@ def position_map(
     cells: of core.runs.queries.layers.cells or caches.cells; names: of every row, for the hover;
     ticks: of some.
     """
-    grids = [
-        cells.pivot(index="row", columns="cell", values=name) for name in ("value", "is_mismatch")
-    ]
-    values, is_mismatch = (
-        grids[0].to_numpy(float, na_value=np.nan),
-        grids[1].fillna(False).to_numpy(bool),
-    )
-    rows = grids[0].index.to_numpy(int)
+    grid = cells.pivot(index="row", columns="cell")
+    values = grid["value"].to_numpy(float)
+    is_mismatch = grid["is_mismatch"].fillna(False).to_numpy(bool)
+    rows = grid.index.to_numpy(int)
     of_cell = cells.groupby("cell")
     first = of_cell["first_position"].min().to_numpy(float)
     last = of_cell["last_position"].max().to_numpy(float)
-    borders = np.array([first[0] - 0.5, *(last[:-1] + first[1:]) / 2, last[-1] + 0.5])
+    between = (last[:-1] + first[1:]) / 2
+    borders = np.array([first[0] - 0.5, *between, last[-1] + 0.5])
     figure = go.Figure()
     _add_cells(
         figure,
@@ -160,16 +159,14 @@ def position_map(
     )
     # A heatmap takes no click; points do, and one that is not drawn costs nothing.
     i, j = np.nonzero(~np.isnan(values))
+    shown = np.where(np.isinf(values[i, j]), -1, values[i, j])
     figure.add_scatter(
         x=((borders[:-1] + borders[1:]) / 2)[j],
         y=i,
         mode="markers",
         name="cells",
         text=np.array([inert(names[row]) for row in rows], object)[i],
-        customdata=np.stack(
-            [rows[i], first[j], np.where(np.isinf(values[i, j]), -1, values[i, j])],
-            axis=1,
-        ),
+        customdata=np.stack([rows[i], first[j], shown], axis=1),
         marker={"opacity": 0, "maxdisplayed": 1},
         selected={"marker": {"opacity": 0}},
         unselected={"marker": {"opacity": 0}},
@@ -212,7 +209,7 @@ def _map_height(rows: int) -> int:
     return 110 + int(np.clip(12 * rows, 120, 240))
 
 
-def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
+def head_maps(table: DataFrame, measure: str) -> go.Figure:
     """Draw layers x heads, keys next to values on one color scale. table: by layer, kind and
     head.
     """
@@ -225,19 +222,17 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
         subplot_titles=[f"{k}s" for k in kinds],
     )
     layers = table["layer"].drop_duplicates().sort_values()
-    every = table[measure].to_numpy(float, na_value=np.nan)
+    every = table[measure].to_numpy(float)
     for column, kind in enumerate(kinds, start=1):
         rows = table[table["kind"] == kind]
-        values, odd = (
-            rows.pivot(index="layer", columns="head", values=name).reindex(layers)
-            for name in (measure, "nonfinite_mismatch")
-        )
-        cells = values.to_numpy(float, na_value=np.nan)
+        grid = rows.pivot(index="layer", columns="head").reindex(layers)
+        values = grid[measure]
+        odd = grid["nonfinite_mismatch"]
+        cells = values.to_numpy(float)
         # As categories: a model may keep caches in some of its layers only, and a gap would read as
         # equal.
-        heads = [str(head) for head in values.columns]
         axes = {
-            "x": heads,
+            "x": [str(head) for head in values.columns],
             "y": [str(layer) for layer in layers],
             "row": 1,
             "col": column,
@@ -271,14 +266,15 @@ def head_maps(table: pd.DataFrame, measure: str) -> go.Figure:
     return layout(figure, _map_height(len(layers)), showlegend=False).update_layout(_BELOW_MARK)
 
 
-def module_growth(modules: pd.DataFrame) -> go.Figure:
+def module_growth(modules: DataFrame) -> go.Figure:
     """rms of the pair and of its floor after every block, as lines on a log axis; of other modules,
     which have other units, points. The stretch before the first module that differs is shaded, the
     first one beyond its floor is named. A click gives the ordinal.
     """
     figure = go.Figure()
     places = np.arange(len(modules))
-    pair, floor = (modules[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
+    pair = modules["rms"].to_numpy(float)
+    floor = modules["floor_rms"].to_numpy(float)
     differs = np.flatnonzero(modules["neq"].to_numpy(int) > 0)
     first = int(differs[0]) if len(differs) else len(modules)
     if first:
@@ -320,7 +316,8 @@ def module_growth(modules: pd.DataFrame) -> go.Figure:
         marker={"size": 6, "symbol": "diamond"},
         opacity=0.85,
     )
-    names = [short_name(*row) for row in modules[["module", "kind", "block"]].to_numpy(object)]
+    about = modules[["module", "kind", "block"]].to_numpy(object)
+    names = [short_name(*row) for row in about]
     beyond = first_beyond(modules)
     if beyond is not None:
         place = int(np.flatnonzero(modules["ordinal"] == beyond.ordinal)[0])
@@ -352,23 +349,25 @@ def module_growth(modules: pd.DataFrame) -> go.Figure:
     return layout(figure, 220, **NEAREST_CLICK).update_layout(margin={"r": 30})
 
 
-def _named(modules: pd.DataFrame) -> list[int]:
+def _named(modules: DataFrame) -> list[int]:
     """Return the places of modules whose names fit on an axis: the first, the last, ends of
     layers.
     """
     last = len(modules) - 1
     room = len(modules) / _NAMES_ALONG
-    ends = every_few(np.flatnonzero(modules["kind"] == RESIDUAL).tolist(), _NAMES_ALONG)
-    return sorted({0, *(place for place in ends if room < place < last - room), last})
+    ends = np.flatnonzero(modules["kind"] == RESIDUAL).tolist()
+    ends = [place for place in every_few(ends, _NAMES_ALONG) if room < place < last - room]
+    return sorted({0, *ends, last})
 
 
-def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
+def module_positions(along: DataFrame, selected: int) -> go.Figure:
     """rms of one module's difference and of its floor at each position, log axis; gaps if nothing
     differs.
     """
     figure = go.Figure()
     positions = along["position"].to_numpy(int)
-    rms, floor = (along[name].to_numpy(float, na_value=np.nan) for name in ("rms", "floor_rms"))
+    rms = along["rms"].to_numpy(float)
+    floor = along["floor_rms"].to_numpy(float)
     written = hover(np.concatenate([rms, floor]))
     of_floor = written.replace("%{y", "%{customdata[1]")
     add_floor(figure, positions, floor)
@@ -390,15 +389,15 @@ def module_positions(along: pd.DataFrame, selected: int) -> go.Figure:
     return layout(figure, 220, **NEAREST_CLICK)
 
 
-def names_of(modules: pd.DataFrame) -> tuple[dict[int, str], dict[int, str]]:
+def names_of(modules: DataFrame) -> tuple[dict[int, str], dict[int, str]]:
     """(names by ordinal for the hover; short names for ticks: of all if they fit, else of the ends
     of blocks).
     """
     rows: Sequence = list(modules.itertuples(index=False))
     names = {row.ordinal: row.module for row in rows}
     is_few = len(rows) <= _MOST_NAMED
-    return names, {
-        row.ordinal: short_name(row.module, row.kind, row.block)
-        for row in rows
-        if is_few or row.kind == RESIDUAL
-    }
+    ticks = {}
+    for row in rows:
+        if is_few or row.kind == RESIDUAL:
+            ticks[row.ordinal] = short_name(row.module, row.kind, row.block)
+    return names, ticks

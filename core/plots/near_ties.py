@@ -1,14 +1,11 @@
 """Chart of the Near ties page: margins against differences."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
+from ..numerics.arrays import Array, DataFrame, Record
 from ..places import words_of
 from ..runs.queries.flips import above_zero, margin_points
 from ..text import visible
@@ -19,6 +16,7 @@ from .style import (
     QUIET,
     REFERENCE,
     VARIANT,
+    gaps_at_zero,
     hover,
     inert,
     layout,
@@ -31,6 +29,7 @@ CROWDED = 2000
 _CELLS = (96, 56)
 # A path: of other shapes in pixels, plotly moves corners below 0 to 0 if the axis is logarithmic.
 _RING = "M9,0 C9,5 5,9 0,9 C-5,9 -9,5 -9,0 C-9,-5 -5,-9 0,-9 C5,-9 9,-5 9,0 Z"
+_GUTTER = 10**0.25  # end of a gutter of zeros, over their place in it
 # by kind
 _MARKS = (
     (QUIET, "circle", 6),
@@ -40,7 +39,7 @@ _MARKS = (
 )
 
 
-def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> go.Figure:
+def near_tie_scatter(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> go.Figure:
     """Smaller margin against largest difference of every position, logits, log axes; the line
     beyond which no flip is possible.
 
@@ -50,14 +49,17 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
     prompt, position, difference, margin.
     """
     table, margin, difference, kinds = margin_points(table)
-    (x, x_zero), (y, y_zero) = above_zero(difference), above_zero(margin)
+    x, x_zero = above_zero(difference)
+    y, y_zero = above_zero(margin)
     ends = [(v.min() / 2, v.max() * 2) if len(v) else (0.1, 10.0) for v in (x, y)]
+    (left, right), (bottom, top) = ends
+    # the line begins after the gutters of zeros
+    if x_zero is not None:
+        left = x_zero * _GUTTER
+    if y_zero is not None:
+        bottom = y_zero * _GUTTER
+    span = np.array([max(left, bottom / 2), max(right, top / 2)])
     figure = go.Figure()
-    low = max(
-        x_zero * 10**0.25 if x_zero else ends[0][0],
-        (y_zero * 10**0.25 if y_zero else ends[1][0]) / 2,
-    )
-    span = np.array([low, max(ends[0][1], ends[1][1] / 2)])
     bound = {
         "name": "margin = 2 × difference",
         "line": {"color": QUIET, "dash": "dash", "width": 1.5},
@@ -74,15 +76,22 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
         if not count:
             continue
         is_dense = count > CROWDED
+        look: Record = {"opacity": 0.8}
         if is_dense:
-            _add_density(figure, x[mask], y[mask], ends, color)
+            _add_density(
+                figure,
+                x[mask],
+                y[mask],
+                ends,
+                color,
+            )
+            look = {"maxdisplayed": 1, "opacity": 0}
         figure.add_scatter(
             x=x[mask],
             y=y[mask],
             mode="markers",
             name=f"{name} ({count:,}{', by density' if is_dense else ''})",
-            marker={"color": color, "symbol": symbol, "size": size}
-            | ({"maxdisplayed": 1, "opacity": 0} if is_dense else {"opacity": 0.8}),
+            marker={"color": color, "symbol": symbol, "size": size, **look},
             customdata=hover_data[mask],
             text=labels[mask],
             hovertemplate=hover_text,
@@ -91,10 +100,10 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
     text = {"showarrow": False, "xanchor": "left", "yanchor": "bottom"}
     # annotations on a log axis are placed by logarithm, shapes by value
     if y_zero is not None:
-        figure.add_hrect(y0=ends[1][0], y1=y_zero * 10**0.25, **band)
+        figure.add_hrect(y0=ends[1][0], y1=bottom, **band)
         figure.add_annotation(xref="paper", x=0, y=np.log10(y_zero), text="tie: margin 0", **text)
     if x_zero is not None:
-        figure.add_vrect(x0=ends[0][0], x1=x_zero * 10**0.25, **band)
+        figure.add_vrect(x0=ends[0][0], x1=left, **band)
         figure.add_annotation(
             yref="paper",
             y=0.94,
@@ -102,64 +111,65 @@ def near_tie_scatter(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> g
             text="no difference",
             **text,
         )
-    axes = [
-        log_axis(v) | {"range": np.log10(end).tolist()} for v, end in zip((x, y), ends, strict=True)
-    ]
-    figure.update_xaxes(title="largest difference at the position, logits", **axes[0])
-    figure.update_yaxes(title="smaller margin of the two sides, logits", **axes[1])
+    x_axis = log_axis(x) | {"range": np.log10(ends[0]).tolist()}
+    y_axis = log_axis(y) | {"range": np.log10(ends[1]).tolist()}
+    figure.update_xaxes(title="largest difference at the position, logits", **x_axis)
+    figure.update_yaxes(title="smaller margin of the two sides, logits", **y_axis)
     # Room above the legend for the buttons of the figure, which would lie on it.
     return layout(figure, 460, **NEAREST_CLICK | {"hoverdistance": 20}).update_layout(
         margin={"t": 58},
     )
 
 
-def selection_ring(table: pd.DataFrame, prompt: int, position: int) -> tuple[dict[str, Any], ...]:
+def selection_ring(table: DataFrame, prompt: int, position: int) -> tuple[Record, ...]:
     """Ring around a position in the scatter of the same table, as shapes of a layout; none if it is
     not drawn.
     """
     table, margin, difference, _ = margin_points(table)
-    rows = np.flatnonzero((table["prompt"] == prompt) & (table["position"] == position))
-    ring: dict[str, Any] = {
+    is_selected = (table["prompt"] == prompt) & (table["position"] == position)
+    rows = np.flatnonzero(is_selected)
+    ring: Record = {
         "type": "path",
         "path": _RING,
         "xsizemode": "pixel",
         "ysizemode": "pixel",
+        "line": {"color": FLIP, "width": 2.5},
     }
-    ring["line"] = {"color": FLIP, "width": 2.5}
-    x, y = above_zero(difference)[0], above_zero(margin)[0]
+    x, _ = above_zero(difference)
+    y, _ = above_zero(margin)
     return tuple(ring | {"xanchor": x[row], "yanchor": y[row]} for row in rows)
 
 
-def _labels(table: pd.DataFrame, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
+def _labels(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> Array:
     """Labels of positions: `position 17 after 'self'`, with the prompt if the run has several."""
     lengths = [0] * len(texts)
     labels = []
     for prompt, position in table[["prompt", "position"]].itertuples(index=False):
         front = words_of((prompt, position), lengths)
-        has_text = position < len(texts[prompt])
-        labels.append(
-            f"{front} after {inert(visible(texts[prompt][position]))!r}" if has_text else front,
-        )
+        if position < len(texts[prompt]):
+            text = inert(visible(texts[prompt][position]))
+            front = f"{front} after {text!r}"
+        labels.append(front)
     return np.array(labels, object)
 
 
 def _add_density(
     figure: go.Figure,
-    x: np.ndarray,
-    y: np.ndarray,
+    x: Array,
+    y: Array,
     ends: list[tuple[float, float]],
     color: str,
 ) -> None:
     """Add how many points lie in each cell of the plot, log shades; the lightest is of a single
     point.
     """
-    edges = [
-        np.geomspace(low, high, cells + 1) for (low, high), cells in zip(ends, _CELLS, strict=True)
-    ]
+    edges = []
+    for (low, high), cells in zip(ends, _CELLS, strict=True):
+        edges.append(np.geomspace(low, high, cells + 1))
     counts, _, _ = np.histogram2d(x, y, bins=edges)
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     figure.add_heatmap(
-        z=np.where(counts.T > 0, np.log10(np.maximum(counts.T, 1)), np.nan),
+        z=np.log10(gaps_at_zero(counts.T)),
         x=edges[0],
         y=edges[1],
         colorscale=[

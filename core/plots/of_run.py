@@ -1,7 +1,5 @@
 """Figures of a run by name."""
 
-from __future__ import annotations
-
 import pandas as pd
 import plotly.graph_objects as go
 
@@ -51,7 +49,7 @@ def _figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
         figure = module_growth(table) if len(table) else None
     elif name == "noise floor":
         figure = _noise_floor(run, pair, prompt)
-    elif name in _OF_ROLLOUTS and run.has_rollouts():
+    elif name in _OF_ROLLOUTS and run.has_rollouts:
         draw, stored = _OF_ROLLOUTS[name]
         table = pd.DataFrame(summary(run, stored))
         figure = draw(table) if len(table) else None
@@ -73,7 +71,8 @@ def _noise_floor(run: RunReader, pair: int, prompt: int) -> go.Figure | None:
     floors = floor_ratios(run, pair, checks[-1])
     if floors.empty:
         return None
-    table, limit = run.positions_of(pair, prompt), checks[-1].position_ratio_allowed or None
+    table = run.positions_of(pair, prompt)
+    limit = checks[-1].position_ratio_allowed or None
     flips = table.loc[table["is_flip"], "position"].to_numpy(int)
     of_prompt = floors[floors["prompt"] == prompt]
     return floor_ratio(of_prompt, limit, checks[-1].compute_dtype, flips)

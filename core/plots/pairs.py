@@ -2,8 +2,6 @@
 over the modules.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
@@ -25,11 +23,9 @@ def floor_ratio(
     threshold dashed, what is beyond it red. ratios: of
     `core.runs.queries.by_position`.
     """
-    figure, positions, ratio = (
-        go.Figure(),
-        ratios["position"].to_numpy(int),
-        ratios["ratio"].to_numpy(float),
-    )
+    figure = go.Figure()
+    positions = ratios["position"].to_numpy(int)
+    ratio = ratios["ratio"].to_numpy(float)
     written = style.hover(ratio)
     figure.add_scatter(
         x=positions,
@@ -81,14 +77,13 @@ def runs_by_position(
     """
     runs = [(name, table[table["prompt"] == prompt]) for name, table in runs]
     figure = go.Figure()
-    every = np.concatenate([table[by].to_numpy(float, na_value=np.nan) for _, table in runs])
+    columns = [table[by].to_numpy(float) for _, table in runs]
+    every = np.concatenate(columns)
     written = style.hover(every)
     flips = []
     for place, ((name, table), color) in enumerate(zip(runs, RUNS, strict=False)):
-        at, values = (
-            table["position"].to_numpy(int),
-            style.gaps_at_zero(table[by].to_numpy(float, na_value=np.nan)),
-        )
+        at = table["position"].to_numpy(int)
+        values = style.gaps_at_zero(table[by].to_numpy(float))
         hover = f"position %{{x}}: {written}<extra>{style.inert(name)}</extra>"
         of_run = {"name": style.inert(name), "legendgroup": str(place), "hovertemplate": hover}
         figure.add_scatter(
@@ -164,14 +159,13 @@ def over_modules(
             annotation=text,
             annotation_position=f"top {side_of_line}",
         )
-    blocks = style.every_few(
-        [place for place, name in enumerate(names) if name.rpartition(".")[2].isdigit()],
-        12,
-    )
+    endings = [name.rpartition(".")[2] for name in names]
+    blocks = [place for place, ending in enumerate(endings) if ending.isdigit()]
+    blocks = style.every_few(blocks, 12)
     figure.update_xaxes(
         title="module in execution order (tick: end of a layer)",
         tickvals=blocks,
-        ticktext=[names[place].rpartition(".")[2] for place in blocks],
+        ticktext=[endings[place] for place in blocks],
     )
     figure.update_yaxes(
         title="RMS error vs. float64",

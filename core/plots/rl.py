@@ -1,17 +1,16 @@
 """Charts of trainer vs. rollout."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
+from ..numerics.arrays import DataFrame
 from ..rl.figures import ICEPOP, TIS, bar_of
 from ..text import clean
 from .style import QUIET, REFERENCE, ULPS, VARIANT, inert, layout, log_axis
 
 
-def ratios(table: pd.DataFrame) -> go.Figure:
+def ratios(table: DataFrame) -> go.Figure:
     """Tokens by r, log counts, the share of the KL in each bin, and the frameworks' bars."""
     figure = go.Figure()
     figure.add_bar(
@@ -22,11 +21,11 @@ def ratios(table: pd.DataFrame) -> go.Figure:
         marker={"color": REFERENCE},
     )
     # also those without a token
-    bins = np.arange(16 * table["r"].min() - 1, 16 * table["r"].max() + 2) / 16
-    share = (table.set_index("r")["kl"] / max(float(table["kl"].sum()), 1e-300)).reindex(
-        bins,
-        fill_value=0.0,
-    )
+    first = 16 * table["r"].min() - 1
+    last = 16 * table["r"].max() + 1
+    bins = np.arange(first, last + 1) / 16
+    share = table.set_index("r")["kl"] / max(float(table["kl"].sum()), 1e-300)
+    share = share.reindex(bins, fill_value=0.0)
     line = {"color": VARIANT, "width": 2, "shape": "hvh"}
     figure.add_scatter(x=bins, y=share, mode="lines", name="share of the KL", yaxis="y2", line=line)
     span = max(1.0, float(table["r"].abs().max()) + 0.1)
@@ -55,9 +54,10 @@ def ratios(table: pd.DataFrame) -> go.Figure:
     return layout(figure, 360, yaxis2=right, bargap=0)
 
 
-def by_value(table: pd.DataFrame, quantity: str) -> go.Figure:
+def by_value(table: DataFrame, quantity: str) -> go.Figure:
     """Mean |r| by a quantity, with the standard error: bars of names, turns and ranks."""
-    figure, bar = go.Figure(), {"array": np.sqrt(table["variance"] / table["tokens"])}
+    figure = go.Figure()
+    bar = {"array": np.sqrt(table["variance"] / table["tokens"])}
     values = {"x": table["value"], "y": table["mean_abs"], "error_y": bar, "name": "mean |r|"}
     is_number = pd.api.types.is_numeric_dtype(table["value"])
     if is_number and quantity not in ("turn", "rank"):
@@ -73,9 +73,10 @@ def by_value(table: pd.DataFrame, quantity: str) -> go.Figure:
     return layout(figure, 300)
 
 
-def steps(table: pd.DataFrame) -> go.Figure:
+def steps(table: DataFrame) -> go.Figure:
     """Mean |r| and k3 by training step, log axis, and what is usual of k3."""
-    figure, bar = go.Figure(), bar_of("k3")
+    figure = go.Figure()
+    bar = bar_of("k3")
     for name, label, color in (("mean_abs", "mean |r|", REFERENCE), ("k3", "k3", VARIANT)):
         figure.add_scatter(
             x=table["step"],
@@ -96,7 +97,7 @@ def steps(table: pd.DataFrame) -> go.Figure:
     return layout(figure, 300)
 
 
-def density(table: pd.DataFrame) -> go.Figure:
+def density(table: DataFrame) -> go.Figure:
     """Tokens by the rollout's probability and r, log shades."""
     cells = table.pivot(index="r", columns="probability", values="tokens")
     scale = {"title": {"text": "tokens, log10"}}

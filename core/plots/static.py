@@ -1,7 +1,5 @@
 """A figure as SVG, for where no script runs: GitHub, nbconvert."""
 
-from __future__ import annotations
-
 import html
 from typing import Any
 
@@ -38,26 +36,37 @@ def svg_of(figure: go.Figure) -> Markup:
     """Return lines, markers, bars or a heatmap of a figure on its first pair of axes."""
     traces = [each.to_plotly_json() for each in figure.data]
     traces = [each for each in traces if each.get("yaxis", "y") == "y"]
-    lines = [each for each in figure.layout.shapes if each.type == "line"]
-    limits = [float(each.y0) for each in lines if each.xref == "x domain"]
+    limits = [
+        float(shape.y0)
+        for shape in figure.layout.shapes
+        if shape.type == "line" and shape.xref == "x domain"
+    ]
     x = _axis(figure.layout.xaxis, [each["x"] for each in traces])
     y = _axis(figure.layout.yaxis, [each["y"] for each in traces] + [limits])
-    style, marks, left = [_STYLE], [], 80
+    style = [_STYLE]
+    marks = []
+    left = 80
     legend = [
         element("text", x.title, x=410, y=388, text_anchor="middle"),
         element("text", y.title, transform="translate(16 190)rotate(-90)", text_anchor="middle"),
     ]
     for number, trace in enumerate(traces):
-        colors = [trace.get(part, {}).get("color") for part in ("marker", "line")]
-        named = [color for color in colors if isinstance(color, str)]
-        color = [*named, (REFERENCE, VARIANT)[number % 2]][0]
-        style.append(f".k{number}{{fill:{color}}}.l{number}{{stroke:{color};stroke-width:2}}")
+        color = VARIANT if number % 2 else REFERENCE
+        for part in ("line", "marker"):
+            own = trace.get(part, {}).get("color")
+            # a list has a color for each bar
+            if isinstance(own, str):
+                color = own
+        style.append(f".k{number}{{fill:{color}}}")
+        style.append(f".l{number}{{stroke:{color};stroke-width:2}}")
         marks += _marks(trace, number, x, y)
         if name := html.unescape(trace.get("name", "")):
             legend.append(element("circle", cx=left, cy=14, r=5, class_=f"k{number}"))
             legend.append(element("text", name, x=left + 10, y=18))
             left += 30 + 7 * len(name)
-    marks += [line((0, 100), (y.at(limit), y.at(limit)), "limit") for limit in limits]
+    for limit in limits:
+        height = y.at(limit)
+        marks.append(line((0, 100), (height, height), "limit"))
     return element(
         "svg",
         element("style", Markup("".join(style))),
@@ -71,17 +80,26 @@ def svg_of(figure: go.Figure) -> Markup:
 
 
 def _axis(about: Any, parts: list[Any]) -> Axis:
-    is_log, labels, values = about.type == "log", None, np.concatenate(parts)
+    is_log = about.type == "log"
+    labels = None
+    values = np.concatenate(parts)
     if values.dtype.kind == "U":
         places = every_few(list(range(len(values))), _MOST_LABELS)
         labels = {float(place): str(values[place]) for place in places}
         values = np.array([-0.5, len(values) - 0.5])
-    values = values[np.isfinite(values) & ((values > 0) | (not is_log))]
-    low, high = float(values.min()), float(values.max())
+    values = values[np.isfinite(values)]
+    if is_log:
+        values = values[values > 0]
+    low = float(values.min())
+    high = float(values.max())
     if about.range:
-        low, high = (10.0**end if is_log else end for end in about.range)
+        low, high = about.range
+        if is_log:
+            low = 10.0**low
+            high = 10.0**high
     elif is_log:
-        low, high = low / 1.5, high * 1.5
+        low /= 1.5
+        high *= 1.5
     elif about.rangemode == "tozero":
         low = 0.0
     return Axis(about.title.text, low, high + (low == high), is_log, labels=labels)
@@ -90,19 +108,27 @@ def _axis(about: Any, parts: list[Any]) -> Axis:
 def _marks(trace: dict[str, Any], number: int, x: Axis, y: Axis) -> list[Markup]:
     if "z" in trace:
         cells = np.asarray(trace["z"], float)
-        share = (cells - np.nanmin(cells)) / (np.nanmax(cells) - np.nanmin(cells) or 1)
-        return [picture(np.nan_to_num(1 + share * (LEVELS - 1))[::-1].astype(np.uint8))]
-    xs, ys = np.asarray(trace["x"]), np.asarray(trace["y"], float)
+        lowest = np.nanmin(cells)
+        share = (cells - lowest) / (np.nanmax(cells) - lowest or 1)
+        levels = np.nan_to_num(1 + share * (LEVELS - 1))
+        return [picture(levels[::-1].astype(np.uint8))]
+    xs = np.asarray(trace["x"])
+    ys = np.asarray(trace["y"], float)
     if xs.dtype.kind == "U":
         xs = np.arange(len(xs))
-    mode, kind = trace.get("mode", "bars"), f"k{number}"
+    mode = trace.get("mode", "bars")
+    kind = f"k{number}"
     across = [x.at(each) for each in xs]
     up = [y.at(each) if each > 0 or not y.is_log else np.nan for each in ys]
     marks = [line(across, up, f"l{number}")] if "lines" in mode else []
-    width = 90 * np.diff(xs).min(initial=x.high - x.low) / (x.high - x.low)
+    span = x.high - x.low
+    width = 90 * np.diff(xs).min(initial=span) / span
     for place, top, value in zip(across, up, ys, strict=True):
-        if top == top and mode == "bars":
-            marks.append(bar(place - width / 2, width, top, kind, f"{value:.4g}"))
-        elif top == top and "markers" in mode:
-            marks.append(dot(place, top, kind, f"{value:.4g}"))
+        if np.isnan(top):
+            continue
+        title = f"{value:.4g}"
+        if mode == "bars":
+            marks.append(bar(place - width / 2, width, top, kind, title))
+        elif "markers" in mode:
+            marks.append(dot(place, top, kind, title))
     return marks

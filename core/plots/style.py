@@ -1,7 +1,5 @@
 """Colours, layout and labels that every figure shares."""
 
-from __future__ import annotations
-
 import html
 
 import numpy as np
@@ -9,6 +7,7 @@ import plotly.graph_objects as go
 
 from ..document.charts import MISMATCH as MISMATCH
 from ..document.charts import ULPS as ULPS
+from ..numerics.arrays import Array
 from ..text import is_written_out
 
 REFERENCE = "#0072B2"
@@ -39,33 +38,39 @@ def inert(text: str) -> str:
     return html.escape(text, quote=False)
 
 
-def log_axis(values: np.ndarray) -> dict:
+def log_axis(values: Array) -> dict:
     """Return a log axis for values; values of 0 and below are not on it."""
     finite = values[np.isfinite(values) & (values > 0)]
-    low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 10.0)
+    low, high = 1.0, 10.0
+    if len(finite):
+        low = finite.min()
+        high = finite.max()
     # powers of ten if there are two, else few steps
     labels = {"dtick": 1} if high >= 100 * low else {"nticks": 4}
     form = ",.3~r" if is_written_out((low, high)) else ".0e"
     return {"type": "log", "tickformat": form, "minorloglabels": "complete", **labels}
 
 
-def hover(values: np.ndarray, of: str = "y") -> str:
+def hover(values: Array, of: str = "y") -> str:
     """Return the placeholder of a hover for one of `values`, in the form of their axis: three
     digits, written out or as powers of ten.
     """
-    finite = values[np.isfinite(values) & (values != 0)]
-    is_plain = not len(finite) or is_written_out((np.abs(finite).min(), np.abs(finite).max()))
-    return f"%{{{of}:{',.3~r' if is_plain else '.2~e'}}}"
+    sizes = np.abs(values[np.isfinite(values) & (values != 0)])
+    is_plain = not len(sizes) or is_written_out((sizes.min(), sizes.max()))
+    form = ",.3~r" if is_plain else ".2~e"
+    return f"%{{{of}:{form}}}"
 
 
-def is_lone(y: np.ndarray) -> np.ndarray:
+def is_lone(y: Array) -> Array:
     """Return which values have a gap, NaN, on either side."""
     is_gap = np.isnan(np.concatenate([[np.nan], y, [np.nan]]))
-    lone: np.ndarray = ~is_gap[1:-1] & is_gap[:-2] & is_gap[2:]
+    before = is_gap[:-2]
+    after = is_gap[2:]
+    lone: Array = ~is_gap[1:-1] & before & after
     return lone
 
 
-def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size: int = 6) -> None:
+def add_lone(figure: go.Figure, x: Array, y: Array, colour: str, size: int = 6) -> None:
     """Draw points of a line without a neighbour on either side as markers: a line of one point is
     not drawn. y: NaN in a gap.
     """
@@ -85,8 +90,8 @@ def add_lone(figure: go.Figure, x: np.ndarray, y: np.ndarray, colour: str, size:
 
 def add_floor(
     figure: go.Figure,
-    x: np.ndarray,
-    floor: np.ndarray,
+    x: Array,
+    floor: Array,
     name: str = "noise floor",
     **more: object,
 ) -> None:
@@ -117,7 +122,7 @@ def every_few(places: list[int], most: int) -> list[int]:
     return places[:: max(1, -(-len(places) // most))]
 
 
-def gaps_at_zero(values: np.ndarray) -> np.ndarray:
+def gaps_at_zero(values: Array) -> Array:
     return np.where(values > 0, values, np.nan)
 
 

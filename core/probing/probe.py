@@ -36,24 +36,26 @@ class ProbeResult:
     """Result of a probe: sides of the generating requests, the reference first, and of the walk,
     likewise.
 
-    notes: what could not be requested, or was unexpected. stopped: why the probe ended early.
+    notes: what could not be requested, or was unexpected.
     """
 
     sides: tuple[ResponseSide, ...] = ()
     walks: tuple[ResponseSide, ...] = ()
     notes: list[str] = field(default_factory=list)
-    stopped: str = ""
 
 
 class Probe:
     """One probe of a server, or of two on the same prompts."""
 
     def __init__(self, plan: Plan, servers: Sequence[Server], tell: Progress = no_progress) -> None:
-        self._plan, self._servers, self._tell = plan, servers, tell
+        self._plan = plan
+        self._servers = servers
+        self._tell = tell
         self._answers: dict[str, list[Response]] = {}
         self._walks: dict[str, list[Response]] = {}
         self._notes: dict[str, None] = {}
-        self._salt, self._salted = secrets.token_hex(8), itertools.count(1)
+        self._salt = secrets.token_hex(8)
+        self._salted = itertools.count(1)
 
     def run(self) -> ProbeResult:
         """Send all requests, prompt by prompt. If it is stopped, or the server fails, return the
@@ -77,7 +79,8 @@ class Probe:
         """Return the sides of the answers so far, even while requests are in flight. stopped:
         reason for not waiting. ProbeError if there is nothing to compare.
         """
-        sides, walks = _complete_sides(dict(self._answers)), _complete_sides(dict(self._walks))
+        sides = _complete_sides(dict(self._answers))
+        walks = _complete_sides(dict(self._walks))
         if len(sides) < 2 and len(walks) < 2:
             reason = f": {stopped}" if stopped else ""
             raise ProbeError(f"the answers so far cannot be compared{reason}.")
@@ -88,7 +91,6 @@ class Probe:
             sides if len(sides) > 1 else (),
             walks if len(walks) > 1 else (),
             list(self._notes),
-            stopped,
         )
 
     def _note(self, sentence: str) -> None:
@@ -140,7 +142,8 @@ class Probe:
 
     def _alone(self, server: Server, prompt: Prompt) -> None:
         """Send a prompt cold, again, warm, and with its generated tokens as a prompt."""
-        kind, tests = server.kind, self._plan.tests
+        kind = server.kind
+        tests = self._plan.tests
         first = self._ask_cold(server, "cold", self._cold(prompt))
         self._put(server, "cold", first)
         if RERUN in tests:

@@ -2,8 +2,6 @@
 the dashboard reads them before its first page.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from datetime import datetime
 
@@ -40,7 +38,8 @@ class Round(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """The state after the round, in words."""
         moved = f"moved since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else "not moved"
-        nats, limit = number(self.distance_nats), number(self.limit_nats)
+        nats = number(self.distance_nats)
+        limit = number(self.limit_nats)
         size = (
             "other tokens"
             if self.distance_nats is None

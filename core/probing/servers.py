@@ -200,7 +200,8 @@ class Server:
     def ask(self, ask: Ask) -> Response:
         """Send one request and read its answer. ProbeError if it has no log-probabilities."""
         self.client.budget.take()
-        path, body = self.kind.path, self.kind.body(ask, self.model)
+        path = self.kind.path
+        body = self.kind.body(ask, self.model)
         try:
             responses = read_payload(self.client.post(path, body), path, body)
         except (DumpError, RecursionError) as error:
@@ -230,7 +231,8 @@ def find_server(client: Client, model: str = "") -> Server:
     models = [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
     names = [str(one.get("id", "")) for one in models]
     owners = {str(one.get("owned_by")) for one in models}
-    props, version = section("/props"), section("/version")
+    props = section("/props")
+    version = section("/version")
     if "default_generation_settings" in props or "build_info" in props:
         build = f"{props.get('build_info') or ''}"
         name = (

@@ -57,7 +57,8 @@ def watch(
 
     def ask(server: Server, name: str) -> ResponseSide:
         """Ask for one token of each prompt. No cache is cleared: others use the endpoint."""
-        takes_ids, answers = server.kind.takes_ids, []
+        takes_ids = server.kind.takes_ids
+        answers = []
         for one in prompts:
             ids = server.tokenize(one) if takes_ids and isinstance(one, str) else None
             answers.append(server.ask(Ask(ids or one, 1, request.top, salt=secrets.token_hex(8))))
@@ -82,7 +83,8 @@ def watch(
                 [f"at once {number}" for number in range(1, REPEATS + 1)],
             )
         noise = max(distance(sides[0], side) for side in sides)
-        limit, run_id = max(_LEAST_LIMIT, FACTOR * noise), write_run(server, sides, "baseline")
+        limit = max(_LEAST_LIMIT, FACTOR * noise)
+        run_id = write_run(server, sides, "baseline")
         last = append(
             Round(request.url, called(server, sides[0]), run_id, noise, limit, datetime.now(UTC)),
         )
@@ -91,7 +93,10 @@ def watch(
     yield last
     for count in itertools.count():
         sleep(request.every if count else 0)
-        client.budget.requests_sent, at, nats, since = 0, datetime.now(UTC), math.inf, last.since
+        client.budget.requests_sent = 0
+        at = datetime.now(UTC)
+        nats = math.inf
+        since = last.since
         try:
             server = find_server(client, request.model)
             for _ in range(SENDS):
@@ -102,7 +107,8 @@ def watch(
             # An endpoint near the limit does not come and go: it has returned if it is within the
             # noise itself.
             has_moved = nats > (last.limit_nats / FACTOR if since else last.limit_nats)
-            name, run_id = called(server, side), last.run if has_moved else ""
+            name = called(server, side)
+            run_id = last.run if has_moved else ""
             # earlier rounds with other tokens have stored no run
             if has_moved and not run_id:
                 run_id = write_run(server, [replace(first, name="baseline"), side], "moved")
@@ -140,7 +146,8 @@ def called(server: Server, side: ResponseSide) -> str:
     """Return what a server and its answers say of themselves, with the number of tokens of the
     prompts.
     """
-    one, tokens = side.responses[0], sum(1 + (each.generated_from or 0) for each in side.responses)
+    one = side.responses[0]
+    tokens = sum(1 + (each.generated_from or 0) for each in side.responses)
     parts = [
         server.kind.name,
         server.version,

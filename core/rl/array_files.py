@@ -2,14 +2,12 @@
 each.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import DumpError
+from ..numerics.arrays import Floats
 from ..numerics.formats import FORMATS
 from ..runs.dumps.arrays import StoredArray
 from ..runs.dumps.containers import open_container
@@ -67,7 +65,7 @@ def _arrays(path: Path) -> dict[str, StoredArray]:
     return alike if len(shape) == 2 and "variant" in alike else {}
 
 
-def _values(array: StoredArray) -> NDArray[np.float64]:
+def _values(array: StoredArray) -> Floats:
     """Return an array as float64; two bytes of no number are bfloat16."""
     values = array.load()
     if values.dtype.kind == "V":

@@ -5,18 +5,16 @@ To add one: a function over `SampledTokens` that yields it, a line in `CAUSES`, 
 in `benchmarks/verdicts/rollouts.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..cause import Cause
+from ..numerics.arrays import Array, Flags, Floats
 from ..numerics.formats import FORMATS, round_to
 from ..text import clean, number, percent, plural, series
-from .figures import Flags, Floats, Integers, SampledTokens
+from .figures import Integers, SampledTokens
 from .token_values import (
     CONTRAST,
     MOST,
@@ -39,7 +37,8 @@ _EXACT = 0.01  # rms of r of the other sign, of the largest r
 _ONE_SIDED = 0.1  # rms of r of one sign over that of the other
 _LEAST_MASS = 0.02  # that a renormalization adds to a log-probability, at most of all tokens
 # log-probability of a token that others compete with; share of those that are raised
-_OPEN, _RAISED = -0.05, 0.75
+_OPEN = -0.05
+_RAISED = 0.75
 _OUTLYING = 16.0  # times the mean square of the other tokens, for at least half of a part's
 # mean square of r over the variance of log-probabilities, if some are of other tokens
 _UNRELATED = 1e-3
@@ -63,14 +62,18 @@ def explain_tokens(tokens: SampledTokens) -> list[Cause]:
     if _are_telling(causes):
         return causes
     sizes = np.nan_to_num(np.abs(tokens.r))
-    places = [(name, *_worst_of(name, values, sizes)) for name, values in tokens.groups.items()]
+    places = []
+    for name, values in tokens.groups.items():
+        place, is_worst = _worst_of(name, values, sizes)
+        places.append((name, place, is_worst))
     for _, place, is_worst in places:
         of_worst = _causes_of(tokens.select(is_worst))
         if _are_telling(of_worst):
             return [replace(cause, says=f"At {place}: {cause.says}") for cause in of_worst]
     square = sizes**2
     for name, place, is_worst in places:
-        if min(is_worst.sum(), (~is_worst).sum()) >= _LEAST and _is_most(square, is_worst):
+        are_many = min(is_worst.sum(), (~is_worst).sum()) >= _LEAST
+        if are_many and _is_most(square, is_worst):
             says = _differ_at(place, tokens, square, is_worst)
             return [Cause("part of the sequences", says, {"part": name}), *causes]
     return [*_few(tokens, square), *causes]
@@ -89,13 +92,16 @@ def _are_telling(causes: list[Cause]) -> bool:
 def _few(tokens: SampledTokens, square: Floats) -> Iterator[Cause]:
     """Name the place of a few tokens that hold nearly all of the squared difference."""
     order = np.argsort(-square, kind="stable")
-    count = int(np.searchsorted(np.cumsum(square[order]), (1 - MOST) * square.sum())) + 1
-    if count > _FEW * len(square) or len(square) < _LEAST or square[order[count - 1]] < _FAR**2:
+    total = square.sum()
+    count = int(np.searchsorted(np.cumsum(square[order]), (1 - MOST) * total)) + 1
+    few = order[:count]
+    are_many = count > _FEW * len(square) or len(square) < _LEAST
+    if are_many or square[few[-1]] < _FAR**2:
         return
-    first = order[:count].min()
+    first = few.min()
     sequence = int(tokens.sequence[first])
     rollout, trainer = tokens.names
-    share = percent(float(square[order[:count]].sum() / square.sum()))
+    share = percent(float(square[few].sum() / total))
     says = (
         f"'{trainer}' and '{rollout}': {count:,} of {len(square):,} tokens hold {share} of the"
         f" squared difference, first token {tokens.position[first]} of sequence {sequence}."
@@ -103,16 +109,23 @@ def _few(tokens: SampledTokens, square: Floats) -> Iterator[Cause]:
     yield Cause("some tokens", says, {"tokens": count, "sequence": sequence})
 
 
-def _worst_of(name: str, values: NDArray, sizes: Floats) -> tuple[str, Flags]:
+def _worst_of(name: str, values: Array, sizes: Floats) -> tuple[str, Flags]:
     """Return the values of a group of tokens whose mean |r| is large, in words, and which tokens
     have one.
     """
     is_text = values.dtype.kind == "U"
-    each = np.unique(values[values != "" if is_text else np.isfinite(values)])
+    is_known = values != "" if is_text else np.isfinite(values)
+    each = np.unique(values[is_known])
     means = np.array([sizes[values == value].mean() for value in each])
-    worst = each[(means > 0) & (means >= _LAGGED * means.min())] if len(each) > 1 else each[:0]
-    first = "".join(f"'{clean(one, 60)}'" if is_text else f"{one:g}" for one in worst[:1])
-    words = f"{name} {first}" if len(worst) == 1 else f"{len(worst)} {name}s, the first {first}"
+    worst = each[:0]
+    if len(each) > 1:
+        worst = each[(means > 0) & (means >= _LAGGED * means.min())]
+    first = ""
+    if len(worst):
+        first = f"'{clean(worst[0], 60)}'" if is_text else f"{worst[0]:g}"
+    words = f"{len(worst)} {name}s, the first {first}"
+    if len(worst) == 1:
+        words = f"{name} {first}"
     return words, np.isin(values, worst)
 
 
@@ -120,9 +133,11 @@ def _is_most(square: Floats, part: Flags) -> bool:
     """Return whether nearly all of the squared difference lies in a part of the tokens, at a much
     higher density.
     """
-    inside, outside = square[part], square[~part]
+    inside = square[part]
+    outside = square[~part]
     is_dense = inside.mean() >= max(_LEAST_SIZE**2, CONTRAST * outside.mean())
-    return bool(is_dense and inside.sum() >= (1 - MOST) * square.sum())
+    is_most = inside.sum() >= (1 - MOST) * square.sum()
+    return bool(is_dense and is_most)
 
 
 def _causes_of(tokens: SampledTokens) -> list[Cause]:
@@ -139,7 +154,8 @@ def _causes_of(tokens: SampledTokens) -> list[Cause]:
     if not _is_enough(tokens):
         return causes
     for find in CAUSES:
-        if matches := list(find(tokens)):
+        matches = list(find(tokens))
+        if matches:
             return sorted([*causes, *matches], key=lambda cause: cause.name == "missing")
     return causes
 
@@ -168,7 +184,8 @@ def _shift(tokens: SampledTokens) -> Iterator[Cause]:
     rollout, trainer = tokens.names
     for shift in _SHIFTS:
         moved, is_inside = _elsewhere(tokens, shift)
-        own, moved = tokens.r[is_inside] ** 2, moved[is_inside]
+        own = tokens.r[is_inside] ** 2
+        moved = moved[is_inside]
         if len(own) >= _LEAST // 4 and is_explained(own, moved):
             away = _tokens_away(shift)
             says = f"Off by {abs(shift)}: '{trainer}' at each token is '{rollout}' {away}."
@@ -183,17 +200,21 @@ def _retokenized(tokens: SampledTokens) -> Iterator[Cause]:
     square = tokens.r**2
     if square.mean() < _UNRELATED * tokens.rollout.var():
         return
-    starts, lengths = tokens.starts, tokens.lengths
+    starts = tokens.starts
+    lengths = tokens.lengths
     at = np.arange(len(square))
-    gains, places = [], []
+    gains = []
+    places = []
     for shift in _SHIFTS:
         moved, is_inside = _elsewhere(tokens, shift)
         gain = _gains(np.where(is_inside, square - moved, 0.0), starts, lengths)
         best = np.maximum.reduceat(gain, starts)
         is_best = gain == np.repeat(best, lengths)
+        first_best = np.where(is_best, at, len(at))
         gains.append(best)
-        places.append(np.minimum.reduceat(np.where(is_best, at, len(at)), starts))
-    best, of = np.max(gains, axis=0), np.argmax(gains, axis=0)
+        places.append(np.minimum.reduceat(first_best, starts))
+    best = np.max(gains, axis=0)
+    of = np.argmax(gains, axis=0)
     place = np.choose(of, places)
     whole = np.add.reduceat(square, starts)
     rest = whole - np.maximum(best, 0)
@@ -205,13 +226,16 @@ def _retokenized(tokens: SampledTokens) -> Iterator[Cause]:
     is_inside &= np.repeat(is_moved, lengths) & (at >= np.repeat(place, lengths))
     if is_inside.sum() < _LEAST // 4 or not is_explained(square[is_inside], moved[is_inside]):
         return
-    first, sequences = int(place[is_moved][0]), int(is_moved.sum())
-    position, sequence = int(tokens.position[first]), int(tokens.sequence[first])
+    first = int(place[is_moved][0])
+    sequences = int(is_moved.sum())
+    position = int(tokens.position[first])
+    sequence = int(tokens.sequence[first])
     rollout, trainer = tokens.names
     by = f"'{trainer}' is '{rollout}' {_tokens_away(shift)}"
     count = f"{sequences:,} of {len(starts):,} sequences"
     if np.median((place - starts)[is_moved]) <= abs(shift):
-        name, says = "shifted", f"Off by {abs(shift)} in {count}, the first {sequence}: {by}."
+        name = "shifted"
+        says = f"Off by {abs(shift)} in {count}, the first {sequence}: {by}."
     else:
         name = "retokenized"
         says = f"Other token ids in {count}: from token {position} of sequence {sequence} on, {by}."
@@ -222,21 +246,26 @@ def _retokenized(tokens: SampledTokens) -> Iterator[Cause]:
 def _gains(of_tokens: Floats, starts: Integers, lengths: Integers) -> Floats:
     """Return the sum of a value from each token to the end of its sequence. [tokens]"""
     total = np.cumsum(of_tokens)
-    return np.repeat(total[starts + lengths - 1], lengths) - np.append(0.0, total[:-1])
+    before = np.append(0.0, total[:-1])
+    at_end = np.repeat(total[starts + lengths - 1], lengths)
+    return at_end - before
 
 
 def _grid(tokens: SampledTokens) -> Iterator[Cause]:
     """Values of one side lie on the grid of a 16-bit dtype, and the other's do not."""
     for dtype in ("bfloat16", "float16"):
         for side, own, other, name, _ in sides_of(tokens):
-            rounded, grid = (round_to(FORMATS[dtype], values) for values in (own, other))
+            rounded = round_to(FORMATS[dtype], own)
+            grid = round_to(FORMATS[dtype], other)
             is_on_grid = (rounded == own).all() and len(np.unique(own)) > _LEAST_VALUES
             if is_on_grid and (grid != other).any():
                 says = f"'{name}' stores log-probabilities in {dtype}."
                 cause = Cause("rounded", says, {"side": side, "dtype": dtype})
-                square, rest = tokens.r**2, (grid - own) ** 2
-                is_all = rest.sum() <= MOST * square.sum()
-                yield cause.score(square, rest, len(rest)) if is_all else cause
+                square = tokens.r**2
+                rest = (grid - own) ** 2
+                if rest.sum() <= MOST * square.sum():
+                    cause = cause.score(square, rest, len(rest))
+                yield cause
 
 
 def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
@@ -255,8 +284,11 @@ def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
             continue
         most = float(excess.max())
         # With noise, or outliers, the largest is no bound.
-        least = float(np.exp(-most)) if below <= _EXACT * most and most <= MOST_MASS else None
-        top_p = f" (top-p would be {least:.3g})" if least else ""
+        least = None
+        top_p = ""
+        if below <= _EXACT * most and most <= MOST_MASS:
+            least = float(np.exp(-most))
+            top_p = f" (top-p would be {least:.3g})"
         says = (
             f"'{name}' is renormalized after top-p, top-k or min-p: never below '{other_name}', and"
             f" at most {number(most)} above{top_p}."
@@ -276,7 +308,8 @@ def _temperature(tokens: SampledTokens) -> Iterator[Cause]:
     usual = np.ones(len(y), bool)
     for _ in range(2):
         slopes = np.linalg.lstsq(x[usual], y[usual], rcond=None)[0]
-        rest, inverse = (y - x @ slopes) ** 2, 1 + float(slopes[0])
+        rest = (y - x @ slopes) ** 2
+        inverse = 1 + float(slopes[0])
         is_one_sign = min(slopes) > 0 or max(slopes) < 0
         is_plausible = is_one_sign and 1 / _HOTTEST <= inverse <= _HOTTEST
         if is_plausible and is_explained(y**2, rest, 1.5 * MOST):
@@ -309,7 +342,8 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
     masked turn, a tail.
     """
     square = tokens.r**2
-    starts, lengths = tokens.starts, tokens.lengths
+    starts = tokens.starts
+    lengths = tokens.lengths
     index = np.arange(len(square)) - np.repeat(starts, lengths)
     to_end = np.repeat(lengths, lengths) - 1 - index
     parts: dict[str, tuple[Flags, str]] = {}
@@ -320,7 +354,8 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
     ):
         bad = _bad_places(places, square)
         if 0 < len(bad) <= _LISTED and bad[0] >= least:
-            listed = f"token{'s' * (len(bad) > 1)} {series([str(each) for each in bad])} {words}"
+            noun = "token" if len(bad) == 1 else "tokens"
+            listed = f"{noun} {series([str(each) for each in bad])} {words}"
             parts[listed] = (np.isin(places, bad), listed)
     parts["first"] = (index == 0, "the first token of each response")
     parts["last"] = (to_end == 0, "the last token of each response")
@@ -336,7 +371,8 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
     is_first = (index == 0) | np.append(False, np.diff(turns) != 0)
     parts["first of a turn"] = (is_first, "the first token of each turn")
     for kind, (part, words) in parts.items():
-        inside, outside = square[part], square[~part]
+        inside = square[part]
+        outside = square[~part]
         # responses that begin alike have the same values there
         if len(np.unique(inside)) < 8 or len(outside) < 8 or inside.mean() < _LEAST_SIZE**2:
             continue
@@ -360,9 +396,11 @@ def _tail(square: Floats, starts: Integers, lengths: Integers) -> Flags:
     """Return the tokens from which on most of a sequence differs, and little before it does.
     [tokens]
     """
-    gain = _gains(np.where(square > _OUTLYING * np.median(square), 1.0, -1.0), starts, lengths)
+    is_far = square > _OUTLYING * np.median(square)
+    gain = _gains(np.where(is_far, 1.0, -1.0), starts, lengths)
     best = np.repeat(np.maximum.reduceat(gain, starts), lengths)
-    begin = np.where((gain == best) & (best >= _LEAST_TAIL), np.arange(len(gain)), -1)
+    is_begin = (gain == best) & (best >= _LEAST_TAIL)
+    begin = np.where(is_begin, np.arange(len(gain)), -1)
     first = np.maximum.accumulate(begin) - np.repeat(starts, lengths)
     return first >= _LEAST_TAIL
 
@@ -372,7 +410,9 @@ def _lag(tokens: SampledTokens) -> Iterator[Cause]:
     if tokens.lag is None:
         return
     lags = np.unique(tokens.lag[np.isfinite(tokens.lag)])
-    means, logs, errors = [], [], []
+    means = []
+    logs = []
+    errors = []
     for lag in lags:
         of_lag = tokens.select(tokens.lag == lag)
         _, sequence = np.unique(of_lag.sequence, return_inverse=True)
@@ -384,14 +424,15 @@ def _lag(tokens: SampledTokens) -> Iterator[Cause]:
             sizes = np.log(np.maximum(sizes, np.finfo(float).tiny))
             logs.append(sizes.mean())
             errors.append(sizes.var(ddof=1) / len(sizes))
-    is_sure = (
-        len(means) == len(lags) > 1
-        and logs[-1] - logs[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
-    )
-    if is_sure and means[-1] >= _OLDER * means[0] and min(means[1:]) > means[0]:
+    if not len(means) == len(lags) > 1:
+        return
+    oldest = means[-1]
+    newest = means[0]
+    is_sure = logs[-1] - logs[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
+    if is_sure and oldest >= _OLDER * newest and min(means[1:]) > newest:
         says = (
-            f"Older weights: mean |r| is {number(means[0], 2)} at a lag of {lags[0]:g} and"
-            f" {number(means[-1], 2)} at {lags[-1]:g}."
+            f"Older weights: mean |r| is {number(newest, 2)} at a lag of {lags[0]:g} and"
+            f" {number(oldest, 2)} at {lags[-1]:g}."
         )
         yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": means})
 

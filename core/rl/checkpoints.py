@@ -26,7 +26,7 @@ from ml_dtypes import float8_e4m3fn, float8_e5m2, float8_e8m0fnu
 from numpy.typing import NDArray
 
 from ..errors import CaptureError
-from ..numerics.arrays import Ints
+from ..numerics.arrays import Ints, Record
 from ..numerics.differences import differences
 from ..numerics.formats import FLOAT32, FORMATS, FloatFormat, bits_of, widen
 from ..packaged_models import packaged_folder, require_gguf
@@ -109,7 +109,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     architecture: str
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Record:
         dtypes = sorted({tensor.dtype for tensor in self.tensors.values()})
         return {"path": str(self.path), "tensors": len(self.tensors), "dtypes": dtypes}
 
@@ -147,7 +147,7 @@ class Change:
     def is_alike(self) -> bool:
         return self.squares <= _ALIKE**2 * self.scale
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Record:
         elements = max(self.elements, 1)
         return {
             **{name: value for name, value in vars(self).items() if name not in _SUMS},
@@ -171,7 +171,7 @@ class Comparison:
     def total(self) -> Change:
         return sum_of(self.modules.values())
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Record:
         return {
             "a": self.a.as_json(),
             "b": self.b.as_json(),
@@ -215,7 +215,12 @@ def compare_checkpoints(
     with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as pool:
         for done, key in enumerate(keys):
             tell("comparing", done, len(keys), "tensors")
-            change, findings = _compare(sides[0][key], sides[1][key], fmt, pool)
+            change, findings = _compare(
+                sides[0][key],
+                sides[1][key],
+                fmt,
+                pool,
+            )
             if is_converted:
                 findings.append(("dtype", "{} in A, {} in B".format(*dtypes[key])))
             for finding in findings:
@@ -386,7 +391,8 @@ def _tie(sides: _Sides, findings: dict[_Finding, list[str]]) -> None:
         for side, head, embedding in zip(sides, heads, embeddings, strict=True)
     ]
     for own, other, side in ((0, 1, "A"), (1, 0, "B")):
-        head, embedding = heads[own], embeddings[other]
+        head = heads[own]
+        embedding = embeddings[other]
         if head and heads[other]:
             if is_tied[own] and not is_tied[other]:
                 findings["tied", f"Equal to the embedding in {side} only"].append(head)
@@ -448,7 +454,8 @@ def _compare(
         for text, other in _layouts(a, b):
             tried = _change(other, b, fmt, pool)
             if tried.is_alike:
-                change, findings = tried, [("layout", text)]
+                change = tried
+                findings = [("layout", text)]
                 break
     if change is None:
         shapes = f"{a.rows:,} x {a.columns:,} in A, {b.rows:,} x {b.columns:,} in B"

@@ -23,7 +23,11 @@ Flags = NDArray[np.bool_]
 # verl, slime and ms-swift clamp log-ratios so before exp
 CLAMP = 20.0
 # bars in the frameworks' references
-TIS, ICEPOP, DPPO, GEOMETRIC, VETO = 2.0, (0.5, 5.0), 0.2, (0.999, 1.002), 1e-4
+TIS = 2.0
+ICEPOP = (0.5, 5.0)
+DPPO = 0.2
+GEOMETRIC = (0.999, 1.002)
+VETO = 1e-4
 _LARGEST = 700.0  # of which float64 has the exponential
 _TRL_CAP = 3.0  # vllm_importance_sampling_clip_max
 
@@ -491,7 +495,8 @@ behave_approx_kl   mean r      mean of r, nats
 
 
 def _figures(table: str) -> tuple[Figure, ...]:
-    prefix, figures = "", []
+    prefix = ""
+    figures = []
     for line in filter(None, table.splitlines()):
         if line.startswith("["):
             prefix = line.strip("[]")
@@ -500,7 +505,14 @@ def _figures(table: str) -> tuple[Figure, ...]:
         method, _, quantities = value.partition(" ")
         compute = _VALUES.get(value) or methodcaller(method, *quantities.split(", "))
         unit = "nats" if definition.endswith(", nats") else ""
-        figures.append(Figure(prefix + name, definition.removesuffix(", nats"), compute, unit))
+        figures.append(
+            Figure(
+                prefix + name,
+                definition.removesuffix(", nats"),
+                compute,
+                unit,
+            )
+        )
     return tuple(figures)
 
 
@@ -575,7 +587,12 @@ miles    -inf  0.03   train/train_rollout_logprob_abs_diff
 def _bars() -> Iterator[Bar]:
     for line in _BARS.strip().splitlines():
         framework, low, high, figures = re.split(r" {2,}", line)
-        yield Bar(framework, float(low), float(high), tuple(figures.split(", ")))
+        yield Bar(
+            framework,
+            float(low),
+            float(high),
+            tuple(figures.split(", ")),
+        )
 
 
 def bar_of(figure: str, framework: str = "ulpscope") -> Bar | None:
@@ -601,7 +618,8 @@ def intervals(
 
     Maxima have none worth the name: theirs is at most the maximum itself.
     """
-    random, count = np.random.default_rng(0), len(sequences)
+    random = np.random.default_rng(0)
+    count = len(sequences)
     values = np.empty((draws, len(figures)))
     for draw in range(draws):
         weights = np.bincount(random.integers(0, count, count), minlength=count).astype(np.float64)

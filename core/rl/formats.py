@@ -2,8 +2,6 @@
 (docs/guides/rl.md).
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -75,7 +73,12 @@ def _documented(*sides: str, names: tuple[str, str] = ("rollout", "trainer")) ->
     facts = {name: "sequence" if name == "name" else name for name in _FACTS}
     types = dict.fromkeys(lists.values(), "DOUBLE[]")
     types |= {facts[name]: kind for name, kind in _FACTS.items()}
-    return Layout(types, frozenset({"token_ids", *sides}), lists | facts, names)
+    return Layout(
+        types,
+        frozenset({"token_ids", *sides}),
+        lists | facts,
+        names,
+    )
 
 
 # NeMo-RL, train_data_step{N}.jsonl: batches of one, padded; value t belongs to token t
@@ -295,7 +298,9 @@ def read_tokens(
     Raises:
         DumpError: a file cannot be read or joined; one sentence names the row.
     """
-    names, note, order = ("rollout", "trainer"), "", ""
+    names = ("rollout", "trainer")
+    note = ""
+    order = ""
     layouts: list[Layout] = []
     if is_rollout(paths[0]) or is_batch(paths[0]):
         tables = [_table_of_responses(database, paths)]
@@ -386,7 +391,8 @@ def _impossible(database: Database, rows: str, names: Sequence[str]) -> list[str
     """Return a note for each side on values just above 0, and on those that are far too low."""
     notes = []
     for side, name in zip(SIDES, names, strict=True):
-        high, low = _of_loss(side, f"v > {ROUNDING}"), _of_loss(side, f"v < {_LOWEST}")
+        high = _of_loss(side, f"v > {ROUNDING}")
+        low = _of_loss(side, f"v < {_LOWEST}")
         ((positive, highest, negative, lowest),) = database.rows(f"""
             SELECT sum(len({high}))::BIGINT, max(list_max({high})),
                 sum(len({low}))::BIGINT, min(list_min({low})) FROM ({rows})""")
@@ -444,7 +450,9 @@ def _join(database: Database, paths: Sequence[Path]) -> tuple[str, str]:
 
 def _table_of_file(database: Database, path: Path, link: Path, layout: Layout, number: int) -> str:
     """Make a temporary table of a file's rows in our columns. -> its name"""
-    name, place, table = clean(path.name), str(link).replace("'", "''"), f"file_{number}"
+    name = clean(path.name)
+    place = str(link).replace("'", "''")
+    table = f"file_{number}"
     step = re.search(r"step_?(\d{1,12})", f"{path.parent.name}/{path.name}")
     columns = {"step": step[1] if step else "NULL", **layout.columns}
     try:

@@ -5,8 +5,6 @@ Nothing is stored. `MismatchMixin` does it at every step of TRL's GRPOTrainer, `
 verl.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +12,10 @@ from functools import wraps
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ..errors import UsageError
+from ..numerics.arrays import Array, Floats, Record
 from .causes import explain_tokens
 from .figures import Batch, SampledTokens, Sequences, TokenPairs
 
@@ -74,7 +73,8 @@ def check(
         raise UsageError("no token of the loss has a log-probability on both sides.")
     values = [side.ravel() if usable.all() else side[usable] for side in sides]
     batch = Batch(Sequences.of(TokenPairs(values[0], values[1]), lengths))
-    r, ratio = batch.mean("r"), batch.mean("ratio")
+    r = batch.mean("r")
+    ratio = batch.mean("ratio")
     figures = {
         "mean_abs": batch.mean("|r|"),
         "max_abs": batch.max("|r|"),
@@ -89,7 +89,7 @@ def check(
     of_loss = of_loss[some]
     is_hole = np.diff(of_loss.astype(np.int8), axis=1, prepend=of_loss[:, :1]) == -1
 
-    def of_tokens(values: ArrayLike) -> NDArray[np.float64]:
+    def of_tokens(values: ArrayLike) -> Floats:
         own = _array(values)[some][of_loss].astype(np.float64)
         return np.where(np.isfinite(own), own, np.nan)
 
@@ -114,7 +114,7 @@ def check(
     return Check(figures)
 
 
-def _array(values: ArrayLike) -> NDArray[Any]:
+def _array(values: ArrayLike) -> Array:
     if hasattr(values, "detach"):
         values = values.detach().float().cpu().numpy()
     return np.asarray(values)
@@ -167,8 +167,8 @@ class MismatchMixin:
 
 
 def verl_metrics(
-    calculate_debug_metrics: Callable[[Any], dict[str, Any]],
-) -> Callable[[Any], dict[str, Any]]:
+    calculate_debug_metrics: Callable[[Any], Record],
+) -> Callable[[Any], Record]:
     """Wrap verl's `calculate_debug_metrics` so that its metrics have `mismatch/...` too, and
     warnings are logged.
 
@@ -179,8 +179,9 @@ def verl_metrics(
     """
 
     @wraps(calculate_debug_metrics)
-    def with_mismatch(data: Any) -> dict[str, Any]:
-        metrics, batch = dict(calculate_debug_metrics(data)), data.batch
+    def with_mismatch(data: Any) -> Record:
+        metrics = dict(calculate_debug_metrics(data))
+        batch = data.batch
         sides = batch["rollout_log_probs"], batch["old_log_probs"]
         # the latter of the prompt as well
         mask = batch.get("response_mask", batch.get("attention_mask", None))

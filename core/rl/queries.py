@@ -2,15 +2,14 @@
 they depend on.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import UsageError
+from ..numerics.arrays import DataFrame, Floats, Record
 from ..runs.figures import Figures
 from ..runs.queries.layers import records
 from ..text import number, percent, plural, series
@@ -23,7 +22,6 @@ from .figures import (
     SUMS,
     TIS,
     Batch,
-    Floats,
     Integers,
     SampledTokens,
     Sequences,
@@ -31,9 +29,6 @@ from .figures import (
     bar_of,
     intervals,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 HEADLINE = {
     "k3": "KL (k3)",
@@ -92,13 +87,34 @@ _STARTS = """
             FROM chosen_token WHERE NOT is_trained GROUP BY prompt)
     ) USING (prompt)"""
 
+# by log-ratio r, in bins of 1/16 up to 8 on either side
+_HISTOGRAM = f"""
+    SELECT round(greatest(least(r, 8), -8) * 16) / 16 AS r, count(*) AS tokens, sum(kl) AS kl
+    FROM {_TOKENS} GROUP BY 1 ORDER BY 1"""
+# by the rollout's probability, in 40 steps, and r, in 1/20 of $1, which bounds it
+_DENSITY = f"""
+    SELECT round(exp(reference) * 40) / 40 AS probability,
+        round(greatest(least(r, $1), -$1) / $1 * 20) / 20 * $1 AS r, count(*) AS tokens
+    FROM {_TOKENS} GROUP BY ALL ORDER BY ALL"""
+# no rows if no step is known
+_STEPS = f"""
+    SELECT step, count(*) AS tokens, avg(size) AS mean_abs, avg(kl) AS k3, avg(exp(r)) AS ratio,
+        max(size) AS max_abs
+    FROM {_TOKENS} {_OF_SEQUENCES} WHERE step IS NOT NULL GROUP BY step ORDER BY step"""
+# the 20 sequences that carry the most of the KL, each with the position that has the most of it
+_HEAVIEST = f"""
+    SELECT prompt, arg_max(position, (kl, -position)) AS position, any_value(name) AS name,
+        any_value(step) AS step, count(*) AS tokens, avg(size) AS mean_abs,
+        sum(kl) / nullif(sum(sum(kl)) OVER (), 0) AS kl_share
+    FROM {_TOKENS} {_OF_SEQUENCES} GROUP BY prompt ORDER BY kl_share DESC, prompt LIMIT 20"""
+
 
 def summary(run: Figures, name: str) -> Any:
     """Return one of `summaries`, as it was stored with the run."""
     return json.loads(run.query("SELECT content FROM mismatch WHERE name = ?", name)["content"][0])
 
 
-def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]]:
+def figures_of(run: Figures, framework: str = "ulpscope") -> list[Record]:
     """Return a framework's figures: name, value, low and high of its 95 % interval over sequences,
     unit, definition, usual: what a framework takes for normal, is_usual: None without that.
 
@@ -110,7 +126,7 @@ def figures_of(run: Figures, framework: str = "ulpscope") -> list[dict[str, Any]
     return [_with_bar(row, framework) for row in summary(run, f"figures of {framework}")]
 
 
-def _with_bar(row: dict[str, Any], framework: str) -> dict[str, Any]:
+def _with_bar(row: Record, framework: str) -> Record:
     bar = bar_of(row["name"], framework)
     if bar is None:
         return row | {"usual": "", "is_usual": None}
@@ -123,7 +139,8 @@ def usual_in_words(run: Figures) -> str:
     values = {row["name"]: row["value"] for row in summary(run, "figures of ulpscope")}
     says: dict[str, list[str]] = {}
     for name, label in HEADLINE.items():
-        bar, value = bar_of(name), values.get(name)
+        bar = bar_of(name)
+        value = values.get(name)
         if bar is not None and value is not None:
             span = "" if bar.holds(value) else f" ({bar.span})"
             says.setdefault(bar.state(value) + span, []).append(f"{label} {number(value)}")
@@ -132,7 +149,8 @@ def usual_in_words(run: Figures) -> str:
 
 def interval_of(figure: Mapping[str, Any]) -> str:
     """Return the interval of a figure of `figures_of` in words, '' if it has none."""
-    low, high = figure["low"], figure["high"]
+    low = figure["low"]
+    high = figure["high"]
     return "" if low is None else f"{number(low)} to {number(high)}"
 
 
@@ -140,7 +158,8 @@ def sentence(mismatch: Mapping[str, Any]) -> str:
     """Say which figures are usual, how many tokens there are, how few carry half of the KL, and
     what |r| depends on most. mismatch: of `mismatch_json`.
     """
-    tokens, half = mismatch["tokens"], mismatch["tokens_with_half_of_kl"]
+    tokens = mismatch["tokens"]
+    half = mismatch["tokens_with_half_of_kl"]
     text = (
         f"{mismatch['usual']} r is trainer minus rollout, over {plural(tokens, 'token')} of"
         f" {plural(mismatch['sequences'], 'sequence')}. Half of the KL is in"
@@ -155,7 +174,7 @@ def sentence(mismatch: Mapping[str, Any]) -> str:
     return text
 
 
-def summaries(run: Figures, masked: int = 0) -> dict[str, Any]:
+def summaries(run: Figures, masked: int = 0) -> Record:
     """Return what pages and reports show of all tokens, to be stored with the run, in types of
     JSON; empty if no token has both values. masked: responses without a token of the loss, which
     are not in the run.
@@ -173,11 +192,11 @@ def summaries(run: Figures, masked: int = 0) -> dict[str, Any]:
     masked += responses - len(sequences)
     tokens = int(sequences.tokens.sum())
     tables = {
-        "histogram": histogram(run),
-        "density": density(run, percentiles[-1]),
+        "histogram": run.query(_HISTOGRAM),
+        "density": run.query(_DENSITY, max(percentiles[-1], 1e-9)),
         "bars": bars(run),
-        "steps": by_step(run),
-        "heaviest": heaviest(run),
+        "steps": run.query(_STEPS),
+        "heaviest": run.query(_HEAVIEST),
         **{f"by {name}": rows for name, rows in groups.items()},
     }
     return {
@@ -202,7 +221,7 @@ def _counts(run: Figures, sql: str) -> list[int]:
     return [int(value) for value in run.query(sql).iloc[0]]
 
 
-def tokens_of(run: Figures, prompt: int) -> pd.DataFrame:
+def tokens_of(run: Figures, prompt: int) -> DataFrame:
     """Return the tokens of a sequence: token_id, text (null if unknown), rollout, trainer, r,
     max_abs (|r|), kl (k3), ratio, clipped (bars of frameworks that cut it); values null if masked.
     """
@@ -221,7 +240,8 @@ def tokens_of(run: Figures, prompt: int) -> pd.DataFrame:
 def _read_sequences(run: Figures) -> Sequences:
     """Sum up the tokens with both values by sequence, about a million tokens at a time."""
     (most,) = _counts(run, "SELECT count(*) FROM prompt")
-    tokens, stop = np.empty(most, np.int64), 0
+    tokens = np.empty(most, np.int64)
+    stop = 0
     # filled in place: parts of a million sequences and all of them would be in memory twice
     sums, maxima = ({name: np.empty(most) for name in names} for names in (SUMS, MAXIMA))
     for pairs, lengths in _pairs(run):
@@ -239,7 +259,7 @@ def _read_sequences(run: Figures) -> Sequences:
     )
 
 
-def _bins(run: Figures, value: str) -> pd.DataFrame:
+def _bins(run: Figures, value: str) -> DataFrame:
     """Return the tokens in bins of a value that is never negative, ascending: tokens, low, high,
     total.
     """
@@ -262,7 +282,8 @@ def _percentiles(run: Figures) -> Floats:
 def _tokens_with_half(run: Figures) -> int:
     """Return how many tokens carry half of the sum of k3, the largest first."""
     bins = _bins(run, "kl")[::-1]
-    tokens, kl = bins["tokens"].to_numpy(np.int64), bins["total"].to_numpy(float)
+    tokens = bins["tokens"].to_numpy(np.int64)
+    kl = bins["total"].to_numpy(float)
     carried = np.cumsum(kl)
     last = int(np.searchsorted(carried, carried[-1] / 2))
     if not kl[last]:
@@ -293,13 +314,14 @@ def _figures(
     sequences: Sequences,
     percentiles: Floats,
     masked: int,
-) -> dict[str, list[dict[str, Any]]]:
+) -> dict[str, list[Record]]:
     """Return the figures of every framework, by its name."""
-    rows: dict[str, list[dict[str, Any]]] = {}
+    rows: dict[str, list[Record]] = {}
     for counts_masked in (False, True):
         frameworks = [each for each in FRAMEWORKS.values() if each.counts_masked == counts_masked]
         counted = sequences.with_masked(masked) if counts_masked else sequences
-        figures, batch = [figure for each in frameworks for figure in each.figures], Batch(counted)
+        figures = [figure for each in frameworks for figure in each.figures]
+        batch = Batch(counted)
         # drawn once for all frameworks
         has_interval = len(counted) > 1
         bounds = iter(
@@ -307,7 +329,13 @@ def _figures(
         )
         for framework in frameworks:
             rows[framework.name] = [
-                _row(each.name, each.definition, each.unit, each.value(batch), *next(bounds))
+                _row(
+                    each.name,
+                    each.definition,
+                    each.unit,
+                    each.value(batch),
+                    *next(bounds),
+                )
                 for each in framework.figures
             ]
     rows["ulpscope"][2:2] = [
@@ -324,7 +352,7 @@ def _row(
     value: float,
     low: float | None = None,
     high: float | None = None,
-) -> dict[str, Any]:
+) -> Record:
     numbers = {"value": value, "low": low, "high": high}
     plain = {key: _plain(number) for key, number in numbers.items()}
     return {"name": name, **plain, "unit": unit, "definition": definition}
@@ -335,7 +363,7 @@ def _plain(value: float | None) -> float | None:
     return None if value is None or np.isnan(value) else float(np.nan_to_num(value))
 
 
-def mismatch_json(run: Figures, framework: str = "ulpscope") -> dict[str, Any]:
+def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
     """Return a framework's figures with what carries the difference; UsageError for an unknown
     framework.
     """
@@ -390,7 +418,7 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     turn = table.assign(hole=is_hole).groupby("prompt")["hole"].cumsum()
     used = table[trained]
     rollout, trainer, entropy, version, step, rank = (
-        used[name].to_numpy(np.float64, na_value=np.nan)
+        used[name].to_numpy(np.float64)
         for name in ("reference", "variant", "entropy", "version", "step", "rank")
     )
     lag = (step if np.isfinite(step).any() else np.fmax.reduce(version)) - version
@@ -408,29 +436,7 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     )
 
 
-def histogram(run: Figures) -> pd.DataFrame:
-    """Return tokens and the sum of k3 by log-ratio r, in bins of 1/16 up to 8 on either side: r,
-    tokens, kl.
-    """
-    return run.query(f"""
-        SELECT round(greatest(least(r, 8), -8) * 16) / 16 AS r, count(*) AS tokens, sum(kl) AS kl
-        FROM {_TOKENS} GROUP BY 1 ORDER BY 1""")
-
-
-def density(run: Figures, most: float) -> pd.DataFrame:
-    """Return tokens by the rollout's probability (in 40 steps) and r (in 1/20 of `most`, which
-    bounds it): probability, r, tokens.
-    """
-    return run.query(
-        f"""
-        SELECT round(exp(reference) * 40) / 40 AS probability,
-            round(greatest(least(r, $1), -$1) / $1 * 20) / 20 * $1 AS r, count(*) AS tokens
-        FROM {_TOKENS} GROUP BY ALL ORDER BY ALL""",
-        max(most, 1e-9),
-    )
-
-
-def bars(run: Figures) -> pd.DataFrame:
+def bars(run: Figures) -> DataFrame:
     """Return what the frameworks' bars cut: bar, tokens and kl as shares."""
     rows = [
         f"""
@@ -441,17 +447,7 @@ def bars(run: Figures) -> pd.DataFrame:
     return run.query(" UNION ALL ".join(rows), *_CUTS)
 
 
-def by_step(run: Figures) -> pd.DataFrame:
-    """Return figures by training step: step, tokens, mean_abs, k3, ratio, max_abs; empty if no step
-    is known.
-    """
-    return run.query(f"""
-        SELECT step, count(*) AS tokens, avg(size) AS mean_abs, avg(kl) AS k3, avg(exp(r)) AS ratio,
-            max(size) AS max_abs
-        FROM {_TOKENS} {_OF_SEQUENCES} WHERE step IS NOT NULL GROUP BY step ORDER BY step""")
-
-
-def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
+def by_quantity(run: Figures, quantity: str) -> DataFrame:
     """Return |r| by a quantity of BY, in up to GROUPS groups of about as many tokens: part, value,
     tokens, mean_abs, variance. Equal values are together; the borders are those of about 200,000
     tokens.
@@ -461,7 +457,8 @@ def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
         f"(SELECT prompt, size, {BY[quantity]} AS value FROM {_TOKENS} {_OF_SEQUENCES} {starts}"
         " WHERE value IS NOT NULL)"
     )
-    group, value = "value", "any_value(value)"
+    group = "value"
+    value = "any_value(value)"
     if quantity not in _SINGLE:
         shares = [number / GROUPS for number in range(1, GROUPS)]
         borders = run.query(f"""
@@ -475,7 +472,7 @@ def by_quantity(run: Figures, quantity: str) -> pd.DataFrame:
         FROM {rows} GROUP BY part ORDER BY part""")
 
 
-def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+def _explained(groups: Mapping[str, DataFrame]) -> dict[str, float]:
     """Return the share of the variance of |r| between the groups of each quantity of BY, largest
     first.
 
@@ -487,20 +484,10 @@ def _explained(groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         if not 1 < len(rows) < tokens.sum():
             continue
         mean = (tokens @ rows["mean_abs"]) / tokens.sum()
-        between, within = tokens @ (rows["mean_abs"] - mean) ** 2, tokens @ rows["variance"]
+        between = tokens @ (rows["mean_abs"] - mean) ** 2
+        within = tokens @ rows["variance"]
         chance = (len(rows) - 1) * within / (tokens.sum() - len(rows))
         if between + within > 0:
             shares[quantity] = max(0.0, float((between - chance) / (between + within)))
     # lag before its equal, the version
     return dict(sorted(shares.items(), key=lambda item: -round(item[1], 9)))
-
-
-def heaviest(run: Figures) -> pd.DataFrame:
-    """Return the 20 sequences that carry the most of the KL, with the position that has the most:
-    prompt, position, name, step, tokens, mean_abs, kl_share.
-    """
-    return run.query(f"""
-        SELECT prompt, arg_max(position, (kl, -position)) AS position, any_value(name) AS name,
-            any_value(step) AS step, count(*) AS tokens, avg(size) AS mean_abs,
-            sum(kl) / nullif(sum(sum(kl)) OVER (), 0) AS kl_share
-        FROM {_TOKENS} {_OF_SEQUENCES} GROUP BY prompt ORDER BY kl_share DESC, prompt LIMIT 20""")

@@ -2,8 +2,6 @@
 units, sums, values of another token. Each is looked for before causes of a small difference are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 from operator import itemgetter
@@ -11,8 +9,9 @@ from operator import itemgetter
 import numpy as np
 
 from ..cause import Cause
+from ..numerics.arrays import Flags, Floats
 from ..text import number, percent, plural
-from .figures import Flags, Floats, Integers, SampledTokens
+from .figures import Integers, SampledTokens
 
 MOST = 0.1  # of the squared difference, that a named cause leaves
 CONTRAST = 9.0  # of squared differences per token, within a part of the tokens and outside
@@ -38,9 +37,11 @@ _QUANTILES, _MOST_RESPONSES, _LEAST_RESPONSE = 16, 512, 8
 
 def is_explained(square: Floats, rest: Floats, most: float = MOST) -> bool:
     """Return whether a cause leaves little of the squared difference, whatever a few tokens do."""
-    kept = np.argsort(rest, kind="stable")[: len(rest) - int(_OUTLIERS * len(rest))]
+    usual = len(rest) - int(_OUTLIERS * len(rest))
+    kept = np.argsort(rest, kind="stable")[:usual]
     is_small = rest[kept].sum() <= most * square[kept].sum()
-    return bool(is_small and np.quantile(rest, _MANY) <= 0.5 * np.quantile(square, _MANY))
+    is_shrunk = np.quantile(rest, _MANY) <= 0.5 * np.quantile(square, _MANY)
+    return bool(is_small and is_shrunk)
 
 
 def sides_of(tokens: SampledTokens) -> Iterator[tuple[int, Floats, Floats, str, str]]:
@@ -65,21 +66,24 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
         usual = float(others.mean()) if len(others) else 0.0
         for value in values:
             is_value = own == value
+            others_there = other[is_value]
             # 0.0 is right for a certain token, and for the one that top-p leaves: there the sides
             # agree as elsewhere.
             mean = float(square[is_value].mean())
             # Responses that begin alike repeat the value on both sides.
-            is_of_both = mean < 1 and np.nanvar(other[is_value]) * CONTRAST < mean
+            is_of_both = mean < 1 and np.nanvar(others_there) * CONTRAST < mean
             if mean <= CONTRAST * usual or is_of_both:
                 continue
             share = float(is_value.mean())
-            parameters = {"side": side, "value": float(value), "share": share}
             says = f"'{name}' is {number(value)} for {percent(share)} of the tokens"
-            is_beyond = other[is_value] <= value + max(0.1, 3 * usual**0.5)
-            name_of_cause, about = "placeholders", ": placeholders."
-            if value == np.nanmin(own) < np.nanmax(own) and is_beyond.mean() > 1 - MOST:
+            is_lowest = value == np.nanmin(own) < np.nanmax(own)
+            is_beyond = others_there <= value + max(0.1, 3 * usual**0.5)
+            name_of_cause = "placeholders"
+            about = ": placeholders."
+            if is_lowest and is_beyond.mean() > 1 - MOST:
                 name_of_cause = "clipped"
                 about = f", at which '{other_name}' is lower: a lower bound."
+            parameters = {"side": side, "value": float(value), "share": share}
             yield Cause(name_of_cause, says + about, parameters)
 
 
@@ -101,7 +105,8 @@ def _repeated(own: Floats) -> Floats:
 
 def units(tokens: SampledTokens) -> Iterator[Cause]:
     """One side is the other in another unit, summed up, or with a constant: what leaves least."""
-    starts, lengths = tokens.starts, tokens.lengths
+    starts = tokens.starts
+    lengths = tokens.lengths
     square = tokens.r**2
     follows = np.append(False, np.diff(tokens.position) == 1)
     follows[starts] = False
@@ -112,27 +117,32 @@ def units(tokens: SampledTokens) -> Iterator[Cause]:
     for side, own, other, name, other_name in sides_of(tokens):
         last = np.where(follows, np.roll(own, 1), own - other)
         sums = np.add.reduceat(other, starts)
-        candidates: list[tuple[str, Floats, dict[str, float]]] = [
-            ("the running sum of", last + other, {}),
-            ("the running mean of", (before * last + other) / (before + 1), {}),
-            ("the sum over the response of", np.repeat(sums, lengths), {}),
-            ("the mean over the response of", np.repeat(sums / lengths, lengths), {}),
-        ]
+        # what the values would be, in words
+        candidates = {
+            "the running sum of": last + other,
+            "the running mean of": (before * last + other) / (before + 1),
+            "the sum over the response of": np.repeat(sums, lengths),
+            "the mean over the response of": np.repeat(sums / lengths, lengths),
+        }
+        amounts: dict[str, dict[str, float]] = {}
         if side == 0:
             factor = _median_ratio(own, other)
+            words = f"{factor:.4g}{_base_of(factor)} times"
+            candidates[words] = factor * other
+            amounts[words] = {"factor": factor}
             offset = float(np.median(own - other))
-            candidates.append(
-                (f"{factor:.4g}{_base_of(factor)} times", factor * other, {"factor": factor}),
-            )
             if abs(offset) > _LEAST_OFFSET:
-                candidates.append((f"{number(offset)} plus", offset + other, {"offset": offset}))
+                words = f"{number(offset)} plus"
+                candidates[words] = offset + other
+                amounts[words] = {"offset": offset}
         # also of the values themselves: a small factor of sums is near any other values
         size = np.minimum(square, own**2)
-        for words, expected, parameters in candidates:
+        for words, expected in candidates.items():
             rest = (own - expected) ** 2
             if size.any() and is_explained(size, rest, _EXACTLY):
                 says = f"'{name}' is {words} '{other_name}'."
-                cause = Cause("other units", says, {"side": side, **parameters})
+                parameters = {"side": side, **amounts.get(words, {})}
+                cause = Cause("other units", says, parameters)
                 share = float(rest.sum() / (own**2).sum())
                 causes.append((share, cause.score(square, rest, len(rest))))
     if causes:
@@ -143,10 +153,14 @@ def _median_ratio(own: Floats, other: Floats) -> float:
     """Return the factor between sides: the median of ratios, each weighted by the value that it is
     over.
     """
-    order = np.argsort(own / np.where(other == 0, 1e-300, other))
+    ratios = own / np.where(other == 0, 1e-300, other)
+    order = np.argsort(ratios)
     weights = np.cumsum(np.abs(other[order]))
-    middle = order[min(np.searchsorted(weights, weights[-1] / 2), len(order) - 1)]
-    return float(own[middle] / other[middle]) if other[middle] else 1.0
+    place = np.searchsorted(weights, weights[-1] / 2)
+    middle = order[min(place, len(order) - 1)]
+    if not other[middle]:
+        return 1.0
+    return float(own[middle] / other[middle])
 
 
 def _base_of(factor: float) -> str:
@@ -163,17 +177,20 @@ def another_token(tokens: SampledTokens) -> Iterator[Cause]:
     most 1.
     """
     differs = np.abs(tokens.r) > _DIFFERENT
-    rollout, trainer = tokens.rollout[differs], tokens.trainer[differs]
-    if min(len(rollout), (~differs).sum()) < 16 or np.corrcoef(rollout, trainer)[0, 1] > _RELATED:
+    rollout = tokens.rollout[differs]
+    trainer = tokens.trainer[differs]
+    if min(len(rollout), (~differs).sum()) < 16:
+        return
+    if np.corrcoef(rollout, trainer)[0, 1] > _RELATED:
         return
     above = float((rollout > trainer).mean())
     is_of_one_side = max(above, 1 - above) > 0.99
-    is_largest = is_of_one_side and np.quantile(np.abs(rollout - trainer), 0.9) > MOST_MASS / 2
+    is_far = np.quantile(np.abs(rollout - trainer), 0.9) > MOST_MASS / 2
+    is_largest = is_of_one_side and is_far
     at_random = np.random.default_rng(0).permutation(rollout)
     limit = np.exp(2 * np.median(np.abs(tokens.r[~differs])))
-    together, expected = (
-        (np.exp(each) + np.exp(trainer) > limit).sum() for each in (rollout, at_random)
-    )
+    together = (np.exp(rollout) + np.exp(trainer) > limit).sum()
+    expected = (np.exp(at_random) + np.exp(trainer) > limit).sum()
     # Renormalized values of one token add up to more: 0.9 and 0.5.
     if together <= 0.01 * len(rollout) and (is_largest or expected >= 8):
         share = float(differs.mean())
@@ -188,7 +205,7 @@ def other_order(tokens: SampledTokens) -> Iterator[Cause]:
     are the same.
     """
     bounds = np.append(tokens.starts, len(tokens.r))
-    spans = [slice(*span) for span in pairwise(bounds) if span[1] - span[0] >= _LEAST_RESPONSE]
+    spans = [slice(start, end) for start, end in pairwise(bounds) if end - start >= _LEAST_RESPONSE]
     rows = spans[:_MOST_RESPONSES]
     if len(rows) < 4:
         return
@@ -212,13 +229,14 @@ def other_order(tokens: SampledTokens) -> Iterator[Cause]:
     is_close &= is_other
     if square[is_close].sum() < (1 - MOST) * square.sum():
         return
-    at = np.arange(len(rows))
     first = int(np.flatnonzero(is_close)[0])
     sequence, other = (int(tokens.sequence[rows[row]][0]) for row in (first, nearest[first]))
-    count = f"{is_close.sum():,} of {plural(len(rows), 'response')}"
-    parameters = {"sequences": int(is_close.sum()), "sequence": sequence}
+    sequences = int(is_close.sum())
+    count = f"{sequences:,} of {plural(len(rows), 'response')}"
+    parameters = {"sequences": sequences, "sequence": sequence}
     rollout_name, trainer_name = tokens.names
-    if (nearest == at)[is_close].mean() > 0.5:
+    is_own = nearest == np.arange(len(rows))
+    if is_own[is_close].mean() > 0.5:
         says = (
             f"'{trainer_name}' has the values of '{rollout_name}' in another order in {count},"
             f" first in sequence {sequence}."
@@ -238,4 +256,5 @@ def _nearest(rollout: Floats, trainer: Floats, square: Floats) -> tuple[Integers
     """
     distances = ((trainer[:, None] - rollout[None]) ** 2).mean(axis=2)
     limit = MOST * np.minimum(square, np.median(distances, axis=1))
-    return distances.argmin(axis=1), distances.min(axis=1) <= limit
+    is_near = distances.min(axis=1) <= limit
+    return distances.argmin(axis=1), is_near

@@ -2,8 +2,6 @@
 `--save-debug-train-data`, `--dump-details`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import zipfile
@@ -15,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import DumpError
+from ..numerics.arrays import Flags, Floats, Record
 from ..runs.dumps.arrays import foreign_errors
 from ..text import clean, plural
-from .figures import Flags, Floats, Integers
+from .figures import Integers
 
 # Of a training batch, one value per token of the response; miles saves the part of a
 # context-parallel rank.
@@ -37,7 +36,7 @@ _MOST_RANKS = 4096
 
 
 # A response as columns of documented names, what files hold per token as [tokens] each.
-Response = dict[str, Any]
+Response = Record
 
 
 def is_rollout(path: Path) -> bool:
@@ -59,7 +58,7 @@ def read_responses(paths: Sequence[Path]) -> list[Response]:
             the files disagree.
     """
     responses = []
-    parts: dict[tuple[int, int], list[tuple[Path, dict[str, Any]]]] = {}
+    parts: dict[tuple[int, int], list[tuple[Path, Record]]] = {}
     for path in paths:
         content = _load(path)
         if not isinstance(content.get("samples", content.get("rollout_data")), list | dict):
@@ -76,7 +75,7 @@ def read_responses(paths: Sequence[Path]) -> list[Response]:
     return responses
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path) -> Record:
     import torch
     from numpy._core.multiarray import _reconstruct, scalar
 
@@ -100,7 +99,7 @@ def _load(path: Path) -> dict[str, Any]:
     return content
 
 
-def _samples(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _samples(content: Mapping[str, Any]) -> Iterator[Record]:
     """Yield the samples of a file, each a dictionary with its number as `sample`."""
     # a file of miles has columns, for one rank
     if "rollout_data" in content:
@@ -146,7 +145,7 @@ def _has_row(column: object, row: int) -> bool:
     return isinstance(column, list | tuple) and row < len(column)
 
 
-def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, dict[str, Any]]]) -> Response:
+def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, Record]]) -> Response:
     """Join what the files hold of one sample."""
     place = f"sample {key[1]} of rollout {key[0]}"
     texts = [_prompt_and_text(path, sample, place) for path, sample in of_files]
@@ -229,7 +228,7 @@ def _versions_by_turn(
 def _whole(
     place: str,
     column: str,
-    slices: Sequence[tuple[Path, dict[str, Any], Floats]],
+    slices: Sequence[tuple[Path, Record, Floats]],
     length: int,
 ) -> Floats:
     """Return the values of a response, put together from the parts of context-parallel ranks.
@@ -238,7 +237,8 @@ def _whole(
     size = max(int(one.get("cp_size") or 1) for _, one, _ in slices)
     if size > _MOST_RANKS:
         raise DumpError(f"{place}: has a `cp_size` of {size}; expected at most {_MOST_RANKS}.")
-    whole, ranks = np.full(length, np.nan), set()
+    whole = np.full(length, np.nan)
+    ranks = set()
     for path, one, part in slices:
         rank = int(one.get("cp_rank") or 0)
         places = _places_of_rank(one, length, rank, size) if size > 1 else np.arange(length)

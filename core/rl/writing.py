@@ -104,10 +104,17 @@ def write_tokens(
         stored = [(each, "float64") for each in digests]
         insert_sides(database, header, digests, stored, [1, 1], "token_id")
         constants = tuple(database.rows(_CONSTANT, [side])[0][0] for side in (0, 1))
-        summary, figures = summary_of_counts(*database.rows(_FIGURES)[0]), Figures(database, header)
+        summary = summary_of_counts(*database.rows(_FIGURES)[0])
+        figures = Figures(database, header)
         contents = summaries(figures, masked)
         own = {row["name"]: row["value"] for row in contents.get("figures of ulpscope", ())}
-        pair = TokenPair(positions, summary, own.get("k3"), constants, sample_tokens(figures))
+        pair = TokenPair(
+            positions,
+            summary,
+            own.get("k3"),
+            constants,
+            sample_tokens(figures),
+        )
         verdict = judge(pair)
         insert_pair(database, 0, summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)

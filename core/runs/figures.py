@@ -3,7 +3,7 @@ been written and that is not placed yet.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -45,8 +45,9 @@ class Figures(Measured):
         with self.decoding("figures"):
             return table.to_pandas(types_mapper=nullable)
 
+    @cached_property
     def has_rollouts(self) -> bool:
-        """Return whether there are figures of trainer vs. rollout."""
+        """Whether there are figures of trainer vs. rollout."""
         return bool(len(self.query("SELECT 1 FROM mismatch LIMIT 1")))
 
     def has_prompts_of_rollouts(self) -> bool:

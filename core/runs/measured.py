@@ -55,8 +55,9 @@ class Measured:
         """
         raise NotImplementedError
 
+    @property
     def has_rollouts(self) -> bool:
-        """Return whether a run is of sampled tokens, some with both sides' values."""
+        """Whether a run is of sampled tokens, some with both sides' values."""
         return False
 
     def has_prompts_of_rollouts(self) -> bool:

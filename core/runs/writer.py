@@ -23,7 +23,7 @@ from .file.records import ALL, FIGURES, Generation, RunHeader
 from .new_run import new_run
 from .spool import Spool
 from .store.store import Store
-from .tables.heatmap import PYRAMIDS, first_level_rows, insert_levels, narrow_cells, tile_rows
+from .tables.heatmap import PYRAMIDS, cell_rows, first_level_rows, insert_levels, narrow_cells
 from .tables.kernels import KernelList, insert_kernels
 from .tables.kv_cache import KV, KV_POSITION, KvPart, kv_rows
 from .tables.layers import LayerRows
@@ -232,9 +232,11 @@ class RunWriter:
         self._totals[pair].add(figures)
         tables = [("position", position_rows(pair, places, figures))]
         rows = np.arange(row, row + len(places), dtype=np.int32)
-        for pyramid, cells in zip(PYRAMIDS, (figures.tiles, figures.row_tiles), strict=True):
+        for pyramid, cells in zip(
+            PYRAMIDS, (figures.group_ulps, figures.group_row_ulps), strict=True
+        ):
             if self._spool is None:
-                tables.append((pyramid.name, tile_rows(pyramid, pair, 0, rows, cells)))
+                tables.append((pyramid.name, cell_rows(pyramid, pair, 0, rows, cells)))
             else:
                 narrow = narrow_cells(self.header, cells)
                 self._cells.setdefault((pair, pyramid.name), []).append(narrow)

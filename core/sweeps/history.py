@@ -59,7 +59,8 @@ class CellChange:
         with_ = f" ({clean(since, 400)})" if since else ""
         if not self.what:
             return f"unchanged{with_}."
-        now, baseline = self.now, self.baseline
+        now = self.now
+        baseline = self.baseline
         phrases = {
             "bits": "different bits",
             "flips": f"{baseline.flips:,} -> {plural(now.flips, 'flip')}",
@@ -68,7 +69,8 @@ class CellChange:
         return f"changed: {series([phrases[one] for one in self.what])}{with_}."
 
     def as_json(self) -> dict[str, Any]:
-        now, keys = self.now, ("verdict", "noise_ratio", "flips", "neq_share")
+        now = self.now
+        keys = ("verdict", "noise_ratio", "flips", "neq_share")
         return {
             "cell": self.state.cell,
             "axes": dict(self.state.axes),
@@ -143,17 +145,25 @@ def gate_of(changes: Sequence[CellChange], conditions: Sequence[str]) -> GateRep
 
 
 def _outcome(change: CellChange, condition: str) -> Outcome:
-    axes, now = change.state.axes, change.now
+    axes = change.state.axes
+    now = change.now
     figure: float | str | None = None
-    outcome, says = UNDECIDED, change.in_words
+    outcome = UNDECIDED
+    says = change.in_words
     if change.state.state == CELL_FAILED:
-        outcome, says = FAILED, f"failed: {change.state.says}"
+        outcome = FAILED
+        says = f"failed: {change.state.says}"
     elif now is not None and condition == "bug":
-        is_failed, figure, says = now.verdict in FAILING, now.verdict, f"is {clean(now.verdict)}."
+        is_failed = now.verdict in FAILING
+        figure = now.verdict
+        says = f"is {clean(now.verdict)}."
     elif now is not None and condition == "flips":
-        is_failed, figure, says = now.flips > 0, now.flips, f"has {plural(now.flips, 'flip')}."
+        is_failed = now.flips > 0
+        figure = now.flips
+        says = f"has {plural(now.flips, 'flip')}."
     elif now is not None:
-        is_failed, figure = bool(change.what), ", ".join(change.what) or "nothing"
+        is_failed = bool(change.what)
+        figure = ", ".join(change.what) or "nothing"
     if not change.done:
         figure = None
     elif condition != "changed" or change.baseline:

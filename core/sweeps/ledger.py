@@ -270,7 +270,8 @@ class Ledger:
         of_cell: dict[str, list[CellCard]] = {}
         for card in sorted(self.cards().values(), key=lambda card: card.created, reverse=True):
             of_cell.setdefault(card.digest, []).append(card)
-        failures, running = self.failures(), self.running()
+        failures = self.failures()
+        running = self.running()
         states = []
         for digest, axes in cells:
             cards = tuple(of_cell.get(digest, ()))

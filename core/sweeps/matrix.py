@@ -118,6 +118,7 @@ def _status(change: CellChange) -> str:
 
 def _gravity(change: CellChange) -> tuple[float, ...]:
     """Return a sort key: failed cells, then done ones by verdict, then running and missing ones."""
-    if not (card := change.done):
+    card = change.done
+    if card is None:
         return (_STATES[change.state.state], 0.0, 0.0)
     return (_STATES[DONE], SEVERITY.get(card.verdict, -1), -(card.noise_ratio or 0.0))

@@ -115,7 +115,8 @@ def compute_here(
         except BaseException as error:
             outcomes.put(error)
 
-    workers, threads = [], []
+    workers = []
+    threads = []
     for device in sorted({cell.axes["device"] for cell in cells}):
         waiting = deque(by_model([cell for cell in cells if cell.axes["device"] == device]))
         for _ in range(min(jobs, len(waiting))):

@@ -5,8 +5,6 @@ here, and a planted cause in `benchmarks/verdicts/causes.py`. It raises `TooFewE
 lacks what it needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +25,8 @@ OBSERVED = (
     *(signs.upcast_values, signs.other_token_ids, signs.sampler),
 )
 _VALUES = {"temperature", "constant", "soft-capping", "rounded"}
-_TOKENS, _MOVED = {"penalty", "logit bias"}, {"shifted rows", "other rows", "repeated rows"}
+_TOKENS = {"penalty", "logit bias"}
+_MOVED = {"shifted rows", "other rows", "repeated rows"}
 # What another cause brings with it: if that is claimed, this says nothing more.
 _IMPLIED_BY = {
     **dict.fromkeys(_VALUES | _TOKENS, _MOVED),
@@ -70,29 +69,29 @@ def explain(pair: PairRows) -> Explanation:
 
     # A penalty may have moved the tokens of the text besides; its amounts are those before a
     # temperature.
-    causes = look_for(OF_VALUES, replace(pair, rows=[row.outside_text() for row in pair.rows]))
-    rest, causes = pair, sorted(causes, key=remaining_rms)[:1]
-    if causes and (undo := causes[0].undo):
-        factor = causes[0].parameters.get("factor", 1.0)
-        rest = replace(pair, rows=[undo.row(row) for row in pair.rows], factor=factor)
+    outside_text = [row.outside_text() for row in pair.rows]
+    causes = look_for(OF_VALUES, replace(pair, rows=outside_text))
+    causes = sorted(causes, key=remaining_rms)[:1]
+    rest = pair
+    for cause in causes:
+        if cause.undo:
+            undone = [cause.undo.row(row) for row in pair.rows]
+            rest = replace(pair, rows=undone, factor=cause.parameters.get("factor", 1.0))
     causes += [*look_for(OF_TOKENS, rest), *look_for(OBSERVED, pair)]
     names = {cause.name for cause in causes}
     implications = {name for name, others in _IMPLIED_BY.items() if names & others}
     if pair.has_constants and names & {"renormalized", *_TOKENS}:  # which move the log-sum too
         implications.add("constant")
     causes = [cause for cause in causes if cause.name not in implications]
-    causes.sort(
-        key=lambda cause: -(2.0 if cause.name == "other tokens" else cause.explained or 0.0),
-    )
-    says = [
-        (
-            f"Checked {len(pair.rows):,} of {plural(pair.positions, 'position')} for:"
-            f" {', '.join(looked_for)}."
-        ),
-    ]
-    if not_checked := [f"{', '.join(names)} (needs {what})" for what, names in missing.items()]:
-        says.append(f"Not checked: {', '.join(not_checked)}.")
-    return Explanation(causes, " ".join(says))
+    # other tokens first
+    causes.sort(key=lambda cause: cause.explained or 0.0, reverse=True)
+    causes.sort(key=lambda cause: cause.name != "other tokens")
+    positions = plural(pair.positions, "position")
+    says = f"Checked {len(pair.rows):,} of {positions} for: {', '.join(looked_for)}."
+    not_checked = [f"{', '.join(names)} (needs {what})" for what, names in missing.items()]
+    if not_checked:
+        says += f" Not checked: {', '.join(not_checked)}."
+    return Explanation(causes, says)
 
 
 def explain_lists(
@@ -106,5 +105,6 @@ def explain_lists(
     ]
     causes = [*missing, *explanation.causes]
     # Top-p leaves the prompt's tokens out, or one token alone, which is then no placeholder.
-    causes.sort(key=lambda cause: {"masking": 0, "renormalized": 1}.get(cause.name, 2))
+    order = {"masking": 0, "renormalized": 1}
+    causes.sort(key=lambda cause: order.get(cause.name, 2))
     return replace(explanation, causes=causes)

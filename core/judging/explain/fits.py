@@ -4,10 +4,9 @@ penalty, a bias).
 Each is given half of the rows and yields fits, which `scoring.score` undoes on the other half.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -41,21 +40,34 @@ def temperature(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
             f"Up to a constant in each row, '{pair.names[1]}' is '{pair.names[0]}' at a temperature"
             f" of {amount}."
         )
-        undo = Undo(lambda row: row._replace(x=factor * row.x), share=TRIMMED, has_constant=True)
-        yield Cause("temperature", says, {"factor": factor, "temperature": 1 / factor}, undo)
+
+        def scale(row: RowPair) -> RowPair:
+            return row._replace(x=factor * row.x)
+
+        undo = Undo(scale, share=TRIMMED, has_constant=True)
+        parameters = {"factor": factor, "temperature": 1 / factor}
+        yield Cause("temperature", says, parameters, undo)
 
 
 def _slope(row: RowPair) -> float:
     """Slope of y over x that a quarter of the tokens does not move: the median over pairs, weighted
     by distance.
     """
-    row = row.part(slice(None, None, 1 + len(row.x) // _SLOPE_TOKENS))
+    step = 1 + len(row.x) // _SLOPE_TOKENS
+    row = row.part(slice(None, None, step))
     first, second = np.triu_indices(len(row.x), 1)
     gaps = row.x[first] - row.x[second]
-    slopes = np.divide(row.y[first] - row.y[second], gaps, out=np.zeros(len(gaps)), where=gaps != 0)
+    rises = row.y[first] - row.y[second]
+    slopes = np.divide(
+        rises,
+        gaps,
+        out=np.zeros(len(gaps)),
+        where=gaps != 0,
+    )
     order = np.argsort(slopes, kind="stable")
     weights = np.cumsum(np.abs(gaps[order]))
-    return float(slopes[order][np.searchsorted(weights, weights[-1] / 2)])
+    middle = np.searchsorted(weights, weights[-1] / 2)
+    return float(slopes[order][middle])
 
 
 @fit_and_score()
@@ -64,11 +76,12 @@ def constant_offset(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     log-sum.
     """
     differences = [row.y - row.x for row in rows]
-    constants, rest = np.array(
-        [(np.median(each), np.median(np.abs(center(each)))) for each in differences],
-    ).T
+    constants = np.array([np.median(each) for each in differences])
     is_one_sided = abs(np.sign(constants).mean()) >= _ONE_SIDED  # the noise of a row has any sign
-    least = max(_LEAST_CONSTANT, _OF_REST * float(np.median(rest)) if pair.has_constants else 0.0)
+    least = _LEAST_CONSTANT
+    if pair.has_constants:
+        rest = [np.median(np.abs(center(each))) for each in differences]
+        least = max(least, _OF_REST * float(np.median(rest)))
     if is_one_sided and np.median(np.abs(constants)) >= least:
         middle = float(np.median(constants))
         amount = f"one number in each row (median {number(middle)})"
@@ -76,7 +89,11 @@ def constant_offset(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
             f"'{pair.names[1]}' is '{pair.names[0]}' plus {amount}, as log-probabilities are logits"
             " less a log-sum."
         )
-        undo = Undo(lambda row: row._replace(x=row.x + np.median(row.y - row.x)), share=TRIMMED)
+
+        def add_constant(row: RowPair) -> RowPair:
+            return row._replace(x=row.x + np.median(row.y - row.x))
+
+        undo = Undo(add_constant, share=TRIMMED)
         yield Cause("constant", says, {"constant": middle}, undo)
 
 
@@ -85,15 +102,20 @@ def soft_capping(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """Logits of one side are soft-capped: cap x tanh(logit / cap)."""
     if pair.has_constants:
         raise TooFewError("logits")
-    few = [
-        row.part(slice(None, None, 1 + len(row.x) // _CAPPED_TOKENS)) for row in rows[:_CAPPED_ROWS]
-    ]
+    few = []
+    for row in rows[:_CAPPED_ROWS]:
+        step = 1 + len(row.x) // _CAPPED_TOKENS
+        few.append(row.part(slice(None, None, step)))
     for side in (1, 0):
-        own, other = (np.concatenate([row.side(one) for row in few]) for one in (side, 1 - side))
-        cap, width = 28.0, 14.0  # 2 to 392
+        own = np.concatenate([row.side(side) for row in few])
+        other = np.concatenate([row.side(1 - side) for row in few])
+        # from 2 to 392, then finer around the best
+        cap = 28.0
+        width = 14.0
         for _ in range(4):
             caps = cap * np.geomspace(1 / width, width, 55)[:, None]
-            cap = float(caps[np.abs(own - caps * np.tanh(other / caps)).mean(axis=1).argmin(), 0])
+            errors = np.abs(own - _cap_softly(caps, other)).mean(axis=1)
+            cap = float(caps[errors.argmin(), 0])
             width **= 0.1
         says = (
             f"Logits of '{pair.names[side]}' are those of '{pair.names[1 - side]}', soft-capped at"
@@ -103,29 +125,40 @@ def soft_capping(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
         yield Cause("soft-capping", says, {"cap": cap}, undo)
 
 
-def _cap_softly(cap: float, values: Values) -> Values:
+def _cap_softly(cap: float | Values, values: Values) -> Values:
     return cap * np.tanh(values / cap)
 
 
 def _apply(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair], RowPair]:
     """Give the other side's values what `side` did to them."""
-    return lambda row: row._replace(x=change(row.x)) if side else row._replace(y=change(row.y))
+
+    def undo(row: RowPair) -> RowPair:
+        if side:
+            return row._replace(x=change(row.x))
+        return row._replace(y=change(row.y))
+
+    return undo
 
 
 @fit_and_score(least_tokens=1)
 def rounded_logits(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
     """One side is the other rounded to a coarser format, or to so many decimals."""
-    names = (
-        ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2") if not pair.has_constants else ()
-    )
-    roundings = {name: partial(round_to, FORMATS[name]) for name in names if name != pair.dtype}
-    roundings |= {
-        plural(places, "decimal"): partial(np.round, decimals=places) for places in range(1, 7)
-    }
+    roundings: dict[str, Callable[[Values], Any]] = {}
+    if not pair.has_constants:
+        for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
+            if name != pair.dtype:
+                roundings[name] = partial(round_to, FORMATS[name])
+    for places in range(1, 7):
+        roundings[plural(places, "decimal")] = partial(np.round, decimals=places)
     for side in (1, 0):
         for name, change in roundings.items():
             says = f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}."
-            yield Cause("rounded", says, {"to": name}, Undo(_apply(side, change)))
+            yield Cause(
+                "rounded",
+                says,
+                {"to": name},
+                Undo(_apply(side, change)),
+            )
 
 
 @fit_and_score(in_parts=False)
@@ -138,16 +171,21 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
         raise TooFewError("the token ids of the text")
     of_rows = []
     for row in rows:
-        if 0 < row.in_text.mean() <= FEW:
-            shifts = row.y - row.x - np.median((row.y - row.x)[~row.in_text])
-            of_rows.append((row.x[row.in_text], row.times[row.in_text], shifts[row.in_text]))
+        in_text = row.in_text
+        if 0 < in_text.mean() <= FEW:
+            shifts = row.y - row.x
+            shifts -= np.median(shifts[~in_text])
+            of_rows.append((row.x[in_text], row.times[in_text], shifts[in_text]))
     if not of_rows:
         return
     says = f"'{pair.names[1]}' shifts the logits of tokens already in the text, as by a"
     x, times, shifts = (np.concatenate(each) for each in zip(*of_rows, strict=True))
     strengths = {"presence": -shifts, "frequency": -shifts / times}
-    if not pair.has_constants and (is_same := x * (x + shifts) > 0).any():
-        own, other = x[is_same], (x + shifts)[is_same]
+    y = x + shifts
+    has_same_sign = x * y > 0
+    if not pair.has_constants and has_same_sign.any():
+        own = x[has_same_sign]
+        other = y[has_same_sign]
         strengths["repetition"] = np.where(own > 0, own / other, other / own)
     for form, of_tokens in strengths.items():
         strength = float(np.median(of_tokens))
@@ -163,28 +201,30 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
 
 def _penalize(form: str, strength: float, row: RowPair) -> RowPair:
     if form == "repetition":
-        return row._replace(
-            x=np.where(row.in_text, np.where(row.x > 0, row.x / strength, row.x * strength), row.x),
-        )
-    return row._replace(x=row.x - strength * (row.times if form == "frequency" else row.in_text))
+        penalized = np.where(row.x > 0, row.x / strength, row.x * strength)
+        return row._replace(x=np.where(row.in_text, penalized, row.x))
+    times = row.times if form == "frequency" else row.in_text
+    return row._replace(x=row.x - strength * times)
 
 
 @fit_and_score(in_parts=False)
 def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """Logit bias: the same few tokens are moved by the same amount wherever they stand."""
     differences = [center(row.y - row.x) for row in rows]
-    noise = float(np.median([np.quantile(np.abs(values), 0.75) for values in differences]))
+    quantiles = [np.quantile(np.abs(values), 0.75) for values in differences]
+    noise = float(np.median(quantiles))
     # of rows that hardly differ, the noise is 0
     grid = float(np.median([pair.rounding_rms(row) for row in rows]))
     least = _ABOVE_NOISE * max(noise, 2 * grid) + 1e-4
-    ids, values = np.concatenate([row.token_ids for row in rows]), np.concatenate(differences)
+    ids = np.concatenate([row.token_ids for row in rows])
+    values = np.concatenate(differences)
     candidates, counts = np.unique(ids[np.abs(values) > least], return_counts=True)
     moves = {}
     for token in candidates[counts >= _SEEN][: 4 * _MOST_BIASED].tolist():
-        middle = float(np.median(values[ids == token]))
-        if abs(middle) > least and np.median(
-            np.abs(values[ids == token] - middle),
-        ) <= _STEADY * abs(middle):
+        of_token = values[ids == token]
+        middle = float(np.median(of_token))
+        spread = np.median(np.abs(of_token - middle))
+        if abs(middle) > least and spread <= _STEADY * abs(middle):
             moves[token] = middle
     if not 0 < len(moves) <= _MOST_BIASED:
         return
@@ -194,7 +234,8 @@ def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     says = f"'{pair.names[1]}' shifts the same tokens in each row, as by a logit bias: {amount}."
 
     def add_bias(row: RowPair) -> RowPair:
-        return row._replace(x=row.x + [moves.get(token, 0.0) for token in row.token_ids.tolist()])
+        biases = [moves.get(token, 0.0) for token in row.token_ids.tolist()]
+        return row._replace(x=row.x + biases)
 
     undo = Undo(add_bias, moves=lambda row: np.isin(row.token_ids, tokens))
     yield Cause("logit bias", says, {"tokens": tokens, "largest": largest}, undo)

@@ -1,7 +1,5 @@
 """Rows of a variant that the reference has at other places, looked for among all rows of a run."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -37,28 +35,33 @@ class Moves(NamedTuple):
 
 def moves_of_run(run: Measured, pair: int) -> Moves:
     """Return the moved rows of a pair; only rows that some read whole confirm are."""
-    reference, variant = (_vectors(run, side) for side in (0, pair + 1))
     rows = run.header.rows
+    reference = _vectors(run, 0)
+    variant = _vectors(run, pair + 1)
     nearest = np.arange(rows)
     own = np.nan_to_num(run.columns(pair)["rms"]) ** 2
     apart = ((variant - reference) ** 2).sum(axis=1)
     # rows of equal prompts are near without a move
     is_far = apart > SAME_ROW * (variant**2).sum(axis=1)
     asked = np.flatnonzero(is_far & (own > 0))
-    asked = asked[:: 1 + len(asked) * rows // _MOST_PAIRS]
+    step = 1 + len(asked) * rows // _MOST_PAIRS
+    asked = asked[::step]
     lengths = (reference**2).sum(axis=1)
     for start in range(0, len(asked), _BLOCK):
         block = asked[start : start + _BLOCK]
-        best = (lengths - 2 * variant[block] @ reference.T).argmin(axis=1)
-        left = ((variant[block] - reference[best]) ** 2).sum(axis=1)
+        vectors = variant[block]
+        best = (lengths - 2 * vectors @ reference.T).argmin(axis=1)
+        left = ((vectors - reference[best]) ** 2).sum(axis=1)
         is_near = left <= SAME_ROW * apart[block]
         nearest[block[is_near]] = best[is_near]
     moved = np.flatnonzero(nearest != np.arange(rows))
-    sampled = moved[:: 1 + len(moved) // _CONFIRMED]
-    shares = np.array([_left(run, pair, row, int(nearest[row])) for row in sampled.tolist()])
+    step = 1 + len(moved) // _CONFIRMED
+    sampled = moved[::step].tolist()
+    shares = np.array([_left(run, pair, row, int(nearest[row])) for row in sampled])
+    is_same = shares <= SAME_ROW
     least = own.copy()
-    if len(shares) and (shares <= SAME_ROW).mean() >= _AGREES:
-        least[moved] *= shares[shares <= SAME_ROW].mean()
+    if len(shares) and is_same.mean() >= _AGREES:
+        least[moved] *= shares[is_same].mean()
     return Moves(nearest, own, least)
 
 
@@ -67,8 +70,10 @@ def _vectors(run: Measured, side: int) -> Values:
     tokens, logits = run.best_tokens(side)
     is_number = np.isfinite(logits)
     lowest = np.where(is_number, logits, np.inf).min(axis=1, keepdims=True)
-    excess = np.where(is_number, logits - np.where(is_number, lowest, 0.0), 0.0)
-    directions = np.random.default_rng(_SEED).normal(size=(run.header.vocab, _DIRECTIONS))
+    lowest = np.where(is_number, lowest, 0.0)
+    excess = np.where(is_number, logits - lowest, 0.0)
+    random = np.random.default_rng(_SEED)
+    directions = random.normal(size=(run.header.vocab, _DIRECTIONS))
     vectors = np.zeros((run.header.rows, _DIRECTIONS))
     for rank in range(logits.shape[1]):
         vectors += excess[:, rank, None] * directions[tokens[:, rank]]
@@ -79,10 +84,16 @@ def _left(run: Measured, pair: int, row: int, partner: int) -> float:
     """Return what of a row's squared difference is left from another row of the reference, each up
     to a constant.
     """
-    theirs = values_of(run.read_rows(pair + 1, row, row + 1)[0], run.header.format).astype(float)
+
+    def values(side: int, place: int) -> Values:
+        bits = run.read_rows(side, place, place + 1)[0]
+        return values_of(bits, run.header.format).astype(float)
+
+    variant = values(pair + 1, row)
     squares = []
     for place in (partner, row):
-        difference = theirs - values_of(run.read_rows(0, place, place + 1)[0], run.header.format)
+        difference = variant - values(0, place)
         difference = difference[np.isfinite(difference)]
         squares.append(float(difference.var()) if len(difference) else 0.0)
-    return squares[0] / squares[1] if squares[1] else 1.0
+    left, own = squares
+    return left / own if own else 1.0

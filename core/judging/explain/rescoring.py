@@ -2,8 +2,6 @@
 it agrees with.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +14,7 @@ from ...evidence import Evidence
 from ...numerics.arrays import Flags, Floats
 from ...rl.causes import explain_tokens
 from ...rl.figures import SampledTokens
-from ...text import three_digits
+from ...text import number
 from .rows import RowPair
 
 _FEW = 0.05  # of the tokens may be far off without deciding about the others
@@ -43,9 +41,8 @@ class Rescoring:
     @cached_property
     def sides(self) -> tuple[Floats, Floats]:
         """Floats of the reference and the variant. [tokens] each"""
-        reference, variant = (
-            np.concatenate([row.side(side) for row in self.rows]) for side in (0, 1)
-        )
+        reference = np.concatenate([row.x for row in self.rows])
+        variant = np.concatenate([row.y for row in self.rows])
         return reference, variant
 
     @cached_property
@@ -54,9 +51,11 @@ class Rescoring:
         rows]
         """
         x, y = self.sides
-        differences = np.square([y - x, *(values - self.plain for values in (*self.draws, x, y))])
+        to_model = [values - self.plain for values in (*self.draws, x, y)]
+        differences = np.square([y - x, *to_model])
         sizes = [len(row.x) for row in self.rows]
-        return np.add.reduceat(differences, np.cumsum([0, *sizes[:-1]]), axis=1) / sizes
+        starts = np.cumsum([0, *sizes[:-1]])
+        return np.add.reduceat(differences, starts, axis=1) / sizes
 
     @property
     def floor(self) -> Floats:
@@ -72,13 +71,15 @@ class Rescoring:
         """Difference of the pair, of the reference to the model and of the variant to it, in noise
         floors.
         """
-        pair, x, y = np.sqrt(self.squares[[0, -2, -1]].mean(axis=1) / self.floor.mean())
+        squares = self.squares[[0, -2, -1]].mean(axis=1)
+        pair, x, y = np.sqrt(squares / self.floor.mean())
         return float(pair), float(x), float(y)
 
     @cached_property
     def scale(self) -> Floats:
         """Floor of each row; one next to 0 is no scale. [rows]"""
-        return np.maximum(self.floor, max(float(np.median(self.floor)), 1e-300))
+        least = max(float(np.median(self.floor)), 1e-300)
+        return np.maximum(self.floor, least)
 
     def outliers(self, side: int) -> Flags:
         """Return the rows by which a side is far from the model; none if it is not, or if they are
@@ -91,7 +92,8 @@ class Rescoring:
     def ratio(self, side: int) -> float:
         """Return a side's distance without outliers, in noise floors."""
         usual = ~self.outliers(side)
-        return float(np.sqrt(self.squares[-2 + side][usual].mean() / self.floor[usual].mean()))
+        square = self.squares[-2 + side][usual].mean()
+        return float(np.sqrt(square / self.floor[usual].mean()))
 
     @property
     def mean(self) -> Floats:
@@ -122,7 +124,7 @@ class _Agreement:
         return self.nearest.names[self.side]
 
     def size(self, one: Rescoring) -> str:
-        return f"{three_digits(one.ratio(self.side))} noise floors ({one.dtype})"
+        return f"{number(one.ratio(self.side))} noise floors ({one.dtype})"
 
     @property
     def place(self) -> str:
@@ -133,19 +135,25 @@ def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
     # Of those that fit the closest, so the finer dtype: a float32 side may be 1 noise floor from
     # either.
     close = [one for one in scores if one.ratio(side) <= LISTS.over_all]
-    nearest = min(
-        close,
-        key=lambda one: one.squares[-2 + side][~one.outliers(side)].mean(),
-        default=None,
-    )
-    nearest = nearest or min(scores, key=lambda one: one.ratio(side))
-    values, usual, fits = nearest.sides[side], ~nearest.outliers(side), {}
+
+    def usual_square(one: Rescoring) -> float:
+        return float(one.squares[-2 + side][~one.outliers(side)].mean())
+
+    if close:
+        nearest = min(close, key=usual_square)
+    else:
+        nearest = min(scores, key=lambda one: one.ratio(side))
+    values = nearest.sides[side]
+    usual = ~nearest.outliers(side)
+    fits = {}
     for one in close:
         if one.dtype == nearest.dtype:
             # Diebold and Mariano (1995): squared errors of two predictions of the same values,
             # paired.
-            farther = ((values - one.mean) ** 2 - (values - nearest.mean) ** 2)[usual]
-            if one is nearest or farther.sum() <= _DISTINCT * np.sqrt((farther**2).sum()):
+            farther = (values - one.mean) ** 2 - (values - nearest.mean) ** 2
+            farther = farther[usual]
+            standard_error = np.sqrt((farther**2).sum())
+            if one is nearest or farther.sum() <= _DISTINCT * standard_error:
                 fits[one.model] = one
     return _Agreement(side, nearest, fits)
 
@@ -159,7 +167,8 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
     sides = [_agreement(scores, side) for side in (0, 1)]
     causes = [_verdict(sides, scores)]
     for side in sides:
-        near, off = side.nearest, side.nearest.outliers(side.side)
+        near = side.nearest
+        off = side.nearest.outliers(side.side)
         if not side.fits or off.any():
             sequence, position = np.array(near.places).T
             tokens = SampledTokens(
@@ -171,10 +180,12 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
                 names=(side.name, near.model),
             )
             reasons = explain_tokens(tokens)
-            places = ("some tokens", "part of the response") if off.any() else ()
-            reasons = [reason for reason in reasons if reason.name not in places]
+            if off.any():
+                places = ("some tokens", "part of the response")
+                reasons = [reason for reason in reasons if reason.name not in places]
             if not reasons and off.any():
-                count, first = int(off.sum()), int(np.argmax(off))
+                count = int(off.sum())
+                first = int(np.argmax(off))
                 place = (
                     f"{count:,} of {len(off):,} tokens, first token {position[first]} of sequence"
                     f" {sequence[first]}"
@@ -193,12 +204,14 @@ def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
     rollout, trainer = sides
     both = [name for name in rollout.fits if name in trainer.fits]
     if both:
-        kind = (
-            "rounding"
-            if rollout.nearest.dtype == trainer.nearest.dtype
-            else "numerics of two settings"
-        )
-        name = min(both, key=lambda name: sum(side.fits[name].ratio(side.side) for side in sides))
+        kind = "numerics of two settings"
+        if rollout.nearest.dtype == trainer.nearest.dtype:
+            kind = "rounding"
+
+        def distance(name: str) -> float:
+            return sum(side.fits[name].ratio(side.side) for side in sides)
+
+        name = min(both, key=distance)
         sizes = ", ".join(f"'{side.name}' {side.size(side.fits[name])}" for side in sides)
         says = f"Both sides agree with {name}: {sizes}."
     elif rollout.fits and trainer.fits:
@@ -207,7 +220,8 @@ def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
             f"'{rollout.name}' agrees with {rollout.place}, '{trainer.name}' with {trainer.place}."
         )
     elif rollout.fits or trainer.fits:
-        kind, (fit, off) = "one side", sides if rollout.fits else sides[::-1]
+        kind = "one side"
+        fit, off = sides if rollout.fits else sides[::-1]
         says = (
             f"No given checkpoint fits '{off.name}', nearest {off.place}; '{fit.name}' agrees with"
             f" {fit.place}."
@@ -218,7 +232,9 @@ def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
         says = f"No given checkpoint fits. Nearest to {near}."
     for side in sides:
         if len(side.fits) > 1:
-            names = ", ".join(list(side.fits)[:3]) + ", ..." * (len(side.fits) > 3)
+            names = ", ".join(list(side.fits)[:3])
+            if len(side.fits) > 3:
+                names += ", ..."
             says += f" For '{side.name}', {names} cannot be distinguished at this noise floor."
     table = [
         {

@@ -61,18 +61,17 @@ class RowPair(NamedTuple):
         return self.y if side else self.x
 
     def part(self, selection: Flags | slice) -> RowPair:
-        ids, x, y, times = (
-            self.token_ids[selection],
-            self.x[selection],
-            self.y[selection],
-            self.times[selection],
-        )
+        ids = self.token_ids[selection]
+        x = self.x[selection]
+        y = self.y[selection]
+        times = self.times[selection]
         return RowPair(self.prompt, self.position, ids, x, y, times)
 
     def outside_text(self) -> RowPair:
         """Leave out the tokens of the text if enough others are there."""
         others = ~self.in_text
-        return self.part(others) if others.sum() >= max(LEAST_TOKENS, len(others) // 2) else self
+        are_enough = others.sum() >= max(LEAST_TOKENS, len(others) // 2)
+        return self.part(others) if are_enough else self
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,14 +114,16 @@ class PairRows:
         """Return the rms that rounding both sides leaves: uniform within half a step of the row's
         largest value.
         """
-        largest = np.array([np.abs(side).max(initial=0.0) for side in (row.x, row.y)])
+        ends = [np.abs(side).max(initial=0.0) for side in (row.x, row.y)]
         fmt = format_named(self.dtype or "float32")  # of lists, the log-sum is in float32
-        return float(np.sqrt((spacings(largest, fmt) ** 2).sum() / 12))
+        steps = spacings(np.array(ends), fmt)
+        return float(np.sqrt((steps**2).sum() / 12))
 
 
 def rows_of_run(run: Measured, pair: int) -> PairRows:
     """Return some rows of a stored pair of complete rows."""
-    header, sides = run.header, (0, pair + 1)
+    header = run.header
+    sides = (0, pair + 1)
 
     def read(side: int, start: int, stop: int) -> Values:
         return values_of(run.read_rows(sides[side], start, stop), header.format)
@@ -156,33 +157,47 @@ def complete_rows(
     every = [(prompt, at) for prompt, length in enumerate(lengths) for at in range(length)]
     blocks = _blocks(len(every), _MOST_LOGITS // vocab)
     places = [every[at] for block in blocks for at in block]
-    whole = np.array(
-        [
-            np.concatenate([read(side, block.start, block.stop) for block in blocks])
-            for side in (0, 1)
-        ],
-    )
-    is_masked = np.array([[is_left_out(row) for row in rows] | _is_padding(rows) for rows in whole])
-    usable = np.isfinite(whole).all(axis=0) & ~is_masked.any(axis=0)
+    sides = []
+    masks = []
+    for side in (0, 1):
+        values = np.concatenate([read(side, block.start, block.stop) for block in blocks])
+        left_out = np.array([is_left_out(row) for row in values])
+        sides.append(values)
+        masks.append(left_out | _is_padding(values))
+    whole = np.array(sides)
+    is_masked = np.array(masks)
+    is_finite = np.isfinite(whole).all(axis=0)
+    usable = is_finite & ~is_masked.any(axis=0)
     spread = np.linspace(0, vocab - 1, min(vocab, _SPREAD)).astype(np.int64)
     rows = []
     for at in np.flatnonzero(usable.any(axis=1)):
         prompt, position = places[at]
-        x, y = np.where(usable[at], whole[:, at], 0.0).astype(np.float64)
-        shifts = np.abs(y - x - np.median((y - x)[usable[at]]))
-        text = np.array(
-            [token for token in tokens[prompt][: position + 1] if 0 <= token < vocab],
-            np.int64,
-        )
-        keys = np.where(usable[at], (x, y, shifts), -np.inf)
+        is_usable = usable[at]
+        x, y = np.where(is_usable, whole[:, at], 0.0).astype(np.float64)
+        shifts = y - x
+        shifts = np.abs(shifts - np.median(shifts[is_usable]))
+        text = np.array(tokens[prompt][: position + 1], np.int64)
+        text = text[(text >= 0) & (text < vocab)]
+        keys = np.where(is_usable, (x, y, shifts), -np.inf)
         tops = [
-            largest(key, most) for key, most in zip(keys, (_LARGEST, _LARGEST, _MOVED), strict=True)
+            largest(keys[0], _LARGEST),
+            largest(keys[1], _LARGEST),
+            largest(keys[2], _MOVED),
         ]
         ids = np.unique(np.concatenate([spread, text, *tops]))
-        ids = ids[usable[at][ids]]
+        ids = ids[is_usable[ids]]
         if np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
             times = np.bincount(text, minlength=vocab)[ids]
-            rows.append(RowPair(prompt, position, ids, x[ids], y[ids], times))
+            rows.append(
+                RowPair(
+                    prompt,
+                    position,
+                    ids,
+                    x[ids],
+                    y[ids],
+                    times,
+                )
+            )
     return PairRows(names, "logit", dtype, rows, len(every), places, whole, is_masked)
 
 
@@ -198,8 +213,10 @@ def _blocks(count: int, most: int) -> list[range]:
 def _is_padding(rows: Values) -> Flags:
     """Return whether each token is of a tail that holds one value in each row of a side."""
     vocab = rows.shape[1]
-    start = int(np.flatnonzero(np.append(True, (rows != rows[:, -1:]).any(axis=0)))[-1])
-    return (np.arange(vocab) >= start) & (0 < start <= vocab - _LEAST_PADDING)
+    differs_from_last = (rows != rows[:, -1:]).any(axis=0)
+    start = int(np.flatnonzero(np.append(True, differs_from_last))[-1])
+    is_long = 0 < start <= vocab - _LEAST_PADDING
+    return (np.arange(vocab) >= start) & is_long
 
 
 def rows_of_lists(
@@ -213,24 +230,34 @@ def rows_of_lists(
     rows = []
     for at in range(0, len(places), max(1, len(places) // most)):
         prompt, position = places[at]
-        (x_ids, x), (y_ids, y) = (side.row(at) for side in pair.rows)
+        x_ids, x = pair.rows[0].row(at)
+        y_ids, y = pair.rows[1].row(at)
         ids, in_x, in_y = np.intersect1d(x_ids, y_ids, return_indices=True)
         text = np.array(reference.responses[prompt].tokens[: position + 1], np.int64)
-        times = (text == ids[:, None]).sum(axis=1) * (
-            pair.keys == "token_id" and UNKNOWN_TOKEN not in text
+        times = (text == ids[:, None]).sum(axis=1)
+        if pair.keys != "token_id" or UNKNOWN_TOKEN in text:
+            times *= 0
+        rows.append(
+            RowPair(
+                prompt,
+                position,
+                ids.astype(np.int64),
+                x[in_x],
+                y[in_y],
+                times,
+            )
         )
-        rows.append(RowPair(prompt, position, ids.astype(np.int64), x[in_x], y[in_y], times))
     blocks = [at for block in _blocks(len(places), _MOST_PLACES) for at in block]
     lists = [[side.row(at) for at in blocks] for side in pair.rows]
     tokens_of_rows = [tokens for side in lists for tokens, _ in side]
     ids = np.unique(np.concatenate(tokens_of_rows or [np.zeros(0, np.int64)]))
     whole = np.full((2, len(blocks), len(ids)), np.nan)
-    for side, rows_of_side in enumerate(lists):
+    for index, rows_of_side in enumerate(lists):
         for at, (tokens, values) in enumerate(rows_of_side):
-            whole[side, at, np.searchsorted(ids, tokens)] = values
-    prompts = [
-        tuple(prompt_tokens(each) or () for each in side.responses) for side in (reference, variant)
-    ]
+            whole[index, at, np.searchsorted(ids, tokens)] = values
+    prompts = []
+    for side in (reference, variant):
+        prompts.append(tuple(prompt_tokens(each) or () for each in side.responses))
     return PairRows(
         names=(pair.reference, pair.variant),
         values="logprob",
@@ -259,14 +286,15 @@ def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[in
         raise UsageError(
             "--trainer needs the prompts: mark them by a mask of 0, or add `prompt_token_ids`.",
         )
-    sequences, rows, places = {}, [], []
+    sequences = {}
+    rows = []
+    places = []
     for prompt, tokens in table.groupby("prompt"):
         first = json.loads(tokens["prompt_token_ids"].iloc[0])
         ids = tokens["token_id"].to_numpy(np.int64)
         sequences[prompt] = (*first, *ids.tolist())
-        x, y = (
-            tokens[side].to_numpy(np.float64, na_value=np.nan) for side in ("reference", "variant")
-        )
+        x = tokens["reference"].to_numpy(np.float64)
+        y = tokens["variant"].to_numpy(np.float64)
         usable = tokens["is_trained"].to_numpy(bool) & np.isfinite(x) & np.isfinite(y)
         for at in np.flatnonzero(usable):
             one = slice(at, at + 1)
@@ -282,4 +310,12 @@ def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[in
                 ),
             )
     pair = run.header.sides[0].name, run.header.sides[1].name
-    return sequences, PairRows(pair, "logprob", "", rows, len(rows), places, np.empty((2, 0, 0)))
+    return sequences, PairRows(
+        pair,
+        "logprob",
+        "",
+        rows,
+        len(rows),
+        places,
+        np.empty((2, 0, 0)),
+    )

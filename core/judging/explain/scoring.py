@@ -2,8 +2,6 @@
 (docs/explanation/causes.md).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
@@ -83,10 +81,11 @@ def _halves(
     usable = [row for row in rows if len(row.x) >= least_tokens]
     if in_parts and len(usable) < 2 * LEAST_ROWS:
         most = _PARTS // max(1, len(usable))
-        counts = [(row, min(most, len(row.x) // _LEAST_PART)) for row in usable]
-        usable = [
-            row.part(slice(start, None, count)) for row, count in counts for start in range(count)
-        ]
+        parts = []
+        for row in usable:
+            count = min(most, len(row.x) // _LEAST_PART)
+            parts += [row.part(slice(start, None, count)) for start in range(count)]
+        usable = parts
     if len(usable) < 2 * LEAST_ROWS:
         one_row = f", or a row of {2 * LEAST_ROWS * _LEAST_PART}" if in_parts else ""
         raise TooFewError(f"{2 * LEAST_ROWS} rows of {least_tokens} shared values{one_row}")
@@ -101,7 +100,8 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
     most of what unrelated sides differ by. If it moves few tokens, the others have to be three
     times closer.
     """
-    if (undo := cause.undo) is None:
+    undo: Undo | None = cause.undo
+    if undo is None:
         return cause
     # whose own noise may look like a cause
     are_few = len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS
@@ -110,45 +110,53 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
     unexplained = 0
     disorders: list[Callable[[], float]] = []
     for row in rows:
-        sides, noise = undo.row(row), pair.rounding_rms(row)
+        sides = undo.row(row)
+        noise = pair.rounding_rms(row)
         gap: Values = row.y - row.x
         error: Values = sides.y - sides.x
         disorder: Callable[[], float] = float  # 0.0
         if undo.moves is None:
-            gap, error = (center(each) if undo.has_constant else each for each in (gap, error))
-            nearest = np.argsort(np.abs(error), kind="stable")[: math.ceil(undo.share * len(error))]
-            x, y, gap, error = sides.x[nearest], sides.y[nearest], gap[nearest], error[nearest]
-            part, rest, disorder = gap, error, partial(_disorder, row.x[nearest], error)
-            is_close = rms(error) ** 2 <= bar * min(x.var(), y.var())
+            if undo.has_constant:
+                gap = center(gap)
+                error = center(error)
+            kept = math.ceil(undo.share * len(error))
+            nearest = np.argsort(np.abs(error), kind="stable")[:kept]
+            gap = gap[nearest]
+            error = error[nearest]
+            least_variance = min(sides.x[nearest].var(), sides.y[nearest].var())
+            is_close = rms(error) ** 2 <= bar * least_variance
+            part = gap
+            rest = error
+            disorder = partial(_disorder, row.x[nearest], error)
         else:
             few = undo.moves(row)
             if not 0 < few.mean() <= FEW:
                 continue
-            gap, error = (each - np.median(gap[~few]) for each in (gap, error))
-            part, rest, others = gap[few], error[few], rms(gap[~few])
+            middle = np.median(gap[~few])
+            gap = gap - middle
+            error = error - middle
+            part = gap[few]
+            rest = error[few]
+            others = rms(gap[~few])
             noise = _AT_OTHERS / _AT_GRID * (noise + others)
-            is_close = others <= min(
-                SHRUNK * rms(part),
-                math.sqrt(bar * min(row.x.var(), row.y.var())),
-            )
+            least_variance = min(row.x.var(), row.y.var())
+            is_close = others <= min(SHRUNK * rms(part), math.sqrt(bar * least_variance))
         if gap.any():
             is_explained = is_close and rms(rest) ** 2 <= bar * rms(part) ** 2
             unexplained += not is_explained
             if 2 * unexplained >= len(rows):  # of sound sides soon; the sorting below takes longest
                 return None
             disorders.append(disorder)
-            scores.append(
-                (float(gap @ gap), float(error @ error), len(error), rms(rest) / noise),
-            )
+            squares = (float(gap @ gap), float(error @ error))
+            scores.append((*squares, len(error), rms(rest) / noise))
     if len(scores) < (LEAST_ROWS if undo.moves else 1):
         return None
     total, remaining, tokens, over_noise = np.array(scores).T
-    is_noise = (
-        np.quantile(over_noise, 0.75 if undo.moves else 0.5) <= _AT_GRID
-        or np.mean([disorder() for disorder in disorders]) >= _NO_ORDER
-    )
-    is_most = unexplained < len(scores) / 2
-    return cause.score(total, remaining, tokens.sum()) if is_most and is_noise else None
+    is_at_grid = np.quantile(over_noise, 0.75 if undo.moves else 0.5) <= _AT_GRID
+    is_noise = is_at_grid or np.mean([disorder() for disorder in disorders]) >= _NO_ORDER
+    if not is_noise or unexplained >= len(scores) / 2:
+        return None
+    return cause.score(total, remaining, tokens.sum())
 
 
 def center(values: Values) -> Values:
@@ -164,4 +172,6 @@ def _disorder(values: Values, errors: Values) -> float:
     smooth function.
     """
     steps = np.diff(errors[np.argsort(values, kind="stable")])
-    return float((steps**2).mean() / 2 / max(errors.var(ddof=1), 1e-300)) if len(steps) > 1 else 0.0
+    if len(steps) < 2:
+        return 0.0
+    return float((steps**2).mean() / 2 / max(errors.var(ddof=1), 1e-300))

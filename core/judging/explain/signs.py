@@ -2,15 +2,13 @@
 values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
 
 from ...cause import EXPLAINED, Cause
 from ...checks.shift import shift_in_words
-from ...numerics.arrays import Flags, Ints, Values
+from ...numerics.arrays import Flags, Ints, Record, Values
 from ...numerics.formats import FORMATS, round_to
 from ...responses.alignment import extra_first_token
 from ...responses.records import UNKNOWN_TOKEN
@@ -35,66 +33,67 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     """Rows of the variant are the reference's of other places: shifted by some, one row everywhere,
     another order.
     """
-    places, (reference, variant) = pair.places, pair.names
-    total, index = len(places), {place: at for at, place in enumerate(places)}
+    places = pair.places
+    reference, variant = pair.names
+    total = len(places)
+    index = {place: at for at, place in enumerate(places)}
     if total < 2:
         raise TooFewError("2 rows")
     # whatever lies farther is looked for among all rows by `find_moves`, if there is one
     farthest = total if pair.find_moves is None else max(_SHIFTS)
     distances, shared, are_single = _distances(pair, farthest)
     # each row a prompt of its own
-    own, axis = distances.diagonal(), int(any(position for _, position in places))
+    own = distances.diagonal()
+    axis = int(any(position for _, position in places))
+    least = 2 * LEAST_ROWS
+    share = 0.5
+    if are_single:
+        least = _LEAST_VALUES
+        share = EXPLAINED
     for shift in _SHIFTS:
-        moves = {
-            at: index.get((p + shift * (1 - axis), q + shift * axis))
-            for at, (p, q) in enumerate(places)
-        }
-        squares = [
-            (own[at], distances[at, to])
-            for at, to in moves.items()
-            if to is not None and own[at] > 0
-        ]
-        original, remaining = (
-            np.array([row for row in squares if np.isfinite(row).all()]).reshape(-1, 2).T
-        )
-        if len(original) >= (_LEAST_VALUES if are_single else 2 * LEAST_ROWS):
-            cause = Cause(
-                "shifted rows",
-                f"{shift_in_words(pair.names, shift)}.",
-                {"rows": shift},
-            )
-            yield from _if_explained(cause, original, remaining, EXPLAINED if are_single else 0.5)
+        squares = []
+        for at, (prompt, position) in enumerate(places):
+            moved = (prompt, position + shift) if axis else (prompt + shift, position)
+            to = index.get(moved)
+            if to is not None and own[at] > 0:
+                squares.append((own[at], distances[at, to]))
+        finite = [row for row in squares if np.isfinite(row).all()]
+        original, remaining = np.array(finite).reshape(-1, 2).T
+        if len(original) >= least:
+            says = f"{shift_in_words(pair.names, shift)}."
+            cause = Cause("shifted rows", says, {"rows": shift})
+            yield from _if_explained(cause, original, remaining, share)
     # Two values tell no row from another: of a few pairs of tokens some are equally far apart by
     # chance.
-    identified = np.where(
-        (shared >= LEAST_TOKENS) | np.eye(total, dtype=bool),
-        distances,
-        _UNRELATED,
-    )
+    is_told = (shared >= LEAST_TOKENS) | np.eye(total, dtype=bool)
+    identified = np.where(is_told, distances, _UNRELATED)
     rows = Moves(identified.argmin(axis=1), own, identified.min(axis=1))
     if pair.find_moves is not None:
-        rows, places, total = pair.find_moves(), pair.every_place, pair.positions
-    nearest, is_moved = rows.nearest, rows.is_moved
+        rows = pair.find_moves()
+        places = pair.every_place
+        total = pair.positions
+    nearest = rows.nearest
+    is_moved = rows.is_moved
     count = int(is_moved.sum())
     if are_single or not count or (not pair.dtype and 2 * count < total):
         return
     targets, counts = np.unique(nearest[is_moved], return_counts=True)
-    target, first = places[targets[counts.argmax()]], int(is_moved.argmax())
+    target = places[targets[counts.argmax()]]
+    first = int(is_moved.argmax())
     if count > 2 and counts.max() >= EXPLAINED * count and 2 * count > total:
         says = (
             f"'{variant}' repeats one row at {count + 1} of {total} positions: that of"
             f" {_place(target)}."
         )
-        name, parameters = (
-            "repeated rows",
-            {"prompt": target[0], "position": target[1], "positions": count + 1},
-        )
+        name = "repeated rows"
+        parameters = {"prompt": target[0], "position": target[1], "positions": count + 1}
     else:
         one = f"at {_place(places[first])} that of {_place(places[nearest[first]])}"
         says = (
             f"'{variant}' holds other rows of '{reference}' at {count} of {total} positions: {one}."
         )
-        name, parameters = "other rows", {"positions": count}
+        name = "other rows"
+        parameters = {"positions": count}
     yield Cause(name, says, parameters).score(
         rows.own,
         np.where(is_moved, rows.least, rows.own),
@@ -108,27 +107,28 @@ def _distances(pair: PairRows, farthest: int) -> tuple[Values, Ints, bool]:
     are of single values: chosen tokens, whose values in their order are compared, whatever the
     tokens.
     """
-    whole = (
-        np.where(pair.is_masked, np.nan, pair.whole) if pair.is_masked is not None else pair.whole
-    )
-    whole = np.clip(
-        whole[:, :, :: 1 + whole.shape[2] // _COMPARED if pair.dtype else 1],
-        -FARTHEST,
-        FARTHEST,
-    )
+    whole = pair.whole
+    if pair.is_masked is not None:
+        whole = np.where(pair.is_masked, np.nan, whole)
+    step = 1 + whole.shape[2] // _COMPARED if pair.dtype else 1
+    whole = np.clip(whole[:, :, ::step], -FARTHEST, FARTHEST)
     sizes = np.isfinite(whole).sum(axis=2)
     if (sizes == 1).sum() > sizes.shape[1]:
         x, y = np.where(sizes == 1, np.nansum(whole, axis=2), np.nan)
-        return (y[:, None] - x) ** 2, np.zeros((len(x), len(x)), np.int64), True
+        none_shared = np.zeros((len(x), len(x)), np.int64)
+        return (y[:, None] - x) ** 2, none_shared, True
     distances = np.full((sizes.shape[1],) * 2, _UNRELATED)
     shared = np.zeros(distances.shape, np.int64)
     least = _LEAST_SHARED if pair.dtype else 1
     for at, row in enumerate(whole[1]):
-        for other in range(max(0, at - farthest), min(len(distances), at + farthest + 1)):
+        first = max(0, at - farthest)
+        end = min(len(distances), at + farthest + 1)
+        for other in range(first, end):
             difference = row - whole[0, other]
             values = difference[np.isfinite(difference)]
             shared[at, other] = len(values)
-            if len(values) < max(least, min(sizes[1, at], sizes[0, other]) / 2):
+            half = min(sizes[1, at], sizes[0, other]) / 2
+            if len(values) < max(least, half):
                 continue
             errors = center(values)
             if not pair.dtype:
@@ -142,7 +142,8 @@ def _least_differences(x: Values, y: Values) -> Values:
     other, such a token is below the listed ones. x, y: up to a constant. -> [tokens of one list
     alone]
     """
-    has_x, has_y = np.isfinite(x), np.isfinite(y)
+    has_x = np.isfinite(x)
+    has_y = np.isfinite(y)
     shift = np.median((y - x)[has_x & has_y])
     above_y = x[has_x & ~has_y] + shift - np.nanmin(y)
     above_x = y[has_y & ~has_x] - shift - np.nanmin(x)
@@ -163,7 +164,8 @@ def _if_explained(
     are explained.
     """
     is_explained = remaining <= (1 - EXPLAINED) * original
-    if is_explained.mean() > share and remaining.sum() <= (1 - EXPLAINED) * original.sum():
+    is_whole_explained = remaining.sum() <= (1 - EXPLAINED) * original.sum()
+    if is_explained.mean() > share and is_whole_explained:
         yield cause.score(original, remaining, len(original))
 
 
@@ -171,13 +173,22 @@ def masks_and_padding(pair: PairRows) -> Iterator[Cause]:
     """One side leaves out all but its top tokens (top-k, top-p), the same tokens everywhere, or
     other ones by row.
     """
-    whole, left_out = pair.whole, pair.masks()
+    whole = pair.whole
+    left_out = pair.masks()
     usable = np.isfinite(whole) & ~left_out
     for side in (1, 0):
         is_masked = left_out[side] & usable[1 - side]
-        places = np.flatnonzero(is_masked.any(axis=1) & usable[side].any(axis=1))
+        is_of_some = is_masked.any(axis=1) & usable[side].any(axis=1)
+        places = np.flatnonzero(is_of_some)
         if len(places) >= min(2, len(pair.places)):
-            yield _mask(pair, side, places, whole[:, places], is_masked[places], usable[:, places])
+            yield _mask(
+                pair,
+                side,
+                places,
+                whole[:, places],
+                is_masked[places],
+                usable[:, places],
+            )
 
 
 def _mask(
@@ -191,51 +202,53 @@ def _mask(
     """Return the cause of a mask. whole, usable: [sides, places, vocab]; is_masked: [places,
     vocab]
     """
-    name, filler, vocab = (
-        f"'{pair.names[side]}'",
-        number(float(whole[side][is_masked][0])),
-        whole.shape[2],
-    )
-    count, total = len(places), len(pair.places)
+    parameters: Record
+    name = f"'{pair.names[side]}'"
+    filler = number(float(whole[side][is_masked][0]))
+    vocab = whole.shape[2]
+    count = len(places)
+    total = len(pair.places)
     place = f"at {count} of {total} positions, {_place(pair.places[places[0]])} first"
-    sizes, counts = is_masked.sum(axis=1), usable[side].sum(axis=1)
+    sizes = is_masked.sum(axis=1)
+    counts = usable[side].sum(axis=1)
     always = np.flatnonzero(is_masked.all(axis=0))
-    likely = np.where(usable[1 - side], whole[1 - side], -np.inf).astype(np.float64)
+    other = whole[1 - side]
+    is_other = usable[1 - side]
+    likely = np.where(is_other, other, -np.inf).astype(np.float64)
     if len(always) and 2 * (sizes > len(always)).sum() < count:
-        first, tokens = int(always[0]), plural(len(always), "token")
+        first = int(always[0])
+        tokens = plural(len(always), "token")
         if first + len(always) == vocab and count == total:
-            kind = "cut" if whole[side, 0, -1] < likely[usable[1 - side]].min() else "padded"
+            is_below = whole[side, 0, -1] < likely[is_other].min()
+            kind = "cut" if is_below else "padded"
             says = f"The vocabulary of {name} is {kind}: {filler} from id {first:,} on ({tokens})."
             return Cause(f"{kind} vocabulary", says, {"first": first, "tokens": len(always)})
+        says = f"{name} masks {tokens} (from id {first:,}; {filler}) {place}."
         parameters = {"tokens": always[:64].tolist(), "count": len(always), "positions": count}
-        return Cause(
-            "masking",
-            f"{name} masks {tokens} (from id {first:,}; {filler}) {place}.",
-            parameters,
-        )
+        return Cause("masking", says, parameters)
     # Of top tokens, rounding puts only a few below the largest masked one on the other side.
     largest = np.where(is_masked, likely, -np.inf).max(axis=1, keepdims=True)
-    are_top = (usable.all(axis=0) & (likely < largest)).sum(axis=1) <= _SWAPPED * np.minimum(
-        counts,
-        sizes,
-    )
+    swapped = (usable.all(axis=0) & (likely < largest)).sum(axis=1)
+    are_top = swapped <= _SWAPPED * np.minimum(counts, sizes)
     if are_top.mean() < EXPLAINED:
         says = (
             f"{name} masks other tokens in each row ({filler}) {place}, as a grammar or n-gram ban"
             " does."
         )
-        return Cause(
-            "masking",
-            says,
-            {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count},
-        )
+        parameters = {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count}
+        return Cause("masking", says, parameters)
     most = int(counts[are_top].max())
     weights = np.exp(likely - likely.max(axis=1, keepdims=True))
-    mass = float(((weights * usable[side]).sum(axis=1) / weights.sum(axis=1))[are_top].min())
-    is_top_k = bool((counts[are_top] == most).all())
-    by = f"top-k {most:,}" if is_top_k else f"top-p {mass:.3g} or min-p (up to {most:,} tokens)"
+    masses = (weights * usable[side]).sum(axis=1) / weights.sum(axis=1)
+    mass = float(masses[are_top].min())
+    if (counts[are_top] == most).all():
+        by = f"top-k {most:,}"
+        parameters = {"top_k": most}
+    else:
+        by = f"top-p {mass:.3g} or min-p (up to {most:,} tokens)"
+        parameters = {"top_p": mass}
     says = f"{name} keeps only the top tokens of each row, as {by} does; the others hold {filler}."
-    return Cause("masking", says, {"top_k": most} if is_top_k else {"top_p": mass})
+    return Cause("masking", says, parameters)
 
 
 def renormalization(pair: PairRows) -> Iterator[Cause]:
@@ -247,14 +260,17 @@ def renormalization(pair: PairRows) -> Iterator[Cause]:
     is_sent = np.isfinite(pair.whole)
     shares = np.where(is_sent, np.exp(np.minimum(pair.whole, 0.0)), 0.0)
     least = np.where(is_sent, shares, np.inf).min(axis=2, initial=np.inf)
-    counts, sums = is_sent.sum(axis=2), shares.sum(axis=2)
+    counts = is_sent.sum(axis=2)
+    sums = shares.sum(axis=2)
     is_usable = (counts > 1) & (least >= _LEAST_SHARE)
     for side in (1, 0):
-        is_one = np.abs(1 - sums[side]) <= np.maximum(_SURE * least[side], _SUM_ERROR)
+        most = np.maximum(_SURE * least[side], _SUM_ERROR)
+        is_one = np.abs(1 - sums[side]) <= most
         of_other = np.where(is_sent[side], shares[1 - side], 0.0).sum(axis=1)
         # Of rows with more tokens left than are listed, a list is a part of them; a shorter list
         # has all of them.
-        for rows in (is_usable[side], is_usable[side] & (counts[side] < counts[1 - side])):
+        is_shorter = counts[side] < counts[1 - side]
+        for rows in (is_usable[side], is_usable[side] & is_shorter):
             if rows.sum() < LEAST_ROWS or is_one[rows].mean() < EXPLAINED:
                 continue
             middle = float(np.median(of_other[rows]))
@@ -264,11 +280,8 @@ def renormalization(pair: PairRows) -> Iterator[Cause]:
                     f" {counts[side, rows].max()} tokens or fewer sum to 1 on '{pair.names[side]}',"
                     f" to {middle:.3g} on '{pair.names[1 - side]}'."
                 )
-                yield Cause(
-                    "renormalized",
-                    says,
-                    {"positions": int(is_one[rows].sum()), "sum_of_other": middle},
-                )
+                parameters = {"positions": int(is_one[rows].sum()), "sum_of_other": middle}
+                yield Cause("renormalized", says, parameters)
                 break
 
 
@@ -279,9 +292,13 @@ def upcast_values(pair: PairRows) -> Iterator[Cause]:
         return
     sides = [np.concatenate([row.side(side) for row in pair.rows]) for side in (0, 1)]
     for name in ("bfloat16", "float16"):
-        on_grid = [bool((round_to(FORMATS[name], values) == values).all()) for values in sides]
+        on_grid = []
+        for values in sides:
+            rounded = round_to(FORMATS[name], values)
+            on_grid.append(bool((rounded == values).all()))
         side = int(on_grid[1])
-        if on_grid[0] != on_grid[1] and np.ptp(sides[side]) > 0:  # a constant is of every dtype
+        is_constant = np.ptp(sides[side]) == 0  # which is of every dtype
+        if on_grid[0] != on_grid[1] and not is_constant:
             says = (
                 f"Every value of '{pair.names[side]}' is a {name} value: computed or saved in"
                 f" {name}, then widened."
@@ -295,7 +312,8 @@ def other_token_ids(pair: PairRows) -> Iterator[Cause]:
     for prompt, sides in enumerate(zip(*pair.tokens, strict=False)):
         if (extra := extra_first_token(*sides)) is not None:
             side, is_doubled = extra
-            token, kind = sides[side][0], "doubled" if is_doubled else "missing"
+            token = sides[side][0]
+            kind = "doubled" if is_doubled else "missing"
             says = (
                 f"Only '{pair.names[side]}' has token {token} in front of prompt {prompt}: a {kind}"
                 " BOS on one side."
@@ -309,24 +327,19 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
     if pair.lists is None:
         raise TooFewError("generated tokens")
     lists = pair.lists
-    for rows, tops, name in zip(
-        lists.rows,
-        (lists.figures.reference_token, lists.figures.variant_token),
-        pair.names,
-        strict=True,
-    ):
-        is_usable = lists.is_generated & ~np.ma.getmaskarray(tops) & (rows.targets != UNKNOWN_TOKEN)
+    argmaxes = (lists.figures.reference_token, lists.figures.variant_token)
+    for rows, tops, name in zip(lists.rows, argmaxes, pair.names, strict=True):
+        is_known = ~np.ma.getmaskarray(tops) & (rows.targets != UNKNOWN_TOKEN)
+        is_usable = lists.is_generated & is_known
         others = np.flatnonzero(is_usable & (tops.data != rows.targets))
         if len(others) >= 2 or (len(others) and is_usable.sum() < 8):
             first = others[0]
-            position, prompt = int(lists.positions[first]), int(lists.prompts[first])
+            position = int(lists.positions[first])
+            prompt = int(lists.prompts[first])
             says = (
                 f"'{name}' emitted other tokens than its top ones at {len(others):,} of"
                 f" {is_usable.sum():,} positions ({rows.targets[first]} for {tops[first]} at"
                 f" position {position}): sampled, penalized or masked."
             )
-            yield Cause(
-                "sampler",
-                says,
-                {"positions": len(others), "position": position, "prompt": prompt},
-            )
+            parameters = {"positions": len(others), "position": position, "prompt": prompt}
+            yield Cause("sampler", says, parameters)

@@ -241,6 +241,15 @@ class RunHeader:
         """Values and their unit, for captions: `logits of bfloat16`, `log-probabilities, nats`."""
         return f"logits of {self.compute_dtype}" if self.k is None else "log-probabilities, nats"
 
+    @property
+    def has_several_prompts(self) -> bool:
+        """Whether a position needs its prompt to be found."""
+        return len(self.prompts) > 1
+
+    def of_prompt(self, prompt: int) -> str:
+        """` of prompt 1`, which a position needs if there are several; else ''."""
+        return f" of prompt {prompt}" if self.has_several_prompts else ""
+
     def row_of(
         self,
         prompts: NDArray[np.integer],

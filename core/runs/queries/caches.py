@@ -5,6 +5,7 @@ Layers and heads are those that keep a cache: a model may have others between th
 
 from ...numerics.arrays import DataFrame, Record
 from ...text import out_of, plural
+from ..file.records import RunHeader
 from ..reader import RunReader
 from ..tables.kv_cache import KINDS
 from .layers import pool, records
@@ -86,7 +87,7 @@ def summaries(run: RunReader, pair: int) -> dict[int | None, Record]:
     return by_prompt
 
 
-def sentence(summary: Record, *, names_prompt: bool) -> str:
+def sentence(header: RunHeader, summary: Record) -> str:
     """Say how much of the caches differs, and its first place, in markdown. summary: one of
     `summaries`.
     """
@@ -97,7 +98,7 @@ def sentence(summary: Record, *, names_prompt: bool) -> str:
             f" {plural(together['elements'], 'element')}."
         )
     kinds = " and ".join(f"{kind}s" for kind in together["first_kinds"])
-    prompt = f"prompt {together['first_prompt']}, " if names_prompt else ""
+    prompt = f"prompt {together['first_prompt']}, " if header.has_several_prompts else ""
     text = (
         f"**{out_of(together['neq'], together['elements'])} elements"
         f" {'differs' if together['neq'] == 1 else 'differ'}**, first in layer"

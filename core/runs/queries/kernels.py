@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ...numerics.arrays import DataFrame
 from ...text import code, number, opening, plural, series
+from ..file.records import RunHeader
 from ..reader import RunReader
 from .layers import first_module, modules
 
@@ -178,9 +179,9 @@ def counts_in_words(table: DataFrame, names: tuple[str, str]) -> str:
     return f"of {kernels}, {series(clauses)}."
 
 
-def place_in_words(place: KernelPlace, names: tuple[str, str], *, names_prompt: bool) -> str:
+def place_in_words(header: RunHeader, place: KernelPlace, names: tuple[str, str]) -> str:
     """Say which module differs first, and what ran there on both sides; names: of the sides."""
-    of_prompt = f" of prompt {place.prompt}" if names_prompt else ""
+    of_prompt = header.of_prompt(place.prompt)
     start = (
         f"The first module whose output differs is {_code(place.module)}, at position"
         f" {place.position:,}{of_prompt}."

@@ -136,7 +136,7 @@ def says_little(row: Any) -> str:
     )
 
 
-def sentence(run: RunReader, pair: int, table: DataFrame, *, names_prompt: bool) -> str:
+def sentence(run: RunReader, pair: int, table: DataFrame) -> str:
     """Say which module differs first, at which position, and how much differs in the end. table: of
     `modules`.
     """
@@ -145,7 +145,7 @@ def sentence(run: RunReader, pair: int, table: DataFrame, *, names_prompt: bool)
         return f"No module differs: {plural(len(table), 'output')}, equal on both sides."
     along = run.rows("layer_position", pair=pair, prompt=first.first_prompt, ordinal=first.ordinal)
     neq = int(along.loc[along["position"] == first.first_position, "neq"].sum())
-    of_prompt = f" of prompt {first.first_prompt}" if names_prompt else ""
+    of_prompt = run.header.of_prompt(first.first_prompt)
     text = (
         f"**`{code(first.module)}`** ({kind_word(first.kind)}) **is the first module whose output"
         f" differs at all, at position {first.first_position:,}{of_prompt}**:"

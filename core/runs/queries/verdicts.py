@@ -277,7 +277,7 @@ def next_command(
         return judge if len(judge) <= _LONGEST and "$'" not in judge else ""
     if verdict not in (UNDECIDED, LIKELY_ROUNDING):
         return ""
-    if run.has_rollouts():
+    if run.has_rollouts:
         explain = f"{COMMAND} explain {run.run_id} --trainer CHECKPOINT"
         return explain if run.has_prompts_of_rollouts() else ""
     options = next(

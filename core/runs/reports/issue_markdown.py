@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ... import __version__
 from ...numerics.arrays import DataFrame
 from ...packaged_models import PACKAGED
-from ...text import join_bytes, number, out_of, percent, plural, three_digits
+from ...text import join_bytes, number, out_of, percent, plural
 from ...verdict import FAILING
 from ..file.keep import note_of
 from ..file.records import Provenance, StoredPair
@@ -206,7 +206,7 @@ def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
     figures = {
         "RMS difference": f"{number(summary.rms)} logits",
         "ULPs": (
-            f"median {median}, 99th percentile {most}, mean {three_digits(summary.mean_ulps)}, max"
+            f"median {median}, 99th percentile {most}, mean {number(summary.mean_ulps)}, max"
             f" {summary.max_ulps:,} ULPs of {dtype}"
         ),
         "near ties": f"{summary.near_ties:,} ({plural(summary.ties, 'exact tie')})",
@@ -240,11 +240,7 @@ def _flips(run: RunReader, pair: StoredPair, flips: DataFrame) -> str:
 
     rows = []
     for row in flips.head(MOST_FLIPS).itertuples(index=False):
-        place = (
-            f"{row.position} of prompt {row.prompt}"
-            if len(run.header.prompts) > 1
-            else f"{row.position}"
-        )
+        place = f"{row.position}{run.header.of_prompt(row.prompt)}"
         tokens = []
         for token in (row.reference_token, row.variant_token):
             text = None if pd.isna(token) else run.vocabulary.get(int(token))

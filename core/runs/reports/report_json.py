@@ -168,7 +168,7 @@ def as_json(
 
     def with_place(row: Record, names: tuple[str, ...]) -> Record:
         # a run of one prompt names none, as the contract has it
-        place = {"prompt": row["prompt"]} if len(header.prompts) > 1 else {}
+        place = {"prompt": row["prompt"]} if header.has_several_prompts else {}
         return {**place, "position": row["position"], **{name: row[name] for name in names}}
 
     result: Record = {

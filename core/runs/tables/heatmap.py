@@ -64,10 +64,10 @@ def first_level_rows(
     level = levels_of(header).start
     span = pyramid.FACTOR**level
     rows = np.arange(0, header.rows, span, dtype=np.int32)
-    return tile_rows(table, pair, level, rows, pyramid.maxima(np.concatenate(narrow), span, 1))
+    return cell_rows(table, pair, level, rows, pyramid.maxima(np.concatenate(narrow), span, 1))
 
 
-def tile_rows(
+def cell_rows(
     table: Table,
     pair: int,
     level: int,
@@ -94,7 +94,7 @@ def insert_levels(database: Database, table: Table, header: RunHeader, pair: int
             finer = read_cells(database, table, header, pair, level - 1, rows)
             coarser = pyramid.maxima(finer, pyramid.FACTOR, pyramid.FACTOR)
             firsts = np.arange(start, start + len(coarser) * span, span, dtype=np.int32)
-            database.insert(table.name, tile_rows(table, pair, level, firsts, coarser))
+            database.insert(table.name, cell_rows(table, pair, level, firsts, coarser))
 
 
 def read_cells(

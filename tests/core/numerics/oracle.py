@@ -158,7 +158,7 @@ def expected_figures(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
                 "spacing": step,
                 "max_row_ulps": gaps.max(initial=0.0) / step,
                 "nonfinite_mismatch": np.count_nonzero(mismatch),
-                "tiles": [cells[i : i + 32].max() for i in range(0, len(cells), 32)],
+                "group_ulps": [cells[i : i + 32].max() for i in range(0, len(cells), 32)],
                 "reference.top_ids": x_ids,
                 "variant.top_ids": y_ids,
                 "reference.top_logits": x_top,
@@ -236,12 +236,12 @@ def differences(got: RowFigures, want: Expected) -> list[str]:
         if not _is_close(figure(name), column, 1e-9, smallest):
             wrong.append(name)
     if not _is_close(
-        got.row_tiles.view(np.float32).astype(np.float64),
+        got.group_row_ulps.view(np.float32).astype(np.float64),
         want.row_cells,
         2.0**-23,
         2.0**-149,
     ):
-        wrong.append("row_tiles")
+        wrong.append("group_row_ulps")
     if not _is_close(got.kl, want.kl, 1e-6, 1e-12):
         wrong.append("kl")
     if histogram_of(got.distances) != want.histogram:

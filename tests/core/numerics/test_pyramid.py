@@ -55,7 +55,7 @@ def test_one_differing_element_is_visible_at_every_level(row, token, distance):
     changed = bits.copy()
     changed[0, token] += distance
     cells = np.zeros((rows, vocab // 32), np.uint16)
-    cells[row] = compare(bits, changed, BFLOAT16).tiles[0]
+    cells[row] = compare(bits, changed, BFLOAT16).group_ulps[0]
     levels = levels_of(cells, rows, vocab)
     assert len(levels) > 1
     assert visible_at_every_level(levels, row, token, distance)

@@ -30,7 +30,7 @@ def read(tmp_path, files):
     """Tokens and sequences of the run that files become."""
     store = Store(tmp_path / "runs")
     with ingested(store, *files) as run:
-        assert run.has_rollouts()
+        assert run.has_rollouts
         tokens = run.query("SELECT * FROM chosen_token ORDER BY prompt, position")
         return tokens, run.query("SELECT * FROM sequence ORDER BY prompt"), run.pairs[0].summary
 

@@ -100,16 +100,18 @@ def test_the_first_module_that_differs_is_told_with_what_ran_in_it_and_in_what_s
     it.
     """
     down = "model.layers.0.mlp.down_proj"
-    place = find_start(read(block_lists(), ORDER, down), 0)
+    run = read(block_lists(), ORDER, down)
+    place = find_start(run, 0)
     assert sorted(zip(place.kernels["modules"], place.kernels["name"], strict=True)) == [
         ([down], "SGEMM"),
         ([down], "aten::mm"),
     ]
-    text = place_in_words(place, ("decode", "decode+batch:2"), names_prompt=False)
+    text = place_in_words(run.header, place, ("decode", "decode+batch:2"))
     assert "differs is `model.layers.0.mlp.down_proj`" in text
     assert "[2, 32] x [32, 8]" in text
     assert "`T,N,8,1,32` vs `T,N,8,2,32`" in text
-    assert "position 1 of prompt 0" in place_in_words(place, ("a", "b"), names_prompt=True)
+    several = dataclasses.replace(run.header, prompts=2 * run.header.prompts)
+    assert "position 1 of prompt 0" in place_in_words(several, place, ("a", "b"))
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_a_module_that_is_nan_on_one_side_has_no_size(store):
 def test_the_first_module_is_the_first_that_ran_and_differs(store):
     with opened(store, layer_run(store, GROWING)) as run:
         found = {prompt: modules(run, 0, prompt) for prompt in (0, 1, None)}
-        text = sentence(run, 0, found[None], names_prompt=True)
+        text = sentence(run, 0, found[None])
     first = {prompt: first_module(table) for prompt, table in found.items()}
     assert first[0].module == "model.layers.0.attn.<b>q</b>_proj"
     assert first[0].first_position == 1
