@@ -35,8 +35,8 @@ from .modules_alone import fits, followed_modules, graft_outputs, record_outputs
 
 Outputs = Mapping[str, torch.Tensor]  # by module, [positions, width]
 _POSITIONS = 256
-# sound modules reach 0.8 of one of these: docs/explanation/calibration.md. In a column 0.37, where a
-# bias is added to a rounded sum: in all rows alike
+# sound modules reach 0.8 of these (docs/explanation/calibration.md); in a column 0.37 of rounding
+# if a bias is added to a rounded sum: the same happens in all rows
 _LIMITS = limits_of(0.1, evidence=4.5, column=0.5)
 
 
