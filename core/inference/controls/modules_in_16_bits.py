@@ -23,7 +23,6 @@ from ...closeness.coherence import (
     sample_of,
 )
 from ...errors import CaptureError
-from ...numerics.arrays import Floats
 from ...numerics.statistic import TINY
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
@@ -110,7 +109,7 @@ class _Errors:
         self.squares: dict[str, list[float]] = {name: [] for name in exact}
         for name, error in self._errors(of_side):
             sample = sample_of(exact[name].cpu().numpy())
-            found = directions(error, sample)
+            found = directions(error.cpu().numpy(), sample)
             if any(each.evidence > _LIMITS[each.kind].evidence for each in found):
                 self._samples[name] = sample
                 self._found[name] = [found]
@@ -119,13 +118,14 @@ class _Errors:
         """Add what the modules put out in a forward that is trusted."""
         for name, error in self._errors(outputs):
             if name in self._found:
-                self._found[name].append(directions(error, self._samples[name]))
+                found = directions(error.cpu().numpy(), self._samples[name])
+                self._found[name].append(found)
 
-    def _errors(self, outputs: Outputs) -> Iterator[tuple[str, Floats]]:
+    def _errors(self, outputs: Outputs) -> Iterator[tuple[str, torch.Tensor]]:
         for name, exact in self._exact.items():
             error = outputs[name].double() - exact.double()
             self.squares[name].append(float(error.square().mean()))
-            yield name, error.cpu().numpy()
+            yield name, error
 
     def faults(self) -> dict[str, str]:
         """Return the modules whose errors have a direction that rounding has not, and which."""
