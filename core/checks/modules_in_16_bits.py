@@ -5,6 +5,7 @@ A fault of one module hides in the rounding of all the others at the logits.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,9 +19,6 @@ from .modules_alone import in_words
 # Times a module's own randomized rounding: sound modules reach 1.65, 1.87 if an engine changes an
 # output behind the hook. docs/explanation/calibration.md
 LARGEST_IN_16_BITS = 2.0
-# Of the scores' scale: log2(e) rounded to bfloat16 is 0.0018 off. Sound attention in bfloat16 is
-# within 1.2 standard deviations of the model's own, in float16 within 0.0001.
-_SCALE_SPREADS, _LEAST_SCALE = 3.0, 2.0**-12
 
 
 class ModuleRoundingFigures(CheckFigures):
@@ -31,8 +29,7 @@ class ModuleRoundingFigures(CheckFigures):
     largest_ratio_allowed: Limit
     modules_beyond: Annotated[tuple[str, ...], "modules that differ by more given identical inputs"]
     modules: Annotated[int, "modules"]
-    score_scale: Annotated[float | None, "relative error of the attention scores' scale"] = None
-    largest_score_scale_allowed: Annotated[float | None, "largest such error allowed"] = None
+    directions: Annotated[Mapping[str, str], "modules whose errors have a direction"] = {}
 
     @property
     def leaves_16_bits_open(self) -> bool:
@@ -45,20 +42,16 @@ MODULE_ROUNDING = Check("each module in 16 bits", OWN_DTYPE, ModuleRoundingFigur
 
 @dataclass(frozen=True)
 class ModuleRounding:
-    """Errors of modules in 16 bits to float32 on identical inputs, in units of their outputs.
+    """Errors of modules in 16 bits to float32 on identical inputs.
 
-    side: mean squares [modules]; draws: those of randomized rounding [draws, modules];
-    score_scale: relative error of the scale of attention scores, by least squares over all modules,
-    own_score_scale: of the model's own forward, drawn_score_scales: of the draws [draws]; NaN if
-    the model says no scale.
+    side: mean squares [modules]; draws: those of randomized rounding [draws, modules]; directions:
+    of modules whose errors have one, in words.
     """
 
     names: tuple[str, ...]
     side: Floats
     draws: Floats
-    score_scale: float
-    own_score_scale: float
-    drawn_score_scales: Floats
+    directions: Mapping[str, str]
 
     @property
     def ratios(self) -> Floats:
@@ -77,21 +70,14 @@ def module_rounding_row(rounding: ModuleRounding, side: str, dtype: str) -> Evid
         for name, ratio in zip(rounding.names, ratios, strict=True)
         if not ratio <= LARGEST_IN_16_BITS
     ]
-    spread = float(np.std(rounding.drawn_score_scales))
-    # the model's own forward is off too; a side nearer to float32 than that is no worse
-    own = rounding.own_score_scale
-    scale = min(rounding.score_scale, rounding.score_scale - own, key=abs)
-    scale_limit = max(_LEAST_SCALE, _SCALE_SPREADS * spread)
     figures = ModuleRoundingFigures(
         compute_dtype=dtype,
         largest_ratio=float(ratios.max()),
         largest_ratio_allowed=LARGEST_IN_16_BITS,
         modules_beyond=tuple(beyond),
         modules=len(rounding.names),
+        directions=rounding.directions,
     )
-    if np.isfinite(scale):
-        figures.score_scale = scale
-        figures.largest_score_scale_allowed = scale_limit
     size = multiple(figures.largest_ratio)
     outcome = MISSING
     if beyond:
@@ -100,11 +86,12 @@ def module_rounding_row(rounding: ModuleRounding, side: str, dtype: str) -> Evid
             f"In {dtype} {modules} of '{side}' reach {size} their rounding given identical inputs:"
             " a fault, or a lower precision?"
         )
-    elif abs(scale) > scale_limit:
-        direction = "large" if scale > 0 else "small"
+    elif rounding.directions:
+        modules = in_words(list(rounding.directions), rounding.names)
+        direction = next(iter(rounding.directions.values()))
         says = (
-            f"In {dtype} the attention scores of '{side}' are {abs(scale):.2%} too {direction}"
-            " given identical inputs: a rounded constant?"
+            f"In {dtype} the errors of {modules} of '{side}' have a direction ({direction}) given"
+            " identical inputs: a fault, or a lower precision?"
         )
     else:
         outcome = PASSED

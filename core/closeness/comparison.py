@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist
 from typing import Any
@@ -22,7 +22,17 @@ from ..numerics.formats import FLOAT32, FORMATS, FloatFormat
 from ..numerics.statistic import FALSE_ALARM, Limits, floor_test, scale_of
 from ..text import multiple, percent, plural
 from ..verdict import BUG_SUSPECTED, IDENTICAL, LIKELY_ROUNDING, ROUNDING, UNDECIDED
-from .coherence import PATTERN, Direction, directions, most_telling, sample_of
+from .coherence import (
+    IN_16_BITS,
+    IN_FLOAT32,
+    OVER_TRUSTED,
+    PATTERN,
+    Direction,
+    compare_directions,
+    directions,
+    most_telling,
+    sample_of,
+)
 from .tensors import dtype_of_values, read_tensor
 
 # times the trusted errors, over all: FlashAttention's bound, as in `checks.drawn`
@@ -34,16 +44,6 @@ _AT_A_PLACE, _AT_A_PLACE_OF_FEW = 3.0, 10.0
 _SEVERAL = 4
 # of few: kernels that round at each step reach 4.2 times those that round once
 _BEYOND_LUCK = 8.0
-# standard deviations from no direction, of which sound kernels reach 3.2 (of 8 that there are); by
-# value 9.5; in a column, where errors of a scan carry over from row to row, 15; of a pattern 3.0
-# times that of noise
-_EVIDENCE = {"scale": 6.0, "constant": 6.0, "value": 12.0, "column": 20.0, PATTERN: 5.0}
-# size of a direction, in rms of the trusted errors. Kernels compute in float32: constants and
-# polynomials there have errors with a direction, up to 0.29 of rounding; in 16 bits far below
-_SIZE, _SIZE_IN_16_BITS = 0.4, 0.1
-_SIZES = {"column": 0.25, PATTERN: 0.2}
-# times what the trusted errors have, of the same direction and of the largest element
-_OVER_TRUSTED = 1.5
 _AT_FEW = 2.0  # as much again for an element of few trusted results
 # and in float32, whose sums have terms larger than the result: sound kernels reach 11.9 standard
 # deviations at one element of 32,768
@@ -474,26 +474,16 @@ def _largest_element(
     by_chance = NormalDist().inv_cdf(1 - FALSE_ALARM / errors.exact.size)
     if errors.fmt.bits == 32:
         by_chance *= _IN_FLOAT32
-    limit = _OVER_TRUSTED * max(by_chance, *(each for each, _ in trusted))
+    limit = OVER_TRUSTED * max(by_chance, *(each for each, _ in trusted))
     return errors.place("element", place, ratio), limit
 
 
 def _directions(errors: _Errors, rounding: float, larger: float) -> list[Direction]:
     """Return the directions of the errors, sizes in rms of the trusted ones."""
     sample = sample_of(errors.exact)
-    actual, *trusted = [
-        list(directions(each[sample.rows].astype(np.float64), sample)) for each in errors.all
-    ]
-    in_16_bits = errors.fmt.bits <= 16
-    result = []
-    for number, each in enumerate(actual):
-        of_trusted = max(one[number].size for one in trusted) / rounding
-        least = _SIZES.get(each.kind, _SIZE_IN_16_BITS if in_16_bits else _SIZE)
-        limit = max(least * larger, _OVER_TRUSTED * of_trusted)
-        size = each.size / rounding
-        is_evident = sample.is_varied and each.evidence > _EVIDENCE[each.kind]
-        result.append(replace(each, size=size, is_fault=is_evident and size > limit))
-    return result
+    actual, *trusted = [directions(each, sample) for each in errors.all]
+    limits = IN_16_BITS if errors.fmt.bits <= 16 else IN_FLOAT32
+    return compare_directions(actual, trusted, rounding, larger, limits)
 
 
 def _verdict(

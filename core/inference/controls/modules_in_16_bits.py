@@ -4,17 +4,26 @@ module. At the logits a fault of one module adds to the rounding of all of them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...checks.modules_in_16_bits import ModuleRounding
+from ...closeness.coherence import (
+    Direction,
+    Sample,
+    compare_directions,
+    directions,
+    limits_of,
+    most_telling,
+    sample_of,
+)
 from ...errors import CaptureError
+from ...numerics.statistic import TINY
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..paths.batch import ignore
@@ -23,11 +32,11 @@ from ..paths.hooks import module_of_call
 from .drawn_roundings import DRAWS, DrawnRounding
 from .modules_alone import fits, followed_modules, graft_outputs, record_outputs
 
-Outputs = Mapping[str, torch.Tensor]
-# with so many positions a scale of the scores shows to 0.1 % in bfloat16
+Outputs = Mapping[str, torch.Tensor]  # by module, [positions, width]
 _POSITIONS = 256
-# a step of the scores' scale that is small, and far above float32's rounding
-_STEP = 2.0**-6
+# sound modules reach 0.8 of these (docs/explanation/calibration.md); in a column 0.37 of rounding
+# if a bias is added to a rounded sum: the same happens in all rows
+_LIMITS = limits_of(0.1, evidence=4.5, column=0.5)
 
 
 def module_rounding(
@@ -39,109 +48,93 @@ def module_rounding(
 
     CaptureError if its modules cannot be followed.
     """
-    sums: list[_Errors] = []
-    left = _POSITIONS
-    for prompt in prompts:
-        ids = prompt[: min(left, fits(loaded, len(prompt)))]
-        left -= len(ids)
-        if ids:
-            sums.append(_errors_on(loaded, ids, side))
-    # none if no position fits into memory
-    names = list(sums[0].squares) if sums else []
-    names = [name for name in names if all(name in each.squares for each in sums)]
-    if not names:
-        raise CaptureError(f"'{side.name}' hands on no module's outputs at every position.")
-    squares = np.sum([[each.squares[name] for name in names] for each in sums], axis=0)
-    tangent = sum(each.tangent for each in sums)
-    scales = np.sum([each.along for each in sums], axis=0) / (tangent or np.nan)
-    return ModuleRounding(
-        tuple(names),
-        side=squares[:, 0],
-        draws=squares[:, 2:].T,
-        score_scale=float(scales[0]),
-        own_score_scale=float(scales[1]),
-        drawn_score_scales=scales[2:],
-    )
-
-
-class _Errors:
-    """Errors of forwards on one prompt: of the side, of the model's own, and of each draw.
-
-    squares: sums by module [forwards]; along: their products with how the outputs move if the
-    scores are larger [forwards]; tangent: sum of squares of that.
-    """
-
-    def __init__(self, exact: Outputs, moved: Outputs, forwards: int) -> None:
-        self._exact = exact
-        self._moves = {name: (moved[name] - exact[name]) / _STEP for name in exact}
-        self.squares = {name: np.zeros(forwards) for name in exact}
-        self.along = np.zeros(forwards)
-        self.tangent = sum(float(each.double().square().sum()) for each in self._moves.values())
-
-    def add(self, forward: int, name: str, output: torch.Tensor, _: Any = None) -> None:
-        """Add what a module puts out in one of the forwards. [positions, width]"""
-        if name not in self._exact:
-            return
-        error = output.double() - self._exact[name].double()
-        self.squares[name][forward] = float(error.square().sum())
-        self.along[forward] += float((error * self._moves[name]).sum())
-
-
-def _errors_on(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide) -> _Errors:
     modules = {
         name: module
         for name, module in followed_modules(loaded.model).items()
         # positions may begin elsewhere, which attention does not see
         if "rotary" not in type(module).__name__.lower()
     }
-    outputs, recorded_calls = record_outputs(loaded, ids, side, modules)
-    if not outputs:  # of an engine in another process: nothing to replay
-        raise CaptureError(f"'{side.name}' hands on no module's outputs.")
+    recorded = []
+    left = fits(loaded, _POSITIONS)
+    for prompt in prompts:
+        ids = prompt[:left]
+        left -= len(ids)
+        if ids:
+            recorded.append((ids, *record_outputs(loaded, ids, side, modules)))
 
-    def replay(model: LoadedModel, mode: AbstractContextManager[Any], see: Any) -> Counter[str]:
-        with mode, graft_outputs(modules, outputs, see) as calls:
-            PLAIN.run_on(model)(ids, ignore)
-        return calls
+    def replay(model: LoadedModel, mode: AbstractContextManager[Any]) -> Outputs:
+        pieces = defaultdict(list)
+        for ids, outputs, calls_of_side in recorded:
+            own: dict[str, torch.Tensor] = {}
 
-    exact: dict[str, torch.Tensor] = {}
-    moved: dict[str, torch.Tensor] = {}
+            def keep(name: str, output: torch.Tensor, _: Any, own: Any = own) -> None:
+                own[name] = output.clone()
+
+            with mode, graft_outputs(modules, outputs, keep) as calls:
+                PLAIN.run_on(model)(ids, ignore)
+            for name, output in own.items():
+                module = module_of_call(name)
+                # a side that calls a module less often has other calls than the model
+                if calls[module] == calls_of_side[module]:
+                    pieces[name].append(output)
+        return {
+            name: torch.cat(each) for name, each in pieces.items() if len(each) == len(recorded)
+        }
+
     with in_float32(loaded) as wide:
-        calls = replay(wide, nullcontext(), partial(_keep, exact))
-        replay(wide, _larger_scores(wide.model), partial(_keep, moved))
-    # if a forward of the side calls a module less often, its calls are not those of the model
-    for name in list(exact):
-        module = module_of_call(name)
-        if recorded_calls[module] != calls[module]:
-            del exact[name]
-    errors = _Errors(exact, moved, 2 + DRAWS)
-    for name in exact:
-        errors.add(0, name, outputs[name])
-    replay(loaded, nullcontext(), partial(errors.add, 1))
+        exact = replay(wide, nullcontext())
+    # none of an engine in another process, or if no position fits into memory
+    if not exact:
+        raise CaptureError(f"'{side.name}' hands on no module's outputs at every position.")
+    of_side = {name: torch.cat([outputs[name] for _, outputs, _ in recorded]) for name in exact}
+    errors = _Errors(exact, of_side)
+    # the model's own too: constants and polynomials of its kernels have directions, draws have none
+    errors.add(replay(loaded, nullcontext()))
     for seed in range(DRAWS):
-        drawn = DrawnRounding(loaded.torch_dtype, seed)
-        replay(loaded, drawn, partial(errors.add, 2 + seed))
-    return errors
+        errors.add(replay(loaded, DrawnRounding(loaded.torch_dtype, seed)))
+    squares = np.array(list(errors.squares.values()))
+    return ModuleRounding(tuple(exact), squares[:, 0], squares[:, 2:].T, errors.faults())
 
 
-def _keep(outputs: dict[str, torch.Tensor], name: str, output: torch.Tensor, _: Any) -> None:
-    outputs[name] = output.clone()
+class _Errors:
+    """Errors of forwards by module, of the side, of the model's own, and of each draw.
 
+    squares: mean squares [forwards] of each; found: directions of those that have one on the side.
+    """
 
-@contextmanager
-def _larger_scores(model: Any) -> Iterator[None]:
-    """Scale the attention scores by 1 + _STEP, in modules that have transformers' `scaling`."""
-    scales = {
-        module: module.scaling
-        for module in model.modules()
-        if isinstance(getattr(module, "scaling", None), float)
-    }
+    def __init__(self, exact: Outputs, of_side: Outputs) -> None:
+        self._exact = exact
+        self._samples: dict[str, Sample] = {}
+        self._found: dict[str, list[list[Direction]]] = {}
+        self.squares: dict[str, list[float]] = {name: [] for name in exact}
+        for name, error in self._errors(of_side):
+            sample = sample_of(exact[name].cpu().numpy())
+            found = directions(error.cpu().numpy(), sample)
+            if any(each.evidence > _LIMITS[each.kind].evidence for each in found):
+                self._samples[name] = sample
+                self._found[name] = [found]
 
-    def enlarge(module: Any, _: Any) -> None:
-        module.scaling = scales[module] * (1 + _STEP)
+    def add(self, outputs: Outputs) -> None:
+        """Add what the modules put out in a forward that is trusted."""
+        for name, error in self._errors(outputs):
+            if name in self._found:
+                found = directions(error.cpu().numpy(), self._samples[name])
+                self._found[name].append(found)
 
-    with ExitStack() as stack:
-        for module, scale in scales.items():
-            stack.callback(setattr, module, "scaling", scale)
-            # at each forward, for a run begins by setting the modules back
-            stack.callback(module.register_forward_pre_hook(enlarge).remove)
-        yield
+    def _errors(self, outputs: Outputs) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, exact in self._exact.items():
+            error = outputs[name].double() - exact.double()
+            self.squares[name].append(float(error.square().mean()))
+            yield name, error
+
+    def faults(self) -> dict[str, str]:
+        """Return the modules whose errors have a direction that rounding has not, and which."""
+        result = {}
+        for name, (actual, *trusted) in self._found.items():
+            side, _, *draws = np.sqrt(self.squares[name])
+            rounding = max(float(np.mean(draws)), TINY)
+            larger = max(1.0, side / rounding)
+            compared = compare_directions(actual, trusted, rounding, larger, _LIMITS)
+            if faults := [each for each in compared if each.is_fault]:
+                result[name] = str(most_telling(faults))
+        return result

@@ -8,12 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
-from benchmarks.verdicts.engines import in_16_bits_only
+from benchmarks.verdicts.engines import alter, in_16_bits_only, layers, replacing
+from benchmarks.verdicts.mutations import activated
 from benchmarks.verdicts.sixteen import SMALL
 from benchmarks.verdicts.tiny_models import tiny_prompts
 from benchmarks.verdicts.variations import in_float64, in_two_halves, scores_rounded
 from core.checks.modules_in_16_bits import (
+    LARGEST_IN_16_BITS,
     MODULE_ROUNDING,
     ModuleRounding,
     ModuleRoundingFigures,
@@ -23,6 +26,9 @@ from core.errors import CaptureError
 from core.evidence import MISSING, PASSED
 from core.inference.controls import judge_model
 from core.inference.controls.judge_model import judge
+from core.inference.controls.modules_in_16_bits import module_rounding
+from core.inference.models.torch_errors import quiet
+from core.inference.paths.engines import side_of
 from core.verdict import ROUNDING, UNDECIDED
 
 pytestmark = pytest.mark.model
@@ -31,6 +37,84 @@ FAULTS = {case.name: case.engine for case in SMALL}
 
 def modules_of(verdict):
     return next(row for row in verdict.evidence if row.check is MODULE_ROUNDING)
+
+
+class TruncatedTable(torch.nn.Module):
+    """SiLU whose sigmoid is that of the next lower multiple of 1/32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        place = (32 * x.float()).floor() / 32
+        return (x.float() * place.sigmoid()).to(x.dtype)
+
+
+def changing(owner_of, name, change):
+    """An attribute of a part of the model is another one."""
+    return alter(
+        replacing(
+            lambda model: [(owner_of(model), name, change(getattr(owner_of(model), name)))],
+        ),
+    )
+
+
+def next_value_of_some(weight: torch.Tensor) -> torch.nn.Parameter:
+    """A third of the weights is one unit in the last place larger."""
+    moved = weight.clone()
+    moved[::3] = torch.nextafter(moved[::3], torch.full_like(moved[::3], torch.inf))
+    return torch.nn.Parameter(moved, requires_grad=False)
+
+
+DIRECTIONS = {
+    "epsilon 10x too large": (
+        changing(
+            lambda model: layers(model)[0].input_layernorm,
+            "variance_epsilon",
+            lambda epsilon: 10 * epsilon,
+        ),
+        "layers.0.input_layernorm",
+        "a scale of 1-",
+    ),
+    "stale weight of a norm": (
+        changing(lambda model: layers(model)[1].input_layernorm, "weight", next_value_of_some),
+        "layers.1.input_layernorm",
+        "the same in all rows",
+    ),
+    # large values round it away
+    "constant": (
+        changing(
+            lambda model: layers(model)[1].self_attn.o_proj,
+            "forward",
+            lambda forward: lambda x: forward(x) + 0.001,
+        ),
+        "layers.1.self_attn",  # which hands on this output
+        "the same at equal values",
+    ),
+    "truncated table": (alter(activated(TruncatedTable())), "layers.0.mlp", "a scale of 1-"),
+    "rotary tables 0.3 % too large": (
+        changing(
+            lambda model: model.model.rotary_emb,
+            "attention_scaling",
+            lambda scaling: 1.003 * scaling,
+        ),
+        "layers.0.self_attn",
+        "a scale of 1+",
+    ),
+    # bfloat16(log2 e) / log2 e - 1 = 0.0018
+    "rounded log2(e)": (
+        FAULTS["softmax by a rounded log2(e)"],
+        "layers.0.self_attn",
+        "a scale of 1+",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", DIRECTIONS)
+def test_a_fault_below_rounding_shows_by_the_direction_of_its_modules_errors(narrow, fault):
+    engine, module, direction = DIRECTIONS[fault]
+    side = side_of(in_16_bits_only(engine))
+    with quiet(), torch.inference_mode():
+        rounding = module_rounding(narrow, tiny_prompts(narrow), side)
+    assert rounding.ratios.max() < LARGEST_IN_16_BITS
+    assert rounding.directions[f"model.{module}"].startswith(direction)
 
 
 @pytest.mark.parametrize("name", ["softmax by a rounded log2(e)", "sigmoid from 128 entries"])
@@ -42,9 +126,9 @@ def test_a_fault_within_the_rounding_of_the_logits_is_not_excused(narrow, name):
     assert row.outcome == MISSING
     if name.startswith("sigmoid"):
         assert "mlp" in row.figures.modules_beyond[0]
-    else:  # bfloat16(log2 e) / log2 e - 1 = 0.0018
+    else:
         assert row.figures.modules_beyond == ()
-        assert 0.001 < row.figures.score_scale < 0.0025
+        assert "model.layers.0.self_attn" in verdict.because
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -66,37 +150,27 @@ def test_other_ways_to_compute_the_same_pass(narrow, half, dtype, side):
     assert row.figures.modules > 30
 
 
-def rounding(side, score_scale=0.0, own=0.0, drawn=(-1e-4, 1e-4)):
-    count = len(side)
+def rounding(*side):
     return ModuleRounding(
-        tuple(f"model.layers.{n}.mlp" for n in range(count)),
+        tuple(f"model.layers.{n}.mlp" for n in range(len(side))),
         side=np.array(side, float),
-        draws=np.ones((2, count)),
-        score_scale=score_scale,
-        own_score_scale=own,
-        drawn_score_scales=np.array(drawn),
+        draws=np.ones((2, len(side))),
+        directions={},
     )
 
 
 @pytest.mark.parametrize(
     ("measured", "outcome", "beyond"),
     [
-        (rounding([1.0, 3.9]), PASSED, ()),
-        (rounding([1.0, 4.1]), MISSING, ("model.layers.1.mlp",)),
-        (rounding([1.0, np.nan]), MISSING, ("model.layers.1.mlp",)),
+        (rounding(1.0, 3.9), PASSED, ()),
+        (rounding(1.0, 4.1), MISSING, ("model.layers.1.mlp",)),
+        (rounding(1.0, np.nan), MISSING, ("model.layers.1.mlp",)),
         # modules that hand on an output
-        (replace(rounding([0.0, 1.0]), draws=np.zeros((2, 2))), MISSING, ("model.layers.1.mlp",)),
-        # 3 spreads of 1e-4
-        (rounding([1.0], score_scale=2.9e-4), PASSED, ()),
-        (rounding([1.0], score_scale=-3.1e-4), MISSING, ()),
-        # as far off as the model itself, and nearer to float32 than the model is
-        (rounding([1.0], score_scale=9e-4, own=9e-4), PASSED, ()),
-        (rounding([1.0], score_scale=0.0, own=9e-4), PASSED, ()),
-        # a model that says no scale
-        (rounding([1.0], score_scale=np.nan, own=np.nan, drawn=(np.nan, np.nan)), PASSED, ()),
+        (replace(rounding(0.0, 1.0), draws=np.zeros((2, 2))), MISSING, ("model.layers.1.mlp",)),
+        (replace(rounding(1.0), directions={"model.layers.0.mlp": "a constant"}), MISSING, ()),
     ],
 )
-def test_limits_of_a_module_and_of_the_scale_of_the_scores(measured, outcome, beyond):
+def test_a_module_may_have_twice_the_errors_of_rounding_and_no_direction(measured, outcome, beyond):
     row = module_rounding_row(measured, "decode", "bfloat16")
     assert row.outcome == outcome
     assert isinstance(row.figures, ModuleRoundingFigures)
