@@ -54,7 +54,8 @@ def current_window(view: selection.View) -> HeatmapWindow:
     run, state = view.run, st.session_state
     # A link that names a window and no order is of a time when columns were token ids.
     has_window = state["heatmap_rows"] or state["heatmap_tokens"]
-    order: heatmap.Order = state["heatmap_order"] or ("id" if has_window else "rank")
+    is_by_id = has_window or not run.header.has_tokens
+    order: heatmap.Order = state["heatmap_order"] or ("id" if is_by_id else "rank")
     measure = state["heatmap_cells"]
     if not heatmap.is_offered(run, order, measure):
         order, measure = "id", heatmap.MEASURES[0]
@@ -143,19 +144,26 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     if window != st.session_state.get("heatmap_followed"):
         st.session_state["heatmap_serial"] = ""
     floor = heatmap.floor_row_ulps(run, pair.index)
+    words = {"row": "row", "column": "value", "columns": "values"}
+    if header.has_tokens:
+        words = {"row": "position", "column": "token id", "columns": "tokens"}
     # for a screen reader
     label = (
         f"Heatmap of {pair.variant} vs {pair.reference}. Arrow keys move it, plus and minus zoom, 0"
         " shows the whole run, Enter selects the logit at the middle."
     )
     if floor is not None:
-        label += f" The noise floor: 99.9% of logits move by at most {number(floor)} row ULPs."
+        label += (
+            f" The noise floor: 99.9% of {header.elements} move by at most {number(floor)} row"
+            " ULPs."
+        )
     data = {
         "address": f"/tiles/{quote(run.run_id, safe='')}/{pair.index}",
         "stamp": store_cache.version_of(run.path),
         "rows": header.rows,
         "columns": header.vocab,
         "dtype": header.compute_dtype,
+        "words": words | {"elements": header.elements, "unit": header.unit},
         "names": [pair.reference, pair.variant],
         "floor_row_ulps": floor,
         "prompt_starts": starts,
@@ -171,7 +179,7 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
             }
             for order in heatmap.ORDERS
         },
-        "is_rank_offered": heatmap.is_offered(run, "rank", "ulps"),
+        "is_rank_offered": header.has_tokens and heatmap.is_offered(run, "rank", "ulps"),
         "offered": [
             measure for measure in heatmap.MEASURES if heatmap.is_offered(run, "id", measure)
         ],

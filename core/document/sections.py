@@ -77,13 +77,14 @@ def sections(
         yield "Checks", _checks(answer)
     if is_rollout:
         yield "Trainer vs. rollout", _rollouts(run)
-    yield "Tokens", _tokens(run, pair, figures, size)
+    yield "Tokens" if run.header.has_tokens else "Rows", _tokens(run, pair, figures, size)
     if figures["is_flip"].any():
         yield "Flips", _flips(run, pair, figures, size)
     for title, parts in _charted(run, pair, figures):
         # a cell has the sentence, without the charts
         yield title, join(*(islice(parts, 1) if size is CELL else parts))
     is_explained = run.has_all_logits or (run.header.k is not None and not run.header.is_long)
+    is_explained = is_explained and run.header.has_tokens
     if explain is not None and is_explained and not pair.summary.bit_identical:
         yield "Common causes", _causes(explain(run, pair.index))
 
@@ -239,7 +240,8 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
             name = f"{'Sequence' if is_rollout else 'Prompt'} {number_of}"
             parts.append(element("h4", f"{name}, positions {previous:,} to {last:,}"))
         ids = [prompt.token_ids[place] for place in places] if prompt.token_ids else places
-        texts, names = [f"{token} " for token in ids], [f"token {token}" for token in ids]
+        what = "token" if prompt.token_ids or header.has_tokens else "row"
+        texts, names = [f"{token} " for token in ids], [f"{what} {token}" for token in ids]
         if any(prompt.token_texts):
             texts = [_visible(prompt.token_texts[place]) for place in places]
             names = [

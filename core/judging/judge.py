@@ -41,6 +41,7 @@ from ..evidence import (
     MISSING,
     NEIGHBOURS,
     NOTED,
+    ORDER,
     OWN_DTYPE,
     PASSED,
     PRECISION,
@@ -78,6 +79,7 @@ _OF_ARRAYS = (
     SAMPLER,
     RERUN,
     NEIGHBOURS,
+    ORDER,
     STRUCTURE,
 )
 

@@ -94,6 +94,8 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
     if run.header.k is not None:
         sides = run.responses()
         return explain_lists(compare_sides(sides[0], sides[pair + 1]), sides[0], sides[pair + 1])
+    if not run.header.has_tokens:
+        return Explanation([], "Common causes are of logits.")
     if run.pairs[pair].summary.bit_identical:
         return Explanation([])
     explanation = explain(rows_of_run(run, pair))

@@ -22,7 +22,7 @@ from ..numerics.side_divergence import Divergence, SystematicError, concatenate,
 from ..numerics.statistic import rms_of
 from ..places import place_in_words
 from ..progress import Progress, no_progress
-from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
+from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, VALUES, Dump, open_dump
 from ..runs.file.records import RunHeader
 from ..runs.measured import Measured
 from ..text import multiple, number, series
@@ -120,7 +120,8 @@ def _open(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
         fmt, fewest = FLOAT32, 2 if kind == "float32" else _LEAST_PATHS
     # detected: an upcast of 16-bit logits is no pair in float32
     dtype = None if fmt is FLOAT32 else fmt.name
-    dump = open_dump(paths, compute_dtype=dtype, holds=LOGITS, fewest_sides=fewest)
+    holds = LOGITS if header.has_tokens else VALUES
+    dump = open_dump(paths, compute_dtype=dtype, holds=holds, fewest_sides=fewest)
     ids, ours = (
         [i for prompt in prompts for i in prompt.token_ids]
         for prompts in (dump.prompts, header.prompts)

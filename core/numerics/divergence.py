@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from .arrays import Bits, Flags, Floats, Ints
 from .differences import Differences, as_compiled, check_sides
 from .formats import FloatFormat, ordinals
+from .metrics import OF_TOKENS
 from .sizes import BINS, BLOCK, DENSE, GROUP, TOP_K
 
 ROWS_A_TASK = 8  # rows a thread takes at a time
@@ -97,7 +98,7 @@ class RowFigures(Differences):
     ceil(vocab / 32)] holds the largest distance of each 32 tokens, `row_tiles` the largest
     difference over `spacing`, float32 as its bits; all ones in either: a NaN or infinity mismatch.
     `distances` [BINS] counts the elements of all rows at each distance; those of 65536 and more by
-    powers of two.
+    powers of two. `has_tokens`: whether rows are over a vocabulary.
     """
 
     fmt: FloatFormat
@@ -110,6 +111,13 @@ class RowFigures(Differences):
     tiles: Bits
     row_tiles: NDArray[np.uint32]
     distances: Ints
+    has_tokens: bool = True
+
+    def figure(self, name: str) -> NDArray:
+        """Return a figure of each row by its name, NaN if it needs tokens and there are none."""
+        if name in OF_TOKENS and not self.has_tokens:
+            return np.full(len(self.neq), np.nan)
+        return getattr(self, name)
 
     @property
     def reference_token(self) -> NDArray[np.int32]:
@@ -149,7 +157,7 @@ class RowFigures(Differences):
     def is_kl_infinite(self) -> Flags:
         """Return whether the variant has -inf at a token to which the reference gives mass."""
         is_finite = np.isfinite(self.reference.logsumexp) & np.isfinite(self.variant.logsumexp)
-        return np.isnan(self.kl) & is_finite
+        return np.isnan(self.kl) & is_finite & self.has_tokens
 
     @property
     def reference_margin(self) -> Floats:
@@ -221,8 +229,13 @@ def compare(
     a: Bits,
     b: Bits,
     fmt: FloatFormat,
+    *,
+    has_tokens: bool = True,
 ) -> RowFigures:
-    """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores."""
+    """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores.
+
+    has_tokens: whether rows are over a vocabulary; other values may be one a row.
+    """
     check_sides(a, b, fmt)
     compare_rows = _kernel().compare_rows
     _tell_of_compiling(fmt)
@@ -263,4 +276,5 @@ def compare(
         tiles=tiles,
         row_tiles=row_tiles,
         distances=sum(results, np.zeros(BINS, np.int64)),
+        has_tokens=has_tokens,
     )

@@ -51,6 +51,7 @@ _CAN_BE_RUN = {
     "capture": (RERUN, OWN_DTYPE, FLOAT32),
     "upload": (SAMPLER, RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32),
 }
+_OF_VALUES = (RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32)
 _OF_LISTS = (RERUN, OWN_DTYPE)
 
 
@@ -124,7 +125,9 @@ def answer_of(run: RunReader | MemoryRun, pair: StoredPair) -> Answer:
             else f"No check was run; `{COMMAND} judge` runs them."
         )
         sentence = "Both sides are equal bit for bit." if name == IDENTICAL else unjudged
-    can_be_run = _CAN_BE_RUN[kind] if header.k is None else _OF_LISTS
+    can_be_run = _CAN_BE_RUN[kind] if header.has_tokens else _OF_VALUES
+    if header.k is not None:
+        can_be_run = _OF_LISTS
     done = {row.group for row in evidence} | (
         {OWN_DTYPE} if header.compute_dtype == "float32" else set()
     )
@@ -165,7 +168,7 @@ def _place(run: RunReader | MemoryRun, pair: StoredPair, evidence: Sequence[Evid
     """
     parts = []
     if pair.first_place is not None:
-        parts.append(words_of(pair.first_place, run.header.lengths))
+        parts.append(run.header.worded(words_of(pair.first_place, run.header.lengths)))
     figures = (row.figures for row in evidence)
     parts += [
         f.modules_beyond[0] for f in figures if isinstance(f, AloneFigures) and f.modules_beyond
@@ -241,7 +244,7 @@ def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) 
             "model",
             f"{first}--model MODEL",
             "the model, which measures the noise floor on this dump's tokens",
-            has_ids,
+            has_ids and header.has_tokens,
         ),
         (
             "rerun",
