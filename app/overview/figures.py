@@ -122,21 +122,29 @@ def more(view: selection.View) -> None:
             number(summary.max_abs),
             f"{header.unit}, over elements finite on both sides: {row_ulps} row ULPs",
         ),
+        "Mean KL": (
+            number(summary.mean_kl, 3),
+            f"KL(reference || variant), nats per position with a defined KL; max {kl}",
+        ),
         "Median ULPs": (number(ulp_percentile(histogram, 0.5)), of_ulps),
         "99th percentile ULPs": (number(ulp_percentile(histogram, 0.99)), of_ulps),
+        "Exact ties": (known(summary.ties), widgets.meanings()["tie"]),
     }
     limits = {
         "Differences and ULPs are": over_logits(summary, elements_of(view), header.elements),
+        "KL is": over_positions(summary, header.rows),
+        "Margins are": over_margins(summary, header.rows),
     }
-    if header.has_tokens:
-        about = f"KL(reference || variant), nats per position with a defined KL; max {kl}"
-        figures["Mean KL"] = (number(summary.mean_kl, 3), about)
-        figures["Exact ties"] = (f"{summary.ties:,}", widgets.meanings()["tie"])
-        limits["KL is"] = over_positions(summary, header.rows)
-        limits["Margins are"] = over_margins(summary, header.rows)
+    if not header.has_tokens:
+        for name in ("Mean KL", "Exact ties"):
+            del figures[name]
+        for name in ("KL is", "Margins are"):
+            del limits[name]
     limited = " ".join(f"{what} {scope}." for what, scope in limits.items() if scope)
     with folded:
-        for column, (label, (value, about)) in zip(st.columns(5), figures.items(), strict=True):
+        for column, (label, (value, about)) in zip(
+            st.columns(len(figures)), figures.items(), strict=True
+        ):
             column.metric(label, value, help=about)
         if limited:
             st.caption(limited)

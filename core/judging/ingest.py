@@ -17,7 +17,6 @@ from ..numerics.constant_rows import Filling
 from ..numerics.formats import format_named
 from ..progress import STORING, Progress, no_progress
 from ..responses.alignment import align
-from ..responses.bounded_json import is_payload
 from ..responses.files import are_payloads, read_sides
 from ..responses.pairing import pairs_of
 from ..rl.formats import are_tokens
@@ -153,7 +152,7 @@ def headers_of(path: Path) -> tuple[Literal["run", "dump", "array", "responses"]
     """
     if is_run_file(path):
         return "run", {}
-    if is_payload(path) or are_tokens([path]):
+    if are_payloads([path]) or are_tokens([path]):
         return "responses", {}
     container = open_container(path, _MAX_BYTES)
     sides, _ = sides_of(container)
