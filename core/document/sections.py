@@ -283,9 +283,12 @@ def _tokens(run: RunReader, pair: StoredPair, figures: pd.DataFrame, size: Size)
         if window[column].any()
     ]
     titles = {"prompt": "prompt", "position": "position", "token": "token", "state": "state"}
-    titles |= {
-        f"{side}{what}": f"{side}{about}" for side in flips.SIDES for what, about in _ABOUT.items()
-    }
+    if header.has_tokens:
+        titles |= {
+            f"{side}{what}": f"{side}{about}"
+            for side in flips.SIDES
+            for what, about in _ABOUT.items()
+        }
     titles |= {"max_abs": "largest difference", "max_row_ulps": "row ULPs", "kl": "KL, nats"}
     title = "Figures by position"
     which = "of the worst sequences" if is_rollout else "around the most telling one"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks.arrays_alone import LEAST_VALUES
 from ..checks.pair import NoiseFloor
 from ..errors import DumpError, UsageError
 from ..numerics.arrays import Bits, Floats
@@ -25,7 +26,7 @@ from ..progress import Progress, no_progress
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, VALUES, Dump, open_dump
 from ..runs.file.records import RunHeader
 from ..runs.measured import Measured
-from ..text import multiple, number, series
+from ..text import multiple, number, plural, series
 from .dump_controls import UploadedControls
 from .validity import first_mismatch
 
@@ -62,6 +63,12 @@ def measure_controls(
     DumpError if one has other positions, sides or another dtype.
     """
     header = figures.header
+    is_short = not header.has_tokens and header.vocab < LEAST_VALUES
+    if is_short and (files.get("floor") or files.get("float32")):
+        raise UsageError(
+            f"Rows of {plural(header.vocab, 'value')} are too short for a noise floor of each; use"
+            " `ulpscope.close` with an exact result.",
+        )
     if files.get("floor") and not files.get("float32") and header.format is not FLOAT32:
         raise UsageError(
             "A noise floor in float32 needs the pair in float32: give --float32 with --floor.",

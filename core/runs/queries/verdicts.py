@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...checks.arrays_alone import LEAST_VALUES
 from ...checks.modules_alone import AloneFigures
 from ...checks.shrink import ShrinkFigures
 from ...command_name import COMMAND
@@ -221,6 +222,8 @@ def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) 
         served = "the model that is served, which measures the noise floor on the same tokens"
         return {"--model MODEL": served} if has_ids else {}
     is_wide = header.compute_dtype == "float32"
+    # scores have no noise floor by row
+    is_long = header.has_tokens or header.vocab >= LEAST_VALUES
     pair = "--float32 PAIR_IN_FLOAT32.npz"
     # figures of an earlier pair in float32 are stored, not its logits
     first = "" if is_wide else f"{pair} "
@@ -229,7 +232,7 @@ def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) 
             "float32",
             pair,
             "the same two sides in float32, with the same weights and tokens",
-            not is_wide,
+            not is_wide and is_long,
         ),
         (
             "floor",
@@ -238,7 +241,7 @@ def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) 
                 "a noise floor: the reference in float32 on three or more paths that are equal in"
                 " exact arithmetic (batch sizes, kernels)"
             ),
-            True,
+            is_long,
         ),
         (
             "model",

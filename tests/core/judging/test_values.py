@@ -9,8 +9,11 @@ from core.checks.not_finite import NUMBERS
 from core.errors import DumpError, UsageError
 from core.evidence import FAILED, NOTED, PASSED
 from core.judging.ingest import describe, ingest
+from core.judging.stored import judge_stored
+from core.judging.uploaded_controls import measure_controls
 from core.numerics.metrics import COUNTS_OF_TOKENS, OF_TOKENS
 from core.runs.dumps.export import export_npz
+from core.runs.queries.verdicts import deciding_controls
 from core.runs.reader import RunReader
 from core.runs.reports.conditions import parse_conditions
 from core.runs.reports.gate import gate_of
@@ -164,6 +167,25 @@ def test_order_is_recorded_with_the_run(tmp_path):
     # the two, and each of them with every score between them
     assert scores.pairs_changed == 1 + 2 * between
     assert scores.largest_gap == abs(float(mine[0]) - float(mine[1]))
+
+
+def test_short_rows_have_no_noise_floor_of_their_own(tmp_path):
+    run = stored(tmp_path, ROWS[:, :2], NEAR[:, :2])
+    assert set(deciding_controls(run, run.evidence(0))) == {"--rerun AGAIN.npz"}
+    for kind in ("floor", "float32"):
+        with pytest.raises(UsageError, match="too short"):
+            measure_controls(run, **{kind: [tmp_path / "dump.npz"]})
+
+
+def test_a_noise_floor_of_embeddings_decides(tmp_path):
+    run = stored(tmp_path, ROWS, NEAR)
+    noise = RANDOM.normal(size=(3, *ROWS.shape))
+    paths = {f"path {n}": (ROWS + ULP * each).astype(np.float32) for n, each in enumerate(noise)}
+    np.savez(tmp_path / "floor.npz", reference=ROWS, **paths)
+    controls = measure_controls(run, floor=[tmp_path / "floor.npz"])
+    store = Store(tmp_path / "store")
+    with RunReader(store.path_of(judge_stored(store, run, controls))) as judged:
+        assert judged.pairs[0].verdict == "rounding"
 
 
 def test_a_gate_takes_arrays_conditions_alone(tmp_path):
