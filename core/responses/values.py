@@ -89,7 +89,7 @@ def _row(value: Any, source: str) -> _Values:
         else:
             row = np.atleast_1d(np.array(value, np.float64)).astype(np.float32)
     except (ValueError, TypeError, binascii.Error) as error:
-        raise DumpError(f"{source}: a value is no number ({clean(error, 80)}).") from None
+        raise DumpError(f"{source}: a value is not a number ({clean(error, 80)}).") from None
     if row.ndim != 1 or not row.size:
         raise DumpError(f"{source}: a row has the shape {row.shape}; expected [values].")
     return row

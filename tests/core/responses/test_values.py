@@ -105,7 +105,7 @@ TOKENS = {
         ([embeddings(ROWS)], [embeddings(ROWS[:7])], "has shape"),
         ([embeddings(ROWS)], [scores(ROWS[:, 0])], "has shape"),
         ([embeddings(ROWS), embeddings(ROWS[:, :9])], [embeddings(ROWS)], "one length"),
-        ([embeddings(ROWS, lambda row: "%%%")], [embeddings(ROWS)], "no number"),
+        ([embeddings(ROWS, lambda row: "%%%")], [embeddings(ROWS)], "not a number"),
         ([embeddings(ROWS, lambda row: [[1.0], [2.0]])], [embeddings(ROWS)], "shape"),
         ([ranking(ROWS[:, 0]) | {"results": ranking(ROWS[:, 0])["results"][:3]}], [], "top_n"),
         ([embeddings(ROWS)], [], "expected 2"),
