@@ -24,6 +24,7 @@ from ..rl.writing import FORMAT, TextsOf, write_tokens
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import GIB, Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
+from ..runs.dumps.shapes import VALUES
 from ..runs.file.records import MAX_SIDES, Provenance
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reader import RunReader
@@ -203,6 +204,7 @@ def describe(
             "compute_dtype": dump.compute_dtype,
             "dtype_reason": dump.dtype_reason,
             "tokens": tokens,
+            **({} if dump.has_tokens else {"holds": VALUES}),
             "emitted": len(dump.generations),
             "meta": dump.meta,
             "warnings": list(dump.warnings),

@@ -77,7 +77,7 @@ def test_two_answers_are_a_pair(tmp_path):
     near = np.nextafter(ROWS, np.float32(9))
     cold = written(tmp_path / "cold.json", embeddings(ROWS))
     warm = written(tmp_path / "warm.json", embeddings(near, in_base64))
-    assert describe([cold, warm])["vocab"] == 24
+    assert describe([cold, warm])["holds"] == "values"
     with temporary_run([cold, warm]) as run:
         assert [side.name for side in run.sides] == ["cold", "warm"]
         assert (run.header.holds, run.pairs[0].summary.max_ulps) == ("value", 1)
