@@ -40,13 +40,18 @@ LOGIT_STEPS = (
 
 
 _COUNT_WORDS = {None: "unknown", 0: "none"}
+_NO_TOKENS = "no tokens"
 
 
 def _no_flips(run: RunReader, pair: StoredPair) -> str:
+    if not run.header.has_tokens:
+        return _NO_TOKENS
     return "" if run.generations else _COUNT_WORDS.get(pair.summary.flips, "")
 
 
-def _no_near_ties(_: RunReader, pair: StoredPair) -> str:
+def _no_near_ties(run: RunReader, pair: StoredPair) -> str:
+    if not run.header.has_tokens:
+        return _NO_TOKENS
     return _COUNT_WORDS.get(pair.summary.near_ties, "")
 
 

@@ -26,7 +26,7 @@ OUTCOMES = (PASSED, FAILED, MISSING, NOTED, EXPLAINED)
 VALIDITY, SAMPLER, SCREENING = "validity", "sampler", "screening"
 RERUN, NEIGHBOURS = "rerun", "neighbours"
 OWN_DTYPE, FLOAT32, PRECISION = "own dtype", "float32", "precision"
-STRUCTURE, MODULES = "structure", "modules"
+STRUCTURE, MODULES, ORDER = "structure", "modules", "order"
 CHECK_GROUPS = {  # groups of checks in the order in which they run, with their titles
     VALIDITY: "dump validity",
     SAMPLER: "sampler",
@@ -36,6 +36,7 @@ CHECK_GROUPS = {  # groups of checks in the order in which they run, with their 
     OWN_DTYPE: "compute dtype",
     FLOAT32: "float32 comparison",
     PRECISION: "lower precision",
+    ORDER: "cosine and order",
     STRUCTURE: "positions",
     MODULES: "modules",
 }

@@ -19,7 +19,7 @@ from .numerics.arrays import Record
 from .rl.formats import files_in
 from .rl.queries import figures_of
 from .runs.dumps.arrays import foreign_errors
-from .runs.dumps.shapes import HOLDS, LOGITS, PADDED
+from .runs.dumps.shapes import HOLDS, LOGITS, PADDED, VALUES
 from .runs.importing import check_schema, is_run_file
 from .runs.queries import caches, flips, kernels, layers
 from .runs.reader import RunReader
@@ -193,7 +193,8 @@ def compare(
             of [positions, vocab] has prompts.
         compute_dtype: of arrays of 16-bit patterns, or if it is not the arrays' own.
         holds: "padded" compares padded vocabularies over the tokens that all sides have; "logits"
-            takes what looks like log-probabilities of chosen tokens for logits.
+            takes what looks like log-probabilities of chosen tokens for logits; "values" compares
+            [rows, n] or [rows] that are no logits: embeddings, hidden states, scores.
         more: what else a dump holds (docs/guides/upload.md): `token_ids`, `tokens` (texts),
             `prompt_lengths`, `exact` (the exact result of 16-bit sides); under any other name a
             further variant.
@@ -218,7 +219,7 @@ def _reader_of(files: Sequence[Path], **taken_as: Any) -> RunReader:
             return RunReader(run.path)
     except DumpError as error:
         says = str(error).removeprefix(f"{_IN_MEMORY}: ")
-        for word in (LOGITS, PADDED):
+        for word in (LOGITS, PADDED, VALUES):
             says = says.replace(HOLDS.format(word), f"holds='{word}'")
         raise DumpError(says) from None
 

@@ -1,5 +1,6 @@
 """Places of positions, prompts one after another: in words, and where logits are not finite."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,16 @@ from .numerics.statistic import SYSTEMATIC, FloorTest
 from .text import multiple, number
 
 FLOAT16_MAX = 65504.0
+_OF_VALUES = {
+    "position": "row",
+    "positions": "rows",
+    "Positions": "Rows",
+    "logit": "value",
+    "logits": "values",
+    "token": "value",
+    "Token": "Value",
+}
+_QUOTED_OR_WORD = re.compile(r"(?<!\w)'[^']*'|\b\w+\b")
 
 
 def place_of(row: int, lengths: Sequence[int]) -> tuple[int, int]:
@@ -28,6 +39,13 @@ def words_of(place: tuple[int, int], lengths: Sequence[int]) -> str:
     """Return `place_in_words` of a (prompt, position)."""
     prompt, position = place
     return f"position {position:,}" + (f" of prompt {prompt}" if len(lengths) > 1 else "")
+
+
+def of_values(sentence: str) -> str:
+    """Return a sentence on positions, logits and tokens as one on rows and values, outside
+    quotes.
+    """
+    return _QUOTED_OR_WORD.sub(lambda match: _OF_VALUES.get(match[0], match[0]), sentence)
 
 
 def beyond_in_words(test: FloorTest, size: str, lengths: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ from app.navigation import HEATMAP
 from app.shell import exports, widgets, wording
 from core.runs.file.keep import refusal
 from core.runs.queries.elements import every_element, with_texts, worst_elements
+from core.runs.queries.flips import SIDES
 from core.runs.queries.heatmap import WHOLE_RUN, element, sentence
 from core.text import clean, exact, number, plural
 
@@ -26,7 +27,7 @@ if token is not None and run.has_all_logits:
 
 with st.container(horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"):
     st.markdown(sentence(run, view.table), width="content")
-    about = "Find a token: text or id"
+    about = "Find a token: text or id" if header.has_tokens else "Find a value: index"
     st.text_input(
         about,
         key="heatmap_token",
@@ -37,7 +38,7 @@ with st.container(horizontal=True, horizontal_alignment="distribute", vertical_a
     )
 if token is None and st.session_state["heatmap_token"]:
     st.warning(
-        "No token of this run is"
+        f"{header.worded('No token')} of this run is"
         f" '{widgets.escape(clean(st.session_state['heatmap_token'], 40))}'.",
     )
 # Zoom events of a chart of Streamlit's do not reach Python, so the map is a canvas of ours.
@@ -50,11 +51,11 @@ st.caption(about)
 if selected is not None:
     text = wording.token(token, run.vocabulary.get(selected.token))
     name = widgets.escape(text.removeprefix("token "))
-    st.subheader(f"Token {name} at position {view.position:,}{view.of_prompt}")
+    st.subheader(header.worded(f"Token {name} at position {view.position:,}{view.of_prompt}"))
     st.dataframe(
         {
             "side": [pair.reference, pair.variant],
-            "logit": [exact(selected.reference), exact(selected.variant)],
+            header.holds: [exact(selected.reference), exact(selected.variant)],
             "rank (1 = argmax)": [selected.reference_rank, selected.variant_rank],
             "difference": ["", exact(selected.difference)],
             "row ULPs": ["", "" if selected.row_ulps is None else number(selected.row_ulps)],
@@ -72,19 +73,25 @@ if not run.has_all_logits:
     st.info(f"Single logits cannot be shown: {refusal(header)}")
     st.stop()
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
-title.subheader(f"Largest differences at position {view.position:,}{view.of_prompt}")
+heading = f"Largest differences at position {view.position:,}{view.of_prompt}"
+title.subheader(header.worded(heading))
 by = order.segmented_control("Order by", ["difference", "ULPs"], required=True, key="worst_by")
 place = (pair.index, view.prompt, view.position)
 worst = worst_elements(run, *place, by_ulps=by == "ULPs")
 if worst.empty:
-    st.write("No logit differs at this position.")
+    st.write(header.worded("No logit differs at this position."))
 else:
-    texts = widgets.table_texts(worst["token_id"], run)
-    tables.draw(worst.assign(text=texts).drop(columns="token_id"), "worst", 12, header.unit)
-    st.caption(
+    names = {"token_id": "index"} | {f"{side}_logit": f"{side}_value" for side in SIDES}
+    listing = worst.rename(columns=names)
+    if header.has_tokens:
+        texts = widgets.table_texts(worst["token_id"], run)
+        listing = worst.assign(text=texts).drop(columns="token_id")
+    tables.draw(listing, "worst", 12, header.unit)
+    says = (
         f"{plural(len(worst), 'logit')} of this position with the largest {by} of {view.dtype},"
-        " exact values.",
+        " exact values."
     )
+    st.caption(header.worded(says))
 files = {
     "largest differences": worst,
     # read when it is downloaded only

@@ -23,16 +23,19 @@ else:
     figures.headline(view)
 positions.chart(view, is_rollout=is_rollout)
 
-left, right = st.columns([5, 3])
-with left:
-    if not is_rollout:
-        positions.flips(view)
-    token_strip.section(view, is_rollout=is_rollout)
-with right:
-    what = "Token" if is_rollout else "Top tokens"
-    of_prompt = "" if is_rollout else view.of_prompt
-    st.subheader(f"{what} at position {view.position:,}{of_prompt}")
-    best_tokens.short(view)
+if view.run.header.has_tokens:
+    left, right = st.columns([5, 3])
+    with left:
+        if not is_rollout:
+            positions.flips(view)
+        token_strip.section(view, is_rollout=is_rollout)
+    with right:
+        what = "Token" if is_rollout else "Top tokens"
+        of_prompt = "" if is_rollout else view.of_prompt
+        st.subheader(f"{what} at position {view.position:,}{of_prompt}")
+        best_tokens.short(view)
+else:
+    token_strip.section(view, is_rollout=False)
 panel.checks(view, answer)
 
 # what other pages show of the pair
@@ -46,7 +49,7 @@ if len(view.run.sides) > 2:
     classes = [", ".join(f"`{widgets.code(side)}`" for side in each) for each in view.run.classes]
     groups = "  ".join(f"{{ {each} }}" for each in classes)
     st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
-if not view.pair.summary.bit_identical:
+if not view.pair.summary.bit_identical and view.run.header.has_tokens:
     widgets.causes(view)
 panel.report(view)
 if not view.is_list:

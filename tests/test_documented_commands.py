@@ -297,6 +297,8 @@ def test_documented_python_runs(page, tmp_path, monkeypatch):
         "path": ROOT / "tests/runs/fresh-against-cached.duckdb",
         "fresh_logits": logits,
         "cached_logits": logits,
+        "alone": logits,
+        "together": logits,
     }
     (path_of_page,) = (ROOT / "docs").rglob(f"{page}.md")
     for text in blocks(path_of_page.read_text(encoding="utf-8"), "python"):

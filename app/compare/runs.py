@@ -87,7 +87,9 @@ def draw(view: selection.View) -> None:
         room = widgets.room("provenance", 28 * (len(differs) + 1))
         room.table(differs, border="horizontal")
     if is_same is not False:
-        by = widgets.choice("By position", BY, "compare_by")
+        has_tokens = view.run.header.has_tokens
+        figures_by = {name: BY[name] for name in BY if has_tokens or name != "kl"}
+        by = widgets.choice("By position", figures_by, "compare_by")
         lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
         arguments = (lines, view.prompt, by, tables.label(by))
         chart = plots.cached(
@@ -101,11 +103,12 @@ def draw(view: selection.View) -> None:
         picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", about)
         plots.draw(chart, "compare_positions", picture)
         st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
-        st.subheader("Shared and unique flips")
+        if has_tokens:
+            st.subheader("Shared and unique flips")
         if is_same is None:
             st.caption("Some runs have no token ids; positions are matched by number.")
         if all_flips.empty:
-            st.write("No run has a flip.")
+            st.write("No run has a flip." if has_tokens else "Values have no flips.")
         else:
             table = parts.flip_texts(all_flips, pairs, titles)
             choose = partial(selection.select_row, table, "compare_flips")

@@ -76,7 +76,7 @@ def _form(name: str, values: pd.Series) -> str:
         return "%+.1f"
     if name.endswith(_SHARES):
         return "%.1f"
-    if name == "difference" or name.endswith("_logit"):
+    if name == "difference" or name.endswith(("_logit", "_value")):
         return exact_format(values)
     if name.endswith("noise floor"):
         return "%,.2f"

@@ -56,12 +56,12 @@ class Axes extends Drawing {
       draw.fillText(grouped(tick), place, bottom + 14);
       draw.fillRect(Math.round(place), bottom + 1, 1, 4);
     }
-    if (this.isTitled) draw.fillText(this.isRank ? "rank in the reference's row (1 = argmax)" : "token id", plot.left + plot.width / 2, bottom + 31);
+    if (this.isTitled) draw.fillText(this.isRank ? "rank in the reference's row (1 = argmax)" : data.words.column, plot.left + plot.width / 2, bottom + 31);
     draw.textBaseline = "middle";
     draw.save();
     draw.translate(11, plot.top + plot.height / 2);
     draw.rotate(-Math.PI / 2);
-    draw.fillText(data.prompt_starts.length > 1 ? "row: prompts one after another" : "position", 0, 0);
+    draw.fillText(data.prompt_starts.length > 1 ? "row: prompts one after another" : data.words.row, 0, 0);
     draw.restore();
     // Borders of prompts, if there is room between them.
     const starts = data.prompt_starts.filter((start) => start > view.y0 && start < view.y1);
@@ -138,7 +138,7 @@ class Axes extends Drawing {
     draw.fillText("▼", left + this.share(floor) * width, top - 4);
     draw.textAlign = "left";
     const beyond = floor > ends.high ? ", beyond this scale" : "";
-    const says = `▼ noise floor: 99.9% of logits move by at most ${Number(floor.toPrecision(3)).toLocaleString("en-US")} row ULPs${beyond}`;
+    const says = `▼ noise floor: 99.9% of ${data.words.elements} move by at most ${Number(floor.toPrecision(3)).toLocaleString("en-US")} row ULPs${beyond}`;
     draw.fillText(says, Math.max(4, Math.min(left, shape.width - wide(says))), isBeside ? top + 37 : line + 5 + LINE);
   }
 

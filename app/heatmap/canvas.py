@@ -53,7 +53,8 @@ def current_window(view: selection.View) -> HeatmapWindow:
     state = st.session_state
     # A link that names a window and no order is of a time when columns were token ids.
     has_window = state["heatmap_rows"] or state["heatmap_tokens"]
-    order: heatmap.Order = state["heatmap_order"] or ("id" if has_window else "rank")
+    is_by_id = has_window or not run.header.has_tokens
+    order: heatmap.Order = state["heatmap_order"] or ("id" if is_by_id else "rank")
     measure = state["heatmap_cells"]
     if not heatmap.is_offered(run, order, measure):
         order = "id"
@@ -153,13 +154,19 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     if window != st.session_state.get("heatmap_followed"):
         st.session_state["heatmap_serial"] = ""
     floor = heatmap.floor_row_ulps(run, pair.index)
+    words = {"row": "row", "column": "value", "columns": "values"}
+    if header.has_tokens:
+        words = {"row": "position", "column": "token id", "columns": "tokens"}
     # for a screen reader
     label = (
         f"Heatmap of {pair.variant} vs {pair.reference}. Arrow keys move it, plus and minus zoom, 0"
         " shows the whole run, Enter selects the logit at the middle."
     )
     if floor is not None:
-        label += f" The noise floor: 99.9% of logits move by at most {number(floor)} row ULPs."
+        label += (
+            f" The noise floor: 99.9% of {header.elements} move by at most {number(floor)} row"
+            " ULPs."
+        )
     finest = {}
     for order in heatmap.ORDERS:
         finest[order] = {
@@ -171,6 +178,7 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         "rows": header.rows,
         "columns": header.vocab,
         "dtype": header.compute_dtype,
+        "words": words | {"elements": header.elements, "unit": header.unit},
         "names": [pair.reference, pair.variant],
         "floor_row_ulps": floor,
         "prompt_starts": starts,
@@ -181,7 +189,7 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
         "most_read": heatmap.MOST_READ,
         "ranks": min(heatmap.RANKS, header.vocab),
         "finest": finest,
-        "is_rank_offered": heatmap.is_offered(run, "rank", "ulps"),
+        "is_rank_offered": header.has_tokens and heatmap.is_offered(run, "rank", "ulps"),
         "offered": [each for each in heatmap.MEASURES if heatmap.is_offered(run, "id", each)],
         "window": {**asdict(window), "scale": st.session_state["heatmap_colours"]},
         "file": exports.file_stem(view, "heatmap"),

@@ -105,7 +105,7 @@ class Drawing extends Tiles {
     const { rows, columns } = this.window();
     const trouble = this.missing.map((tile) => this.failed.get(tile.key)).find(Boolean);
     const waits = this.missing.length ? ` · ${this.wanted.length - this.missing.length} of ${this.wanted.length} tiles` : "";
-    this.says = `${this.inWords(rows, columns)} of ${grouped(data.rows)} × ${grouped(data.columns)}; a cell is ${2 ** this.level[0]} × ${2 ** this.level[1]} logits`;
+    this.says = `${this.inWords(rows, columns)} of ${grouped(data.rows)} × ${grouped(data.columns)}; a cell is ${2 ** this.level[0]} × ${2 ** this.level[1]} ${data.words.elements}`;
     this.saveButton.disabled = this.missing.length > 0;
     this.status.textContent = this.says + (trouble ? ` · ${trouble}` : waits);
     canvas.dataset.state = !this.missing.length ? "drawn" : trouble && !this.fetching.size ? "failed" : "loading";

@@ -63,6 +63,7 @@ class Heatmap extends Pointing {
   update(data, setTriggerValue) {
     const isOther = this.data?.address !== data.address || this.data.stamp !== data.stamp;
     this.data = data;
+    this.choices.order.id.textContent = data.words.column;
     this.trigger = setTriggerValue;
     if (isOther) {
       this.view = this.texts = null;
@@ -91,7 +92,7 @@ class Heatmap extends Pointing {
   get isLog() { return this.scale === "log" || (this.scale === "auto" && this.measure !== "row_ulps"); }
   get isRank() { return this.order === "rank"; } // ranks are counted from 1, the columns of the view from 0
   get floor() { return this.measure === "row_ulps" ? this.data.floor_row_ulps : null; }
-  get unit() { return { row_ulps: `row ULPs of ${this.data.dtype}`, ulps: `ULPs of ${this.data.dtype}`, difference: "logits" }[this.measure]; }
+  get unit() { return { row_ulps: `row ULPs of ${this.data.dtype}`, ulps: `ULPs of ${this.data.dtype}`, difference: this.data.words.unit }[this.measure]; }
   get isWhole() {
     const { view, data } = this;
     return view.y0 <= 0 && view.x0 <= 0 && view.y1 >= data.rows && view.x1 >= data.columns;
@@ -107,7 +108,7 @@ class Heatmap extends Pointing {
   }
 
   inWords(rows, columns) {
-    const [what, first] = this.isRank ? ["ranks", 1] : ["tokens", 0];
+    const [what, first] = this.isRank ? ["ranks", 1] : [this.data.words.columns, 0];
     return `${rows[1] - rows[0] === 1 ? "row" : "rows"} ${span(rows[0], rows[1] - 1)}, ${what} ${span(columns[0] + first, columns[1] - 1 + first)}`;
   }
 

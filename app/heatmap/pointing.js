@@ -128,15 +128,15 @@ class Pointing extends Axes {
       const [rows, columns] = [place.rows, place.columns];
       const count = (rows[1] - rows[0]) * (columns[1] - columns[0]);
       try {
-        if (count > 1 && !place.value) return this.tell(here, [this.inWords(rows, columns), `${grouped(count)} logits, all equal`]);
+        if (count > 1 && !place.value) return this.tell(here, [this.inWords(rows, columns), `${grouped(count)} ${this.data.words.elements}, all equal`]);
         this.question?.abort();
         const question = (this.question = new AbortController());
         const found = await this.largest(place, question);
         if (question.signal.aborted) return;
         const [reference, variant] = this.data.names;
         this.tell(here, [
-          ...(count > 1 ? [`largest difference of ${grouped(count)} logits:`] : []), found.where, found.text, `${reference}: ${found.reference}`,
-          `${variant}: ${found.variant}`, [found.apart, found.difference].filter(Boolean).join(", "), `ranks (1 = argmax) ${found.ranks}`,
+          ...(count > 1 ? [`largest difference of ${grouped(count)} ${this.data.words.elements}:`] : []), found.where, found.text, `${reference}: ${found.reference}`,
+          `${variant}: ${found.variant}`, [found.apart, found.difference].filter(Boolean).join(", "), ...(found.ranks ? [`ranks (1 = argmax) ${found.ranks}`] : []),
         ]);
       } catch (error) {
         if (error.name !== "AbortError") this.tell(here, [error.message]);

@@ -138,13 +138,15 @@ def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
     return {
         "row": element.row,
         "token": element.token,
-        "where": where,
-        "text": text if element.token not in run.vocabulary else f"token {text}",
+        "where": run.header.worded(where),
+        "text": run.header.worded(text if element.token not in run.vocabulary else f"token {text}"),
         "reference": exact(element.reference),
         "variant": exact(element.variant),
         "apart": apart,
         "difference": difference,
-        "ranks": f"{element.reference_rank:,} / {element.variant_rank:,}",
+        "ranks": f"{element.reference_rank:,} / {element.variant_rank:,}"
+        if run.header.has_tokens
+        else "",
     }
 
 

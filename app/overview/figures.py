@@ -2,15 +2,17 @@
 
 import pandas as pd
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app.components import plots
 from app.shell import exports, selection, store_cache, widgets
 from core.plots import pairs as charts
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reader import RunReader
+from core.runs.reports.issue_markdown import order_facts
 from core.runs.reports.report_json import over_logits, over_margins, over_positions
 from core.runs.requests import repeat_command
-from core.text import known, legible, number, out_of, percent, plural
+from core.text import known, legible, number, opening, out_of, percent, plural
 
 _SIDE_COLUMNS = {
     "name": "side",
@@ -38,11 +40,15 @@ def nonfinite(view: selection.View) -> None:
     )
     if view.run.is_only_masked(view.pair.index):
         about = "at -inf on one side only: masked or cut there. None is NaN."
-    st.error(f"{plural(count, 'logit')} {about}")
+    element = view.run.header.elements.removesuffix("s")
+    st.error(f"{plural(count, element)} {about}")
 
 
 def headline(view: selection.View) -> None:
     """Draw the four headline figures."""
+    if not view.run.header.has_tokens:
+        _headline_of_values(view)
+        return
     summary = view.pair.summary
     meanings = widgets.meanings()
     elements = elements_of(view)
@@ -62,14 +68,36 @@ def headline(view: selection.View) -> None:
         return
     near.metric("Near ties", f"{summary.near_ties:,}", help=meanings["near tie"])
     differ.metric("Logits that differ", share, help=of)
+    _size(view, size)
+
+
+def _size(view: selection.View, place: DeltaGenerator) -> None:
+    """Draw the RMS difference, over the noise floor if there is one."""
+    summary = view.pair.summary
     in_row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs"
     # a pair that was not judged has no noise floor, an equal one no difference to compare with it
     if view.pair.noise_ratio is None or not summary.neq:
-        size.metric("RMS difference", in_row_ulps, help=meanings["row ULP"])
+        place.metric("RMS difference", in_row_ulps, help=widgets.meanings()["row ULP"])
         return
     about = size_of(view.pair, view.run.evidence(view.pair.index))
     help_text = f"{about}; RMS in {view.dtype}: {in_row_ulps}"
-    size.metric("RMS / noise floor", multiple(view.pair.noise_ratio), help=help_text)
+    place.metric("RMS / noise floor", multiple(view.pair.noise_ratio), help=help_text)
+
+
+def _headline_of_values(view: selection.View) -> None:
+    """Draw the headline figures of values that are no logits."""
+    summary, elements = view.pair.summary, elements_of(view)
+    differ, size, *others = st.columns(4)
+    differ.metric(
+        "Values that differ",
+        percent(summary.neq / elements),
+        help=out_of(summary.neq, elements),
+    )
+    _size(view, size)
+    figures = order_facts(view.run.evidence(view.pair.index))
+    figures["largest difference"] = number(summary.max_abs)
+    for place, (name, text) in zip(others, figures.items(), strict=False):
+        place.metric(opening(name), text)
 
 
 def more(view: selection.View) -> None:
@@ -88,8 +116,8 @@ def more(view: selection.View) -> None:
     row_ulps = number(summary.max_row_ulps, 3)
     kl = number(summary.max_kl, 3)
     of_ulps = (
-        f"ULPs of {view.dtype}, over all logits; large ones belong to logits near 0, where steps"
-        " are tiny"
+        f"ULPs of {view.dtype}, over all {header.elements}; large ones belong to those near 0,"
+        " where steps are tiny"
     )
     figures = {
         "Largest difference": (
@@ -102,23 +130,31 @@ def more(view: selection.View) -> None:
         ),
         "Median ULPs": (number(ulp_percentile(histogram, 0.5)), of_ulps),
         "99th percentile ULPs": (number(ulp_percentile(histogram, 0.99)), of_ulps),
-        "Exact ties": (f"{summary.ties:,}", widgets.meanings()["tie"]),
+        "Exact ties": (known(summary.ties), widgets.meanings()["tie"]),
     }
     limits = {
-        "Differences and ULPs are": over_logits(summary, elements_of(view)),
+        "Differences and ULPs are": over_logits(summary, elements_of(view), header.elements),
         "KL is": over_positions(summary, header.rows),
         "Margins are": over_margins(summary, header.rows),
     }
+    if not header.has_tokens:
+        for name in ("Mean KL", "Exact ties"):
+            del figures[name]
+        for name in ("KL is", "Margins are"):
+            del limits[name]
     limited = " ".join(f"{what} {scope}." for what, scope in limits.items() if scope)
     with folded:
-        for column, (label, (value, about)) in zip(st.columns(5), figures.items(), strict=True):
+        for column, (label, (value, about)) in zip(
+            st.columns(len(figures)), figures.items(), strict=True
+        ):
             column.metric(label, value, help=about)
         if limited:
             st.caption(limited)
         arguments = (charts.ulp_histogram, histogram, view.dtype)
         chart = plots.cached(view.run, (view.pair.index,), *arguments)
         plots.draw(chart, "ulp_histogram", exports.picture_of(view, "ulps"))
-        st.caption(f"Logits by ULP distance ({view.dtype}), log counts.")
+        what = opening(header.elements)
+        st.caption(f"{what} by ULP distance ({view.dtype}), log counts.")
 
 
 def provenance(view: selection.View, sides: pd.DataFrame) -> None:

@@ -32,7 +32,7 @@ def chart(view: selection.View, *, is_rollout: bool) -> None:
     if not differs or view.compared_positions == 1:
         return
     header = view.run.header
-    st.subheader(f"Difference by position, {header.unit}")
+    st.subheader(header.worded(f"Difference by position, {header.unit}"))
     # of a long run the table holds one prompt
     of = (view.pair.index, view.prompt if header.is_long else None)
     drawn = store_cache.remember(

@@ -25,6 +25,7 @@ from core.text import join_bytes, plural
 
 _strip = component("ulpscope_token_strip", Path(__file__).with_suffix(""))
 
+_OF_LOGITS = ("KL", "near ties", "flips")  # colors that other values do not have
 _WHOLE = ("max_ulps", "neq")
 _OF_TOKEN = {  # of trainer vs. rollout
     "rollout": "rollout, nats",
@@ -48,7 +49,7 @@ def columns(view: selection.View, colour: str) -> Record:
         table = table.set_index("position").reindex(range(prompt.positions))
         whole = {name: table[name].eq(True) for name in ("is_flip", "near_tie", "could_flip")}
         table = table.assign(nonfinite_mismatch=0, **whole)
-    shade = heat(table, colour, view.dtype)
+    shade = heat(table, colour, view.dtype, view.run.header.unit)
     argmax = {side: _whole(table[f"{side}_token"]) for side in SIDES}
     margins = {f"{side}_margin": _whole(table[f"{side}_margin_ulps"]) for side in SIDES}
     tokens = {*argmax["reference"], *argmax["variant"]}
@@ -114,6 +115,8 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> Record:
 def colours(view: selection.View) -> list[str]:
     """Return what the tokens of a run can be colored by; the selected color is one of them."""
     options = list(OF_ROLLOUTS if view.run.has_rollouts else COLOURS)
+    if not view.run.header.has_tokens:
+        options = [name for name in options if name not in _OF_LOGITS]
     selection.settle("strip_colour", options)
     return options
 
@@ -125,7 +128,9 @@ def section(view: selection.View, *, is_rollout: bool) -> None:
     title = "Sequence" if is_rollout else "Prompt"
     if len(prompts) > 1:
         title += f" {view.prompt}"
-    left.subheader(f"{title}, {plural(len(view.prompt_table), 'position')}")
+    count = plural(len(view.prompt_table), "position")
+    heading = f"{title}, {count}" if view.run.header.has_tokens or len(prompts) > 1 else count
+    left.subheader(view.run.header.worded(heading))
     colour = right.selectbox(
         "Color by",
         colours(view),
@@ -135,7 +140,7 @@ def section(view: selection.View, *, is_rollout: bool) -> None:
     token_strip(view, colour)
     if is_rollout and not view.run.vocabulary:
         st.caption("Token ids are shown; import the files with a tokenizer to have texts.")
-    elif not is_rollout and not view.texts:
+    elif not is_rollout and not view.texts and view.run.header.has_tokens:
         substitute = "token ids" if prompts[view.prompt].token_ids else "positions"
         st.caption(f"This dump brought no token texts: {substitute} are shown.")
 

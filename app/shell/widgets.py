@@ -108,6 +108,8 @@ def head(page: Page, *, needs_rows: bool = False) -> selection.View:
             f"{page.title} needs both sides' top tokens: this run has one log-probability per"
             " token."
         )
+    elif page.name in ("flips", "near_ties") and not header.has_tokens:
+        lack = f"{page.title} are of tokens: this run holds values that are no logits."
     elif view.is_list and needs_rows:
         lack = f"{page.title} needs whole rows of logits: {refusal(header)}"
     if lack:

@@ -19,7 +19,7 @@ from app.upload.spool import FAILED, RECEIVED, Upload
 from core.errors import UlpscopeError
 from core.judging.ingest import headers_of
 from core.rl.formats import are_tokens
-from core.runs.dumps.shapes import LOGITS, PADDED
+from core.runs.dumps.shapes import LOGITS, PADDED, VALUES
 
 KEYS = """
 - **Keys are side names**, each `[..., vocab]`: axes of size 1 are dropped; three axes left are
@@ -40,6 +40,7 @@ HOLDS = {
     "": AS_FOUND,
     LOGITS: "logits of [positions, vocab]",
     PADDED: "padded vocabularies: compare the common part",
+    VALUES: "values that are no logits: embeddings, hidden states, scores",
 }
 _DTYPES = {"": AS_FOUND, **{name: name for name in ("bfloat16", "float16", "float32")}}
 _COLUMNS = {"run": 1, "responses": 3}  # of the form; of dumps 4

@@ -26,6 +26,13 @@ class ShapesFigures(CheckFigures):
 SHAPES = Check("shapes and tokens", VALIDITY, ShapesFigures)
 
 
+def value_shapes_row(rows: int, values: int) -> Evidence:
+    """Return the row on sides of one shape whose rows are no logits."""
+    figures = ShapesFigures(positions=rows, vocab=values, highest_token_id=None)
+    says = f"Both sides have {plural(rows, 'row')} x {plural(values, 'value')}."
+    return Evidence(SHAPES, "shapes", figures, PASSED, says)
+
+
 def shapes_row(positions: int, vocab: int, highest: int | None) -> Evidence:
     """Return the row on sides of one shape. highest: token id, None if the dump has none."""
     shape = f"Both sides have {plural(positions, 'position')} x {vocab:,} tokens"

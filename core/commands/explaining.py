@@ -138,6 +138,8 @@ def explanations_of(
                 say,
             ),
         }
+    if loads and not run.header.has_tokens:
+        raise UsageError("--model computes logits, and this run holds other values.")
     if loads and not all(tokens):
         raise UsageError("--model needs the prompts' token ids, which this run does not have.")
     if len(loads) > 1:

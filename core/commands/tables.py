@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..evidence import FAILED, MISSING
+from ..evidence import FAILED, MISSING, ORDER
 from ..runs.file.keep import note_of
 from ..runs.file.records import RunHeader
 from ..runs.queries.verdicts import Answer, ulp_percentile
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from ..runs.reader import RunReader
 
 _MOST_FLIPS = 20
+_COLUMNS_OF_TOKENS = 3  # the last of the table of pairs
 TOKENS = ("reference_token", "variant_token")
 _STYLES = {FAILED: "bold red", MISSING: "yellow"}
 
 
 def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
-    columns = (
+    columns: tuple[str, ...] = (
         "variant",
-        "logits that differ",
+        f"{header.elements} that differ",
         "RMS, row ULPs",
         f"max abs, {header.unit}",
         "ULPs: median",
         "p99",
         "flips",
         "near ties",
+        "mean KL, nats",
     )
-    size = (
-        f"{plural(header.rows, 'position')} x {header.vocab:,} tokens, ULPs of"
-        f" {header.compute_dtype}"
-    )
+    size = f"{header.size}, ULPs of {header.compute_dtype}"
     of_lists = f"{plural(pairs[0].positions, 'position')}, {header.quantity}"
     title = f"{pairs[0].reference} vs …   {size if header.k is None else of_lists}"
-    columns_of_figures = [
-        _as_text(pairs, values) for values in zip(*map(_figures, pairs), strict=True)
-    ]
+    figures = list(zip(*map(_figures, pairs), strict=True))
+    if not header.has_tokens:
+        columns, figures = columns[:-_COLUMNS_OF_TOKENS], figures[:-_COLUMNS_OF_TOKENS]
+    columns_of_figures = [_as_text(pairs, values) for values in figures]
     by_pair = zip(pairs, zip(*columns_of_figures, strict=True), strict=True)
     lines = (line for pair, figures in by_pair for line in _pair_lines(pair, header, figures))
-    return table_of((*columns, "mean KL, nats"), lines, title=title, text=("variant",))
+    return table_of(columns, lines, title=title, text=("variant",))
 
 
 def print_pairs(run: RunReader, mismatch: dict[str, Any] | None = None) -> None:
@@ -72,6 +72,10 @@ def print_reports(
     # figures of trainer vs. rollout say more than a count of what differs
     if pairs[0].mismatch is None:
         out.print(pair_table(pairs, header))
+    for pair in pairs:
+        for row in pair.answer.checks:
+            if row.group == ORDER:
+                print_text(f"{pair.variant}: {row.says}" if len(pairs) > 1 else row.says)
     # the first of the reference's class is the reference, which has no flips of its own
     first_of_class = {group[0] for group in classes} | (
         {group[1] for group in classes[:1] if len(group) > 1}
@@ -139,9 +143,9 @@ def _pair_lines(
     )
     if s.nonfinite_mismatch:
         yield "", f"{plural(s.nonfinite_mismatch, 'element')}: NaN or infinity on one side only"
-    if scope := over_logits(s, elements):
+    if scope := over_logits(s, elements, header.elements):
         yield "", f"differences are {scope}, those finite on both sides"
-    if header.k is None and (scope := over_positions(s, rows)):
+    if header.k is None and header.has_tokens and (scope := over_positions(s, rows)):
         yield "", f"mean KL is {scope}"
 
 

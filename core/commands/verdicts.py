@@ -114,6 +114,8 @@ def verdict(
             )
         if dtype is not None and not is_list:
             raise UsageError("--dtype is for server responses; a dump has its compute dtype.")
+        if model and not run.header.has_tokens:
+            raise UsageError("--model computes logits, and this run holds other values.")
         if model and not all(prompt.token_ids for prompt in run.header.prompts):
             raise UsageError(
                 "This run has no token_ids, so no model can run on its tokens; save them with the"

@@ -66,7 +66,8 @@ def overview(run: RunReader, pair: StoredPair, figures: DataFrame) -> Grid:
         floor = None
     note = f"A cell is the largest difference of {size}. Red: NaN or infinity on one side only."
     if floor is not None:
-        note += f" The noise floor: 99.9% of logits move by at most {number(floor)} row ULPs."
+        says = f"The noise floor: 99.9% of logits move by at most {number(floor)} row ULPs."
+        note += f" {run.header.worded(says)}"
     is_mismatch = cells == _MISMATCH
     values = np.ascontiguousarray(cells).view(np.float32)
     highest = float(values[~is_mismatch].max(initial=0.0))
@@ -93,10 +94,11 @@ def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, 
         by[1] *= _BROADER
         cells = pyramid.maxima(cells, 1, _BROADER)
     tall, wide = by * shape
-    name = "position (prompts one after another)" if header.has_several_prompts else "position"
-    x = Axis("token id", 0, cells.shape[1] * wide, step=1)
+    row, column = ("position", "token") if header.has_tokens else ("row", "value")
+    name = f"{row} (prompts one after another)" if header.has_several_prompts else row
+    x = Axis(f"{column} id" if header.has_tokens else column, 0, cells.shape[1] * wide, step=1)
     y = Axis(name, len(cells) * tall, 0, step=1)
-    size = f"{plural(tall, 'position')} x {plural(wide, 'token')}"
+    size = f"{plural(tall, row)} x {plural(wide, column)}"
     return cells, f"row ULPs of {header.compute_dtype}", x, y, size
 
 

@@ -82,17 +82,18 @@ def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Marku
         element("p", note_of(header)) if note_of(header) else "",
     ]
     if len(answers) > 1:
+        titles = [f"variant, vs {answers[0][0].reference}", "verdict", "flips"]
         rows = [
-            (
+            [
                 element("a", pair.variant, href=f"#pair{pair.index}"),
                 answer.name,
                 known(pair.summary.flips),
-            )
+            ]
             for pair, answer in answers
         ]
-        parts.append(
-            table((f"variant, vs {answers[0][0].reference}", "verdict", "flips"), rows, "Variants"),
-        )
+        if not header.has_tokens:
+            titles, rows = titles[:2], [row[:2] for row in rows]
+        parts.append(table(titles, rows, "Variants"))
     return element("header", *parts)
 
 

@@ -55,6 +55,7 @@ _BY_POSITION = {
     "max_row_ulps": "row ULPs",
     "kl": "KL, nats",
 }
+_OF_TOKENS = ("reference", "reference_margin", "variant", "variant_margin")
 
 
 def sections(
@@ -86,7 +87,7 @@ def sections(
         yield "Checks", _checks(answer)
     if is_rollout:
         yield "Trainer vs. rollout", _rollouts(run)
-    yield "Tokens", _tokens(run, pair, figures, size)
+    yield "Tokens" if run.header.has_tokens else "Rows", _tokens(run, pair, figures, size)
     if figures["is_flip"].any():
         yield "Flips", _flips(run, pair, figures, size)
     for title, parts in _charted(run, pair, figures):
@@ -94,7 +95,7 @@ def sections(
         shown = islice(parts, 1) if size is CELL else parts
         yield title, join(*shown)
     is_short_list = run.header.k is not None and not run.header.is_long
-    is_explained = run.has_all_logits or is_short_list
+    is_explained = (run.has_all_logits or is_short_list) and run.header.has_tokens
     if explain is not None and is_explained and not pair.summary.bit_identical:
         yield "Common causes", _causes(explain(run, pair.index))
 
@@ -274,8 +275,9 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
         ids = places
         if prompt.token_ids:
             ids = [prompt.token_ids[place] for place in places]
+        what = "token" if prompt.token_ids or header.has_tokens else "row"
         texts = [f"{token} " for token in ids]
-        names = [f"token {token}" for token in ids]
+        names = [f"{what} {token}" for token in ids]
         if any(prompt.token_texts):
             texts = [_visible(prompt.token_texts[place]) for place in places]
             names = texts
@@ -329,7 +331,10 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
     folded = ""
     if size is FILE:
         title = "Figures by position"
-        folded = fold(title, listing(pd.concat(tables), _BY_POSITION, title))
+        titles = _BY_POSITION
+        if not header.has_tokens:
+            titles = {name: text for name, text in titles.items() if name not in _OF_TOKENS}
+        folded = fold(title, listing(pd.concat(tables), titles, title))
     scale = element("p", join(*legend, between=" "), class_="legend")
     return join(note, strips, scale, folded)
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from ..cause import Cause
-from ..checks.arrays_alone import FLOAT32_STEPS, ROW_ULPS
+from ..checks.arrays_alone import FLOAT32_STEPS, LEAST_VALUES, MOST_PEAK, ROW_ULPS
 from ..checks.drawn import Exact
 from ..checks.narrowing import AGAINST_EXACT, NARROWING, narrowing_row
 from ..checks.other_rows import OtherPromptsFigures, OtherRows
@@ -22,7 +22,7 @@ from ..evidence import Evidence
 from ..numerics.arrays import Floats
 from ..numerics.formats import FLOAT32, values_of
 from ..numerics.side_divergence import FEW, Divergence, peaks_of
-from ..runs.file.records import Generation
+from ..runs.file.records import Generation, RunHeader
 from ..runs.measured import Measured
 from ..verdict import Verdict
 from .controls import Controls, NotAvailableError
@@ -30,6 +30,7 @@ from .explain.causes import explain
 from .explain.rows import rows_of_run
 from .judge import judge
 from .validity import may_be_16_bits, not_finite_of, sampling, screen
+from .values import order_row, scale_of_values
 
 _LOGITS = 1 << 22  # of a side that are read at once
 MakeControls = Callable[..., "DumpControls"]  # with the arguments of DumpControls
@@ -77,8 +78,15 @@ def judge_upload(
         rows = [*validity[pair], *(samplers[side] for side in (0, pair + 1) if side in samplers)]
         make = make_controls or DumpControls
         controls = make(figures, pair, uploads or UploadedControls(), rows)
-        verdicts.append(replace(judge(controls, earlier_by_pair.get(pair)), pair=pair))
+        verdict = replace(judge(controls, earlier_by_pair.get(pair)), pair=pair)
+        verdicts.append(_worded(verdict, figures.header))
     return verdicts
+
+
+def _worded(verdict: Verdict, header: RunHeader) -> Verdict:
+    """Return a verdict whose sentences are in the words of the run."""
+    evidence = tuple(replace(row, says=header.worded(row.says)) for row in verdict.evidence)
+    return replace(verdict, because=header.worded(verdict.because), evidence=evidence)
 
 
 class DumpControls(Controls):
@@ -104,7 +112,11 @@ class DumpControls(Controls):
         self.is_identical = bool(self.columns["bit_identical"].all())
 
     def validity(self) -> list[Evidence]:
-        return [*self.rows, *self._narrowing()]
+        rows = [*self.rows, *self._narrowing()]
+        if not self.header.has_tokens and self.figures.has_all_logits:
+            order = order_row(self.figures, self.index)
+            rows += [order] if order is not None else []
+        return rows
 
     def pair(self, dtype: str) -> Pair:
         if dtype == self.dtype:
@@ -201,11 +213,22 @@ class DumpControls(Controls):
 
     def arrays_alone(self) -> Evidence | None:
         causes = [cause.says for cause in self.causes]
-        return screen(self.header, self.columns, causes, has_experts=self.has_experts)
+        return screen(
+            self.header,
+            self.columns,
+            causes,
+            has_experts=self.has_experts,
+            scale=self._scale,
+        )
+
+    @cached_property
+    def _scale(self) -> tuple[Floats, float] | None:
+        return None if self.header.has_tokens else scale_of_values(self.figures, self.index)
 
     @cached_property
     def causes(self) -> Sequence[Cause]:
-        if self.is_identical or not self.figures.has_all_logits:
+        # common causes are of logits
+        if self.is_identical or not self.figures.has_all_logits or not self.header.has_tokens:
             return []
         causes = explain(rows_of_run(self.figures, self.index)).causes
         return [cause for cause in causes if cause.is_fault]
@@ -215,6 +238,9 @@ class DumpControls(Controls):
         [positions]
         """
         if self.is_identical or not self.figures.has_all_logits:
+            return None
+        # the largest values of uneven rows differ most, and of short ones there are no others
+        if self._scale and (self._scale[1] > MOST_PEAK or self.header.vocab < LEAST_VALUES):
             return None
         dtype = "bfloat16" if may_be_16_bits(self.header) else self.dtype
         step = ROW_ULPS[dtype][2] * (FLOAT32_STEPS if dtype != self.dtype else 1)

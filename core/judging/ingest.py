@@ -17,7 +17,6 @@ from ..numerics.constant_rows import Filling
 from ..numerics.formats import format_named
 from ..progress import STORING, Progress, no_progress
 from ..responses.alignment import align
-from ..responses.bounded_json import is_payload
 from ..responses.files import are_payloads, read_sides
 from ..responses.pairing import pairs_of
 from ..rl.formats import are_tokens
@@ -25,6 +24,7 @@ from ..rl.writing import FORMAT, TextsOf, write_tokens
 from ..runs.dumps.containers import open_container
 from ..runs.dumps.dump import GIB, Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
+from ..runs.dumps.shapes import VALUES
 from ..runs.file.records import MAX_SIDES, Provenance
 from ..runs.importing import check_schema, is_run_file
 from ..runs.reader import RunReader
@@ -161,7 +161,7 @@ def headers_of(path: Path) -> tuple[Literal["run", "dump", "array", "responses"]
     """
     if is_run_file(path):
         return "run", {}
-    if is_payload(path) or are_tokens([path]):
+    if are_payloads([path]) or are_tokens([path]):
         return "responses", {}
     container = open_container(path, _MAX_BYTES)
     sides, _ = sides_of(container)
@@ -212,6 +212,7 @@ def describe(
             "compute_dtype": dump.compute_dtype,
             "dtype_reason": dump.dtype_reason,
             "tokens": tokens,
+            **({} if dump.has_tokens else {"holds": VALUES}),
             "emitted": len(dump.generations),
             "exact": "" if dump.exact is None else clean(dump.exact.name),
             "meta": dump.meta,

@@ -44,6 +44,7 @@ from ..evidence import (
     MISSING,
     NEIGHBOURS,
     NOTED,
+    ORDER,
     OWN_DTYPE,
     PASSED,
     PRECISION,
@@ -76,6 +77,7 @@ _OF_ARRAYS = (
     SAMPLER,
     RERUN,
     NEIGHBOURS,
+    ORDER,
     STRUCTURE,
 )
 

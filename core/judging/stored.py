@@ -88,6 +88,8 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
         reference = sides[0]
         variant = sides[pair + 1]
         return explain_lists(compare_sides(reference, variant), reference, variant)
+    if not run.header.has_tokens:
+        return Explanation([], "Common causes are of logits.")
     if run.pairs[pair].summary.bit_identical:
         return Explanation([])
     explanation = explain(rows_of_run(run, pair))

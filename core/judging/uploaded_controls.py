@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks.arrays_alone import LEAST_VALUES
 from ..checks.drawn import DRAWN_LIMITS, Errors, Exact
 from ..checks.pair import NoiseFloor
 from ..errors import DumpError, UsageError
@@ -23,7 +24,7 @@ from ..numerics.side_divergence import Divergence, SystematicError, concatenate,
 from ..numerics.statistic import Limits, rms_of
 from ..places import place_in_words
 from ..progress import Progress, no_progress
-from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, Dump, open_dump
+from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, VALUES, Dump, open_dump
 from ..runs.file.records import RunHeader
 from ..runs.measured import Measured
 from ..text import multiple, number, plural, series
@@ -66,6 +67,12 @@ def measure_controls(
     DumpError if one has other positions, sides or another dtype.
     """
     header = figures.header
+    is_short = not header.has_tokens and header.vocab < LEAST_VALUES
+    if is_short and any(files.get(kind) for kind in ("floor", "float32", "exact")):
+        raise UsageError(
+            f"Rows of {plural(header.vocab, 'value')} are too short for a measure of each; use"
+            " `ulpscope.close` with an exact result.",
+        )
     if files.get("floor") and not files.get("float32") and header.format is not FLOAT32:
         raise UsageError(
             "A noise floor in float32 needs the pair in float32: give --float32 with --floor.",
@@ -149,7 +156,7 @@ def _open(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
     dump = open_dump(
         paths,
         compute_dtype=dtype,
-        holds=LOGITS,
+        holds=LOGITS if header.has_tokens else VALUES,
         fewest_sides=fewest,
         as_exact=is_exact,
     )

@@ -14,11 +14,11 @@ from ..checks.arrays_alone import screening_row
 from ..checks.emitted_tokens import sampler_evidence
 from ..checks.not_finite import numbers_row
 from ..checks.probabilities import DumpSide, logsumexp_row
-from ..checks.shapes import shapes_row
+from ..checks.shapes import shapes_row, value_shapes_row
 from ..checks.shift import shift_row
 from ..checks.truncation import truncation_row
 from ..evidence import Evidence
-from ..numerics.arrays import Array
+from ..numerics.arrays import Array, Floats
 from ..numerics.constant_rows import Filling
 from ..numerics.formats import values_of
 from ..numerics.side_divergence import Divergence
@@ -43,6 +43,8 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
     fillings: of every side.
     """
     header = figures.header
+    if not header.has_tokens:
+        return [_value_checks(figures, pair) for pair in range(len(header.sides) - 1)]
     highest_of_each = [max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids]
     highest = max(highest_of_each, default=None)
     shapes = shapes_row(header.rows, header.vocab, highest)
@@ -76,6 +78,15 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
         )
         checks.append([shapes, *filter(None, every)])
     return checks
+
+
+def _value_checks(figures: Measured, pair: int) -> list[Evidence]:
+    """Return the validity checks of a pair of values that are no logits."""
+    header, mismatch = figures.header, not_finite_of(figures, pair)
+    rows = [value_shapes_row(header.rows, header.vocab)]
+    if mismatch is not None:
+        rows.append(numbers_row(mismatch, header.lengths, header.compute_dtype, is_masked=False))
+    return rows
 
 
 def _numbers(figures: Measured, pair: int, sides: tuple[DumpSide, DumpSide]) -> Evidence | None:
@@ -171,22 +182,28 @@ def screen(
     causes: Sequence[str] = (),
     *,
     has_experts: bool = False,
+    scale: tuple[Floats, float] | None = None,
 ) -> Evidence:
     """Screen a pair by its figures at each position, as `run.columns` gives them.
 
     causes: sentences of common causes that explain the difference; has_experts: a near tie of the
-    router may choose another expert, which moves a position as far as a bug does. The evidence is
-    noted if undecided.
+    router may choose another expert, which moves a position as far as a bug does; scale:
+    `scale_of_values` of values that are no logits. The evidence is noted if undecided.
     """
-    rms = np.nan_to_num(columns["rms_row_ulps"])
+    if scale is None:
+        rms, peak = np.nan_to_num(columns["rms_row_ulps"]), None
+        kl, flips = float(np.nan_to_num(columns["kl"]).mean()), int(beyond_noise(columns).sum())
+    else:
+        (rms, peak), kl, flips = scale, 0.0, None
     return screening_row(
         header.compute_dtype,
         header.lengths,
         rms,
-        kl=float(np.nan_to_num(columns["kl"]).mean()),
-        flips=int(beyond_noise(columns).sum()),
+        kl=kl,
+        flips=flips,
         dominating=dominating(rms),
         causes=causes,
         has_experts=has_experts,
         may_be_16_bits=may_be_16_bits(header),
+        peak=peak,
     )

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from .arrays import Bits, Flags, Floats, Ints
 from .differences import Differences, as_compiled, check_sides
 from .formats import FloatFormat, ordinals
+from .metrics import OF_TOKENS
 from .sizes import BINS, BLOCK, DENSE, GROUP, TOP_K
 
 ROWS_A_TASK = 8  # rows a thread takes at a time
@@ -98,7 +99,7 @@ class RowFigures(Differences):
     largest difference over `spacing`, float32 as its bits; all ones in either: a NaN or infinity
     mismatch.
     `distances` [BINS] counts the elements of all rows at each distance; those of 65536 and more by
-    powers of two.
+    powers of two. `has_tokens`: whether rows are over a vocabulary.
     """
 
     fmt: FloatFormat
@@ -111,6 +112,13 @@ class RowFigures(Differences):
     group_ulps: Bits
     group_row_ulps: NDArray[np.uint32]
     distances: Ints
+    has_tokens: bool = True
+
+    def figure(self, name: str) -> NDArray:
+        """Return a figure of each row by its name, NaN if it needs tokens and there are none."""
+        if name in OF_TOKENS and not self.has_tokens:
+            return np.full(len(self.neq), np.nan)
+        return getattr(self, name)
 
     @property
     def reference_token(self) -> NDArray[np.int32]:
@@ -150,7 +158,7 @@ class RowFigures(Differences):
     def is_kl_infinite(self) -> Flags:
         """Return whether the variant has -inf at a token to which the reference gives mass."""
         is_finite = np.isfinite(self.reference.logsumexp) & np.isfinite(self.variant.logsumexp)
-        return np.isnan(self.kl) & is_finite
+        return np.isnan(self.kl) & is_finite & self.has_tokens
 
     @property
     def reference_margin(self) -> Floats:
@@ -222,8 +230,13 @@ def compare(
     a: Bits,
     b: Bits,
     fmt: FloatFormat,
+    *,
+    has_tokens: bool = True,
 ) -> RowFigures:
-    """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores."""
+    """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores.
+
+    has_tokens: whether rows are over a vocabulary; other values may be one a row.
+    """
     check_sides(a, b, fmt)
     compare_rows = _kernel().compare_rows
     _tell_of_compiling(fmt)
@@ -274,4 +287,5 @@ def compare(
         group_ulps=group_ulps,
         group_row_ulps=group_row_ulps,
         distances=sum(results, np.zeros(BINS, np.int64)),
+        has_tokens=has_tokens,
     )

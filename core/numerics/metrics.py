@@ -34,7 +34,7 @@ class Metric:
 
     def of(self, figures: RowFigures) -> NDArray:
         """Return the figure of each row. [rows]"""
-        return self.value(figures) if self.value else getattr(figures, self.name)
+        return self.value(figures) if self.value else figures.figure(self.name)
 
 
 _SAME = "over the same elements"
@@ -302,6 +302,27 @@ NULLABLE = frozenset(
     [metric.name for metric in METRICS if metric.is_nullable]
     + [total.name for total in fields(Summary) if "None" in str(total.type)],
 )
+
+# What only rows over a vocabulary have, by its name in `RowFigures`: of other values there is no
+# argmax, no margin and no softmax.
+OF_TOKENS = frozenset(
+    {
+        "reference_token",
+        "variant_token",
+        "is_flip",
+        "reference_margin",
+        "variant_margin",
+        "reference_margin_ulps",
+        "variant_margin_ulps",
+        "smaller_margin",
+        "near_tie",
+        "could_flip",
+        "is_tie",
+        "kl",
+    },
+)
+# counts of a summary that are unknown without them
+COUNTS_OF_TOKENS = frozenset({"flips", "ties", "near_ties", "could_flip", "same_top1"})
 
 # What lists of top tokens leave open: statements on whole rows, and what no token that both sides
 # sent defines.

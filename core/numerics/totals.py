@@ -11,7 +11,7 @@ import numpy as np
 
 from .arrays import Flags, Floats
 from .divergence import NEAR_TIE_ROW_ULPS, RowFigures, histogram_of
-from .metrics import NULLABLE, Reduction, Summary, SummaryRule
+from .metrics import COUNTS_OF_TOKENS, NULLABLE, Reduction, Summary, SummaryRule
 from .sizes import BINS, DENSE
 
 # of harmless flips up to 1 in dense models, and 8 with experts (docs/explanation/calibration.md)
@@ -32,7 +32,7 @@ class PairTotal:
     def add(self, figures: RowFigures) -> None:
         """Add the figures of more rows."""
         for name, rule in _RULES.items():
-            values = getattr(figures, rule.figure)
+            values = figures.figure(rule.figure)
             defined = values[~np.isnan(values)].tolist()
             self._counts[name] += (
                 int(getattr(figures, rule.denominator).sum()) if rule.denominator else len(defined)
@@ -55,10 +55,14 @@ class PairTotal:
         return not self._distances[DENSE:].any()
 
     def summary(self) -> Summary:
-        """Return the summary. Over no elements a mean is 0, or None if it may be None."""
+        """Return the summary. Over no elements a mean is 0, or None if it may be None; what no row
+        has a figure for is None.
+        """
         values = {name: self._reduced(name, rule.reduction) for name, rule in _RULES.items()}
         empty: dict[str, Any] = {
-            name: 0.0 for name in values if values[name] is None and name not in NULLABLE
+            name: 0.0
+            for name in values
+            if values[name] is None and name not in NULLABLE | COUNTS_OF_TOKENS
         }
         return Summary(**values | empty)
 
@@ -67,7 +71,7 @@ class PairTotal:
         if kind in _EXTREMES:
             return part
         if kind in (Reduction.SUM, Reduction.DEFINED):
-            return count if kind is Reduction.DEFINED else part or 0
+            return count if kind is Reduction.DEFINED else part
         if not count:
             return None
         mean = (part or 0) / count

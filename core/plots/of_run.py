@@ -35,7 +35,7 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
 
 def _figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
     header = run.header
-    if name == "margins":
+    if name == "margins" and header.has_tokens:
         return near_tie_scatter(run.positions(pair), [each.token_texts for each in header.prompts])
     if name == "positions":
         lines = [(each.variant, run.positions(each.index)) for each in run.pairs]

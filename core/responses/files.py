@@ -9,13 +9,17 @@ from .alignment import prompt_tokens, warn
 from .bounded_json import is_payload
 from .formats import read_responses
 from .records import Response, ResponseSide
+from .values import are_values
 
 
 def are_payloads(paths: Sequence[Path]) -> bool:
     """Return whether these files, or one of them, hold responses of engines; False if one is not
-    there.
+    there, or if they hold values, which are read as dumps.
     """
-    return all(path.is_file() for path in paths) and any(map(is_payload, paths))
+    if not all(path.is_file() for path in paths):
+        return False
+    payloads = [path for path in paths if is_payload(path)]
+    return bool(payloads) and not all(map(are_values, payloads))
 
 
 def read_sides(paths: Sequence[Path]) -> tuple[ResponseSide, ...]:

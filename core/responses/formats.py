@@ -35,6 +35,7 @@ from .entries import (
 from .placeholders import DRAFTED
 from .records import Response
 from .streams import whole_answers
+from .values import values_in
 
 Payload = Mapping[str, Any]
 _OF_ROWS = "Save whole rows of logits: np.save('a.npy', np.array(rows, np.float32))."
@@ -140,6 +141,10 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
     is_error = payload.get("object") == "error"
     if error := payload.get("error") or (is_error and payload.get("message")):
         raise DumpError(f"{source}: the server answered with an error: {clean(error, 200)}")
+    if values_in(payload) is not None:
+        raise DumpError(
+            f"{source}: holds embeddings or scores, no tokens; compare it with another such file.",
+        )
     keys = ", ".join(f"'{clean(key, 30)}'" for key in list(payload)[:5])
     if isinstance(payload.get("logits"), list):
         raise DumpError(f"{source}: holds logits as JSON. {_OF_ROWS}")

@@ -86,7 +86,8 @@ class Measured:
         """
         rows = self.columns(pair)["nonfinite_mismatch"] > 0
         of_rows = np.concatenate([self.logsumexp(side)[rows] for side in (0, pair + 1)])
-        return not (np.isnan(of_rows) | np.isposinf(of_rows)).any()
+        is_wrong = (np.isnan(of_rows) | np.isposinf(of_rows)).any()
+        return self.header.has_tokens and not is_wrong
 
     def argmaxes(self, side: int, rows: Iterable[int]) -> dict[int, set[int]]:
         """Return the tokens with the largest logit of some rows of a side; logits are read if all
@@ -121,7 +122,7 @@ class MemoryRun(Measured):
         self._summaries: list[Summary] = []
         self._histograms: list[dict[int, int]] = []
         for side in sides[1:]:
-            self._add(compare(sides[0], side, header.format))
+            self._add(compare(sides[0], side, header.format, has_tokens=header.has_tokens))
 
     def _add(self, figures: RowFigures) -> None:
         """Keep the figures of the next pair, without its heatmap, which is as large as the rest."""

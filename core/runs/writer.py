@@ -228,7 +228,8 @@ class RunWriter:
             span, columns = (row, row + len(bits)), (0, self.header.vocab)
             reference = read_window(self._database, self.header, 0, span, columns)
         places = self._places[row : row + len(bits)]
-        figures, pair = compare(reference, bits, self.header.format), side - 1
+        has_tokens, pair = self.header.has_tokens, side - 1
+        figures = compare(reference, bits, self.header.format, has_tokens=has_tokens)
         self._totals[pair].add(figures)
         tables = [("position", position_rows(pair, places, figures))]
         rows = np.arange(row, row + len(places), dtype=np.int32)
@@ -242,7 +243,7 @@ class RunWriter:
                 self._cells.setdefault((pair, pyramid.name), []).append(narrow)
         for index, of_side in ((0, figures.reference), (side, figures.variant)):
             # the reference's own figures are the same in every pair
-            if index or side == 1:
+            if has_tokens and (index or side == 1):
                 tables.append(("side_position", side_position_rows(index, places, of_side)))
                 tables.append(("top_token", top_token_rows(index, places, of_side)))
         self._keep(len(places), tables)

@@ -96,6 +96,10 @@ def open_container(path: Path, max_bytes: int) -> Container:
     # safetensors has no magic number: the header's length, then its brace
     elif len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
         container = Container(path, "safetensors", *read_safetensors(name, data))
+    elif (values := _values_of_answers(path)) is not None:
+        key = "values"
+        array = StoredArray(name, key, values.dtype, values.shape, rows_of(lambda: values))
+        container = Container(path, "json", {key: array}, {"holds": "values"})
     else:
         raise DumpError(f"{name}: {_other_format(data[:256])}.")
     if len(container.arrays) > MOST_ARRAYS:
@@ -107,6 +111,14 @@ def open_container(path: Path, max_bytes: int) -> Container:
     if (total := sum(array.nbytes for array in container.arrays.values())) > max_bytes:
         raise DumpError(f"{name}: unpacks to {total} bytes; expected at most {max_bytes}.")
     return container
+
+
+def _values_of_answers(path: Path) -> Array | None:
+    """Return the values that a server answered, None of any other file."""
+    # loads pyarrow, which no array needs
+    from ...responses.values import are_values, read_values
+
+    return read_values(path) if are_values(path) else None
 
 
 def _other_format(start: bytes) -> str:

@@ -18,7 +18,7 @@ from ...numerics.arrays import Bits
 from ...numerics.formats import FloatFormat, format_named
 from ...progress import Progress, no_progress
 from ...text import clean, plural, printable
-from ..file.records import MAX_SIDES, Generation, Prompt, Provenance, RunHeader
+from ..file.records import MAX_SIDES, VALUE, Generation, Prompt, Provenance, RunHeader
 from .arrays import StoredArray
 from .containers import Container, open_container
 from .dump_notes import notes_on
@@ -27,12 +27,22 @@ from .reserved_keys import (
     EXACT,
     Reserved,
     exact_of,
+    holds_values,
     is_reserved,
     prompts_of,
     read_reserved,
     sides_of,
 )
-from .shapes import LOGITS, PADDED, check_layers, check_shards, common_shape, shape_of
+from .shapes import (
+    LOGITS,
+    PADDED,
+    VALUES,
+    check_layers,
+    check_shards,
+    common_shape,
+    in_rows,
+    shape_of,
+)
 from .source_dtype import DumpSide, check_all, convert, detect, side_of
 
 GIB = 1 << 30
@@ -71,6 +81,7 @@ class Dump:
     meta: str
     generations: tuple[Generation, ...]
     warnings: tuple[str, ...] = ()
+    has_tokens: bool = True
     exact: Path | None = None
 
     def __post_init__(self) -> None:
@@ -115,6 +126,7 @@ class Dump:
             self.sides,
             provenance,
             vocabulary=vocabulary,
+            holds="logit" if self.has_tokens else VALUE,
         )
 
     def chunks(
@@ -178,8 +190,9 @@ def open_dump(
     'cached' and 'variant' last. `compute_dtype` overrides what the dump declares or what would be
     detected. `max_bytes` limits each file, packed and unpacked. `holds`: 'logits' takes arrays for
     [positions, vocab] that look like log-probabilities of chosen tokens; 'padded' cuts sides to the
-    first tokens, those that all of them have. `exact`: file of the exact result, if it is not under
-    that key in the dump.
+    first tokens, those that all of them have; 'values' takes arrays for [rows, n] or [rows] that
+    are no logits. A dump may declare the last itself. `exact`: file of the exact result, if it is
+    not under that key in the dump.
     `fewest_sides`: 1 if a single side is of use, which makes no run. `as_exact`: the sides are the
     exact result of those of another dump, first, and trusted ones; float64 is rounded to float32.
     `on_progress` gets what is read to detect the compute dtype, which may be all of it.
@@ -193,15 +206,26 @@ def open_dump(
     check_holds(holds)
     containers = [open_container(Path(path), max_bytes) for path in paths]
     dump_name = " and ".join(container.name for container in containers)
-    arrays, notes = _named_arrays(containers, fewest_sides, as_exact=as_exact)
+    has_tokens = holds != VALUES and (holds is not None or not any(map(holds_values, containers)))
+    arrays, notes = _named_arrays(
+        containers,
+        fewest_sides,
+        has_tokens=has_tokens,
+        as_exact=as_exact,
+    )
     if holds == PADDED:
         arrays = _cut_to_common(arrays, notes)
-    shape = common_shape({name: array for name, (_, array) in arrays.items()})
+    if not has_tokens:
+        arrays = {name: (place, in_rows(array)) for name, (place, array) in arrays.items()}
+    shape = common_shape(
+        {name: array for name, (_, array) in arrays.items()},
+        has_tokens=has_tokens,
+    )
     of_steps = [
         array for _, array in arrays.values() if len(array.shape) > 2 and array.shape[-2] == 1
     ]
     has_lengths = any("prompt_lengths" in container.arrays for container in containers)
-    if of_steps and len(shape) == 2 and not has_lengths:
+    if of_steps and len(shape) == 2 and not has_lengths and has_tokens:
         notes.append(  # [steps, 1, vocab], as np.stack makes them of the scores of generate
             f"{of_steps[0].label} has shape {clean(of_steps[0].shape)}: taken as {shape[0]:,} steps"
             " of one generation. Prompts of one position each need 'prompt_lengths'.",
@@ -240,25 +264,44 @@ def open_dump(
         target, reason = detect(sides, on_progress)
     prompts = prompts_of(reserved[0], reserved[-1])
     generations: tuple[Generation, ...] = ()
-    if not as_exact:
-        order = [side.name for side in sides]
-        generations = _generations(dump_name, order, arrays, reserved, prompts)
+    if has_tokens and not as_exact:
+        own = [side.name for side in sides]
+        generations = _generations(dump_name, own, arrays, reserved, prompts)
     meta = next((r.meta for r in reserved if r.meta), "")
     if exact is None and any(EXACT in each.arrays for each in containers) and EXACT not in arrays:
         exact = containers[0].path
-    dump = Dump(sides, shape[-1], prompts, target, reason, meta, generations, exact=exact)
+    dump = Dump(
+        sides,
+        shape[-1],
+        prompts,
+        target,
+        reason,
+        meta,
+        generations,
+        has_tokens=has_tokens,
+        exact=exact,
+    )
     # notes rest on the first rows: of a large dump the rest is not read yet
     _, first_rows = next(dump.chunks(max_bytes=LOOKED_AT_BYTES // max(8, len(sides))))
-    of_rows = notes_on(dump_name, sides, prompts, first_rows, target, are_logits=holds == LOGITS)
+    of_rows = notes_on(
+        dump_name,
+        sides,
+        prompts,
+        first_rows,
+        target,
+        has_tokens=has_tokens,
+        are_logits=holds == LOGITS,
+    )
     dump.warnings = (*notes, *of_rows)
     return dump
 
 
 def check_holds(holds: str | None) -> None:
     """UsageError for a word that says nothing."""
-    if holds not in (None, LOGITS, PADDED):
+    if holds not in (None, LOGITS, PADDED, VALUES):
         raise UsageError(
-            f"holds '{clean(holds, 40)}' is not known; expected {LOGITS} or {PADDED}, or nothing.",
+            f"holds '{clean(holds, 40)}' is not known; expected {LOGITS}, {PADDED} or {VALUES}, or"
+            " nothing.",
         )
 
 
@@ -329,6 +372,7 @@ def _named_arrays(
     containers: list[Container],
     fewest_sides: int,
     *,
+    has_tokens: bool,
     as_exact: bool,
 ) -> tuple[_Arrays, list[str]]:
     """Return the sides, and notes on arrays that are none."""
@@ -338,7 +382,8 @@ def _named_arrays(
         sides, others = sides_of(container, fewest)
         if as_exact:
             sides, others = exact_of(container), []
-        check_layers(container.name, list(sides), most)
+        if has_tokens:
+            check_layers(container.name, list(sides), most)
         sides_by_file.append(sides)
         notes += [
             f"{array.label} holds whole numbers ({array.dtype.name}), no logits: it is left out."

@@ -22,13 +22,14 @@ def notes_on(
     first: Sequence[Bits],
     fmt: FloatFormat,
     *,
+    has_tokens: bool,
     are_logits: bool,
 ) -> list[str]:
     """Return notes for a user on a valid dump. DumpError if its first rows are no logits of
     [positions, vocab].
 
     name: of its files; first: rows of every side, bits of `fmt`, its compute dtype [n, vocab];
-    are_logits: the user says so.
+    has_tokens: False of values, any of which will do; are_logits: the user says so.
     """
     vocab, rows = first[0].shape[1], sum(prompt.positions for prompt in prompts)
     notes = [
@@ -37,6 +38,8 @@ def notes_on(
         for side in sides
         if side.is_double
     ]
+    if not has_tokens:
+        return notes + _notes_on_dtypes(sides, first, fmt)
     longest = max(prompt.positions for prompt in prompts)
     is_transposed = vocab < longest  # perhaps
     if is_transposed:

@@ -109,6 +109,8 @@ def _write(run: RunReader, archive: zipfile.ZipFile) -> None:
             tokens = _emitted_tokens(run, place).reshape(leading)
             _write_array(archive, f"{EMITTED}:{side.name}", tokens)
     _write_array(archive, "compute_dtype", np.array(header.compute_dtype))
+    if not header.has_tokens:
+        _write_array(archive, "holds", np.array("values"))
     if any(side.name == "reference" for side in header.sides[1:]):
         _write_array(archive, "reference_side", np.array(header.sides[0].name))
 

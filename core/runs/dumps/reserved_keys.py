@@ -16,7 +16,10 @@ from .arrays import StoredArray, foreign_errors
 from .containers import Container
 
 TOKEN_IDS = ("token_ids", "input_ids", "prompt_token_ids")  # the first that is there counts
-RESERVED = (*TOKEN_IDS, "tokens", "prompt_lengths", "compute_dtype", "reference_side", "meta")
+RESERVED = (
+    *TOKEN_IDS,
+    *("tokens", "prompt_lengths", "compute_dtype", "reference_side", "holds", "meta"),
+)
 # the key in a file of one side; it is `emitted:SIDE` in a file of several
 EMITTED = "emitted"
 # the exact result of what the sides compute, and `trusted:NAME`: trusted ones in their dtype
@@ -116,6 +119,16 @@ def prompts_of(one: Reserved, other: Reserved) -> tuple[Prompt, ...]:
         prompts.append(Prompt(length, ids[start : start + length], texts[start : start + length]))
         start += length
     return tuple(prompts)
+
+
+def holds_values(container: Container) -> bool:
+    """Return whether a file says that its rows are no logits."""
+    holds = _text(container, "holds")
+    if holds not in ("", "logits", "values"):
+        raise DumpError(
+            f"{container.name}: 'holds' is '{clean(holds, 40)}'; expected logits or values.",
+        )
+    return holds == "values"
 
 
 def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:

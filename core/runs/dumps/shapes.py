@@ -4,11 +4,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from ...errors import DumpError
-from ...numerics.arrays import Ints
+from ...numerics.arrays import Array, Ints
 from ...numerics.formats import values_of
 from ...text import clean, plural
 from ..file.records import MAX_ROWS, MAX_VOCAB
@@ -17,6 +18,7 @@ from .source_dtype import side_of
 
 LOGITS = "logits"  # what a user may say that arrays hold which look like something else
 PADDED = "padded"  # or that the last tokens of wider sides are padding
+VALUES = "values"  # or that rows are no logits: embeddings, hidden states, scores
 HOLDS = "--holds {} (under New run, 'Holds')"
 # Padding fills a vocabulary up to a multiple of 64 to 1,024, times the ranks that share it.
 _MOST_PADDING, _PADDING_SHARE = 1024, 0.02
@@ -54,16 +56,23 @@ def check_layers(file: str, names: Sequence[str], most: int) -> None:
     raise DumpError(f"{file}: {says}; for layers see Tensor dumps in docs/guides/engines.md.")
 
 
-def common_shape(arrays: Mapping[str, StoredArray]) -> tuple[int, ...]:
+def common_shape(
+    arrays: Mapping[str, StoredArray],
+    *,
+    has_tokens: bool = True,
+) -> tuple[int, ...]:
     """Return the shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the
-    vocabulary.
+    vocabulary, or the values of a row.
     """
-    shapes = {name: shape_of(array) for name, array in arrays.items()}
+    shapes = {name: shape_of(array, has_tokens=has_tokens) for name, array in arrays.items()}
     first, common = next(iter(shapes.items()))
     for name, shape in shapes.items():
         array = arrays[name]
         if shape == common:
             continue
+        if not has_tokens:
+            need = f"{clean(arrays[first].shape)} as '{clean(first)}' has"
+            raise array.refusal(f"has shape {clean(array.shape)}", need)
         if shape[:-1] == common[:-1]:
             raise _other_vocabulary(array.file, {name: shape[-1], first: common[-1]})
         # a single row has no axis of positions left
@@ -82,7 +91,20 @@ def common_shape(arrays: Mapping[str, StoredArray]) -> tuple[int, ...]:
     return common
 
 
-def shape_of(array: StoredArray) -> tuple[int, ...]:
+def in_rows(array: StoredArray) -> StoredArray:
+    """Return values with an axis for those of a row: of [rows] there is one a row."""
+    if len(array.shape) != 1:
+        return array
+    size = array.shape[0]
+
+    def rows(start: int, stop: int) -> Array:
+        values = array.rows(0, size).reshape(size, 1)
+        return values[start:stop]
+
+    return replace(array, shape=(size, 1), rows=rows)
+
+
+def shape_of(array: StoredArray, *, has_tokens: bool = True) -> tuple[int, ...]:
     """Return the shape of a side without axes of size 1."""
     if not array.shape:
         raise array.refusal("is a single number", "logits of shape [..., vocab]")
@@ -90,8 +112,9 @@ def shape_of(array: StoredArray) -> tuple[int, ...]:
     shape = (*(n for n in array.shape[:-1] if n != 1), array.shape[-1])
     if len(shape) > 3:
         raise array.refusal(problem, "(positions, vocab) or (prompts, positions, vocab)")
-    if not 2 <= shape[-1] <= MAX_VOCAB:
-        raise array.refusal(problem, f"a last axis of 2 to {MAX_VOCAB} tokens, the vocabulary")
+    fewest, what = (2, "tokens, the vocabulary") if has_tokens else (1, "values")
+    if not fewest <= shape[-1] <= MAX_VOCAB:
+        raise array.refusal(problem, f"a last axis of {fewest} to {MAX_VOCAB} {what}")
     if array.size // shape[-1] > MAX_ROWS:
         raise array.refusal(problem, f"at most {MAX_ROWS} positions")
     return shape

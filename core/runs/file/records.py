@@ -17,6 +17,7 @@ from ...errors import StoreError, UsageError
 from ...numerics.arrays import Ints
 from ...numerics.formats import FloatFormat, format_named
 from ...numerics.metrics import Summary
+from ...places import of_values
 from ...text import clean, plural
 
 # Bounds of a run, of a dump as of a run file: far from what is real, so near that a small file
@@ -43,7 +44,8 @@ LONGEST_NAME = 1000  # of a run
 LONGEST_SIDE_NAME = 800
 LONGEST_NOTE = 1 << 20
 
-UNITS = {"logit": "logits", "logprob": "nats"}
+VALUE = "value"  # of an embedding, a hidden state, a score: rows have no tokens
+UNITS = {"logit": "logits", "logprob": "nats", VALUE: "units"}
 # which logits a run stores; figures are always of all
 ALL, FIGURES = KEEPS = ("all", "figures")
 
@@ -182,7 +184,7 @@ class RunHeader:
     `vocabulary` maps token id to text, as far as known (all of it for captures), so that a viewer
     needs no tokenizer. `keep`: of KEEPS, which logits are stored. `k`: most values per position
     that a server sent, None of whole rows; then `holds` is 'logprob', `compute_dtype` is '' and
-    `vocab` 0 if unknown.
+    `vocab` 0 if unknown. If `holds` is 'value', `vocab` is the number of values in a row.
     """
 
     name: str
@@ -202,7 +204,7 @@ class RunHeader:
             format_named(self.compute_dtype)
         if self.keep not in KEEPS:
             raise UsageError(f"--keep '{clean(self.keep, 40)}': expected {', '.join(KEEPS)}.")
-        if self.vocab < 2 and self.k is None:
+        if self.vocab < 2 and self.k is None and self.has_tokens:
             raise UsageError(
                 f"a vocabulary of {self.vocab} cannot have a margin; expected at least two tokens.",
             )
@@ -232,6 +234,11 @@ class RunHeader:
         return format_named(self.compute_dtype or "float32")
 
     @property
+    def has_tokens(self) -> bool:
+        """Whether rows are over a vocabulary; other values have no argmax and no softmax."""
+        return self.holds != VALUE
+
+    @property
     def unit(self) -> str:
         """Unit of the values and of their differences."""
         return UNITS[self.holds]
@@ -239,7 +246,24 @@ class RunHeader:
     @property
     def quantity(self) -> str:
         """Values and their unit, for captions: `logits of bfloat16`, `log-probabilities, nats`."""
-        return f"logits of {self.compute_dtype}" if self.k is None else "log-probabilities, nats"
+        if self.k is not None:
+            return "log-probabilities, nats"
+        return f"{self.elements} of {self.compute_dtype}"
+
+    @property
+    def elements(self) -> str:
+        """Word for the elements of a row: `logits`, or `values`."""
+        return "logits" if self.has_tokens else "values"
+
+    @property
+    def size(self) -> str:
+        """`24 positions x 2,048 tokens`, or `8 rows x 768 values`."""
+        row, column = ("position", "token") if self.has_tokens else ("row", "value")
+        return f"{plural(self.rows, row)} x {plural(self.vocab, column)}"
+
+    def worded(self, sentence: str) -> str:
+        """Return a sentence on positions, logits and tokens in the words of this run."""
+        return sentence if self.has_tokens else of_values(sentence)
 
     @property
     def has_several_prompts(self) -> bool:

@@ -330,17 +330,19 @@ def sentence(run: RunReader, table: DataFrame) -> str:
     header, differing = run.header, table[table["neq"] > 0]
     total = header.rows * header.vocab
     if differing.empty:
-        return f"**Nothing differs**: all {total:,} logits have the same value on both sides."
+        return header.worded(
+            f"**Nothing differs**: all {total:,} logits have the same value on both sides.",
+        )
     count = int(differing["neq"].sum())
     text = f"**{out_of(count, total)} logits {'differs' if count == 1 else 'differ'}**"
-    text += f", at {all_of(len(differing), header.rows, 'position')}"
+    text = header.worded(f"{text}, at {all_of(len(differing), header.rows, 'position')}")
     largest = differing["max_abs"].fillna(0.0)
     if not (largest > 0).any():
         return f"{text}, by NaN or infinity on one side only."
     worst = differing.loc[largest.idxmax()]
     lengths = [prompt.positions for prompt in header.prompts]
-    place = words_of((worst["prompt"], worst["position"]), lengths)
+    place = header.worded(words_of((worst["prompt"], worst["position"]), lengths))
     return (
-        f"{text}. Max {number(float(worst['max_abs']))} logits ({place}); max"
+        f"{text}. Max {number(float(worst['max_abs']))} {header.unit} ({place}); max"
         f" {number(float(differing['max_row_ulps'].max()))} row ULPs."
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...checks.arrays_alone import LEAST_VALUES
 from ...checks.modules_alone import AloneFigures
 from ...checks.shrink import ShrinkFigures
 from ...command_name import COMMAND
@@ -51,6 +52,7 @@ _CAN_BE_RUN = {
     "capture": (RERUN, OWN_DTYPE, FLOAT32),
     "upload": (SAMPLER, RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32),
 }
+_OF_VALUES = (RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32)
 _OF_LISTS = (RERUN, OWN_DTYPE)
 
 
@@ -124,7 +126,9 @@ def answer_of(run: RunReader | MemoryRun, pair: StoredPair) -> Answer:
             else f"No check was run; `{COMMAND} judge` runs them."
         )
         sentence = "Both sides are equal bit for bit." if name == IDENTICAL else unjudged
-    can_be_run = _CAN_BE_RUN[kind] if header.k is None else _OF_LISTS
+    can_be_run = _CAN_BE_RUN[kind] if header.has_tokens else _OF_VALUES
+    if header.k is not None:
+        can_be_run = _OF_LISTS
     done = {row.group for row in evidence} | (
         {OWN_DTYPE} if header.compute_dtype == "float32" else set()
     )
@@ -165,7 +169,7 @@ def _place(run: RunReader | MemoryRun, pair: StoredPair, evidence: Sequence[Evid
     """
     parts = []
     if pair.first_place is not None:
-        parts.append(words_of(pair.first_place, run.header.lengths))
+        parts.append(run.header.worded(words_of(pair.first_place, run.header.lengths)))
     figures = (row.figures for row in evidence)
     parts += [
         f.modules_beyond[0] for f in figures if isinstance(f, AloneFigures) and f.modules_beyond
@@ -218,6 +222,8 @@ def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) 
         served = "the model that is served, which measures the noise floor on the same tokens"
         return {"--model MODEL": served} if has_ids else {}
     is_wide = header.compute_dtype == "float32"
+    # scores have no noise floor by row
+    is_long = header.has_tokens or header.vocab >= LEAST_VALUES
     pair = "--float32 PAIR_IN_FLOAT32.npz"
     # figures of an earlier pair in float32 are stored, not its logits
     first = "" if is_wide else f"{pair} "
@@ -226,7 +232,7 @@ def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) 
             "float32",
             pair,
             "the same two sides in float32, with the same weights and tokens",
-            not is_wide,
+            not is_wide and is_long,
         ),
         (
             "floor",
@@ -235,19 +241,19 @@ def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) 
                 "a noise floor: the reference in float32 on three or more paths that are equal in"
                 " exact arithmetic (batch sizes, kernels)"
             ),
-            True,
+            is_long,
         ),
         (
             "model",
             f"{first}--model MODEL",
             "the model, which measures the noise floor on this dump's tokens",
-            has_ids,
+            has_ids and header.has_tokens,
         ),
         (
             "exact",
             "--exact EXACT.npz",
             "the exact result of the reference in float32, and four or more trusted 16-bit results",
-            not is_wide,
+            not is_wide and is_long,
         ),
         (
             "rerun",

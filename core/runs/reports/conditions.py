@@ -332,6 +332,11 @@ def check_decidable(conditions: Sequence[Condition], pairs: Sequence[PairReport]
             _figure_of(pair, condition.kind) is None for pair in pairs
         ):
             raise UsageError(f"condition {condition}: {_why_not_computed(condition.kind, pairs)}.")
+        if condition.kind in (*_BY_TOP, "kl") and not all(pair.has_tokens for pair in pairs):
+            raise UsageError(
+                f"condition {condition}: values have no tokens; use bits, ulps, rms, max-abs, share"
+                " or verdict.",
+            )
         if condition.kind in _BY_TOP and any(
             pair.is_list and pair.positions > len(pair.rows) for pair in pairs
         ):

@@ -9,11 +9,11 @@ from typing import Any
 
 from ...errors import StoreError
 from ...evidence import FAILED, PASSED
-from ...numerics.metrics import NULLABLE
+from ...numerics.metrics import COUNTS_OF_TOKENS, NULLABLE, OF_TOKENS
 from ...text import number, percent, plural
 from ...verdict import UNDECIDED
 from ..file.keep import note_of
-from ..file.records import Prompt
+from ..file.records import UNITS, VALUE, Prompt
 from ..measured import MemoryRun
 from ..reader import RunReader
 from .conditions import Condition, Outcome, Row, by_difference, check_decidable, of_positions
@@ -83,12 +83,11 @@ class GateReport:
         place = self.place(row)
         prompt = f"prompt {place['prompt']}, " if len(self.prompts) != 1 else ""
         difference = f"largest difference {number(place['max_abs'])} {self.unit}"
-        if {
-            place["reference_token"],
-            place["variant_token"],
-            place.get("nonfinite_mismatch") or None,
-        } == {None}:
-            return f"{prompt}position {place['position']}: {difference}"
+        mismatch = place.get("nonfinite_mismatch")
+        odd = f", {mismatch:,} NaN or infinite on one side only" if mismatch else ""
+        if place["is_flip"] is None and place["reference_token"] is place["variant_token"] is None:
+            word = "row" if self.unit == UNITS[VALUE] else "position"
+            return f"{prompt}{word} {place['position']}: {difference}{odd}"
         context = ""
         if place.get("text"):
             context = f" (after {place['text']!r})"
@@ -116,11 +115,10 @@ class GateReport:
             else ("max_ulps", "ULPs")
         )
         max_ulps = "" if place[what[0]] is None else f" and {number(place[what[0]])} {what[1]}"
-        mismatch = place.get("nonfinite_mismatch")
         return (
             f"{prompt}position {place['position']}{context}: {change}, margins {margins}"
             f" {self.unit} ({ulps} ULPs), KL {number(place['kl'])} nats, {difference}{max_ulps}"
-            + (f", {mismatch:,} NaN or infinite on one side only" if mismatch else "")
+            + odd
         )
 
     def sentence(self, outcome: Outcome) -> str:
@@ -174,7 +172,7 @@ def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
     notes = []
     for pair in pairs:
         empty = [row for row in pair.rows if None in (row["reference_token"], row["variant_token"])]
-        if empty and not pair.is_list:
+        if empty and not pair.is_list and pair.has_tokens:
             first = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
             notes.append(
                 f"at {of_positions(len(empty), pair.rows)} a side of {pair.sides} holds no number,"
@@ -191,8 +189,9 @@ def gate_of(
     """Judge the pairs of a run by conditions. UsageError for one that cannot be decided of it."""
     check_decidable(conditions, pairs)
     whole = [pair for pair in pairs if not pair.is_list]
+    may_be_null = NULLABLE if run.header.has_tokens else NULLABLE | OF_TOKENS | COUNTS_OF_TOKENS
     for row in chain.from_iterable((pair.figures, *pair.rows) for pair in whole):
-        numbers = {name: value for name, value in row.items() if name not in NULLABLE}
+        numbers = {name: value for name, value in row.items() if name not in may_be_null}
         lost = [name for name, value in numbers.items() if not isinstance(value, int | float)]
         if lost:
             raise StoreError(

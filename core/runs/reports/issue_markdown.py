@@ -8,6 +8,8 @@ text after pasting.
 from collections.abc import Sequence
 
 from ... import __version__
+from ...checks.embeddings import EmbeddingFigures, ScoreFigures
+from ...evidence import Evidence
 from ...numerics.arrays import DataFrame
 from ...packaged_models import PACKAGED
 from ...text import join_bytes, number, out_of, percent, plural
@@ -65,16 +67,16 @@ def origin(run: RunReader) -> dict[str, str]:
     """Return what a report says of the origin of a run; '' if it is unknown."""
     header, about = run.header, run.header.provenance
     versions = {"ulpscope": __version__, **about.versions}
+    shape = f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}"
+    if header.vocab:
+        shape += f", vocabulary {header.vocab:,}"
     return {
         "model": _model_of(about),
         "revision": about.revision,
         "dtype": header.compute_dtype,
         "device": f"{about.device} ({about.device_name})" if about.device_name else about.device,
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "shape": (
-            f"{plural(len(header.prompts), 'prompt')}, {plural(header.rows, 'position')}"
-            + (f", vocabulary {header.vocab:,}" if header.vocab else "")
-        ),
+        "shape": shape if header.has_tokens else header.size,
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
         "note": about.note,
     }
@@ -168,27 +170,51 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
             "smallest margin": f"{number(summary.min_margin)} {header.unit}",
         }
     elements, over = (
-        over_logits(summary, header.rows * header.vocab),
+        over_logits(summary, header.rows * header.vocab, header.elements),
         over_positions(summary, header.rows),
     )
     logits, kl_over = elements and f", {elements}", over and f", {over}"
-    figures = {
-        "flips": (
+    figures = {}
+    if header.has_tokens:
+        figures["flips"] = (
             f"{summary.flips:,} of {plural(header.rows, 'position')}"
             f" ({percent(summary.flips / header.rows)})"
-        ),
-        "logits that differ": out_of(summary.neq, header.rows * header.vocab),
+        )
+    figures |= {
+        f"{header.elements} that differ": out_of(summary.neq, header.rows * header.vocab),
         "RMS difference": (
             f"{number(summary.rms_row_ulps)} row ULPs of {header.compute_dtype}{logits}"
         ),
         "largest difference": (
-            f"{number(summary.max_abs)} logits, {number(summary.max_row_ulps)} row ULPs{logits}"
+            f"{number(summary.max_abs)} {header.unit}, {number(summary.max_row_ulps)} row"
+            f" ULPs{logits}"
         ),
-        "KL, nats": f"mean {number(summary.mean_kl)}, max {number(summary.max_kl)}{kl_over}",
     }
+    if header.has_tokens:
+        figures["KL, nats"] = (
+            f"mean {number(summary.mean_kl)}, max {number(summary.max_kl)}{kl_over}"
+        )
+    figures |= order_facts(run.evidence(pair.index))
     if summary.nonfinite_mismatch:
-        figures["NaN or Inf on one side"] = plural(summary.nonfinite_mismatch, "logit")
+        element = header.elements.removesuffix("s")
+        figures["NaN or Inf on one side"] = plural(summary.nonfinite_mismatch, element)
     return figures
+
+
+def order_facts(evidence: Sequence[Evidence]) -> dict[str, str]:
+    """Return the headline figures of embeddings or scores; empty of logits."""
+    for row in evidence:
+        figures = row.figures
+        if isinstance(figures, EmbeddingFigures):
+            facts_of = {"largest 1 - cosine": number(figures.largest_cosine_distance)}
+            if figures.neighbors_changed is not None:
+                changed = out_of(figures.neighbors_changed, figures.neighbors_of or 0)
+                facts_of["nearest neighbors that change"] = changed
+            return facts_of
+        if isinstance(figures, ScoreFigures):
+            changed = out_of(figures.pairs_changed, figures.pairs)
+            return {"pairs that change order": changed, "near ties": f"{figures.near_ties:,}"}
+    return {}
 
 
 def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
@@ -204,13 +230,15 @@ def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
     histogram = run.histogram(pair.index)
     median, most = (number(ulp_percentile(histogram, share)) for share in (0.5, 0.99))
     figures = {
-        "RMS difference": f"{number(summary.rms)} logits",
+        "RMS difference": f"{number(summary.rms)} {run.header.unit}",
         "ULPs": (
             f"median {median}, 99th percentile {most}, mean {number(summary.mean_ulps)}, max"
             f" {summary.max_ulps:,} ULPs of {dtype}"
         ),
-        "near ties": f"{summary.near_ties:,} ({plural(summary.ties, 'exact tie')})",
     }
+    if run.header.has_tokens:
+        ties = plural(summary.ties, "exact tie")
+        figures["near ties"] = f"{summary.near_ties:,} ({ties})"
     return [*shown_checks, facts(figures, "metric")]
 
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ...errors import StoreError, UsageError
+from ...evidence import ORDER
 from ...numerics.arrays import Record
 from ...numerics.metrics import METRICS, Summary
 from ...text import clean
+from ..dumps.shapes import VALUES
 from ..file.records import RunHeader, StoredPair
 from ..queries.verdicts import Answer, answer_of
 
@@ -49,11 +51,11 @@ def over_positions(summary: Summary, rows: int) -> str:
     return _out_of(summary.kl_positions, rows, "positions") + "".join(rest)
 
 
-def over_logits(summary: Summary, elements: int) -> str:
+def over_logits(summary: Summary, elements: int, what: str = "logits") -> str:
     """`over 280 of 24,000 logits`: what differences and ULPs are over, those finite on both sides;
     '' if all are.
     """
-    return _out_of(summary.finite, elements, "logits")
+    return _out_of(summary.finite, elements, what)
 
 
 def over_margins(summary: Summary, rows: int) -> str:
@@ -82,6 +84,7 @@ class PairReport:
     is_list: bool
     positions: int
     mismatch: Record | None = None
+    has_tokens: bool = True
 
     @property
     def sides(self) -> str:
@@ -126,6 +129,7 @@ def report_of_run(
             run.header.unit,
             is_list,
             run.compared_positions(pair.index) if is_list else run.header.rows,
+            has_tokens=run.header.has_tokens,
         )
         pairs.append(report)
     return pairs, run.classes
@@ -145,11 +149,14 @@ def of_variant(pairs: Sequence[_Pair], variant: str | None) -> list[_Pair]:
 
 def _verdict_json(pair: PairReport) -> Record:
     answer = pair.answer
+    # of values that are no logits
+    orders = [row.figures.to_json() for row in answer.checks if row.group == ORDER]
     return {
         "verdict": answer.name,
         "because": answer.sentence if answer.is_judged else None,
         "first_place": answer.first_place,
         "next_command": answer.next_command or None,
+        **({"order": orders[0]} if orders else {}),
     }
 
 
@@ -184,6 +191,8 @@ def as_json(
         },
         "flips": [with_place(row, _FLIP_FIELDS) for row in selection.rows if row["is_flip"]],
     }
+    if not header.has_tokens:
+        result["holds"] = VALUES
     if selection.mismatch is not None:
         result["mismatch"] = selection.mismatch
     if with_positions:

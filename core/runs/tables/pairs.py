@@ -60,7 +60,7 @@ ULP_HISTOGRAM = Table(
 )
 
 
-# stored as 0 if no position has the top tokens of both sides
+# stored as 0 if no position has the top tokens of both sides, and then read as unknown
 _OF_TOP_TOKENS = ("flips", "ties", "could_flip")
 
 
@@ -73,12 +73,16 @@ def insert_pair(
     """Insert summary and histogram, of lists the summary alone, and the verdict if it was
     judged.
     """
+    summary = asdict(total if isinstance(total, Summary) else total.summary()).items()
     PAIR.insert_row(
         database,
         pair=pair,
         reference=0,
         variant=pair + 1,
-        **asdict(total if isinstance(total, Summary) else total.summary()),
+        **{
+            name: 0 if value is None and name in _OF_TOP_TOKENS else value
+            for name, value in summary
+        },
         is_histogram_exact=isinstance(total, Summary) or total.is_histogram_exact,
         **({} if verdict is None else _columns(verdict)),
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ...errors import StoreError
 from ...numerics.arrays import DataFrame, Places
 from ...numerics.divergence import RowFigures, SideRows
-from ...numerics.metrics import METRICS, OPEN_IN_LISTS
+from ...numerics.metrics import METRICS, OF_TOKENS, OPEN_IN_LISTS
 from ..file.database import Database
 from ..file.records import MAX_ROWS, RunHeader
 from ..file.table import Table, column, null_if_nan, nullable
@@ -56,7 +56,7 @@ TOP_TOKEN = Table(
     "top_token",
     """
     -- the 20 largest logits of each side and position, equal ones by token id; of lists every value
-    -- that was sent
+    -- that was sent; of other values none
     side INTEGER -- index of the side
     prompt INTEGER -- index of the prompt
     position INTEGER -- 0-based token index in its prompt
@@ -71,10 +71,11 @@ TOP_TOKEN = Table(
 def position_rows(pair: int, places: Places, figures: RowFigures) -> pa.Table:
     """Rows of a pair by position."""
     columns = {metric.name: metric.of(figures) for metric in METRICS}
+    open_figures = frozenset() if figures.has_tokens else OF_TOKENS
     columns |= {
         metric.name: _nullable(columns[metric.name], metric.dtype)
         for metric in METRICS
-        if metric.is_nullable
+        if metric.is_nullable or metric.name in open_figures
     }
     return POSITION.arrow(pair=pair, prompt=places[:, 0], position=places[:, 1], **columns)
 
@@ -138,10 +139,11 @@ def read_positions(
         table = rows.to_pandas(types_mapper=nullable)
         if prompt is None:
             _check_rows(len(table), header, pair)
-        for metric in METRICS if header.k is not None else ():
+        is_open = header.k is not None or not header.has_tokens
+        for metric in METRICS if is_open else ():
             if metric.name not in OPEN_IN_LISTS:
                 continue
-            # of lists: False, or no number, which numpy's integers do not have
+            # of lists and values: False, or no number, which numpy's integers do not have
             values = table[metric.name]
             dtype = "Int64" if "int" in metric.dtype else metric.dtype
             table[metric.name] = values.eq(True) if dtype == "bool" else values.astype(dtype)
@@ -153,7 +155,12 @@ def read_columns(database: Database, header: RunHeader, pair: int) -> dict[str, 
     rows = read(database, "true", [pair])
     with database.decoding("table of positions"):
         _check_rows(len(rows), header, pair)
-        return {name: rows[name].to_numpy() for name in rows.column_names}
+        columns = {name: rows[name].to_numpy() for name in rows.column_names}
+        # flags of values that are no logits are all null
+        return {
+            name: values.astype(np.float64) if values.dtype == object else values
+            for name, values in columns.items()
+        }
 
 
 def _check_rows(rows: int, header: RunHeader, pair: int) -> None:

@@ -29,7 +29,8 @@ RUN = Table(
     -- empty if unknown
     compute_dtype VARCHAR -- dtype the logits were computed in; ULPs are counted in it; empty if
     -- lists do not show it
-    vocab INTEGER -- logits per position, number of tokens; 0: of lists, if nothing says it
+    vocab INTEGER -- logits per position, number of tokens, or other values per row; 0: of lists,
+    -- if nothing says it
     positions INTEGER -- positions of all prompts together
     device VARCHAR -- cpu, cuda, ...; empty if unknown
     device_name VARCHAR -- processor or GPU name; empty if unknown
@@ -201,7 +202,7 @@ SIDE = Table(
     values_dtype VARCHAR -- bfloat16 if every value of the side is one, else float16 if every value
     -- is one, else float32
     bit_class INTEGER -- sides of the same number are bit-identical
-    holds VARCHAR -- what its values are: logit, or of lists logprob
+    holds VARCHAR -- what its values are: logit, value (an embedding, a score), or of lists logprob
     k INTEGER NULL -- of lists: most values that were sent for a position; null: whole rows
     keys VARCHAR NULL -- of lists: token_id, or text if the engine sent texts only and token ids are
     -- made up

@@ -146,7 +146,7 @@ def test_inputs_without_one_dtype_are_refused(inputs):
 def test_the_guide_runs_as_written():
     text = (Path(__file__).parents[3] / "docs" / "guides" / "closeness.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     printed = io.StringIO()
     with redirect_stdout(printed):
         exec("\n".join(blocks), {})

@@ -58,6 +58,12 @@ DUMPS: dict[str, dict[str, np.ndarray]] = {
         "prompt_lengths": np.array([1, 30, ROWS - 31]),
         "token_ids": np.arange(ROWS),
     },
+    "embeddings": {
+        "reference": PLAIN,
+        "variant": with_values(OTHER, (np.s_[5, 4], np.inf), (np.s_[9], np.nan)),
+        "holds": np.array("values"),
+    },
+    "scores": {"reference": PLAIN[:, 0], "variant": OTHER[:, 0], "holds": np.array("values")},
 }
 
 
