@@ -3,10 +3,11 @@
 import hashlib
 import re
 
+import pandas as pd
 import pytest
 
 from core.judging.stored import explain_pair
-from core.rl.queries import by_step
+from core.rl.queries import summary
 from core.runs.reader import RunReader
 from tests.places import ROOT
 
@@ -56,7 +57,7 @@ def test_the_rollout_is_rounding_until_a_temperature_is_named_at_the_last_step()
         (cause,) = explain_pair(run, 0).causes
         assert cause.name == "temperature"
         assert cause.parameters["temperature"] == pytest.approx(0.8, rel=0.1)
-        means = by_step(run)["mean_abs"]
+        means = pd.DataFrame(summary(run, "steps"))["mean_abs"]
         assert len(means) == 6
         assert means[:5].max() < means[5] / 3
 

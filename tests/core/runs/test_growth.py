@@ -122,7 +122,7 @@ NEWER = {
     "column of the run": "ALTER TABLE run ADD COLUMN cluster VARCHAR",
     "table": "CREATE TABLE expert_choice (pair INTEGER, expert INTEGER)",
     "check": (
-        "INSERT INTO evidence SELECT pair, rung, 'choices of experts', side_name, control, figures,"
+        "INSERT INTO evidence SELECT pair, rung, 'a check to come', side_name, control, figures,"
         " outcome, says FROM evidence LIMIT 1"
     ),
     "outcome": (

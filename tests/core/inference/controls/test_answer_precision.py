@@ -159,7 +159,7 @@ def test_a_correct_engine_of_bfloat16_is_no_suspect(
 ):
     sides = ["prefill", served(held, compute)][:: -1 if is_reference else 1]
     verdict = judged(narrow, tiny_prompts(narrow, 16)[:1], *sides)
-    assert verdict.name == "likely rounding"
+    assert verdict.name == "rounding"
     (row,) = (row for row in verdict.evidence if row.group == FLOAT32)
     assert row.outcome == MISSING
     assert row.figures == Unmeasured(computes_in={"engine": "bfloat16"})

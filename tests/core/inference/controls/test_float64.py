@@ -10,6 +10,7 @@ import torch
 from benchmarks.verdicts.engines import prefill, replaced, walk
 from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from benchmarks.verdicts.variations import in_two_halves
 from core.evidence import FAILED, FLOAT32, NOTED, PASSED
 from core.inference.models.dtypes import WIDENING, in_float64
 from tests.core.evidence import rows_of
@@ -95,13 +96,27 @@ def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault
     assert 100 < verdict.noise_ratio < 1e5
 
 
+def sorting(engine):
+    """The engine with a router that sorts its scores, so that its choices cannot be followed."""
+
+    def by_sort(scores, k, dim=-1, **_):
+        values, ids = scores.sort(dim=dim, descending=True)
+        return values.narrow(dim, 0, k), ids.narrow(dim, 0, k)
+
+    def sorts(model, ids):
+        with replaced(torch, "topk", by_sort):
+            return engine(model, ids)
+
+    return sorts
+
+
 @pytest.mark.parametrize("is_fault", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_a_floor_torn_by_near_ties_of_a_router_is_decided_in_float64(is_fault, judged):
     loaded = tiny_model("mixtral-ties")
     before = state(loaded)
     implementation = loaded.model.config._experts_implementation
     prompts = tiny_prompts(loaded)
-    variant = scaled_value(1.01) if is_fault else "decode"
+    variant = sorting(scaled_value(1.01) if is_fault else in_two_halves)
     verdict = judged(
         loaded,
         prompts[:1] if is_fault else prompts,

@@ -193,7 +193,7 @@ def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(
     judged,
 ):
     verdict = judged(narrow, [PROMPT], "prefill", only_in_bfloat16)
-    assert verdict.name == "likely rounding"
+    assert verdict.name == "rounding"
     row = rows(verdict)[FLOAT32]
     assert row.outcome == MISSING
     assert "kernel takes bfloat16" in row.says
