@@ -115,8 +115,9 @@ class Dump:
         kind, _, words = self.dtype_reason.partition(": ")
         origin = _ORIGINS.get(kind) or f"{kind}: {words}"
         of_dtype = f"Compute dtype: {self.compute_dtype}, {origin}."
+        of_exact = f"Exact result: {clean(self.exact.name)}." if self.exact else ""
         meta = f"meta {self.meta}" if self.meta else ""
-        note = " ".join(part for part in (of_dtype, *self.warnings, meta) if part)
+        note = " ".join(part for part in (of_dtype, of_exact, *self.warnings, meta) if part)
         provenance = Provenance(kind="upload", model=model, note=note)
         return RunHeader(
             name,
