@@ -236,12 +236,13 @@ class Replay:
 
         return self.of(side, see)
 
-    def compare(self, noted: Mapping[tuple[int, ...], Choices]) -> list[OtherChoices]:
+    def compare(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        noted: Mapping[tuple[int, ...], Choices],
+    ) -> list[OtherChoices]:
         """Compare what a side would have chosen, prompt by prompt."""
-        return [
-            compare_choices(plain, noted[prompt], self.moved[prompt])
-            for prompt, plain in self.choices.items()
-        ]
+        return [compare_choices(self.choices[ids], noted[ids], self.moved[ids]) for ids in prompts]
 
 
 def moved_by(plain: Choices, other: Choices) -> list[torch.Tensor]:

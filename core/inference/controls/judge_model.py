@@ -469,9 +469,11 @@ class ModelControls(Controls):
                 replay = self.session.replay(model)
             modules = replay.choices[self.prompts[0]].modules
             for side, by_prompt in noted.items():
-                if side == PLAIN.name or not replay.moved:
+                # of a side that failed, or without a floor, some prompts are not known
+                is_whole = set(self.prompts) <= by_prompt.keys() & replay.moved.keys()
+                if side == PLAIN.name or not is_whole:
                     continue
-                found = replay.compare(by_prompt)
+                found = replay.compare(self.prompts, by_prompt)
                 rows.append(choices_row(found, modules, self.lengths, side, dtype))
         return rows
 

@@ -131,3 +131,23 @@ def test_a_gap_is_measured_by_what_rounding_moves_the_scores_there():
     found = compare_choices(ours, theirs, [moved])
     assert (found.total, found.places) == (3, [(0, 1), (0, 2)])
     assert found.gaps == pytest.approx([1.0 / 0.1, 0.1 / 0.4])
+
+
+def test_the_position_of_another_choice_is_that_of_its_prompt_if_prompts_repeat(biased):
+    """The second prompt again, with another router there alone: equal prompts are forced alike."""
+    first, second = tiny_prompts(biased)
+    prompts = [second, second, first]
+
+    def without_bias_on_the_first(model, ids):
+        bias = model.model.layers[1].mlp.gate.e_score_correction_bias
+        saved = bias.clone()
+        if len(ids) == len(first):
+            bias.zero_()
+        try:
+            return model(input_ids=ids[None]).logits[0]
+        finally:
+            bias.copy_(saved)
+
+    verdict = judge(biased, prompts, variant=without_bias_on_the_first)
+    assert verdict.name == BUG_SUSPECTED
+    assert verdict.first_place[0] == 2
