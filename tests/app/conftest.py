@@ -82,6 +82,8 @@ def imports_here(own_jobs, monkeypatch) -> Store:
         _, *rest = task.job.arguments
         pairs = [part[2:].partition("=") for part in rest if part.startswith("--")]
         options = {"name": None, **{key.replace("-", "_"): value for key, _, value in pairs}}
+        if "exact" in options:
+            options["exact"] = Path(options["exact"])
         paths = [Path(part) for part in rest if not part.startswith("--")]
         if is_run_file(paths[0]):
             make = partial(import_run, self.store, paths[0])
