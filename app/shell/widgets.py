@@ -109,7 +109,7 @@ def head(page: Page, *, needs_rows: bool = False) -> selection.View:
             " token."
         )
     elif page.name in ("flips", "near_ties") and not header.has_tokens:
-        lack = f"{page.title} are of tokens: this run holds values that are no logits."
+        lack = f"{page.title} need logits; this run holds other values."
     elif view.is_list and needs_rows:
         lack = f"{page.title} needs whole rows of logits: {refusal(header)}"
     if lack:

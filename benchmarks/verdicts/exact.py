@@ -1,5 +1,5 @@
-"""Dumps in 16 bits on trial with nothing else, with one exact result, and with trusted results
-beside it (docs/explanation/calibration.md).
+"""Dumps in 16 bits on trial with nothing else, with one exact result, and with trusted
+results too (docs/explanation/calibration.md).
 
 python -m benchmarks.verdicts.exact                            # every dense tiny model
 python -m benchmarks.verdicts.exact --model "llama bfloat16"
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from benchmarks.verdicts.screening import _logits
+from benchmarks.verdicts.screening import logits_of
 from benchmarks.verdicts.tiny_models import CONFIGS
 from benchmarks.verdicts.trial import cases_of, model_named, registered
 from core.errors import CaptureError, UlpscopeError
@@ -48,7 +48,7 @@ def outcomes_of(name: str, folder: Path) -> Iterator[tuple[str, str, list[str]]]
     loaded, prompts = model_named(name)
 
     def rows(side: str) -> np.ndarray:
-        bits = np.concatenate(_logits(loaded, prompts, side))
+        bits = np.concatenate(logits_of(loaded, prompts, side))
         return bits.view("V2" if loaded.dtype == "bfloat16" else np.float16)
 
     trusted = {}

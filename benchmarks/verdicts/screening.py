@@ -88,10 +88,10 @@ def screened(
             with registered(case):
                 # most cases have the same reference, so it is computed once
                 if case.reference not in references:
-                    references[case.reference] = _logits(loaded, prompts, case.reference)
+                    references[case.reference] = logits_of(loaded, prompts, case.reference)
                 sides = (
                     references[case.reference],
-                    _logits(loaded, prompts, case.path or case.engine or "prefill"),
+                    logits_of(loaded, prompts, case.path or case.engine or "prefill"),
                 )
         except CaptureError:
             # not possible on this model
@@ -119,7 +119,7 @@ def screened(
         )
 
 
-def _logits(
+def logits_of(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
     side: str | Engine,

@@ -79,7 +79,7 @@ def screening_row(
     rms: row ULPs at each position; kl: mean, nats; flips: beyond the noise; dominating: row of most
     of the difference; causes: sentences of common causes that explain it; has_experts: a near tie
     of the router may choose another expert, which moves a position as far as a bug does;
-    may_be_16_bits: float32 arrays of which nobody named the dtype; flips: None of values that are
+    may_be_16_bits: float32 arrays whose dtype was not named; flips: None of values that are
     no logits; peak: of those, the largest of a row over its median.
     """
     rounding, bug, step = ROW_ULPS[dtype]
@@ -155,7 +155,7 @@ def screening_row(
 
 def _uneven(peak: float) -> str:
     if not np.isfinite(peak):
-        return f"Fewer than {LEAST_VALUES} values: no size of rounding is known"
+        return f"Rows have fewer than {LEAST_VALUES} values, too few to know what rounding does"
     return (
         f"The largest value of a row is {multiple(peak)} its median (limit {MOST_PEAK}x), so row"
         " ULPs hide differences of the others"

@@ -100,7 +100,5 @@ def choices_row(
         place = words_of(figures.first, lengths)
         says = f"{of_all}, {size}, first at {modules[call]}, {place}."
     check = CHOICES if dtype in ("float32", "float64") else CHOICES_IN_16_BITS
-    control = (
-        f"experts that '{side}' would take in {dtype}, with all others as the model takes them"
-    )
+    control = f"experts that '{side}' would take by itself in {dtype}, one choice at a time"
     return Evidence(check, control, figures, outcome, says, side)

@@ -16,7 +16,7 @@ from ..text import plural
 from . import options
 from .terminal.console import err, out, print_facts, print_json, print_records, print_text
 
-# those that fit beside an id and a name; --json has all
+# those that fit with an id and a name; --json has all
 _LIST_KEYS = (
     "run_id",
     "name",

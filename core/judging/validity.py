@@ -170,7 +170,7 @@ def sampling(figures: Measured, generations: Sequence[Generation]) -> dict[int, 
 
 
 def may_be_16_bits(header: RunHeader) -> bool:
-    """Return whether float32 arrays may hold what a 16-bit model computed: nobody named their
+    """Return whether float32 arrays may hold what a 16-bit model computed: no one named their
     dtype.
     """
     return header.compute_dtype == "float32" and not header.provenance.note.startswith(NAMED)

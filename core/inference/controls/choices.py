@@ -51,14 +51,14 @@ class Choices:
             self.modules.append(module)
             self.ids.append(torch.full((self.positions, *ids.shape[1:]), -1))
             shape = self.positions, *scores.shape[1:]
-            self.scores.append(torch.full(shape, torch.nan, dtype=torch.float64))
+            self.scores.append(torch.full(shape, torch.nan, dtype=scores.dtype))
         rows = slice(start, start + len(ids))
         if call > len(self.ids) or self.scores[call].shape[1:] != scores.shape[1:]:
             return
         # another number of choices is none of these
         if self.ids[call].shape[1:] == ids.shape[1:]:
             self.ids[call][rows] = ids.cpu()
-        self.scores[call][rows] = scores.double().cpu()
+        self.scores[call][rows] = scores.cpu()
 
 
 class _Trace(ModuleTrace):
@@ -202,13 +202,15 @@ def can_replay(loaded: LoadedModel, side: RunnableSide, plain: Replay) -> bool:
     if side.engine_path is not None or side.is_one_piece:
         return False
     for prompt, ours in plain.choices.items():
-        theirs = choices_of(loaded, side, prompt)
-        shapes = [[each.shape for each in (*one.ids, *one.scores)] for one in (ours, theirs)]
-        if shapes[0] != shapes[1] or not ours.ids:
-            return False
-        if any(bool((ids < 0).any()) for ids in theirs.ids):
+        if not ours.ids or not are_alike(ours, choices_of(loaded, side, prompt)):
             return False
     return True
+
+
+def are_alike(ours: Choices, theirs: Choices) -> bool:
+    """Return whether forwards make as many choices, of as many candidates, at every position."""
+    shapes = [[each.shape for each in (*one.ids, *one.scores)] for one in (ours, theirs)]
+    return shapes[0] == shapes[1] and all(bool((ids >= 0).all()) for ids in theirs.ids)
 
 
 @dataclass
@@ -248,7 +250,7 @@ class Replay:
 def moved_by(plain: Choices, other: Choices) -> list[torch.Tensor]:
     """Return the largest difference of a score, of each call. [positions, groups] each"""
     return [
-        (theirs - ours).abs().nan_to_num(0.0).amax(-1)
+        (theirs.double() - ours.double()).abs().nan_to_num(0.0).amax(-1)
         for ours, theirs in zip(plain.scores, other.scores, strict=True)
     ]
 
@@ -274,8 +276,9 @@ def compare_choices(
             other.ids[call],
             value=True,
         )
-        left_out = scores.masked_fill(~(is_ours & ~is_theirs), -torch.inf).amax(-1)
-        taken = scores.masked_fill(~(is_theirs & ~is_ours), torch.inf).amin(-1)
+        exact = scores.double()
+        left_out = exact.masked_fill(~(is_ours & ~is_theirs), -torch.inf).amax(-1)
+        taken = exact.masked_fill(~(is_theirs & ~is_ours), torch.inf).amin(-1)
         # no position's scores are known more exactly than half of them
         scale = by_rounding.clamp_min(float(by_rounding.median())).clamp_min(TINY)
         for position, group in (is_ours != is_theirs).any(-1).nonzero().tolist():

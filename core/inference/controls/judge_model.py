@@ -48,7 +48,7 @@ from ..paths.engines import (
 )
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
-from .choices import Choices, Replay, can_replay, choices_of
+from .choices import Choices, Replay, are_alike, can_replay, choices_of
 from .drawn_roundings import RoundingDraws
 from .key_choices import chooses_keys
 from .modules_alone import first_not_finite, module_row
@@ -472,6 +472,9 @@ class ModelControls(Controls):
                 # of a side that failed, or without a floor, some prompts are not known
                 is_whole = set(self.prompts) <= by_prompt.keys() & replay.moved.keys()
                 if side == PLAIN.name or not is_whole:
+                    continue
+                # a callable may choose otherwise in another dtype
+                if not all(are_alike(replay.choices[ids], by_prompt[ids]) for ids in self.prompts):
                     continue
                 found = replay.compare(self.prompts, by_prompt)
                 rows.append(choices_row(found, modules, self.lengths, side, dtype))
