@@ -48,9 +48,8 @@ from ..paths.engines import (
 )
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
-from .choices import Choices, Replay, are_alike, can_replay, choices_of
+from .choices import Choices, Replay, are_alike, can_replay, choices_of, key_choosers
 from .drawn_roundings import RoundingDraws
-from .key_choices import chooses_keys
 from .modules_alone import first_not_finite, module_row
 from .modules_in_16_bits import module_rounding
 from .precisions.catalogue import Precision
@@ -149,11 +148,18 @@ class JudgingSession:
         result: Computed = self._results[key]
         return result
 
+    @cached_property
+    def key_choosers(self) -> dict[str, bool]:
+        """Modules that choose keys, and whether each has a choice in the longest prompt."""
+        return key_choosers(self.loaded, max(self.prompts, key=len))
+
     def replay(self, model: LoadedModel) -> Replay:
         """Return the choices of the plain forward in the dtype of `model`."""
 
         def record() -> Replay:
-            return Replay({ids: choices_of(model, PLAIN, ids) for ids in self.prompts})
+            return Replay(
+                {ids: choices_of(model, PLAIN, ids, self.key_choosers) for ids in self.prompts},
+            )
 
         return self.once(("choices", model.dtype), record)
 
@@ -242,8 +248,8 @@ class ModelControls(Controls):
 
     @cached_property
     def replays(self) -> bool:
-        """Whether both sides can be forced to take the experts that the model takes."""
-        if not self.has_experts or self.chooses_keys:
+        """Whether both sides can be forced to make the choices that the model makes."""
+        if not self.has_experts and not any(self.session.key_choosers.values()):
             return False
         replay = self.session.replay(self.loaded)
         can = partial(can_replay, self.loaded)
@@ -294,8 +300,7 @@ class ModelControls(Controls):
 
     @property
     def chooses_keys(self) -> bool:
-        longest = max(self.prompts, key=len)
-        return self.session.once(("chooses keys",), partial(chooses_keys, self.loaded, longest))
+        return any(self.session.key_choosers.values()) and not self.replays
 
     def _in(self, dtype: str) -> AbstractContextManager[LoadedModel]:
         return nullcontext(self.loaded) if dtype == self.dtype else WIDENING[dtype](self.loaded)
