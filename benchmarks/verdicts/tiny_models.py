@@ -39,15 +39,15 @@ PROMPTS = (
 TOKENS = 48
 # the windowed layers' is far shorter than the prompts, so that caches do drop tokens
 WINDOW = 8
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": 384,
     # with the usual 0.02 attention is so even that a wrong key would hardly show
     "initializer_range": 0.15,
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
-_SHAPE: dict[str, Any] = {
-    **_COMMON,
+SHAPE: dict[str, Any] = {
+    **COMMON,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 3,
@@ -58,7 +58,7 @@ _SHAPE: dict[str, Any] = {
 
 
 def _mixtral() -> MixtralConfig:
-    return MixtralConfig(**_SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
+    return MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
 
 
 # One windowed and one full layer in turn; soft caps low enough to bite at these weights.
@@ -69,12 +69,12 @@ _GEMMA2 = {
     "final_logit_softcapping": 10.0,
 }
 CONFIGS: dict[str, Callable[[], Any]] = {
-    "llama": lambda: LlamaConfig(**_SHAPE),
-    "gpt2": lambda: GPT2Config(**_COMMON, n_embd=64, n_layer=3, n_head=4, n_positions=96),
-    "gemma2": lambda: Gemma2Config(**_SHAPE, **_GEMMA2, sliding_window=WINDOW),
+    "llama": lambda: LlamaConfig(**SHAPE),
+    "gpt2": lambda: GPT2Config(**COMMON, n_embd=64, n_layer=3, n_head=4, n_positions=96),
+    "gemma2": lambda: Gemma2Config(**SHAPE, **_GEMMA2, sliding_window=WINDOW),
     "mixtral": _mixtral,
     "mixtral-ties": _mixtral,
-    "mistral-window": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
+    "mistral-window": lambda: MistralConfig(**SHAPE, sliding_window=WINDOW),
 }
 
 

@@ -1,4 +1,4 @@
-"""Does a side take the experts that the model takes, but for near ties?"""
+"""Does a side take the experts or keys that the model takes, but for near ties?"""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class OtherChoices:
 
 
 class ChoicesFigures(CheckFigures):
-    """Experts that a side would have taken, if all earlier choices were those of the model."""
+    """Experts or keys that a side would have taken, if all earlier choices were the model's."""
 
     compute_dtype: Dtype
-    choices: Annotated[int, "choices of experts, a position and layer each"]
+    choices: Annotated[int, "choices, a position and layer each"]
     differing: Annotated[int, "choices that differ"]
     beyond: Annotated[int, "choices that differ beyond a near tie"]
     largest_gap: Annotated[float, "largest difference of the scores / what rounding moves them"]
@@ -54,8 +54,8 @@ class ChoicesFigures(CheckFigures):
         return self.first is not None
 
 
-CHOICES = Check("choices of experts", FLOAT32, ChoicesFigures)
-CHOICES_IN_16_BITS = Check("choices of experts in 16 bits", OWN_DTYPE, ChoicesFigures)
+CHOICES = Check("choices", FLOAT32, ChoicesFigures)
+CHOICES_IN_16_BITS = Check("choices in 16 bits", OWN_DTYPE, ChoicesFigures)
 
 
 def choices_row(
@@ -64,9 +64,10 @@ def choices_row(
     lengths: Sequence[int],
     side: str,
     dtype: str,
+    what: str = "experts",
 ) -> Evidence:
     """Return the row on a side's choices. found: of each prompt; modules: that make the choices, by
-    call.
+    call; what: they choose.
     """
     beyond = [
         (gap, prompt, position, call)
@@ -85,12 +86,12 @@ def choices_row(
         largest_gap_allowed=LARGEST_GAP,
     )
     of_all = (
-        f"In {dtype} '{side}' takes other experts at {differing:,} of {plural(total, 'choice')}"
+        f"In {dtype} '{side}' takes other {what} at {differing:,} of {plural(total, 'choice')}"
     )
     outcome = PASSED
     says = f"{of_all}, each a near tie."
     if not differing:
-        says = f"In {dtype} '{side}' takes the experts that the model takes."
+        says = f"In {dtype} '{side}' takes the {what} that the model takes."
     if beyond:
         outcome = FAILED
         # the first position and, there, the first layer
@@ -100,5 +101,5 @@ def choices_row(
         place = words_of(figures.first, lengths)
         says = f"{of_all}, {size}, first at {modules[call]}, {place}."
     check = CHOICES if dtype in ("float32", "float64") else CHOICES_IN_16_BITS
-    control = f"experts that '{side}' would take by itself in {dtype}, one choice at a time"
+    control = f"{what} that '{side}' would take by itself in {dtype}, one choice at a time"
     return Evidence(check, control, figures, outcome, says, side)

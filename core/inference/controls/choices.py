@@ -1,5 +1,5 @@
-"""Discrete choices of a forward, such as the experts that a router takes or the keys that an indexer
-attends to: recorded, and replayed in other forwards, so that what remains is continuous.
+"""Discrete choices of a forward, such as the experts of a router or the keys of an indexer:
+recorded, and replayed in other forwards, so that what remains is continuous.
 
 Rounding flips close choices, and all behind a flip is far away. So the choices of one plain forward
 are forced on each side and on the noise floor, and these are compared as those of a dense model.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,8 +25,12 @@ from ..paths.batch import Emit, Run, ignore
 from ..paths.engines import PLAIN, RunnableSide
 from ..paths.hooks import ModuleTrace
 
+Call = tuple[str, int]
+"""A module that chooses, and how often it chose before in a forward."""
 See = Callable[[tuple[int, ...], "Choices"], None]
 """Gets a prompt, and what a side chooses by itself."""
+ReplayIn = Callable[[LoadedModel], "Replay"]
+"""Returns the choices of a model's plain forward in its dtype."""
 
 
 @dataclass
@@ -35,14 +39,14 @@ class Choices:
     scores, in the order of the calls.
 
     choosers: modules that choose among keys, so that the candidates are the prompt's positions;
-    calls: (module, how often it chose before in a forward) -> its place in the lists; ids: of what
+    calls: the place of each in the lists; ids: of what
     was chosen [positions, groups, k], -1 if not computed or masked; scores: of all candidates
     [positions, groups, candidates], NaN if not computed.
     """
 
     positions: int
     choosers: Collection[str] = ()
-    calls: dict[tuple[str, int], int] = field(default_factory=dict)
+    calls: dict[Call, int] = field(default_factory=dict)
     ids: list[torch.Tensor] = field(default_factory=list)
     scores: list[torch.Tensor] = field(default_factory=list)
 
@@ -51,9 +55,11 @@ class Choices:
         """Modules that choose, by call."""
         return [module for module, _ in self.calls]
 
-    def note(
-        self, call: tuple[str, int], start: int, ids: torch.Tensor, scores: torch.Tensor
-    ) -> None:
+    def is_whole(self, call: Call) -> bool:
+        """Return whether a choice was made at every position."""
+        return bool((self.ids[self.calls[call]] >= 0).any(-1).all())
+
+    def note(self, call: Call, start: int, ids: torch.Tensor, scores: torch.Tensor) -> None:
         """Note what a call chooses from position `start` on. ids: [n, groups, k]; scores: [n,
         groups, candidates]
         """
@@ -112,9 +118,22 @@ class _Trace(ModuleTrace):
 
     module = ""
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Sequence[int], outer: ModuleTrace | None) -> None:
         super().__init__(prompt, range(len(prompt)))
         self.chosen: Counter[str] = Counter()
+        self._outer = outer
+        self.modules = () if outer is None else outer.modules
+
+    @contextmanager
+    def forward(self, row: int, skipped: int, start: int, stop: int) -> Iterator[None]:
+        told = row, skipped, start, stop
+        outer = nullcontext() if self._outer is None else self._outer.forward(*told)
+        with super().forward(*told), outer:
+            yield
+
+    def hand_in(self, name: str, output: torch.Tensor, start: int) -> None:
+        if self._outer is not None:
+            self._outer.hand_in(name, output, start)
 
     def _begin(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         super()._begin(arguments, keywords)
@@ -167,7 +186,7 @@ class _Mode(TorchDispatchMode):
         return values, ids
 
     def _forced_on(
-        self, call: tuple[str, int], scores: torch.Tensor, ids: torch.Tensor
+        self, call: Call, scores: torch.Tensor, ids: torch.Tensor
     ) -> torch.Tensor | None:
         """Return the ids that a call has to choose instead of `ids`, None if there are none."""
         if self._forced is None or call not in self._forced.calls:
@@ -191,9 +210,7 @@ def key_choosers(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, bool]:
     """Return the modules that choose among positions, as a sparse-attention indexer does: a longer
     prompt has more candidates. False if one takes every key of this prompt.
     """
-    whole, half = (
-        choices_of(loaded, PLAIN, part) for part in (ids, ids[: (len(ids) + 1) // 2])
-    )
+    whole, half = (choices_of(loaded, PLAIN, part) for part in (ids, ids[: (len(ids) + 1) // 2]))
     found = {}
     for call, place in whole.calls.items():
         candidates, chosen = whole.scores[place].shape[-1], whole.ids[place].shape[-1]
@@ -210,26 +227,26 @@ def choices_of(
 ) -> Choices:
     """Return what a side chooses by itself. choosers: modules that choose among keys"""
     noted = Choices(len(ids), choosers)
-    with _following(loaded, side, ids, noted, None) as run:
+    with _following(loaded, side, ids, noted) as run:
         run(ids, ignore)
     return noted
 
 
-def replaying(
-    side: RunnableSide,
-    forced: Mapping[tuple[int, ...], Choices],
-    see: See = ignore,
-) -> RunnableSide:
-    """Return a side that makes the choices `forced`, by prompt. see: gets those that it would have
-    made itself.
+def replaying(side: RunnableSide, replay_in: ReplayIn, see: See = ignore) -> RunnableSide:
+    """Return a side that makes the choices of the plain forward. replay_in: gives them for a model
+    in its dtype; see: gets those that it would have made itself.
     """
 
     @contextmanager
-    def open_side(loaded: LoadedModel, _: ModuleTrace | None) -> Iterator[Run]:
+    def open_side(loaded: LoadedModel, outer: ModuleTrace | None) -> Iterator[Run]:
+        replay = replay_in(loaded)
+
         def run(ids: Sequence[int], emit: Emit) -> None:
             prompt = tuple(ids)
-            noted = Choices(len(prompt), forced[prompt].choosers)
-            with _following(loaded, side, prompt, noted, forced[prompt]) as compute:
+            forced = replay.of_prompt(prompt)
+            noted = Choices(len(prompt), forced.choosers)
+            following = _following(loaded, side, prompt, noted, forced, outer)
+            with following as compute:
                 compute(prompt, emit)
             see(prompt, noted)
 
@@ -244,9 +261,10 @@ def _following(
     side: RunnableSide,
     ids: Sequence[int],
     noted: Choices,
-    forced: Choices | None,
+    forced: Choices | None = None,
+    outer: ModuleTrace | None = None,
 ) -> Iterator[Run]:
-    trace = _Trace(ids)
+    trace = _Trace(ids, outer)
     with (
         _naming(loaded.model, trace),
         side.open(loaded, trace) as run,
@@ -279,33 +297,33 @@ def _naming(model: Any, trace: _Trace) -> Iterator[None]:
 
 
 def can_replay(loaded: LoadedModel, side: RunnableSide, plain: Replay) -> bool:
-    """Return whether a side makes as many choices as the model, of as many candidates, and they can
-    be followed: not in another process, nor compiled.
+    """Return whether a side makes the choices that the model makes, and they can be followed: not
+    in another process, nor compiled.
     """
     if side.engine_path is not None or side.is_one_piece:
         return False
-    for prompt, ours in plain.choices.items():
-        if not ours.ids:
-            return False
-        if not are_alike(ours, choices_of(loaded, side, prompt, ours.choosers)):
-            return False
-    return True
+    return all(
+        follows(ours, choices_of(loaded, side, prompt, ours.choosers))
+        for prompt, ours in plain.choices.items()
+    )
 
 
-def are_alike(ours: Choices, theirs: Choices) -> bool:
-    """Return whether forwards make as many choices, of as many candidates, at every position."""
-    if ours.calls.keys() != theirs.calls.keys():
+def follows(ours: Choices, theirs: Choices) -> bool:
+    """Return whether the choice that each module of the model ends with is one of a side too, of as
+    many candidates at every position. Earlier ones, of groups of experts, only lead to it.
+    """
+    last = {call[0]: call for call in ours.calls}
+    return bool(last) and all(
+        _is_in_both(call, ours, theirs) and theirs.is_whole(call) for call in last.values()
+    )
+
+
+def _is_in_both(call: Call, ours: Choices, theirs: Choices) -> bool:
+    """Return whether both make this choice of as many candidates."""
+    if call not in theirs.calls:
         return False
-    for call, place in theirs.calls.items():
-        own_place = ours.calls[call]
-        ids, scores = theirs.ids[place], theirs.scores[place]
-        if ids.shape != ours.ids[own_place].shape or scores.shape != ours.scores[own_place].shape:
-            return False
-        # of keys there are fewer at the first positions
-        is_computed = (ids >= 0).any(-1) if call[0] in ours.choosers else (ids >= 0).all(-1)
-        if not bool(is_computed.all()):
-            return False
-    return True
+    scores = ours.scores[ours.calls[call]], theirs.scores[theirs.calls[call]]
+    return scores[0].shape == scores[1].shape
 
 
 @dataclass
@@ -319,7 +337,11 @@ class Replay:
 
     def of(self, side: RunnableSide, see: See = ignore) -> RunnableSide:
         """Return a side that makes these choices. see: gets those that it would have made."""
-        return replaying(side, self.choices, see)
+        return replaying(side, lambda _: self, see)
+
+    def of_prompt(self, ids: tuple[int, ...]) -> Choices:
+        """Return the choices of a prompt, or of one that begins with it."""
+        return next(each for prompt, each in self.choices.items() if prompt[: len(ids)] == ids)
 
     def of_rounding(self, side: RunnableSide) -> RunnableSide:
         """Return a side that differs from the plain forward by rounding, which shows how far scores
@@ -363,19 +385,27 @@ def compare_choices(
     gaps: list[float] = []
     total = 0
     for call, place in plain.calls.items():
+        if not _is_in_both(call, plain, other) or not other.is_whole(call):
+            continue
         exact, by_rounding = plain.scores[place].double(), moved[place]
         is_ours = _as_set(plain.ids[place], exact.shape[-1])
         is_theirs = _as_set(other.ids[other.calls[call]], exact.shape[-1])
+        is_candidate = exact > -torch.inf
         # no choice if all candidates are taken
-        total += int((exact.isfinite() & ~is_ours).any(-1).sum())
-        left_out = exact.masked_fill(~(is_ours & ~is_theirs), -torch.inf).amax(-1)
-        taken = exact.masked_fill(~(is_theirs & ~is_ours), torch.inf).amin(-1)
+        total += int((is_candidate & ~is_ours).any(-1).sum())
+        # of another number of choices, the model's last or its next one
+        last = exact.masked_fill(~is_ours, torch.inf).amin(-1)
+        left_out = exact.masked_fill(~is_ours | is_theirs, -torch.inf).amax(-1)
+        left_out = left_out.where(left_out > -torch.inf, last)
+        following = exact.masked_fill(is_ours, -torch.inf).amax(-1)
+        taken = exact.masked_fill(~is_theirs | is_ours, torch.inf).amin(-1)
+        taken = taken.where(taken < torch.inf, following)
         # no position's scores are known more exactly than half of them
         scale = by_rounding.clamp_min(float(by_rounding.median())).clamp_min(TINY)
+        gap = (left_out - taken) / scale
         for position, group in (is_ours != is_theirs).any(-1).nonzero().tolist():
             places.append((place, position))
-            gap = float(left_out[position, group] - taken[position, group])
-            gaps.append(gap / float(scale[position, group]))
+            gaps.append(float(gap[position, group]))
     return OtherChoices(total, places, gaps)
 
 

@@ -48,7 +48,7 @@ from ..paths.engines import (
 )
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
-from .choices import Choices, Replay, are_alike, can_replay, choices_of, key_choosers
+from .choices import Choices, Replay, can_replay, choices_of, follows, key_choosers, replaying
 from .drawn_roundings import RoundingDraws
 from .modules_alone import first_not_finite, module_row
 from .modules_in_16_bits import module_rounding
@@ -469,6 +469,8 @@ class ModelControls(Controls):
 
     def choices(self) -> list[Evidence]:
         rows = []
+        kinds = {"experts": self.has_experts, "keys": any(self.session.key_choosers.values())}
+        what = " and ".join(noun for noun, is_there in kinds.items() if is_there)
         for dtype, noted in self.noted.items():
             with self._in(dtype) as model:
                 replay = self.session.replay(model)
@@ -479,19 +481,20 @@ class ModelControls(Controls):
                 if side == PLAIN.name or not is_whole:
                     continue
                 # a callable may choose otherwise in another dtype
-                if not all(are_alike(replay.choices[ids], by_prompt[ids]) for ids in self.prompts):
+                if not all(follows(replay.choices[ids], by_prompt[ids]) for ids in self.prompts):
                     continue
                 found = replay.compare(self.prompts, by_prompt)
-                rows.append(choices_row(found, modules, self.lengths, side, dtype))
+                rows.append(choices_row(found, modules, self.lengths, side, dtype, what))
         return rows
 
     def _replayed(self, side: RunnableSide) -> RunnableSide:
         """Return a side with the choices of the plain forward, if it can be forced."""
-        return self.session.replay(self.loaded).of(side) if self.replays else side
+        return replaying(side, self.session.replay) if self.replays else side
 
     def module_rounding(self) -> list[Evidence]:
         # near ties choose other experts or keys; a declared precision is no rounding of 16 bits
-        if self.has_experts or self.chooses_keys or self.precisions:
+        is_torn = (self.has_experts and not self.replays) or self.chooses_keys
+        if is_torn or self.precisions:
             return []
         rows = []
         for side in self.sides:
@@ -499,7 +502,8 @@ class ModelControls(Controls):
                 continue
             control = f"modules of '{side.name}' in {self.dtype}"
             self.say(control)
-            measure = partial(module_rounding, self.loaded, self.prompts, side)
+            sides = self._replayed(side), self._replayed(PLAIN)
+            measure = partial(module_rounding, self.loaded, self.prompts, *sides)
             try:
                 with foreign_errors_stop("torch", "choose a smaller model"):
                     rounding = self.session.once(("module rounding", side.name), measure, side)
@@ -525,12 +529,9 @@ class ModelControls(Controls):
             self.say,
             self.precisions,
             session.memoize,
-            session.draws,
+            session.replayed_draws() if self.replays else session.draws,
+            session.replay if self.replays else None,
         )
-        if self.replays and dtype == "float32":
-            # candidates choose by themselves: in float64 hardly one differs
-            dtype = "float64"
-            self.floor(dtype)
         if dtype == self.dtype and dtype != "float32":
             sides = [side for side in self.sides if side.name in tests]
             return [
@@ -553,8 +554,10 @@ class ModelControls(Controls):
         for side in [side for side in self.sides if side.path != PLAIN.path]:
             self.say(f"each module of '{side.name}' alone")
             sides = [at_widest(side), side] if side.name in bugs else [side]
+            sides = list(map(self._replayed, sides))
             about = self.loaded, self.prompts[number], number, position
-            rows.append(module_row(*about, sides, is_below_float32=dtype == "float64"))
+            plain = self._replayed(PLAIN)
+            rows.append(module_row(*about, sides, plain, is_below_float32=dtype == "float64"))
         return [each for each in rows if each is not None]
 
     def differences(self, row: int, dtype: str) -> Floats | None:

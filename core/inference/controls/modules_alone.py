@@ -42,12 +42,14 @@ def module_row(
     number: int,
     position: int,
     sides: Sequence[RunnableSide],
+    plain: RunnableSide = PLAIN,
     *,
     is_below_float32: bool,
 ) -> Evidence | None:
     """Take a side apart on a prompt. sides: with its settings at their widest, and as it is, the
-    first that differs counts; position: has to be among those that are compared; is_below_float32:
-    a fault may be too small for a module.
+    first that differs counts; position: has to be among those that are compared; plain: the model's
+    forward, with the choices of the sides if they are forced; is_below_float32: a fault may be too
+    small for a module.
     """
     name = sides[-1].name
     inputs = f"on prompt {number}, fed identical inputs, compared with float64"
@@ -56,7 +58,7 @@ def module_row(
             raise CaptureError(f"position {position} of prompt {number} does not fit into memory.")
         with foreign_errors_stop("modules one at a time", "choose a smaller model"):
             for side in dict.fromkeys(sides):
-                alone = modules_alone(loaded, ids[:count], side)
+                alone = modules_alone(loaded, ids[:count], side, plain)
                 control = f"every module of '{side.name}' {inputs}"
                 row = alone_evidence(control, alone, name, number)
                 if alone.ratios.max() > LARGEST_ALONE:
@@ -113,7 +115,12 @@ class ModuleOutputs(ModuleTrace):
             side.run_on(loaded, self)(self.prompt, ignore)
 
 
-def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide) -> ModulesAlone:
+def modules_alone(
+    loaded: LoadedModel,
+    prompt: Sequence[int],
+    side: RunnableSide,
+    plain: RunnableSide = PLAIN,
+) -> ModulesAlone:
     """Take a side apart, module by module, on one prompt.
 
     CaptureError if its modules cannot be followed.
@@ -127,7 +134,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
             outputs,
             lambda name, output, _: own.update({name: output.clone()}),
         ) as calls:
-            PLAIN.run_on(model)(prompt, ignore)
+            plain.run_on(model)(prompt, ignore)
     # if a forward of the side calls a module less often, its calls are not those of the model
     outputs = {
         name: outputs[name]
@@ -152,7 +159,7 @@ def modules_alone(loaded: LoadedModel, prompt: Sequence[int], side: RunnableSide
         squares[name] = [part / width for part in parts]
 
     with in_float64(loaded) as model, graft_outputs(modules, outputs, compare):
-        PLAIN.run_on(model)(prompt, ignore)
+        plain.run_on(model)(prompt, ignore)
     names = tuple(name for name in outputs if name in squares)
     if not names:
         raise CaptureError(f"'{side.name}' hands on no module's outputs at every position.")

@@ -43,8 +43,10 @@ def module_rounding(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
     side: RunnableSide,
+    plain: RunnableSide = PLAIN,
 ) -> ModuleRounding:
-    """Compare every module of a side with randomized rounding of the same module.
+    """Compare every module of a side with randomized rounding of the same module. plain: the
+    model's forward, with the choices that the side is forced to make if there are.
 
     CaptureError if its modules cannot be followed.
     """
@@ -71,7 +73,7 @@ def module_rounding(
                 own[name] = output.clone()
 
             with mode, graft_outputs(modules, outputs, keep) as calls:
-                PLAIN.run_on(model)(ids, ignore)
+                plain.run_on(model)(ids, ignore)
             for name, output in own.items():
                 module = module_of_call(name)
                 # a side that calls a module less often has other calls than the model

@@ -29,7 +29,7 @@ def recurrent_gemma() -> PreTrainedConfig:
     )
 
 
-def deepseek_v32(index_topk: int) -> PreTrainedConfig:
+def deepseek_v32(index_topk: int, heads: int = 2) -> PreTrainedConfig:
     """An indexer chooses the keys of each query, a router the experts."""
     return DeepseekV32Config(
         **_SHAPE,
@@ -47,6 +47,6 @@ def deepseek_v32(index_topk: int) -> PreTrainedConfig:
         v_head_dim=16,
         head_dim=8,
         index_topk=index_topk,
-        index_n_heads=2,
+        index_n_heads=heads,
         index_head_dim=16,
     )

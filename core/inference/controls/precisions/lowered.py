@@ -47,6 +47,7 @@ from ...paths.engines import (
     whole_side,
 )
 from ..answer_precision import grid_of
+from ..choices import ReplayIn, replaying
 from ..drawn_roundings import RoundingDraws
 from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
 from .catalogue import ACTIVATIONS, CACHE, LAYERS, Precision, Stored, cast, catalogue
@@ -88,6 +89,20 @@ class Question:
     precisions: Sequence[Precision] = ()
     memoize: Callable[[RunnableSide], RunnableSide] = lambda side: side
     draws: RoundingDraws | None = None
+    replay_in: ReplayIn | None = None
+
+    def forced(self, side: RunnableSide) -> RunnableSide:
+        """Return a side that makes the model's choices."""
+        return side if self.replay_in is None else replaying(side, self.replay_in)
+
+    def prepared(self, side: RunnableSide) -> RunnableSide:
+        """Return a side that makes the model's choices, or is computed once."""
+        return self.memoize(side) if self.replay_in is None else self.forced(side)
+
+    def draws_of(self, loaded: LoadedModel, plain: RunnableSide = PLAIN) -> RoundingDraws:
+        """Return draws of `plain` in the 16 bits of `loaded`."""
+        replay = None if self.replay_in is None else self.replay_in(loaded)
+        return RoundingDraws(loaded, self.prompts, plain, replay=replay)
 
     @property
     def lengths(self) -> list[int]:
@@ -103,8 +118,17 @@ class Question:
         return divergence_of(
             loaded,
             self.prompts,
-            (self.memoize(model), self.memoize(side)),
+            (self.prepared(model), self.prepared(side)),
         ).squares
+
+    def is_rounding(self, loaded: LoadedModel, squares: Floats, floor: Floats) -> bool:
+        """Return whether mean squares are within the noise floor; of experts that are not forced,
+        near ties of a router may jump beyond it.
+        """
+        is_torn = self.replay_in is None and has_experts(loaded.model)
+        return floor_test(squares, floor, WIDE).is_passed or (
+            is_torn and rms_ratio(squares, floor) <= _ALIKE
+        )
 
 
 def lowered_of_pair(
@@ -133,7 +157,7 @@ def lowered_of_pair(
         ):
             for side in engines:
                 # settings that change nothing excuse nothing
-                if not _is_rounding(model, question.squares(model, side), narrow_floor):
+                if not question.is_rounding(model, question.squares(model, side), narrow_floor):
                     rows.append(_by_settings(question, model, side, narrow_floor))
         sides = [side for side in sides if side not in engines and side.path != PLAIN.path]
         # what a forward in 16 bits adds is the run's own dtype, not the engine's settings
@@ -147,7 +171,7 @@ def lowered_of_pair(
         suspects = [
             _Suspect(question, side, rms_ratio(squares, floor))
             for side, squares in far.items()
-            if not _is_rounding(model, squares, floor)
+            if not question.is_rounding(model, squares, floor)
         ]
         if not suspects and far and not rows:
             furthest = max(far, key=lambda side: float(far[side].mean()))
@@ -213,16 +237,6 @@ def lowered_in_16_bits(
     return suspect.no_explanation() if best_candidate is None else best_candidate[1]
 
 
-def _is_rounding(loaded: LoadedModel, squares: Floats, floor: Floats) -> bool:
-    """Return whether mean squares are within the noise floor; of experts, near ties of a router may
-    jump beyond it.
-    """
-    is_torn = loaded.dtype != "float64" and has_experts(loaded.model)
-    return floor_test(squares, floor, WIDE).is_passed or (
-        is_torn and rms_ratio(squares, floor) <= _ALIKE
-    )
-
-
 def best_precisions(
     question: Question,
     loaded: LoadedModel,
@@ -244,7 +258,8 @@ def best_precisions(
         return []
     pairs = zip(question.prompts, np.split(differs, np.cumsum(question.lengths)[:-1]), strict=True)
     prompt, at = min((pair for pair in pairs if pair[1].any()), key=lambda pair: len(pair[0]))
-    first, logits, is_noisy = int(np.argmax(at)), whole_side(side.run_on(own), prompt), not floor
+    first, is_noisy = int(np.argmax(at)), not floor
+    logits = whole_side(question.forced(side).run_on(own), prompt)
     prompt = tuple(prompt)
     start = prompt[: first + SCREENED]
 
@@ -254,7 +269,7 @@ def best_precisions(
         format's range.
         """
         with suppress(CaptureError), foreign_errors_stop(side.name, "leave it out"):
-            one = divergence(logits[: len(ids)], side.run_on(loaded), ids)
+            one = divergence(logits[: len(ids)], question.forced(side).run_on(loaded), ids)
             squares = one.squares[: len(start)] + (floor or 1e-300)
             return np.inf if one.nonfinite_mismatch else float(np.log(squares).sum())
         return np.inf
@@ -342,18 +357,19 @@ class _Suspect:
         for precision in best_precisions(question, loaded, loaded, side, differs, candidates, size):
             question.say(f"reorderings with {precision.name}")
             walk = question.squares(loaded, precision.walk)
-            if not _is_rounding(loaded, walk, floor):
+            if not question.is_rounding(loaded, walk, floor):
                 self.faulty_walks.append(rms_ratio(walk, floor))
                 continue
             rounded = question.squares(loaded, precision.side)
             if rms_ratio(rounded[differs], floor[:, differs]) <= WIDE.over_all:
                 # a precision may round nothing, as integers scaled to one token each
                 continue
-            rest = divergence_of(loaded, question.prompts, (precision.side, question.memoize(side)))
+            lowered = question.forced(precision.side)
+            rest = divergence_of(loaded, question.prompts, (lowered, question.prepared(side)))
             if rest.nonfinite_mismatch:
                 continue
             squares = rest.squares
-            lowered_floor = rounding_floor(loaded, question.prompts, side=precision.side).squares
+            lowered_floor = rounding_floor(loaded, question.prompts, side=lowered).squares
             test = floor_test(squares, lowered_floor, WIDE)
             # a stored value near the middle of two of its format may round to the other one at any
             # position
@@ -388,11 +404,7 @@ class _Suspect:
             f"all of it in {loaded.dtype}" if precision is None else precision.name,
         )
         question.say(f"randomized rounding with {name}")
-        draws = RoundingDraws(
-            loaded,
-            question.prompts,
-            PLAIN if precision is None else precision.side,
-        )
+        draws = question.draws_of(loaded, PLAIN if precision is None else precision.side)
         row, test = draws.compare(self.side, question.blocks, question.say)
         own = structs.asdict(row.figures) | {
             "noise_ratio": self.ratio,
@@ -411,7 +423,7 @@ class _Suspect:
         Returns the test if they differ by more, else None; and the draws.
         """
         question = self.question
-        draws = question.draws or RoundingDraws(loaded, question.prompts)
+        draws = question.draws or question.draws_of(loaded)
         row, test = draws.compare(
             precision.walk,
             question.blocks,
@@ -447,13 +459,19 @@ class _Suspect:
         """
         prompts = as_many_as(self.question.prompts, LOGIT_BYTES // (4 * loaded.vocab_size))
         with suppress(CaptureError), in_float32(loaded) as model:
-            answers = [whole_side(self.side.run_on(model), ids).float() for ids in prompts]
+            side = self.question.forced(self.side)
+            answers = [whole_side(side.run_on(model), ids).float() for ids in prompts]
             grid = grid_of(torch.cat(answers))
             if grid is None:
                 return None
             recording = answering(self.side.name, prompts, answers)
             with converted(model, grid) as narrow:
-                suspect = _Suspect(replace(self.question, prompts=prompts), recording, self.ratio)
+                question = replace(self.question, prompts=prompts)
+                if question.replay_in is not None:
+                    # the answers have the choices of float32
+                    replay = question.replay_in(model)
+                    question = replace(question, replay_in=lambda _: replay)
+                suspect = _Suspect(question, recording, self.ratio)
                 verdict, test = suspect.by_draws(narrow)
             figures, outcome = verdict.evidence.figures, verdict.evidence.outcome
             assert isinstance(figures, DrawnPrecisionFigures)

@@ -4,13 +4,25 @@ import pytest
 import torch
 from transformers import DeepseekV3Config
 
+from benchmarks.verdicts.engines import replaced
 from benchmarks.verdicts.tiny_models import model_of, tiny_model, tiny_prompts
 from core.checks.choices import ChoicesFigures
 from core.evidence import FAILED, PASSED
-from core.inference.controls.choices import Choices, Replay, choices_of, compare_choices
+from core.inference.controls.choices import (
+    Choices,
+    Replay,
+    choices_of,
+    compare_choices,
+    follows,
+    key_choosers,
+)
 from core.inference.controls.judge_model import judge
 from core.inference.paths.engines import PLAIN, divergence_of, side_of
-from core.verdict import BUG_SUSPECTED, ROUNDING
+from core.verdict import BUG_SUSPECTED, ROUNDING, UNDECIDED
+from tests.core.inference.odd_models import deepseek_v32
+
+# keys of a query, fewer than the prompts have
+FEW = 8
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +116,7 @@ def test_experts_chosen_without_the_routers_bias_are_a_suspected_bug(biased):
     assert "model.layers.1.mlp.gate" in row.says
 
 
-def test_a_side_of_more_experts_is_not_replayed_and_still_found(ties):
+def test_a_side_of_more_experts_differs_at_each_choice_and_is_found(ties):
     def of_three(model, ids):
         gates = [layer.mlp.gate for layer in model.model.layers]
         for gate in gates:
@@ -116,14 +128,16 @@ def test_a_side_of_more_experts_is_not_replayed_and_still_found(ties):
                 gate.top_k = 2
 
     verdict = judge(ties, tiny_prompts(ties), variant=of_three)
+    (row,) = [row for row in verdict.evidence if isinstance(row.figures, ChoicesFigures)]
     assert verdict.name == BUG_SUSPECTED
-    assert not any(isinstance(row.figures, ChoicesFigures) for row in verdict.evidence)
+    assert row.figures.differing == row.figures.choices == 3 * sum(map(len, tiny_prompts(ties)))
 
 
 def test_a_gap_is_measured_by_what_rounding_moves_the_scores_there():
     def made(scores, k):
         scores = torch.tensor(scores, dtype=torch.float64)[:, None]
-        return Choices(len(scores), ["gate"], [scores.topk(k).indices], [scores])
+        calls = {("gate", 0): 0}
+        return Choices(len(scores), (), calls, [scores.topk(k).indices], [scores])
 
     ours = made([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 1.9]], 2)
     theirs = made([[3.0, 2.0, 1.0], [3.0, 2.0, 2.5], [3.0, 2.0, 2.1]], 2)
@@ -131,6 +145,76 @@ def test_a_gap_is_measured_by_what_rounding_moves_the_scores_there():
     found = compare_choices(ours, theirs, [moved])
     assert (found.total, found.places) == (3, [(0, 1), (0, 2)])
     assert found.gaps == pytest.approx([1.0 / 0.1, 0.1 / 0.4])
+
+
+@pytest.mark.parametrize("heads", [2, 16])
+@pytest.mark.parametrize("path", ["decode", "chunked:5", "prefill+batch:3+row:1+pad:left:2"])
+def test_keys_of_an_indexer_are_those_of_the_model_however_they_are_stored(path, heads):
+    """A cache and padding give another slot to the key of a position."""
+    loaded = model_of(deepseek_v32(FEW, heads))
+    ids = tiny_prompts(loaded)[1]
+    with torch.inference_mode():
+        choosers = key_choosers(loaded, ids)
+        plain = choices_of(loaded, PLAIN, ids, choosers)
+        noted = choices_of(loaded, side_of(path), ids, choosers)
+    assert choosers == {f"model.layers.{n}.self_attn.indexer": True for n in range(3)}
+    assert follows(plain, noted)
+    # before the first layer nothing was chosen, so keys differ by ties alone
+    call = plain.calls["model.layers.0.self_attn.indexer", 0]
+    expected = torch.minimum(torch.arange(len(ids)) + 1, torch.tensor(FEW))
+    assert torch.equal((noted.ids[call][:, 0] >= 0).sum(-1), expected)
+    best = plain.scores[call].gather(-1, plain.ids[call].clamp_min(0))
+    taken = plain.scores[call].gather(-1, noted.ids[call].clamp_min(0))
+    torch.testing.assert_close(taken.sort(-1).values, best.sort(-1).values)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_cache_of_an_indexer_is_rounding_and_a_key_too_many_a_bug(dtype):
+    loaded = model_of(deepseek_v32(FEW), dtype)
+    prompts = tiny_prompts(loaded)
+
+    def of_one_more(model, ids):
+        indexers = [layer.self_attn.indexer for layer in model.model.layers]
+        for indexer in indexers:
+            indexer.index_topk = FEW + 1
+        try:
+            return model(input_ids=ids[None]).logits[0]
+        finally:
+            for indexer in indexers:
+                indexer.index_topk = FEW
+
+    assert judge(loaded, prompts, variant="chunked:8").name == ROUNDING
+    assert judge(loaded, prompts, variant=of_one_more).name == BUG_SUSPECTED
+
+
+def test_an_indexer_that_takes_every_key_chooses_none():
+    loaded = model_of(deepseek_v32(64))
+    with torch.inference_mode():
+        assert not any(key_choosers(loaded, tiny_prompts(loaded)[1]).values())
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 40])
+def test_a_router_chooses_no_keys_even_with_an_expert_for_each_token(ties, tokens):
+    with torch.inference_mode():
+        assert not key_choosers(ties, tiny_prompts(ties)[0][:tokens])
+
+
+def test_an_indexer_whose_choices_are_out_of_sight_stays_undecided():
+    """All of the difference may be near ties, even if it is large."""
+    loaded = model_of(deepseek_v32(FEW))
+
+    def by_sort(scores, k, dim=-1, **_):
+        values, ids = scores.sort(dim=dim, descending=True)
+        k = min(k + 1, scores.shape[dim])
+        return torch.return_types.topk((values.narrow(dim, 0, k), ids.narrow(dim, 0, k)))
+
+    def of_one_more(model, ids):
+        with replaced(torch.Tensor, "topk", by_sort):
+            return model(input_ids=ids[None]).logits[0]
+
+    verdict = judge(loaded, tiny_prompts(loaded), variant=of_one_more)
+    assert verdict.name == UNDECIDED
+    assert not any(row.group == "modules" for row in verdict.evidence)
 
 
 def test_the_position_of_another_choice_is_that_of_its_prompt_if_prompts_repeat(biased):

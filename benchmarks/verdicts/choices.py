@@ -1,0 +1,282 @@
+"""Models that choose experts or keys on trial: sound paths, and faults of their choices
+(docs/explanation/calibration.md).
+
+python -m benchmarks.verdicts.choices                          # half an hour
+python -m benchmarks.verdicts.choices --model "qwen3-moe bfloat16"
+"""
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV32Config,
+    GptOssConfig,
+    Llama4TextConfig,
+    Qwen3MoeConfig,
+)
+
+from benchmarks.verdicts.tiny_models import SHAPE, model_of, tiny_model, tiny_prompts
+from core.errors import CaptureError
+from core.inference.controls.judge_model import JudgingSession, judge
+from core.inference.models.model import LoadedModel
+from core.inference.models.torch_errors import quiet
+from core.verdict import BUG_SUSPECTED, IDENTICAL, LIKELY_ROUNDING, ROUNDING
+
+EXPERTS = 8
+_MOE: dict[str, Any] = {**SHAPE, "moe_intermediate_size": 64, "num_experts_per_tok": 2}
+_MLA: dict[str, Any] = {
+    **_MOE,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": EXPERTS,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+}
+
+
+def _sparse_attention(heads: int) -> DeepseekV32Config:
+    index = {"index_topk": 8, "index_n_heads": heads, "index_head_dim": 16}
+    return DeepseekV32Config(**_MLA, **index, head_dim=8)
+
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "qwen3-moe": lambda: Qwen3MoeConfig(**_MOE, num_experts=EXPERTS, head_dim=16),
+    "gpt-oss": lambda: GptOssConfig(
+        **SHAPE,
+        num_local_experts=EXPERTS,
+        num_experts_per_tok=2,
+        head_dim=16,
+        sliding_window=8,
+    ),
+    "llama4": lambda: Llama4TextConfig(
+        **SHAPE,
+        num_local_experts=EXPERTS,
+        num_experts_per_tok=1,
+        intermediate_size_mlp=128,
+        head_dim=16,
+        attention_chunk_size=64,
+    ),
+    "deepseek-v3": lambda: DeepseekV3Config(**_MLA),
+    "deepseek-v3.2, 2 heads": lambda: _sparse_attention(2),
+    "deepseek-v3.2, 16 heads": lambda: _sparse_attention(16),
+}
+NAMES = [
+    f"{name} {dtype}"
+    for name in ("mixtral", "mixtral-ties", *CONFIGS)
+    for dtype in ("float32", "bfloat16")
+]
+SOUND = (
+    "decode",
+    "chunked:5",
+    "prefill+batch:4",
+    "prefill+batch:3+row:1+pad:left:2",
+    "decode+batch:3",
+    "prefill+attn:eager",
+    "static",
+)
+_IS_ROUNDING = {IDENTICAL, ROUNDING, LIKELY_ROUNDING}
+Fault = Callable[[Any], AbstractContextManager[Any]]
+
+
+def _loaded(name: str) -> LoadedModel:
+    kind, dtype = name.rsplit(" ", 1)
+    if kind not in CONFIGS:
+        return tiny_model(kind, dtype)
+    loaded = model_of(CONFIGS[kind](), dtype)
+    generator = torch.Generator().manual_seed(3)
+    for name, buffer in loaded.model.named_buffers():
+        # transformers leaves it at 0
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+    return loaded
+
+
+@contextmanager
+def _setting(modules: list[Any], **values: Any) -> Iterator[None]:
+    """Set attributes of modules inside; a callable gets the old value."""
+    with ExitStack() as stack:
+        for module in modules:
+            for name, value in values.items():
+                old = getattr(module, name)
+                setattr(module, name, value(old) if callable(value) else value)
+                stack.callback(setattr, module, name, old)
+        yield
+
+
+def _with(model: Any, attribute: str) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, attribute)]
+
+
+def _named(model: Any, *endings: str) -> list[Any]:
+    return [module for name, module in model.named_modules() if name.endswith(endings)]
+
+
+def _routers(model: Any) -> list[Any]:
+    return _named(model, ".gate", ".router")
+
+
+@contextmanager
+def _without_bias(model: Any) -> Iterator[None]:
+    names = ("e_score_correction_bias", "bias")
+    tensors = [getattr(router, name, None) for router in _routers(model) for name in names]
+    saved = [(tensor, tensor.clone()) for tensor in tensors if tensor is not None]
+    for tensor, _ in saved:
+        tensor.zero_()
+    yield
+    for tensor, values in saved:
+        tensor.copy_(values)
+
+
+@contextmanager
+def _hooked(modules: list[Any], hook: Callable[..., Any]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_hook(hook).remove)
+        yield
+
+
+@contextmanager
+def _not_renormalized(model: Any) -> Iterator[None]:
+    def hook(_: Any, __: Any, output: Any) -> Any:
+        logits, weights, ids = output
+        share = logits.float().softmax(-1).gather(-1, ids).sum(-1, keepdim=True)
+        return logits, (weights * share).to(weights.dtype), ids
+
+    with _hooked(_routers(model), hook):
+        yield
+
+
+def _another_expert(_: Any, arguments: Any) -> Any:
+    hidden, ids, weights = arguments
+    ids = ids.clone()
+    others = [each for each in range(4) if each not in ids[20].tolist()]
+    ids[20, 0] = others[0]
+    return hidden, ids, weights
+
+
+@contextmanager
+def _another_at_one_token(model: Any) -> Iterator[None]:
+    last = _named(model, ".experts")[-1]
+    with ExitStack() as stack:
+        stack.callback(last.register_forward_pre_hook(_another_expert).remove)
+        yield
+
+
+def _no_rotation(_: Any, arguments: Any) -> Any:
+    hidden, residual, (cos, sin), *rest = arguments
+    return hidden, residual, (torch.ones_like(cos), torch.zeros_like(sin)), *rest
+
+
+@contextmanager
+def _indexer_without_rope(model: Any) -> Iterator[None]:
+    with ExitStack() as stack:
+        for module in _named(model, ".indexer"):
+            stack.callback(module.register_forward_pre_hook(_no_rotation).remove)
+        yield
+
+
+def _four_roundings(_: Any, arguments: Any, output: Any) -> Any:
+    if output.dtype == torch.float32:
+        return output
+    ids = arguments[1].reshape(len(arguments[0]), -1)
+    noise = torch.randn(output.shape, generator=torch.Generator().manual_seed(5))
+    is_of_one = (ids == 0).any(-1, keepdim=True)
+    step = 4 * torch.finfo(output.dtype).eps / 2
+    return output + (is_of_one * step * noise * output).to(output.dtype)
+
+
+FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
+    "router's bias left out": (_without_bias, ("gpt-oss", "deepseek")),
+    "one expert more": (
+        lambda model: _setting(_routers(model), top_k=lambda k: k + 1),
+        ("",),
+    ),
+    "no groups": (
+        lambda model: _setting(_routers(model), num_group=1, topk_group=1),
+        ("deepseek",),
+    ),
+    "shared expert left out": (
+        lambda model: _hooked(
+            _named(model, ".shared_experts", ".shared_expert"),
+            lambda _, __, output: torch.zeros_like(output),
+        ),
+        ("deepseek", "llama4"),
+    ),
+    "weights not renormalized": (_not_renormalized, ("mixtral", "qwen3", "gpt-oss", "deepseek")),
+    "another expert at one token": (
+        _another_at_one_token,
+        ("mixtral", "qwen3", "gpt-oss", "deepseek"),
+    ),
+    "indexer without RoPE": (_indexer_without_rope, ("deepseek-v3.2",)),
+    "one key too many": (
+        lambda model: _setting(_with(model, "index_topk"), index_topk=lambda k: k + 1),
+        ("deepseek-v3.2",),
+    ),
+    "an expert 4 roundings off in 16 bits": (
+        lambda model: _hooked(_named(model, ".experts"), _four_roundings),
+        ("mixtral", "qwen3", "gpt-oss", "deepseek"),
+    ),
+}
+
+
+def _faulty(fault: Fault) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+    def side(model: Any, ids: torch.Tensor) -> torch.Tensor:
+        with fault(model):
+            return model(input_ids=ids[None]).logits[0]
+
+    return side
+
+
+def try_model(name: str) -> tuple[int, int, int, int]:
+    """Print what is wrong; return sound pairs, those accused, faults, those found."""
+    loaded = _loaded(name)
+    prompts = tiny_prompts(loaded)
+    session = JudgingSession(loaded, prompts)
+    accused = found = sound = faults = 0
+    for path in SOUND:
+        try:
+            verdict = judge(loaded, prompts, variant=path, session=session)
+        except CaptureError as error:
+            print(f"{name:28} {path:34} refused: {error}")
+            continue
+        sound += 1
+        if verdict.name not in _IS_ROUNDING:
+            accused += 1
+            print(f"{name:28} {path:34} {verdict.name}: {verdict.because}", flush=True)
+    for label, (fault, kinds) in FAULTS.items():
+        is_16_bits_only = "16 bits" in label and name.endswith("float32")
+        if not name.startswith(kinds) or is_16_bits_only:
+            continue
+        faults += 1
+        verdict = judge(loaded, prompts, variant=_faulty(fault), session=session)
+        found += verdict.name == BUG_SUSPECTED
+        if verdict.name != BUG_SUSPECTED:
+            print(f"{name:28} {label:34} {verdict.name}: {verdict.because}", flush=True)
+    return sound, accused, faults, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", action="append", choices=NAMES, help="only these")
+    names = parser.parse_args().model or NAMES
+    rows = []
+    with quiet():
+        for name in names:
+            rows.append((name, *try_model(name)))
+    print("\n| model | sound pairs | not rounding | faults | found |\n|---|---|---|---|---|")
+    total = [sum(row[place] for row in rows) for place in range(1, 5)]
+    for row in (*rows, ("all", *total)):
+        print("| " + " | ".join(map(str, row)) + " |")
+
+
+if __name__ == "__main__":
+    main()
