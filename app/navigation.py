@@ -14,7 +14,7 @@ from core.runs.file.records import StoredPair
 from core.runs.queries.heat import COLOURS
 from core.runs.reader import RunReader
 from core.runs.tables.kernels import LIBRARIES
-from core.runs.tables.kv_cache import KINDS
+from core.runs.tables.kv_cache import BY_POSITION
 from core.sweeps.matrix import FIGURES
 from core.sweeps.plan import AXES
 
@@ -162,7 +162,7 @@ KV_CACHE = Page(
             "rms",
             ["neq_share", "max_row_ulps", "max_ulps", "rms"],
         ),
-        PageSetting("kind", "kv_kind", "key", KINDS),
+        PageSetting("kind", "kv_kind", "key", BY_POSITION),
     ),
     absent=_unless_recorded("kv_cache"),
 )

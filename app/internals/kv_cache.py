@@ -1,5 +1,5 @@
-"""KV cache: which keys and values differ after the whole prompt, by layer and head, by layer and
-position.
+"""KV cache: which keys, values and running states differ after the whole prompt, by layer and head,
+by layer and position.
 """
 
 from functools import partial
@@ -11,7 +11,7 @@ from app.internals import parts
 from app.shell import exports, selection, store_cache, widgets
 from core.plots import layers as charts
 from core.runs.queries.caches import MEASURES, cells, merge, sentence, summaries
-from core.runs.tables.kv_cache import KINDS
+from core.runs.tables.kv_cache import BY_POSITION
 from core.text import number, percent, plural
 
 
@@ -46,23 +46,27 @@ def draw(view: selection.View) -> None:
     names = {name: charts.MEASURES[name] for name in options}
     with controls:
         measure = widgets.choice("Measure", names, "kv_measure")
-        kind = widgets.choice("By position", {kind: f"{kind}s" for kind in KINDS}, "kv_kind")
-    figures = st.columns(4)
-    for column, part in zip(figures, ("keys", "values"), strict=False):
-        if (one := caches[part]) is not None:
-            of = f"{one['neq']:,} of {one['elements']:,}"
-            column.metric(f"{part.capitalize()} that differ", percent(one["neq_share"]), help=of)
-    figures[2].metric("RMS row ULPs", number(together["rms_row_ulps"]))
-    figures[3].metric("Max row ULPs", number(together["max_row_ulps"]))
-
-    by_head, by_position = st.columns([3, 2])
-    with by_head:
         heads = store_cache.cached(run, merge, pair, prompt, "layer", "kind", "head")
+        stored = {kind: f"{kind}s" for kind in BY_POSITION if kind in set(heads["kind"])}
+        if stored:
+            kind = widgets.choice("By position", stored, "kv_kind")
+    stored_parts = [part for part in ("keys", "values", "states") if caches[part] is not None]
+    *of_parts, rms, most = st.columns(len(stored_parts) + 2)
+    for column, part in zip(of_parts, stored_parts, strict=True):
+        one = caches[part]
+        of = f"{one['neq']:,} of {one['elements']:,}"
+        column.metric(f"{part.capitalize()} that differ", percent(one["neq_share"]), help=of)
+    rms.metric("RMS row ULPs", number(together["rms_row_ulps"]))
+    most.metric("Max row ULPs", number(together["max_row_ulps"]))
+
+    by_head, *by_position = st.columns([3, 2] if stored else 1)
+    with by_head:
         figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
         plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
         st.caption(f"Layers x heads: {charts.MEASURES[measure]} ({view.dtype}). Gray: equal.")
-    with by_position:
-        _draw_positions(view, kind, measure)
+    if stored:
+        with by_position[0]:
+            _draw_positions(view, kind, measure)
 
     layers = merge(run, pair, prompt, "layer", "kind")
     hidden = [] if together["nonfinite_mismatch"] else ["nonfinite_mismatch"]

@@ -85,9 +85,7 @@ def choices_row(
         largest_gap=max((gap for one in found for gap in one.gaps), default=0.0),
         largest_gap_allowed=LARGEST_GAP,
     )
-    of_all = (
-        f"In {dtype} '{side}' takes other {what} at {differing:,} of {plural(total, 'choice')}"
-    )
+    of_all = f"In {dtype} '{side}' takes other {what} at {differing:,} of {plural(total, 'choice')}"
     outcome = PASSED
     says = f"{of_all}, each a near tie."
     if not differing:

@@ -78,7 +78,7 @@ class RunWriter:
         self._storing = Background("ulpscope-store", _WAITING_BYTES)
         self._uncommitted = 0
         # first position, place, shape
-        self._parts: dict[tuple[int, int, str], tuple[int, int, tuple[int, ...]]] = {}
+        self._parts: dict[tuple[int, int, str], tuple[int, int, tuple[int, ...], np.dtype]] = {}
         # by pair and pyramid, of a run without logits
         self._cells: dict[tuple[int, str], list[Array]] = {}
         logits_bytes = raw_bytes if is_whole else 0
@@ -150,13 +150,14 @@ class RunWriter:
                 part.first_position,
                 self._caches.add(part.bits),
                 part.bits.shape,
+                part.bits.dtype,
             )
         elif part.key in self._parts:
-            first, place, shape = self._parts[part.key]
+            first, place, shape, carrier = self._parts[part.key]
             reference = KvPart(
                 *part.key,
                 first,
-                self._caches.read(place, self.header.format.carrier, shape),
+                self._caches.read(place, carrier, shape),
             )
             by_head, by_position = kv_rows(pair, reference, part, self.header.format)
             self._keep(len(by_position), [(KV.name, by_head), (KV_POSITION.name, by_position)])

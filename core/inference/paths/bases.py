@@ -11,23 +11,13 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 
 import torch
-from transformers import DynamicCache, StaticCache
-from transformers.cache_utils import (
-    DummyLayer,
-    DynamicIndexedLayer,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-)
+from transformers import DynamicCache
 
 from ..models.model import LoadedModel
 from .batch import Emit, PromptBatch
-
-# One entry per token, so that dropping the last entries drops the last tokens. Other kinds are not
-# trusted.
-_TRIMMABLE = (DynamicLayer, DynamicSlidingWindowLayer, DynamicIndexedLayer, DummyLayer)
+from .caches import ReturnedState, cache_argument, keeps_state, new_cache, static_cache
 
 
 @dataclass(frozen=True)
@@ -52,7 +42,7 @@ def _chunked(batch: PromptBatch, emit: Emit, size: int) -> None:
     """N tokens per forward, each reading earlier chunks from a cache; a prompt of at most N tokens
     is one chunk.
     """
-    cache = DynamicCache(config=batch.loaded.model.config)
+    cache = new_cache(batch.loaded)
     for start in range(0, batch.positions, size):
         batch.forward(start, min(start + size, batch.positions), emit, cache)
 
@@ -61,7 +51,7 @@ def _reuse(batch: PromptBatch, emit: Emit, prefix: int) -> None:
     """Call 1 computes the first N tokens and their logits; call 2 the rest with a copy of its
     cache.
     """
-    earlier = DynamicCache(config=batch.loaded.model.config)
+    earlier = new_cache(batch.loaded)
     batch.forward(0, prefix, emit, earlier)
     reused = copy.deepcopy(earlier)
     batch.forward(prefix, batch.positions, emit, reused)
@@ -72,12 +62,19 @@ def _blocks(batch: PromptBatch, emit: Emit, size: int) -> None:
     computes the rest.
 
     As in paged engines, at least one token is recomputed, so a block that ends with the prompt is
-    not reused. Their logits are call 1's, which alone computed them.
+    not reused. Their logits are call 1's, which alone computed them. A running state cannot be cut:
+    call 2 begins with a copy that call 1 made at the end of the last block.
     """
+    reused = (batch.positions - 1) // size * size
+    if keeps_state(batch.loaded):
+        if reused:
+            _reuse(batch, emit, reused)
+        else:
+            batch.forward(0, batch.positions, emit)
+        return
     earlier = DynamicCache(config=batch.loaded.model.config)
     # sliding windows keep their dropped entries, which cropping needs
     earlier.activate_past_recording()
-    reused = (batch.positions - 1) // size * size
 
     def of_reused(position: int, logits: torch.Tensor) -> None:
         if position < reused:
@@ -93,18 +90,16 @@ def _blocks(batch: PromptBatch, emit: Emit, size: int) -> None:
 
 def _static(batch: PromptBatch, emit: Emit) -> None:
     """Token by token over a cache allocated for the whole prompt, masked beyond the token."""
-    cache = StaticCache(config=batch.loaded.model.config, max_cache_len=batch.columns + batch.room)
+    cache = static_cache(batch.loaded, batch.columns + batch.room)
     for position in range(batch.positions):
         batch.forward(position, position + 1, emit, cache)
 
 
 def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:
     """Return why this model cannot compute a prompt in several forwards with a cache, or None."""
-    kind, names = type(loaded.model).__name__, signature(loaded.model.forward).parameters
-    # 5.24's `cache` of a Mamba has states alone
-    has_attention = hasattr(loaded.model.config, "num_attention_heads")
-    if "past_key_values" not in names and not ("cache" in names and has_attention):
-        return f"a {kind} has no KV cache to read from; choose prefill"
+    kind = type(loaded.model).__name__
+    if cache_argument(loaded) is None:
+        return f"a {kind} has no cache to read from; choose prefill"
     most = _positions_of_one_rotation(loaded)
     if most is not None and positions is not None and positions > most:
         return (
@@ -145,15 +140,11 @@ def _nothing_fresh(loaded: LoadedModel, positions: int | None, prefix: int) -> s
     return without_cache(loaded, positions)
 
 
-def _cannot_trim(loaded: LoadedModel, positions: int | None, size: int) -> str | None:
+def _no_static_cache(loaded: LoadedModel, positions: int | None) -> str | None:
     reason = without_cache(loaded, positions)
-    if reason is None and any(
-        type(layer) not in _TRIMMABLE for layer in DynamicCache(config=loaded.model.config).layers
-    ):
-        return (
-            f"a {type(loaded.model).__name__} keeps a running state in some layers, which cannot be"
-            " trimmed to a block; choose reuse:N, which copies it"
-        )
+    if reason is None and isinstance(new_cache(loaded), ReturnedState):
+        kind = type(loaded.model).__name__
+        return f"a {kind} has no cache that can be allocated beforehand; choose decode"
     return reason
 
 
@@ -164,6 +155,6 @@ BASES: dict[str, Base] = {
     "decode": Base(partial(_chunked, size=1), refuse=without_cache),
     "chunked": Base(_chunked, refuse=without_cache),
     "reuse": Base(_reuse, refuse=_nothing_fresh),
-    "blocks": Base(_blocks, refuse=_cannot_trim),
-    "static": Base(_static, refuse=without_cache),
+    "blocks": Base(_blocks, refuse=without_cache),
+    "static": Base(_static, refuse=_no_static_cache),
 }

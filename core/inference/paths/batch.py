@@ -16,13 +16,14 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedTokenizerBase
 
 from ...errors import CaptureError
 from ...runs.tables.kv_cache import KvPart
 from ..models.devices import own_bits
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
+from .caches import AnyCache, ReturnedState, arguments_of, new_cache
 from .sliced_head import columns_at_once, sliced_logits
 
 _TEXT = Path(__file__).with_name("neighbours.txt")
@@ -66,7 +67,7 @@ class Follower(Protocol):
 class CacheWatch:
     """Holds the cache of the last forward of an open path, and its batch."""
 
-    cache: Cache | None = None
+    cache: AnyCache | None = None
     batch: PromptBatch | None = None
 
 
@@ -146,19 +147,17 @@ class PromptBatch:
         """
         return self.columns if stop == self.positions else self.left_padding + stop
 
-    def forward(self, start: int, stop: int, emit: Emit, cache: Cache | None = None) -> None:
+    def forward(self, start: int, stop: int, emit: Emit, cache: AnyCache | None = None) -> None:
         """Send `emit` the logits of positions start..stop-1 by one forward that continues `cache`.
         If they are too many at once, the head runs on slices of the columns (sliced_head.py).
         """
         if cache is None and self.watch is not None:
-            cache = DynamicCache(config=self.loaded.model.config)
+            cache = new_cache(self.loaded)
         first, last = self.column(start), self.column_after(stop)
         arguments: dict[str, Any] = {
             "input_ids": self.token_ids[:, first:last],
-            "use_cache": cache is not None,
+            **arguments_of(self.loaded, cache),
         }
-        if cache is not None:
-            arguments["past_key_values"] = cache
         # without padding, the model's defaults apply, as everywhere
         if self.left_padding or self.right_padding:
             arguments["attention_mask"] = self.attention_mask[:, :last]
@@ -180,20 +179,20 @@ class PromptBatch:
             if self.trace is None
             else self.trace.forward(self.row, skipped, start, stop)
         ):
-            # a compiled model has no body to replace
-            if last - first <= size or self.call is not None:
-                split(self._logits(arguments)[:, begin:end])
+            # a compiled model has no body to replace, and slices return no state
+            is_whole = self.call is not None or isinstance(cache, ReturnedState)
+            if is_whole or last - first <= size:
+                split(self._logits(arguments, cache)[:, begin:end])
             else:
                 sliced_logits(self.loaded.model, arguments, begin, end, size, split)
 
-    def step(self, tokens: torch.Tensor, done: int, cache: Cache) -> torch.Tensor:
+    def step(self, tokens: torch.Tensor, done: int, cache: AnyCache) -> torch.Tensor:
         """Feed one more token per row, after the prompt and `done` tokens: [rows] -> [1, vocab] of
         the prompt's row.
         """
         arguments: dict[str, Any] = {
             "input_ids": tokens[:, None],
-            "use_cache": True,
-            "past_key_values": cache,
+            **arguments_of(self.loaded, cache),
         }
         if self.left_padding:
             mask = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
@@ -205,13 +204,16 @@ class PromptBatch:
                 dtype=torch.long,
                 device=tokens.device,
             )
-        logits = self._logits(arguments)[self.row]
+        logits = self._logits(arguments, cache)[self.row]
         self._note(cache)
         return logits[-1:]
 
-    def _logits(self, arguments: dict[str, Any]) -> torch.Tensor:
+    def _logits(self, arguments: dict[str, Any], cache: AnyCache | None) -> torch.Tensor:
         call: Any = self.call or self.loaded.model
-        return call(**arguments).logits
+        output = call(**arguments)
+        if isinstance(cache, ReturnedState):
+            cache.keep(output)
+        return output.logits
 
     def tokens_after(self, own: Sequence[int]) -> torch.Tensor:
         """Return the last token of `own` among those of the other rows, which continue their own
@@ -219,7 +221,7 @@ class PromptBatch:
         """
         return self._among_others((*self.prompt, *own))[:, -1].to(self.loaded.device)
 
-    def _note(self, cache: Cache | None) -> None:
+    def _note(self, cache: AnyCache | None) -> None:
         if self.watch is not None:
             self.watch.cache, self.watch.batch = cache, self
 
@@ -300,12 +302,13 @@ def neighbour_rows(
 
 
 def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvPart]:
-    """Yield the prompt's row of all keys and values by layer, in `dtype` if exact, without
-    padding.
+    """Yield the prompt's row of all keys, values and running states by layer, without padding, in
+    `dtype` if exact; states in float32 otherwise.
     """
-    if watch.cache is None or watch.batch is None:
+    cache = watch.cache.value if isinstance(watch.cache, ReturnedState) else watch.cache
+    if not isinstance(cache, Cache) or watch.batch is None:
         return
-    for index, layer in enumerate(watch.cache.layers):
+    for index, layer in enumerate(cache.layers):
         for kind, tensor in (
             ("key", getattr(layer, "keys", None)),
             ("value", getattr(layer, "values", None)),
@@ -320,6 +323,38 @@ def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvP
             if slots.start < slots.stop:
                 own = tensor[watch.batch.row, :, slots].to(dtype)
                 yield KvPart(prompt, index, kind, first, own_bits(own))
+        yield from _state_parts(layer, watch.batch, prompt, index, dtype)
+
+
+def _state_parts(
+    layer: Any,
+    batch: PromptBatch,
+    prompt: int,
+    index: int,
+    dtype: torch.dtype,
+) -> Iterator[KvPart]:
+    """Yield a layer's running states after the last token. Heads are the first axis of a state of
+    three.
+    """
+    for kind, name in (("conv state", "conv_states"), ("recurrent state", "recurrent_states")):
+        states = [each for each in getattr(layer, name, {}).values() if each is not None]
+        if not states:
+            continue
+        # a layer of several states is compared as one
+        own = [state[batch.row].flatten(1 if state.ndim == 4 else 0) for state in states]
+        whole = own[0] if len(own) == 1 else torch.cat([state.flatten() for state in own])
+        is_exact = torch.promote_types(whole.dtype, dtype) == dtype
+        if not is_exact and whole.dtype != torch.float32:
+            continue
+        whole = whole.to(dtype) if is_exact else whole
+        heads = whole.shape[0] if whole.ndim == 2 else 1
+        yield KvPart(
+            prompt,
+            index,
+            kind,
+            batch.positions - 1,
+            own_bits(whole.reshape(heads, 1, -1)),
+        )
 
 
 def _slots(layer: Any, size: int, batch: PromptBatch) -> tuple[int, slice]:

@@ -24,16 +24,20 @@ FROM kv WHERE pair = $1 AND ($2::INTEGER IS NULL OR prompt = $2) GROUP BY {{by}}
 """
 # Keys of layer 0 depend on nothing but the embedding, the first norm, one product and the rotation:
 # a difference there is the kernel's own.
+_FIRST_LAYERS = ", ".join(
+    f"""min(layer) FILTER (neq > 0 AND kind = '{kind}') AS "{kind}" """ for kind in KINDS
+)
 _SUMMARY = f"""
-WITH part(name, kinds, layers) AS (VALUES ('together', 'key value', NULL), ('keys', 'key', NULL),
-    ('values', 'value', NULL), ('layer_0_keys', 'key', 0)),
+WITH part(name, kinds, layers) AS (VALUES ('together', 'key value state', NULL),
+    ('keys', 'key', NULL), ('values', 'value', NULL), ('states', 'state', NULL),
+    ('layer_0_keys', 'key', 0)),
 chosen AS (
     SELECT *, (layer, prompt, first_position, head) AS place
-    FROM kv JOIN part ON contains(kinds, kind) AND (layers IS NULL OR layer = layers)
+    FROM kv JOIN part ON contains(kinds, split_part(kind, ' ', -1))
+        AND (layers IS NULL OR layer = layers)
     WHERE pair = $1)
 SELECT prompt AS of_prompt, name, {_FIGURES}, min(layer) FILTER (neq > 0) AS first_layer,
-    min(layer) FILTER (neq > 0 AND kind = 'key') AS key,
-    min(layer) FILTER (neq > 0 AND kind = 'value') AS value,
+    {_FIRST_LAYERS},
     arg_min(prompt, place) FILTER (neq > 0) AS first_prompt,
     arg_min(first_position, place) FILTER (neq > 0) AS first_position,
     arg_min(head, place) FILTER (neq > 0) AS first_head
@@ -72,10 +76,10 @@ def cells(
 
 def summaries(run: RunReader, pair: int) -> dict[int | None, Record]:
     """Return figures of a pair's caches by prompt, None is all prompts: `together`, `keys`,
-    `values` and `layer_0_keys`, each None if no such cache is stored. Empty if the pair has no
-    caches.
+    `values`, `states` and `layer_0_keys`, each None if no such cache is stored. Empty if the pair
+    has no caches.
     """
-    parts = ("together", "keys", "values", "layer_0_keys")
+    parts = ("together", "keys", "values", "states", "layer_0_keys")
     by_prompt: dict[int | None, Record] = {}
     for row in records(run.query(_SUMMARY, pair)):
         of_prompt = by_prompt.setdefault(row.pop("of_prompt"), dict.fromkeys(parts))

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ...errors import UsageError
 from ...numerics.arrays import Bits
-from ...numerics.formats import FloatFormat
+from ...numerics.formats import FLOAT32, FloatFormat
 from ...text import plural
 from ..file.table import Table
 from .differences import DECLARED, columns_of, figures_of, first_position
@@ -20,13 +20,13 @@ from .differences import DECLARED, columns_of, figures_of, first_position
 KV = Table(
     "kv",
     """
-    -- KV caches of a pair after the whole prompt, by layer, kind and head; no rows if a side keeps
-    -- none
+    -- KV caches and running states of a pair after the whole prompt, by layer, kind and head; no
+    -- rows if a side keeps none
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     layer INTEGER -- 0-based layer of the model
-    kind VARCHAR -- key or value
-    head INTEGER -- 0-based key/value head
+    kind VARCHAR -- key, value, conv state or recurrent state
+    head INTEGER -- 0-based key/value head, or head of the state
     elements BIGINT -- elements compared: positions that both caches hold x width of the head
     """
     + DECLARED.format(of="cache", dtype="the compute dtype", row="one key or value of a head")
@@ -51,15 +51,19 @@ KV_POSITION = Table(
     max_row_ulps DOUBLE NULL -- largest difference in row ULPs, as in kv
     """,
 )
-KINDS = ("key", "value")
+KINDS = ("key", "value", "conv state", "recurrent state")
+# kinds that have an entry for each position
+BY_POSITION = KINDS[:2]
 
 
 @dataclass(frozen=True)
 class KvPart:
-    """The keys or the values of one layer after one prompt, as far as the cache still holds them.
+    """The keys, the values or a state of one layer after one prompt, as far as the cache still
+    holds them.
 
     bits: [heads, positions, width] of the compute dtype, for the positions of the prompt from
-    `first_position` on (a sliding window drops the earliest).
+    `first_position` on (a sliding window drops the earliest, a state is that of the last one). A
+    state may be in float32.
     """
 
     prompt: int
@@ -80,8 +84,10 @@ def kv_rows(
     fmt: FloatFormat,
 ) -> tuple[pa.Table, pa.Table]:
     """Figures of one part, over the positions that both caches hold: rows of KV and of
-    KV_POSITION.
+    KV_POSITION. fmt: of the run
     """
+    if variant.bits.dtype.itemsize == 4:
+        fmt = FLOAT32
     heads, _, width = reference.bits.shape
     if (variant.bits.shape[0], variant.bits.shape[2]) != (heads, width):
         ours, theirs = (

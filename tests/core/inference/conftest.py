@@ -18,13 +18,17 @@ from transformers import (
     GPTNeoXConfig,
     Lfm2Config,
     LlamaConfig,
+    Mamba2Config,
     MambaConfig,
+    MiniMaxConfig,
     MistralConfig,
     MixtralConfig,
+    OpenAIGPTConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
+    RwkvConfig,
 )
 
 from core.inference.models.model import LoadedModel
@@ -125,6 +129,37 @@ CONFIGS = {
         hidden_size=48,
         num_hidden_layers=2,
         initializer_range=0.2,
+    ),
+    "mamba2": lambda: Mamba2Config(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_heads=6,
+        head_dim=16,
+        n_groups=2,
+        state_size=8,
+        chunk_size=16,
+        initializer_range=0.2,
+    ),
+    "rwkv": lambda: RwkvConfig(
+        vocab_size=VOCAB,
+        hidden_size=48,
+        num_hidden_layers=2,
+        context_length=CONTEXT,
+    ),
+    "minimax": lambda: MiniMaxConfig(
+        **_SHAPE,
+        head_dim=12,
+        num_local_experts=4,
+        # a linear first layer has no length, and cached steps begin at 0
+        layer_types=["full_attention", "linear_attention"],
+    ),
+    "gpt1": lambda: OpenAIGPTConfig(
+        vocab_size=VOCAB,
+        n_embd=48,
+        n_layer=2,
+        n_head=4,
+        n_positions=CONTEXT,
     ),
 }
 

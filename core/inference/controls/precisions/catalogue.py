@@ -19,8 +19,8 @@ from transformers.pytorch_utils import Conv1D
 from ....capture_request import PARTS, part_and_format
 from ...models.dtypes import data_replaced
 from ...models.model import LoadedModel
-from ...paths.bases import without_cache
 from ...paths.batch import Emit, Run
+from ...paths.caches import keeps_keys
 from ...paths.engines import RunnableSide, side_of
 from ...paths.hooks import ModuleTrace
 
@@ -346,7 +346,7 @@ def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
         getattr(loaded.model.get_output_embeddings(), "weight", None),
         torch.Tensor,
     )
-    missing = {HEAD: not has_head, CACHE: without_cache(loaded, None) is not None}
+    missing = {HEAD: not has_head, CACHE: not keeps_keys(loaded)}
     texts = [*_USUAL, *(() if loaded.torch_dtype.itemsize == 2 else _CACHES_OF_16_BITS)]
     every = [
         each for each in parse_precisions(texts) if each.path != _OWN_TF32 or loaded.device != "cpu"

@@ -138,5 +138,31 @@ def test_caches_are_kept_where_a_path_reads_one_or_where_they_are_asked_for(
     assert not planned(llama, ["def"], "prefill", ["prefill+batch:2"]).has_kv
     assert planned(llama, ["def"], "prefill", ["prefill+batch:2"], kv=True).has_kv
     assert not planned(llama, ["def"], kv=False).has_kv
-    with pytest.raises(CaptureError, match="no KV cache to read"):
-        planned(model_of("mamba"), ["def"], "prefill", ["prefill+batch:2"], kv=True)
+    with pytest.raises(CaptureError, match="no cache to read"):
+        planned(model_of("gpt1"), ["def"], "prefill", ["prefill+batch:2"], kv=True)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_running_states_are_those_of_the_models_own_cache(dtype, model_of, store):
+    """Mamba 2 keeps its recurrent state in float32 in a bfloat16 model too."""
+    loaded = model_of("mamba2", dtype)
+    ids = tokens(loaded)
+    fresh, steps = (DynamicCache(config=loaded.model.config) for _ in range(2))
+    with torch.inference_mode():
+        loaded.model(torch.tensor([ids]), cache_params=fresh, use_cache=True)
+        for token in ids:
+            loaded.model(torch.tensor([[token]]), cache_params=steps, use_cache=True)
+    with captured(store, loaded, [ids], "decode") as run:
+        table = run.rows("kv", pair=0)
+    assert set(table["kind"]) == {"conv state", "recurrent state"}
+    assert set(table["first_position"].dropna()) <= {len(ids) - 1}
+    for layer, (a, b) in enumerate(zip(fresh.layers, steps.layers, strict=True)):
+        for kind in ("conv", "recurrent"):
+            ours = table[(table["layer"] == layer) & (table["kind"] == f"{kind} state")]
+            states = getattr(a, f"{kind}_states")[0], getattr(b, f"{kind}_states")[0]
+            assert ours["elements"].sum() == states[0].numel()
+            assert ours["neq"].sum() == int((states[0] != states[1]).sum())
+            exact = (states[0].double() - states[1].double()).square().mean().sqrt()
+            rms = np.sqrt((ours["rms"] ** 2 * ours["elements"]).sum() / ours["elements"].sum())
+            assert rms == pytest.approx(float(exact), rel=1e-6)
+    assert len(table[table["kind"] == "recurrent state"]) == 2 * 6  # layers x heads

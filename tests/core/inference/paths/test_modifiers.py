@@ -258,16 +258,16 @@ def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(ll
             "bfloat16 logits do not fit a run in float16 bit for bit",
         ),
         (
-            "mamba",
+            "gpt1",
             "float32",
             "decode",
-            "a MambaForCausalLM has no KV cache to read from; choose prefill.",
+            "a OpenAIGPTLMHeadModel has no cache to read from; choose prefill.",
         ),
         (
-            "lfm2",
+            "rwkv",
             "float32",
-            "blocks:8",
-            "keeps a running state in some layers, which cannot be trimmed to a block",
+            "static",
+            "a RwkvForCausalLM has no cache that can be allocated beforehand; choose decode.",
         ),
         (
             "bloom",

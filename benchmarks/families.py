@@ -1,0 +1,213 @@
+"""Families of transformers as tiny models, each on every path: right, refused or wrong.
+
+python -m benchmarks.families                       # every family that builds
+python -m benchmarks.families --family mamba2 --family bamba
+"""
+
+import argparse
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from benchmarks.verdicts.tiny_models import model_of, tiny_prompts
+from core.checks.pair import WIDE
+from core.errors import CaptureError
+from core.inference.controls.judge_model import JudgingSession, judge
+from core.inference.controls.rounding_floor import rounding_floor
+from core.inference.models.model import LoadedModel
+from core.inference.models.torch_errors import foreign_errors_stop, quiet
+from core.inference.paths.engines import PLAIN, divergence_of, side_of
+from core.numerics.statistic import floor_test
+from core.verdict import IDENTICAL, ROUNDING
+
+PATHS = (
+    "decode",
+    "chunked:5",
+    "reuse:13",
+    "blocks:8",
+    "static",
+    "prefill+batch:3",
+    "prefill+pad:left:3",
+    "decode+batch:3+pad:left:3",
+)
+_MOST_PARAMETERS = 20_000_000
+# sizes of any family, as far as its configuration has them
+_SIZES: dict[str, Any] = {
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "n_embd": 64,
+    "d_model": 64,
+    "embedding_dim": 64,
+    "intermediate_size": 128,
+    "ffn_dim": 128,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 4,
+    "n_layer": 4,
+    "num_layers": 4,
+    "num_blocks": 4,
+    "num_attention_heads": 4,
+    "n_head": 4,
+    "num_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "n_positions": 128,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 8,
+    "initializer_range": 0.15,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "mamba_d_state": 8,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "state_size": 8,
+    "lru_width": 64,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_MLA = {"num_key_value_heads": 4, "head_dim": 8}
+_MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16}
+_LAYERS = ["mamba", "attention", "mamba", "attention"]
+# what a family needs besides
+_OF_FAMILY: dict[str, dict[str, Any]] = {
+    "axk1": _MLA,
+    "axk2": _MLA,
+    "bailing_hybrid": {**_MLA, "layer_group_size": 2, "first_k_dense_replace": 1},
+    "bamba": {"attn_layer_indices": [1, 3], "mamba_chunk_size": 16},
+    "codegen": {"rotary_dim": 8},
+    "deepseek_v3": _MLA,
+    "deepseek_v32": {**_MLA, "index_topk": 8, "index_n_heads": 2, "index_head_dim": 16},
+    "dots1": {"n_shared_experts": 1},
+    "falcon_h1": {"mamba_d_ssm": 128, "mamba_chunk_size": 16},
+    "glm_moe_dsa": {**_MLA, "index_topk": 8, "index_n_heads": 2, "index_head_dim": 16},
+    "gptj": {"rotary_dim": 8},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granitemoehybrid": {"layer_types": _LAYERS, "mamba_chunk_size": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "kimi_linear": {
+        **_MLA,
+        "linear_head_dim": 16,
+        "linear_num_heads": 4,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "mamba2": _MAMBA2,
+    "xlstm": {"qk_dim_factor": 1.0, "mode": "inference"},
+    "youtu": _MLA,
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "n_mamba_heads": 8,
+        "chunk_size": 16,
+        "num_key_value_heads": 4,
+    },
+}
+
+
+def families() -> list[str]:
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def tiny_config(family: str) -> Any:
+    """A small configuration of a family; raises whatever the family raises."""
+    default = AutoConfig.for_model(family)
+    known = {*inspect.signature(type(default).__init__).parameters, *vars(default)}
+    sizes = {name: size for name, size in _SIZES.items() if name in known}
+    if "text_config" in known and hasattr(default.text_config, "model_type"):
+        sizes["text_config"] = tiny_config(default.text_config.model_type)
+    return type(default)(**sizes | _OF_FAMILY.get(family, {}))
+
+
+def tiny_family(family: str) -> LoadedModel:
+    """A tiny model of a family; CaptureError says why there is none."""
+    try:
+        config = tiny_config(family)
+        with torch.device("meta"):
+            shapes = AutoModelForCausalLM.from_config(config)
+        parameters = sum(each.numel() for each in shapes.parameters())
+        if parameters > _MOST_PARAMETERS:
+            raise CaptureError(f"{parameters:,} parameters")
+        loaded = model_of(config)
+        with torch.inference_mode():
+            logits = loaded.model(input_ids=torch.arange(5, 29)[None]).logits
+    except Exception as error:
+        reason = str(error).splitlines()[0][:80] if str(error) else ""
+        raise CaptureError(f"{type(error).__name__}: {reason}") from error
+    if not bool(logits.isfinite().all()):
+        raise CaptureError("its random weights give no finite logits")
+    return loaded
+
+
+def cells(loaded: LoadedModel) -> Iterator[tuple[str, str]]:
+    """Yield what is said of each path, and why. What is within the noise floor needs no judge."""
+    prompts = tiny_prompts(loaded)[1:]
+    session = JudgingSession(loaded, prompts)
+    floor = None
+    with suppress(CaptureError), torch.inference_mode():
+        floor = rounding_floor(loaded, prompts).squares
+    for path in PATHS:
+        try:
+            with torch.inference_mode(), foreign_errors_stop(path, "choose another path"):
+                squares = divergence_of(loaded, prompts, (PLAIN, side_of(path))).squares
+            if floor is not None and floor_test(squares, floor, WIDE).is_passed:
+                yield "right", ""
+                continue
+            verdict = judge(loaded, prompts, variant=path, session=session)
+        except CaptureError as error:
+            yield "refused", str(error)
+        else:
+            is_right = verdict.name in (IDENTICAL, ROUNDING)
+            yield "right" if is_right else verdict.name, verdict.because
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--family", action="append", choices=families(), help="only these")
+    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="number, of how many")
+    options = parser.parse_args()
+    number, parts = options.part
+    counts: Counter[str] = Counter()
+    reasons = []
+    print(f"transformers {transformers.__version__}\n\n| family | {' | '.join(PATHS)} |")
+    print("|---" * (len(PATHS) + 1) + "|")
+    for family in (options.family or families())[number::parts]:
+        with quiet():
+            try:
+                loaded = tiny_family(family)
+            except CaptureError as error:
+                counts["not built"] += 1
+                reasons.append(f"{family}: not built: {error}")
+                continue
+            found = list(cells(loaded))
+        print(f"| {family} | {' | '.join(name for name, _ in found)} |", flush=True)
+        for path, (name, because) in zip(PATHS, found, strict=True):
+            counts[name] += 1
+            if name != "right":
+                reasons.append(f"{family}, {path}: {name}: {because}")
+    print(f"\n{dict(counts)}\n")
+    print("\n".join(reasons))
+
+
+if __name__ == "__main__":
+    main()
