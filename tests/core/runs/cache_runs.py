@@ -6,7 +6,7 @@ import numpy as np
 
 from core.numerics.formats import BFLOAT16
 from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
-from core.runs.tables.kv_cache import KINDS, KvPart
+from core.runs.tables.kv_cache import BY_POSITION, KvPart
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import header_of, writing
 
@@ -109,9 +109,9 @@ def continued_run(
             writer.write(side, 0, logits.astype(BFLOAT16.values).view(np.uint16))
         for prompt, ids in enumerate(fed):
             for layer in range(4):
-                for kind in KINDS:
+                for kind in BY_POSITION:
                     bits = cache(
-                        100 * prompt + 10 * layer + KINDS.index(kind),
+                        100 * prompt + 10 * layer + BY_POSITION.index(kind),
                         positions=len(ids),
                     )
                     variant_bits = bits.copy()

@@ -10,7 +10,7 @@ import pytest
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.queries.caches import MEASURES, caches_json, cells, merge, summaries
 from core.runs.store.store import Store
-from core.runs.tables.kv_cache import KINDS, KvPart
+from core.runs.tables.kv_cache import BY_POSITION, KvPart
 from tests.core.runs.cache_runs import both, cache, kv_run
 from tests.core.runs.made_runs import opened
 from tests.covering import covering
@@ -54,7 +54,7 @@ def many():
     """
     parts, bits = [], {}
     random = np.random.default_rng(7)
-    for prompt, layer, kind in itertools.product(range(2), range(3), KINDS):
+    for prompt, layer, kind in itertools.product(range(2), range(3), BY_POSITION):
         reference = cache(
             int(random.integers(1 << 30)),
             positions=(5, 4)[prompt],
@@ -89,7 +89,7 @@ def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
         found = summaries(run, 0)
         assert [one["prompt"] for one in caches_json(run, 0)["by_prompt"]] == [0, 1]
     for of, prompts in ((None, (0, 1)), (1, (1,))):
-        for part, kinds in (("together", KINDS), ("keys", ("key",)), ("values", ("value",))):
+        for part, kinds in (("together", BY_POSITION), ("keys", ("key",)), ("values", ("value",))):
             pairs = [bits[place] for place in bits if place[0] in prompts and place[2] in kinds]
             figures = found[of][part]
             for name, expected in figures_with_numpy(pairs).items():
