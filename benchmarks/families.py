@@ -6,6 +6,7 @@ python -m benchmarks.families --family mamba2 --family bamba
 
 import argparse
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -40,6 +41,8 @@ PATHS = (
 _MOST_PARAMETERS = 20_000_000
 # sizes of any family, as far as its configuration has them
 _SIZES: dict[str, Any] = {
+    # of a BERT kind
+    "is_decoder": True,
     "vocab_size": 384,
     "hidden_size": 64,
     "n_embd": 64,
@@ -97,10 +100,12 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     "bailing_hybrid": {**_MLA, "layer_group_size": 2, "first_k_dense_replace": 1},
     "bamba": {"attn_layer_indices": [1, 3], "mamba_chunk_size": 16},
     "codegen": {"rotary_dim": 8},
+    "deepseek_v2": _MLA,
     "deepseek_v3": _MLA,
     "deepseek_v32": {**_MLA, "index_topk": 8, "index_n_heads": 2, "index_head_dim": 16},
     "dots1": {"n_shared_experts": 1},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_chunk_size": 16},
+    "glm4_moe_lite": _MLA,
     "glm_moe_dsa": {**_MLA, "index_topk": 8, "index_n_heads": 2, "index_head_dim": 16},
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
@@ -114,6 +119,7 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": _MAMBA2,
+    "minicpm3": _MLA,
     "xlstm": {"qk_dim_factor": 1.0, "mode": "inference"},
     "youtu": _MLA,
     "zamba2": {
@@ -188,25 +194,32 @@ def main() -> None:
     options = parser.parse_args()
     number, parts = options.part
     counts: Counter[str] = Counter()
-    reasons = []
-    print(f"transformers {transformers.__version__}\n\n| family | {' | '.join(PATHS)} |")
-    print("|---" * (len(PATHS) + 1) + "|")
+    right, lines, reasons, missing = [], [], [], []
     for family in (options.family or families())[number::parts]:
         with quiet():
             try:
                 loaded = tiny_family(family)
             except CaptureError as error:
-                counts["not built"] += 1
-                reasons.append(f"{family}: not built: {error}")
+                missing.append(f"- {family}: {error}")
                 continue
             found = list(cells(loaded))
-        print(f"| {family} | {' | '.join(name for name, _ in found)} |", flush=True)
+        counts.update(name for name, _ in found)
+        if all(name == "right" for name, _ in found):
+            right.append(family)
+            continue
+        lines.append(f"| {family} | {' | '.join(name for name, _ in found)} |")
+        print(lines[-1], file=sys.stderr, flush=True)
         for path, (name, because) in zip(PATHS, found, strict=True):
-            counts[name] += 1
             if name != "right":
-                reasons.append(f"{family}, {path}: {name}: {because}")
-    print(f"\n{dict(counts)}\n")
-    print("\n".join(reasons))
+                reasons.append(f"- {family}, {path}: {name}: {because}")
+    built = len(right) + len(lines)
+    print(f"transformers {transformers.__version__}: {built} families, {dict(counts)}\n")
+    print(f"Right on every path: {', '.join(right)}.\n")
+    print(f"| family | {' | '.join(PATHS)} |")
+    print("|---" * (len(PATHS) + 1) + "|")
+    print("\n".join(lines) + "\n")
+    print("\n".join(reasons) + "\n\nNot built:\n")
+    print("\n".join(missing))
 
 
 if __name__ == "__main__":

@@ -63,6 +63,10 @@ class Controls(Subject):
         """Return what rounding does in a dtype."""
         raise NotAvailableError("")
 
+    def larger_floor(self, dtype: str) -> NoiseFloor:
+        """Return what rounding does in a dtype, over four times as many draws."""
+        raise NotAvailableError("")
+
     def rerun(self) -> Rerun:
         """Call the sides again."""
         raise NotAvailableError("")

@@ -5,6 +5,7 @@ the measurements behind every limit.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -69,6 +70,9 @@ from .controls import Controls, NotAvailableError, StaysInFloat32Error
 _FLOAT32_OVER_FLOAT64 = 2.0**29
 # of the squared difference at a position: the fault is in one column of the vocabulary
 _OF_ONE_TOKEN = 0.9
+# A position that rounding moved by 2e-6 in ten of twelve draws and by 2e-5 in two was 7.5 floors of
+# four draws away (Qwen3-Next). Faults at one position begin at 13.
+_UNSTABLE = 12.0
 # groups that compare the size of a difference with that of rounding
 _BY_SIZE = (SCREENING, OWN_DTYPE, FLOAT32)
 # groups that need no model and no other dtype
@@ -170,6 +174,10 @@ class _Trial:
                 self.add(not_finite_row(controls, dtype, mismatch))
             return False
         row, test = pair_row(controls, dtype, pair, floor, limits)
+        if mismatch is None and _is_beyond_at_few(test):
+            with suppress(CaptureError):
+                floor = controls.larger_floor(dtype)
+                row, test = pair_row(controls, dtype, pair, floor, limits)
         self.add(row)
         self.comparisons[dtype] = _Comparison(pair, floor.squares, test)
         return True
@@ -500,6 +508,15 @@ class _Trial:
         for index, row in enumerate(self.evidence):
             if row.group == FLOAT32 and row.outcome == FAILED:
                 self.evidence[index] = row_without_precision(row)
+
+
+def _is_beyond_at_few(test: FloorTest) -> bool:
+    """Return whether a pair is within the noise floor but for positions at which it is not far
+    beyond: few draws may miss what rounding does at an unstable position.
+    """
+    if test.is_passed or test.worst is None:
+        return False
+    return test.ratio <= test.limits.over_all and test.worst <= _UNSTABLE
 
 
 def _is_decided_by_float32(row: Evidence) -> bool:

@@ -101,6 +101,10 @@ class _DumpOfModel(DumpControls):
         return self.model.floor(dtype)
 
     @model_errors_stop()
+    def larger_floor(self, dtype: str) -> NoiseFloor:
+        return self.model.larger_floor(dtype)
+
+    @model_errors_stop()
     def exact(self) -> Exact:
         exact = self.model.exact()
         return replace(exact, own_paths=model_errors_stop()(exact.own_paths))

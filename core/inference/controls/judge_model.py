@@ -171,12 +171,18 @@ class JudgingSession:
             lambda: RoundingDraws(self.loaded, self.prompts, replay=replay),
         )
 
-    def floor(self, model: LoadedModel, replay: Replay | None = None) -> NoiseFloor:
+    def floor(
+        self,
+        model: LoadedModel,
+        replay: Replay | None = None,
+        times: int = 1,
+    ) -> NoiseFloor:
         """Noise floor in the dtype of `model`: the session's, or the same weights widened. replay:
-        choices that its forwards are forced to make.
+        choices that its forwards are forced to make; times: as many draws as usual.
         """
         fmt = LOGIT_FORMATS.get(model.dtype) if model is self.loaded else None
-        seeds = SEEDS if model.dtype in WIDENING else _OWN_SEEDS
+        usual = SEEDS if model.dtype in WIDENING else _OWN_SEEDS
+        seeds = range(times * len(usual))
         measure = partial(
             rounding_floor,
             model,
@@ -186,7 +192,7 @@ class JudgingSession:
             row_ulps_of=fmt,
             plain=self.memoize(PLAIN),
         )
-        return self.once(("floor", model.dtype, replay is None), measure)
+        return self.once(("floor", model.dtype, replay is None, times), measure)
 
     def memoize(self, side: RunnableSide) -> RunnableSide:
         """Keep the logits of a path in each dtype, as far as MEMOIZED_BYTES go; not if it is
@@ -354,8 +360,15 @@ class ModelControls(Controls):
 
         In 16 bits kernels round elsewhere too, as far as a forward is from float32.
         """
-        if dtype in self.floors:
-            return self.floors[dtype]
+        if dtype not in self.floors:
+            self.floors[dtype] = self._measured_floor(dtype)
+        return self.floors[dtype]
+
+    def larger_floor(self, dtype: str) -> NoiseFloor:
+        self.floors[dtype] = self._measured_floor(dtype, 4)
+        return self.floors[dtype]
+
+    def _measured_floor(self, dtype: str, times: int = 1) -> NoiseFloor:
         self.say(f"reorderings in {dtype}")
         rounding, plain, replay = None, self.session.memoize(PLAIN), None
         try:
@@ -363,7 +376,7 @@ class ModelControls(Controls):
                 if self.replays:
                     replay = self.session.replay(model)
                     plain = replay.of_rounding(PLAIN)
-                floor = self.session.floor(model, replay)
+                floor = self.session.floor(model, replay, times)
             if dtype not in WIDENING:
                 rounding = self.session.once(
                     ("rounding", replay is None),
@@ -379,8 +392,7 @@ class ModelControls(Controls):
         control += "".join(
             f"; in '{side}' {parts}" for side in self.names if (parts := parts_of(side, dtype))
         )
-        self.floors[dtype] = replace(floor, squares=squares, control=control)
-        return self.floors[dtype]
+        return replace(floor, squares=squares, control=control)
 
     def rerun(self) -> Rerun:
         again = self.earlier_digests

@@ -129,11 +129,12 @@ class PromptBatch:
 
     @cached_property
     def position_ids(self) -> torch.Tensor:
-        """The place of each token in its prompt; padding shares that of the token it touches.
-        [rows, columns], int64
+        """The place of each token in its prompt, as the model counts; padding shares that of the
+        token it touches. [rows, columns], int64
         """
         places = torch.arange(self.columns, device=self.loaded.device) - self.left_padding
-        return places.clamp(0, self.positions - 1).expand(self.rows, -1)
+        places = places.clamp(0, self.positions - 1) + _first_position(self.loaded)
+        return places.expand(self.rows, -1)
 
     def column(self, position: int) -> int:
         """First column of the forward that begins at `position`: left padding is computed with the
@@ -197,7 +198,7 @@ class PromptBatch:
         if self.left_padding:
             mask = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
             arguments["attention_mask"] = torch.cat([self.attention_mask, mask], dim=1)
-            place = self.positions + done
+            place = self.positions + done + _first_position(self.loaded)
             arguments["position_ids"] = torch.full(
                 (self.rows, 1),
                 place,
@@ -224,6 +225,14 @@ class PromptBatch:
     def _note(self, cache: AnyCache | None) -> None:
         if self.watch is not None:
             self.watch.cache, self.watch.batch = cache, self
+
+
+def _first_position(loaded: LoadedModel) -> int:
+    """Return the number of a prompt's first position: RoBERTa's follows the padding's."""
+    for name, module in loaded.model.named_modules():
+        if name.endswith(".position_embeddings") and isinstance(module, torch.nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
 
 
 def ignore(*_: object) -> None:

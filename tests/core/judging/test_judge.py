@@ -215,6 +215,28 @@ def test_a_mixture_of_experts_is_decided_in_float64():
     assert judge(controls).name == "rounding"
 
 
+@pytest.mark.parametrize(("moves_more", "is_bug"), [(1.0, True), (8.0, False)])
+def test_a_position_beyond_few_draws_of_the_floor_is_compared_with_more(moves_more, is_bug):
+    """moves_more: how far two of sixteen draws move position 7, which the first four do not."""
+
+    class Unstable(MadeControls):
+        asked = 0
+
+        def larger_floor(self, dtype):
+            self.asked += 1
+            draws = np.tile(self.wide[1:], (4, 1))
+            draws[8:10, 7] *= moves_more**2
+            return NoiseFloor(draws, "16 reorderings")
+
+    controls = Unstable("float32", wide=at(7, 8.0))
+    assert judge(controls).is_bug_suspected is is_bug
+    assert controls.asked == 1
+    for wide in (1.0, 17.8, at(7, 100.0)):
+        controls = Unstable("float32", wide=wide)
+        judge(controls)
+        assert controls.asked == 0
+
+
 @pytest.mark.parametrize(
     ("faults", "name"),
     [
