@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +14,7 @@ from ...errors import UsageError
 from ...numerics.arrays import Array, Flags, Ints, Values
 from ...numerics.constant_rows import is_left_out
 from ...numerics.formats import format_named, spacings, values_of
+from ...numerics.recorded_choices import Choices, read_choices
 from ...numerics.top_tokens import largest
 from ...responses.alignment import prompt_tokens
 from ...responses.pairing import ResponsePair
@@ -319,3 +320,15 @@ def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[in
         places,
         np.empty((2, 0, 0)),
     )
+
+
+def experts_of(run: Figures, prompts: Iterable[int]) -> dict[int, Choices]:
+    """Return the experts that a rollout recorded for sequences, by their number; without those that
+    have none. [tokens, layers, k] each
+    """
+    sql = "SELECT routed_experts FROM sequence WHERE prompt = ? AND routed_experts IS NOT NULL"
+    experts = {}
+    for prompt in prompts:
+        for text in run.query(sql, prompt)["routed_experts"]:
+            experts[prompt] = read_choices(text, 0)
+    return experts

@@ -1,0 +1,113 @@
+"""Does a rollout's choice of experts account for r? Its recorded experts against a checkpoint's,
+and r with them replayed in the checkpoint's forward.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...cause import Cause
+from ...checks.choices import LARGEST_GAP
+from ...checks.list_floor import LISTS
+from ...numerics.arrays import Floats, Ints, Record
+from ...text import multiple, number, percent
+from .rescoring import Rescoring
+
+SHIFTS = (0, -1, 1)  # tokens
+# Of the squared r: what replaying takes away at least if the experts account for it, and how many
+# times as much it leaves if others were recorded than used. Equal experts change nothing.
+_EXPLAINED = 0.5
+_WORSE = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """A rollout's experts and a checkpoint's, at tokens that both sides score.
+
+    routers: their modules; r, replayed: checkpoint minus rollout as it is, and with the recorded
+    experts, [tokens]; alike: whether a router takes the experts that were recorded at the token, or
+    SHIFTS tokens later, [tokens, routers, shifts], NaN if none were; gaps: how far apart a router's
+    scores are at each other choice, over what rounding moves them.
+    """
+
+    scores: Rescoring
+    routers: Sequence[str]
+    r: Floats
+    replayed: Floats
+    alike: Floats
+    gaps: Floats
+
+    @property
+    def nearest(self) -> float:
+        """Smaller mean square, of r or replayed."""
+        return float(min((self.r**2).mean(), (self.replayed**2).mean()))
+
+
+def explain_routing(routings: Sequence[Routing]) -> list[Cause]:
+    """Return the cause *routing* by the checkpoint and dtype that are nearest to the rollout, or
+    none.
+    """
+    one = min(routings, key=lambda each: each.nearest)
+    square = one.r**2
+    left = float((one.replayed**2).mean() / max(square.mean(), 1e-300))
+    floor = float(one.scores.floor.mean())
+    is_beyond_floor = (one.replayed**2).mean() > LISTS.over_all**2 * floor
+    layers = (one.alike[..., 0] == 0).sum(axis=1)
+    is_other = layers > 0
+    rollout, _ = one.scores.names
+    if is_other.any() and left <= 1 - _EXPLAINED:
+        says = f"'{rollout}' takes other experts than {one.scores.model} in {one.scores.dtype}."
+    elif is_beyond_floor and left > _WORSE:
+        says = f"'{rollout}' did not use the experts that it recorded."
+    else:
+        return []
+    agreement = np.nanmean(one.alike, axis=0)
+    lowest = int(np.nanargmin(agreement[:, 0]))
+    figures = {
+        "mean_abs": float(np.abs(one.r).mean()),
+        "mean_abs_replayed": float(np.abs(one.replayed).mean()),
+        "tokens_with_others": float(is_other.mean()),
+        "share_of_square": float(square[is_other].sum() / square.sum()),
+        "agreement": float(np.nanmean(one.alike[..., 0])),
+        "no_near_ties": int((one.gaps > LARGEST_GAP).sum()),
+    }
+    says += (
+        f" Mean |r| is {number(figures['mean_abs'])}, and"
+        f" {number(figures['mean_abs_replayed'])} with the recorded experts replayed."
+        f" {percent(figures['tokens_with_others'])} of the tokens have others, with"
+        f" {percent(figures['share_of_square'])} of the squared r."
+        f" {percent(figures['agreement'])} of the choices agree, fewest in"
+        f" {one.routers[lowest]} ({percent(agreement[lowest, 0])})."
+    )
+    for shift, share in zip(SHIFTS, np.nanmean(agreement, axis=0), strict=True):
+        if share > max(0.5, 2 * figures["agreement"]):
+            words = "later" if shift > 0 else "earlier"
+            says += f" Those recorded one token {words} agree at {percent(share)}."
+    ties = " All others are near ties, as rounding makes them."
+    if figures["no_near_ties"]:
+        largest = multiple(float(one.gaps.max()))
+        ties = (
+            f" {figures['no_near_ties']:,} others of {len(one.gaps):,} are no near ties: up to"
+            f" {largest} what rounding moves the scores."
+        )
+    groups = _by_agreement(one, layers)
+    return [Cause("routing", says + ties, {**figures, "by_agreement": groups})]
+
+
+def _by_agreement(one: Routing, layers: Ints) -> list[Record]:
+    """Return |r| by the number of layers with other experts, in groups up to 0, 1, 3, 7, ..."""
+    group = np.ceil(np.log2(layers + 1))
+    sizes = np.abs(one.r)
+    rows = []
+    for each in np.unique(group):
+        part = group == each
+        rows.append(
+            {
+                "up_to_layers": int(2**each) - 1,
+                "tokens": int(part.sum()),
+                "mean_abs": float(sizes[part].mean()),
+                "mean_abs_replayed": float(np.abs(one.replayed[part]).mean()),
+            },
+        )
+    return rows
