@@ -52,11 +52,13 @@ def replay_experts(
                 return chosen
             forced = _forced(own, chosen)
             noted, replayed = _score(loaded, ids, forced, positions, tokens)
-            gaps = _gaps(loaded, ids, noted, forced)
+            of_routers = [_alike(own.ids[call], forced.ids[call]) for call in chosen]
+            alike = np.stack(of_routers, axis=1)
+            gaps = np.zeros(0)
+            if (alike[..., 0] == 0).any():
+                gaps = _gaps(loaded, ids, noted, forced)
         routers = [own.modules[call] for call in chosen]
-        alike = [_alike(own.ids[call], forced.ids[call]) for call in chosen]
-        of_tokens = np.stack(alike, axis=1)[positions]
-        parts.append((plain - rollout, replayed - rollout, of_tokens, gaps))
+        parts.append((plain - rollout, replayed - rollout, alike[positions], gaps))
     return Routing(scores, routers, *map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -86,20 +88,23 @@ def _by_router(
     k] each
     """
     _, layers, k = recorded.shape
+    rollout = f"Experts are not compared: '{scores.names[0]}' recorded"
     # a router that chooses groups of experts first chooses experts last
     last = {module: call for call, module in enumerate(own.modules)}
     calls = [call for call in last.values() if own.ids[call].shape[1:] == (1, k)]
+    if not calls:
+        chosen = sorted({own.ids[call].shape[-1] for call in last.values()})
+        return f"{rollout} {k} a token and layer; the routers of {scores.model} take {chosen}."
     numbers = list(range(layers))
     if layers == dimension(loaded.model.config.get_text_config(), "num_hidden_layers"):
         # also of layers without experts
         numbers = [int(re.findall(r"\d+", own.modules[call])[0]) for call in calls]
-    experts = min((own.scores[call].shape[-1] for call in calls), default=0)
+    experts = own.scores[calls[0]].shape[-1]
     largest = int(recorded[:, numbers].max(initial=0))
-    if not calls or len(numbers) != len(calls) or largest >= experts:
+    if len(numbers) != len(calls) or largest >= experts:
         return (
-            f"Experts are not compared: '{scores.names[0]}' recorded {k} in {layers} layers, up to"
-            f" number {largest}; {scores.model} has {len(calls)} routers that take {k} of"
-            f" {experts}."
+            f"{rollout} {layers} layers and experts up to number {largest}; {scores.model} has"
+            f" {len(calls)} routers of {experts} experts."
         )
     return {call: recorded[:, number] for call, number in zip(calls, numbers, strict=True)}
 

@@ -11,7 +11,7 @@ from ...cause import Cause
 from ...checks.choices import LARGEST_GAP
 from ...checks.list_floor import LISTS
 from ...numerics.arrays import Floats, Ints, Record
-from ...text import multiple, number, percent
+from ...text import number, percent, plural
 from .rescoring import Rescoring
 
 SHIFTS = (0, -1, 1)  # tokens
@@ -85,12 +85,8 @@ def explain_routing(routings: Sequence[Routing]) -> list[Cause]:
             words = "later" if shift > 0 else "earlier"
             says += f" Those recorded one token {words} agree at {percent(share)}."
     ties = " All others are near ties, as rounding makes them."
-    if figures["no_near_ties"]:
-        largest = multiple(float(one.gaps.max()))
-        ties = (
-            f" {figures['no_near_ties']:,} others of {len(one.gaps):,} are no near ties: up to"
-            f" {largest} what rounding moves the scores."
-        )
+    if beyond := figures["no_near_ties"]:
+        ties = f" {beyond:,} of {plural(len(one.gaps), 'other choice')} are no near ties."
     groups = _by_agreement(one, layers)
     return [Cause("routing", says + ties, {**figures, "by_agreement": groups})]
 
