@@ -15,9 +15,8 @@ from ..checks.list_floor import ListFloorFigures
 from ..errors import CaptureError, UsageError
 from ..evidence import Evidence
 from ..judging.explain.causes import Explanation, explain_lists
-from ..judging.explain.rescoring import Rescoring, explain_rescored, floor_evidence
-from ..judging.explain.routing import Routing, explain_routing
-from ..judging.explain.rows import experts_of, rows_of_lists, rows_of_rollouts, rows_of_run
+from ..judging.explain.rescoring import explain_rescored, floor_evidence
+from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
 from ..judging.stored import explain_pair
 from ..progress import Progress
 from ..responses.pairing import compare_sides
@@ -190,25 +189,16 @@ def _explain_rollout(
     time.
     """
     from ..inference.controls.list_floor import rescore
-    from ..inference.controls.replayed_experts import replay_experts
 
     sequences, rows = rows_of_rollouts(run)
     if not rows.rows:
         raise UsageError("No token of the loss has a log-probability on both sides.")
-    experts = experts_of(run, {row.prompt for row in rows.rows})
-
-    def score(name: str, dtype: str, label: str) -> tuple[Rescoring, Routing | str | None]:
-        """Keep no model: the next one may need its room."""
-        loaded = loads[name](dtype)
-        one = replace(rescore(loaded, sequences, rows, say), model=label)
-        return one, replay_experts(loaded, sequences, experts, one) if experts else None
-
-    scores, routings, notes = [], [], []
+    scores, notes = [], []
     for name, label in zip(loads, _labels(list(loads)), strict=True):
         for dtype in dtypes:
             say(f"loading {label} in {dtype}")
             try:
-                one, routing = score(name, dtype, label)
+                one = replace(rescore(loads[name](dtype), sequences, rows, say), model=label)
             except CaptureError as error:
                 if dtype == dtypes[0]:
                     raise
@@ -217,16 +207,10 @@ def _explain_rollout(
                 continue
             if one.has_floor:
                 scores.append(one)
-                routings.append(routing)
             else:
                 notes.append(floor_evidence(one).says)
     explanation = explain_pair(run, 0)
     causes = explain_rescored(scores) if scores else []
-    replays = [each for each in routings if isinstance(each, Routing)]
-    if replays:
-        causes[1:1] = explain_routing(replays)
-    for refusal in dict.fromkeys(each for each in routings if isinstance(each, str)):
-        causes.append(Cause("experts not compared", refusal))
     names = {cause.name for cause in causes}
     causes += [cause for cause in explanation.causes if cause.name not in names]
     return Explanation(causes, " ".join([explanation.says, *notes]))

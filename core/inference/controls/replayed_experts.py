@@ -5,106 +5,110 @@ the tokens score with the rollout's choices.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from ...judging.explain.rescoring import Rescoring
 from ...judging.explain.routing import SHIFTS, Routing
-from ...numerics.arrays import Floats, Ints
+from ...judging.explain.rows import PairRows, RowPair
+from ...numerics.arrays import Floats
 from ...numerics.recorded_choices import MISSING, is_choice
 from ...numerics.recorded_choices import Choices as Experts
 from ..models.model import LoadedModel, dimension
-from ..models.torch_errors import model_errors_stop
-from ..paths.batch import ignore
-from ..paths.engines import PLAIN
+from ..paths.batch import Emit, ignore
+from ..paths.engines import PLAIN, RunnableSide
 from .choices import Choices, Replay, compare_choices, replaying
 from .reordering import reorder
 
 _SEEDS = range(2)  # draws that show how far rounding moves a router's scores
 Ids = tuple[int, ...]
+Scores = dict[tuple[int, int], tuple[Floats, float]]  # by prompt and position: values, entropy
+Score = Callable[[Mapping[int, Ids]], Scores]  # of prompts by number
 
 
 def replay_experts(
     loaded: LoadedModel,
     sequences: Mapping[int, Ids],
-    experts: Mapping[int, Experts],
-    scores: Rescoring,
+    pair: PairRows,
+    score: Score,
 ) -> Routing | str:
-    """Compare the experts, or say in a sentence why they cannot be.
-
-    sequences, experts: by number; scores: of a rollout's tokens by this model.
+    """Compare a rollout's experts, or say in a sentence why they cannot be. sequences: tokens that
+    were read, by prompt.
     """
-    routers: list[str] = []
     parts = []
-    for prompt, recorded in experts.items():
-        rows = [row for row in scores.rows if row.prompt == prompt]
-        positions = np.array([row.position for row in rows])
-        tokens = np.array([row.token_ids[0] for row in rows])
-        rollout = np.array([row.x[0] for row in rows])
-        ids = sequences[prompt][: max(positions) + 1]
-        with model_errors_stop():
-            own, plain = _score(loaded, ids, Choices(len(ids)), positions, tokens)
-            chosen = _by_router(loaded, scores, own, recorded)
-            if isinstance(chosen, str):
-                return chosen
-            forced = _forced(own, chosen)
-            noted, replayed = _score(loaded, ids, forced, positions, tokens)
-            of_routers = [_alike(own.ids[call], forced.ids[call]) for call in chosen]
-            alike = np.stack(of_routers, axis=1)
-            gaps = np.zeros(0)
-            if (alike[..., 0] == 0).any():
-                gaps = _gaps(loaded, ids, noted, forced)
-        routers = [own.modules[call] for call in chosen]
-        parts.append((plain - rollout, replayed - rollout, alike[positions], gaps))
-    return Routing(scores, routers, *map(np.concatenate, zip(*parts, strict=True)))
+    for prompt, recorded in pair.experts.items():
+        rows = [row for row in pair.rows if row.prompt == prompt]
+        part = _replay(loaded, sequences[prompt], rows, recorded, score)
+        if isinstance(part, str):
+            return f"'{pair.names[0]}' {part}"
+        routers, *arrays = part
+        parts.append(arrays)
+    return Routing(routers, *map(np.concatenate, zip(*parts, strict=True)))
 
 
-def _score(
-    loaded: LoadedModel, ids: Ids, forced: Choices, positions: Ints, tokens: Ints
-) -> tuple[Choices, Floats]:
-    """Return what the model chooses by itself, and the log-probabilities of tokens at positions,
-    while it makes the choices `forced`.
-    """
-    noted: dict[Ids, Choices] = {}
-    values = np.zeros(len(positions))
+def _replay(
+    loaded: LoadedModel,
+    ids: Ids,
+    rows: Sequence[RowPair],
+    recorded: Experts,
+    score: Score,
+) -> tuple[Any, ...] | str:
+    """Return what `Routing` has, of one prompt, or why its experts do not fit."""
+    prompt = rows[0].prompt
+    positions = [row.position for row in rows]
+    rollout = np.concatenate([row.x for row in rows])
 
-    def take(start: int, logits: torch.Tensor) -> None:
-        is_here = (start <= positions) & (positions < start + len(logits))
-        rows = logits[positions[is_here] - start].float().log_softmax(-1)
-        places = torch.from_numpy(tokens[is_here])[:, None].to(rows.device)
-        values[is_here] = rows.gather(1, places)[:, 0].cpu()
+    def forward(forced: Choices) -> tuple[Choices, Floats]:
+        """Return what the model chooses by itself, and r, if it makes the choices `forced`."""
+        noted: dict[Ids, Choices] = {}
+        scores = {}
 
-    replaying(PLAIN, {ids: forced}, noted.__setitem__).run_on(loaded)(ids, take)
-    return noted[ids], values
+        def run(ids: Sequence[int], _: Emit) -> None:
+            scores.update(score({prompt: tuple(ids)}))
+
+        side = RunnableSide("scores", lambda *_: nullcontext(run))
+        replaying(side, {ids: forced}, noted.__setitem__).run_on(loaded)(ids, ignore)
+        values = [scores[prompt, position][0] for position in positions]
+        return noted[ids], np.concatenate(values) - rollout
+
+    own, r = forward(Choices(len(ids)))
+    calls = _by_router(loaded, own, recorded)
+    if isinstance(calls, str):
+        return calls
+    forced = _forced(own, calls)
+    noted, replayed = forward(forced)
+    alike = np.stack([_alike(own.ids[call], forced.ids[call]) for call in calls], axis=1)
+    gaps = np.zeros(0)
+    if (alike[..., 0] == 0).any():
+        gaps = _gaps(loaded, ids, noted, forced)
+    routers = [own.modules[call] for call in calls]
+    return routers, r, replayed, alike[positions], gaps
 
 
-def _by_router(
-    loaded: LoadedModel, scores: Rescoring, own: Choices, recorded: Experts
-) -> dict[int, Experts] | str:
+def _by_router(loaded: LoadedModel, own: Choices, recorded: Experts) -> dict[int, Experts] | str:
     """Return the recorded experts of each router by its call, or why they do not fit. [positions,
     k] each
     """
     _, layers, k = recorded.shape
-    rollout = f"Experts are not compared: '{scores.names[0]}' recorded"
     # a router that chooses groups of experts first chooses experts last
     last = {module: call for call, module in enumerate(own.modules)}
-    calls = [call for call in last.values() if own.ids[call].shape[1:] == (1, k)]
-    if not calls:
-        chosen = sorted({own.ids[call].shape[-1] for call in last.values()})
-        return f"{rollout} {k} a token and layer; the routers of {scores.model} take {chosen}."
+    of_k = [call for call in last.values() if own.ids[call].shape[1:] == (1, k)]
+    calls = of_k or list(last.values())
     numbers = list(range(layers))
     if layers == dimension(loaded.model.config.get_text_config(), "num_hidden_layers"):
         # also of layers without experts
         numbers = [int(re.findall(r"\d+", own.modules[call])[0]) for call in calls]
-    experts = own.scores[calls[0]].shape[-1]
+    experts = {own.scores[call].shape[-1] for call in calls}
     largest = int(recorded[:, numbers].max(initial=0))
-    if len(numbers) != len(calls) or largest >= experts:
+    if not of_k or len(numbers) != len(calls) or largest >= max(experts):
+        taken = sorted({own.ids[call].shape[-1] for call in calls})
         return (
-            f"{rollout} {layers} layers and experts up to number {largest}; {scores.model} has"
-            f" {len(calls)} routers of {experts} experts."
+            f"recorded {k} of at least {largest + 1} experts in {layers} layers; the checkpoint has"
+            f" {len(calls)} routers that take {taken} of {sorted(experts)}."
         )
     return {call: recorded[:, number] for call, number in zip(calls, numbers, strict=True)}
 

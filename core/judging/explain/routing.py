@@ -2,8 +2,12 @@
 and r with them replayed in the checkpoint's forward.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +16,9 @@ from ...checks.choices import LARGEST_GAP
 from ...checks.list_floor import LISTS
 from ...numerics.arrays import Floats, Ints, Record
 from ...text import number, percent, plural
-from .rescoring import Rescoring
+
+if TYPE_CHECKING:
+    from .rescoring import Rescoring
 
 SHIFTS = (0, -1, 1)  # tokens
 # Of the squared r: what replaying takes away at least if the experts account for it, and how many
@@ -31,34 +37,34 @@ class Routing:
     scores are at each other choice, over what rounding moves them.
     """
 
-    scores: Rescoring
     routers: Sequence[str]
     r: Floats
     replayed: Floats
     alike: Floats
     gaps: Floats
 
-    @property
-    def nearest(self) -> float:
-        """Smaller mean square, of r or replayed."""
-        return float(min((self.r**2).mean(), (self.replayed**2).mean()))
 
-
-def explain_routing(routings: Sequence[Routing]) -> list[Cause]:
-    """Return the cause *routing* by the checkpoint and dtype that are nearest to the rollout, or
-    none.
+def explain_routing(scores: Sequence[Rescoring]) -> list[Cause]:
+    """Return the cause *routing* by the checkpoint and dtype that are nearest to the rollout; none
+    if its experts do not account for r, or it recorded none.
     """
-    one = min(routings, key=lambda each: each.nearest)
-    square = one.r**2
-    left = float((one.replayed**2).mean() / max(square.mean(), 1e-300))
-    floor = float(one.scores.floor.mean())
-    is_beyond_floor = (one.replayed**2).mean() > LISTS.over_all**2 * floor
+    near = []
+    for place in scores:
+        one = place.routing
+        if isinstance(one, str):
+            return [Cause("experts not compared", one)]
+        if one is not None:
+            square, replayed = ((values**2).mean() for values in (one.r, one.replayed))
+            near.append((min(square, replayed), square, replayed, place, one))
+    if not near:
+        return []
+    _, square, replayed, place, one = min(near, key=itemgetter(0))
     layers = (one.alike[..., 0] == 0).sum(axis=1)
     is_other = layers > 0
-    rollout, _ = one.scores.names
-    if is_other.any() and left <= 1 - _EXPLAINED:
-        says = f"'{rollout}' takes other experts than {one.scores.model} in {one.scores.dtype}."
-    elif is_beyond_floor and left > _WORSE:
+    rollout, _ = place.names
+    if is_other.any() and replayed <= (1 - _EXPLAINED) * square:
+        says = f"'{rollout}' takes other experts than {place.model} in {place.dtype}."
+    elif replayed > max(_WORSE * square, LISTS.over_all**2 * place.floor.mean()):
         says = f"'{rollout}' did not use the experts that it recorded."
     else:
         return []
@@ -68,7 +74,7 @@ def explain_routing(routings: Sequence[Routing]) -> list[Cause]:
         "mean_abs": float(np.abs(one.r).mean()),
         "mean_abs_replayed": float(np.abs(one.replayed).mean()),
         "tokens_with_others": float(is_other.mean()),
-        "share_of_square": float(square[is_other].sum() / square.sum()),
+        "share_of_square": float((one.r[is_other] ** 2).sum() / (one.r**2).sum()),
         "agreement": float(np.nanmean(one.alike[..., 0])),
         "no_near_ties": int((one.gaps > LARGEST_GAP).sum()),
     }

@@ -6,7 +6,7 @@ Experts are those that transformers' routers hand to their experts.
 
 import copy
 import json
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import pytest
@@ -69,14 +69,16 @@ def prompts_of(loaded):
 def recording(model):
     """Yield what routers hand to their experts, a list for each forward. [tokens, k] each"""
     forwards = []
-    hooks = [model.register_forward_pre_hook(lambda *_: forwards.append([]))]
-    for name, module in model.named_modules():
-        if name.endswith("mlp.experts"):
-            see = lambda _, arguments: forwards[-1].append(arguments[1].clone())  # noqa: E731
-            hooks.append(module.register_forward_pre_hook(see))
-    yield forwards
-    for hook in hooks:
-        hook.remove()
+    with ExitStack() as hooks:
+        begin = model.register_forward_pre_hook(lambda *_: forwards.append([]))
+        hooks.enter_context(begin)
+        for name, module in model.named_modules():
+            if name.endswith("mlp.experts"):
+                see = module.register_forward_pre_hook(
+                    lambda _, arguments: forwards[-1].append(arguments[1].clone()),
+                )
+                hooks.enter_context(see)
+        yield forwards
 
 
 @torch.no_grad()
@@ -237,10 +239,6 @@ def without_rows_of_the_prompt(loaded, ids):
     return values, experts
 
 
-def at_another_temperature(loaded, ids):
-    return roll_out(loaded.model, ids, temperature=0.7)
-
-
 def of_older_weights(loaded, ids):
     older = copy.deepcopy(loaded.model)
     for layer in older.model.layers:
@@ -248,21 +246,17 @@ def of_older_weights(loaded, ids):
     return roll_out(older, ids)
 
 
-def plain(loaded, ids):
-    return roll_out(loaded.model, ids)
-
-
 @pytest.mark.spread(4)
 @pytest.mark.parametrize(
     ("name", "roll"),
     [
-        ("qwen", plain),
+        ("qwen", lambda loaded, ids: roll_out(loaded.model, ids)),
         ("gpt_oss", token_by_token),
         ("mixtral", token_by_token),
         ("mixtral", experts_in_another_order),
         ("biased", with_zeros_of_a_dense_layer),
         ("biased", without_rows_of_the_prompt),
-        ("mixtral", at_another_temperature),
+        ("mixtral", lambda loaded, ids: roll_out(loaded.model, ids, temperature=0.7)),
         ("qwen", of_older_weights),
     ],
 )
