@@ -89,7 +89,11 @@ def _replay(
     return routers, r, replayed, alike[positions], gaps
 
 
-def _by_router(loaded: LoadedModel, own: Choices, recorded: Experts) -> dict[int, Experts] | str:
+def _by_router(
+    loaded: LoadedModel,
+    own: Choices,
+    recorded: Experts,
+) -> dict[int, Experts] | str:
     """Return the recorded experts of each router by its call, or why they do not fit. [positions,
     k] each
     """
@@ -135,7 +139,12 @@ def _alike(own: torch.Tensor, recorded: torch.Tensor) -> Floats:
     return torch.stack(alike, dim=1).numpy()
 
 
-def _gaps(loaded: LoadedModel, ids: Ids, noted: Choices, forced: Choices) -> Floats:
+def _gaps(
+    loaded: LoadedModel,
+    ids: Ids,
+    noted: Choices,
+    forced: Choices,
+) -> Floats:
     """Return how far apart the router's scores are at every other choice, over what rounding moves
     them; earlier choices are the recorded ones.
     """

@@ -15,6 +15,7 @@ from ...cause import Cause
 from ...checks.choices import LARGEST_GAP
 from ...checks.list_floor import LISTS
 from ...numerics.arrays import Floats, Ints, Record
+from ...numerics.statistic import TINY
 from ...text import number, percent, plural
 
 if TYPE_CHECKING:
@@ -49,39 +50,40 @@ def explain_routing(scores: Sequence[Rescoring]) -> list[Cause]:
     if its experts do not account for r, or it recorded none.
     """
     near = []
-    for place in scores:
-        one = place.routing
+    for scored in scores:
+        one = scored.routing
         if isinstance(one, str):
             return [Cause("experts not compared", one)]
         if one is not None:
             square, replayed = ((values**2).mean() for values in (one.r, one.replayed))
-            near.append((min(square, replayed), square, replayed, place, one))
+            near.append((min(square, replayed), square, replayed, scored, one))
     if not near:
         return []
-    _, square, replayed, place, one = min(near, key=itemgetter(0))
+    _, square, replayed, scored, one = min(near, key=itemgetter(0))
     layers = (one.alike[..., 0] == 0).sum(axis=1)
     is_other = layers > 0
-    rollout, _ = place.names
+    rollout, _ = scored.names
     if is_other.any() and replayed <= (1 - _EXPLAINED) * square:
-        says = f"'{rollout}' takes other experts than {place.model} in {place.dtype}."
-    elif replayed > max(_WORSE * square, LISTS.over_all**2 * place.floor.mean()):
+        says = f"'{rollout}' takes other experts than {scored.model} in {scored.dtype}."
+    elif replayed > max(_WORSE * square, LISTS.over_all**2 * scored.floor.mean()):
         says = f"'{rollout}' did not use the experts that it recorded."
     else:
         return []
+    of_others = float((one.r[is_other] ** 2).sum())
     agreement = np.nanmean(one.alike, axis=0)
     lowest = int(np.nanargmin(agreement[:, 0]))
     figures = {
         "mean_abs": float(np.abs(one.r).mean()),
         "mean_abs_replayed": float(np.abs(one.replayed).mean()),
         "tokens_with_others": float(is_other.mean()),
-        "share_of_square": float((one.r[is_other] ** 2).sum() / (one.r**2).sum()),
+        "share_of_square": of_others / max(float((one.r**2).sum()), TINY),
         "agreement": float(np.nanmean(one.alike[..., 0])),
         "no_near_ties": int((one.gaps > LARGEST_GAP).sum()),
     }
     says += (
         f" Mean |r| is {number(figures['mean_abs'])}, and"
         f" {number(figures['mean_abs_replayed'])} with the recorded experts replayed."
-        f" {percent(figures['tokens_with_others'])} of the tokens have others, with"
+        f" {percent(figures['tokens_with_others'])} of the tokens have other experts, and"
         f" {percent(figures['share_of_square'])} of the squared r."
         f" {percent(figures['agreement'])} of the choices agree, fewest in"
         f" {one.routers[lowest]} ({percent(agreement[lowest, 0])})."
@@ -90,7 +92,7 @@ def explain_routing(scores: Sequence[Rescoring]) -> list[Cause]:
         if share > max(0.5, 2 * figures["agreement"]):
             words = "later" if shift > 0 else "earlier"
             says += f" Those recorded one token {words} agree at {percent(share)}."
-    ties = " All others are near ties, as rounding makes them."
+    ties = " Every other choice is a near tie, as rounding makes."
     if beyond := figures["no_near_ties"]:
         ties = f" {beyond:,} of {plural(len(one.gaps), 'other choice')} are no near ties."
     groups = _by_agreement(one, layers)
