@@ -103,7 +103,7 @@ def _by_router(
     of_k = [call for call in last.values() if own.ids[call].shape[1:] == (1, k)]
     calls = of_k or list(last.values())
     numbers = list(range(layers))
-    if layers == dimension(loaded.model.config.get_text_config(), "num_hidden_layers"):
+    if of_k and layers == dimension(loaded.model.config.get_text_config(), "num_hidden_layers"):
         # also of layers without experts
         numbers = [int(re.findall(r"\d+", own.modules[call])[0]) for call in calls]
     experts = {own.scores[call].shape[-1] for call in calls}
