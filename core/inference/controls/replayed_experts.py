@@ -21,7 +21,7 @@ from ...numerics.recorded_choices import Choices as Experts
 from ..models.model import LoadedModel, dimension
 from ..paths.batch import Emit, ignore
 from ..paths.engines import PLAIN, RunnableSide
-from .choices import Choices, Replay, compare_choices, replaying
+from .choices import Choices, Replay, compare_choices
 from .reordering import reorder
 
 _SEEDS = range(2)  # draws that show how far rounding moves a router's scores
@@ -71,7 +71,7 @@ def _replay(
             scores.update(score({prompt: tuple(ids)}))
 
         side = RunnableSide("scores", lambda *_: nullcontext(run))
-        replaying(side, {ids: forced}, noted.__setitem__).run_on(loaded)(ids, ignore)
+        Replay({ids: forced}).of(side, noted.__setitem__).run_on(loaded)(ids, ignore)
         values = [scores[prompt, position][0] for position in positions]
         return noted[ids], np.concatenate(values) - rollout
 
