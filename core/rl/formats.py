@@ -38,6 +38,7 @@ _LOWEST = -745
 # 0.125 at logits of 16 to 32, 0.25 above. What is farther above 0 is no log-probability.
 _HIGHEST = 0.25
 _COPIED = 1 << 20  # bytes at a time
+_MOST_NOTES = 8  # on recorded experts
 _ESCAPED = ".escaped"
 SIDES = ("reference", "variant")
 # a value per token, or null
@@ -376,7 +377,7 @@ def _check_experts(database: Database, table: str) -> list[str]:
             database.execute(change, [kept, prompt])
     return [
         f"`routed_experts`: {clause} ({count:,} of {plural(len(prompts), 'sequence')})."
-        for clause, count in clauses.items()
+        for clause, count in clauses.most_common(_MOST_NOTES)
     ]
 
 
