@@ -105,6 +105,10 @@ def explain(
                 cause.parameters.get("noise_floors", ()),
                 "noise floors from each checkpoint",
             )
+            print_records(
+                cause.parameters.get("by_agreement", ()),
+                "r by the number of layers with other experts",
+            )
         if not explanation.causes:
             print_text(f"  {NONE_FOUND} {explanation.says}".rstrip())
 

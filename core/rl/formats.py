@@ -4,6 +4,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..errors import DumpError, StoreError, UsageError
+from ..numerics.recorded_choices import (
+    check_choices,
+    has_shape,
+    read_choices,
+    repeated_rows,
+    write_choices,
+)
 from ..responses.bounded_json import MAX_FILE_BYTES, escape_lone_surrogates, open_plain
 from ..responses.files import side_names
 from ..responses.placeholders import ROUNDING
@@ -30,10 +38,13 @@ _LOWEST = -745
 # 0.125 at logits of 16 to 32, 0.25 above. What is farther above 0 is no log-probability.
 _HIGHEST = 0.25
 _COPIED = 1 << 20  # bytes at a time
+_MOST_NOTES = 8  # on recorded experts
 _ESCAPED = ".escaped"
 SIDES = ("reference", "variant")
 # a value per token, or null
 _LISTS = [name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE"]
+# a list after the prompt's, if that has one of its own
+_AFTER_PROMPT = "list_concat(coalesce(try_cast(prompt_token_ids AS INTEGER[]), []), {})"
 # one per sequence, or null
 _FACTS = {name: kind for name, kind in SEQUENCE.types.items() if name != "prompt"}
 
@@ -92,6 +103,7 @@ _NEMO_RL = Layout(
         sample_loss_mask: DOUBLE[]
         rewards: DOUBLE[]
         input_lengths: BIGINT[]
+        routed_experts: INTEGER[][][][]
         idx: BIGINT
         agent_ref: STRUCT(name VARCHAR)[]
     """),
@@ -102,6 +114,7 @@ _NEMO_RL = Layout(
         reference: generation_logprobs[1][:input_lengths[1]]
         variant: prev_logprobs[1][:input_lengths[1]]
         advantage: advantages[1][:input_lengths[1]]
+        routed_experts: to_json(routed_experts[1][:input_lengths[1]])
         name: idx
         reward: rewards[1]
         environment: agent_ref[1].name
@@ -299,7 +312,7 @@ def read_tokens(
         DumpError: a file cannot be read or joined; one sentence names the row.
     """
     names = ("rollout", "trainer")
-    note = ""
+    notes = []
     order = ""
     layouts: list[Layout] = []
     if is_rollout(paths[0]) or is_batch(paths[0]):
@@ -311,6 +324,8 @@ def read_tokens(
             _table_of_file(database, *each, number)
             for number, each in enumerate(zip(paths, links, layouts, strict=True))
         ]
+    for table in tables:
+        notes += _check_experts(database, table)
     are_of_one_side = [layout.is_of_one_side for layout in layouts]
     if any(are_of_one_side):
         if are_of_one_side != [True, True]:
@@ -319,7 +334,8 @@ def read_tokens(
             )
         first, second = side_names(paths)
         names = first, second
-        rows, note = _join(database, paths)
+        rows, left_out = _join(database, paths)
+        notes.append(left_out)
         order = "ORDER BY prompt"
     else:
         rows = " UNION ALL BY NAME ".join(
@@ -329,7 +345,40 @@ def read_tokens(
     trimmed, dropped = _trim(database, rows, names, order)
     for table in tables:
         database.execute(f"DROP TABLE {table}")
-    return names, " ".join(filter(None, (note, trimmed))), dropped
+    return names, " ".join(filter(None, [*notes, trimmed])), dropped
+
+
+def _check_experts(database: Database, table: str) -> list[str]:
+    """Check the recorded experts of a table's sequences, and leave out those that cannot be
+    compared. -> notes
+    """
+    with_experts = f"FROM {table} WHERE routed_experts IS NOT NULL"
+    prompts = database.rows(f"SELECT prompt {with_experts} ORDER BY prompt")
+    clauses: Counter[str] = Counter()
+    seen: dict[bytes, list[int]] = {}
+    # one at a time: the experts of a token may take more bytes than all else
+    for (prompt,) in prompts:
+        columns = f"{_AFTER_PROMPT.format('token_ids')}, routed_experts"
+        ((tokens, text),) = database.rows(f"SELECT {columns} {with_experts} AND prompt = {prompt}")
+        kept = text
+        try:
+            ids = read_choices(text, len(tokens))
+            clauses.update(check_choices(ids, len(tokens)))
+            clauses.update(repeated_rows(seen, tokens, ids))
+            if not has_shape(text):
+                # a reader of the response alone does not know how many tokens there were
+                kept = write_choices(ids)
+        except DumpError as error:
+            clauses[f"{error}, left out"] += 1
+            kept = None
+        # few are changed: DuckDB keeps changes in memory
+        if kept != text:
+            change = f"UPDATE {table} SET routed_experts = ? WHERE prompt = ?"
+            database.execute(change, [kept, prompt])
+    return [
+        f"`routed_experts`: {clause} ({count:,} of {plural(len(prompts), 'sequence')})."
+        for clause, count in clauses.most_common(_MOST_NOTES)
+    ]
 
 
 def _check_names(database: Database, rows: str) -> None:
@@ -373,10 +422,12 @@ def _trim(database: Database, rows: str, names: Sequence[str], order: str) -> tu
     lists |= {side: f"[CASE WHEN v >= {_LOWEST} THEN v END FOR v IN {side}]" for side in SIDES}
     cut = [f"list_slice({each}, first_token, last_token) AS {name}" for name, each in lists.items()]
     facts = [name for name in _FACTS if name != "prompt_token_ids"]
+    masked = "token_ids[:first_token - 1]"
     database.execute(f"""
         CREATE TEMP TABLE arriving AS
         SELECT row_number() OVER ({order}) - 1 AS prompt, {", ".join([*cut, *facts])},
-            CASE WHEN first_token > 1 THEN to_json(token_ids[:first_token - 1]::INTEGER[])::VARCHAR
+            CASE WHEN first_token > 1
+                THEN to_json({_AFTER_PROMPT.format(masked)}::INTEGER[])::VARCHAR
                 ELSE prompt_token_ids END AS prompt_token_ids
         FROM {places} WHERE is_trained""")
     return " ".join(notes), dropped

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..errors import DumpError
 from ..numerics.arrays import Flags, Floats, Record
+from ..numerics.recorded_choices import write_choices
 from ..runs.dumps.arrays import foreign_errors
 from ..text import clean, plural
 from .figures import Integers
@@ -178,6 +179,9 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, Record]]) -> Resp
         response |= {
             name: value for name, value in facts.items() if isinstance(value, int | float | str)
         }
+        experts = sample.get("rollout_routed_experts")
+        if experts is not None:
+            response["routed_experts"] = write_choices(np.asarray(_complete(experts)))
         rank = re.search(r"_(\d{1,9})\.pt$", path.name)
         # miles writes every context-parallel rank; the first is read
         if "cp_rank" in sample and rank:

@@ -5,6 +5,7 @@ sides sent.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,12 @@ from ..models.module_state import restore_state
 from ..models.torch_errors import model_errors_stop
 from ..paths.sliced_head import columns_at_once, sliced_logits
 from .reordering import reorder
+from .replayed_experts import Scores, replay_experts
 from .rounding_floor import check_prompts
 
 _SEEDS = range(4)
 _MOST_TOKENS = 1 << 12  # of a batch with its padding, about all that `rows_of_rollouts` takes
 Ids = tuple[int, ...]
-_Scores = dict[tuple[int, int], tuple[Floats, float]]  # by prompt and position
 Prompts = Sequence[Ids] | Mapping[int, Ids]  # by number
 
 
@@ -57,7 +58,7 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress
     with model_errors_stop():
 
         def score(what: str) -> tuple[Floats, Floats]:
-            scores: _Scores = {}
+            scores: Scores = {}
             says = f"scoring by '{loaded.name}' in {loaded.dtype}, {what}"
             for number, batch in enumerate(batches):
                 say(says, number, len(batches), "batches")
@@ -72,6 +73,10 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress
         for seed in _SEEDS:
             with reorder(loaded.model, seed):
                 draws.append(score(f"reordering {seed + 1} of {len(_SEEDS)}")[0])
+        routing = None
+        if pair.experts:
+            score_again = partial(_scores_of, loaded, rows=rows, values=pair.values)
+            routing = replay_experts(loaded, ids_of, pair, score_again)
     return Rescoring(
         loaded.name,
         loaded.dtype,
@@ -81,6 +86,7 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress
         np.array(draws),
         entropy,
         pair.places,
+        routing,
     )
 
 
@@ -103,7 +109,7 @@ def _scores_of(
     batch: Mapping[int, Ids],
     rows: Sequence[RowPair],
     values: str,
-) -> _Scores:
+) -> Scores:
     """Return the values of each row of the batch's prompts, as an engine sends them:
     log-probabilities in float32; and its entropy.
     """
@@ -116,7 +122,7 @@ def _scores_of(
         masks = [torch.ones_like(text) for text in texts]
         padded = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)
         arguments["attention_mask"] = padded.to(loaded.device)
-    scores: _Scores = {}
+    scores: Scores = {}
     start = 0
 
     def add(logits: torch.Tensor) -> None:

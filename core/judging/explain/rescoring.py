@@ -15,6 +15,7 @@ from ...numerics.arrays import Flags, Floats
 from ...rl.causes import explain_tokens
 from ...rl.figures import SampledTokens
 from ...text import number
+from .routing import Routing, explain_routing
 from .rows import RowPair
 
 _FEW = 0.05  # of the tokens may be far off without deciding about the others
@@ -26,7 +27,8 @@ class Rescoring:
     """Rows of a pair as a model scores their tokens, one after another.
 
     plain: by its forward, [tokens]; draws: in other reduction orders, [draws, tokens]; entropy:
-    nats, [rows]; places: of a rollout, sequence and index in the response of each row.
+    nats, [rows]; places: of a rollout, sequence and index in the response of each row; routing:
+    with the rollout's experts, or why these cannot be compared, None if it recorded none.
     """
 
     model: str
@@ -37,6 +39,7 @@ class Rescoring:
     draws: Floats
     entropy: Floats
     places: Sequence[tuple[int, int]] = ()
+    routing: Routing | str | None = None
 
     @cached_property
     def sides(self) -> tuple[Floats, Floats]:
@@ -165,7 +168,7 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
     scores: of each checkpoint and dtype, each with a noise floor.
     """
     sides = [_agreement(scores, side) for side in (0, 1)]
-    causes = [_verdict(sides, scores)]
+    causes = [_verdict(sides, scores), *explain_routing(scores)]
     for side in sides:
         near = side.nearest
         off = side.nearest.outliers(side.side)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,6 +14,7 @@ from ...errors import UsageError
 from ...numerics.arrays import Array, Flags, Ints, Values
 from ...numerics.constant_rows import is_left_out
 from ...numerics.formats import format_named, spacings, values_of
+from ...numerics.recorded_choices import Choices, read_choices
 from ...numerics.top_tokens import largest
 from ...responses.alignment import prompt_tokens
 from ...responses.pairing import ResponsePair
@@ -34,6 +35,7 @@ _MOST_LISTED = 512  # rows of lists that causes are fitted to
 # furthest moved.
 _SPREAD, _LARGEST, _MOVED = 2048, 64, 16
 _LEAST_PADDING = 8  # tokens at the end of a row with one value
+_EXPERTS = "SELECT routed_experts FROM sequence WHERE routed_experts IS NOT NULL"
 
 
 class TooFewError(Exception):
@@ -83,7 +85,8 @@ class PairRows:
     (prompt, position) in blocks of consecutive ones; whole: all values there, NaN if a list lacks
     them, and is_masked: those that a mask left out, [sides, places, tokens]. lists, tokens: of
     lists, and their prompts' tokens by side if known. factor: what the reference was multiplied by
-    since. find_moves: looks among all places, if `places` are only some of them.
+    since. find_moves: looks among all places, if `places` are only some of them. experts: that a
+    rollout recorded, by prompt, [tokens, layers, k].
     """
 
     names: tuple[str, str]
@@ -99,6 +102,7 @@ class PairRows:
     factor: float = 1.0
     every_place: Sequence[tuple[int, int]] = ()
     find_moves: Callable[[], Moves] | None = None
+    experts: Mapping[int, Choices] = field(default_factory=dict)
 
     @property
     def has_constants(self) -> bool:
@@ -318,4 +322,9 @@ def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[in
         len(rows),
         places,
         np.empty((2, 0, 0)),
+        experts={
+            prompt: read_choices(text, 0)
+            for prompt in {row.prompt for row in rows}
+            for text in run.query(f"{_EXPERTS} AND prompt = ?", prompt)["routed_experts"]
+        },
     )

@@ -17,6 +17,8 @@ SEQUENCE = Table(
     weight_version VARCHAR NULL -- versions of the rollout's weights
     sampling VARCHAR NULL -- JSON: sampling settings; of prime-rl and miles the rank
     prompt_token_ids VARCHAR NULL -- JSON array: tokens before the response
+    routed_experts VARCHAR NULL -- experts that the rollout recorded, JSON or base64 of a .npy file:
+    -- [tokens of prompt and response, layers, experts]
     """,
 )
 

@@ -3,6 +3,7 @@
 expected.npz.
 """
 
+import base64
 import json
 import shutil
 
@@ -14,6 +15,7 @@ import torch
 
 from core.errors import DumpError
 from core.judging.ingest import ingest
+from core.numerics.recorded_choices import read_choices
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested
 from tests.places import ROOT
@@ -246,6 +248,67 @@ def test_a_response_of_no_tokens_is_left_out(tmp_path):
 
     _, sequences, _ = read(tmp_path, [altered(tmp_path / "a.pt", change)])
     assert sequences["name"].tolist() == ["11", "12"]
+
+
+EXPERTS = np.argsort(np.random.default_rng(0).random((40, 2, 8)), axis=-1)[..., :3]
+
+
+def experts_of(sequences):
+    """Recorded experts of each sequence, None if there are none."""
+    texts = [text if isinstance(text, str) else None for text in sequences["routed_experts"]]
+    return [None if text is None else read_choices(text, 0) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [lambda ids: torch.from_numpy(ids).int(), lambda ids: ids.astype(np.int32)],
+    ids=["slime, a tensor", "miles, an array"],
+)
+def test_experts_in_the_files_of_slime_and_miles_are_those_of_the_tokens(write, tmp_path):
+    """A row for each token of prompt and response but the last."""
+
+    def change(samples):
+        for sample in samples:
+            rows = len(sample["tokens"]) - 1
+            sample["rollout_routed_experts"] = write(EXPERTS[:rows])
+        samples[1]["rollout_routed_experts"] = write(EXPERTS[: rows + 3])
+
+    _, sequences, _ = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    first, second, third = experts_of(sequences)
+    np.testing.assert_array_equal(first, EXPERTS[: len(first)])
+    np.testing.assert_array_equal(third, EXPERTS[: len(third)])
+    assert second is None
+
+
+def test_experts_of_nemo_rl_end_with_the_tokens(tmp_path):
+    """A batch of one, padded like its tokens."""
+    rows = [json.loads(line) for line in (CASES / NEMO[0]).read_text().splitlines()]
+    for each in rows:
+        each["routed_experts"] = [EXPERTS[: len(each["token_ids"][0])].tolist()]
+    _, sequences, _ = read(tmp_path, [lines(tmp_path / "train_data_step6.jsonl", rows)])
+    lengths = [each["input_lengths"][0] for each in rows]
+    for length, experts in zip(lengths, experts_of(sequences), strict=True):
+        np.testing.assert_array_equal(experts, EXPERTS[:length])
+
+
+def test_a_capture_that_lies_is_named_and_the_rest_is_stored(tmp_path):
+    ids = EXPERTS[:2]
+    # of SGLang, whose bytes have no shape
+    flat = base64.b64encode(ids.astype(np.int32).tobytes()).decode()
+    rows = [row(routed_experts=flat), row(routed_experts=[[[0] * 3] * 2] * 2), row()]
+    path = lines(tmp_path / "a.jsonl", rows)
+    with ingested(Store(tmp_path / "runs"), path) as run:
+        assert "(1 of 2 sequences)" in run.header.provenance.note
+        first, *others = experts_of(run.query("SELECT * FROM sequence ORDER BY prompt"))
+        np.testing.assert_array_equal(first, ids)
+        assert others == [None, None]
+        assert run.pairs[0].summary.finite == 9
+
+
+def test_masked_tokens_before_the_response_follow_the_prompt(tmp_path):
+    rows = [row(mask=[0, 1, 1], prompt_token_ids=[1, 2]), row(mask=[0, 1, 1]), row()]
+    _, sequences, _ = read(tmp_path, [lines(tmp_path / "a.jsonl", rows)])
+    assert sequences["prompt_token_ids"].fillna("").tolist() == ["[1,2,5]", "[5]", ""]
 
 
 class Anything:
