@@ -2,6 +2,7 @@
 the prompt.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -35,6 +36,7 @@ MEASURES = {
     "max_row_ulps": "max row ULPs",
     "max_ulps": "max ULPs",
     "rms": "RMS difference",
+    "state": "choice",
 }
 LINEAR = ("neq_share", "max_row_ulps")  # measures that do not spread over decades
 _HOVER = {
@@ -43,6 +45,7 @@ _HOVER = {
     "max_row_ulps": "at most {} row ULPs",
     "max_ulps": "at most %{{customdata[2]:,}} ULPs",
     "rms": "RMS {}",
+    "state": "%{{customdata[2]}} (0: the same choice, 1: near tie, 2: beyond)",
 }
 _MOST_NAMED = 20  # rows whose names fit next to a map
 _BELOW_MARK = {"margin": {"t": 46}}  # room for the selected position
@@ -73,6 +76,11 @@ def _color_scale(values: Array, measure: str) -> tuple[Array, dict]:
     title = {"text": MEASURES[measure], "side": "right"}
     bar: dict = {"thickness": 12, "len": 1.0, "title": title}
     axis = {"colorscale": ULPS, "colorbar": bar}
+    if measure == "state":
+        bar |= {"tickvals": [1, 2], "ticktext": ["near tie", "beyond"]}
+        near, far = REFERENCE, MISMATCH
+        axis["colorscale"] = [[0, near], [0.5, near], [0.5, far], [1, far]]
+        return gaps_at_zero(values), {"cmin": 0.5, "cmax": 2.5, **axis}
     if measure in LINEAR:
         if measure == "neq_share":
             bar["tickformat"] = ".0%"
@@ -400,4 +408,14 @@ def names_of(modules: DataFrame) -> tuple[dict[int, str], dict[int, str]]:
     for row in rows:
         if is_few or row.kind == RESIDUAL:
             ticks[row.ordinal] = short_name(row.module, row.kind, row.block)
+    return names, ticks
+
+
+def choice_names(modules: DataFrame) -> tuple[dict[int, str], dict[int, str]]:
+    """Return names and ticks as of `names_of`, of modules that choose."""
+    names = dict(zip(modules["ordinal"], modules["module"], strict=True))
+    ticks = {}
+    for ordinal, name in names.items():
+        block = re.search(r"\.(\d+)\.", name)
+        ticks[ordinal] = short_name(name, "", int(block[1])) if block else visible(name)
     return names, ticks

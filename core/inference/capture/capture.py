@@ -25,12 +25,14 @@ from ...runs.store.partial import is_passing
 from ...runs.writer import RunWriter
 from ...text import size
 from ..models.devices import own_bits
-from ..models.model import LoadedModel, revision_of
+from ..models.model import LoadedModel, has_experts, revision_of
 from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
 from ..paths import engine_side
 from ..paths.bases import without_cache
 from ..paths.batch import CacheWatch, Emit, kv_parts, neighbour_rows, rows_of_a_chunk
+from ..paths.hooks import ModuleTrace
 from ..paths.paths import NamedPath, OpenPath, Path, check_path, open_path, sides_of
+from ..watching.choices import ChoiceRecorder, can_record
 from ..watching.layers import LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
 
 # cached: a model's weights do not change during a process
@@ -175,6 +177,11 @@ def run_capture(
             sink.layers(plan.layers.positions, is_async=has_a_core_to_spare(plan.loaded)),
         )
 
+    choices = None
+    # positions of generated tokens are not told
+    if has_experts(plan.loaded.model) and not plan.generations:
+        choices = ChoiceRecorder(plan.loaded)
+
     def tell(stage: str, rows_done: int = plan.header.rows) -> None:
         on_progress(stage, rows_done, plan.header.rows * len(plan.paths))
 
@@ -182,7 +189,8 @@ def run_capture(
         for side, path in enumerate(plan.paths):
             torch.manual_seed(plan.request.seed)
             with torch_errors_stop(path):
-                _run_side(plan, side, layers, sink, tell)
+                recorder = choices if can_record(path) else None
+                _run_side(plan, side, layers, recorder, sink, tell)
             if layers is not None and side == 0:
                 try:
                     with torch_errors_stop(path):
@@ -197,33 +205,43 @@ def _run_side(
     plan: CapturePlan,
     side: int,
     layers: LayerCapture | None,
+    choices: ChoiceRecorder | None,
     sink: RunWriter,
     tell: Callable[[str, int], None],
 ) -> None:
-    """Write the rows of one side, prompt by prompt, each followed by its caches."""
+    """Write the rows of one side, prompt by prompt, each followed by its caches and choices."""
+    path = plan.paths[side]
     watch = CacheWatch() if plan.has_kv else None
-    trace = layers.trace(side, plan.paths[side]) if layers is not None else None
+    outputs = layers.trace(side, path) if layers is not None else None
+    trace: ModuleTrace | None = outputs
+    if trace is None and choices is not None:
+        trace = ModuleTrace()
     chunks = _Chunks(plan, side, sink)
 
     def emit(position: int, logits: torch.Tensor) -> None:
-        if trace is not None:
-            trace.see_logits(position, logits)
+        if outputs is not None:
+            outputs.see_logits(position, logits)
         with no_foreign_errors():
             chunks.add(logits)
             tell(plan.header.sides[side].name, side * plan.header.rows + chunks.rows)
 
     with (
-        open_path(plan.paths[side], plan.loaded, watch, trace) as run,
-        nullcontext() if trace is None else trace.watching(),
+        open_path(path, plan.loaded, watch, trace) as run,
+        nullcontext() if outputs is None else outputs.watching(),
+        nullcontext() if choices is None or trace is None else choices.recording(trace, path),
     ):
         for prompt, ids in enumerate(plan.token_ids):
-            with nullcontext() if trace is None else trace.of_prompt(prompt):
+            with nullcontext() if outputs is None else outputs.of_prompt(prompt):
                 _run_prompt(run, ids, plan.generations[prompt] if plan.generations else None, emit)
             if watch is not None:
                 for part in kv_parts(watch, prompt, plan.loaded.torch_dtype):
                     with no_foreign_errors():
                         sink.write_kv(side, part)
                 watch.cache = watch.batch = None
+            rows = choices.take(side, prompt) if choices is not None else None
+            if rows is not None:
+                with no_foreign_errors():
+                    sink.write_choices(rows)
     with no_foreign_errors():
         chunks.finish()
 

@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...checks.choices import OtherChoices
+from ...numerics.formats import FloatFormat, spacings
 from ...numerics.statistic import TINY
 from ..models.model import LoadedModel
 from ..paths.batch import Emit, Run, ignore
@@ -25,6 +26,8 @@ from ..paths.hooks import ModuleTrace
 
 See = Callable[[tuple[int, ...], "Choices"], None]
 """Gets a prompt, and what a side chooses by itself."""
+Note = Callable[[int, str, int, torch.Tensor, torch.Tensor], None]
+"""Gets what a call chooses, as `Choices.note`."""
 
 
 @dataclass
@@ -61,44 +64,15 @@ class Choices:
         self.scores[call][rows] = scores.cpu()
 
 
-class _Trace(ModuleTrace):
-    """Knows which rows of a batch are the prompt's positions in each forward."""
-
-    calls = 0
-    module = ""
-
-    def _begin(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        super()._begin(arguments, keywords)
-        self.calls = 0
-
-    def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the prompt's part of what a forward computes, a view [positions, groups, n]; None
-        if the axes are not known.
-        """
-        rows, columns = self._shape
-        if self._computed is None or tensor.shape[0] not in (rows, rows * columns):
-            return None
-        row, skipped, start, stop = self._computed
-        is_flat = tensor.shape[0] == rows * columns
-        if not is_flat and (tensor.ndim < 3 or tensor.shape[1] != columns):
-            return None
-        batch = tensor.reshape(rows, columns, -1, tensor.shape[-1])
-        return batch[row, skipped : skipped + stop - start]
-
-    @property
-    def start(self) -> int:
-        assert self._computed is not None
-        return self._computed[2]
-
-
 class _Mode(TorchDispatchMode):
     """Notes each choice of the followed forwards, and forces those of another forward if there
     are.
     """
 
-    def __init__(self, trace: _Trace, noted: Choices, forced: Choices | None) -> None:
+    def __init__(self, trace: ModuleTrace, note: Note, forced: Choices | None) -> None:
         super().__init__()
-        self._trace, self._noted, self._forced = trace, noted, forced
+        self._trace, self._note, self._forced = trace, note, forced
+        self.module = ""  # that runs
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -111,9 +85,9 @@ class _Mode(TorchDispatchMode):
         own_scores, own_ids = trace.own(scores), trace.own(ids)
         if own_scores is None or own_ids is None:
             return result
-        call = trace.calls
-        trace.calls += 1
-        self._noted.note(call, trace.module, trace.start, own_ids, own_scores)
+        call = trace.choices
+        trace.choices += 1
+        self._note(call, self.module, trace.start, own_ids, own_scores)
         if self._forced is None or call >= len(self._forced.ids):
             return result
         chosen = self._forced.ids[call][trace.start : trace.start + len(own_ids)].to(ids.device)
@@ -163,28 +137,36 @@ def _following(
     noted: Choices,
     forced: Choices | None,
 ) -> Iterator[Run]:
-    trace = _Trace(ids, range(len(ids)))
-    with (
-        _naming(loaded.model, trace),
-        side.open(loaded, trace) as run,
-        trace.following(loaded.model, {}),
-        _Mode(trace, noted, forced),
-    ):
+    trace = ModuleTrace(ids, range(len(ids)))
+    with side.open(loaded, trace) as run, following_choices(loaded, trace, noted.note, forced):
         yield run
 
 
 @contextmanager
-def _naming(model: Any, trace: _Trace) -> Iterator[None]:
-    """Tell the trace which module runs, the innermost one."""
+def following_choices(
+    loaded: LoadedModel,
+    trace: ModuleTrace,
+    note: Note,
+    forced: Choices | None = None,
+) -> Iterator[None]:
+    """Have `note` get the choices of the forwards inside, whose positions `trace` is told."""
+    mode = _Mode(trace, note, forced)
+    with trace.following(loaded.model, {}), _naming(loaded.model, mode), mode:
+        yield
+
+
+@contextmanager
+def _naming(model: Any, mode: _Mode) -> Iterator[None]:
+    """Tell the mode which module runs, the innermost one."""
     stack: list[str] = []
 
     def enter(name: str) -> None:
         stack.append(name)
-        trace.module = name
+        mode.module = name
 
     def leave() -> None:
         stack.pop()
-        trace.module = stack[-1] if stack else ""
+        mode.module = stack[-1] if stack else ""
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -253,6 +235,17 @@ def moved_by(plain: Choices, other: Choices) -> list[torch.Tensor]:
         (theirs.double() - ours.double()).abs().nan_to_num(0.0).amax(-1)
         for ours, theirs in zip(plain.scores, other.scores, strict=True)
     ]
+
+
+def moved_row_ulps(plain: Choices, moved: Sequence[torch.Tensor], fmt: FloatFormat) -> float:
+    """Return how far rounding moves a score at most, in spacings of `fmt` at the largest score of
+    its position. moved: as of `moved_by`.
+    """
+    most = 0.0
+    for scores, by_rounding in zip(plain.scores, moved, strict=True):
+        largest = scores.double().nan_to_num(0.0, 0.0, 0.0).abs().amax(-1)
+        most = max(most, float((by_rounding.numpy() / spacings(largest.numpy(), fmt)).max()))
+    return most
 
 
 def compare_choices(

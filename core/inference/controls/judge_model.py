@@ -48,7 +48,7 @@ from ..paths.engines import (
 )
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
-from .choices import Choices, Replay, are_alike, can_replay, choices_of
+from .choices import Choices, Replay, are_alike, can_replay, choices_of, moved_row_ulps
 from .drawn_roundings import RoundingDraws
 from .key_choices import chooses_keys
 from .modules_alone import first_not_finite, module_row
@@ -239,6 +239,8 @@ class ModelControls(Controls):
         self.floors: dict[str, NoiseFloor] = {}
         # what each side would have chosen, by dtype
         self.noted: dict[str, dict[str, dict[tuple[int, ...], Choices]]] = {}
+        # rms with the model's choices over rms with each side's own, in the model's dtype
+        self.replayed_share: float | None = None
 
     @cached_property
     def replays(self) -> bool:
@@ -307,7 +309,10 @@ class ModelControls(Controls):
             if self.replays and self.digests[0] != self.digests[1]:
                 peaks_in = LOGIT_FORMATS.get(dtype)
                 sides = self.sides_in(self.loaded)
+                natural_rms = divergence.rms
                 divergence = divergence_of(self.loaded, self.prompts, sides, peaks_in=peaks_in)
+                if natural_rms > 0:
+                    self.replayed_share = divergence.rms / natural_rms
             return self._pair(
                 divergence,
                 self.names,
@@ -465,6 +470,7 @@ class ModelControls(Controls):
     def choices(self) -> list[Evidence]:
         rows = []
         for dtype, noted in self.noted.items():
+            fmt = LOGIT_FORMATS.get(dtype)
             with self._in(dtype) as model:
                 replay = self.session.replay(model)
             modules = replay.choices[self.prompts[0]].modules
@@ -477,7 +483,16 @@ class ModelControls(Controls):
                 if not all(are_alike(replay.choices[ids], by_prompt[ids]) for ids in self.prompts):
                     continue
                 found = replay.compare(self.prompts, by_prompt)
-                rows.append(choices_row(found, modules, self.lengths, side, dtype))
+                about = found, modules, self.lengths, side, dtype
+                if fmt is None:
+                    rows.append(choices_row(*about))
+                    continue
+                by_rounding = max(
+                    moved_row_ulps(replay.choices[ids], replay.moved[ids], fmt)
+                    for ids in self.prompts
+                )
+                share = self.replayed_share if dtype == self.dtype else None
+                rows.append(choices_row(*about, by_rounding, share))
         return rows
 
     def _replayed(self, side: RunnableSide) -> RunnableSide:
