@@ -8,22 +8,10 @@ from app.components import plots, tables
 from app.internals import parts
 from app.shell import exports, selection, store_cache
 from core.plots import layers as charts
-from core.runs.queries.choices import by_module, cells, rule, sentence, through_choices
-from core.text import number, percent, visible
+from core.runs.queries.choices import by_module, cells, rule, sentence, short_names, through_choices
+from core.text import visible
 
-_COLUMNS = [
-    "module",
-    "agreement_share",
-    "choices",
-    "flips",
-    "near_ties",
-    "beyond",
-    "smallest_margin",
-    "largest_flip",
-    "first_prompt",
-    "first_position",
-    "dtype",
-]
+_HIDDEN = ["ordinal", "first_margin", "first_state"]
 
 
 def draw(view: selection.View) -> None:
@@ -36,21 +24,15 @@ def draw(view: selection.View) -> None:
     if table.empty:
         st.info(f"No choice in prompt {view.prompt} is known of both sides.")
         return
-    flips = int(table["flips"].sum())
-    total = int(table["choices"].sum())
     text = " ".join([sentence(run, table), through_choices(run, pair)])
-    (lead.markdown if flips else lead.success)(text)
-    figures = st.columns(4)
-    figures[0].metric("Agreement", percent(1 - flips / total), help=f"of {total:,} choices")
-    figures[1].metric("At near ties", f"{int(table['near_ties'].sum()):,}")
-    figures[2].metric("Beyond", f"{int(table['beyond'].sum()):,}")
-    figures[3].metric("Smallest margin, row ULPs", number(float(table["smallest_margin"].min())))
+    (lead.markdown if table["flips"].any() else lead.success)(text)
     st.caption(rule(run, pair, table))
 
     grid = store_cache.cached(run, cells, pair, view.prompt)
     if not grid.empty:
         st.subheader(parts.where(view))
-        arguments = (grid, *charts.choice_names(table), "state", view.position)
+        names = short_names(table)
+        arguments = (grid, names, names, "state", view.position)
         content = (pair, view.prompt, view.position)
         figure = plots.cached(run, content, charts.position_map, *arguments)
         picture = exports.picture_of(view, "choices", of_prompt=True)
@@ -59,8 +41,8 @@ def draw(view: selection.View) -> None:
             "Layers x positions: the worst choice of each cell. Gray: the same. ▼: selected."
         )
     st.subheader("By layer")
-    shown = table.assign(module=table["module"].map(visible))[_COLUMNS]
-    tables.draw(shown, "choices_table")
+    shown = table.assign(module=table["module"].map(visible))
+    tables.draw(shown.drop(columns=_HIDDEN), "choices_table")
     sides = "SELECT * FROM choice WHERE side IN (0, ?) ORDER BY ALL"
     files = {"by layer": table, "every choice": partial(run.query, sides, pair + 1)}
     exports.download(files, exports.file_stem(view, "choices"), "choices")

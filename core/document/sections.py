@@ -366,11 +366,14 @@ def _argmax(run: RunReader, token: int | None) -> str:
 
 def _flips(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) -> Markup:
     every = figures[figures["is_flip"]]
+    first_choices = choices.first_flips(run, pair.index)
     rows = []
     for row in _rows(every.head(size.flips)):
         texts = run.header.prompts[row.prompt].token_texts
         place = f"{row.position:,}{run.header.of_prompt(row.prompt)}"
         context = element("small", f"after {_visible(texts[row.position])}") if texts else ""
+        if row.position >= first_choices.get(row.prompt, np.inf):
+            context = join(context, element("small", "behind another choice"))
         tops = run.top_tokens([0, pair.index + 1], row.prompt, row.position)
         steps = [_text(getattr(row, f"{side}_margin_ulps")) or "undefined" for side in flips.SIDES]
         cells = [
@@ -551,7 +554,7 @@ def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         states = cells.pivot(index="row", columns="cell", values="value").fillna(0)
         # nothing, the first color of the scale, that of a mismatch
         levels = np.array([0, 1, LEVELS + 1], np.uint8)[states.to_numpy(int)]
-        names = dict(zip(modules["ordinal"], modules["module"], strict=True))
+        names = choices.short_names(modules)
         labels = {place + 0.5: names[row] for place, row in enumerate(states.index)}
         step = -(-len(labels) // 12)
         y = Axis("module", len(labels), 0, labels=dict([*labels.items()][::step]))

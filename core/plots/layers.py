@@ -2,7 +2,6 @@
 the prompt.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -408,14 +407,4 @@ def names_of(modules: DataFrame) -> tuple[dict[int, str], dict[int, str]]:
     for row in rows:
         if is_few or row.kind == RESIDUAL:
             ticks[row.ordinal] = short_name(row.module, row.kind, row.block)
-    return names, ticks
-
-
-def choice_names(modules: DataFrame) -> tuple[dict[int, str], dict[int, str]]:
-    """Return names and ticks as of `names_of`, of modules that choose."""
-    names = dict(zip(modules["ordinal"], modules["module"], strict=True))
-    ticks = {}
-    for ordinal, name in names.items():
-        block = re.search(r"\.(\d+)\.", name)
-        ticks[ordinal] = short_name(name, "", int(block[1])) if block else visible(name)
     return names, ticks

@@ -25,7 +25,7 @@ from ...runs.store.partial import is_passing
 from ...runs.writer import RunWriter
 from ...text import size
 from ..models.devices import own_bits
-from ..models.model import LoadedModel, has_experts, revision_of
+from ..models.model import LoadedModel, revision_of
 from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
 from ..paths import engine_side
 from ..paths.bases import without_cache
@@ -177,11 +177,6 @@ def run_capture(
             sink.layers(plan.layers.positions, is_async=has_a_core_to_spare(plan.loaded)),
         )
 
-    choices = None
-    # positions of generated tokens are not told
-    if has_experts(plan.loaded.model) and not plan.generations:
-        choices = ChoiceRecorder(plan.loaded)
-
     def tell(stage: str, rows_done: int = plan.header.rows) -> None:
         on_progress(stage, rows_done, plan.header.rows * len(plan.paths))
 
@@ -189,8 +184,7 @@ def run_capture(
         for side, path in enumerate(plan.paths):
             torch.manual_seed(plan.request.seed)
             with torch_errors_stop(path):
-                recorder = choices if can_record(path) else None
-                _run_side(plan, side, layers, recorder, sink, tell)
+                _run_side(plan, side, layers, sink, tell)
             if layers is not None and side == 0:
                 try:
                     with torch_errors_stop(path):
@@ -205,7 +199,6 @@ def _run_side(
     plan: CapturePlan,
     side: int,
     layers: LayerCapture | None,
-    choices: ChoiceRecorder | None,
     sink: RunWriter,
     tell: Callable[[str, int], None],
 ) -> None:
@@ -214,8 +207,11 @@ def _run_side(
     watch = CacheWatch() if plan.has_kv else None
     outputs = layers.trace(side, path) if layers is not None else None
     trace: ModuleTrace | None = outputs
-    if trace is None and choices is not None:
-        trace = ModuleTrace()
+    choices = None
+    # positions of generated tokens are not told
+    if can_record(plan.loaded, path) and not plan.generations:
+        choices = ChoiceRecorder(plan.loaded, path)
+        trace = trace or ModuleTrace()
     chunks = _Chunks(plan, side, sink)
 
     def emit(position: int, logits: torch.Tensor) -> None:
@@ -228,7 +224,7 @@ def _run_side(
     with (
         open_path(path, plan.loaded, watch, trace) as run,
         nullcontext() if outputs is None else outputs.watching(),
-        nullcontext() if choices is None or trace is None else choices.recording(trace, path),
+        nullcontext() if choices is None or trace is None else choices.recording(trace),
     ):
         for prompt, ids in enumerate(plan.token_ids):
             with nullcontext() if outputs is None else outputs.of_prompt(prompt):

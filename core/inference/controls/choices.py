@@ -220,6 +220,17 @@ class Replay:
 
         return self.of(side, see)
 
+    def moved_row_ulps(self, fmt: FloatFormat) -> float:
+        """Return how far rounding moves a score at most, in spacings of `fmt` at the largest score
+        of its position.
+        """
+        most = 0.0
+        for prompt, moved in self.moved.items():
+            for scores, by_rounding in zip(self.choices[prompt].scores, moved, strict=True):
+                largest = scores.double().nan_to_num(0.0, 0.0, 0.0).abs().amax(-1).numpy()
+                most = max(most, float((by_rounding.numpy() / spacings(largest, fmt)).max()))
+        return most
+
     def compare(
         self,
         prompts: Sequence[tuple[int, ...]],
@@ -235,17 +246,6 @@ def moved_by(plain: Choices, other: Choices) -> list[torch.Tensor]:
         (theirs.double() - ours.double()).abs().nan_to_num(0.0).amax(-1)
         for ours, theirs in zip(plain.scores, other.scores, strict=True)
     ]
-
-
-def moved_row_ulps(plain: Choices, moved: Sequence[torch.Tensor], fmt: FloatFormat) -> float:
-    """Return how far rounding moves a score at most, in spacings of `fmt` at the largest score of
-    its position. moved: as of `moved_by`.
-    """
-    most = 0.0
-    for scores, by_rounding in zip(plain.scores, moved, strict=True):
-        largest = scores.double().nan_to_num(0.0, 0.0, 0.0).abs().amax(-1)
-        most = max(most, float((by_rounding.numpy() / spacings(largest.numpy(), fmt)).max()))
-    return most
 
 
 def compare_choices(

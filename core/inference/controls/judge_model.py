@@ -48,7 +48,7 @@ from ..paths.engines import (
 )
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
-from .choices import Choices, Replay, are_alike, can_replay, choices_of, moved_row_ulps
+from .choices import Choices, Replay, are_alike, can_replay, choices_of
 from .drawn_roundings import RoundingDraws
 from .key_choices import chooses_keys
 from .modules_alone import first_not_finite, module_row
@@ -483,16 +483,10 @@ class ModelControls(Controls):
                 if not all(are_alike(replay.choices[ids], by_prompt[ids]) for ids in self.prompts):
                     continue
                 found = replay.compare(self.prompts, by_prompt)
-                about = found, modules, self.lengths, side, dtype
-                if fmt is None:
-                    rows.append(choices_row(*about))
-                    continue
-                by_rounding = max(
-                    moved_row_ulps(replay.choices[ids], replay.moved[ids], fmt)
-                    for ids in self.prompts
-                )
+                moved = replay.moved_row_ulps(fmt) if fmt is not None else None
                 share = self.replayed_share if dtype == self.dtype else None
-                rows.append(choices_row(*about, by_rounding, share))
+                about = found, modules, self.lengths, side, dtype
+                rows.append(choices_row(*about, moved, share))
         return rows
 
     def _replayed(self, side: RunnableSide) -> RunnableSide:

@@ -3,50 +3,48 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from ...runs.tables.choices import ChosenPart, choice_rows
+from ...runs.tables.choices import Part, choice_rows
 from ..controls.choices import following_choices
-from ..models.model import LoadedModel
+from ..models.model import LoadedModel, has_experts
 from ..paths.hooks import ModuleTrace
 from ..paths.paths import Path
 
 
-def can_record(path: Path) -> bool:
-    """Return whether the choices of a path can be seen: not in another process, nor compiled, as
-    flex_attention is.
+def can_record(loaded: LoadedModel, path: Path) -> bool:
+    """Return whether the model makes choices, and those of a path can be seen: not in another
+    process, nor compiled, as flex_attention is.
     """
     is_ours = path.engine is None and not path.is_one_piece
-    return is_ours and path.values_of("attn") != ("flex_attention",)
+    is_seen = is_ours and path.values_of("attn") != ("flex_attention",)
+    return is_seen and has_experts(loaded.model)
 
 
 class ChoiceRecorder:
-    """Records what the model chooses, side by side and prompt by prompt."""
+    """Records what the model chooses on one side, prompt by prompt."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, path: Path) -> None:
         self._loaded = loaded
-        self._left_padding = 0
-        self._made: Counter[str] = Counter()  # by module in this forward
-        self._ordinals: dict[tuple[str, int], int] = {}  # by module and call
-        self._parts: dict[tuple[str, int], list[ChosenPart]] = {}
-
-    @contextmanager
-    def recording(self, trace: ModuleTrace, path: Path) -> Iterator[None]:
-        """Record the forwards of a path inside, whose positions `trace` is told."""
         self._left_padding, _ = path.padding
-        with following_choices(self._loaded, trace, self._note):
-            yield
+        self._made: Counter[str] = Counter()  # by module in this forward
+        # by module, call and dtype
+        self._ordinals: dict[tuple[str, int, str], int] = {}
+        self._parts: dict[tuple[str, int, str], list[Part]] = {}
+
+    def recording(self, trace: ModuleTrace) -> AbstractContextManager[None]:
+        """Record the forwards inside, whose positions `trace` is told."""
+        return following_choices(self._loaded, trace, self._note)
 
     def take(self, side: int, prompt: int) -> pa.Table | None:
         """Return rows of the prompt's choices, None if there are none, and forget them."""
         tables = [
-            choice_rows(side, prompt, (self._ordinals[key], *key), parts)
-            for key, parts in self._parts.items()
+            choice_rows(side, prompt, self._ordinals[place], place, parts)
+            for place, parts in self._parts.items()
         ]
         self._parts.clear()
         return pa.concat_tables(tables) if tables else None
@@ -62,27 +60,24 @@ class ChoiceRecorder:
         if call == 0:
             self._made.clear()
         self._made[module] += 1
-        key = module, self._made[module]
-        self._ordinals.setdefault(key, len(self._ordinals))
+        place = module, self._made[module], str(scores.dtype).removeprefix("torch.")
+        self._ordinals.setdefault(place, len(self._ordinals))
         is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, ids, value=True)
+        # [positions, groups] each
         lowest = scores.masked_fill(~is_chosen, torch.inf).amin(-1)
         highest = scores.masked_fill(is_chosen, -torch.inf).amax(-1)
-        # [positions, groups]; of several groups the closest is at the cut
-        closest = (lowest - highest).argmin(-1, keepdim=True)
         largest = scores.masked_fill(scores.isinf(), 0).abs().amax(-1)
-        cut = torch.stack([each.gather(1, closest)[:, 0] for each in (lowest, highest, largest)])
+        # of several groups the closest is at the cut
+        closest = (lowest - highest).argmin(-1, keepdim=True)
+        cut = torch.cat([each.gather(1, closest) for each in (lowest, highest, largest)], 1)
         # within groups, experts are counted from the group's first
         _, groups, candidates = scores.shape
         ids = ids + candidates * torch.arange(groups, device=ids.device)[:, None]
         if module.endswith("indexer"):
             # columns of the batch
             ids = ids - self._left_padding
+        chosen, figures = ids.flatten(1).sort().values.cpu().numpy(), cut.double().cpu().numpy()
         # masked candidates have a score of -inf: if none is left out but these, all are taken
-        is_choice = (cut[1] != -torch.inf).cpu().numpy()
-        part = ChosenPart(
-            start + np.flatnonzero(is_choice),
-            ids.flatten(1).sort(-1).values.cpu().numpy()[is_choice],
-            cut.double().cpu().numpy()[:, is_choice],
-            str(scores.dtype).removeprefix("torch."),
-        )
-        self._parts.setdefault(key, []).append(part)
+        is_choice = figures[:, 1] != -np.inf
+        part = start + np.flatnonzero(is_choice), chosen[is_choice], figures[is_choice]
+        self._parts.setdefault(place, []).append(part)

@@ -7,20 +7,20 @@ choice counts.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import re
+from typing import Any
 
 from ...checks.choices import ChoicesFigures
 from ...numerics.arrays import DataFrame, Record
 from ...numerics.formats import LOGIT_FORMATS, format_named
-from ...text import number, out_of, percent, plural
+from ...text import number, out_of, percent, plural, visible
 from ..reader import RunReader
 from .layers import pool, records
 
 # of row ULPs of the compute dtype, if no check says how far rounding moves the scores: sides of
 # tiny models of eight families move them by 26 in float32 (one by 170), by 5 in bfloat16
-NEAR_TIE_ROW_ULPS = 16.0
-STATES = ("same", "near tie", "beyond")  # of a choice, by `state`
-
+NEAR_TIE_ROW_ULPS = 16.0  # a layer's number, and what is between it and the module's own name
+_IN_LAYER = re.compile(r".*?\.(\d+)\.(?:.*\.)?")
 _BITS = ", ".join(f"('{fmt.name}', {fmt.mantissa_bits})" for fmt in LOGIT_FORMATS.values())
 # $2: pair; $3: the limit in row ULPs of a dtype with $4 bits of mantissa
 _CHOICES = f"""
@@ -36,14 +36,13 @@ _CHOICES = f"""
 """
 _BY_MODULE = f"""
 WITH choices AS ({_CHOICES})
-SELECT ordinal, module, any_value(dtype) AS dtype, count(*) AS choices,
-    count(*) FILTER (NOT is_flip) / count(*) AS agreement_share,
+SELECT module, count(*) FILTER (NOT is_flip) / count(*) AS agreement_share, count(*) AS choices,
     count(*) FILTER (is_flip) AS flips, count(*) FILTER (state = 1) AS near_ties,
-    count(*) FILTER (state = 2) AS beyond,
-    $3 * 2 ** (any_value(bits) - $4) AS near_tie_row_ulps,
-    min(margin_row_ulps) AS smallest_margin, max(margin_row_ulps) FILTER (is_flip) AS largest_flip,
+    count(*) FILTER (state = 2) AS beyond, min(margin_row_ulps) AS smallest_margin,
+    max(margin_row_ulps) FILTER (is_flip) AS largest_flip,
     min(prompt) FILTER (is_flip) AS first_prompt,
     arg_min(position, (prompt, position)) FILTER (is_flip) AS first_position,
+    any_value(dtype) AS dtype, $3 * 2 ** (any_value(bits) - $4) AS near_tie_row_ulps, ordinal,
     arg_min(margin_row_ulps, (prompt, position)) FILTER (is_flip) AS first_margin,
     arg_min(state, (prompt, position)) FILTER (is_flip) AS first_state
 FROM choices WHERE $1::INTEGER IS NULL OR prompt = $1 GROUP BY ordinal, module ORDER BY ordinal
@@ -55,15 +54,6 @@ WHERE is_flip AND ($1::INTEGER IS NULL OR prompt = $1) GROUP BY prompt
 """
 
 
-class NearTie(NamedTuple):
-    """When another choice counts as a near tie. row_ulps: largest margin, of the compute dtype;
-    reason: of it, in words.
-    """
-
-    row_ulps: float
-    reason: str
-
-
 def _check(run: RunReader, pair: int) -> ChoicesFigures | None:
     """Return the figures of the pair's check of choices in the dtype of the run."""
     every = [row.figures for row in run.evidence(pair)]
@@ -72,19 +62,21 @@ def _check(run: RunReader, pair: int) -> ChoicesFigures | None:
     return next((each for each in figures if each.compute_dtype == dtype), None)
 
 
-def near_tie(run: RunReader, pair: int) -> NearTie:
-    """Return the limit of a near tie: that of the check of choices, if the pair has it."""
+def near_tie(run: RunReader, pair: int) -> tuple[float, str]:
+    """Return the limit of a near tie, row ULPs of the compute dtype, and its reason: that of the
+    check of choices, if the pair has it.
+    """
     figures = _check(run, pair)
     if figures is None or not figures.rounding_row_ulps:
-        return NearTie(NEAR_TIE_ROW_ULPS, "the limit without a verdict")
+        return NEAR_TIE_ROW_ULPS, "the limit without a verdict"
     times = figures.largest_gap_allowed
     reason = f"{number(times)}x what rounding moves the scores, as the verdict measured it"
-    return NearTie(times * figures.rounding_row_ulps, reason)
+    return times * figures.rounding_row_ulps, reason
 
 
 def _about(run: RunReader, pair: int) -> tuple[int, float, int]:
     bits = format_named(run.header.compute_dtype).mantissa_bits
-    return pair, near_tie(run, pair).row_ulps, bits
+    return pair, near_tie(run, pair)[0], bits
 
 
 def by_module(run: RunReader, pair: int, prompt: int | None = None) -> DataFrame:
@@ -101,8 +93,16 @@ def cells(run: RunReader, pair: int, prompt: int, most: int = 200) -> DataFrame:
     return pool(run, _HERE, "state", most, *_about(run, pair), prompt)
 
 
+def short_names(table: DataFrame) -> dict[int, str]:
+    """Return `layer 3 gate` for each module of `by_module`, by its ordinal."""
+    names = table["module"].map(visible).str.replace(_IN_LAYER, r"layer \1 ", regex=True)
+    return dict(zip(table["ordinal"], names, strict=True))
+
+
 def first_flips(run: RunReader, pair: int) -> dict[int, int]:
     """Return the first position of each prompt at which a choice differs, if one does."""
+    if pair not in run.pairs_with_choices:
+        return {}
     table = run.query(_FIRST_FLIPS, None, *_about(run, pair))
     return dict(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
 
@@ -138,13 +138,13 @@ def sentence(run: RunReader, table: DataFrame) -> str:
 
 def rule(run: RunReader, pair: int, table: DataFrame) -> str:
     """Say what a near tie is, and what to read into others."""
-    limit = near_tie(run, pair)
-    limits = {run.header.compute_dtype: limit.row_ulps}
+    limit, reason = near_tie(run, pair)
+    limits = {run.header.compute_dtype: limit}
     limits |= dict(zip(table["dtype"], table["near_tie_row_ulps"], strict=True))
     sizes = ", ".join(f"{number(size)} row ULPs of {dtype}" for dtype, size in limits.items())
     return (
         "Near tie: on both sides the scores of the last chosen and the first left out differ by at"
-        f" most {sizes}; {limit.reason}. Behind the first choice that differs, inputs differ too,"
+        f" most {sizes}; {reason}. Behind the first choice that differs, inputs differ too,"
         " so later ones may be beyond without a bug."
     )
 
@@ -163,19 +163,16 @@ def through_choices(run: RunReader, pair: int) -> str:
 
 
 def choices_json(run: RunReader, pair: int) -> Record:
-    """Return a pair's choices as JSON: totals, the rule of near ties, and one object per module."""
+    """Return a pair's choices as JSON: totals, the first that differs, an object per module."""
     table = by_module(run, pair)
     first = first_flip(table)
     figures = _check(run, pair)
-    limit = near_tie(run, pair)
     return {
         "reference": run.pairs[pair].reference,
         "variant": run.pairs[pair].variant,
         "choices": int(table["choices"].sum()),
         "differing": int(table["flips"].sum()),
         "beyond": int(table["beyond"].sum()),
-        "near_tie_row_ulps": limit.row_ulps,
-        "near_tie_of": run.header.compute_dtype,
         "first_module": first and first.module,
         "first_prompt": first and int(first.first_prompt),
         "first_position": first and int(first.first_position),

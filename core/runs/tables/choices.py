@@ -1,7 +1,6 @@
 """Discrete choices that the model makes on each side of a run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -32,35 +31,25 @@ CHOICE = Table(
 )
 
 
-@dataclass(frozen=True)
-class ChosenPart:
-    """What one call chose at some positions of a prompt.
-
-    ids: [positions, k], ascending; scores: the lowest one chosen, the highest one left out and the
-    largest magnitude, [3, positions].
-    """
-
-    positions: Ints
-    ids: Ints
-    scores: Floats
-    dtype: str
+Part = tuple[Ints, Ints, Floats]
+"""Positions; what was chosen there, ascending [positions, k]; of the scores the lowest chosen, the
+highest left out and the largest magnitude [positions, 3].
+"""
 
 
 def choice_rows(
     side: int,
     prompt: int,
-    place: tuple[int, str, int],
-    parts: Sequence[ChosenPart],
+    ordinal: int,
+    place: tuple[str, int, str],
+    parts: Sequence[Part],
 ) -> pa.Table:
-    """Return rows of one choice of a prompt's forwards. place: ordinal, module and call."""
-    ordinal, module, call = place
+    """Return rows of one choice of a prompt's forwards. place: module, call and dtype."""
+    module, call, dtype = place
+    positions, ids, scores = map(np.concatenate, zip(*parts, strict=True))
     # of a position that was computed twice the last counts
-    backwards = np.concatenate([part.positions for part in parts])[::-1]
-    positions, last = np.unique(backwards, return_index=True)
-    ids = np.concatenate([part.ids for part in parts])[::-1][last]
-    scores = np.concatenate([part.scores for part in parts], axis=1)
-    chosen, left_out, largest = scores[:, ::-1][:, last]
-    dtype = parts[0].dtype
+    positions, last = np.unique(positions[::-1], return_index=True)
+    chosen, left_out, largest = scores[::-1][last].T
     margins = (chosen - left_out) / spacings(largest, format_named(dtype))
     return CHOICE.arrow(
         side=side,
@@ -69,7 +58,7 @@ def choice_rows(
         module=module,
         call=call,
         position=positions,
-        ids=list(ids),
+        ids=list(ids[::-1][last]),
         lowest_chosen=chosen,
         highest_left_out=left_out,
         dtype=dtype,
