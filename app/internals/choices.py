@@ -11,7 +11,7 @@ from core.plots import layers as charts
 from core.runs.queries.choices import by_module, cells, rule, sentence, short_names, through_choices
 from core.text import visible
 
-_HIDDEN = ["ordinal", "first_margin", "first_state"]
+_HIDDEN = ["ordinal", "first_margin_row_ulps", "first_state"]
 
 
 def draw(view: selection.View) -> None:
@@ -25,7 +25,7 @@ def draw(view: selection.View) -> None:
         st.info(f"No choice in prompt {view.prompt} is known of both sides.")
         return
     text = " ".join([sentence(run, table), through_choices(run, pair)])
-    (lead.markdown if table["flips"].any() else lead.success)(text)
+    (lead.markdown if table["differing"].any() else lead.success)(text)
     st.caption(rule(run, pair, table))
 
     grid = store_cache.cached(run, cells, pair, view.prompt)

@@ -194,7 +194,7 @@ def _print_choices(run: RunReader) -> None:
     """Print a line for each pair of which choices differ."""
     for pair in sorted(run.pairs_with_choices):
         table = choices.by_module(run, pair)
-        if table["flips"].any():
+        if table["differing"].any():
             text = choices.sentence(run, table).replace("**", "").replace("`", "'")
             print_text(f"{run.pairs[pair].variant}: {text} {choices.through_choices(run, pair)}")
 

@@ -569,8 +569,8 @@ def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         "choices": "choices",
         "near_ties": "differ at near ties",
         "beyond": "differ beyond",
-        "smallest_margin": "smallest margin, row ULPs",
-        "largest_flip": "largest margin of a flip",
+        "smallest_margin_row_ulps": "smallest margin, row ULPs",
+        "largest_flip_row_ulps": "largest margin of one that differs",
     }
     yield fold("By layer", listing(modules, titles, "Choices by layer"))
 

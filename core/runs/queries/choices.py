@@ -19,7 +19,8 @@ from .layers import pool, records
 
 # of row ULPs of the compute dtype, if no check says how far rounding moves the scores: sides of
 # tiny models of eight families move them by 26 in float32 (one by 170), by 5 in bfloat16
-NEAR_TIE_ROW_ULPS = 16.0  # a layer's number, and what is between it and the module's own name
+NEAR_TIE_ROW_ULPS = 16.0
+# a layer's number, and what is between it and the module's own name
 _IN_LAYER = re.compile(r".*?\.(\d+)\.(?:.*\.)?")
 _BITS = ", ".join(f"('{fmt.name}', {fmt.mantissa_bits})" for fmt in LOGIT_FORMATS.values())
 # $2: pair; $3: the limit in row ULPs of a dtype with $4 bits of mantissa
@@ -37,13 +38,13 @@ _CHOICES = f"""
 _BY_MODULE = f"""
 WITH choices AS ({_CHOICES})
 SELECT module, count(*) FILTER (NOT is_flip) / count(*) AS agreement_share, count(*) AS choices,
-    count(*) FILTER (is_flip) AS flips, count(*) FILTER (state = 1) AS near_ties,
-    count(*) FILTER (state = 2) AS beyond, min(margin_row_ulps) AS smallest_margin,
-    max(margin_row_ulps) FILTER (is_flip) AS largest_flip,
+    count(*) FILTER (is_flip) AS differing, count(*) FILTER (state = 1) AS near_ties,
+    count(*) FILTER (state = 2) AS beyond, min(margin_row_ulps) AS smallest_margin_row_ulps,
+    max(margin_row_ulps) FILTER (is_flip) AS largest_flip_row_ulps,
     min(prompt) FILTER (is_flip) AS first_prompt,
     arg_min(position, (prompt, position)) FILTER (is_flip) AS first_position,
     any_value(dtype) AS dtype, $3 * 2 ** (any_value(bits) - $4) AS near_tie_row_ulps, ordinal,
-    arg_min(margin_row_ulps, (prompt, position)) FILTER (is_flip) AS first_margin,
+    arg_min(margin_row_ulps, (prompt, position)) FILTER (is_flip) AS first_margin_row_ulps,
     arg_min(state, (prompt, position)) FILTER (is_flip) AS first_state
 FROM choices WHERE $1::INTEGER IS NULL OR prompt = $1 GROUP BY ordinal, module ORDER BY ordinal
 """
@@ -111,8 +112,8 @@ def first_flip(table: DataFrame) -> Any | None:
     """Return the module that first chooses otherwise: at the first position, and there the first.
     table: of `by_module`; None if none does.
     """
-    flips = table[table["flips"] > 0]
-    order = flips.sort_values(["first_prompt", "first_position", "ordinal"])
+    differing = table[table["differing"] > 0]
+    order = differing.sort_values(["first_prompt", "first_position", "ordinal"])
     return next(order.itertuples(index=False), None)
 
 
@@ -124,7 +125,7 @@ def sentence(run: RunReader, table: DataFrame) -> str:
     first = first_flip(table)
     if first is None:
         return f"Both sides make the same choices: {plural(total, 'choice')}, none differs."
-    flips = int(table["flips"].sum())
+    flips = int(table["differing"].sum())
     beyond = int(table["beyond"].sum())
     return (
         f"**{out_of(flips, total)} choices {'differs' if flips == 1 else 'differ'}**:"
@@ -132,7 +133,7 @@ def sentence(run: RunReader, table: DataFrame) -> str:
         f" `{first.module}`, position {first.first_position:,}"
         f"{run.header.of_prompt(first.first_prompt)}:"
         f" {'a near tie' if first.first_state == 1 else 'beyond a near tie'}, margin"
-        f" {number(first.first_margin)} row ULPs of {first.dtype}."
+        f" {number(first.first_margin_row_ulps)} row ULPs of {first.dtype}."
     )
 
 
@@ -171,7 +172,7 @@ def choices_json(run: RunReader, pair: int) -> Record:
         "reference": run.pairs[pair].reference,
         "variant": run.pairs[pair].variant,
         "choices": int(table["choices"].sum()),
-        "differing": int(table["flips"].sum()),
+        "differing": int(table["differing"].sum()),
         "beyond": int(table["beyond"].sum()),
         "first_module": first and first.module,
         "first_prompt": first and int(first.first_prompt),

@@ -128,7 +128,8 @@ def flip_table(
         table[f"{of}_token_probability_change"] = variant - reference
         table[f"{of}_token_{other}_rank"] = columns[f"{of}_{other}_rank"].astype("Int64")
     if first := first_flips(run, pair):
-        table["behind_choice"] = table["position"] >= table["prompt"].map(first)
+        start = table["prompt"].map(first).fillna(np.inf).to_numpy(float)
+        table["behind_choice"] = table["position"].to_numpy(float) >= start
     return table
 
 
