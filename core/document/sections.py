@@ -549,7 +549,7 @@ def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     yield element("p", prose(" ".join(says)))
     first = choices.first_flip(modules)
     if first is not None:
-        prompt = int(first.first_prompt)
+        prompt = first["first_prompt"]
         cells = choices.cells(run, pair.index, prompt, MOST_CELLS)
         states = cells.pivot(index="row", columns="cell", values="value").fillna(0)
         # nothing, the first color of the scale, that of a mismatch

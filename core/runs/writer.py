@@ -177,9 +177,11 @@ class RunWriter:
         put, insert = self._storing.put, self._database.insert
         return LayerRows(self._directory, positions, put, insert, is_async=is_async)
 
-    def write_choices(self, rows: pa.Table) -> None:
+    def write_choices(self, tables: Sequence[pa.Table]) -> None:
         """Write what a side chose in one prompt, rows of CHOICE."""
-        self._storing.put(self._database.insert, CHOICE.name, rows, size=rows.nbytes)
+        if tables:
+            rows = pa.concat_tables(tables)
+            self._storing.put(self._database.insert, CHOICE.name, rows, size=rows.nbytes)
 
     def write_kernels(self, kernels: KernelList) -> None:
         """Write the kernels that a side launched. Once a side."""

@@ -234,10 +234,9 @@ def _run_side(
                     with no_foreign_errors():
                         sink.write_kv(side, part)
                 watch.cache = watch.batch = None
-            rows = choices.take(side, prompt) if choices is not None else None
-            if rows is not None:
+            if choices is not None:
                 with no_foreign_errors():
-                    sink.write_choices(rows)
+                    sink.write_choices(choices.take(side, prompt))
     with no_foreign_errors():
         chunks.finish()
 

@@ -32,22 +32,22 @@ class ChoiceRecorder:
         self._loaded = loaded
         self._left_padding, _ = path.padding
         self._made: Counter[str] = Counter()  # by module in this forward
-        # by module, call and dtype
-        self._ordinals: dict[tuple[str, int, str], int] = {}
+        # by module, call and dtype, in the order in which they were first made
         self._parts: dict[tuple[str, int, str], list[Part]] = {}
 
     def recording(self, trace: ModuleTrace) -> AbstractContextManager[None]:
         """Record the forwards inside, whose positions `trace` is told."""
         return following_choices(self._loaded, trace, self._note)
 
-    def take(self, side: int, prompt: int) -> pa.Table | None:
-        """Return rows of the prompt's choices, None if there are none, and forget them."""
-        tables = [
-            choice_rows(side, prompt, self._ordinals[place], place, parts)
-            for place, parts in self._parts.items()
+    def take(self, side: int, prompt: int) -> list[pa.Table]:
+        """Return rows of the prompt's choices, by call, and forget them."""
+        calls = enumerate(self._parts.items())
+        self._parts = {place: [] for place in self._parts}
+        return [
+            choice_rows(side, prompt, ordinal, place, parts)
+            for ordinal, (place, parts) in calls
+            if parts
         ]
-        self._parts.clear()
-        return pa.concat_tables(tables) if tables else None
 
     def _note(
         self,
@@ -61,11 +61,9 @@ class ChoiceRecorder:
             self._made.clear()
         self._made[module] += 1
         place = module, self._made[module], str(scores.dtype).removeprefix("torch.")
-        self._ordinals.setdefault(place, len(self._ordinals))
-        is_chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, ids, value=True)
         # [positions, groups] each
-        lowest = scores.masked_fill(~is_chosen, torch.inf).amin(-1)
-        highest = scores.masked_fill(is_chosen, -torch.inf).amax(-1)
+        lowest = scores.gather(-1, ids).amin(-1)
+        highest = scores.scatter(-1, ids, -torch.inf).amax(-1)
         largest = scores.masked_fill(scores.isinf(), 0).abs().amax(-1)
         # of several groups the closest is at the cut
         closest = (lowest - highest).argmin(-1, keepdim=True)

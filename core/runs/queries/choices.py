@@ -8,7 +8,6 @@ choice counts.
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from ...checks.choices import ChoicesFigures
 from ...numerics.arrays import DataFrame, Record
@@ -108,13 +107,13 @@ def first_flips(run: RunReader, pair: int) -> dict[int, int]:
     return dict(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
 
 
-def first_flip(table: DataFrame) -> Any | None:
-    """Return the module that first chooses otherwise: at the first position, and there the first.
-    table: of `by_module`; None if none does.
+def first_flip(table: DataFrame) -> Record | None:
+    """Return the row of the module that first chooses otherwise: at the first position, and there
+    the first. table: of `by_module`; None if none does.
     """
     differing = table[table["differing"] > 0]
     order = differing.sort_values(["first_prompt", "first_position", "ordinal"])
-    return next(order.itertuples(index=False), None)
+    return next(iter(records(order)), None)
 
 
 def sentence(run: RunReader, table: DataFrame) -> str:
@@ -130,10 +129,10 @@ def sentence(run: RunReader, table: DataFrame) -> str:
     return (
         f"**{out_of(flips, total)} choices {'differs' if flips == 1 else 'differ'}**:"
         f" {flips - beyond:,} at near ties, {beyond:,} beyond. The first is at"
-        f" `{first.module}`, position {first.first_position:,}"
-        f"{run.header.of_prompt(first.first_prompt)}:"
-        f" {'a near tie' if first.first_state == 1 else 'beyond a near tie'}, margin"
-        f" {number(first.first_margin_row_ulps)} row ULPs of {first.dtype}."
+        f" `{first['module']}`, position {first['first_position']:,}"
+        f"{run.header.of_prompt(first['first_prompt'])}:"
+        f" {'a near tie' if first['first_state'] == 1 else 'beyond a near tie'}, margin"
+        f" {number(first['first_margin_row_ulps'])} row ULPs of {first['dtype']}."
     )
 
 
@@ -166,7 +165,6 @@ def through_choices(run: RunReader, pair: int) -> str:
 def choices_json(run: RunReader, pair: int) -> Record:
     """Return a pair's choices as JSON: totals, the first that differs, an object per module."""
     table = by_module(run, pair)
-    first = first_flip(table)
     figures = _check(run, pair)
     return {
         "reference": run.pairs[pair].reference,
@@ -174,9 +172,7 @@ def choices_json(run: RunReader, pair: int) -> Record:
         "choices": int(table["choices"].sum()),
         "differing": int(table["differing"].sum()),
         "beyond": int(table["beyond"].sum()),
-        "first_module": first and first.module,
-        "first_prompt": first and int(first.first_prompt),
-        "first_position": first and int(first.first_position),
+        "first": first_flip(table),
         "replayed_share": figures and figures.replayed_share,
         "by_module": records(table),
     }

@@ -22,9 +22,9 @@ CHOICE = Table(
     -- experts or keys, earlier ones of their groups
     position INTEGER -- 0-based token index in its prompt
     ids INTEGER[] -- experts, groups or positions of keys that were chosen, ascending
-    lowest_chosen DOUBLE -- score at the cut: the lowest that was chosen
-    highest_left_out DOUBLE -- score at the cut: the highest that was not chosen
-    dtype VARCHAR -- dtype in which the model compares the scores
+    lowest_chosen DOUBLE NULL -- score at the cut: the lowest that was chosen
+    highest_left_out DOUBLE NULL -- score at the cut: the highest that was not chosen
+    dtype VARCHAR NULL -- dtype in which the model compares the scores; null if these are unknown
     margin_row_ulps DOUBLE NULL -- lowest_chosen minus highest_left_out, in spacings of dtype at the
     -- position's largest score; null if a score is not finite
     """,

@@ -47,9 +47,10 @@ def choice_run(store, *, rounding_row_ulps=None, run_id="choices") -> str:
     ) as writer:
         for side in range(2):
             for prompt in range(2):
-                for ordinal, place in enumerate(PLACES):
-                    parts = [part_of(scores_of(side, prompt, ordinal))]
-                    writer.write_choices(choice_rows(side, prompt, ordinal, place, parts))
+                writer.write_choices(
+                    choice_rows(side, prompt, n, place, [part_of(scores_of(side, prompt, n))])
+                    for n, place in enumerate(PLACES)
+                )
         if rounding_row_ulps is not None:
             about = [], [], header.lengths, "side_1", "float32", rounding_row_ulps, 0.125
             writer.write_verdict(Verdict(ROUNDING, "", (choices_row(*about),)))

@@ -29,7 +29,8 @@ def test_only_the_last_choice_of_a_module_counts_and_a_margin_is_that_of_both_si
 
 def test_the_first_is_that_of_the_first_position_and_flips_behind_it_say_so(run):
     first = first_flip(by_module(run, 0))
-    assert (first.module, first.first_prompt, first.first_position) == (INDEXER[0], 1, 2)
+    assert first["module"] == INDEXER[0]
+    assert (first["first_prompt"], first["first_position"]) == (1, 2)
     assert first_flip(by_module(run, 0, 0)) is None
     assert first_flips(run, 0) == {1: 2}
     flips = flip_table(run, 0)
