@@ -41,8 +41,8 @@ def draw(view: selection.View) -> None:
             "Layers x positions: the worst choice of each cell. Gray: the same. ▼: selected."
         )
     st.subheader("By layer")
-    shown = table.assign(module=table["module"].map(visible))
-    tables.draw(shown.drop(columns=_HIDDEN), "choices_table")
+    shown = table.drop(columns=_HIDDEN).assign(module=table["module"].map(visible))
+    tables.draw(shown, "choices_table")
     sides = "SELECT * FROM choice WHERE side IN (0, ?) ORDER BY ALL"
     files = {"by layer": table, "every choice": partial(run.query, sides, pair + 1)}
     exports.download(files, exports.file_stem(view, "choices"), "choices")

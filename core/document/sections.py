@@ -558,9 +558,13 @@ def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         labels = {place + 0.5: names[row] for place, row in enumerate(states.index)}
         step = -(-len(labels) // 12)
         y = Axis("module", len(labels), 0, labels=dict([*labels.items()][::step]))
-        start = float(cells["first_position"].min())
-        end = float(cells["last_position"].max()) + 1
-        x = Axis(f"position{run.header.of_prompt(prompt)}", start, end, step=1)
+        end = cells["last_position"].max() + 1
+        x = Axis(
+            f"position{run.header.of_prompt(prompt)}",
+            cells["first_position"].min(),
+            end,
+            step=1,
+        )
         legend = {"near-tie": "near tie", "mismatch": "beyond"}
         yield chart("Choices by layer and position", x, y, [picture(levels)], legend, 240)
     yield element("p", prose(choices.rule(run, pair.index, modules)), class_="note")

@@ -24,6 +24,7 @@ from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, Side
 from ...runs.store.partial import is_passing
 from ...runs.writer import RunWriter
 from ...text import size
+from ..controls.choices import following_choices
 from ..models.devices import own_bits
 from ..models.model import LoadedModel, revision_of
 from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
@@ -210,7 +211,7 @@ def _run_side(
     choices = None
     # positions of generated tokens are not told
     if can_record(plan.loaded, path) and not plan.generations:
-        choices = ChoiceRecorder(plan.loaded, path)
+        choices = ChoiceRecorder(path)
         trace = trace or ModuleTrace()
     chunks = _Chunks(plan, side, sink)
 
@@ -224,7 +225,7 @@ def _run_side(
     with (
         open_path(path, plan.loaded, watch, trace) as run,
         nullcontext() if outputs is None else outputs.watching(),
-        nullcontext() if choices is None or trace is None else choices.recording(trace),
+        following_choices(plan.loaded, trace, choices.note) if choices and trace else nullcontext(),
     ):
         for prompt, ids in enumerate(plan.token_ids):
             with nullcontext() if outputs is None else outputs.of_prompt(prompt):

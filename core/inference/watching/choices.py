@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import AbstractContextManager
 
 import numpy as np
 import pyarrow as pa
 import torch
 
 from ...runs.tables.choices import Part, choice_rows
-from ..controls.choices import following_choices
 from ..models.model import LoadedModel, has_experts
-from ..paths.hooks import ModuleTrace
 from ..paths.paths import Path
 
 
@@ -28,16 +25,11 @@ def can_record(loaded: LoadedModel, path: Path) -> bool:
 class ChoiceRecorder:
     """Records what the model chooses on one side, prompt by prompt."""
 
-    def __init__(self, loaded: LoadedModel, path: Path) -> None:
-        self._loaded = loaded
+    def __init__(self, path: Path) -> None:
         self._left_padding, _ = path.padding
         self._made: Counter[str] = Counter()  # by module in this forward
         # by module, call and dtype, in the order in which they were first made
         self._parts: dict[tuple[str, int, str], list[Part]] = {}
-
-    def recording(self, trace: ModuleTrace) -> AbstractContextManager[None]:
-        """Record the forwards inside, whose positions `trace` is told."""
-        return following_choices(self._loaded, trace, self._note)
 
     def take(self, side: int, prompt: int) -> list[pa.Table]:
         """Return rows of the prompt's choices, by call, and forget them."""
@@ -49,7 +41,7 @@ class ChoiceRecorder:
             if parts
         ]
 
-    def _note(
+    def note(
         self,
         call: int,
         module: str,
@@ -57,6 +49,7 @@ class ChoiceRecorder:
         ids: torch.Tensor,
         scores: torch.Tensor,
     ) -> None:
+        """Note what a call chooses, as core.inference.controls.choices.Note."""
         if call == 0:
             self._made.clear()
         self._made[module] += 1

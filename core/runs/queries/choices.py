@@ -56,8 +56,8 @@ WHERE is_flip AND ($1::INTEGER IS NULL OR prompt = $1) GROUP BY prompt
 
 def _check(run: RunReader, pair: int) -> ChoicesFigures | None:
     """Return the figures of the pair's check of choices in the dtype of the run."""
-    every = [row.figures for row in run.evidence(pair)]
-    figures = [each for each in every if isinstance(each, ChoicesFigures)]
+    evidence = run.evidence(pair)
+    figures = [row.figures for row in evidence if isinstance(row.figures, ChoicesFigures)]
     dtype = run.header.compute_dtype
     return next((each for each in figures if each.compute_dtype == dtype), None)
 
@@ -103,8 +103,8 @@ def first_flips(run: RunReader, pair: int) -> dict[int, int]:
     """Return the first position of each prompt at which a choice differs, if one does."""
     if pair not in run.pairs_with_choices:
         return {}
-    table = run.query(_FIRST_FLIPS, None, *_about(run, pair))
-    return dict(zip(table["prompt"].tolist(), table["position"].tolist(), strict=True))
+    rows = run.query(_FIRST_FLIPS, None, *_about(run, pair))
+    return dict(rows.to_numpy().tolist())
 
 
 def first_flip(table: DataFrame) -> Record | None:
@@ -127,7 +127,7 @@ def sentence(run: RunReader, table: DataFrame) -> str:
     flips = int(table["differing"].sum())
     beyond = int(table["beyond"].sum())
     return (
-        f"**{out_of(flips, total)} choices {'differs' if flips == 1 else 'differ'}**:"
+        f"**{out_of(flips, total)} choices differ**:"
         f" {flips - beyond:,} at near ties, {beyond:,} beyond. The first is at"
         f" `{first['module']}`, position {first['first_position']:,}"
         f"{run.header.of_prompt(first['first_prompt'])}:"
@@ -167,11 +167,8 @@ def choices_json(run: RunReader, pair: int) -> Record:
     table = by_module(run, pair)
     figures = _check(run, pair)
     return {
-        "reference": run.pairs[pair].reference,
         "variant": run.pairs[pair].variant,
-        "choices": int(table["choices"].sum()),
-        "differing": int(table["differing"].sum()),
-        "beyond": int(table["beyond"].sum()),
+        **{name: int(table[name].sum()) for name in ("choices", "differing", "beyond")},
         "first": first_flip(table),
         "replayed_share": figures and figures.replayed_share,
         "by_module": records(table),

@@ -96,7 +96,8 @@ def test_choices_show_which_differ_and_dense_runs_do_not_ask_for_them(own_store)
     app.segmented_control(key="choices_scope").set_value("all prompts").run()
     assert app.dataframe[0].value["choices"].tolist() == [8, 8]
     make_run(own_store, run_id="dense")
-    assert "Choices" not in page_text(open_page("layers", run="dense"))
+    (missing,) = open_page("layers", run="dense").expander
+    assert "Choices" not in missing.label
 
 
 def test_caches_show_how_much_differs_and_where_it_begins(own_store):

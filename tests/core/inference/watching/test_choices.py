@@ -13,6 +13,7 @@ from core.commands.capturing import run_plan
 from core.inference.capture.capture import plan_capture
 from core.inference.controls.choices import choices_of
 from core.inference.paths.engines import PLAIN, digest_of, side_of
+from core.inference.paths.paths import parse_path
 from core.inference.watching.choices import ChoiceRecorder
 from core.progress import no_progress
 from tests.core.inference.odd_models import deepseek_v32
@@ -107,9 +108,9 @@ def test_keys_are_positions_whatever_the_padding_and_none_is_chosen_if_all_are_t
 
 
 def test_of_groups_the_closest_is_at_the_cut_and_experts_are_counted_from_the_first():
-    recorder = ChoiceRecorder(tiny_model("mixtral"), captured(tiny_model("mixtral")).paths[0])
+    recorder = ChoiceRecorder(parse_path("prefill"))
     scores = torch.tensor([[[4.0, 3.0, 1.0], [2.0, 8.0, 1.5]]])
-    recorder._note(0, "gate", 5, scores.topk(1).indices, scores)
+    recorder.note(0, "gate", 5, scores.topk(1).indices, scores)
     (table,) = recorder.take(0, 0)
     (row,) = table.to_pylist()
     assert (row["position"], row["ids"]) == (5, [0, 4])
