@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...checks.choices import OtherChoices
 from ...numerics.formats import FloatFormat, spacings
@@ -28,6 +28,7 @@ See = Callable[[tuple[int, ...], "Choices"], None]
 """Gets a prompt, and what a side chooses by itself."""
 Note = Callable[[int, str, int, torch.Tensor, torch.Tensor], None]
 """Gets what a call chooses, as `Choices.note`."""
+_TOPK = torch.topk
 
 
 @dataclass
@@ -62,40 +63,6 @@ class Choices:
         if self.ids[call].shape[1:] == ids.shape[1:]:
             self.ids[call][rows] = ids.cpu()
         self.scores[call][rows] = scores.cpu()
-
-
-class _Mode(TorchDispatchMode):
-    """Notes each choice of the followed forwards, and forces those of another forward if there
-    are.
-    """
-
-    def __init__(self, trace: ModuleTrace, note: Note, forced: Choices | None) -> None:
-        super().__init__()
-        self._trace, self._note, self._forced = trace, note, forced
-        self.module = ""  # that runs
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func._schema.name != "aten::topk" or result[0].shape[:-1] != args[0].shape[:-1]:
-            return result
-        if result[0].shape == args[0].shape:
-            # all are taken
-            return result
-        trace, scores, (values, ids) = self._trace, args[0], result
-        own_scores, own_ids = trace.own(scores), trace.own(ids)
-        if own_scores is None or own_ids is None:
-            return result
-        call = trace.choices
-        trace.choices += 1
-        self._note(call, self.module, trace.start, own_ids, own_scores)
-        if self._forced is None or call >= len(self._forced.ids):
-            return result
-        chosen = self._forced.ids[call][trace.start : trace.start + len(own_ids)].to(ids.device)
-        # another number of choices is for the comparison of choices to tell
-        if chosen.shape == own_ids.shape:
-            own_ids.copy_(torch.where(chosen < 0, own_ids, chosen))
-            values.copy_(scores.gather(-1, ids))
-        return values, ids
 
 
 def choices_of(loaded: LoadedModel, side: RunnableSide, ids: Sequence[int]) -> Choices:
@@ -149,31 +116,45 @@ def following_choices(
     note: Note,
     forced: Choices | None = None,
 ) -> Iterator[None]:
-    """Have `note` get the choices of the forwards inside, whose positions `trace` is told."""
-    mode = _Mode(trace, note, forced)
-    with trace.following(loaded.model, {}), _naming(loaded.model, mode), mode:
-        yield
+    """Have `note` get the choices of the forwards inside, whose positions `trace` is told; force
+    those of another forward if there are.
 
+    torch's `topk` is replaced: a mode that sees every operation takes half of a small model's time.
+    """
+    running = [""]  # modules, the innermost last
 
-@contextmanager
-def _naming(model: Any, mode: _Mode) -> Iterator[None]:
-    """Tell the mode which module runs, the innermost one."""
-    stack: list[str] = []
+    def topk(scores: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+        result = _TOPK(scores, *arguments, **keywords)
+        values, ids = result
+        # along another axis, or all are taken
+        if values.shape[:-1] != scores.shape[:-1] or values.shape == scores.shape:
+            return result
+        own_scores, own_ids = trace.own(scores), trace.own(ids)
+        if own_scores is None or own_ids is None:
+            return result
+        call = trace.choices
+        trace.choices += 1
+        note(call, running[-1], trace.start, own_ids, own_scores)
+        if forced is None or call >= len(forced.ids):
+            return result
+        chosen = forced.ids[call][trace.start : trace.start + len(own_ids)].to(ids.device)
+        # another number of choices is for the comparison of choices to tell
+        if chosen.shape == own_ids.shape:
+            own_ids.copy_(torch.where(chosen < 0, own_ids, chosen))
+            values.copy_(scores.gather(-1, ids))
+        return result
 
-    def enter(name: str) -> None:
-        stack.append(name)
-        mode.module = name
+    def leave(*_: object) -> None:
+        running.pop()
 
-    def leave() -> None:
-        stack.pop()
-        mode.module = stack[-1] if stack else ""
-
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            hooks.enter_context(
-                module.register_forward_pre_hook(lambda _, __, name=name: enter(name)),
-            )
-            hooks.enter_context(module.register_forward_hook(lambda *_: leave()))
+    with ExitStack() as stack:
+        stack.enter_context(trace.following(loaded.model, {}))
+        for name, module in loaded.model.named_modules():
+            enter = module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
+            stack.enter_context(enter)
+            stack.enter_context(module.register_forward_hook(leave))
+        stack.enter_context(patch.object(torch, "topk", topk))
+        stack.enter_context(patch.object(torch.Tensor, "topk", topk))
         yield
 
 

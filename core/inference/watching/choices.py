@@ -15,11 +15,9 @@ from ..paths.paths import Path
 
 def can_record(loaded: LoadedModel, path: Path) -> bool:
     """Return whether the model makes choices, and those of a path can be seen: not in another
-    process, nor compiled, as flex_attention is.
+    process, nor compiled.
     """
-    is_ours = path.engine is None and not path.is_one_piece
-    is_seen = is_ours and path.values_of("attn") != ("flex_attention",)
-    return is_seen and has_experts(loaded.model)
+    return path.engine is None and not path.is_one_piece and has_experts(loaded.model)
 
 
 class ChoiceRecorder:
