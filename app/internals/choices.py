@@ -38,7 +38,8 @@ def draw(view: selection.View) -> None:
         picture = exports.picture_of(view, "choices", of_prompt=True)
         plots.draw(figure, "choices_map", picture, partial(plots.select_position, "choices_map", 1))
         st.caption(
-            "Layers x positions: the worst choice of each cell. Gray: the same. ▼: selected."
+            "Layers x positions: the worst choice of each cell. Gray: the same. Empty: all keys are"
+            " taken. ▼: selected.",
         )
     st.subheader("By layer")
     shown = table.drop(columns=_HIDDEN).assign(module=table["module"].map(visible))

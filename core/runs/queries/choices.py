@@ -141,7 +141,7 @@ def rule(run: RunReader, pair: int, table: DataFrame) -> str:
     limit, reason = near_tie(run, pair)
     limits = {run.header.compute_dtype: limit}
     limits |= dict(zip(table["dtype"], table["near_tie_row_ulps"], strict=True))
-    sizes = ", ".join(f"{number(size)} row ULPs of {dtype}" for dtype, size in limits.items())
+    sizes = " = ".join(f"{number(size)} row ULPs of {dtype}" for dtype, size in limits.items())
     return (
         "Near tie: on both sides the scores of the last chosen and the first left out differ by at"
         f" most {sizes}; {reason}. Behind the first choice that differs, inputs differ too,"
