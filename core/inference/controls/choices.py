@@ -123,8 +123,9 @@ def following_choices(
     """
     running = [""]  # modules, the innermost last
 
-    def topk(scores: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
-        result = _TOPK(scores, *arguments, **keywords)
+    def topk(input: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+        result = _TOPK(input, *arguments, **keywords)
+        scores = input
         values, ids = result
         # along another axis, or all are taken
         if values.shape[:-1] != scores.shape[:-1] or values.shape == scores.shape:
