@@ -150,6 +150,13 @@ LAYERS = Page(
     ),
     absent=_unless_recorded("layers"),
 )
+CHOICES = Page(
+    "choices",
+    "Choices",
+    "run",
+    (PageSetting("of", "choices_scope", PROMPTS[0], PROMPTS),),
+    absent=_unless_recorded("choices"),
+)
 KV_CACHE = Page(
     "kv_cache",
     "KV cache",
@@ -178,7 +185,12 @@ KERNELS = Page(
     absent=_unless_recorded("kernels"),
 )
 MITIGATIONS = Page("mitigations", "Mitigations", "run", absent=_unless_recorded("mitigations"))
-INTERNALS = Page("internals", "Internals", "run", tabs=(LAYERS, KV_CACHE, KERNELS, MITIGATIONS))
+INTERNALS = Page(
+    "internals",
+    "Internals",
+    "run",
+    tabs=(LAYERS, CHOICES, KV_CACHE, KERNELS, MITIGATIONS),
+)
 _WITH = PageSetting("with", "compare_with", "")  # ids of runs
 SIDE_BY_SIDE = Page(
     "side_by_side",

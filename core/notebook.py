@@ -21,7 +21,7 @@ from .rl.queries import figures_of
 from .runs.dumps.arrays import foreign_errors
 from .runs.dumps.shapes import HOLDS, LOGITS, PADDED, VALUES
 from .runs.importing import check_schema, is_run_file
-from .runs.queries import caches, flips, kernels, layers
+from .runs.queries import caches, choices, flips, kernels, layers
 from .runs.reader import RunReader
 from .runs.reports.issue_markdown import gravest_first
 from .runs.reports.report_json import of_variant
@@ -64,6 +64,7 @@ _OF_PAIR: dict[str, Callable[[RunReader, int], Any]] = {
     "checks": lambda run, pair: [row.to_json() for row in run.evidence(pair)],
     "ulps": _distances,
     "modules": layers.modules,
+    "choices": choices.by_module,
     "kernels": kernels.side_by_side,
     "kv": lambda run, pair: caches.merge(run, pair, None, "layer", "kind", "head"),
     "mitigations": lambda run, pair: run.mitigations.get(pair, []),
@@ -101,9 +102,9 @@ class Run:
         return html_file(self.reader, explain_pair)
 
     def to_pandas(self, table: str = "positions") -> pd.DataFrame:
-        """Return a table: positions, flips, checks, ulps, modules, kernels, kv or mitigations of
-        every `variant`; or pairs, sides, rollouts (trainer vs. rollout) or continuations. No rows
-        if the run has none.
+        """Return a table: positions, flips, checks, ulps, modules, choices, kernels, kv or
+        mitigations of every `variant`; or pairs, sides, rollouts (trainer vs. rollout) or
+        continuations. No rows if the run has none.
         """
         import pandas as pd
 
@@ -123,9 +124,10 @@ class Run:
         variant: str | None = None,
         prompt: int | None = None,
     ) -> go.Figure:
-        """Return a figure: margins, positions, ulps, noise floor or modules; ratios, density or
-        steps of trainer vs. rollout. variant: the one with the gravest verdict if None; prompt: of
-        `positions` and `noise floor`, the one with the most telling position if None.
+        """Return a figure: margins, positions, ulps, noise floor, modules or choices; ratios,
+        density or steps of trainer vs. rollout. variant: the one with the gravest verdict if None;
+        prompt: of `positions`, `noise floor` and `choices`, the one with the most telling position
+        if None.
         """
         try:
             from .plots.of_run import figure_of

@@ -29,6 +29,7 @@ _LABELS = {
     "agreed_tokens": "common tokens",
     "parting_position": "diverges at",
     "near_tie": "near tie (either side)",
+    "behind_choice": "behind another choice",
     "text": "token",
     "first_position": "first differing position",
     "ratio": "launches, variant / reference",

@@ -25,6 +25,7 @@ _FIRST = (
     "is_flip",
     "reference_token",
     "variant_token",
+    "behind_choice",
     "reference_margin_ulps",
     "variant_margin_ulps",
     "max_abs",

@@ -27,6 +27,7 @@ def _pairs_with_kernels(run: RunReader) -> set[int]:
 
 RECORDED = {  # by tab
     "layers": Recorded("layers", "module outputs", lambda run: run.pairs_with_layers),
+    "choices": Recorded("choices", "choices", lambda run: run.pairs_with_choices),
     "kv_cache": Recorded("kv", "KV caches", lambda run: run.pairs_with_kv),
     "kernels": Recorded("kernels", "kernels", _pairs_with_kernels),
     "mitigations": Recorded("mitigations", "mitigations", lambda run: run.mitigations),

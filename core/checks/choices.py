@@ -47,6 +47,13 @@ class ChoicesFigures(CheckFigures):
     beyond: Annotated[int, "choices that differ beyond a near tie"]
     largest_gap: Annotated[float, "largest difference of the scores / what rounding moves them"]
     largest_gap_allowed: Limit
+    rounding_row_ulps: Annotated[float | None, "what rounding moves a score at most, row ULPs"] = (
+        None
+    )
+    replayed_share: Annotated[
+        float | None,
+        "RMS difference of the logits with the model's choices / with each side's own",
+    ] = None
     first: FirstPlace = None
 
     @property
@@ -65,9 +72,11 @@ def choices_row(
     side: str,
     dtype: str,
     what: str = "experts",
+    rounding_row_ulps: float | None = None,
+    replayed_share: float | None = None,
 ) -> Evidence:
     """Return the row on a side's choices. found: of each prompt; modules: that make the choices, by
-    call; what: they choose.
+    call; what: they choose; the others are figures.
     """
     beyond = [
         (gap, prompt, position, call)
@@ -84,6 +93,8 @@ def choices_row(
         beyond=len(beyond),
         largest_gap=max((gap for one in found for gap in one.gaps), default=0.0),
         largest_gap_allowed=LARGEST_GAP,
+        rounding_row_ulps=rounding_row_ulps,
+        replayed_share=replayed_share,
     )
     of_all = f"In {dtype} '{side}' takes other {what} at {differing:,} of {plural(total, 'choice')}"
     outcome = PASSED

@@ -13,6 +13,7 @@ from ..configuration import configuration
 from ..errors import UsageError
 from ..numerics.arrays import Record
 from ..runs.file.records import StoredPair
+from ..runs.queries import choices
 from ..runs.queries.caches import summaries
 from ..runs.queries.flips import continuations, telling_place
 from ..runs.queries.kernels import (
@@ -150,6 +151,7 @@ def show(
                 table_of(("name", "saved as", "class", "dtype", "sha256"), sides, title="sides"),
             )
             _print_caches(run)
+            _print_choices(run)
             print_continuations(run)
 
 
@@ -186,6 +188,15 @@ def _print_caches(run: RunReader) -> None:
     first = ("first_prompt", "first_layer", "first_head", "first_position")
     title = f"KV caches vs {run.pairs[0].reference}, row ULPs of {run.header.compute_dtype}"
     print_records(rows, title, keys=(*keys, *first))
+
+
+def _print_choices(run: RunReader) -> None:
+    """Print a line for each pair of which choices differ."""
+    for pair in sorted(run.pairs_with_choices):
+        table = choices.by_module(run, pair)
+        if table["differing"].any():
+            text = choices.sentence(run, table).replace("**", "").replace("`", "'")
+            print_text(f"{run.pairs[pair].variant}: {text} {choices.through_choices(run, pair)}")
 
 
 def print_continuations(run: RunReader) -> None:

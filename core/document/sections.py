@@ -11,15 +11,15 @@ from ..numerics.arrays import DataFrame
 from ..rl import queries as rl
 from ..rl.figures import ICEPOP, TIS
 from ..runs.file.records import Prompt, StoredPair
-from ..runs.queries import caches, flips, heatmap, kernels, layers
+from ..runs.queries import caches, choices, flips, heatmap, kernels, layers
 from ..runs.queries.heat import heat
 from ..runs.queries.verdicts import Answer
 from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import headline
 from ..text import clip, join_bytes, number, opening, percent, plural, visible
 from ..verdict import FAILING, IDENTICAL, ROUNDING
-from .charts import Axis, bar, chart, dot, line, picture
-from .grid import overview
+from .charts import LEVELS, Axis, bar, chart, dot, line, picture
+from .grid import MOST_CELLS, overview
 
 Explain = Callable[[RunReader, int], Any]
 
@@ -116,6 +116,8 @@ def _charted(
         yield "Heatmap", _heatmap(run, pair, figures)
     if pair.index in run.pairs_with_layers:
         yield "Layers", _layers(run, pair)
+    if pair.index in run.pairs_with_choices:
+        yield "Choices", _choices(run, pair)
     if pair.index in run.pairs_with_kv:
         yield "KV cache", _kv_cache(run, pair)
     if kernels.is_watched(run, pair.index):
@@ -364,11 +366,14 @@ def _argmax(run: RunReader, token: int | None) -> str:
 
 def _flips(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) -> Markup:
     every = figures[figures["is_flip"]]
+    first_choices = choices.first_flips(run, pair.index)
     rows = []
     for row in _rows(every.head(size.flips)):
         texts = run.header.prompts[row.prompt].token_texts
         place = f"{row.position:,}{run.header.of_prompt(row.prompt)}"
         context = element("small", f"after {_visible(texts[row.position])}") if texts else ""
+        if row.position >= first_choices.get(row.prompt, np.inf):
+            context = join(context, element("small", "behind another choice"))
         tops = run.top_tokens([0, pair.index + 1], row.prompt, row.position)
         steps = [_text(getattr(row, f"{side}_margin_ulps")) or "undefined" for side in flips.SIDES]
         cells = [
@@ -536,6 +541,43 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     if len(modules) > MOST_MODULES:
         title += f", {MOST_MODULES:,} of {len(modules):,}"
     yield fold(title, listing(top_modules, titles, "Modules"))
+
+
+def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
+    modules = choices.by_module(run, pair.index)
+    says = choices.sentence(run, modules), choices.through_choices(run, pair.index)
+    yield element("p", prose(" ".join(says)))
+    first = choices.first_flip(modules)
+    if first is not None:
+        prompt = first["first_prompt"]
+        cells = choices.cells(run, pair.index, prompt, MOST_CELLS)
+        states = cells.pivot(index="row", columns="cell", values="value").fillna(0)
+        # nothing, the first color of the scale, that of a mismatch
+        levels = np.array([0, 1, LEVELS + 1], np.uint8)[states.to_numpy(int)]
+        names = choices.short_names(modules)
+        labels = {place + 0.5: names[row] for place, row in enumerate(states.index)}
+        step = -(-len(labels) // 12)
+        y = Axis("module", len(labels), 0, labels=dict([*labels.items()][::step]))
+        end = cells["last_position"].max() + 1
+        x = Axis(
+            f"position{run.header.of_prompt(prompt)}",
+            cells["first_position"].min(),
+            end,
+            step=1,
+        )
+        legend = {"near-tie": "near tie", "mismatch": "beyond"}
+        yield chart("Choices by layer and position", x, y, [picture(levels)], legend, 240)
+    yield element("p", prose(choices.rule(run, pair.index, modules)), class_="note")
+    titles = {
+        "module": "module",
+        "agreement_share": "agreement",
+        "choices": "choices",
+        "near_ties": "differ at near ties",
+        "beyond": "differ beyond",
+        "smallest_margin_row_ulps": "smallest margin, row ULPs",
+        "largest_flip_row_ulps": "largest margin of one that differs",
+    }
+    yield fold("By layer", listing(modules, titles, "Choices by layer"))
 
 
 def _continuations(

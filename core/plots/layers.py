@@ -35,6 +35,7 @@ MEASURES = {
     "max_row_ulps": "max row ULPs",
     "max_ulps": "max ULPs",
     "rms": "RMS difference",
+    "state": "choice",
 }
 LINEAR = ("neq_share", "max_row_ulps")  # measures that do not spread over decades
 _HOVER = {
@@ -43,6 +44,7 @@ _HOVER = {
     "max_row_ulps": "at most {} row ULPs",
     "max_ulps": "at most %{{customdata[2]:,}} ULPs",
     "rms": "RMS {}",
+    "state": "%{{customdata[2]}} (0: the same choice, 1: near tie, 2: beyond)",
 }
 _MOST_NAMED = 20  # rows whose names fit next to a map
 _BELOW_MARK = {"margin": {"t": 46}}  # room for the selected position
@@ -73,6 +75,11 @@ def _color_scale(values: Array, measure: str) -> tuple[Array, dict]:
     title = {"text": MEASURES[measure], "side": "right"}
     bar: dict = {"thickness": 12, "len": 1.0, "title": title}
     axis = {"colorscale": ULPS, "colorbar": bar}
+    if measure == "state":
+        bar |= {"tickvals": [1, 2], "ticktext": ["near tie", "beyond"]}
+        near, far = REFERENCE, MISMATCH
+        axis["colorscale"] = [[0, near], [0.5, near], [0.5, far], [1, far]]
+        return gaps_at_zero(values), {"cmin": 0.5, "cmax": 2.5, **axis}
     if measure in LINEAR:
         if measure == "neq_share":
             bar["tickformat"] = ".0%"

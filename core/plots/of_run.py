@@ -5,11 +5,12 @@ import plotly.graph_objects as go
 
 from ..errors import UsageError
 from ..rl.queries import summary
+from ..runs.queries import choices
 from ..runs.queries.by_position import floor_checks, floor_ratios
 from ..runs.queries.layers import modules
 from ..runs.reader import RunReader
 from ..text import clean
-from .layers import module_growth
+from .layers import module_growth, position_map
 from .near_ties import near_tie_scatter
 from .pairs import floor_ratio, runs_by_position, ulp_histogram
 from .rl import density, ratios, steps
@@ -20,7 +21,7 @@ _OF_ROLLOUTS = {
     "density": (density, "density"),
     "steps": (steps, "steps"),
 }
-NAMES = ("margins", "positions", "ulps", "noise floor", "modules", *_OF_ROLLOUTS)
+NAMES = ("margins", "positions", "ulps", "noise floor", "modules", "choices", *_OF_ROLLOUTS)
 
 
 def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
@@ -47,6 +48,11 @@ def _figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
     elif name == "modules":
         table = modules(run, pair)
         figure = module_growth(table) if len(table) else None
+    elif name == "choices" and pair in run.pairs_with_choices:
+        cells = choices.cells(run, pair, prompt)
+        names = choices.short_names(choices.by_module(run, pair))
+        first = choices.first_flips(run, pair).get(prompt, 0)
+        figure = position_map(cells, names, names, "state", first)
     elif name == "noise floor":
         figure = _noise_floor(run, pair, prompt)
     elif name in _OF_ROLLOUTS and run.has_rollouts:

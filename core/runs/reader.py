@@ -150,6 +150,12 @@ class RunReader(Figures):
         return self._in_table("pair", "layer")
 
     @property
+    def pairs_with_choices(self) -> frozenset[int]:
+        """Indices of the pairs of which both sides' choices were recorded."""
+        sides = self._in_table("side", "choice")
+        return frozenset(side - 1 for side in sides if side and 0 in sides)
+
+    @property
     def sides_with_kernels(self) -> frozenset[int]:
         """Indices of the sides whose kernels were watched."""
         return self._in_table("side", "kernel_side")

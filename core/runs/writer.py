@@ -23,6 +23,7 @@ from .file.records import ALL, FIGURES, Generation, RunHeader
 from .new_run import new_run
 from .spool import Spool
 from .store.store import Store
+from .tables.choices import CHOICE
 from .tables.heatmap import PYRAMIDS, cell_rows, first_level_rows, insert_levels, narrow_cells
 from .tables.kernels import KernelList, insert_kernels
 from .tables.kv_cache import KV, KV_POSITION, KvPart, kv_rows
@@ -176,6 +177,12 @@ class RunWriter:
         """
         put, insert = self._storing.put, self._database.insert
         return LayerRows(self._directory, positions, put, insert, is_async=is_async)
+
+    def write_choices(self, tables: Sequence[pa.Table]) -> None:
+        """Write what a side chose in one prompt, rows of CHOICE."""
+        if tables:
+            rows = pa.concat_tables(tables)
+            self._storing.put(self._database.insert, CHOICE.name, rows, size=rows.nbytes)
 
     def write_kernels(self, kernels: KernelList) -> None:
         """Write the kernels that a side launched. Once a side."""

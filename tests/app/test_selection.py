@@ -201,7 +201,7 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
     assert app.query_params["run"] == RUN
 
 
-NOT_IN_THIS_RUN = ("layers", "kernels", "classes", "sweeps")
+NOT_IN_THIS_RUN = ("layers", "choices", "kernels", "classes", "sweeps")
 WITH_SETTINGS = {
     part.name: part.settings
     for part in navigation.PARTS.values()

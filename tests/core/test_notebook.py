@@ -176,7 +176,7 @@ def test_a_bad_name_lists_the_tables():
         sample.to_pandas("position")
     names = str(caught.value).partition("are ")[2].rstrip(".").split(", ")
     empty = {name for name in names if sample.to_pandas(name).empty}
-    assert empty == {"rollouts", "continuations"}
+    assert empty == {"rollouts", "continuations", "choices"}
     modules = sample.reader.query("SELECT count(DISTINCT ordinal) AS n FROM layer")["n"][0]
     assert len(sample.to_pandas("modules")) == modules
 

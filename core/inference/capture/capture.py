@@ -24,6 +24,7 @@ from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, Side
 from ...runs.store.partial import is_passing
 from ...runs.writer import RunWriter
 from ...text import size
+from ..controls.choices import following_choices
 from ..models.devices import own_bits
 from ..models.model import LoadedModel, revision_of
 from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
@@ -31,7 +32,9 @@ from ..paths import engine_side
 from ..paths.bases import without_cache
 from ..paths.batch import CacheWatch, Emit, kv_parts, neighbour_rows, rows_of_a_chunk
 from ..paths.caches import has_layers
+from ..paths.hooks import ModuleTrace
 from ..paths.paths import NamedPath, OpenPath, Path, check_path, open_path, sides_of
+from ..watching.choices import ChoiceRecorder, can_record
 from ..watching.layers import LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
 
 # cached: a model's weights do not change during a process
@@ -203,30 +206,41 @@ def _run_side(
     sink: RunWriter,
     tell: Callable[[str, int], None],
 ) -> None:
-    """Write the rows of one side, prompt by prompt, each followed by its caches."""
+    """Write the rows of one side, prompt by prompt, each followed by its caches and choices."""
+    path = plan.paths[side]
     watch = CacheWatch() if plan.has_kv else None
-    trace = layers.trace(side, plan.paths[side]) if layers is not None else None
+    outputs = layers.trace(side, path) if layers is not None else None
+    trace: ModuleTrace | None = outputs
+    choices = None
+    # positions of generated tokens are not told
+    if can_record(plan.loaded, path) and not plan.generations:
+        choices = ChoiceRecorder(path)
+        trace = trace or ModuleTrace()
     chunks = _Chunks(plan, side, sink)
 
     def emit(position: int, logits: torch.Tensor) -> None:
-        if trace is not None:
-            trace.see_logits(position, logits)
+        if outputs is not None:
+            outputs.see_logits(position, logits)
         with no_foreign_errors():
             chunks.add(logits)
             tell(plan.header.sides[side].name, side * plan.header.rows + chunks.rows)
 
     with (
-        open_path(plan.paths[side], plan.loaded, watch, trace) as run,
-        nullcontext() if trace is None else trace.watching(),
+        open_path(path, plan.loaded, watch, trace) as run,
+        nullcontext() if outputs is None else outputs.watching(),
+        following_choices(plan.loaded, trace, choices.note) if choices and trace else nullcontext(),
     ):
         for prompt, ids in enumerate(plan.token_ids):
-            with nullcontext() if trace is None else trace.of_prompt(prompt):
+            with nullcontext() if outputs is None else outputs.of_prompt(prompt):
                 _run_prompt(run, ids, plan.generations[prompt] if plan.generations else None, emit)
             if watch is not None:
                 for part in kv_parts(watch, prompt, plan.loaded.torch_dtype):
                     with no_foreign_errors():
                         sink.write_kv(side, part)
                 watch.cache = watch.batch = None
+            if choices is not None:
+                with no_foreign_errors():
+                    sink.write_choices(choices.take(side, prompt))
     with no_foreign_errors():
         chunks.finish()
 

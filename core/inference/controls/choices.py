@@ -8,17 +8,17 @@ What a side would have chosen itself is compared choice by choice.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.nn.functional import pad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...checks.choices import OtherChoices
+from ...numerics.formats import FloatFormat, spacings
 from ...numerics.statistic import TINY
 from ..models.model import LoadedModel
 from ..paths.batch import Emit, Run, ignore
@@ -29,8 +29,12 @@ Call = tuple[str, int]
 """A module that chooses, and how often it chose before in a forward."""
 See = Callable[[tuple[int, ...], "Choices"], None]
 """Gets a prompt, and what a side chooses by itself."""
+Note = Callable[[Call, int, torch.Tensor, torch.Tensor], None]
+"""Gets what a call chooses, as `Choices.note`."""
 ReplayIn = Callable[[LoadedModel], "Replay"]
 """Returns the choices of a model's plain forward in its dtype."""
+
+_TOPK = torch.topk
 
 
 @dataclass
@@ -114,13 +118,12 @@ def _by_position(
 
 
 class _Trace(ModuleTrace):
-    """Knows which rows of a batch are the prompt's positions in each forward."""
-
-    module = ""
+    """Follows the forwards of a prompt, and tells another trace too which positions they
+    compute.
+    """
 
     def __init__(self, prompt: Sequence[int], outer: ModuleTrace | None) -> None:
         super().__init__(prompt, range(len(prompt)))
-        self.chosen: Counter[str] = Counter()
         self._outer = outer
         self.modules = () if outer is None else outer.modules
 
@@ -135,75 +138,73 @@ class _Trace(ModuleTrace):
         if self._outer is not None:
             self._outer.hand_in(name, output, start)
 
-    def _begin(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        super()._begin(arguments, keywords)
-        self.chosen.clear()
 
-    def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return the prompt's part of what a forward computes, a view [positions, groups, n]; None
-        if the axes are not known.
-        """
-        rows, columns = self._shape
-        if self._computed is None or tensor.shape[0] not in (rows, rows * columns):
-            return None
-        row, skipped, start, stop = self._computed
-        is_flat = tensor.shape[0] == rows * columns
-        if not is_flat and (tensor.ndim < 3 or tensor.shape[1] != columns):
-            return None
-        batch = tensor.reshape(rows, columns, -1, tensor.shape[-1])
-        return batch[row, skipped : skipped + stop - start]
+@contextmanager
+def following_choices(
+    loaded: LoadedModel,
+    trace: ModuleTrace,
+    note: Note,
+    forced: Choices | None = None,
+) -> Iterator[None]:
+    """Have `note` get the choices of the forwards inside, whose positions `trace` is told; force
+    those of another forward if there are.
 
-    @property
-    def start(self) -> int:
-        assert self._computed is not None
-        return self._computed[2]
-
-
-class _Mode(TorchDispatchMode):
-    """Notes each choice of the followed forwards, and forces those of another forward if there
-    are.
+    torch's `topk` is replaced: a mode that sees every operation takes half of a small model's time.
     """
+    running = [""]  # modules, the innermost last
 
-    def __init__(self, trace: _Trace, noted: Choices, forced: Choices | None) -> None:
-        super().__init__()
-        self._trace, self._noted, self._forced = trace, noted, forced
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func._schema.name != "aten::topk" or result[0].shape[:-1] != args[0].shape[:-1]:
+    def topk(input: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+        result = _TOPK(input, *arguments, **keywords)
+        values, ids = result
+        # along another axis
+        if values.shape[:-1] != input.shape[:-1]:
             return result
-        trace, scores, (values, ids) = self._trace, args[0], result
-        own_scores, own_ids = trace.own(scores), trace.own(ids)
+        own_scores, own_ids = trace.own(input), trace.own(ids)
         if own_scores is None or own_ids is None:
             return result
-        call = trace.module, trace.chosen[trace.module]
-        trace.chosen[trace.module] += 1
-        self._noted.note(call, trace.start, own_ids, own_scores)
-        forced = self._forced_on(call, own_scores, own_ids)
-        if forced is not None:
-            own_ids.copy_(forced)
-            values.copy_(scores.gather(-1, ids))
-        return values, ids
+        module = running[-1]
+        call = module, trace.chosen[module]
+        trace.chosen[module] += 1
+        note(call, trace.start, own_ids, own_scores)
+        chosen = (
+            None if forced is None else _forced_on(forced, call, trace.start, own_scores, own_ids)
+        )
+        if chosen is not None:
+            own_ids.copy_(chosen)
+            values.copy_(input.gather(-1, ids))
+        return result
 
-    def _forced_on(
-        self, call: Call, scores: torch.Tensor, ids: torch.Tensor
-    ) -> torch.Tensor | None:
-        """Return the ids that a call has to choose instead of `ids`, None if there are none."""
-        if self._forced is None or call not in self._forced.calls:
+    def leave(*_: object) -> None:
+        running.pop()
+
+    with ExitStack() as stack:
+        stack.enter_context(trace.following(loaded.model, {}))
+        for name, module in loaded.model.named_modules():
+            enter = module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
+            stack.enter_context(enter)
+            stack.enter_context(module.register_forward_hook(leave))
+        stack.enter_context(patch.object(torch, "topk", topk))
+        stack.enter_context(patch.object(torch.Tensor, "topk", topk))
+        yield
+
+
+def _forced_on(
+    forced: Choices, call: Call, start: int, scores: torch.Tensor, ids: torch.Tensor
+) -> torch.Tensor | None:
+    """Return the ids that a call has to choose instead of `ids`, None if there are none."""
+    if call not in forced.calls:
+        return None
+    chosen = forced.ids[forced.calls[call]][start : start + len(ids)].to(ids.device)
+    if call[0] in forced.choosers:
+        first = slot_of_first(start, scores)
+        if first is None:
             return None
-        start = self._trace.start
-        chosen = self._forced.ids[self._forced.calls[call]][start : start + len(ids)]
-        chosen = chosen.to(ids.device)
-        if call[0] in self._forced.choosers:
-            first = slot_of_first(start, scores)
-            if first is None:
-                return None
-            # what is not masked comes first, on both sides
-            chosen = torch.where(chosen < 0, -1, chosen + first)[..., : ids.shape[-1]]
-        # another number of choices is for the comparison of choices to tell
-        if chosen.shape != ids.shape:
-            return None
-        return torch.where(chosen < 0, ids, chosen)
+        # what is not masked comes first, on both sides
+        chosen = torch.where(chosen < 0, -1, chosen + first)[..., : ids.shape[-1]]
+    # another number of choices is for the comparison of choices to tell
+    if chosen.shape != ids.shape:
+        return None
+    return torch.where(chosen < 0, ids, chosen)
 
 
 def key_choosers(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, bool]:
@@ -265,35 +266,8 @@ def _following(
     outer: ModuleTrace | None = None,
 ) -> Iterator[Run]:
     trace = _Trace(ids, outer)
-    with (
-        _naming(loaded.model, trace),
-        side.open(loaded, trace) as run,
-        trace.following(loaded.model, {}),
-        _Mode(trace, noted, forced),
-    ):
+    with side.open(loaded, trace) as run, following_choices(loaded, trace, noted.note, forced):
         yield run
-
-
-@contextmanager
-def _naming(model: Any, trace: _Trace) -> Iterator[None]:
-    """Tell the trace which module runs, the innermost one."""
-    stack: list[str] = []
-
-    def enter(name: str) -> None:
-        stack.append(name)
-        trace.module = name
-
-    def leave() -> None:
-        stack.pop()
-        trace.module = stack[-1] if stack else ""
-
-    with ExitStack() as hooks:
-        for name, module in model.named_modules():
-            hooks.enter_context(
-                module.register_forward_pre_hook(lambda _, __, name=name: enter(name)),
-            )
-            hooks.enter_context(module.register_forward_hook(lambda *_: leave()))
-        yield
 
 
 def can_replay(loaded: LoadedModel, side: RunnableSide, plain: Replay) -> bool:
@@ -354,6 +328,17 @@ class Replay:
             self.moved[prompt] = list(map(torch.maximum, earlier, moved))
 
         return self.of(side, see)
+
+    def moved_row_ulps(self, fmt: FloatFormat) -> float:
+        """Return how far rounding moves a score at most, in spacings of `fmt` at the largest score
+        of its position.
+        """
+        most = 0.0
+        for prompt, moved in self.moved.items():
+            for scores, by_rounding in zip(self.choices[prompt].scores, moved, strict=True):
+                largest = scores.double().nan_to_num(0.0, 0.0, 0.0).abs().amax(-1).numpy()
+                most = max(most, float((by_rounding.numpy() / spacings(largest, fmt)).max()))
+        return most
 
     def compare(
         self,

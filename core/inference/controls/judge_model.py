@@ -251,6 +251,8 @@ class ModelControls(Controls):
         self.floors: dict[str, NoiseFloor] = {}
         # what each side would have chosen, by dtype
         self.noted: dict[str, dict[str, dict[tuple[int, ...], Choices]]] = {}
+        # rms with the model's choices over rms with each side's own, in the model's dtype
+        self.replayed_share: float | None = None
 
     @cached_property
     def replays(self) -> bool:
@@ -318,7 +320,10 @@ class ModelControls(Controls):
             if self.replays and self.digests[0] != self.digests[1]:
                 peaks_in = LOGIT_FORMATS.get(dtype)
                 sides = self.sides_in(self.loaded)
+                natural_rms = divergence.rms
                 divergence = divergence_of(self.loaded, self.prompts, sides, peaks_in=peaks_in)
+                if natural_rms > 0:
+                    self.replayed_share = divergence.rms / natural_rms
             return self._pair(
                 divergence,
                 self.names,
@@ -484,6 +489,7 @@ class ModelControls(Controls):
         kinds = {"experts": self.has_experts, "keys": any(self.session.key_choosers.values())}
         what = " and ".join(noun for noun, is_there in kinds.items() if is_there)
         for dtype, noted in self.noted.items():
+            fmt = LOGIT_FORMATS.get(dtype)
             with self._in(dtype) as model:
                 replay = self.session.replay(model)
             modules = replay.choices[self.prompts[0]].modules
@@ -496,7 +502,10 @@ class ModelControls(Controls):
                 if not all(follows(replay.choices[ids], by_prompt[ids]) for ids in self.prompts):
                     continue
                 found = replay.compare(self.prompts, by_prompt)
-                rows.append(choices_row(found, modules, self.lengths, side, dtype, what))
+                moved = replay.moved_row_ulps(fmt) if fmt is not None else None
+                share = self.replayed_share if dtype == self.dtype else None
+                about = found, modules, self.lengths, side, dtype, what
+                rows.append(choices_row(*about, moved, share))
         return rows
 
     def _replayed(self, side: RunnableSide) -> RunnableSide:

@@ -53,6 +53,8 @@ class ModuleTrace:
         self._columns: slice | torch.Tensor | None = None
         self._first = 0  # place of the first of them in `positions`
         self._calls: Counter[str] = Counter()  # of each module in this forward
+        # choices by module in this forward (core.inference.controls.choices)
+        self.chosen: Counter[str] = Counter()
 
     def take(self, name: str, first: int, output: torch.Tensor) -> None:
         """Take a module's output [chosen, width] from the `first` chosen position on.
@@ -81,6 +83,26 @@ class ModuleTrace:
         if columns is not None:
             self.take(name, first, output[columns].detach())
 
+    @property
+    def start(self) -> int:
+        """First position that this forward computes."""
+        assert self._computed is not None
+        return self._computed[2]
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the prompt's part of what a forward computes, a view [positions, groups, n]; None
+        if the axes are not known.
+        """
+        rows, columns = self._shape
+        if self._computed is None or tensor.shape[0] not in (rows, rows * columns):
+            return None
+        row, skipped, start, stop = self._computed
+        is_flat = tensor.shape[0] == rows * columns
+        if not is_flat and (tensor.ndim < 3 or tensor.shape[1] != columns):
+            return None
+        batch = tensor.reshape(rows, columns, -1, tensor.shape[-1])
+        return batch[row, skipped : skipped + stop - start]
+
     @contextmanager
     def following(self, model: Any, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
         """Take every output of the modules inside the `with`, by name."""
@@ -100,6 +122,7 @@ class ModuleTrace:
     def _begin(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self._columns = None
         self._calls.clear()
+        self.chosen.clear()
         ids = keywords.get("input_ids", arguments[0] if arguments else None)
         if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
             return

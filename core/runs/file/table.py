@@ -27,6 +27,7 @@ _ARROW = {
     "BIGINT": pa.int64(),
     "DOUBLE": pa.float64(),
     "INTEGER": pa.int32(),
+    "INTEGER[]": pa.list_(pa.int32()),
     "USMALLINT": pa.uint16(),
     "VARCHAR": pa.string(),
 }

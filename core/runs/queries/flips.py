@@ -13,6 +13,7 @@ from ...numerics.formats import FloatFormat, bits_of, ordinals, values_at, value
 from ...numerics.totals import beyond_noise, dominating
 from ...text import all_of, number, out_of, plural
 from ..reader import RunReader
+from .choices import first_flips
 from .elements import rank_of
 
 STORED_RANKS = 20  # of each side and position in the table top_token
@@ -92,7 +93,8 @@ def flip_table(
     Of T's argmax: `T_text`, `T_token_S_probability` on side S, `T_token_probability_change` from
     the reference to the variant, `T_token_S_rank` on the other side S. Null if a side is all NaN, a
     probability is undefined, or a token is not among a side's stored top tokens and MOST_READ
-    rows of logits were read, or the run did not keep them.
+    rows of logits were read, or the run did not keep them. `behind_choice`, if a choice differs:
+    one of the prompt does, there or before.
     """
     table = run.query(_FLIPS, pair, near_ties)
     columns = {
@@ -125,6 +127,9 @@ def flip_table(
         variant, reference = (table[f"{of}_token_{on}_probability"] for on in SIDES[::-1])
         table[f"{of}_token_probability_change"] = variant - reference
         table[f"{of}_token_{other}_rank"] = columns[f"{of}_{other}_rank"].astype("Int64")
+    if first := first_flips(run, pair):
+        start = table["prompt"].map(first).fillna(np.inf).to_numpy(float)
+        table["behind_choice"] = table["position"].to_numpy(float) >= start
     return table
 
 

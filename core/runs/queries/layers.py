@@ -61,6 +61,7 @@ MEASURES = {
     "neq_share": "neq / width",
     "max_row_ulps": "max_row_ulps",
     "max_ulps": "max_ulps::DOUBLE",
+    "state": "state::DOUBLE",  # of a choice (choices.py)
 }
 _CELLS = """
 WITH cells AS ({cells}), place AS (

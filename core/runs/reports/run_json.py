@@ -8,6 +8,7 @@ from ...numerics.arrays import Record
 from ...text import clean
 from ..ops_run import OpsRun
 from ..queries.caches import caches_json
+from ..queries.choices import choices_json
 from ..reader import RunReader
 from ..requests import repeat_command
 from ..store.cards import RunCard
@@ -47,7 +48,7 @@ def _commands(stated: str, command: str) -> dict[str, str]:
 
 
 def run_json(run: RunReader, *, with_positions: bool = False) -> Record:
-    """Provenance, sides, the report of the first pair, caches and
+    """Provenance, sides, the report of the first pair, caches, choices and
     continuations; figures of every position if asked.
     """
     header = run.header
@@ -86,6 +87,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> Record:
         **report,
         "verdicts": verdicts,
         "kv": caches,
+        "choices": [choices_json(run, pair) for pair in sorted(run.pairs_with_choices)],
         "generations": tokens,
     }
 

@@ -12,6 +12,7 @@ from ..file.database import Database
 from ..file.records import MAX_LISTED_ROWS, MAX_ROWS, MAX_VALUES, MAX_VOCAB, TOKENS_TOGETHER
 from ..file.table import Table
 from . import (
+    choices,
     heatmap,
     kernels,
     kv_cache,
@@ -35,6 +36,7 @@ _MODULES = (
     heatmap,
     kv_cache,
     layers,
+    choices,
     ops,
     kernels,
     mitigations,
@@ -165,6 +167,8 @@ def check_rows(database: Database, provenance: Record) -> None:
         # 126 layers of 128 heads, keys and values, are 32,256
         "kv": pairs_ * prompts << 16,
         "kv_position": pairs_ * positions << 10,
+        # 61 layers with an indexer and a router of three choices are 244
+        "choice": places << 10,
         "kernel": sides << 16,  # 2,000 of 30 blocks
         "kernel_side": sides,
         "op": 1 << 16,

@@ -11,9 +11,10 @@ from core.runs.tables.kv_cache import KvPart
 from core.runs.tables.mitigations import advice
 from tests.app.opening import codes, figures_of, metrics, open_page, page_text
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
+from tests.core.runs.choice_runs import choice_run
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run, with_kernels
-from tests.core.runs.made_runs import calm_sides, header_of, write_run
+from tests.core.runs.made_runs import calm_sides, header_of, make_run, write_run
 from tests.core.runs.mitigation_runs import ROWS, mitigation_run
 from tests.places import ROOT
 
@@ -84,6 +85,19 @@ def test_a_pair_that_only_a_zero_floor_sets_apart_is_not_called_near_its_floor(o
     # the embedding: no reordering moves it
     app = open_page("layers", run=layer_run(own_store, {(0, 0, 0): 1}))
     assert "no reordering moves it" in page_text(app)
+
+
+def test_choices_show_which_differ_and_dense_runs_do_not_ask_for_them(own_store):
+    app = open_page("choices", run=choice_run(own_store), prompt="1")
+    assert app.query_params["tab"] == "choices"
+    assert "2 of 10 (20.0%) choices differ" in page_text(app)
+    assert len(figures_of(app)) == 1
+    assert app.dataframe[0].value["beyond"].tolist() == [1, 0]
+    app.segmented_control(key="choices_scope").set_value("all prompts").run()
+    assert app.dataframe[0].value["choices"].tolist() == [8, 8]
+    make_run(own_store, run_id="dense")
+    (missing,) = open_page("layers", run="dense").expander
+    assert "Choices" not in missing.label
 
 
 def test_caches_show_how_much_differs_and_where_it_begins(own_store):

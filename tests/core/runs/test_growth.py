@@ -76,7 +76,7 @@ def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(t
     path = file_of_1_0_0("judged", tmp_path)
     whole = figures_of(path)
     statements = [
-        f"ALTER TABLE {table.name} DROP COLUMN IF EXISTS {column.name}"
+        f"ALTER TABLE IF EXISTS {table.name} DROP COLUMN IF EXISTS {column.name}"
         for table in TABLES.values()
         for column in table.columns
         if column.is_nullable and (table.name, column.name) != ("run", "kept")
@@ -100,6 +100,7 @@ def test_an_older_file_reads_null_and_empty_where_it_lacks_a_column_or_a_table(t
     with RunReader(path) as run:
         assert run.positions(0)["kl"].isna().all()
         assert run.pairs_with_layers == frozenset()
+        assert run.pairs_with_choices == frozenset()
         assert run.mitigations == {}
         assert run.generations == {}
         assert run.query("SELECT * FROM layer").columns.tolist() == TABLES["layer"].names

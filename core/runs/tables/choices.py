@@ -1,0 +1,66 @@
+"""Discrete choices that the model makes on each side of a run."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ...numerics.arrays import Floats, Ints
+from ...numerics.formats import format_named, spacings
+from ..file.table import Table, null_if_nan
+
+CHOICE = Table(
+    "choice",
+    """
+    -- what a side chose at each position: experts of a router, keys of a sparse-attention indexer;
+    -- no rows if the model makes no choices, or they were not recorded
+    side INTEGER -- index of the side
+    prompt INTEGER -- index of the prompt
+    ordinal INTEGER -- 0-based place in the order in which the choices were first made
+    module VARCHAR -- name of the module that chooses
+    call INTEGER -- 1-based: the choice among those of its module in a forward; the last is of
+    -- experts or keys, earlier ones of their groups
+    position INTEGER -- 0-based token index in its prompt
+    ids INTEGER[] -- experts, groups or positions of keys that were chosen, ascending
+    lowest_chosen DOUBLE NULL -- score at the cut: the lowest that was chosen
+    highest_left_out DOUBLE NULL -- score at the cut: the highest that was not chosen
+    dtype VARCHAR NULL -- dtype in which the model compares the scores; null if these are unknown
+    margin_row_ulps DOUBLE NULL -- lowest_chosen minus highest_left_out, in spacings of dtype at the
+    -- position's largest score; null if a score is not finite
+    """,
+)
+
+
+Part = tuple[Ints, Ints, Floats]
+"""Positions; what was chosen there, ascending [positions, k]; of the scores the lowest chosen, the
+highest left out and the largest magnitude [positions, 3].
+"""
+
+
+def choice_rows(
+    side: int,
+    prompt: int,
+    ordinal: int,
+    place: tuple[str, int, str],
+    parts: Sequence[Part],
+) -> pa.Table:
+    """Return rows of one choice of a prompt's forwards. place: module, call and dtype."""
+    module, call, dtype = place
+    positions, ids, scores = map(np.concatenate, zip(*parts, strict=True))
+    # of a position that was computed twice the last counts
+    positions, last = np.unique(positions[::-1], return_index=True)
+    chosen, left_out, largest = scores[::-1][last].T
+    margins = (chosen - left_out) / spacings(largest, format_named(dtype))
+    return CHOICE.arrow(
+        side=side,
+        prompt=prompt,
+        ordinal=ordinal,
+        module=module,
+        call=call,
+        position=positions,
+        ids=list(ids[::-1][last]),
+        lowest_chosen=chosen,
+        highest_left_out=left_out,
+        dtype=dtype,
+        margin_row_ulps=null_if_nan(margins),
+    )

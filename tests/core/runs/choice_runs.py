@@ -1,0 +1,61 @@
+"""A small run with planted choices, made by torch's own topk."""
+
+import numpy as np
+import torch
+
+from core.checks.choices import choices_row
+from core.runs.tables.choices import choice_rows
+from core.verdict import ROUNDING, Verdict
+from tests.core.runs.made_runs import header_of, writing
+
+GROUPS, GATE, INDEXER = ("layers.0.gate", 1), ("layers.0.gate", 2), ("layers.1.indexer", 1)
+PLACES = [(*place, "float32") for place in (GROUPS, GATE, INDEXER)]
+LENGTHS = 3, 5
+ULP = 2.0**-23  # of float32 at the largest score, 1
+BEYOND = 0.25 / ULP  # row ULPs
+
+
+def scores_of(side, prompt, number):
+    """[positions, candidates]: two are chosen. Of the second prompt the variant chooses other keys
+    at a near tie at position 2, and another expert far from one at position 4.
+    """
+    scores = torch.tensor([1.0, 0.5 + 3 * ULP, 0.5, 0.0]).repeat(LENGTHS[prompt], 1)
+    swapped = torch.tensor([0, 2, 1, 3])
+    if side and PLACES[number][:2] == GROUPS:
+        # of a choice that is not the module's last
+        return scores[:, swapped]
+    if side and prompt and PLACES[number][:2] == INDEXER:
+        scores[2] = scores[2, swapped]
+    if side and prompt and PLACES[number][:2] == GATE:
+        scores[4] = torch.tensor([1.0, 0.25, 0.5 + 3 * ULP, 0.0])
+    return scores
+
+
+def part_of(scores):
+    best = scores.topk(3)
+    figures = torch.cat([best.values[:, 1:], scores.abs().amax(1, keepdim=True)], 1)
+    ids = best.indices[:, :2].sort().values
+    return np.arange(len(scores)), ids.numpy(), figures.double().numpy()
+
+
+def choice_run(store, *, rounding_row_ulps=None, run_id="choices") -> str:
+    """Of every position the argmax is another one. rounding_row_ulps: as a check measured it."""
+    header = header_of("float32", LENGTHS, vocab=4)
+    logits = np.eye(4, dtype=np.float32)[[0] * header.rows]
+    with writing(
+        store, header, [each.view(np.uint32) for each in _sides(logits)], run_id
+    ) as writer:
+        for side in range(2):
+            for prompt in range(2):
+                writer.write_choices(
+                    choice_rows(side, prompt, n, place, [part_of(scores_of(side, prompt, n))])
+                    for n, place in enumerate(PLACES)
+                )
+        if rounding_row_ulps is not None:
+            about = [], [], header.lengths, "side_1", "float32", "experts", rounding_row_ulps, 0.125
+            writer.write_verdict(Verdict(ROUNDING, "", (choices_row(*about),)))
+        return writer.finish()
+
+
+def _sides(logits):
+    return logits, np.ascontiguousarray(logits[:, ::-1])
