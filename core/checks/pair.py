@@ -183,7 +183,8 @@ def pair_row(
     )
     if mismatch is None:
         prefix = f"In {dtype}" if dtype == subject.dtype else f"Recomputed in {dtype},"
-        size = f"{prefix} the RMS difference is {multiple(test.ratio)} the noise floor"
+        forced = " with the model's choices on both sides" if subject.replays else ""
+        size = f"{prefix} the RMS difference{forced} is {multiple(test.ratio)} the noise floor"
         says = beyond_in_words(test, size, lengths)
     else:
         says = f"In {dtype}, {mismatch.says(lengths)}."

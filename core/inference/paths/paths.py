@@ -345,8 +345,7 @@ class OpenPath:
 
     def _check(self, position: int, done: int, logits: torch.Tensor) -> None:
         label, loaded = f"path '{self.path}'", self._batch.loaded
-        # a Mamba widens its logits after they were rounded
-        if logits.dtype != loaded.torch_dtype and not _fits(logits, loaded.torch_dtype):
+        if logits.dtype != loaded.torch_dtype and not _is_widened(logits, loaded.torch_dtype):
             came = str(logits.dtype).removeprefix("torch.")
             raise CaptureError(
                 f"{label}: the model gave {came} logits; expected {loaded.dtype}. Capture in"
@@ -360,8 +359,10 @@ class OpenPath:
             raise CaptureError(f"{label}: got position {position}; expected {done}.")
 
 
-def _fits(logits: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Return whether `dtype` holds the same numbers."""
+def _is_widened(logits: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether logits were rounded to `dtype` and then widened to float32, as a Mamba's."""
+    if logits.dtype != torch.float32:
+        return False
     narrow = logits.to(dtype).to(logits.dtype)
     return bool(((narrow == logits) | (narrow.isnan() & logits.isnan())).all())
 

@@ -15,7 +15,6 @@ from core.inference.controls.reordering import reorder
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
-from tests.core.inference.conftest import CONFIGS
 from tests.core.inference.paths.test_modifiers import state
 from tests.core.inference.sameness import exact_logits, float32_bound, tokens
 from tests.covering import covering
@@ -57,7 +56,7 @@ def apart(a, b):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", MAPS)
 def test_each_order_is_the_same_function_with_bits_of_its_own(name, model_of):
     loaded = model_of(name)
     ids = tokens(loaded)
@@ -84,7 +83,7 @@ def test_maps_of_equal_weights_have_orders_of_their_own():
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", MAPS)
 def test_every_matrix_is_reordered_but_embeddings_convolutions_and_state_matrices(
     name,
     model_of,
@@ -110,7 +109,7 @@ def test_every_matrix_is_reordered_but_embeddings_convolutions_and_state_matrice
 @pytest.mark.model
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", MAPS)
 def test_the_order_that_changes_nothing_changes_no_bit(
     name,
     dtype,
