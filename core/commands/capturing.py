@@ -13,6 +13,7 @@ from ..capture_request import CaptureRequest
 from ..command_name import COMMAND, shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
+from ..judging.dump_controls import worded_verdict
 from ..packaged_models import packaged_folder
 from ..progress import Progress, no_progress
 from ..prompt_files import prompts_of
@@ -146,7 +147,9 @@ def plan_of(
 def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
     """Load the model of a request; without `weights` only its shapes."""
     from ..inference.models.model import load_model
+    from ..inference.paths.grammar import read_steps
 
+    base, _, engine = read_steps(request.reference)
     return load_model(
         request.model,
         dtype=request.dtype,
@@ -154,6 +157,7 @@ def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
         revision=request.revision,
         trust_remote_code=request.trust_remote_code,
         weights=weights,
+        encodes=engine is None and base.name == "encode",
     )
 
 
@@ -293,7 +297,8 @@ def _run_checks(
         except UlpscopeError as error:
             failures.append(f"'{name}' was not judged: {error}")
         else:
-            writer.write_verdict(replace(verdict, pair=pair))
+            worded = worded_verdict(verdict, plan.header)
+            writer.write_verdict(replace(worded, pair=pair))
     return failures
 
 

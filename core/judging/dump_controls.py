@@ -79,11 +79,11 @@ def judge_upload(
         make = make_controls or DumpControls
         controls = make(figures, pair, uploads or UploadedControls(), rows)
         verdict = replace(judge(controls, earlier_by_pair.get(pair)), pair=pair)
-        verdicts.append(_worded(verdict, figures.header))
+        verdicts.append(worded_verdict(verdict, figures.header))
     return verdicts
 
 
-def _worded(verdict: Verdict, header: RunHeader) -> Verdict:
+def worded_verdict(verdict: Verdict, header: RunHeader) -> Verdict:
     """Return a verdict whose sentences are in the words of the run."""
     evidence = tuple(replace(row, says=header.worded(row.says)) for row in verdict.evidence)
     return replace(verdict, because=header.worded(verdict.because), evidence=evidence)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ...checks.arrays_alone import LEAST_VALUES
 from ...checks.choices import choices_row
 from ...checks.drawn import Exact
 from ...checks.lower_precision import PrecisionVerdict
@@ -29,6 +30,7 @@ from ...numerics.side_divergence import Divergence
 from ...numerics.statistic import BLOCKS, FloorTest
 from ...places import NotFinite, place_of
 from ...progress import Progress, no_progress
+from ...text import plural
 from ...verdict import Verdict
 from ..models.dtypes import WIDENING
 from ..models.model import LoadedModel, has_experts, loaded_from
@@ -201,7 +203,8 @@ class JudgingSession:
         itemsize = model.torch_dtype.itemsize if side.engine_path is None else _WIDEST
 
         def run(ids: Sequence[int], emit: Emit) -> None:
-            key, size = (side.name, model.dtype, tuple(ids)), len(ids) * model.vocab_size * itemsize
+            key = side.name, model.dtype, tuple(ids)
+            size = model.rows_of(ids) * model.vocab_size * itemsize
             if key not in self._logits:
                 if sum(logits.nbytes for logits in self._logits.values()) + size > MEMOIZED_BYTES:
                     return side.run_on(model)(ids, emit)
@@ -230,9 +233,10 @@ class ModelControls(Controls):
         self.loaded, self.prompts, self.precisions = session.loaded, session.prompts, precisions
         self.names, self.lengths = (
             (sides[0].name, sides[1].name),
-            [len(ids) for ids in session.prompts],
+            self.loaded.lengths_of(session.prompts),
         )
         self.dtype, self.has_experts = self.loaded.dtype, has_experts(self.loaded.model)
+        self.shares_scale = self.loaded.has_few_values
         self.blocks = sorted({*BLOCKS, *(int(size) for side in sides for size in side.block_sizes)})
         self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])
         self.earlier_digests, self.digests = digests, ["", ""]
@@ -342,13 +346,16 @@ class ModelControls(Controls):
         is_identical: bool = False,
     ) -> Pair:
         not_finite = not_finite_of(self.loaded, divergence, names)
-        return Pair(divergence.squares, not_finite, is_identical, divergence.peaks)
+        # an embedding has dimensions that are much larger than others
+        peaks = None if self.loaded.encoder is not None else divergence.peaks
+        return Pair(divergence.squares, not_finite, is_identical, peaks)
 
     def floor(self, dtype: str) -> NoiseFloor:
         """Reorder every linear map.
 
         In 16 bits kernels round elsewhere too, as far as a forward is from float32.
         """
+        self._check_values()
         if dtype in self.floors:
             return self.floors[dtype]
         self.say(f"reorderings in {dtype}")
@@ -376,6 +383,19 @@ class ModelControls(Controls):
         )
         self.floors[dtype] = replace(floor, squares=squares, control=control)
         return self.floors[dtype]
+
+    def _check_values(self) -> None:
+        """NotAvailableError if all values together are too few for a size."""
+        values = len(self.prompts) * self.loaded.vocab_size
+        if self.shares_scale and values < LEAST_VALUES:
+            raise NotAvailableError(
+                f"{plural(values, 'value')} of all texts are too few for a noise floor; give texts"
+                f" for {LEAST_VALUES}.",
+            )
+
+    def _prompt_of(self, row: int) -> tuple[int, int]:
+        """(prompt, position in it) of a row."""
+        return (row, 0) if self.loaded.encoder is not None else place_of(row, self.lengths)
 
     def rerun(self) -> Rerun:
         again = self.earlier_digests
@@ -456,7 +476,8 @@ class ModelControls(Controls):
         ]
 
     def exact(self) -> Exact:
-        sides = [self.session.memoize(side) for side in self.sides if side.path != PLAIN.path]
+        self._check_values()
+        sides = [self.session.memoize(side) for side in self.sides if not side.is_plain]
         if not sides:
             raise NotAvailableError("")
         draws = self.session.replayed_draws() if self.replays else self.session.draws
@@ -490,7 +511,7 @@ class ModelControls(Controls):
             return []
         rows = []
         for side in self.sides:
-            if side.path == PLAIN.path:
+            if side.is_plain:
                 continue
             control = f"modules of '{side.name}' in {self.dtype}"
             self.say(control)
@@ -521,6 +542,7 @@ class ModelControls(Controls):
             self.precisions,
             session.memoize,
             session.draws,
+            has_rows_of_texts=self.loaded.encoder is not None,
         )
         if self.replays and dtype == "float32":
             # candidates choose by themselves: in float64 hardly one differs
@@ -544,8 +566,8 @@ class ModelControls(Controls):
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
         if any(side.is_one_piece for side in self.sides):
             return []
-        (number, position), rows = place_of(row, self.lengths), []
-        for side in [side for side in self.sides if side.path != PLAIN.path]:
+        (number, position), rows = self._prompt_of(row), []
+        for side in [side for side in self.sides if not side.is_plain]:
             self.say(f"each module of '{side.name}' alone")
             sides = [at_widest(side), side] if side.name in bugs else [side]
             about = self.loaded, self.prompts[number], number, position
@@ -553,7 +575,7 @@ class ModelControls(Controls):
         return [each for each in rows if each is not None]
 
     def differences(self, row: int, dtype: str) -> Floats | None:
-        prompt, position = place_of(row, self.lengths)
+        prompt, position = self._prompt_of(row)
         ids = self.prompts[prompt]
         with self._in(dtype) as model:
             reference, variant = (
@@ -565,8 +587,6 @@ class ModelControls(Controls):
     def source_of(self, mismatch: NotFinite) -> str:
         side = self.sides[0 if not np.isfinite(mismatch.values[0]) else 1]
         with suppress(CaptureError):
-            return (
-                first_not_finite(self.loaded, self.prompts[mismatch.place(self.lengths)[0]], side)
-                or ""
-            )
+            prompt, _ = self._prompt_of(int(mismatch.rows[0]))
+            return first_not_finite(self.loaded, self.prompts[prompt], side) or ""
         return ""

@@ -22,6 +22,12 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
     inputs: list[str | Sequence[int]] = []
     for prompt in prompts_of(request):
         messages = prompt.messages
+        if prompt.text_pair is not None:
+            if loaded.encoder is None:
+                raise UsageError(f"{prompt.source}: text_pair is for paths of encode; leave it out.")
+            ids = loaded.encode_pair(prompt.text or "", prompt.text_pair, prompt.source)
+            inputs.append(ids)
+            continue
         if messages is None and is_chat and prompt.text is not None:
             if not prompt.text:
                 raise UsageError(f"{prompt.source}: is empty; expected at least one character.")

@@ -101,6 +101,8 @@ def _static(batch: PromptBatch, emit: Emit) -> None:
 def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:
     """Return why this model cannot compute a prompt in several forwards with a cache, or None."""
     kind, names = type(loaded.model).__name__, signature(loaded.model.forward).parameters
+    if loaded.encoder is not None:
+        return f"a {kind} computes a whole text at once, without a KV cache; choose encode"
     # 5.24's `cache` of a Mamba has states alone
     has_attention = hasattr(loaded.model.config, "num_attention_heads")
     if "past_key_values" not in names and not ("cache" in names and has_attention):
@@ -113,6 +115,13 @@ def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> s
             " prefill"
         )
     return None
+
+
+def _has_causal_head(loaded: LoadedModel, positions: int | None) -> str | None:
+    if loaded.encoder is not None:
+        return None
+    kind = type(loaded.model).__name__
+    return f"a {kind} has a causal head; choose prefill, or encode as the reference too"
 
 
 def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
@@ -166,4 +175,6 @@ BASES: dict[str, Base] = {
     "reuse": Base(_reuse, refuse=_nothing_fresh),
     "blocks": Base(_blocks, refuse=_cannot_trim),
     "static": Base(_static, refuse=without_cache),
+    # of a model without a causal head: a row of values for the whole text
+    "encode": Base(_prefill, reads_cache=False, refuse=_has_causal_head),
 }

@@ -79,7 +79,7 @@ _LEAST_OF_WHOLE = 0.5
 class Question:
     """Prompts that sides are asked on. blocks: sizes that a fault may begin at multiples of;
     precisions: declared ones, which are tried first; memoize: a side whose logits are computed
-    once; draws: of the model in 16 bits, if there are.
+    once; draws: of the model in 16 bits, if there are; has_rows_of_texts: of an encoder.
     """
 
     prompts: Prompts
@@ -88,9 +88,12 @@ class Question:
     precisions: Sequence[Precision] = ()
     memoize: Callable[[RunnableSide], RunnableSide] = lambda side: side
     draws: RoundingDraws | None = None
+    has_rows_of_texts: bool = False
 
     @property
     def lengths(self) -> list[int]:
+        if self.has_rows_of_texts:
+            return [len(self.prompts)]
         return [len(ids) for ids in self.prompts]
 
     def squares(
@@ -135,7 +138,7 @@ def lowered_of_pair(
                 # settings that change nothing excuse nothing
                 if not _is_rounding(model, question.squares(model, side), narrow_floor):
                     rows.append(_by_settings(question, model, side, narrow_floor))
-        sides = [side for side in sides if side not in engines and side.path != PLAIN.path]
+        sides = [side for side in sides if side not in engines and not side.is_plain]
         # what a forward in 16 bits adds is the run's own dtype, not the engine's settings
         dtype, fails_in_own_dtype = "float32", False
     floor = floors[dtype]
@@ -242,11 +245,14 @@ def best_precisions(
     question.say("other precisions")
     if not differs.any():
         return []
-    pairs = zip(question.prompts, np.split(differs, np.cumsum(question.lengths)[:-1]), strict=True)
+    ends = np.cumsum([loaded.rows_of(ids) for ids in question.prompts])
+    pairs = zip(question.prompts, np.split(differs, ends[:-1]), strict=True)
     prompt, at = min((pair for pair in pairs if pair[1].any()), key=lambda pair: len(pair[0]))
     first, logits, is_noisy = int(np.argmax(at)), whole_side(side.run_on(own), prompt), not floor
     prompt = tuple(prompt)
-    start = prompt[: first + SCREENED]
+    start = prompt
+    if not question.has_rows_of_texts:
+        start = prompt[: first + SCREENED]
 
     @cache
     def log_distance(side: RunnableSide, ids: tuple[int, ...]) -> float:
