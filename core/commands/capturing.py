@@ -13,7 +13,6 @@ from ..capture_request import CaptureRequest
 from ..command_name import COMMAND, shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
-from ..judging.dump_controls import worded_verdict
 from ..packaged_models import packaged_folder
 from ..progress import Progress, no_progress
 from ..prompt_files import prompts_of
@@ -297,8 +296,7 @@ def _run_checks(
         except UlpscopeError as error:
             failures.append(f"'{name}' was not judged: {error}")
         else:
-            worded = worded_verdict(verdict, plan.header)
-            writer.write_verdict(replace(worded, pair=pair))
+            writer.write_verdict(replace(verdict, pair=pair))
     return failures
 
 

@@ -28,7 +28,7 @@ from ...numerics.arrays import Floats
 from ...numerics.formats import LOGIT_FORMATS
 from ...numerics.side_divergence import Divergence
 from ...numerics.statistic import BLOCKS, FloorTest
-from ...places import NotFinite, place_of
+from ...places import NotFinite, of_values, place_of
 from ...progress import Progress, no_progress
 from ...text import plural
 from ...verdict import Verdict
@@ -120,7 +120,9 @@ def judge(
     sides = side_of(reference), side_of(variant)
     with model_errors_stop():
         try:
-            return judging.judge(ModelControls(session, sides, precisions, on_progress, digests))
+            controls = ModelControls(session, sides, precisions, on_progress, digests)
+            verdict = judging.judge(controls)
+            return verdict if loaded.encoder is None else verdict.worded(of_values)
         finally:
             session.forget(sides[1])
 
@@ -508,6 +510,9 @@ class ModelControls(Controls):
     def module_rounding(self) -> list[Evidence]:
         # near ties choose other experts or keys; a declared precision is no rounding of 16 bits
         if self.has_experts or self.chooses_keys or self.precisions:
+            return []
+        # its limit is that of decoders; BERT's eager attention rounds its scores too, to 2.4 times
+        if self.loaded.encoder is not None:
             return []
         rows = []
         for side in self.sides:

@@ -24,7 +24,9 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
         messages = prompt.messages
         if prompt.text_pair is not None:
             if loaded.encoder is None:
-                raise UsageError(f"{prompt.source}: text_pair is for paths of encode; leave it out.")
+                raise UsageError(
+                    f"{prompt.source}: text_pair is for paths of encode; leave it out."
+                )
             ids = loaded.encode_pair(prompt.text or "", prompt.text_pair, prompt.source)
             inputs.append(ids)
             continue

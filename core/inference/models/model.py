@@ -116,7 +116,8 @@ class LoadedModel:
     def numbers_positions(self) -> bool:
         """Whether it numbers positions itself, without those of padding, as RoBERTa does."""
         return any(
-            name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
+            name.endswith("position_embeddings")
+            and getattr(module, "padding_idx", None) is not None
             for name, module in self.model.named_modules()
         )
 

@@ -197,9 +197,8 @@ class PromptBatch:
                 arguments["position_ids"] = self.position_ids
         if loaded.separator is not None:
             arguments["token_type_ids"] = token_types(self.token_ids, loaded.separator)
-        call: Any = self.call or loaded.model
         with self._following(self.left_padding, 0, self.positions):
-            rows = encoder.rows(call(**arguments), self.attention_mask)
+            rows = encoder.rows(self._outputs(arguments), self.attention_mask)
         emit(0, rows[self.row : self.row + 1])
 
     def _following(self, skipped: int, start: int, stop: int) -> AbstractContextManager[None]:
@@ -232,8 +231,12 @@ class PromptBatch:
         return logits[-1:]
 
     def _logits(self, arguments: dict[str, Any]) -> torch.Tensor:
-        call: Any = self.call or self.loaded.model
-        return call(**arguments).logits
+        return self._outputs(arguments).logits
+
+    def _outputs(self, arguments: dict[str, Any]) -> Any:
+        # a compiled model has no truth
+        call: Any = self.loaded.model if self.call is None else self.call
+        return call(**arguments)
 
     def tokens_after(self, own: Sequence[int]) -> torch.Tensor:
         """Return the last token of `own` among those of the other rows, which continue their own
