@@ -23,8 +23,6 @@ _POOLINGS = {
     "pooling_mode_cls_token": CLS,
     "pooling_mode_lasttoken": LAST,
 }
-# whose states are pooled; a masked language model has another head, which is left out
-_BODIES = ("Model", "ForMaskedLM", "ForPreTraining")
 
 
 @dataclass(frozen=True)
@@ -68,16 +66,28 @@ class _Module(msgspec.Struct):
     path: str = ""
 
 
+def is_classifier(architecture: str) -> bool:
+    """Return whether a model gives class logits, or a reranker's score."""
+    return architecture.endswith("ForSequenceClassification")
+
+
+def is_body(architecture: str) -> bool:
+    """Return whether states are pooled: of a model without a head, or a masked language model
+    without its own.
+    """
+    is_causal = architecture.endswith("LMHeadModel")
+    return not is_causal and architecture.endswith(("Model", "ForMaskedLM", "ForPreTraining"))
+
+
 def encoder_of(source: ModelSource, config: Any) -> tuple[Any, Encoder]:
     """Return the class of transformers that loads a model without a causal head, by its
     `architectures`, and what becomes of its outputs.
     """
     declared = (getattr(config, "architectures", None) or [config.model_type])[0]
-    if declared.endswith("ForSequenceClassification"):
+    if is_classifier(declared):
         return AutoModelForSequenceClassification, Encoder(int(config.num_labels))
     modules = _read(source, "modules.json", list[_Module])
-    is_body = declared.endswith(_BODIES) and not declared.endswith("LMHeadModel")
-    if config.is_encoder_decoder or not (is_body or modules):
+    if getattr(config, "is_encoder_decoder", False) or not (is_body(declared) or modules):
         raise CaptureError(
             f"model '{source.name}' is a {declared}; expected an encoder or a sequence classifier."
             " For a causal language model choose prefill.",

@@ -35,7 +35,7 @@ from ...packaged_models import packaged_folder
 from ...text import BYTE_LEVEL, clean, readable, size
 from . import devices, gguf
 from .devices import name_of_device, usable_device
-from .encoder import Encoder, encoder_of, token_types
+from .encoder import Encoder, encoder_of, is_body, is_classifier, token_types
 from .module_state import ModuleState, state_at_start
 from .source import ModelSource, isolate, needed_bytes, source_of
 from .torch_errors import first_line, foreign_errors_stop, quiet
@@ -373,11 +373,9 @@ def _check_causal(source: ModelSource, config: Any) -> None:
     if not is_listed and brings_code and not source.trust_remote_code:
         raise _own_code(source.name)
     declared = list(getattr(config, "architectures", None) or [])
-    masked_models = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()) - set(
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
-    )
-    is_masked = bool(declared) and all(architecture in masked_models for architecture in declared)
-    if not (is_listed or brings_code) or is_masked or getattr(config, "is_encoder_decoder", False):
+    is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and any(map(is_body, declared))
+    is_encoder = is_encoder or any(map(is_classifier, declared))
+    if not (is_listed or brings_code) or is_encoder or getattr(config, "is_encoder_decoder", False):
         raise CaptureError(
             f"model '{source.name}' is a {(declared or [kind])[0]};"
             " expected a causal language model. Paths of other models begin with encode.",
