@@ -24,7 +24,9 @@ from ...errors import CaptureError, UsageError
 from ...evidence import MISSING, Evidence, Unmeasured
 from ...judging import judge as judging
 from ...judging.controls import Controls, NotAvailableError, StaysInFloat32Error
+from ...judging.values import order_of_rows
 from ...numerics.arrays import Floats
+from ...numerics.embeddings import MOST_ROWS
 from ...numerics.formats import LOGIT_FORMATS
 from ...numerics.side_divergence import Divergence
 from ...numerics.statistic import BLOCKS, FloorTest
@@ -305,6 +307,16 @@ class ModelControls(Controls):
 
     def _in(self, dtype: str) -> AbstractContextManager[LoadedModel]:
         return nullcontext(self.loaded) if dtype == self.dtype else WIDENING[dtype](self.loaded)
+
+    def validity(self) -> list[Evidence]:
+        if self.loaded.encoder is None or len(self.prompts) > MOST_ROWS:
+            return []
+        runs = [side.run_on(self.loaded) for side in self.memoized_sides]
+        reference, variant = (
+            torch.cat([whole_side(run, ids) for ids in self.prompts]).double().cpu().numpy()
+            for run in runs
+        )
+        return [order_of_rows(reference, variant, LOGIT_FORMATS[self.dtype], self.lengths)]
 
     def pair(self, dtype: str) -> Pair:
         self.say(f"both sides in {dtype}")
