@@ -20,7 +20,15 @@ import transformers
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
 from ...progress import Progress, no_progress
-from ...runs.file.records import VALUE, Generation, Prompt, Provenance, RunHeader, SideHeader
+from ...runs.file.records import (
+    LONGEST_TOKEN,
+    VALUE,
+    Generation,
+    Prompt,
+    Provenance,
+    RunHeader,
+    SideHeader,
+)
 from ...runs.store.partial import is_passing
 from ...runs.writer import RunWriter
 from ...text import size
@@ -114,7 +122,9 @@ def _header(
             Prompt(len(ids), ids, tuple(vocabulary[token] for token in ids)) for ids in token_ids
         )
     else:
-        prompts = (Prompt(len(token_ids)),)
+        # a text a row, on a line of its own
+        texts = [loaded.tokenizer.decode(ids)[: LONGEST_TOKEN - 1] + "\n" for ids in token_ids]
+        prompts = (Prompt(len(texts), token_texts=tuple(texts)),)
     return RunHeader(
         name=request.name or _title(loaded, sides, request),
         compute_dtype=loaded.dtype,

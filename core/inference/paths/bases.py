@@ -102,7 +102,7 @@ def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> s
     """Return why this model cannot compute a prompt in several forwards with a cache, or None."""
     kind, names = type(loaded.model).__name__, signature(loaded.model.forward).parameters
     if loaded.encoder is not None:
-        return f"a {kind} computes a whole text at once, without a KV cache; choose encode"
+        return f"a {kind} computes a whole text at once, without a KV cache; capture it by encode"
     # 5.24's `cache` of a Mamba has states alone
     has_attention = hasattr(loaded.model.config, "num_attention_heads")
     if "past_key_values" not in names and not ("cache" in names and has_attention):
