@@ -62,8 +62,9 @@ def order_row(figures: Measured, pair: int) -> Evidence | None:
     if header.vocab == 1:
         is_small = max(header.lengths) <= MOST_ROWS
     if is_small:
-        sides = (_some_values(figures, side, (0, header.rows)) for side in (0, pair + 1))
-        return order_of_rows(*sides, header.format, header.lengths)
+        span = 0, header.rows
+        reference, variant = (_some_values(figures, side, span) for side in (0, pair + 1))
+        return order_of_rows(reference, variant, header.format, header.lengths)
     # too many scores
     if header.vocab == 1:
         return None

@@ -123,7 +123,9 @@ def _header(
         )
     else:
         # a text a row, on a line of its own
-        texts = [loaded.tokenizer.decode(ids)[: LONGEST_TOKEN - 1] + "\n" for ids in token_ids]
+        texts = [
+            f"{str(loaded.tokenizer.decode(list(ids)))[: LONGEST_TOKEN - 1]}\n" for ids in token_ids
+        ]
         prompts = (Prompt(len(texts), token_texts=tuple(texts)),)
     return RunHeader(
         name=request.name or _title(loaded, sides, request),

@@ -92,31 +92,30 @@ def encoder_of(source: ModelSource, config: Any) -> tuple[Any, Encoder]:
             f"model '{source.name}' is a {declared}; expected an encoder or a sequence classifier."
             " For a causal language model choose prefill.",
         )
+    folders = {module.type.rpartition(".")[2]: module.path for module in modules or ()}
+    others = sorted(folders.keys() - {"Transformer", "Pooling", "Normalize"})
+    if others:
+        raise CaptureError(
+            f"model '{source.name}': modules.json lists {others[0]}; expected Transformer, Pooling"
+            " and Normalize only.",
+        )
     pooling = MEAN
-    kinds = [module.type.rpartition(".")[2] for module in modules or ()]
-    for kind, module in zip(kinds, modules or (), strict=True):
-        if kind == "Pooling":
-            pooling = _pooling_of(source, f"{module.path}/config.json")
-        elif kind not in ("Transformer", "Normalize"):
-            raise CaptureError(
-                f"model '{source.name}': modules.json lists {kind}; expected Transformer, Pooling"
-                " and Normalize only.",
-            )
-    return AutoModel, Encoder(int(config.hidden_size), pooling, "Normalize" in kinds)
+    if "Pooling" in folders:
+        pooling = _pooling_of(source, f"{folders['Pooling']}/config.json")
+    return AutoModel, Encoder(int(config.hidden_size), pooling, "Normalize" in folders)
 
 
 def _pooling_of(source: ModelSource, name: str) -> str:
     values = _read(source, name, dict[str, Any]) or {}
     # newer files name it, older ones have a switch for each
     switched = [key for key, value in values.items() if key.startswith("pooling_mode_") and value]
-    named = values.get("pooling_mode")
-    poolings = [named] if named else [_POOLINGS.get(key, key) for key in switched]
-    if len(poolings) != 1 or poolings[0] not in _POOLINGS.values():
+    pooling = values.get("pooling_mode") or ", ".join(_POOLINGS.get(key, key) for key in switched)
+    if pooling not in _POOLINGS.values():
         raise CaptureError(
-            f"model '{source.name}': {name} has the pooling {poolings}; expected one of"
+            f"model '{source.name}': {name} has the pooling '{pooling}'; expected one of"
             f" {', '.join(_POOLINGS.values())}.",
         )
-    return str(poolings[0])
+    return str(pooling)
 
 
 def _read(source: ModelSource, name: str, kind: Any) -> Any:

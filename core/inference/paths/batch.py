@@ -21,7 +21,7 @@ from transformers import Cache, DynamicCache, PreTrainedTokenizerBase
 from ...errors import CaptureError
 from ...runs.tables.kv_cache import KvPart
 from ..models.devices import own_bits
-from ..models.encoder import Encoder, token_types
+from ..models.encoder import token_types
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
 from .sliced_head import columns_at_once, sliced_logits
@@ -152,21 +152,22 @@ class PromptBatch:
         If they are too many at once, the head runs on slices of the columns (sliced_head.py). Of an
         encoder the row of values of the whole text.
         """
-        if self.loaded.encoder is not None:
-            return self._encode(self.loaded.encoder, emit)
+        loaded, encoder = self.loaded, self.loaded.encoder
         if cache is None and self.watch is not None:
             cache = DynamicCache(config=self.loaded.model.config)
         first, last = self.column(start), self.column_after(stop)
-        arguments: dict[str, Any] = {
-            "input_ids": self.token_ids[:, first:last],
-            "use_cache": cache is not None,
-        }
+        arguments: dict[str, Any] = {"input_ids": self.token_ids[:, first:last]}
+        if encoder is None:
+            arguments["use_cache"] = cache is not None
         if cache is not None:
             arguments["past_key_values"] = cache
+        if encoder is not None and loaded.separator is not None:
+            arguments["token_type_ids"] = token_types(self.token_ids, loaded.separator)
         # without padding, the model's defaults apply, as everywhere
         if self.left_padding or self.right_padding:
             arguments["attention_mask"] = self.attention_mask[:, :last]
-            arguments["position_ids"] = self.position_ids[:, first:last]
+            if encoder is None or not loaded.numbers_positions:
+                arguments["position_ids"] = self.position_ids[:, first:last]
         skipped = self.left_padding + start - first
         begin, end, position = skipped, skipped + stop - start, start
 
@@ -179,33 +180,19 @@ class PromptBatch:
                 position += len(piece)
 
         size = columns_at_once(self.rows, self.loaded.vocab_size, self.loaded.torch_dtype.itemsize)
-        with self._following(skipped, start, stop):
+        with (
+            nullcontext()
+            if self.trace is None
+            else self.trace.forward(self.row, skipped, start, stop)
+        ):
+            if encoder is not None:
+                rows = encoder.rows(self._outputs(arguments), self.attention_mask)
+                emit(0, rows[self.row : self.row + 1])
             # a compiled model has no body to replace
-            if last - first <= size or self.call is not None:
+            elif last - first <= size or self.call is not None:
                 split(self._logits(arguments)[:, begin:end])
             else:
                 sliced_logits(self.loaded.model, arguments, begin, end, size, split)
-        return None
-
-    def _encode(self, encoder: Encoder, emit: Emit) -> None:
-        """Send `emit` the values of the prompt's row."""
-        loaded = self.loaded
-        arguments = {"input_ids": self.token_ids}
-        if self.left_padding or self.right_padding:
-            arguments["attention_mask"] = self.attention_mask
-            if not loaded.numbers_positions:
-                arguments["position_ids"] = self.position_ids
-        if loaded.separator is not None:
-            arguments["token_type_ids"] = token_types(self.token_ids, loaded.separator)
-        with self._following(self.left_padding, 0, self.positions):
-            rows = encoder.rows(self._outputs(arguments), self.attention_mask)
-        emit(0, rows[self.row : self.row + 1])
-
-    def _following(self, skipped: int, start: int, stop: int) -> AbstractContextManager[None]:
-        """Tell the trace, if there is one, what the forward inside computes."""
-        if self.trace is None:
-            return nullcontext()
-        return self.trace.forward(self.row, skipped, start, stop)
 
     def step(self, tokens: torch.Tensor, done: int, cache: Cache) -> torch.Tensor:
         """Feed one more token per row, after the prompt and `done` tokens: [rows] -> [1, vocab] of

@@ -1,9 +1,7 @@
 """`judge --reference encode`: a row of values for each text, from the command to the run file."""
 
-import json
-
 import pytest
-from transformers import BertForSequenceClassification, BertModel
+from transformers import BertModel
 
 from core.runs.file.records import VALUE
 from core.runs.store.store import open_store
@@ -11,7 +9,6 @@ from tests.core.inference.tiny_encoders import TEXTS, write
 from tests.core.runs.made_runs import opened
 
 pytestmark = pytest.mark.model
-PADDED = ("--reference", "encode", "--variant", "encode+pad:right:4", "--dtype", "float32")
 
 
 @pytest.fixture(scope="module")
@@ -20,37 +17,20 @@ def embedding(tmp_path_factory):
 
 
 @pytest.fixture
-def texts(tmp_path):
-    (tmp_path / "texts.txt").write_text("\n".join(TEXTS))
-    return tmp_path / "texts.txt"
+def typed(embedding):
+    return [word for text in TEXTS for word in ("--prompt", text)] + ["--model", embedding]
 
 
-def test_a_judged_run_of_an_embedding_has_a_row_a_text(cli, embedding, texts):
-    done = cli("judge", "--model", embedding, "--prompts", texts, *PADDED, "--json")
-    assert done.returncode == 0, done.stderr
-    (pair,) = done.json["pairs"]
-    assert pair["verdict"] == "rounding"
-    with opened(open_store(), done.json["run_id"]) as run:
-        header = run.header
-        assert (header.holds, header.lengths, header.vocab) == (VALUE, [len(TEXTS)], 32)
-        assert [text[:5] for text in header.prompts[0].token_texts] == ["[CLS]"] * len(TEXTS)
-        assert header.provenance.versions["values"] == "mean of token states"
-        (nearest,) = [row.figures for row in run.evidence(0) if row.group == "order"]
-        assert nearest.neighbors_of == len(TEXTS)
-
-
-def test_pairs_of_a_file_are_scores_with_an_order(cli, tmp_path):
-    model = write(tmp_path / "model", BertForSequenceClassification, num_labels=1)
-    pairs = [{"text": text, "text_pair": other} for text in TEXTS[:3] for other in TEXTS]
-    file = tmp_path / "pairs.jsonl"
-    file.write_text("\n".join(map(json.dumps, pairs)))
-    done = cli("judge", "--model", model, "--prompts", file, *PADDED, "--json")
+def test_a_judged_run_of_an_embedding_has_a_row_a_text(cli, typed):
+    paths = ["--reference", "encode", "--variant", "encode+pad:right:4", "--dtype", "float32"]
+    done = cli("judge", *typed, *paths, "--json")
     assert done.returncode == 0, done.stderr
     assert done.json["pairs"][0]["verdict"] == "rounding"
     with opened(open_store(), done.json["run_id"]) as run:
-        assert (run.header.rows, run.header.vocab) == (18, 1)
-        (order,) = [row.figures for row in run.evidence(0) if row.group == "order"]
-        assert order.pairs == 18 * 17 / 2
+        header = run.header
+        assert (header.holds, header.lengths, header.vocab) == (VALUE, [len(TEXTS)], 32)
+        assert header.prompts[0].token_texts[4] == "[CLS] s ##e ##v ##e ##n [SEP]\n"
+        assert header.provenance.versions["values"] == "mean of token states"
 
 
 @pytest.mark.parametrize(
@@ -64,20 +44,23 @@ def test_pairs_of_a_file_are_scores_with_an_order(cli, tmp_path):
         (["--reference", "encode", "--mitigations"], "leave them out"),
     ],
 )
-def test_what_an_encoder_cannot_run_is_one_sentence(cli, embedding, texts, arguments, sentence):
-    done = cli("capture", "--model", embedding, "--prompts", texts, *arguments)
+def test_what_an_encoder_cannot_run_is_one_sentence(cli, typed, arguments, sentence):
+    done = cli("capture", *typed, *arguments)
     assert done.returncode == 2
     assert sentence in done.stderr
 
 
-def test_a_causal_model_takes_no_pairs_and_no_path_of_an_encoder(cli, tmp_path):
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"text": "a", "text_pair": "b"}', "text_pair is for paths of encode"),
+        ('{"token_ids": [1], "text_pair": "b"}', ":1: text_pair is for a prompt"),
+        ('{"text": "a"}', "choose prefill"),
+    ],
+)
+def test_a_causal_model_takes_no_pair_and_no_path_of_an_encoder(cli, tmp_path, line, sentence):
     file = tmp_path / "pairs.jsonl"
-    file.write_text('{"text": "a", "text_pair": "b"}')
-    done = cli("capture", "--model", "sample_runs/model", "--prompts", file)
-    assert (done.returncode, "text_pair is for" in done.stderr) == (2, True)
-    typed = ("--prompt", "def main():", "--variant", "encode")
-    done = cli("capture", "--model", "sample_runs/model", *typed)
-    assert (done.returncode, "choose prefill" in done.stderr) == (2, True)
-    file.write_text('{"token_ids": [1], "text_pair": "b"}')
-    done = cli("capture", "--model", "sample_runs/model", "--prompts", file)
-    assert (done.returncode, ":1: text_pair is for a prompt" in done.stderr) == (2, True)
+    file.write_text(line)
+    done = cli("capture", "--model", "sample_runs/model", "--prompts", file, "--variant", "encode")
+    assert done.returncode == 2
+    assert sentence in done.stderr

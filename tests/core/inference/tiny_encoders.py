@@ -1,11 +1,12 @@
-"""Tiny random BERTs in folders, with a tokenizer of letters."""
+"""Tiny random encoders in folders, with a tokenizer of letters."""
 
 import json
 from pathlib import Path
+from string import ascii_lowercase
 
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, PreTrainedModel, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from core.inference.models.torch_errors import quiet
 
@@ -18,14 +19,12 @@ TEXTS = [
     "pack my box with five dozen jugs",
 ]
 _SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"}
-_LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    words = [*_SPECIAL.values(), *_LETTERS, *(f"##{letter}" for letter in _LETTERS)]
+    words = [*_SPECIAL.values(), *ascii_lowercase, *(f"##{each}" for each in ascii_lowercase)]
     numbers = {word: number for number, word in enumerate(words)}
     letters = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
-    letters.normalizer = normalizers.BertNormalizer()
     letters.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     letters.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     return PreTrainedTokenizerFast(
@@ -37,7 +36,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def write(folder: Path, kind: type[PreTrainedModel], **changes) -> Path:
     """Write a random model of this kind; changes: of its config."""
-    config = BertConfig(
+    config = kind.config_class(
         vocab_size=56,
         hidden_size=32,
         intermediate_size=64,
@@ -45,6 +44,7 @@ def write(folder: Path, kind: type[PreTrainedModel], **changes) -> Path:
         num_attention_heads=4,
         max_position_embeddings=128,
         initializer_range=0.3,
+        pad_token_id=0,
         **changes,
     )
     torch.manual_seed(0)
@@ -56,9 +56,8 @@ def write(folder: Path, kind: type[PreTrainedModel], **changes) -> Path:
 
 def write_modules(folder: Path, pooling: dict, *kinds: str) -> Path:
     """Write the files of sentence-transformers beside a model. kinds: of its modules."""
-    types = [f"sentence_transformers.models.{kind}" for kind in kinds]
-    modules = [{"type": kind, "path": f"1_{kind.split('.')[-1]}"} for kind in types]
+    modules = [{"type": f"sentence_transformers.models.{each}", "path": "1"} for each in kinds]
     (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    (folder / "1").mkdir()
+    (folder / "1" / "config.json").write_text(json.dumps(pooling))
     return folder

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import BertForSequenceClassification, BertModel
 
+from core.checks.embeddings import EMBEDDINGS, SCORES
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.encoder import Encoder
 from core.inference.models.model import load_model
@@ -49,7 +50,10 @@ def judged(folder, variant, dtype="float32", texts=None):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["normalized", "classifier", "reranker"])
 def test_sound_pairs_are_rounding(folders, kind, dtype, variant):
-    assert judged(folders / kind, variant, dtype).name in (ROUNDING, IDENTICAL)
+    verdict = judged(folders / kind, variant, dtype)
+    assert verdict.name in (ROUNDING, IDENTICAL)
+    check = SCORES if kind == "reranker" else EMBEDDINGS
+    assert check in [row.check for row in verdict.evidence]
 
 
 @pytest.mark.spread(1)

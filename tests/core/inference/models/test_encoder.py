@@ -10,6 +10,7 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
+    RobertaModel,
 )
 
 from core.capture_request import CaptureRequest
@@ -22,8 +23,8 @@ from tests.core.inference.tiny_encoders import TEXTS, tokenizer, write, write_mo
 MEAN, CLS, LAST = "pooling_mode_mean_tokens", "pooling_mode_cls_token", "pooling_mode_lasttoken"
 
 
-def values_of(folder, prompts=TEXTS, path="encode", dtype="float32"):
-    loaded = load_model(str(folder), dtype=dtype, encodes=True)
+def values_of(folder, prompts=TEXTS, path="encode"):
+    loaded = load_model(str(folder), dtype="float32", encodes=True)
     run = side_of(path).run_on(loaded)
     return torch.cat([whole_side(run, ids) for ids in loaded.tokens_of_all(prompts)])
 
@@ -36,12 +37,6 @@ def outputs_of(kind, folder, *texts):
 
 def states_of(folder, text):
     return outputs_of(AutoModel, folder, text).last_hidden_state[0]
-
-
-def test_a_model_without_other_files_is_the_mean_of_its_token_states(tmp_path):
-    folder = write(tmp_path, BertModel)
-    expected = [states_of(folder, text).sum(0) / len(states_of(folder, text)) for text in TEXTS]
-    assert torch.equal(values_of(folder), torch.stack(expected))
 
 
 @pytest.mark.parametrize(
@@ -62,18 +57,26 @@ def test_pooling_is_that_of_sentence_transformers(tmp_path, pooling, expected, i
     assert torch.equal(values_of(folder), normalize(rows) if is_normalized else rows)
 
 
-@pytest.mark.parametrize("path", ["encode+pad:right:5", "encode+pad:left:5", "encode+batch:3"])
-@pytest.mark.parametrize("pooling", [MEAN, CLS, LAST])
-def test_padding_and_other_texts_change_bits_only(tmp_path, pooling, path):
-    folder = write_modules(write(tmp_path, BertModel), {pooling: True}, "Transformer", "Pooling")
+@pytest.mark.parametrize("path", ["encode+pad:right:5", "encode+pad:left:5"])
+@pytest.mark.parametrize(("kind", "pooling"), [(BertModel, CLS), (RobertaModel, LAST)])
+def test_padding_changes_bits_only(tmp_path, kind, pooling, path):
+    folder = write_modules(write(tmp_path, kind), {pooling: True}, "Transformer", "Pooling")
     torch.testing.assert_close(values_of(folder, path=path), values_of(folder))
 
 
-def test_a_classifier_gives_the_logits_of_its_classes(tmp_path):
+def test_a_masked_language_model_is_the_mean_of_its_token_states(tmp_path):
+    folder = write(tmp_path, BertForMaskedLM)
+    expected = [states_of(folder, text).sum(0) / len(states_of(folder, text)) for text in TEXTS]
+    assert torch.equal(values_of(folder), torch.stack(expected))
+
+
+def test_a_classifier_gives_the_logits_of_its_classes_and_is_not_padded_on_the_left(tmp_path):
     folder = write(tmp_path, BertForSequenceClassification, num_labels=3)
     kind = AutoModelForSequenceClassification
     expected = torch.cat([outputs_of(kind, folder, text).logits for text in TEXTS])
     assert torch.equal(values_of(folder), expected)
+    with pytest.raises(CaptureError, match="choose pad:right"):
+        values_of(folder, path="encode+pad:left:2")
 
 
 def test_a_reranker_scores_pairs_with_their_token_types(tmp_path):
@@ -82,51 +85,30 @@ def test_a_reranker_scores_pairs_with_their_token_types(tmp_path):
     file = tmp_path / "pairs.jsonl"
     file.write_text("".join(lines))
     request = CaptureRequest(model=str(folder), prompt_lists=(str(file),))
-    inputs = plan_inputs(load_model(str(folder), dtype="float32", encodes=True), request)
+    loaded = load_model(str(folder), dtype="float32", encodes=True)
+    inputs = plan_inputs(loaded, request)
     expected = [
         outputs_of(AutoModelForSequenceClassification, folder, "what is it", text).logits
         for text in TEXTS
     ]
     assert torch.equal(values_of(folder, inputs), torch.cat(expected))
+    with pytest.raises(CaptureError, match="leave separators out"):
+        loaded.encode_pair("a [SEP] b", "c", "line 1")
 
 
-def test_a_masked_language_model_has_no_pooler_and_needs_none(tmp_path):
-    folder = write(tmp_path, BertForMaskedLM)
-    expected = BertForMaskedLM.from_pretrained(folder).bert
-    ids = tokenizer()(TEXTS[0], return_tensors="pt")["input_ids"]
-    states = expected(input_ids=ids).last_hidden_state[0]
-    torch.testing.assert_close(values_of(folder)[0], states.mean(0))
-
-
-def refused(folder, *, encodes=True):
+def refused(folder):
     with pytest.raises(CaptureError) as caught:
-        load_model(str(folder), dtype="float32", encodes=encodes)
+        load_model(str(folder), dtype="float32", encodes=True)
     return str(caught.value)
 
 
 def test_other_heads_modules_and_poolings_are_refused(tmp_path):
     bert = write(tmp_path / "bert", BertModel)
-    assert "begin with encode" in refused(bert, encodes=False)
-    assert "BertForTokenClassification" in refused(
-        write(tmp_path / "t", BertForTokenClassification)
-    )
-    assert "choose prefill" in refused("sample_runs/model")
+    tagger = write(tmp_path / "tagger", BertForTokenClassification)
+    assert "BertForTokenClassification" in refused(tagger)
     write_modules(bert, {"pooling_mode_max_tokens": True}, "Transformer", "Pooling")
     assert "pooling_mode_max_tokens" in refused(bert)
     (bert / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
     assert "lists Dense" in refused(bert)
     (bert / "modules.json").write_text("[")
     assert "modules.json is invalid" in refused(bert)
-
-
-def test_a_separator_inside_a_text_is_refused(tmp_path):
-    folder = write(tmp_path, BertForSequenceClassification, num_labels=1)
-    loaded = load_model(str(folder), dtype="float32", encodes=True)
-    with pytest.raises(CaptureError, match="leave separators out"):
-        loaded.encode_pair("a [SEP] b", "c", "line 1")
-
-
-def test_a_classifier_is_not_padded_on_the_left(tmp_path):
-    folder = write(tmp_path, BertForSequenceClassification, num_labels=3)
-    with pytest.raises(CaptureError, match="choose pad:right"):
-        values_of(folder, path="encode+pad:left:2")
