@@ -140,7 +140,8 @@ class RoundingDraws:
                 say(f"'{side.name}' compared with it")
                 for ids, wide in zip(group, exact, strict=True):
                     rows: list[torch.Tensor] = []
-                    add = partial(_add_error, wide, of_side, rows, loaded.encoder is not None)
+                    is_shift_seen = loaded.encoder is not None
+                    add = partial(_add_error, wide, of_side, rows, is_shift_seen=is_shift_seen)
                     forced[side].run_on(loaded)(ids, add)
                     logits = wide[:: _step(wide)]
                     systems[side] += systematic_error(
@@ -207,9 +208,10 @@ def _add_error(
     exact: torch.Tensor,
     pieces: list[Floats],
     rows: list[torch.Tensor],
-    is_shift_seen: bool,
     start: int,
     logits: torch.Tensor,
+    *,
+    is_shift_seen: bool = False,
 ) -> None:
     """Add the errors of some positions, without a number that all logits of one share: most of
     rounding in trained models is one, and no probability shows it. Infinite if one is not finite,
