@@ -164,10 +164,11 @@ class RoundingDraws:
                 yield run
 
         paths = [self.plain]
+        base = "prefill" if self.loaded.encoder is None else "encode"
         # eager attention rounds its weights too, which others do not
         if self.plain is PLAIN:
             names = [
-                "prefill+attn:eager",
+                f"{base}+attn:eager",
                 *(["decode"] if sum(map(len, self.prompts)) <= _DECODED else []),
             ]
             paths += [
