@@ -140,6 +140,4 @@ def _of_json(source: str, line: str) -> GivenPrompt:
             f"{source}: expected an object with exactly one of prompt, text, token_ids, messages.",
         )
     text = entry.prompt if entry.text is None else entry.text
-    if text is None and entry.text_pair is not None:
-        raise UsageError(f"{source}: text_pair is for a prompt or text; leave it out.")
     return GivenPrompt(source, text, entry.token_ids, entry.messages, entry.text_pair)

@@ -315,8 +315,7 @@ def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | Non
     """CaptureError if a path cannot run prompts of `positions` tokens, or of any length if None."""
     for path in paths:
         if loaded.encoder is not None and (path.engine or path.base.name == "prefill"):
-            kind = type(loaded.model).__name__
-            raise CaptureError(f"path '{path}': a {kind} has no causal head; choose encode.")
+            raise CaptureError(f"path '{path}' needs a causal head; choose encode.")
         check_path(path, loaded, positions)
         refusal = path.engine and engine_side.not_stored(path.engine, str(path), loaded)
         if refusal:

@@ -559,7 +559,6 @@ class ModelControls(Controls):
             self.precisions,
             session.memoize,
             session.draws,
-            has_rows_of_texts=self.loaded.encoder is not None,
         )
         if self.replays and dtype == "float32":
             # candidates choose by themselves: in float64 hardly one differs

@@ -23,12 +23,11 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
     for prompt in prompts_of(request):
         messages = prompt.messages
         if prompt.text_pair is not None:
-            if loaded.encoder is None:
+            if loaded.encoder is None or prompt.text is None:
                 raise UsageError(
-                    f"{prompt.source}: text_pair is for paths of encode; leave it out."
+                    f"{prompt.source}: text_pair is for a text on paths of encode; leave it out.",
                 )
-            ids = loaded.encode_pair(prompt.text or "", prompt.text_pair, prompt.source)
-            inputs.append(ids)
+            inputs.append(loaded.encode_pair(prompt.text, prompt.text_pair, prompt.source))
             continue
         if messages is None and is_chat and prompt.text is not None:
             if not prompt.text:

@@ -37,7 +37,7 @@ def test_a_judged_run_of_an_embedding_has_a_row_a_text(cli, typed):
     ("arguments", "sentence"),
     [
         (["--reference", "encode", "--variant", "decode"], "without a KV cache"),
-        (["--reference", "encode", "--variant", "prefill"], "has no causal head; choose encode"),
+        (["--reference", "encode", "--variant", "prefill"], "needs a causal head; choose encode"),
         (["--variant", "prefill+batch:2"], "begin with encode"),
         (["--reference", "encode", "--kv"], "leave --kv out"),
         (["--reference", "encode", "--layers"], "leave them out"),
@@ -53,8 +53,7 @@ def test_what_an_encoder_cannot_run_is_one_sentence(cli, typed, arguments, sente
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ('{"text": "a", "text_pair": "b"}', "text_pair is for paths of encode"),
-        ('{"token_ids": [1], "text_pair": "b"}', ":1: text_pair is for a prompt"),
+        ('{"text": "a", "text_pair": "b"}', ":1: text_pair is for a text on paths of encode"),
         ('{"text": "a"}', "choose prefill"),
     ],
 )

@@ -79,7 +79,7 @@ _LEAST_OF_WHOLE = 0.5
 class Question:
     """Prompts that sides are asked on. blocks: sizes that a fault may begin at multiples of;
     precisions: declared ones, which are tried first; memoize: a side whose logits are computed
-    once; draws: of the model in 16 bits, if there are; has_rows_of_texts: of an encoder.
+    once; draws: of the model in 16 bits, if there are.
     """
 
     prompts: Prompts
@@ -88,12 +88,11 @@ class Question:
     precisions: Sequence[Precision] = ()
     memoize: Callable[[RunnableSide], RunnableSide] = lambda side: side
     draws: RoundingDraws | None = None
-    has_rows_of_texts: bool = False
 
     @property
     def lengths(self) -> list[int]:
-        if self.has_rows_of_texts:
-            return [len(self.prompts)]
+        if self.draws is not None:
+            return self.draws.loaded.lengths_of(self.prompts)
         return [len(ids) for ids in self.prompts]
 
     def squares(
@@ -251,7 +250,7 @@ def best_precisions(
     first, logits, is_noisy = int(np.argmax(at)), whole_side(side.run_on(own), prompt), not floor
     prompt = tuple(prompt)
     start = prompt
-    if not question.has_rows_of_texts:
+    if loaded.encoder is None:
         start = prompt[: first + SCREENED]
 
     @cache
