@@ -125,7 +125,8 @@ class CaptureRequest(Request):
     """
 
     model: str = param(
-        "Folder or hub id of a causal language model, a .gguf file, or smollm2.",
+        "Folder or hub id of a causal language model, or of an encoder for --reference encode; a"
+        " .gguf file; or smollm2.",
         is_always_typed=True,
     )
     prompts: tuple[str, ...] = param("A prompt; repeatable.", (), option="--prompt")
@@ -135,8 +136,8 @@ class CaptureRequest(Request):
         option="--prompt-file",
     )
     prompt_lists: tuple[str, ...] = param(
-        "A file of prompts: .jsonl with 'prompt', 'text', 'token_ids' or 'messages' in each line,"
-        " else one per line.",
+        "A file of prompts: .jsonl with 'prompt', 'text' (of a pair also 'text_pair'), 'token_ids'"
+        " or 'messages' in each line, else one per line.",
         (),
         option="--prompts",
     )

@@ -185,7 +185,8 @@ class Subject:
     """Two sides that are judged, as the row of a check may know them besides what was measured.
 
     names: of the reference and the variant; lengths: positions of each prompt; dtype: that they
-    compute in; blocks: sizes that a fault may begin at multiples of.
+    compute in; blocks: sizes that a fault may begin at multiples of; shares_scale: as of
+    `floor_test`.
     """
 
     names: tuple[str, str]
@@ -193,6 +194,7 @@ class Subject:
     dtype: str
     has_experts: bool = False
     blocks: Sequence[int] = BLOCKS
+    shares_scale: bool = False
 
     @property
     def replays(self) -> bool:

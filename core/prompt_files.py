@@ -23,12 +23,15 @@ class Message:
 
 @dataclass(frozen=True)
 class GivenPrompt:
-    """One prompt, in exactly one of three forms. source: the option, or the file and line."""
+    """One prompt, in exactly one of three forms. source: the option, or the file and line;
+    text_pair: the second text of a pair for a reranker.
+    """
 
     source: str
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: tuple[Message, ...] | None = None
+    text_pair: str | None = None
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class _Line:
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: Annotated[tuple[Message, ...], msgspec.Meta(min_length=1)] | None = None
+    text_pair: str | None = None
 
 
 def read_whole(path: Path) -> GivenPrompt:
@@ -136,4 +140,4 @@ def _of_json(source: str, line: str) -> GivenPrompt:
             f"{source}: expected an object with exactly one of prompt, text, token_ids, messages.",
         )
     text = entry.prompt if entry.text is None else entry.text
-    return GivenPrompt(source, text, entry.token_ids, entry.messages)
+    return GivenPrompt(source, text, entry.token_ids, entry.messages, entry.text_pair)

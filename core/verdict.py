@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from .errors import UsageError
 from .evidence import CHECK_GROUPS, Evidence
@@ -74,6 +74,11 @@ class Verdict:
     def is_bug_suspected(self) -> bool:
         """Whether the verdict is `bug suspected`."""
         return self.name == BUG_SUSPECTED
+
+    def worded(self, words: Callable[[str], str]) -> Verdict:
+        """Return the verdict with its sentences in other words."""
+        evidence = tuple(replace(row, says=words(row.says)) for row in self.evidence)
+        return replace(self, because=words(self.because), evidence=evidence)
 
     def table(self) -> str:
         """Return the verdict and its checks as plain text, a line each."""

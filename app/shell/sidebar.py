@@ -188,9 +188,10 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     if is_shown:
         stepper.stepper(view)
         if view.texts and view.texts[position]:
-            st.caption(
-                f"logits here predict the token after `{code(visible(view.texts[position]))}`",
-            )
+            about = "text of this row:"
+            if run.header.has_tokens:
+                about = "logits here predict the token after"
+            st.caption(f"{about} `{code(visible(view.texts[position]))}`")
     return view
 
 

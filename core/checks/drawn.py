@@ -67,8 +67,9 @@ class Exact:
 
     own_paths: errors of the model's own paths, which must look like one more draw, or the draws
     measure nothing; own: errors of its plain forward, None if unknown; has_experts: a router that
-    nearly ties may choose another expert at a position, in sound sides too; wide, roundings: in
-    words, what the sides are compared with and what the draws are.
+    nearly ties may choose another expert at a position, in sound sides too; shares_scale: as of
+    `floor_test`; wide, roundings: in words, what the sides are compared with and what the draws
+    are.
     """
 
     errors: Mapping[str, Errors]
@@ -78,6 +79,7 @@ class Exact:
     model: str = "the model"
     has_experts: bool = False
     limits: Limits = DRAWN_LIMITS
+    shares_scale: bool = False
     wide: str = "the model's float32 forward"
     roundings: str = "forwards with randomized rounding"
 
@@ -156,6 +158,7 @@ def error_rows(
             blocks,
             own=exact.own,
             limits=exact.limits,
+            shares_scale=exact.shares_scale,
         )
 
     tests = {name: test_of(errors) for name, errors in exact.errors.items()}
@@ -188,9 +191,10 @@ def error_test(
     *,
     own: Errors | None = None,
     limits: Limits = DRAWN_LIMITS,
+    shares_scale: bool = False,
 ) -> FloorTest:
     """Compare errors with draws of rounding. lengths: of prompts; without them positions alone are
-    tested. own: errors of the model's plain forward.
+    tested. own: errors of the model's plain forward; shares_scale: as of `floor_test`.
     """
     squares = np.stack([draw.squares for draw in draws])
     difference = errors.squares
@@ -201,7 +205,14 @@ def error_test(
         over_drawn = own.squares / drawn
         stands_out = np.isfinite(over_drawn) & (over_drawn > _OWN_STANDS_OUT**2)
         difference = np.where(stands_out, difference / over_drawn, difference)
-    test = floor_test(difference, squares, limits, lengths=lengths, blocks=blocks)
+    test = floor_test(
+        difference,
+        squares,
+        limits,
+        lengths=lengths,
+        blocks=blocks,
+        shares_scale=shares_scale,
+    )
     systematic = np.array([draw.systematic for draw in draws])
     typical = float(np.sqrt(np.square(systematic).mean()))
     if not lengths or not typical:

@@ -96,10 +96,17 @@ class ModulesAlone:
         return np.asarray(np.sqrt(self.side / np.maximum(own, _TINY)))
 
 
-def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0) -> Evidence:
+def alone_evidence(
+    control: str,
+    alone: ModulesAlone,
+    side: str,
+    prompt: int = 0,
+    *,
+    is_row: bool = False,
+) -> Evidence:
     """Return the row on what each module of a side does with its inputs on that side.
 
-    It never decides.
+    It never decides. is_row: the prompt is a text, and a row of its run.
     """
     names, ratios = alone.names, alone.ratios
     is_beyond = ~(ratios <= LARGEST_ALONE)  # so is NaN
@@ -110,6 +117,9 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
     levels, on_top = _noise(alone, starts)
     faults = on_top or starts
     faulty = [names[module] for module in sorted(faults)]
+    place = prompt, min(faults.values(), default=0)
+    if is_row:
+        place = 0, prompt
     largest = float(np.delete(ratios, list(starts), axis=0).max(initial=0.0))
     figures = AloneFigures(
         largest_ratio_allowed=LARGEST_ALONE,
@@ -119,9 +129,9 @@ def alone_evidence(control: str, alone: ModulesAlone, side: str, prompt: int = 0
         alone_rms=_rms(alone.side),
         own_rounding_rms=_rms(alone.own),
         first_module=next(iter(faulty), None),
-        first=(prompt, min(faults.values())) if on_top or (starts and not levels) else None,
+        first=place if on_top or (starts and not levels) else None,
     )
-    of_prompt = f" of prompt {prompt}" if prompt else ""
+    of_prompt = f" of prompt {place[0]}" if place[0] else ""
     position = f", first at position {figures.first[1]:,}{of_prompt}" if figures.first else ""
     modules = in_words(faulty, names)
     differ = f"Given identical inputs, {modules} differ{'s' * (' and ' not in modules)}{position}"

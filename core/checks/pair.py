@@ -162,7 +162,7 @@ def pair_row(
 ) -> tuple[Evidence, FloorTest]:
     """Compare a pair with its noise floor in a dtype."""
     lengths, mismatch = subject.lengths, pair.not_finite
-    test = floor_test(pair.sizes, floor.squares, limits)
+    test = floor_test(pair.sizes, floor.squares, limits, shares_scale=subject.shares_scale)
     limit = test.position.limit
     figures = PairFigures(
         compute_dtype=dtype,

@@ -146,7 +146,9 @@ def plan_of(
 def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
     """Load the model of a request; without `weights` only its shapes."""
     from ..inference.models.model import load_model
+    from ..inference.paths.grammar import read_steps
 
+    base, _, engine = read_steps(request.reference)
     return load_model(
         request.model,
         dtype=request.dtype,
@@ -154,6 +156,7 @@ def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
         revision=request.revision,
         trust_remote_code=request.trust_remote_code,
         weights=weights,
+        encodes=engine is None and base.name == "encode",
     )
 
 

@@ -22,7 +22,7 @@ from ..evidence import Evidence
 from ..numerics.arrays import Floats
 from ..numerics.formats import FLOAT32, values_of
 from ..numerics.side_divergence import FEW, Divergence, peaks_of
-from ..runs.file.records import Generation, RunHeader
+from ..runs.file.records import Generation
 from ..runs.measured import Measured
 from ..verdict import Verdict
 from .controls import Controls, NotAvailableError
@@ -79,14 +79,8 @@ def judge_upload(
         make = make_controls or DumpControls
         controls = make(figures, pair, uploads or UploadedControls(), rows)
         verdict = replace(judge(controls, earlier_by_pair.get(pair)), pair=pair)
-        verdicts.append(_worded(verdict, figures.header))
+        verdicts.append(verdict.worded(figures.header.worded))
     return verdicts
-
-
-def _worded(verdict: Verdict, header: RunHeader) -> Verdict:
-    """Return a verdict whose sentences are in the words of the run."""
-    evidence = tuple(replace(row, says=header.worded(row.says)) for row in verdict.evidence)
-    return replace(verdict, because=header.worded(verdict.because), evidence=evidence)
 
 
 class DumpControls(Controls):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..checks.arrays_alone import LEAST_VALUES
@@ -16,7 +18,7 @@ from ..numerics.embeddings import (
     neighbors,
     score_order,
 )
-from ..numerics.formats import spacings, values_of
+from ..numerics.formats import FloatFormat, spacings, values_of
 from ..runs.measured import Measured
 
 _VALUES = 1 << 22  # of a side that are read at once
@@ -56,25 +58,41 @@ def order_row(figures: Measured, pair: int) -> Evidence | None:
     logits; None if there are too many scores.
     """
     header = figures.header
+    is_small = header.rows <= MOST_ROWS and header.rows * header.vocab <= MOST_ELEMENTS
     if header.vocab == 1:
-        if max(header.lengths) > MOST_ROWS:
-            return None
-        reference, variant = (_all_values(figures, side)[:, 0] for side in (0, pair + 1))
-        return score_row(score_order(reference, variant, header.format, header.lengths))
+        is_small = max(header.lengths) <= MOST_ROWS
+    if is_small:
+        span = 0, header.rows
+        reference, variant = (_some_values(figures, side, span) for side in (0, pair + 1))
+        return order_of_rows(reference, variant, header.format, header.lengths)
+    # too many scores
+    if header.vocab == 1:
+        return None
     parts = []
     step = max(1, _VALUES // header.vocab)
     for start in range(0, header.rows, step):
         span = start, min(start + step, header.rows)
         parts.append(directions(*(_some_values(figures, side, span) for side in (0, pair + 1))))
     rows = Directions(*map(np.concatenate, zip(*parts, strict=True)))
-    nearest = None
-    if header.rows <= MOST_ROWS and header.rows * header.vocab <= MOST_ELEMENTS:
-        nearest = neighbors(*(_all_values(figures, side) for side in (0, pair + 1)))
-    return embedding_row(rows, nearest, header.lengths)
+    return embedding_row(rows, None, header.lengths)
 
 
-def _all_values(figures: Measured, side: int) -> Floats:
-    return _some_values(figures, side, (0, figures.header.rows))
+def order_of_rows(
+    reference: Floats,
+    variant: Floats,
+    fmt: FloatFormat,
+    lengths: Sequence[int],
+) -> Evidence:
+    """Return the row on cosines and neighbors, or on the order of scores, of at most MOST_ROWS
+    rows. [rows, n] each
+    """
+    if reference.shape[1] == 1:
+        return score_row(score_order(reference[:, 0], variant[:, 0], fmt, lengths))
+    return embedding_row(
+        directions(reference, variant),
+        neighbors(reference, variant),
+        lengths,
+    )
 
 
 def _some_values(figures: Measured, side: int, rows: Span) -> Floats:

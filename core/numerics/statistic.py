@@ -116,6 +116,7 @@ def floor_test(
     *,
     lengths: Sequence[int] = (),
     blocks: Sequence[int] = BLOCKS,
+    shares_scale: bool = False,
 ) -> FloorTest:
     """Is the difference one more draw of rounding: as large over all, and at every position and
     group of positions?
@@ -125,7 +126,8 @@ def floor_test(
     prompts, to test groups too. The bound at a place is what the largest of all places exceeds with
     a chance of FALSE_ALARM, by the tail of the draws. Fewer roundings pass; more of them everywhere
     move the bound along, within the limit. A difference beyond the limit is no measure of rounding:
-    then the draws alone tell which places stand out.
+    then the draws alone tell which places stand out. shares_scale: every position is compared with
+    the draws at all of them, as of a few values, whose draws may all be 0.
     """
     total, count = float(draws.mean()), len(draws)
     ratio = math.inf if difference.any() else 0.0
@@ -136,6 +138,9 @@ def floor_test(
     mean = draws.mean(axis=0)
     # one draw alone is compared with the difference
     others = (draws.sum(axis=0) - draws) / (count - 1) if count > 1 else difference[None]
+    if shares_scale:
+        mean = np.full_like(mean, total)
+        others = np.broadcast_to(others.mean(axis=1, keepdims=True), draws.shape)
     mine = difference / scale_of(mean)
     ratios = np.divide(
         draws,

@@ -20,7 +20,15 @@ import transformers
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
 from ...progress import Progress, no_progress
-from ...runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from ...runs.file.records import (
+    LONGEST_TOKEN,
+    VALUE,
+    Generation,
+    Prompt,
+    Provenance,
+    RunHeader,
+    SideHeader,
+)
 from ...runs.store.partial import is_passing
 from ...runs.writer import RunWriter
 from ...text import size
@@ -80,6 +88,11 @@ def plan_capture(
     check_paths(loaded, paths, None)
     if not prompts:
         raise CaptureError("a capture needs at least one prompt.")
+    if loaded.encoder is not None and (request.layers or request.mitigations):
+        raise UsageError(
+            "--layers and --mitigations compare tokens, and an encoder has rows of texts; leave"
+            " them out.",
+        )
     token_ids = tuple(loaded.tokens_of_all(prompts))
     lengths = [len(ids) for ids in token_ids]
     for positions in sorted(set(lengths)):
@@ -108,13 +121,21 @@ def _header(
     # temporary files of a page by their names only
     lists = (FilePath(each).name if is_passing(each) else each for each in request.prompt_lists)
     stored = replace(request, prompt_lists=tuple(lists))
+    if loaded.encoder is None:
+        prompts = tuple(
+            Prompt(len(ids), ids, tuple(vocabulary[token] for token in ids)) for ids in token_ids
+        )
+    else:
+        # a text a row, on a line of its own
+        texts = [
+            f"{str(loaded.tokenizer.decode(list(ids)))[: LONGEST_TOKEN - 1]}\n" for ids in token_ids
+        ]
+        prompts = (Prompt(len(texts), token_texts=tuple(texts)),)
     return RunHeader(
         name=request.name or _title(loaded, sides, request),
         compute_dtype=loaded.dtype,
         vocab=loaded.vocab_size,
-        prompts=tuple(
-            Prompt(len(ids), ids, tuple(vocabulary[token] for token in ids)) for ids in token_ids
-        ),
+        prompts=prompts,
         sides=tuple(
             SideHeader(side.name, str(side.path), side.path.compute_dtype(loaded)) for side in sides
         ),
@@ -131,6 +152,7 @@ def _header(
         ),
         vocabulary=vocabulary,
         keep=request.keep,
+        holds="logit" if loaded.encoder is None else VALUE,
     )
 
 
@@ -309,6 +331,8 @@ def torch_errors_stop(path: Path) -> AbstractContextManager[None]:
 def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | None) -> None:
     """CaptureError if a path cannot run prompts of `positions` tokens, or of any length if None."""
     for path in paths:
+        if loaded.encoder is not None and (path.engine or path.base.name == "prefill"):
+            raise CaptureError(f"path '{path}' needs a causal head; choose encode.")
         check_path(path, loaded, positions)
         refusal = path.engine and engine_side.not_stored(path.engine, str(path), loaded)
         if refusal:
@@ -356,6 +380,8 @@ def _versions(loaded: LoadedModel, paths: Sequence[Path]) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "attention": str(getattr(loaded.model.config, "_attn_implementation", "")),
     }
+    if loaded.encoder is not None:
+        versions["values"] = str(loaded.encoder)
     if loaded.weights:
         versions["weights"] = loaded.weights
     if loaded.device.startswith("cuda") and torch.version.cuda:

@@ -77,9 +77,10 @@ class RoundingDraws:
             errors,
             self.draws,
             lambda: by_name(self._own_paths()),
-            self.own,
+            None if model.has_few_values else self.own,
             f"'{model.name}'",
             experts,
+            shares_scale=model.has_few_values,
         )
 
     def compare(
@@ -93,7 +94,7 @@ class RoundingDraws:
         """Compare a side's error in 16 bits with that of randomized rounding. always_check_draws:
         as of `error_rows`
         """
-        lengths, exact = [len(ids) for ids in self.prompts], self.measure([side], say)
+        lengths, exact = self.loaded.lengths_of(self.prompts), self.measure([side], say)
         return error_rows(
             exact,
             self.loaded.dtype,
@@ -139,7 +140,9 @@ class RoundingDraws:
                 say(f"'{side.name}' compared with it")
                 for ids, wide in zip(group, exact, strict=True):
                     rows: list[torch.Tensor] = []
-                    forced[side].run_on(loaded)(ids, partial(_add_error, wide, of_side, rows))
+                    is_shift_seen = loaded.encoder is not None
+                    add = partial(_add_error, wide, of_side, rows, is_shift_seen=is_shift_seen)
+                    forced[side].run_on(loaded)(ids, add)
                     logits = wide[:: _step(wide)]
                     systems[side] += systematic_error(
                         torch.cat(rows),
@@ -161,10 +164,11 @@ class RoundingDraws:
                 yield run
 
         paths = [self.plain]
+        base = "prefill" if self.loaded.encoder is None else "encode"
         # eager attention rounds its weights too, which others do not
         if self.plain is PLAIN:
             names = [
-                "prefill+attn:eager",
+                f"{base}+attn:eager",
                 *(["decode"] if sum(map(len, self.prompts)) <= _DECODED else []),
             ]
             paths += [
@@ -207,10 +211,13 @@ def _add_error(
     rows: list[torch.Tensor],
     start: int,
     logits: torch.Tensor,
+    *,
+    is_shift_seen: bool = False,
 ) -> None:
     """Add the errors of some positions, without a number that all logits of one share: most of
     rounding in trained models is one, and no probability shows it. Infinite if one is not finite,
-    unlike in float32. rows: gets the errors at every `_step`, 0 if not finite.
+    unlike in float32. rows: gets the errors at every `_step`, 0 if not finite; is_shift_seen: of
+    values that are no logits.
 
     exact, logits: [positions, vocab]
     """
@@ -230,7 +237,7 @@ def _add_error(
     )
     mean = error.sum(1, dtype=torch.float64) / count
     squares = torch.linalg.vector_norm(error, dim=1, dtype=torch.float64).square() / count
-    errors = (squares - mean.square()).clamp_min(0)
+    errors = squares if is_shift_seen else (squares - mean.square()).clamp_min(0)
     pieces.append(
         (errors if is_same is finite else errors.where(is_same.all(1), torch.inf)).cpu().numpy(),
     )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from ...checks.arrays_alone import LEAST_VALUES
 from ...checks.choices import choices_row
 from ...checks.drawn import Exact
 from ...checks.lower_precision import PrecisionVerdict
@@ -23,12 +24,15 @@ from ...errors import CaptureError, UsageError
 from ...evidence import MISSING, Evidence, Unmeasured
 from ...judging import judge as judging
 from ...judging.controls import Controls, NotAvailableError, StaysInFloat32Error
+from ...judging.values import order_of_rows
 from ...numerics.arrays import Floats
+from ...numerics.embeddings import MOST_ROWS
 from ...numerics.formats import LOGIT_FORMATS
 from ...numerics.side_divergence import Divergence
 from ...numerics.statistic import BLOCKS, FloorTest
-from ...places import NotFinite, place_of
+from ...places import NotFinite, of_values, place_of
 from ...progress import Progress, no_progress
+from ...text import plural
 from ...verdict import Verdict
 from ..models.dtypes import WIDENING
 from ..models.model import LoadedModel, has_experts, loaded_from
@@ -117,7 +121,9 @@ def judge(
     sides = side_of(reference), side_of(variant)
     with model_errors_stop():
         try:
-            return judging.judge(ModelControls(session, sides, precisions, on_progress, digests))
+            controls = ModelControls(session, sides, precisions, on_progress, digests)
+            verdict = judging.judge(controls)
+            return verdict if loaded.encoder is None else verdict.worded(of_values)
         finally:
             session.forget(sides[1])
 
@@ -213,7 +219,8 @@ class JudgingSession:
         itemsize = model.torch_dtype.itemsize if side.engine_path is None else _WIDEST
 
         def run(ids: Sequence[int], emit: Emit) -> None:
-            key, size = (side.name, model.dtype, tuple(ids)), len(ids) * model.vocab_size * itemsize
+            key = side.name, model.dtype, tuple(ids)
+            size = model.rows_of(ids) * model.vocab_size * itemsize
             if key not in self._logits:
                 if sum(logits.nbytes for logits in self._logits.values()) + size > MEMOIZED_BYTES:
                     return side.run_on(model)(ids, emit)
@@ -242,9 +249,10 @@ class ModelControls(Controls):
         self.loaded, self.prompts, self.precisions = session.loaded, session.prompts, precisions
         self.names, self.lengths = (
             (sides[0].name, sides[1].name),
-            [len(ids) for ids in session.prompts],
+            self.loaded.lengths_of(session.prompts),
         )
         self.dtype, self.has_experts = self.loaded.dtype, has_experts(self.loaded.model)
+        self.shares_scale = self.loaded.has_few_values
         self.blocks = sorted({*BLOCKS, *(int(size) for side in sides for size in side.block_sizes)})
         self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])
         self.earlier_digests, self.digests = digests, ["", ""]
@@ -313,6 +321,16 @@ class ModelControls(Controls):
     def _in(self, dtype: str) -> AbstractContextManager[LoadedModel]:
         return nullcontext(self.loaded) if dtype == self.dtype else WIDENING[dtype](self.loaded)
 
+    def validity(self) -> list[Evidence]:
+        if self.loaded.encoder is None or len(self.prompts) > MOST_ROWS:
+            return []
+        runs = [side.run_on(self.loaded) for side in self.memoized_sides]
+        reference, variant = (
+            torch.cat([whole_side(run, ids) for ids in self.prompts]).double().cpu().numpy()
+            for run in runs
+        )
+        return [order_of_rows(reference, variant, LOGIT_FORMATS[self.dtype], self.lengths)]
+
     def pair(self, dtype: str) -> Pair:
         self.say(f"both sides in {dtype}")
         if dtype == self.dtype:
@@ -358,13 +376,16 @@ class ModelControls(Controls):
         is_identical: bool = False,
     ) -> Pair:
         not_finite = not_finite_of(self.loaded, divergence, names)
-        return Pair(divergence.squares, not_finite, is_identical, divergence.peaks)
+        # an embedding has dimensions that are much larger than others
+        peaks = None if self.loaded.encoder is not None else divergence.peaks
+        return Pair(divergence.squares, not_finite, is_identical, peaks)
 
     def floor(self, dtype: str) -> NoiseFloor:
         """Reorder every linear map.
 
         In 16 bits kernels round elsewhere too, as far as a forward is from float32.
         """
+        self._check_values()
         if dtype not in self.floors:
             self.floors[dtype] = self._measured_floor(dtype)
         return self.floors[dtype]
@@ -398,6 +419,19 @@ class ModelControls(Controls):
             f"; in '{side}' {parts}" for side in self.names if (parts := parts_of(side, dtype))
         )
         return replace(floor, squares=squares, control=control)
+
+    def _check_values(self) -> None:
+        """NotAvailableError if all values together are too few for a size."""
+        values = len(self.prompts) * self.loaded.vocab_size
+        if self.shares_scale and values < LEAST_VALUES:
+            raise NotAvailableError(
+                f"{plural(values, 'value')} of all texts are too few for a noise floor; give texts"
+                f" for {LEAST_VALUES}.",
+            )
+
+    def _prompt_of(self, row: int) -> tuple[int, int]:
+        """(prompt, position in it) of a row."""
+        return (row, 0) if self.loaded.encoder is not None else place_of(row, self.lengths)
 
     def rerun(self) -> Rerun:
         again = self.earlier_digests
@@ -478,7 +512,8 @@ class ModelControls(Controls):
         ]
 
     def exact(self) -> Exact:
-        sides = [self.session.memoize(side) for side in self.sides if side.path != PLAIN.path]
+        self._check_values()
+        sides = [self.session.memoize(side) for side in self.sides if not side.is_plain]
         if not sides:
             raise NotAvailableError("")
         draws = self.session.replayed_draws() if self.replays else self.session.draws
@@ -517,9 +552,12 @@ class ModelControls(Controls):
         is_torn = (self.has_experts and not self.replays) or self.chooses_keys
         if is_torn or self.precisions:
             return []
+        # its limit is that of decoders; BERT's eager attention rounds its scores too, to 2.4 times
+        if self.loaded.encoder is not None:
+            return []
         rows = []
         for side in self.sides:
-            if side.path == PLAIN.path:
+            if side.is_plain:
                 continue
             control = f"modules of '{side.name}' in {self.dtype}"
             self.say(control)
@@ -571,8 +609,8 @@ class ModelControls(Controls):
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
         if any(side.is_one_piece for side in self.sides):
             return []
-        (number, position), rows = place_of(row, self.lengths), []
-        for side in [side for side in self.sides if side.path != PLAIN.path]:
+        (number, position), rows = self._prompt_of(row), []
+        for side in [side for side in self.sides if not side.is_plain]:
             self.say(f"each module of '{side.name}' alone")
             sides = [at_widest(side), side] if side.name in bugs else [side]
             sides = list(map(self._replayed, sides))
@@ -582,7 +620,7 @@ class ModelControls(Controls):
         return [each for each in rows if each is not None]
 
     def differences(self, row: int, dtype: str) -> Floats | None:
-        prompt, position = place_of(row, self.lengths)
+        prompt, position = self._prompt_of(row)
         ids = self.prompts[prompt]
         with self._in(dtype) as model:
             reference, variant = (
@@ -594,8 +632,6 @@ class ModelControls(Controls):
     def source_of(self, mismatch: NotFinite) -> str:
         side = self.sides[0 if not np.isfinite(mismatch.values[0]) else 1]
         with suppress(CaptureError):
-            return (
-                first_not_finite(self.loaded, self.prompts[mismatch.place(self.lengths)[0]], side)
-                or ""
-            )
+            prompt, _ = self._prompt_of(int(mismatch.rows[0]))
+            return first_not_finite(self.loaded, self.prompts[prompt], side) or ""
         return ""

@@ -60,7 +60,8 @@ def module_row(
             for side in dict.fromkeys(sides):
                 alone = modules_alone(loaded, ids[:count], side, plain)
                 control = f"every module of '{side.name}' {inputs}"
-                row = alone_evidence(control, alone, name, number)
+                is_row = loaded.encoder is not None
+                row = alone_evidence(control, alone, name, number, is_row=is_row)
                 if alone.ratios.max() > LARGEST_ALONE:
                     return row
     except CaptureError as error:
@@ -175,6 +176,10 @@ def followed_modules(model: Any) -> dict[str, torch.nn.Module]:
     for each in watched_modules(model):
         if each.kind in _INSIDE:
             modules[each.name] = each.module
+    # BERT's are outside of the module that has the blocks
+    for name, module in model.named_modules():
+        if name.endswith("embeddings"):
+            modules[name] = module
     return modules
 
 

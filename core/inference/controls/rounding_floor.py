@@ -96,7 +96,8 @@ def not_finite_of(
     if divergence.first_mismatch is None:
         return None
     token, *values = divergence.first_mismatch
-    text = token_texts(loaded.tokenizer, [token])[token] if loaded.tokenizer is not None else ""
+    has_text = loaded.tokenizer is not None and loaded.encoder is None
+    text = token_texts(loaded.tokenizer, [token])[token] if has_text else ""
     return NotFinite(divergence.mismatches, token, text, sides, (values[0], values[1]))
 
 

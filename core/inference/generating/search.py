@@ -92,6 +92,8 @@ def search(
     if paths[0] == paths[1]:
         raise UsageError(f"reference and variant are both '{paths[0]}'; choose another variant.")
     check_paths(loaded, paths, None)
+    if loaded.encoder is not None:
+        raise CaptureError(f"path '{paths[0]}' gives no tokens that could flip; choose prefill.")
     for path in paths if tokens else ():
         reason = path.cannot_continue(loaded)
         if reason:

@@ -22,6 +22,13 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
     inputs: list[str | Sequence[int]] = []
     for prompt in prompts_of(request):
         messages = prompt.messages
+        if prompt.text_pair is not None:
+            if loaded.encoder is None or prompt.text is None:
+                raise UsageError(
+                    f"{prompt.source}: text_pair is for a text on paths of encode; leave it out.",
+                )
+            inputs.append(loaded.encode_pair(prompt.text, prompt.text_pair, prompt.source))
+            continue
         if messages is None and is_chat and prompt.text is not None:
             if not prompt.text:
                 raise UsageError(f"{prompt.source}: is empty; expected at least one character.")

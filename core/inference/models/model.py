@@ -1,4 +1,6 @@
-"""A causal language model and its tokenizer, from a local folder or the hub, for inference."""
+"""A causal language model or an encoder and its tokenizer, from a local folder or the hub, for
+inference.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoTokenizer,
     GgufConfig,
@@ -24,12 +28,14 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
 
+from ...checks.arrays_alone import LEAST_VALUES
 from ...errors import CaptureError
 from ...numerics.formats import LOGIT_FORMATS, format_named
 from ...packaged_models import packaged_folder
 from ...text import BYTE_LEVEL, clean, readable, size
 from . import devices, gguf
 from .devices import name_of_device, usable_device
+from .encoder import Encoder, encoder_of, is_body, is_classifier, token_types
 from .module_state import ModuleState, state_at_start
 from .source import ModelSource, isolate, needed_bytes, source_of
 from .torch_errors import first_line, foreign_errors_stop, quiet
@@ -45,8 +51,9 @@ class LoadedModel:
 
     name: as requested; revision: the hub's commit, or the digest of a folder's weights or of a
     GGUF; device: 'cpu', 'cuda:0'; weights: the GGUF that they come from, in words, else ''; start:
-    what its modules hold when a sequence begins. Loaded without weights, its parameters are on
-    torch's meta device: shapes without values.
+    what its modules hold when a sequence begins; encoder: of a model without a causal head, whose
+    forward gives a row of values. Loaded without weights, its parameters are on torch's meta
+    device: shapes without values.
     """
 
     model: PreTrainedModel
@@ -57,6 +64,7 @@ class LoadedModel:
     device: str
     weights: str = ""
     start: ModuleState = field(default_factory=dict, compare=False, repr=False)
+    encoder: Encoder | None = None
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -81,7 +89,9 @@ class LoadedModel:
 
     @property
     def vocab_size(self) -> int:
-        """Width of its logits, in tokens."""
+        """Width of its logits, in tokens; of an encoder the values of a row."""
+        if self.encoder is not None:
+            return self.encoder.width
         head: Any = self.model.get_output_embeddings()
         if head is not None and getattr(head, "weight", None) is not None:
             return int(head.weight.shape[0])
@@ -91,7 +101,31 @@ class LoadedModel:
     def token_limit(self) -> int:
         """Token ids below this have an embedding and a logit."""
         embedding: Any = self.model.get_input_embeddings()
-        return min(self.vocab_size, embedding.weight.shape[0])
+        tokens = int(embedding.weight.shape[0])
+        return tokens if self.encoder is not None else min(self.vocab_size, tokens)
+
+    @property
+    def separator(self) -> int | None:
+        """Token before the second text of a pair, None if the model does not tell them apart."""
+        name = "token_type_ids"
+        is_read = name in signature(self.model.forward).parameters
+        has_types = is_read and name in getattr(self.tokenizer, "model_input_names", ())
+        return self.tokenizer.sep_token_id if has_types else None
+
+    @property
+    def has_few_values(self) -> bool:
+        """Whether a row has too few values for a size of its own, as scores have."""
+        return self.encoder is not None and self.vocab_size < LEAST_VALUES
+
+    def rows_of(self, ids: Sequence[int]) -> int:
+        """Return the rows that a forward gives for a prompt."""
+        return len(ids) if self.encoder is None else 1
+
+    def lengths_of(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """Return the positions of each prompt of a run; the texts of an encoder are rows of
+        one.
+        """
+        return [len(prompts)] if self.encoder is not None else [len(ids) for ids in prompts]
 
     @property
     def weight_bytes(self) -> int:
@@ -110,6 +144,18 @@ class LoadedModel:
         except Exception as error:
             reason = f"the tokenizer cannot read it ({first_line(error)}); expected plain text"
             raise CaptureError(f"{label}: {reason}.") from error
+
+    def encode_pair(self, text: str, pair: str, label: str) -> tuple[int, ...]:
+        """Return the token ids of two texts as a reranker takes them."""
+        ids = self.encode(text, label, text_pair=pair)
+        if self.separator is not None:
+            derived = token_types(torch.tensor([ids]), self.separator)[0].tolist()
+            if derived != self.tokenizer(text, pair)["token_type_ids"]:
+                raise CaptureError(
+                    f"{label}: the tokenizer's token types are not 0 up to the first separator and"
+                    " 1 after it; leave separators out of the texts.",
+                )
+        return ids
 
     def tokens_of(self, prompt: str | Sequence[int], label: str) -> tuple[int, ...]:
         """Return the tokens of a prompt, text or token ids.
@@ -142,6 +188,8 @@ class LoadedModel:
 
     def vocabulary(self) -> dict[int, str]:
         """Return token id -> readable text, for every id that has a logit."""
+        if self.encoder is not None:
+            return {}
         with quiet():
             return token_texts(self.tokenizer, range(self.vocab_size))
 
@@ -154,11 +202,13 @@ def load_model(
     revision: str | None = None,
     trust_remote_code: bool = False,
     weights: bool = True,
+    encodes: bool = False,
 ) -> LoadedModel:
     """Load a local folder, hub id, GGUF or packaged model, all of it in `dtype`; on CUDA if there
     is one.
 
-    Cheap checks come first; every refusal is a CaptureError. weights: False for the shapes only.
+    Cheap checks come first; every refusal is a CaptureError. weights: False for the shapes only;
+    encodes: without a causal head, as the path `encode` runs it.
     """
     fmt = format_named(dtype)
     target = usable_device(device)
@@ -170,16 +220,21 @@ def load_model(
             "close other programs or choose a smaller model",
         ):
             config = _config(source)
-            _check_causal(source, config)
+            kind: Any = AutoModelForCausalLM
+            encoder = None
+            if encodes:
+                kind, encoder = encoder_of(source, config)
+            else:
+                _check_causal(source, config)
             tokenizer = _tokenizer(source)
             _check_memory(source, config, fmt.name, target)
         narrower = "choose a smaller model, a narrower dtype or another device"
         with foreign_errors_stop(f"model '{name}' cannot be loaded on {target}", narrower):
             if weights:
-                model: Any = _weights(source, config, fmt.name).to(target)
+                model: Any = _weights(source, config, fmt.name, kind).to(target)
             else:
                 with torch.device("meta"):
-                    model = AutoModelForCausalLM.from_config(
+                    model = kind.from_config(
                         config,
                         dtype=getattr(torch, fmt.name),
                         trust_remote_code=trust_remote_code,
@@ -194,6 +249,7 @@ def load_model(
         device=str(target),
         weights=_origin(model.config),
         start=state_at_start(model),
+        encoder=encoder,
     )
 
 
@@ -308,14 +364,12 @@ def _check_causal(source: ModelSource, config: Any) -> None:
     if not is_listed and brings_code and not source.trust_remote_code:
         raise _own_code(source.name)
     declared = list(getattr(config, "architectures", None) or [])
-    masked_models = set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()) - set(
-        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
-    )
-    is_masked = bool(declared) and all(architecture in masked_models for architecture in declared)
-    if not (is_listed or brings_code) or is_masked or getattr(config, "is_encoder_decoder", False):
+    is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and any(map(is_body, declared))
+    is_encoder = is_encoder or any(map(is_classifier, declared))
+    if not (is_listed or brings_code) or is_encoder or getattr(config, "is_encoder_decoder", False):
         raise CaptureError(
             f"model '{source.name}' is a {(declared or [kind])[0]};"
-            " expected a causal language model.",
+            " expected a causal language model. Paths of other models begin with encode.",
         )
 
 
@@ -357,7 +411,7 @@ def _check_memory(source: ModelSource, config: Any, dtype: str, device: torch.de
             )
 
 
-def _weights(source: ModelSource, config: Any, dtype: str) -> Any:
+def _weights(source: ModelSource, config: Any, dtype: str, kind: Any) -> Any:
     # No .to(dtype) afterwards: buffers such as rotary frequencies stay in float32.
     target, arguments = getattr(torch, dtype), source.arguments
     first = target
@@ -365,7 +419,7 @@ def _weights(source: ModelSource, config: Any, dtype: str) -> Any:
         # else transformers may download kernels
         arguments["quantization_config"] = GgufConfig(dequantize=True)
         first = torch.float32 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else target
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = kind.from_pretrained(
         source.place,
         config=config,  # as checked, not read again
         dtype=first,
@@ -374,13 +428,16 @@ def _weights(source: ModelSource, config: Any, dtype: str) -> Any:
     )
     # a pair, because of output_loading_info
     model, report = loaded
-    # transformers would only warn, and fill them with random numbers
-    if absent := sorted(report["missing_keys"]):
+    # transformers would only warn, and fill them with random numbers; the pooler is never read
+    # where states are pooled, and files of masked language models have none
+    missing = sorted(report["missing_keys"])
+    if kind is AutoModel:
+        missing = [name for name in missing if not name.startswith("pooler.")]
+    if absent := missing:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
-        kind = type(model).__name__
         raise CaptureError(
             f"model '{source.name}': its weights lack '{absent[0]}'{more};"
-            f" expected those of a {kind}.",
+            f" expected those of a {type(model).__name__}.",
         )
     if source.gguf is not None:
         gguf.plain(model)

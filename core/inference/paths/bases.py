@@ -98,6 +98,8 @@ def _static(batch: PromptBatch, emit: Emit) -> None:
 def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:
     """Return why this model cannot compute a prompt in several forwards with a cache, or None."""
     kind = type(loaded.model).__name__
+    if loaded.encoder is not None:
+        return f"a {kind} computes a whole text at once, without a KV cache; capture it by encode"
     if cache_argument(loaded) is None:
         return f"a {kind} has no cache to read from; choose prefill"
     most = _positions_of_one_rotation(loaded)
@@ -108,6 +110,13 @@ def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> s
             " prefill"
         )
     return None
+
+
+def _has_causal_head(loaded: LoadedModel, positions: int | None) -> str | None:
+    if loaded.encoder is not None:
+        return None
+    kind = type(loaded.model).__name__
+    return f"a {kind} has a causal head; choose prefill, or encode as the reference too"
 
 
 def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
@@ -157,4 +166,6 @@ BASES: dict[str, Base] = {
     "reuse": Base(_reuse, refuse=_nothing_fresh),
     "blocks": Base(_blocks, refuse=without_cache),
     "static": Base(_static, refuse=_no_static_cache),
+    # of a model without a causal head: a row of values for the whole text
+    "encode": Base(_prefill, reads_cache=False, refuse=_has_causal_head),
 }

@@ -21,6 +21,7 @@ from transformers import Cache, PreTrainedTokenizerBase
 from ...errors import CaptureError
 from ...runs.tables.kv_cache import KvPart
 from ..models.devices import own_bits
+from ..models.encoder import token_types
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
 from .caches import AnyCache, ReturnedState, arguments_of, new_cache
@@ -150,15 +151,18 @@ class PromptBatch:
 
     def forward(self, start: int, stop: int, emit: Emit, cache: AnyCache | None = None) -> None:
         """Send `emit` the logits of positions start..stop-1 by one forward that continues `cache`.
-        If they are too many at once, the head runs on slices of the columns (sliced_head.py).
+        If they are too many at once, the head runs on slices of the columns (sliced_head.py). Of an
+        encoder the row of values of the whole text.
         """
+        loaded, encoder = self.loaded, self.loaded.encoder
         if cache is None and self.watch is not None:
             cache = new_cache(self.loaded)
         first, last = self.column(start), self.column_after(stop)
-        arguments: dict[str, Any] = {
-            "input_ids": self.token_ids[:, first:last],
-            **arguments_of(self.loaded, cache),
-        }
+        arguments: dict[str, Any] = {"input_ids": self.token_ids[:, first:last]}
+        if encoder is None:
+            arguments |= arguments_of(loaded, cache)
+        elif loaded.separator is not None:
+            arguments["token_type_ids"] = token_types(self.token_ids, loaded.separator)
         # without padding, the model's defaults apply, as everywhere
         if self.left_padding or self.right_padding:
             arguments["attention_mask"] = self.attention_mask[:, :last]
@@ -182,7 +186,10 @@ class PromptBatch:
         ):
             # a compiled model has no body to replace, and slices return no state
             is_whole = self.call is not None or isinstance(cache, ReturnedState)
-            if is_whole or last - first <= size:
+            if encoder is not None:
+                rows = encoder.rows(self._outputs(arguments), self.attention_mask)
+                emit(0, rows[self.row : self.row + 1])
+            elif is_whole or last - first <= size:
                 split(self._logits(arguments, cache)[:, begin:end])
             else:
                 sliced_logits(self.loaded.model, arguments, begin, end, size, split)
@@ -210,11 +217,15 @@ class PromptBatch:
         return logits[-1:]
 
     def _logits(self, arguments: dict[str, Any], cache: AnyCache | None) -> torch.Tensor:
-        call: Any = self.call or self.loaded.model
-        output = call(**arguments)
+        output = self._outputs(arguments)
         if isinstance(cache, ReturnedState):
             cache.keep(output)
         return output.logits
+
+    def _outputs(self, arguments: dict[str, Any]) -> Any:
+        # a compiled model has no truth
+        call: Any = self.loaded.model if self.call is None else self.call
+        return call(**arguments)
 
     def tokens_after(self, own: Sequence[int]) -> torch.Tensor:
         """Return the last token of `own` among those of the other rows, which continue their own

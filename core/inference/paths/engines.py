@@ -67,6 +67,11 @@ class RunnableSide:
         return self.path is not None or self.engine_path is not None
 
     @property
+    def is_plain(self) -> bool:
+        """True if it is one forward of the whole prompt and nothing else, as `PLAIN`."""
+        return str(self.path) in ("prefill", "encode")
+
+    @property
     def is_one_piece(self) -> bool:
         """True if it is compiled, so that hooks do not see its modules."""
         return self.path is not None and self.path.is_one_piece
@@ -110,6 +115,7 @@ def side_of(source: str | Engine) -> RunnableSide:
     )
 
 
+# of an encoder its row of values: `encode` is the same base, and a capture refuses `prefill` there
 PLAIN = side_of("prefill")
 
 

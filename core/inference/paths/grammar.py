@@ -25,6 +25,7 @@ BASE_ARGUMENTS: dict[str, tuple[Argument, ...]] = {
     "reuse": (whole_number(1),),
     "blocks": (whole_number(1),),
     "static": (),
+    "encode": (),
 }
 # in the order in which they are written and applied
 MODIFIER_ARGUMENTS: dict[str, tuple[Argument, ...]] = {

@@ -77,9 +77,13 @@ _NEIGHBOURS: dict[str, Neighbours] = {
 def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> str | None:
     parameters = signature(loaded.model.forward).parameters
     lacking = [name for name in ("attention_mask", "position_ids") if name not in parameters]
+    kind = type(loaded.model).__name__
+    is_classifier = loaded.encoder is not None and not loaded.encoder.pooling
+    # a decoder reads the last token of the text
+    if is_classifier and side == "left" and "past_key_values" not in parameters:
+        return f"a {kind} reads its classes from column 0, which is padding then; choose pad:right"
     if not lacking:
         return None
-    kind = type(loaded.model).__name__
     return f"a {kind} has no {lacking[0]}, so padding would change its function; leave pad out"
 
 

@@ -217,7 +217,8 @@ def sides_of(request: CaptureRequest) -> tuple[NamedPath, ...]:
         swept = map(parse_path, swept_paths(request.reference, text))
         variants += [path for path in swept if path != reference]
     if not variants and repeat == 1:
-        variants = [parse_path("prefill" if str(reference) == "decode" else "decode")]
+        default = {"decode": "prefill", "encode": "encode+batch:8"}.get(str(reference), "decode")
+        variants = [parse_path(default)]
     paths = [reference, *variants]
     for number, path in enumerate(paths):
         if path in paths[:number]:
@@ -338,10 +339,9 @@ class OpenPath:
             emit(position, logits.to(self._asked.torch_dtype))
 
         BASES[self.path.base.name].compute(batch, check_emit, *self.path.base.values)
-        if done != batch.positions:
-            raise CaptureError(
-                f"path '{self.path}': got {done} positions; expected {batch.positions}.",
-            )
+        expected = batch.loaded.rows_of(batch.prompt)
+        if done != expected:
+            raise CaptureError(f"path '{self.path}': got {done} positions; expected {expected}.")
 
     def _check(self, position: int, done: int, logits: torch.Tensor) -> None:
         label, loaded = f"path '{self.path}'", self._batch.loaded

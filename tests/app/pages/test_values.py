@@ -2,9 +2,14 @@
 
 import numpy as np
 import pytest
+from transformers import BertModel
 
+from core.capture_request import CaptureRequest
+from core.commands.capturing import plan_of, run_plan
 from core.judging.ingest import ingest
+from core.progress import no_progress
 from tests.app.opening import metrics, open_page
+from tests.core.inference.tiny_encoders import TEXTS, write
 
 PAGES = ("overview", "heatmap", "compare", "internals", "runs", "machine")
 ROWS = np.random.default_rng(4).normal(size=(30, 40)).astype(np.float32)
@@ -23,6 +28,15 @@ def fill(store):
         path.parent.mkdir(exist_ok=True)
         np.savez(path, reference=sides[0], variant=sides[1])
         ingest(store, [path], holds="values", run_id=name)
+    model = write(store.directory / "model", BertModel)
+    request = CaptureRequest(
+        model=str(model),
+        prompts=tuple(TEXTS),
+        reference="encode",
+        variants=("encode+pad:right:3",),
+        judge=True,
+    )
+    run_plan(plan_of(request), store, no_progress, "encoded")
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +44,7 @@ def runs(built, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_STORE", str(built(fill)))
 
 
-@pytest.mark.parametrize("run", ["embeddings", "scores", "hidden", "equal"])
+@pytest.mark.parametrize("run", ["embeddings", "scores", "hidden", "equal", "encoded"])
 @pytest.mark.parametrize("page", PAGES)
 def test_every_page_draws_values(page, run):
     unfolded = ("more_figures", "provenance", "report")

@@ -196,3 +196,14 @@ def test_a_fault_everywhere_is_placed_by_the_draws_not_by_its_own_median():
 def test_independent_rounding_and_fault_add_as_squares(ratio, fault):
     """A fault of the size f next to rounding of the size 1 makes sqrt(1 + f**2)."""
     assert smallest_fault(ratio) == pytest.approx(fault)
+
+
+def test_a_score_whose_draws_are_all_0_is_compared_with_those_of_the_others():
+    drawn = np.square(np.random.default_rng(5).normal(size=(5, 40)))
+    drawn[1:, 7] = 0.0
+    pair, draws = drawn[0], drawn[1:]
+    assert floor_test(pair, draws, WIDE).outliers.tolist() == [7]
+    assert floor_test(pair, draws, WIDE, shares_scale=True).is_passed
+    pair[3] = 200.0**2
+    assert floor_test(pair, draws, WIDE, shares_scale=True).worst > 100
+    assert not floor_test(pair, draws, WIDE, shares_scale=True).is_passed

@@ -106,6 +106,8 @@ class Question:
 
     @property
     def lengths(self) -> list[int]:
+        if self.draws is not None:
+            return self.draws.loaded.lengths_of(self.prompts)
         return [len(ids) for ids in self.prompts]
 
     def squares(
@@ -159,7 +161,7 @@ def lowered_of_pair(
                 # settings that change nothing excuse nothing
                 if not question.is_rounding(model, question.squares(model, side), narrow_floor):
                     rows.append(_by_settings(question, model, side, narrow_floor))
-        sides = [side for side in sides if side not in engines and side.path != PLAIN.path]
+        sides = [side for side in sides if side not in engines and not side.is_plain]
         # what a forward in 16 bits adds is the run's own dtype, not the engine's settings
         dtype, fails_in_own_dtype = "float32", False
     floor = floors[dtype]
@@ -256,12 +258,15 @@ def best_precisions(
     question.say("other precisions")
     if not differs.any():
         return []
-    pairs = zip(question.prompts, np.split(differs, np.cumsum(question.lengths)[:-1]), strict=True)
+    ends = np.cumsum([loaded.rows_of(ids) for ids in question.prompts])
+    pairs = zip(question.prompts, np.split(differs, ends[:-1]), strict=True)
     prompt, at = min((pair for pair in pairs if pair[1].any()), key=lambda pair: len(pair[0]))
     first, is_noisy = int(np.argmax(at)), not floor
     logits = whole_side(question.forced(side).run_on(own), prompt)
     prompt = tuple(prompt)
-    start = prompt[: first + SCREENED]
+    start = prompt
+    if loaded.encoder is None:
+        start = prompt[: first + SCREENED]
 
     @cache
     def log_distance(side: RunnableSide, ids: tuple[int, ...]) -> float:

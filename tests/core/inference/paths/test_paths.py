@@ -210,7 +210,7 @@ def test_paths_have_one_canonical_form(text, canonical):
     [
         (
             "prefil",
-            "no base 'prefil'; bases are prefill, decode, chunked:N, reuse:N, blocks:N, static.",
+            "no base 'prefil'; bases are prefill, decode, chunked:N, reuse:N, blocks:N, static,",
         ),
         ("prefill:3", "base 'prefill:3' has 1 values, not 0; write prefill."),
         ("decode+batch", "modifier 'batch' has 0 values, not 1; write batch:N."),
