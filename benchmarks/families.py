@@ -2,6 +2,7 @@
 
 python -m benchmarks.families                       # every family that builds
 python -m benchmarks.families --family mamba2 --family bamba
+python -m benchmarks.families --seed 8              # other weights
 """
 
 import argparse
@@ -145,7 +146,7 @@ def tiny_config(family: str) -> Any:
     return type(default)(**sizes | _OF_FAMILY.get(family, {}))
 
 
-def tiny_family(family: str) -> LoadedModel:
+def tiny_family(family: str, seed: int = 7) -> LoadedModel:
     """A tiny model of a family; CaptureError says why there is none."""
     try:
         config = tiny_config(family)
@@ -154,7 +155,7 @@ def tiny_family(family: str) -> LoadedModel:
         parameters = sum(each.numel() for each in shapes.parameters())
         if parameters > _MOST_PARAMETERS:
             raise CaptureError(f"{parameters:,} parameters")
-        loaded = model_of(config)
+        loaded = model_of(config, seed=seed)
         with torch.inference_mode():
             logits = loaded.model(input_ids=torch.arange(5, 29)[None]).logits
     except Exception as error:
@@ -191,6 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--family", action="append", choices=families(), help="only these")
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="number, of how many")
+    parser.add_argument("--seed", type=int, default=7, help="of the random weights")
     options = parser.parse_args()
     number, parts = options.part
     counts: Counter[str] = Counter()
@@ -198,7 +200,7 @@ def main() -> None:
     for family in (options.family or families())[number::parts]:
         with quiet():
             try:
-                loaded = tiny_family(family)
+                loaded = tiny_family(family, options.seed)
             except CaptureError as error:
                 missing.append(f"- {family}: {error}")
                 continue
