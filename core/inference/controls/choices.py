@@ -43,9 +43,9 @@ class Choices:
     scores, in the order of the calls.
 
     choosers: modules that choose among keys, so that the candidates are the prompt's positions;
-    calls: the place of each in the lists; ids: of what
-    was chosen [positions, groups, k], -1 if not computed or masked; scores: of all candidates
-    [positions, groups, candidates], NaN if not computed.
+    calls: the place of each in the lists; ids: of what was chosen [positions, groups, k], -1 if not
+    computed or masked; scores: of all candidates [positions, groups, candidates], NaN if not
+    computed.
     """
 
     positions: int
@@ -166,9 +166,9 @@ def following_choices(
         call = module, trace.chosen[module]
         trace.chosen[module] += 1
         note(call, trace.start, own_ids, own_scores)
-        chosen = (
-            None if forced is None else _forced_on(forced, call, trace.start, own_scores, own_ids)
-        )
+        if forced is None:
+            return result
+        chosen = _forced_on(forced, call, trace.start, own_scores, own_ids)
         if chosen is not None:
             own_ids.copy_(chosen)
             values.copy_(input.gather(-1, ids))
