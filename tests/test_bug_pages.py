@@ -33,10 +33,13 @@ for page, code in codes.items():
     outputs[page] = output.getvalue()
 print(json.dumps(outputs))
 """
-pytestmark = pytest.mark.skipif(
-    not transformers.__version__.startswith("5.23."),
-    reason="the pages are about transformers 5.23",
-)
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(
+        not transformers.__version__.startswith("5.23."),
+        reason="the pages are about transformers 5.23",
+    ),
+]
 
 
 def patched(source, diff):
