@@ -121,6 +121,8 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": _MAMBA2,
     "minicpm3": _MLA,
+    # as in the released model: no window, and a first layer of linear attention
+    "minimax": {"layer_types": ["linear_attention", "full_attention"] * 2, "sliding_window": None},
     "xlstm": {"qk_dim_factor": 1.0, "mode": "inference"},
     "youtu": _MLA,
     "zamba2": {
