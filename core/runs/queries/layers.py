@@ -61,8 +61,8 @@ MEASURES = {
     "neq_share": "neq / width",
     "max_row_ulps": "max_row_ulps",
     "max_ulps": "max_ulps::DOUBLE",
-    "state": "state::DOUBLE",  # of a choice (choices.py)
 }
+_EXPRESSIONS = MEASURES | {"state": "state::DOUBLE"}  # of a choice (choices.py)
 _CELLS = """
 WITH cells AS ({cells}), place AS (
     SELECT position,
@@ -100,7 +100,7 @@ def pool(run: RunReader, cells: str, measure: str, most: int, *values: object) -
     last_position, value, is_mismatch (NaN or infinity on one side). cells: their query, of `values`
     from $2 on.
     """
-    return run.query(_CELLS.format(cells=cells, measure=MEASURES[measure]), most, *values)
+    return run.query(_CELLS.format(cells=cells, measure=_EXPRESSIONS[measure]), most, *values)
 
 
 def first_module(table: DataFrame) -> Any | None:
