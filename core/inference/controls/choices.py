@@ -62,6 +62,11 @@ class Choices:
         """Modules that choose, by call."""
         return [module for module, _ in self.calls]
 
+    @property
+    def last_calls(self) -> dict[str, Call]:
+        """The last choice of each module."""
+        return {call[0]: call for call in self.calls}
+
     def is_whole(self, call: Call) -> bool:
         """Return whether a choice was made at every position."""
         return bool((self.ids[self.calls[call]] >= 0).any(-1).all())
@@ -284,11 +289,15 @@ def can_replay(loaded: LoadedModel, side: RunnableSide, plain: Replay) -> bool:
 
 def follows(ours: Choices, theirs: Choices) -> bool:
     """Return whether the choice that each module of the model ends with is one of a side too, of as
-    many candidates at every position. Earlier ones, of groups of experts, only lead to it.
+    many candidates at every position, and ends with that too. Earlier ones, of groups of experts,
+    only lead to it.
     """
-    last = {call[0]: call for call in ours.calls}
+    last, last_of_theirs = ours.last_calls, theirs.last_calls
     return bool(last) and all(
-        _is_in_both(call, ours, theirs) and theirs.is_whole(call) for call in last.values()
+        call == last_of_theirs.get(module)
+        and _is_in_both(call, ours, theirs)
+        and theirs.is_whole(call)
+        for module, call in last.items()
     )
 
 

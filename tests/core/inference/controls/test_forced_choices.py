@@ -100,6 +100,28 @@ def test_the_row_of_a_callables_batch_is_not_taken_for_another_with_its_token(ti
     assert judge(ties, tiny_prompts(ties), variant=in_last_row).name == ROUNDING
 
 
+def test_a_router_that_a_callable_asks_twice_is_not_half_forced(ties):
+    """As one that counts tokens of experts first: what it is asked last is computed with."""
+
+    def ask(block, arguments):
+        (hidden,) = arguments
+        block.gate(hidden.flatten(0, 1))
+
+    def counting(model, ids):
+        cache, logits = None, []
+        with ExitStack() as hooks:
+            for layer in model.model.layers:
+                hooks.enter_context(layer.mlp.register_forward_pre_hook(ask))
+            for token in ids:
+                step = token.reshape(1, 1)
+                output = model(input_ids=step, past_key_values=cache, use_cache=True)
+                cache = output.past_key_values
+                logits.append(output.logits[0])
+        return torch.cat(logits)
+
+    assert judge(ties, tiny_prompts(ties), variant=counting).name == ROUNDING
+
+
 def test_a_fault_is_found_in_its_module_at_a_position_of_any_prompt():
     """Choices of other prompts are no calls of the module while its outputs are replaced."""
     loaded = tiny_model("mixtral-ties", "bfloat16")
