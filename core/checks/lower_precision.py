@@ -33,11 +33,12 @@ CONTROL = "lower precisions that engines offer"
 @dataclass(frozen=True)
 class PrecisionVerdict:
     """Evidence on the lower precision of one side. place: (prompt, position) of a fault on top of
-    it.
+    it; is_of_choices: it takes other experts or keys.
     """
 
     evidence: Evidence
     place: tuple[int, int] | None = None
+    is_of_choices: bool = False
 
 
 class PrecisionsFigures(CheckFigures):
@@ -139,7 +140,7 @@ def fault_of_choices(row: Evidence, choices: Evidence) -> PrecisionVerdict:
     assert isinstance(choices.figures, ChoicesFigures)
     says = f"A fault of choices besides a lower precision, {row.figures.precision}."
     verdict = _row(row.check, row.figures, FAILED, says, row.side)
-    return PrecisionVerdict(verdict, choices.figures.first)
+    return PrecisionVerdict(verdict, choices.figures.first, is_of_choices=True)
 
 
 def _row(
