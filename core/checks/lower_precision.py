@@ -23,6 +23,7 @@ from ..evidence import (
 from ..numerics.arrays import Ints
 from ..places import place_in_words
 from ..text import multiple
+from .choices import ChoicesFigures
 from .drawn import DrawnFigures
 from .outliers import structure_of
 
@@ -32,11 +33,12 @@ CONTROL = "lower precisions that engines offer"
 @dataclass(frozen=True)
 class PrecisionVerdict:
     """Evidence on the lower precision of one side. place: (prompt, position) of a fault on top of
-    it.
+    it; is_of_choices: it takes other experts or keys.
     """
 
     evidence: Evidence
     place: tuple[int, int] | None = None
+    is_of_choices: bool = False
 
 
 class PrecisionsFigures(CheckFigures):
@@ -128,6 +130,17 @@ def fault_of_16_bits(row: Evidence, precision: str, dtype: str, ratio: float) ->
     says = f"{precision} explains float32 but not {dtype} ({size}): a fault of the {dtype} kernels."
     figures = structs.replace(row.figures, **{f"left_noise_ratio_{dtype}": ratio})
     return PrecisionVerdict(_row(row.check, figures, FAILED, says, row.side))
+
+
+def fault_of_choices(row: Evidence, choices: Evidence) -> PrecisionVerdict:
+    """Say that the precision in a row does not explain the choices of its side, which are another
+    row.
+    """
+    assert isinstance(row.figures, ExplainedFigures | DrawnPrecisionFigures)
+    assert isinstance(choices.figures, ChoicesFigures)
+    says = f"A fault of choices besides a lower precision, {row.figures.precision}."
+    verdict = _row(row.check, row.figures, FAILED, says, row.side)
+    return PrecisionVerdict(verdict, choices.figures.first, is_of_choices=True)
 
 
 def _row(

@@ -405,8 +405,10 @@ class _Trial:
         outcomes = {each.evidence.outcome for each in self.precisions}
         if outcomes and outcomes <= {PASSED, FAILED}:
             # the fault's own place, not the precision's
-            faults = [each.place for each in self.precisions if each.evidence.outcome == FAILED]
-            place = next(iter(faults), None)
+            faults = [each for each in self.precisions if each.evidence.outcome == FAILED]
+            place = next((each.place for each in faults), None)
+            if any(each.is_of_choices for each in faults):
+                module = ""  # alone, modules show the precision
         if deciding is not None and is_beyond and not_finite is None:
             self.evidence.append(outliers_row(structure, place, deciding, dtype, self.lengths))
         for row in self.evidence:

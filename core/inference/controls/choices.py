@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from threading import RLock, get_ident
 from typing import Any
 from unittest.mock import patch
 
@@ -35,6 +36,8 @@ ReplayIn = Callable[[LoadedModel], "Replay"]
 """Returns the choices of a model's plain forward in its dtype."""
 
 _TOPK = torch.topk
+# one thread at a time replaces it, or the last one to leave would restore another's
+_REPLACING = RLock()
 
 
 @dataclass
@@ -58,6 +61,11 @@ class Choices:
     def modules(self) -> list[str]:
         """Modules that choose, by call."""
         return [module for module, _ in self.calls]
+
+    @property
+    def last_calls(self) -> dict[str, Call]:
+        """The last choice of each module."""
+        return {call[0]: call for call in self.calls}
 
     def is_whole(self, call: Call) -> bool:
         """Return whether a choice was made at every position."""
@@ -122,10 +130,15 @@ class _Trace(ModuleTrace):
     compute.
     """
 
-    def __init__(self, prompt: Sequence[int], outer: ModuleTrace | None) -> None:
+    def __init__(self, prompt: Sequence[int], outer: ModuleTrace | None = None) -> None:
         super().__init__(prompt, range(len(prompt)))
         self._outer = outer
         self.modules = () if outer is None else outer.modules
+
+    def follow(self, prompt: Sequence[int]) -> None:
+        """Follow another prompt from now on."""
+        self.prompt, self.positions = prompt, range(len(prompt))
+        self.is_ambiguous = False
 
     @contextmanager
     def forward(self, row: int, skipped: int, start: int, stop: int) -> Iterator[None]:
@@ -152,12 +165,13 @@ def following_choices(
     torch's `topk` is replaced: a mode that sees every operation takes half of a small model's time.
     """
     running = [""]  # modules, the innermost last
+    own_thread = get_ident()
 
     def topk(input: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
         result = _TOPK(input, *arguments, **keywords)
         values, ids = result
         # along another axis
-        if values.shape[:-1] != input.shape[:-1]:
+        if values.shape[:-1] != input.shape[:-1] or get_ident() != own_thread:
             return result
         own_scores, own_ids = trace.own(input), trace.own(ids)
         if own_scores is None or own_ids is None:
@@ -177,7 +191,7 @@ def following_choices(
     def leave(*_: object) -> None:
         running.pop()
 
-    with ExitStack() as stack:
+    with _REPLACING, ExitStack() as stack:
         stack.enter_context(trace.following(loaded.model, {}))
         for name, module in loaded.model.named_modules():
             enter = module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
@@ -228,7 +242,8 @@ def choices_of(
 ) -> Choices:
     """Return what a side chooses by itself. choosers: modules that choose among keys"""
     noted = Choices(len(ids), choosers)
-    with _following(loaded, side, ids, noted) as run:
+    trace = _Trace(ids)
+    with side.open(loaded, trace) as run, following_choices(loaded, trace, noted.note):
         run(ids, ignore)
     return noted
 
@@ -241,33 +256,23 @@ def replaying(side: RunnableSide, replay_in: ReplayIn, see: See = ignore) -> Run
     @contextmanager
     def open_side(loaded: LoadedModel, outer: ModuleTrace | None) -> Iterator[Run]:
         replay = replay_in(loaded)
+        trace = _Trace((), outer)
 
-        def run(ids: Sequence[int], emit: Emit) -> None:
-            prompt = tuple(ids)
-            forced = replay.of_prompt(prompt)
-            noted = Choices(len(prompt), forced.choosers)
-            following = _following(loaded, side, prompt, noted, forced, outer)
-            with following as compute:
-                compute(prompt, emit)
-            see(prompt, noted)
+        # opened once, so that what it changes in the model is seen from outside a run
+        with side.open(loaded, trace) as compute:
 
-        yield run
+            def run(ids: Sequence[int], emit: Emit) -> None:
+                prompt = tuple(ids)
+                forced = replay.of_prompt(prompt)
+                noted = Choices(len(prompt), forced.choosers)
+                trace.follow(prompt)
+                with following_choices(loaded, trace, noted.note, forced):
+                    compute(prompt, emit)
+                see(prompt, noted)
+
+            yield run
 
     return replace(side, open=open_side)
-
-
-@contextmanager
-def _following(
-    loaded: LoadedModel,
-    side: RunnableSide,
-    ids: Sequence[int],
-    noted: Choices,
-    forced: Choices | None = None,
-    outer: ModuleTrace | None = None,
-) -> Iterator[Run]:
-    trace = _Trace(ids, outer)
-    with side.open(loaded, trace) as run, following_choices(loaded, trace, noted.note, forced):
-        yield run
 
 
 def can_replay(loaded: LoadedModel, side: RunnableSide, plain: Replay) -> bool:
@@ -284,11 +289,15 @@ def can_replay(loaded: LoadedModel, side: RunnableSide, plain: Replay) -> bool:
 
 def follows(ours: Choices, theirs: Choices) -> bool:
     """Return whether the choice that each module of the model ends with is one of a side too, of as
-    many candidates at every position. Earlier ones, of groups of experts, only lead to it.
+    many candidates at every position, and ends with that too. Earlier ones, of groups of experts,
+    only lead to it.
     """
-    last = {call[0]: call for call in ours.calls}
+    last, last_of_theirs = ours.last_calls, theirs.last_calls
     return bool(last) and all(
-        _is_in_both(call, ours, theirs) and theirs.is_whole(call) for call in last.values()
+        call == last_of_theirs.get(module)
+        and _is_in_both(call, ours, theirs)
+        and theirs.is_whole(call)
+        for module, call in last.items()
     )
 
 
@@ -315,6 +324,8 @@ class Replay:
 
     def of_prompt(self, ids: tuple[int, ...]) -> Choices:
         """Return the choices of a prompt, or of one that begins with it."""
+        if ids in self.choices:
+            return self.choices[ids]
         return next(each for prompt, each in self.choices.items() if prompt[: len(ids)] == ids)
 
     def of_rounding(self, side: RunnableSide) -> RunnableSide:

@@ -118,7 +118,7 @@ def judge(
     session = session or JudgingSession(loaded, ids)
     if session.loaded is not loaded or session.prompts != ids:
         raise CaptureError("judging: the session is of another model or of other prompts.")
-    sides = side_of(reference), side_of(variant)
+    sides = _told_apart(side_of(reference), side_of(variant))
     with model_errors_stop():
         try:
             controls = ModelControls(session, sides, precisions, on_progress, digests)
@@ -126,6 +126,21 @@ def judge(
             return verdict if loaded.encoder is None else verdict.worded(of_values)
         finally:
             session.forget(sides[1])
+
+
+def _told_apart(
+    reference: RunnableSide,
+    variant: RunnableSide,
+) -> tuple[RunnableSide, RunnableSide]:
+    """Return both sides by names that differ, since results are kept by name: callables may share
+    one, or have that of a path.
+    """
+    if reference.name == variant.name:
+        if not reference.is_named:
+            reference = replace(reference, name=f"{reference.name} (reference)")
+        if not variant.is_named:
+            variant = replace(variant, name=f"{variant.name} (variant)")
+    return reference, variant
 
 
 class JudgingSession:
@@ -523,15 +538,17 @@ class ModelControls(Controls):
         rows = []
         kinds = {"experts": self.has_experts, "keys": any(self.session.key_choosers.values())}
         what = " and ".join(noun for noun, is_there in kinds.items() if is_there)
+        others = [side.name for side in self.sides if side.path != PLAIN.path]
         for dtype, noted in self.noted.items():
             fmt = LOGIT_FORMATS.get(dtype)
             with self._in(dtype) as model:
                 replay = self.session.replay(model)
             modules = replay.choices[self.prompts[0]].modules
-            for side, by_prompt in noted.items():
+            for side in filter(noted.__contains__, others):
+                by_prompt = noted[side]
                 # of a side that failed, or without a floor, some prompts are not known
                 is_whole = set(self.prompts) <= by_prompt.keys() & replay.moved.keys()
-                if side == PLAIN.name or not is_whole:
+                if not is_whole:
                     continue
                 # a callable may choose otherwise in another dtype
                 if not all(follows(replay.choices[ids], by_prompt[ids]) for ids in self.prompts):
@@ -543,9 +560,17 @@ class ModelControls(Controls):
                 rows.append(choices_row(*about, moved, share))
         return rows
 
-    def _replayed(self, side: RunnableSide) -> RunnableSide:
-        """Return a side with the choices of the plain forward, if it can be forced."""
-        return replaying(side, self.session.replay) if self.replays else side
+    def _replayed(self, side: RunnableSide, dtype: str = "") -> RunnableSide:
+        """Return a side with the choices of the plain forward, if it can be forced: those in
+        `dtype` whatever it runs in, or in each dtype its own.
+        """
+        if not self.replays:
+            return side
+        if not dtype:
+            return replaying(side, self.session.replay)
+        # made now: while outputs are replaced, another forward would be recorded
+        with self._in(dtype) as model:
+            return self.session.replay(model).of(side)
 
     def module_rounding(self) -> list[Evidence]:
         # near ties choose other experts or keys; a declared precision is no rounding of 16 bits
@@ -561,7 +586,7 @@ class ModelControls(Controls):
                 continue
             control = f"modules of '{side.name}' in {self.dtype}"
             self.say(control)
-            sides = self._replayed(side), self._replayed(PLAIN)
+            sides = self._replayed(side, self.dtype), self._replayed(PLAIN, self.dtype)
             measure = partial(module_rounding, self.loaded, self.prompts, *sides)
             try:
                 with foreign_errors_stop("torch", "choose a smaller model"):
@@ -613,9 +638,10 @@ class ModelControls(Controls):
         for side in [side for side in self.sides if not side.is_plain]:
             self.say(f"each module of '{side.name}' alone")
             sides = [at_widest(side), side] if side.name in bugs else [side]
-            sides = list(map(self._replayed, sides))
+            # as they are recorded
+            sides = [self._replayed(each, "float32") for each in sides]
             about = self.loaded, self.prompts[number], number, position
-            plain = self._replayed(PLAIN)
+            plain = self._replayed(PLAIN, "float32")
             rows.append(module_row(*about, sides, plain, is_below_float32=dtype == "float64"))
         return [each for each in rows if each is not None]
 

@@ -91,10 +91,12 @@ class ModuleTrace:
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the prompt's part of what a forward computes, a view [positions, groups, n]; None
-        if the axes are not known.
+        if its row or the axes are not known.
         """
         rows, columns = self._shape
-        if self._computed is None or tensor.shape[0] not in (rows, rows * columns):
+        if self._computed is None or self.is_ambiguous:
+            return None
+        if tensor.shape[0] not in (rows, rows * columns):
             return None
         row, skipped, start, stop = self._computed
         is_flat = tensor.shape[0] == rows * columns

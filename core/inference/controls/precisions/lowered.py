@@ -17,12 +17,14 @@ import numpy as np
 import torch
 from msgspec import structs
 
+from ....checks.choices import choices_row
 from ....checks.drawn import DRAWN_LIMITS
 from ....checks.lower_precision import (
     DrawnPrecisionFigures,
     ExplainedFigures,
     PrecisionVerdict,
     fault_of_16_bits,
+    fault_of_choices,
     no_precision,
     one_precision,
 )
@@ -36,6 +38,7 @@ from ....progress import Progress, no_progress
 from ...models.dtypes import WIDENING, converted, in_float32
 from ...models.model import LoadedModel, has_experts
 from ...models.torch_errors import foreign_errors_stop
+from ...paths.batch import ignore
 from ...paths.engines import (
     PLAIN,
     Prompts,
@@ -47,7 +50,7 @@ from ...paths.engines import (
     whole_side,
 )
 from ..answer_precision import grid_of
-from ..choices import ReplayIn, replaying
+from ..choices import Choices, Replay, ReplayIn, replaying
 from ..drawn_roundings import RoundingDraws
 from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
 from .catalogue import ACTIVATIONS, CACHE, LAYERS, Precision, Stored, cast, catalogue
@@ -101,7 +104,8 @@ class Question:
 
     def draws_of(self, loaded: LoadedModel, plain: RunnableSide = PLAIN) -> RoundingDraws:
         """Return draws of `plain` in the 16 bits of `loaded`."""
-        replay = None if self.replay_in is None else self.replay_in(loaded)
+        # what rounding moves here is not what it moves in the model's own dtype
+        replay = None if self.replay_in is None else Replay(self.replay_in(loaded).choices)
         return RoundingDraws(loaded, self.prompts, plain, replay=replay)
 
     @property
@@ -224,6 +228,7 @@ def lowered_in_16_bits(
                 # far less than rounding to 16 bits explains nothing beyond it
                 continue
             verdict, test = suspect.by_draws(loaded, precision)
+            verdict = suspect.with_choices(verdict, loaded, precision.side)
             outcome = verdict.evidence.outcome
             is_less = ratio <= DRAWN_LIMITS.over_all or test.ratio**2 - 1 <= _EXCESS_LEFT * (
                 ratio**2 - 1
@@ -394,7 +399,33 @@ class _Suspect:
             is_explained = figures.share_left <= MOST_LEFT and is_rounding
             if is_explained or np.mean(squares[differs] <= _EXPLAINED**2 * far[differs]) >= _SOME:
                 outcome = PASSED if is_explained else FAILED
-                yield precision, self.explanation(figures, outcome, outliers)
+                verdict = self.explanation(figures, outcome, outliers)
+                yield precision, self.with_choices(verdict, loaded, precision.side)
+
+    def with_choices(
+        self,
+        verdict: PrecisionVerdict,
+        loaded: LoadedModel,
+        lowered: RunnableSide,
+    ) -> PrecisionVerdict:
+        """Return a verdict that explains the side, unless it takes other experts or keys than
+        scores explain that are as far apart as the lowered model moves them.
+        """
+        question = self.question
+        if question.replay_in is None or verdict.evidence.outcome != PASSED:
+            return verdict
+        replay = Replay(question.replay_in(loaded).choices)
+        prompts = [tuple(ids) for ids in question.prompts]
+        noted: dict[tuple[int, ...], Choices] = {}
+        for side in (replay.of_rounding(lowered), replay.of(self.side, noted.__setitem__)):
+            for ids in prompts:
+                side.run_on(loaded)(ids, ignore)
+        modules = replay.choices[prompts[0]].modules
+        about = modules, question.lengths, self.side.name, loaded.dtype
+        row = choices_row(replay.compare(prompts, noted), *about)
+        if row.outcome == PASSED:
+            return verdict
+        return fault_of_choices(verdict.evidence, row)
 
     def by_draws(
         self,
@@ -486,6 +517,8 @@ class _Suspect:
             if outcome == MISSING and over_own <= 1 / _LEAST_OF_WHOLE:
                 outcome = PASSED
                 verdict = suspect.explanation(figures, outcome, test.outliers)
+            verdict = self.with_choices(verdict, model, side_of(f"prefill+dtype:{grid}"))
+            outcome = verdict.evidence.outcome
             is_whole = over_own >= _LEAST_OF_WHOLE and test.is_finite
             return verdict if outcome == FAILED or (outcome == PASSED and is_whole) else None
         return None

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
+import torch
+from transformers import DeepseekV3Config
 
-from benchmarks.verdicts.tiny_models import tiny_model
+from benchmarks.verdicts.tiny_models import model_of, tiny_model
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.model import LoadedModel
 from core.verdict import Verdict
@@ -16,6 +18,42 @@ from core.verdict import Verdict
 @pytest.fixture(scope="session")
 def small() -> LoadedModel:
     return tiny_model("llama")
+
+
+@pytest.fixture(scope="session")
+def ties() -> LoadedModel:
+    """A router whose first two experts nearly tie at every token."""
+    return tiny_model("mixtral-ties")
+
+
+@pytest.fixture(scope="session")
+def biased() -> LoadedModel:
+    """A router with a bias that chooses the experts and is no part of their weights."""
+    config = DeepseekV3Config(
+        vocab_size=384,
+        hidden_size=64,
+        intermediate_size=128,
+        moe_intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        kv_lora_rank=16,
+        q_lora_rank=None,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        max_position_embeddings=96,
+        initializer_range=0.15,
+    )
+    loaded = model_of(config)
+    bias = loaded.model.model.layers[1].mlp.gate.e_score_correction_bias
+    bias.copy_(0.3 * torch.randn(bias.shape, generator=torch.Generator().manual_seed(3)))
+    return loaded
 
 
 @pytest.fixture(scope="session")

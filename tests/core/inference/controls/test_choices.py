@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import DeepseekV3Config
 
 from benchmarks.verdicts.engines import replaced
 from benchmarks.verdicts.tiny_models import model_of, tiny_model, tiny_prompts
@@ -23,42 +22,6 @@ from tests.core.inference.odd_models import deepseek_v32
 
 # keys of a query, fewer than the prompts have
 FEW = 8
-
-
-@pytest.fixture(scope="module")
-def ties():
-    """A router whose first two experts nearly tie at every token."""
-    return tiny_model("mixtral-ties")
-
-
-@pytest.fixture(scope="module")
-def biased():
-    """A router with a bias that chooses the experts and is no part of their weights."""
-    config = DeepseekV3Config(
-        vocab_size=384,
-        hidden_size=64,
-        intermediate_size=128,
-        moe_intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        kv_lora_rank=16,
-        q_lora_rank=None,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=16,
-        v_head_dim=16,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        n_group=4,
-        topk_group=2,
-        first_k_dense_replace=1,
-        max_position_embeddings=96,
-        initializer_range=0.15,
-    )
-    loaded = model_of(config)
-    bias = loaded.model.model.layers[1].mlp.gate.e_score_correction_bias
-    bias.copy_(0.3 * torch.randn(bias.shape, generator=torch.Generator().manual_seed(3)))
-    return loaded
 
 
 def replay_of(loaded, prompts):
