@@ -20,7 +20,7 @@ from core.numerics.recorded_choices import write_choices
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.commands.test_explain_rollout import PROMPT, sample
-from tests.core.inference.controls.test_choices import biased as biased
+from tests.core.inference.controls.conftest import biased as biased
 
 pytestmark = pytest.mark.model
 SEQUENCES = 4
