@@ -63,7 +63,12 @@ def draw(view: selection.View) -> None:
     with by_head:
         figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
         plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
-        st.caption(f"Layers x heads: {charts.MEASURES[measure]} ({view.dtype}). Gray: equal.")
+        note = ""
+        if caches["states"] is not None and view.dtype != "float32":
+            note = " States that the model keeps in float32 count ULPs of float32."
+        st.caption(
+            f"Layers x heads: {charts.MEASURES[measure]} ({view.dtype}). Gray: equal.{note}",
+        )
     if stored:
         with by_position[0]:
             _draw_positions(view, kind, measure)

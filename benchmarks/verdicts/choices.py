@@ -87,8 +87,8 @@ _IS_ROUNDING = {IDENTICAL, ROUNDING, LIKELY_ROUNDING}
 Fault = Callable[[Any], AbstractContextManager[Any]]
 
 
-def _loaded(name: str) -> LoadedModel:
-    kind, dtype = name.rsplit(" ", 1)
+def _loaded(model: str) -> LoadedModel:
+    kind, dtype = model.rsplit(" ", 1)
     if kind not in CONFIGS:
         return tiny_model(kind, dtype)
     loaded = model_of(CONFIGS[kind](), dtype)

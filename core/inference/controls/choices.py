@@ -159,8 +159,8 @@ def following_choices(
     note: Note,
     forced: Choices | None = None,
 ) -> Iterator[None]:
-    """Have `note` get the choices of the forwards inside, whose positions `trace` is told; force
-    those of another forward if there are.
+    """Have `note` get the choices of the forwards inside; force those of another forward if there
+    are. trace: knows which positions a forward computes.
 
     torch's `topk` is replaced: a mode that sees every operation takes half of a small model's time.
     """
@@ -197,6 +197,7 @@ def following_choices(
             enter = module.register_forward_pre_hook(lambda *_, name=name: running.append(name))
             stack.enter_context(enter)
             stack.enter_context(module.register_forward_hook(leave))
+        # Tensor inherits its own, which `patch` uncovers again
         stack.enter_context(patch.object(torch, "topk", topk))
         stack.enter_context(patch.object(torch.Tensor, "topk", topk))
         yield

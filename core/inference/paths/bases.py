@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 from ..models.model import LoadedModel
 from .batch import Emit, PromptBatch
-from .caches import ReturnedState, cache_argument, keeps_state, new_cache, static_cache
+from .caches import ReturnedState, cache_argument, keeps_state, new_cache
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _blocks(batch: PromptBatch, emit: Emit, size: int) -> None:
 
 def _static(batch: PromptBatch, emit: Emit) -> None:
     """Token by token over a cache allocated for the whole prompt, masked beyond the token."""
-    cache = static_cache(batch.loaded, batch.columns + batch.room)
+    cache = StaticCache(config=batch.loaded.model.config, max_cache_len=batch.columns + batch.room)
     for position in range(batch.positions):
         batch.forward(position, position + 1, emit, cache)
 

@@ -205,13 +205,7 @@ class PromptBatch:
         if self.left_padding:
             mask = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
             arguments["attention_mask"] = torch.cat([self.attention_mask, mask], dim=1)
-            place = self.positions + done + _first_position(self.loaded)
-            arguments["position_ids"] = torch.full(
-                (self.rows, 1),
-                place,
-                dtype=torch.long,
-                device=tokens.device,
-            )
+            arguments["position_ids"] = self.position_ids[:, -1:] + 1 + done
         logits = self._logits(arguments, cache)[self.row]
         self._note(cache)
         return logits[-1:]

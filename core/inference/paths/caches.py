@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-from transformers import Cache, DynamicCache, StaticCache
+from transformers import Cache, DynamicCache
 from transformers.cache_utils import (
     DummyLayer,
     DynamicIndexedLayer,
@@ -55,11 +55,6 @@ def new_cache(loaded: LoadedModel) -> AnyCache:
     if config.model_type in _RETURNED:
         return ReturnedState(_RETURNED[config.model_type])
     return DynamicCache(config=config)
-
-
-def static_cache(loaded: LoadedModel, columns: int) -> StaticCache:
-    """Return a cache that is allocated for so many columns."""
-    return StaticCache(config=loaded.model.config, max_cache_len=columns)
 
 
 def keeps_state(loaded: LoadedModel) -> bool:

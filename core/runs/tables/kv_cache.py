@@ -25,7 +25,8 @@ KV = Table(
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     layer INTEGER -- 0-based layer of the model
-    kind VARCHAR -- key, value, conv state or recurrent state
+    kind VARCHAR -- key, value, conv state or recurrent state; a state that the model keeps in
+    -- float32 counts ULPs of float32
     head INTEGER -- 0-based key/value head, or head of the state
     elements BIGINT -- elements compared: positions that both caches hold x width of the head
     """

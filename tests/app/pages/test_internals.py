@@ -122,6 +122,24 @@ def test_caches_show_how_much_differs_and_where_it_begins(own_store):
     assert shown.items() <= metrics(app).items()
 
 
+def test_running_states_are_of_the_last_position_and_in_their_own_dtype(own_store):
+    """A bfloat16 run, whose recurrent state is in float32: 2 of 48 elements by an ULP of it."""
+    conv = cache(0, 1, 1, 16)
+    recurrent = np.arange(1, 33, dtype=np.float32).view(np.uint32).reshape(2, 1, 16)
+    changed = recurrent.copy()
+    changed[:, 0, 3] += 1
+    parts = both(KvPart(0, 0, "conv state", 4, conv), conv.copy()) + both(
+        KvPart(0, 0, "recurrent state", 4, recurrent), changed
+    )
+    app = open_page("kv_cache", run=kv_run(own_store, parts, lengths=(5,)))
+    assert "2 of 48 (4.2%) elements differ" in page_text(app)
+    assert "(recurrent states), head 0, position 4" in page_text(app)
+    assert metrics(app)["States that differ"] == "4.2%"
+    assert not app.exception
+    # a state has no position to choose a map for
+    assert [each.label for each in app.button_group] == ["Measure"]
+
+
 def test_figures_are_of_the_prompt_or_of_all_prompts(continued):
     app = open_page("kv_cache", run=continued, variant="decode")
     assert "240 of 3,072" in page_text(app)

@@ -55,7 +55,7 @@ def write(folder: Path, kind: type[PreTrainedModel], **changes) -> Path:
 
 
 def write_modules(folder: Path, pooling: dict, *kinds: str) -> Path:
-    """Write the files of sentence-transformers beside a model. kinds: of its modules."""
+    """Write the files of sentence-transformers into a folder of a model. kinds: of its modules."""
     modules = [{"type": f"sentence_transformers.models.{each}", "path": "1"} for each in kinds]
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1").mkdir()
