@@ -188,7 +188,7 @@ def flips_sentence(table: DataFrame) -> str:
         near = "a near tie" if len(flips) == 1 else "near ties"
         if flips["near_tie"].all():
             return f"{text} {are} {near} on at least one side."
-        return f"{text} {are} within the noise."
+        return f"{text} {are} within the usual difference of the sides."
     margin = number(far.iloc[0][MARGINS].astype(float).min())
     are = "is no near tie" if len(far) == 1 else "are no near ties"
     first = f"{'first at ' if len(far) > 1 else ''}{place(far.iloc[0])}, margin {margin} logits"
