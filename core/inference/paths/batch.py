@@ -76,7 +76,8 @@ class CacheWatch:
 class PromptBatch:
     """The prompt as row `row` of a batch of `rows`, and the forward that computes its logits.
 
-    left_padding, right_padding: masked padding of every row; call: computes a forward, None for the
+    left_padding, right_padding: masked padding of every row; gives_positions: forwards get
+    position ids without padding too, else the model counts its cached tokens; call: computes a forward, None for the
     model itself; room: tokens that will follow the prompt, for a cache allocated beforehand; watch:
     gets the cache of each forward, which then always makes one; trace: follows the forwards.
     """
@@ -88,6 +89,7 @@ class PromptBatch:
     neighbours: Neighbours = lambda of, prompt, count: neighbour_rows(of.tokenizer, prompt, count)
     left_padding: int = 0
     right_padding: int = 0
+    gives_positions: bool = False
     call: Callable[..., Any] | None = None
     room: int = 0
     watch: CacheWatch | None = None
@@ -166,6 +168,7 @@ class PromptBatch:
         # without padding, the model's defaults apply, as everywhere
         if self.left_padding or self.right_padding:
             arguments["attention_mask"] = self.attention_mask[:, :last]
+        if self.left_padding or self.right_padding or self.gives_positions:
             arguments["position_ids"] = self.position_ids[:, first:last]
         skipped = self.left_padding + start - first
         begin, end, position = skipped, skipped + stop - start, start
@@ -205,6 +208,7 @@ class PromptBatch:
         if self.left_padding:
             mask = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
             arguments["attention_mask"] = torch.cat([self.attention_mask, mask], dim=1)
+        if self.left_padding or self.gives_positions:
             arguments["position_ids"] = self.position_ids[:, -1:] + 1 + done
         logits = self._logits(arguments, cache)[self.row]
         self._note(cache)

@@ -80,6 +80,7 @@ def test_a_chosen_kernel_of_sdpa_computes_it_too(path, name, model_of):
         *(("minimax", path) for path in ("decode", "chunked:5", "reuse:7", "blocks:8")),
         *(("rwkv", path) for path in ("decode", "chunked:5", "reuse:7", "blocks:8")),
         ("lfm2", "decode+pad:left:3"),
+        *(("bamba", f"{path}+positions:given") for path in ("decode", "reuse:7", "static")),
     ],
 )
 def test_models_with_a_running_state_take_the_paths_that_copy_it(name, path, model_of):
