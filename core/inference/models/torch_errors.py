@@ -29,8 +29,10 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def foreign_errors_stop(label: str, when_out_of_memory: str) -> Iterator[None]:
+def foreign_errors_stop(label: str, when_out_of_memory: str, reason: str = "") -> Iterator[None]:
     """Turn any foreign exception into one CaptureError sentence that begins with `label`.
+
+    reason: in our words, before the foreign ones; not used if memory is short.
 
     KeyboardInterrupt and the like pass, and so do exceptions inside `no_foreign_errors`.
     """
@@ -46,7 +48,9 @@ def foreign_errors_stop(label: str, when_out_of_memory: str) -> Iterator[None]:
         )
         if is_allocator or isinstance(error, torch.OutOfMemoryError | MemoryError):
             raise CaptureError(f"{label}: out of memory; {when_out_of_memory}.") from error
-        raise CaptureError(f"{label}: {type(error).__name__}: {first_line(error)}.") from error
+        foreign = f"{type(error).__name__}: {first_line(error)}"
+        says = f"{reason} ({foreign})" if reason else foreign
+        raise CaptureError(f"{label}: {says}.") from error
 
 
 @contextmanager

@@ -386,7 +386,7 @@ def open_path(
         yield OpenPath(path, PromptBatch(loaded), loaded, run)
         return
     with ExitStack() as stack:
-        batch = PromptBatch(loaded, watch=watch, trace=trace)
+        batch = PromptBatch(loaded, watch=watch, trace=trace, path=str(path))
         for step in path.modifiers:
             batch = stack.enter_context(MODIFIERS[step.name].change(batch, *step.values))
         yield OpenPath(path, batch, loaded)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from benchmarks.families import tiny_family
 from core.errors import CaptureError, UsageError
 from core.inference.paths import batch, paths
 from core.inference.paths.bases import Base
@@ -85,6 +86,21 @@ def test_a_chosen_kernel_of_sdpa_computes_it_too(path, name, model_of):
 )
 def test_models_with_a_running_state_take_the_paths_that_copy_it(name, path, model_of):
     assert computes_the_same(path, model_of(name))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("family", "path", "reason"),
+    [
+        ("prophetnet", "chunked:5", "cannot continue a cache by several tokens; choose prefill"),
+        ("prophetnet", "static", "cannot use a cache allocated beforehand; choose prefill"),
+        ("deepseek_v4", "static", "has no cache that can be allocated beforehand; choose decode"),
+        ("cpmant", "decode", "gave logits of 0 positions for 1 token; choose prefill"),
+    ],
+)
+def test_a_family_that_cannot_use_its_cache_so_is_refused_with_the_reason(family, path, reason):
+    with pytest.raises(CaptureError, match=f"path '{path}': .*{reason}"):
+        logits_of(path, tiny_family(family))
 
 
 @pytest.mark.model
