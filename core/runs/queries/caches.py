@@ -4,7 +4,7 @@ Layers and heads are those that keep a cache: a model may have others between th
 """
 
 from ...numerics.arrays import DataFrame, Record
-from ...text import out_of, plural
+from ...text import out_of, plural, series
 from ..file.records import RunHeader
 from ..reader import RunReader
 from .layers import pool, records
@@ -100,7 +100,7 @@ def sentence(header: RunHeader, summary: Record) -> str:
             "Nothing differs: both caches are equal in all"
             f" {plural(together['elements'], 'element')}."
         )
-    kinds = " and ".join(f"{kind}s" for kind in together["first_kinds"])
+    kinds = series([f"{kind}s" for kind in together["first_kinds"]])
     prompt = f"prompt {together['first_prompt']}, " if header.has_several_prompts else ""
     element = ""
     if together["first_element"] is not None:
