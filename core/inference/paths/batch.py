@@ -6,7 +6,7 @@ alive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,11 +20,10 @@ from transformers import Cache, PreTrainedTokenizerBase, StaticCache
 
 from ...errors import CaptureError
 from ...runs.tables.kv_cache import KvPart
-from ...text import plural
 from ..models.devices import own_bits
 from ..models.encoder import token_types
 from ..models.model import LoadedModel
-from ..models.torch_errors import foreign_errors_stop, quiet
+from ..models.torch_errors import foreign_errors_mean, quiet
 from .caches import (
     AnyCache,
     ReturnedState,
@@ -88,7 +87,7 @@ class PromptBatch:
     passed without padding too, else the model counts its cached tokens; call: computes a forward,
     None for the model itself; room: tokens that will follow the prompt, for a cache allocated
     beforehand; watch: gets the cache of each forward, which then always makes one; trace: follows
-    the forwards; path: named in errors.
+    the forwards.
     """
 
     loaded: LoadedModel
@@ -103,7 +102,6 @@ class PromptBatch:
     room: int = 0
     watch: CacheWatch | None = None
     trace: Follower | None = None
-    path: str = ""
 
     @property
     def positions(self) -> int:
@@ -225,33 +223,22 @@ class PromptBatch:
         return logits[-1:]
 
     def _logits(self, arguments: dict[str, Any], cache: AnyCache | None) -> torch.Tensor:
-        tokens = arguments["input_ids"].shape[1]
-        with self._errors_of_a_cache(cache, tokens):
+        with foreign_errors_mean(self._failure(arguments, cache)):
             output = self._outputs(arguments)
         if isinstance(cache, ReturnedState):
             cache.keep(output)
-        if output.logits.shape[1] != tokens:
-            raise CaptureError(
-                f"path '{self.path}': a {type(self.loaded.model).__name__} gave logits of"
-                f" {plural(output.logits.shape[1], 'position')} for {plural(tokens, 'token')};"
-                " choose prefill.",
-            )
         return output.logits
 
-    def _errors_of_a_cache(
-        self, cache: AnyCache | None, tokens: int
-    ) -> AbstractContextManager[None]:
-        """Say of a forward that fails with a cache what the model cannot do."""
-        if cache is None:
-            return nullcontext()
-        what = "continue a cache" if tokens == 1 else "continue a cache by several tokens"
+    def _failure(self, arguments: Mapping[str, Any], cache: AnyCache | None) -> str:
+        """Say what a model cannot do that fails on these arguments, "" if that is not known."""
+        if cache is None or self.call is not None:
+            return ""
+        what = "continue a cache"
         if isinstance(cache, StaticCache):
             what = "use a cache allocated beforehand"
-        return foreign_errors_stop(
-            f"path '{self.path}'",
-            "shorten the prompts, lower batch:N, or choose a narrower dtype",
-            f"a {type(self.loaded.model).__name__} cannot {what}; choose prefill",
-        )
+        elif arguments["input_ids"].shape[1] > 1:
+            what = "continue a cache by several tokens"
+        return f"a {type(self.loaded.model).__name__} cannot {what}; choose prefill"
 
     def _outputs(self, arguments: dict[str, Any]) -> Any:
         # a compiled model has no truth
@@ -357,7 +344,7 @@ def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvP
     `dtype` if exact; states in float32 otherwise.
     """
     batch, cache = watch.batch, watch.cache
-    if batch is None:
+    if batch is None or cache is None:
         return
     value = cache.value if isinstance(cache, ReturnedState) else cache
     for index, layer in enumerate(value.layers if isinstance(value, Cache) else ()):

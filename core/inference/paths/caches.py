@@ -100,7 +100,7 @@ def keys_of_layer(loaded: LoadedModel, layer: Any) -> dict[str, Any]:
 
 def running_states(
     loaded: LoadedModel,
-    cache: AnyCache | None,
+    cache: AnyCache,
 ) -> Iterator[tuple[int, str, list[torch.Tensor]]]:
     """Yield the running states in a cache and in the model's modules: layer, the name that the
     family gives it, tensors [rows, ...].
@@ -136,7 +136,9 @@ def _states(held: Any, name: str) -> Iterator[tuple[str, list[torch.Tensor]]]:
     if isinstance(held, torch.Tensor | list | tuple | dict):
         every = list(held.values()) if isinstance(held, dict) else held
         every = [every] if isinstance(every, torch.Tensor) else every
-        tensors = [each for each in every if isinstance(each, torch.Tensor) and each.ndim > 1]
+        tensors = [each for each in every if isinstance(each, torch.Tensor)]
+        # counts are not states
+        tensors = [each for each in tensors if each.ndim > 1 and each.is_floating_point()]
         if tensors:
             yield name, tensors
         return
