@@ -106,7 +106,8 @@ def _tensors(loaded: LoadedModel, cache: AnyCache, parts: str) -> list[torch.Ten
     if parts == "keys":
         value = cache.value if isinstance(cache, ReturnedState) else cache
         every = [keys_of_layer(loaded, layer) for layer in value.layers]
-        return [each for kinds in every for each in kinds.values() if each is not None]
+        slots = [each for kinds in every for each in kinds.values()]
+        return [each for each in slots if each is not None]
     states = [
         (name, each) for _, name, tensors in running_states(loaded, cache) for each in tensors
     ]
