@@ -38,8 +38,8 @@ class Fault:
     """Parts of a cache are those that other tokens left: keys (and values), conv, recurrent, or
     states for both.
 
-    tokens: of a prompt, None for zeros; slots: first and end, of keys; shift: of the positions after
-    the prefix.
+    tokens: of a prompt, None for zeros; slots: first and end, of keys; shift: of the positions
+    after the prefix.
     """
 
     parts: str = ""
