@@ -65,7 +65,7 @@ def test_the_routers_of_a_family_are_seen(family):
     loaded = model_of(AutoConfig.for_model(family, **SHAPE | more))
     with torch.inference_mode():
         choices = choices_of(loaded, PLAIN, range(5, 29))
-    layers = Counter(re.search(r"layers\.(\d+)", name)[1] for name in choices.modules)
+    layers = Counter(re.search(r"layers\.(\d+)", name)[1] for name, _ in choices.ids)
     assert layers == ({"0": expected, "1": expected} if expected else {})
 
 
@@ -83,7 +83,7 @@ def test_a_capture_stores_what_its_own_forwards_chose_and_the_bits_of_plain_ones
     with opened(store, run_id) as run, torch.inference_mode():
         for side, name in enumerate(["prefill", path]):
             assert run.sides[side].sha256 == digest_of(loaded, prompts, side_of(name))
-            (scores, *_) = choices_of(loaded, side_of(name), prompts[1]).scores
+            (scores, *_) = choices_of(loaded, side_of(name), prompts[1]).scores.values()
             best = scores[:, 0].topk(3)
             rows = run.rows("choice", side=side, prompt=1, ordinal=0)
             assert rows["ids"].map(list).tolist() == best.indices[:, :2].sort().values.tolist()
