@@ -236,7 +236,7 @@ def _run_side(
     choices = None
     # positions of generated tokens are not told
     if can_record(plan.loaded, path) and not plan.generations:
-        choices = ChoiceRecorder(path)
+        choices = ChoiceRecorder(max(map(len, plan.token_ids)))
         trace = trace or ModuleTrace()
     chunks = _Chunks(plan, side, sink)
 

@@ -13,7 +13,6 @@ from core.commands.capturing import run_plan
 from core.inference.capture.capture import plan_capture
 from core.inference.controls.choices import choices_of
 from core.inference.paths.engines import PLAIN, digest_of, side_of
-from core.inference.paths.paths import parse_path
 from core.inference.watching.choices import ChoiceRecorder
 from core.progress import no_progress
 from tests.core.inference.odd_models import deepseek_v32
@@ -107,14 +106,16 @@ def test_keys_are_positions_whatever_the_padding_and_none_is_chosen_if_all_are_t
     assert (ids.map(max) <= keys["position"]).all()
 
 
-def test_of_groups_the_closest_is_at_the_cut_and_experts_are_counted_from_the_first():
-    recorder = ChoiceRecorder(parse_path("prefill"))
-    scores = torch.tensor([[[4.0, 3.0, 1.0], [2.0, 8.0, 1.5]]])
-    recorder.note(("gate", 0), 5, scores.topk(1).indices, scores)
+def test_of_groups_of_experts_only_what_is_chosen_of_them_all_is_recorded():
+    recorder = ChoiceRecorder(6)
+    scores = torch.tensor([[4.0, 3.0, 1.0, 2.0, 8.0, 1.5]])
+    of_groups = scores.reshape(1, 2, 3)
+    recorder.note(("gate", 0), 5, of_groups.topk(1).indices, of_groups)
+    recorder.note(("gate", 1), 5, scores[None].topk(2).indices, scores[None])
     (table,) = recorder.take(0, 0)
     (row,) = table.to_pylist()
-    assert (row["position"], row["ids"]) == (5, [0, 4])
+    assert (row["call"], row["position"], row["ids"]) == (2, 5, [0, 4])
     assert (row["lowest_chosen"], row["highest_left_out"]) == (4.0, 3.0)
-    # the spacing of float32 at 4 is 2^-21
-    assert row["margin_row_ulps"] == 2**21
+    # the spacing of float32 at 8 is 2^-20
+    assert row["margin_row_ulps"] == 2**20
     assert recorder.take(0, 0) == []
