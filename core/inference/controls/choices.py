@@ -26,9 +26,11 @@ from ..paths.batch import Emit, Run, ignore
 from ..paths.engines import PLAIN, RunnableSide
 from ..paths.hooks import ModuleTrace
 
+Ids = tuple[int, ...]
+"""Tokens of a prompt."""
 Call = tuple[str, int]
 """A module that chooses, and how often it chose before in a forward."""
-See = Callable[[tuple[int, ...], "Choices"], None]
+See = Callable[[Ids, "Choices"], None]
 """Gets a prompt, and what a side chooses by itself."""
 Note = Callable[[Call, int, torch.Tensor, torch.Tensor], None]
 """Gets what a call chooses, as `Choices.note`."""
@@ -71,10 +73,7 @@ class Choices:
         groups, candidates]
         """
         if call[0] in self.choosers:
-            first = slot_of_first(start, scores)
-            if first is None:
-                return
-            ids, scores = _by_position(first, self.positions, ids, scores)
+            ids, scores = _by_position(self.positions, ids, scores)
         if call not in self.ids:
             self.ids[call] = torch.full((self.positions, *ids.shape[1:]), -1)
             shape = self.positions, *scores.shape[1:]
@@ -87,13 +86,11 @@ class Choices:
             noted[rows] = new.cpu()
 
 
-def slot_of_first(start: int, scores: torch.Tensor) -> int | None:
-    """Return the slot of the key of position 0 in a batch or cache, None if unknown. scores: [n,
-    groups, slots] of the positions from `start` on, each of which sees itself last.
+def slot_of_first(scores: torch.Tensor) -> int:
+    """Return the slot of the key of position 0 in a batch or cache, the first that a position sees.
+    scores: [n, groups, slots]
     """
-    seen = _is_seen(scores[0, 0]).nonzero()
-    first = int(seen[-1]) - start if len(seen) else -1
-    return first if first >= 0 else None
+    return int(_is_seen(scores[0, 0]).int().argmax())
 
 
 def _is_seen(scores: torch.Tensor) -> torch.Tensor:
@@ -102,12 +99,12 @@ def _is_seen(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _by_position(
-    first: int, positions: int, ids: torch.Tensor, scores: torch.Tensor
+    positions: int, ids: torch.Tensor, scores: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (ids of keys, scores) by position of the prompt instead of by slot, [n, groups,
-    positions] both. first: slot of position 0.
+    positions] both.
     """
-    is_seen = _is_seen(scores)
+    is_seen, first = _is_seen(scores), slot_of_first(scores)
     places = torch.where(is_seen.gather(-1, ids), ids - first, -1)
     scores = scores.where(is_seen, -torch.inf)[..., first : first + positions]
     missing = positions - scores.shape[-1]
@@ -145,11 +142,8 @@ def following_choices(
         call = module, trace.chosen[module]
         trace.chosen[module] += 1
         note(call, trace.start, own_ids, own_scores)
-        if forced is None:
-            return result
-        chosen = _forced_on(forced, call, trace.start, own_scores, own_ids)
-        if chosen is not None:
-            own_ids.copy_(chosen)
+        if forced is not None and call in forced.ids:
+            own_ids.copy_(_forced_on(forced, call, trace.start, own_scores, own_ids))
             values.copy_(input.gather(-1, ids))
         return result
 
@@ -170,20 +164,16 @@ def following_choices(
 
 def _forced_on(
     forced: Choices, call: Call, start: int, scores: torch.Tensor, ids: torch.Tensor
-) -> torch.Tensor | None:
-    """Return the ids that a call has to choose instead of `ids`, None if there are none."""
-    if call not in forced.ids:
-        return None
+) -> torch.Tensor:
+    """Return the ids that a call has to choose instead of `ids`."""
     chosen = forced.ids[call][start : start + len(ids)].to(ids.device)
     if call[0] in forced.choosers:
-        first = slot_of_first(start, scores)
-        if first is None:
-            return None
         # what is not masked comes first, on both sides
-        chosen = torch.where(chosen < 0, -1, chosen + first)[..., : ids.shape[-1]]
+        slots = torch.where(chosen < 0, -1, chosen + slot_of_first(scores))
+        chosen = slots[..., : ids.shape[-1]]
     # another number of choices is for the comparison of choices to tell
     if chosen.shape != ids.shape:
-        return None
+        return ids
     return torch.where(chosen < 0, ids, chosen)
 
 
@@ -245,8 +235,8 @@ class Replay:
     [positions, groups].
     """
 
-    choices: dict[tuple[int, ...], Choices] = field(default_factory=dict)
-    moved: dict[tuple[int, ...], dict[Call, torch.Tensor]] = field(default_factory=dict)
+    choices: dict[Ids, Choices] = field(default_factory=dict)
+    moved: dict[Ids, dict[Call, torch.Tensor]] = field(default_factory=dict)
 
     def of(self, side: RunnableSide, see: See = ignore) -> RunnableSide:
         """Return a side that makes these choices. see: gets those that it would have made."""
@@ -273,7 +263,7 @@ class Replay:
 
         return replace(side, open=open_side)
 
-    def of_prompt(self, ids: tuple[int, ...]) -> Choices:
+    def of_prompt(self, ids: Ids) -> Choices:
         """Return the choices of a prompt, or of one that begins with it."""
         if ids in self.choices:
             return self.choices[ids]
@@ -284,7 +274,7 @@ class Replay:
         move.
         """
 
-        def see(prompt: tuple[int, ...], noted: Choices) -> None:
+        def see(prompt: Ids, noted: Choices) -> None:
             moved = self.moved.setdefault(prompt, {})
             for call, scores in self.choices[prompt].scores.items():
                 by_side = (noted.scores[call].double() - scores.double()).abs()
@@ -307,8 +297,8 @@ class Replay:
 
     def compare(
         self,
-        prompts: Sequence[tuple[int, ...]],
-        noted: Mapping[tuple[int, ...], Choices],
+        prompts: Sequence[Ids],
+        noted: Mapping[Ids, Choices],
     ) -> list[OtherChoices]:
         """Compare what a side would have chosen, prompt by prompt."""
         return [compare_choices(self.choices[ids], noted[ids], self.moved[ids]) for ids in prompts]

@@ -52,7 +52,7 @@ from ..paths.engines import (
 )
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
-from .choices import Choices, Replay, can_replay, choices_of, follows, key_choosers
+from .choices import Choices, Ids, Replay, can_replay, choices_of, follows, key_choosers
 from .drawn_roundings import RoundingDraws
 from .modules_alone import first_not_finite, module_row
 from .modules_in_16_bits import module_rounding
@@ -152,7 +152,7 @@ class JudgingSession:
         self.loaded = loaded
         self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
         self._results: dict[Any, Any] = {}
-        self._logits: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
+        self._logits: dict[tuple[str, str, Ids], torch.Tensor] = {}
 
     def once(
         self,
@@ -266,7 +266,7 @@ class ModelControls(Controls):
         self.earlier_digests, self.digests = digests, ["", ""]
         self.floors: dict[str, NoiseFloor] = {}
         # by dtype: the model's choices, and those that each side would have made
-        self.noted: dict[str, tuple[Replay, dict[str, dict[tuple[int, ...], Choices]]]] = {}
+        self.noted: dict[str, tuple[Replay, dict[str, dict[Ids, Choices]]]] = {}
         # rms with the model's choices over rms with each side's own, in the model's dtype
         self.replayed_share: float | None = None
 

@@ -22,11 +22,10 @@ from ...numerics.recorded_choices import Choices as Experts
 from ..models.model import LoadedModel, dimension
 from ..paths.batch import Emit, ignore
 from ..paths.engines import PLAIN, RunnableSide
-from .choices import Choices, Replay, compare_choices
+from .choices import Choices, Ids, Replay, compare_choices
 from .reordering import reorder
 
 _SEEDS = range(2)  # draws that show how far rounding moves a router's scores
-Ids = tuple[int, ...]
 Scores = dict[tuple[int, int], tuple[Floats, float]]  # by prompt and position: values, entropy
 Score = Callable[[Mapping[int, Ids]], Scores]  # of prompts by number
 

@@ -51,7 +51,7 @@ class ChoiceRecorder:
         largest = scores.masked_fill(scores.isinf(), 0).abs().amax(-1)
         cut = torch.stack([lowest, highest, largest], -1)
         if call[0].endswith("indexer"):
-            ids = ids - (slot_of_first(start, scores) or 0)
+            ids = ids - slot_of_first(scores)
         # masked candidates have a score of -inf: if none is left out but these, all are taken
         is_choice = cut[..., 1:2] > -torch.inf
         if is_choice.any():

@@ -50,7 +50,7 @@ from ...paths.engines import (
     whole_side,
 )
 from ..answer_precision import grid_of
-from ..choices import Choices, Replay
+from ..choices import Choices, Ids, Replay
 from ..drawn_roundings import RoundingDraws
 from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
 from .catalogue import ACTIVATIONS, CACHE, LAYERS, Precision, Stored, cast, catalogue
@@ -265,7 +265,7 @@ def best_precisions(
         start = prompt[: first + SCREENED]
 
     @cache
-    def log_distance(side: RunnableSide, ids: tuple[int, ...]) -> float:
+    def log_distance(side: RunnableSide, ids: Ids) -> float:
         """Return the sum of log mean squares; infinite if the side cannot be computed in the
         format's range.
         """
@@ -410,7 +410,7 @@ class _Suspect:
         if not replay.choices or verdict.evidence.outcome != PASSED:
             return verdict
         prompts = [tuple(ids) for ids in question.prompts]
-        noted: dict[tuple[int, ...], Choices] = {}
+        noted: dict[Ids, Choices] = {}
         for side in (replay.of_rounding(lowered), replay.of(self.side, noted.__setitem__)):
             for ids in prompts:
                 side.run_on(loaded)(ids, ignore)
