@@ -545,8 +545,7 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
 
 def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     modules = choices.by_module(run, pair.index)
-    says = choices.sentence(run, modules), choices.through_choices(run, pair.index)
-    yield element("p", prose(" ".join(says)))
+    yield element("p", prose(choices.sentence(run, pair.index, modules)))
     first = choices.first_flip(modules)
     if first is not None:
         prompt = first["first_prompt"]
