@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +19,10 @@ from ...numerics.arrays import Floats
 from ...numerics.recorded_choices import MISSING, is_choice
 from ...numerics.recorded_choices import Choices as Experts
 from ..models.model import LoadedModel, dimension
-from ..paths.batch import Emit, ignore
-from ..paths.engines import PLAIN, RunnableSide
-from .choices import Choices, Ids, Replay, compare_choices
+from ..paths.batch import ignore
+from ..paths.engines import PLAIN
+from ..paths.hooks import ModuleTrace
+from .choices import Choices, Ids, Replay, compare_choices, following_choices
 from .reordering import reorder
 
 _SEEDS = range(2)  # draws that show how far rounding moves a router's scores
@@ -63,20 +63,15 @@ def _replay(
     positions = [row.position for row in rows]
     rollout = np.concatenate([row.x for row in rows])
 
-    def forward(forced: Choices) -> tuple[Choices, Floats]:
+    def forward(forced: Choices | None = None) -> tuple[Choices, Floats]:
         """Return what the model chooses by itself, and r, if it makes the choices `forced`."""
-        noted: dict[Ids, Choices] = {}
-        scores = {}
-
-        def run(ids: Sequence[int], _: Emit) -> None:
-            scores.update(score({prompt: tuple(ids)}))
-
-        side = RunnableSide("scores", lambda *_: nullcontext(run))
-        Replay({ids: forced}).of(side, noted.__setitem__).run_on(loaded)(ids, ignore)
+        noted = Choices(len(ids))
+        with following_choices(loaded, ModuleTrace(ids), noted.note, forced):
+            scores = score({prompt: ids})
         values = [scores[prompt, position][0] for position in positions]
-        return noted[ids], np.concatenate(values) - rollout
+        return noted, np.concatenate(values) - rollout
 
-    own, r = forward(Choices(len(ids)))
+    own, r = forward()
     forced = _forced(loaded, own, recorded)
     noted, replayed = forward(forced)
     alike = []
