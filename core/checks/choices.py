@@ -71,13 +71,10 @@ def choices_row(
     lengths: Sequence[int],
     side: str,
     dtype: str,
-    what: str = "experts",
     rounding_row_ulps: float | None = None,
     replayed_share: float | None = None,
 ) -> Evidence:
-    """Return the row on a side's choices. found: of each prompt; what: is chosen; the others are
-    figures.
-    """
+    """Return the row on a side's choices. found: of each prompt; the others are figures."""
     beyond = []
     for prompt, one in enumerate(found):
         for (position, module), gap in zip(one.places, one.gaps, strict=True):
@@ -95,11 +92,12 @@ def choices_row(
         rounding_row_ulps=rounding_row_ulps,
         replayed_share=replayed_share,
     )
-    of_all = f"In {dtype} '{side}' takes other {what} at {differing:,} of {plural(total, 'choice')}"
+    of_all = f"{differing:,} of {plural(total, 'choice')}"
+    of_all = f"In {dtype} '{side}' takes other experts or keys at {of_all}"
     outcome = PASSED
     says = f"{of_all}, each a near tie."
     if not differing:
-        says = f"In {dtype} '{side}' takes the {what} that the model takes."
+        says = f"In {dtype} '{side}' takes the experts or keys that the model takes."
     if beyond:
         outcome = FAILED
         # the first position and, there, the first that ran
@@ -109,5 +107,5 @@ def choices_row(
         place = words_of(figures.first, lengths)
         says = f"{of_all}, {size}, first at {module}, {place}."
     check = CHOICES if dtype == "float32" else CHOICES_IN_16_BITS
-    control = f"{what} that '{side}' would take by itself in {dtype}, one choice at a time"
+    control = f"what '{side}' would take by itself in {dtype}, one choice at a time"
     return Evidence(check, control, figures, outcome, says, side)

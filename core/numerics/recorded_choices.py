@@ -85,20 +85,20 @@ def is_choice(ids: Choices) -> Flags:
     return are_different & (ordered[..., 0] > MISSING)
 
 
-def check_choices(ids: Choices, tokens: int, candidates: int = _MOST_EXPERTS) -> list[str]:
+def check_choices(ids: Choices, tokens: int) -> list[str]:
     """Return what is odd about the choices of a sequence, a clause each.
 
-    tokens: of the sequence, whose last one may have no row; candidates: experts of a layer.
-    DumpError, also a clause, if nothing can be compared.
+    tokens: of the sequence, whose last one may have no row. DumpError, also a clause, if nothing
+    can be compared.
     """
     positions, layers, k = ids.shape
     if positions not in (tokens - 1, tokens):
         raise DumpError(f"has {plural(positions, 'row')} for {plural(tokens, 'token')}")
     if ids.size and (ids == ids.flat[0]).all():
         raise DumpError(f"is {ids.flat[0]} everywhere: never filled")
-    outside = ids[(ids < MISSING) | (ids >= candidates)]
+    outside = ids[(ids < MISSING) | (ids >= _MOST_EXPERTS)]
     if len(outside):
-        raise DumpError(f"has the id {outside[0]}; expected 0 to {candidates - 1:,}")
+        raise DumpError(f"has the id {outside[0]}; expected 0 to {_MOST_EXPERTS - 1:,}")
     clauses = []
     is_missing = (ids == MISSING).any(axis=-1)
     if is_missing.any():

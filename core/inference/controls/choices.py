@@ -204,18 +204,6 @@ def choices_of(
     return noted
 
 
-def can_replay(loaded: LoadedModel, side: RunnableSide, plain: Replay) -> bool:
-    """Return whether a side makes the choices that the model makes, and they can be followed: not
-    in another process, nor compiled.
-    """
-    if side.engine_path is not None or side.is_one_piece:
-        return False
-    return all(
-        follows(ours, choices_of(loaded, side, prompt, ours.choosers))
-        for prompt, ours in plain.choices.items()
-    )
-
-
 def follows(ours: Choices, theirs: Choices) -> bool:
     """Return whether the choice that each module of the model ends with is one of a side too, of as
     many candidates at every position, and ends with that too. Earlier ones, of groups of experts,
@@ -282,6 +270,12 @@ class Replay:
                 moved[call] = torch.maximum(largest, moved.get(call, largest))
 
         return self.of(side, see)
+
+    def is_followed_by(self, noted: Mapping[Ids, Choices]) -> bool:
+        """Return whether a side makes these choices, though it may take others. noted: its own, by
+        prompt.
+        """
+        return all(ids in noted and follows(ours, noted[ids]) for ids, ours in self.choices.items())
 
     def moved_row_ulps(self, fmt: FloatFormat) -> float:
         """Return how far rounding moves a score at most, in spacings of `fmt` at the largest score

@@ -52,7 +52,7 @@ from ..paths.engines import (
 )
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
-from .choices import Choices, Ids, Replay, can_replay, choices_of, follows, key_choosers
+from .choices import Choices, Ids, Replay, choices_of, key_choosers
 from .drawn_roundings import RoundingDraws
 from .modules_alone import first_not_finite, module_row
 from .modules_in_16_bits import module_rounding
@@ -135,11 +135,10 @@ def _told_apart(
     """Return both sides by names that differ, since results are kept by name: callables may share
     one, or have that of a path.
     """
-    if reference.name == variant.name:
-        if not reference.is_named:
-            reference = replace(reference, name=f"{reference.name} (reference)")
-        if not variant.is_named:
-            variant = replace(variant, name=f"{variant.name} (variant)")
+    if reference.name == variant.name and not variant.is_named:
+        variant = replace(variant, name=f"{variant.name} (variant)")
+    elif reference.name == variant.name and not reference.is_named:
+        reference = replace(reference, name=f"{reference.name} (reference)")
     return reference, variant
 
 
@@ -175,13 +174,11 @@ class JudgingSession:
 
     def replay(self, model: LoadedModel) -> Replay:
         """Return the choices of the plain forward in the dtype of `model`."""
+        return self.once(("choices", model.dtype), lambda: Replay(self.choices(model, PLAIN)))
 
-        def record() -> Replay:
-            return Replay(
-                {ids: choices_of(model, PLAIN, ids, self.key_choosers) for ids in self.prompts},
-            )
-
-        return self.once(("choices", model.dtype), record)
+    def choices(self, model: LoadedModel, side: RunnableSide) -> dict[Ids, Choices]:
+        """Return what a side chooses by itself, by prompt."""
+        return {ids: choices_of(model, side, ids, self.key_choosers) for ids in self.prompts}
 
     def draws(self, replay: Replay) -> RoundingDraws:
         """Return draws in the model's dtype. replay: choices that they are forced to make."""
@@ -275,11 +272,18 @@ class ModelControls(Controls):
         """Whether both sides can be forced to make the choices that the model makes."""
         if not self.has_experts and not any(self.session.key_choosers.values()):
             return False
-        replay = self.session.replay(self.loaded)
-        can = partial(can_replay, self.loaded)
+        session = self.session
+        replay = session.replay(self.loaded)
+
+        def is_followed_by(side: RunnableSide) -> bool:
+            # in another process, or compiled
+            if side.engine_path is not None or side.is_one_piece:
+                return False
+            return replay.is_followed_by(session.choices(self.loaded, side))
+
         try:
             return all(
-                self.session.once(("replays", side.name), partial(can, side, replay), side)
+                session.once(("replays", side.name), partial(is_followed_by, side), side)
                 for side in self.sides
             )
         except CaptureError:
@@ -527,23 +531,18 @@ class ModelControls(Controls):
 
     def choices(self) -> list[Evidence]:
         rows = []
-        kinds = {"experts": self.has_experts, "keys": any(self.session.key_choosers.values())}
-        what = " and ".join(noun for noun, is_there in kinds.items() if is_there)
         others = [side.name for side in self.sides if side.path != PLAIN.path]
         for dtype, (replay, noted) in self.noted.items():
             for side in others:
-                by_prompt = noted[side]
-                # of a side that failed, or without a floor, some prompts are not known
-                is_whole = set(self.prompts) <= by_prompt.keys() & replay.moved.keys()
-                if not is_whole:
+                # without a floor some are not known
+                has_moved = set(self.prompts) <= replay.moved.keys()
+                # of a side that failed, or of a callable that chooses otherwise in this dtype
+                if not has_moved or not replay.is_followed_by(noted[side]):
                     continue
-                # a callable may choose otherwise in another dtype
-                if not all(follows(replay.choices[ids], by_prompt[ids]) for ids in self.prompts):
-                    continue
-                found = replay.compare(self.prompts, by_prompt)
+                found = replay.compare(self.prompts, noted[side])
                 moved = replay.moved_row_ulps(LOGIT_FORMATS[dtype])
                 share = self.replayed_share if dtype == self.dtype else None
-                rows.append(choices_row(found, self.lengths, side, dtype, what, moved, share))
+                rows.append(choices_row(found, self.lengths, side, dtype, moved, share))
         return rows
 
     def module_rounding(self) -> list[Evidence]:

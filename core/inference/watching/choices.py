@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 import torch
 
@@ -28,18 +30,15 @@ class ChoiceRecorder:
         # of the scores what `choice_rows` takes
         self._noted = Choices(positions)
 
-    def take(self, side: int, prompt: int) -> list[pa.Table]:
-        """Return rows of the prompt's choices, by call, and forget them."""
+    def take(self, side: int, prompt: int) -> Iterator[pa.Table]:
+        """Yield rows of the prompt's choices, by call, and forget them."""
         noted, self._noted = self._noted, Choices(self._positions)
         self._order += [call for call in noted.ids if call not in self._order]
-        tables = []
         for call, ids in noted.ids.items():
             cut = noted.scores[call]
             dtype = str(cut.dtype).removeprefix("torch.")
             figures = ids[:, 0].numpy(), cut[:, 0].double().numpy()
-            place = self._order.index(call)
-            tables.append(choice_rows(side, prompt, place, call, *figures, dtype))
-        return tables
+            yield choice_rows(side, prompt, self._order.index(call), call, *figures, dtype)
 
     def note(self, call: Call, start: int, ids: torch.Tensor, scores: torch.Tensor) -> None:
         """Note what a call chooses, as core.inference.controls.choices.Note."""

@@ -52,7 +52,7 @@ def choice_run(store, *, rounding_row_ulps=None, run_id="choices") -> str:
                     for n, place in enumerate(PLACES)
                 )
         if rounding_row_ulps is not None:
-            about = [], header.lengths, "side_1", "float32", "experts", rounding_row_ulps, 0.125
+            about = [], header.lengths, "side_1", "float32", rounding_row_ulps, 0.125
             writer.write_verdict(Verdict(ROUNDING, "", (choices_row(*about),)))
         return writer.finish()
 

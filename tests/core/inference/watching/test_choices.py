@@ -118,4 +118,4 @@ def test_of_groups_of_experts_only_what_is_chosen_of_them_all_is_recorded():
     assert (row["lowest_chosen"], row["highest_left_out"]) == (4.0, 3.0)
     # the spacing of float32 at 8 is 2^-20
     assert row["margin_row_ulps"] == 2**20
-    assert recorder.take(0, 0) == []
+    assert list(recorder.take(0, 0)) == []
