@@ -20,54 +20,29 @@ from .arrays import Flags
 Choices = NDArray[np.integer]  # ids of experts [positions, layers, k]; -1: not recorded
 MISSING = -1
 _MOST_EXPERTS = 1 << 15  # of a layer; token ids are mostly larger
-_NPY = "k05VTVBZ"  # base64 of the first bytes of a .npy file
 # Rows that are compared together: of 3 layers with 2 of 4 experts, one row equals another at 1 of
 # 216 tokens, and 8 in a row never.
 _BLOCK = 8
 
 
-def read_choices(text: str, tokens: int) -> Choices:
-    """Read the experts of a sequence of `tokens` tokens. [positions, layers, k]
-
-    text: lists as JSON, or base64 of a .npy file (vLLM), or of the int32 of all tokens but the last
-    (SGLang). DumpError for anything else.
+def read_choices(text: str) -> Choices:
+    """Read the experts of a sequence, lists as JSON or base64 of a .npy file, as vLLM sends them.
+    [positions, layers, k]; DumpError for anything else.
     """
     try:
-        ids = _decode(text, tokens)
+        if text.startswith("["):
+            ids = np.array(json.loads(text))
+        else:
+            raw = base64.b64decode(text, validate=True)
+            ids = np.load(io.BytesIO(raw), allow_pickle=False)
         if ids.ndim != 3 or ids.dtype.kind not in "iu":
             raise ValueError("are no whole numbers [tokens, layers, experts]")
-    except (ValueError, RecursionError) as error:
+    except (ValueError, EOFError, RecursionError) as error:
         raise DumpError(
-            "cannot be read: expected whole numbers [tokens, layers, experts], as lists or base64",
+            "cannot be read: expected whole numbers [tokens, layers, experts], as lists or base64"
+            " of a .npy file",
         ) from error
     return ids
-
-
-def has_shape(text: str) -> bool:
-    """Return whether `read_choices` need not know the number of tokens."""
-    return text.startswith(("[", _NPY))
-
-
-def _decode(text: str, tokens: int) -> NDArray:
-    if text.startswith("["):
-        return np.array(json.loads(text))
-    raw = base64.b64decode(text, validate=True)
-    if has_shape(text):
-        return np.load(io.BytesIO(raw), allow_pickle=False)
-    return _in_layers(np.frombuffer(raw, np.int32).reshape(tokens - 1, -1))
-
-
-def _in_layers(rows: Choices) -> Choices:
-    """Return rows of all layers by layer: k is the largest number of ids in a row that never
-    repeat, but for layers of zeros.
-    """
-    width = rows.shape[1]
-    for k in range(width, 1, -1):
-        if width % k == 0:
-            ids = rows.reshape(len(rows), -1, k)
-            if (is_choice(ids) | ~ids.any(axis=-1)).all():
-                return ids
-    return rows[..., None]
 
 
 def write_choices(ids: Choices) -> str:
