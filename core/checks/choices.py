@@ -29,14 +29,13 @@ LARGEST_GAP = 4.0
 
 @dataclass(frozen=True)
 class OtherChoices:
-    """Choices of a side that are not the model's. total: choices compared; places: (position,
-    module) of each, as modules run; gaps: how far apart the model's scores of the two are, over
-    what rounding moves scores there.
+    """Choices of a side in a prompt that are not the model's. total: choices compared; others:
+    position, module and gap of each, as modules run. Gap: how far apart the model's scores of the
+    two are, over what rounding moves scores there.
     """
 
     total: int
-    places: list[tuple[int, str]]
-    gaps: list[float]
+    others: list[tuple[int, str, float]]
 
 
 class ChoicesFigures(CheckFigures):
@@ -75,33 +74,29 @@ def choices_row(
     replayed_share: float | None = None,
 ) -> Evidence:
     """Return the row on a side's choices. found: of each prompt; the others are figures."""
-    beyond = []
-    for prompt, one in enumerate(found):
-        for (position, module), gap in zip(one.places, one.gaps, strict=True):
-            if gap > LARGEST_GAP:
-                beyond.append((prompt, position, module))
+    others = [(prompt, *each) for prompt, one in enumerate(found) for each in one.others]
+    beyond = [each for each in others if each[-1] > LARGEST_GAP]
     total = sum(one.total for one in found)
-    differing = sum(len(one.places) for one in found)
     figures = ChoicesFigures(
         compute_dtype=dtype,
         choices=total,
-        differing=differing,
+        differing=len(others),
         beyond=len(beyond),
-        largest_gap=max((gap for one in found for gap in one.gaps), default=0.0),
+        largest_gap=max((gap for *_, gap in others), default=0.0),
         largest_gap_allowed=LARGEST_GAP,
         rounding_row_ulps=rounding_row_ulps,
         replayed_share=replayed_share,
     )
-    of_all = f"{differing:,} of {plural(total, 'choice')}"
+    of_all = f"{len(others):,} of {plural(total, 'choice')}"
     of_all = f"In {dtype} '{side}' takes other experts or keys at {of_all}"
     outcome = PASSED
     says = f"{of_all}, each a near tie."
-    if not differing:
+    if not others:
         says = f"In {dtype} '{side}' takes the experts or keys that the model takes."
     if beyond:
         outcome = FAILED
         # the first position and, there, the first that ran
-        prompt, position, module = min(beyond, key=itemgetter(0, 1))
+        prompt, position, module, _ = min(beyond, key=itemgetter(0, 1))
         figures.first = prompt, position
         size = f"up to {multiple(figures.largest_gap)} what rounding moves their scores"
         place = words_of(figures.first, lengths)

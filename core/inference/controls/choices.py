@@ -304,8 +304,7 @@ def compare_choices(
     moved: Mapping[Call, torch.Tensor],
 ) -> OtherChoices:
     """Compare what a side chooses with what the model does. moved: by rounding, as of `Replay`."""
-    places: list[tuple[int, str]] = []
-    gaps: list[float] = []
+    others = []
     total = 0
     for call, scores in plain.scores.items():
         if not other.makes(call, scores):
@@ -321,9 +320,8 @@ def compare_choices(
         # no position's scores are known more exactly than half of them
         gap /= by_rounding.clamp_min(float(by_rounding.median())).clamp_min(TINY)
         for position, group in (is_ours != is_theirs).any(-1).nonzero().tolist():
-            places.append((position, call[0]))
-            gaps.append(float(gap[position, group]))
-    return OtherChoices(total, places, gaps)
+            others.append((position, call[0], float(gap[position, group])))
+    return OtherChoices(total, others)
 
 
 def _as_set(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

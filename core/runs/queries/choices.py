@@ -154,13 +154,5 @@ def rule(run: RunReader, pair: int, table: DataFrame) -> str:
 
 
 def choices_json(run: RunReader, pair: int) -> Record:
-    """Return a pair's choices as JSON: totals, the first that differs, an object per module."""
-    table = by_module(run, pair)
-    figures = _check(run, pair)
-    return {
-        "variant": run.pairs[pair].variant,
-        **{name: int(table[name].sum()) for name in ("choices", "differing", "beyond")},
-        "first": first_flip(table),
-        "replayed_share": figures and figures.replayed_share,
-        "by_module": records(table),
-    }
+    """Return a pair's choices as JSON, an object per module."""
+    return {"variant": run.pairs[pair].variant, "by_module": records(by_module(run, pair))}
