@@ -9,15 +9,6 @@ import torch
 
 from ...runs.tables.choices import choice_rows
 from ..controls.choices import Call, Choices, slot_of_first
-from ..models.model import LoadedModel, has_experts
-from ..paths.paths import Path
-
-
-def can_record(loaded: LoadedModel, path: Path) -> bool:
-    """Return whether the model makes choices, and those of a path can be seen: not in another
-    process, nor compiled.
-    """
-    return path.engine is None and not path.is_one_piece and has_experts(loaded.model)
 
 
 class ChoiceRecorder:
