@@ -110,6 +110,10 @@ def test_a_gap_is_measured_by_what_rounding_moves_the_scores_there():
     assert found.total == 3
     assert [place for *place, _ in found.others] == [[1, "gate"], [2, "gate"]]
     assert [gap for *_, gap in found.others] == pytest.approx([1.0 / 0.1, 0.1 / 0.4])
+    # the model's next one is left out, or its last one takes another along
+    for k in (1, 3):
+        others = compare_choices(ours, made([[3.0, 2.0, 1.0]] * 3, k), {GATE: moved}).others
+        assert [gap for *_, gap in others] == pytest.approx([1.0 / 0.1, 1.0 / 0.1, 0.1 / 0.4])
 
 
 @pytest.mark.parametrize("heads", [2, 16])
