@@ -8,7 +8,7 @@ from app.components import plots, tables
 from app.internals import parts
 from app.shell import exports, selection, store_cache
 from core.plots import layers as charts
-from core.runs.queries.choices import by_module, cells, rule, sentence, short_names, through_choices
+from core.runs.queries.choices import by_module, cells, rule, sentence, short_names
 from core.text import visible
 
 _HIDDEN = ["ordinal", "first_margin_row_ulps", "first_state"]
@@ -24,8 +24,7 @@ def draw(view: selection.View) -> None:
     if table.empty:
         st.info(f"No choice in prompt {view.prompt} is known of both sides.")
         return
-    text = " ".join([sentence(run, table), through_choices(run, pair)])
-    (lead.markdown if table["differing"].any() else lead.success)(text)
+    (lead.markdown if table["differing"].any() else lead.success)(sentence(run, pair, table))
     st.caption(rule(run, pair, table))
 
     grid = store_cache.cached(run, cells, pair, view.prompt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Annotated
 
 from ..evidence import (
@@ -28,14 +29,13 @@ LARGEST_GAP = 4.0
 
 @dataclass(frozen=True)
 class OtherChoices:
-    """Choices of a side that are not the model's. total: choices compared; places: (call, position)
-    of each; gaps: how far apart the model's scores of the two are, over what rounding moves scores
-    there.
+    """Choices of a side in a prompt that are not the model's. total: choices compared; others:
+    position, module and gap of each, as modules run. Gap: how far apart the model's scores of the
+    two are, over what rounding moves scores there.
     """
 
     total: int
-    places: list[tuple[int, int]]
-    gaps: list[float]
+    others: list[tuple[int, str, float]]
 
 
 class ChoicesFigures(CheckFigures):
@@ -67,48 +67,40 @@ CHOICES_IN_16_BITS = Check("choices in 16 bits", OWN_DTYPE, ChoicesFigures)
 
 def choices_row(
     found: Sequence[OtherChoices],
-    modules: Sequence[str],
     lengths: Sequence[int],
     side: str,
     dtype: str,
-    what: str = "experts",
     rounding_row_ulps: float | None = None,
     replayed_share: float | None = None,
 ) -> Evidence:
-    """Return the row on a side's choices. found: of each prompt; modules: that make the choices, by
-    call; what: they choose; the others are figures.
-    """
-    beyond = [
-        (gap, prompt, position, call)
-        for prompt, one in enumerate(found)
-        for (call, position), gap in zip(one.places, one.gaps, strict=True)
-        if gap > LARGEST_GAP
-    ]
+    """Return the row on a side's choices. found: of each prompt; the others are figures."""
+    others = [(prompt, *each) for prompt, one in enumerate(found) for each in one.others]
+    beyond = [each for each in others if each[-1] > LARGEST_GAP]
     total = sum(one.total for one in found)
-    differing = sum(len(one.places) for one in found)
     figures = ChoicesFigures(
         compute_dtype=dtype,
         choices=total,
-        differing=differing,
+        differing=len(others),
         beyond=len(beyond),
-        largest_gap=max((gap for one in found for gap in one.gaps), default=0.0),
+        largest_gap=max((gap for *_, gap in others), default=0.0),
         largest_gap_allowed=LARGEST_GAP,
         rounding_row_ulps=rounding_row_ulps,
         replayed_share=replayed_share,
     )
-    of_all = f"In {dtype} '{side}' takes other {what} at {differing:,} of {plural(total, 'choice')}"
+    of_all = f"{len(others):,} of {plural(total, 'choice')}"
+    of_all = f"In {dtype} '{side}' takes other experts or keys at {of_all}"
     outcome = PASSED
     says = f"{of_all}, each a near tie."
-    if not differing:
-        says = f"In {dtype} '{side}' takes the {what} that the model takes."
+    if not others:
+        says = f"In {dtype} '{side}' takes the experts or keys that the model takes."
     if beyond:
         outcome = FAILED
-        # the first position and, there, the first layer
-        _, prompt, position, call = min(beyond, key=lambda each: each[1:])
+        # the first position and, there, the first that ran
+        prompt, position, module, _ = min(beyond, key=itemgetter(0, 1))
         figures.first = prompt, position
         size = f"up to {multiple(figures.largest_gap)} what rounding moves their scores"
         place = words_of(figures.first, lengths)
-        says = f"{of_all}, {size}, first at {modules[call]}, {place}."
-    check = CHOICES if dtype in ("float32", "float64") else CHOICES_IN_16_BITS
-    control = f"{what} that '{side}' would take by itself in {dtype}, one choice at a time"
+        says = f"{of_all}, {size}, first at {module}, {place}."
+    check = CHOICES if dtype == "float32" else CHOICES_IN_16_BITS
+    control = f"what '{side}' would take by itself in {dtype}, one choice at a time"
     return Evidence(check, control, figures, outcome, says, side)

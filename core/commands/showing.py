@@ -195,8 +195,8 @@ def _print_choices(run: RunReader) -> None:
     for pair in sorted(run.pairs_with_choices):
         table = choices.by_module(run, pair)
         if table["differing"].any():
-            text = choices.sentence(run, table).replace("**", "").replace("`", "'")
-            print_text(f"{run.pairs[pair].variant}: {text} {choices.through_choices(run, pair)}")
+            text = choices.sentence(run, pair, table).replace("**", "").replace("`", "'")
+            print_text(f"{run.pairs[pair].variant}: {text}")
 
 
 def print_continuations(run: RunReader) -> None:

@@ -545,8 +545,7 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
 
 def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     modules = choices.by_module(run, pair.index)
-    says = choices.sentence(run, modules), choices.through_choices(run, pair.index)
-    yield element("p", prose(" ".join(says)))
+    yield element("p", prose(choices.sentence(run, pair.index, modules)))
     first = choices.first_flip(modules)
     if first is not None:
         prompt = first["first_prompt"]
@@ -555,9 +554,9 @@ def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         # nothing, the first color of the scale, that of a mismatch
         levels = np.array([0, 1, LEVELS + 1], np.uint8)[states.to_numpy(int)]
         names = choices.short_names(modules)
-        labels = {place + 0.5: names[row] for place, row in enumerate(states.index)}
-        step = -(-len(labels) // 12)
-        y = Axis("module", len(labels), 0, labels=dict([*labels.items()][::step]))
+        named = range(0, len(states), -(-len(states) // 12))
+        labels = {place + 0.5: names[states.index[place]] for place in named}
+        y = Axis("module", len(states), 0, labels=labels)
         end = cells["last_position"].max() + 1
         x = Axis(
             f"position{run.header.of_prompt(prompt)}",

@@ -20,54 +20,29 @@ from .arrays import Flags
 Choices = NDArray[np.integer]  # ids of experts [positions, layers, k]; -1: not recorded
 MISSING = -1
 _MOST_EXPERTS = 1 << 15  # of a layer; token ids are mostly larger
-_NPY = "k05VTVBZ"  # base64 of the first bytes of a .npy file
 # Rows that are compared together: of 3 layers with 2 of 4 experts, one row equals another at 1 of
 # 216 tokens, and 8 in a row never.
 _BLOCK = 8
 
 
-def read_choices(text: str, tokens: int) -> Choices:
-    """Read the experts of a sequence of `tokens` tokens. [positions, layers, k]
-
-    text: lists as JSON, or base64 of a .npy file (vLLM), or of the int32 of all tokens but the last
-    (SGLang). DumpError for anything else.
+def read_choices(text: str) -> Choices:
+    """Read the experts of a sequence, lists as JSON or base64 of a .npy file, as vLLM sends them.
+    [positions, layers, k]; DumpError for anything else.
     """
     try:
-        ids = _decode(text, tokens)
+        if text.startswith("["):
+            ids = np.array(json.loads(text))
+        else:
+            raw = base64.b64decode(text, validate=True)
+            ids = np.load(io.BytesIO(raw), allow_pickle=False)
         if ids.ndim != 3 or ids.dtype.kind not in "iu":
             raise ValueError("are no whole numbers [tokens, layers, experts]")
-    except (ValueError, RecursionError) as error:
+    except (ValueError, EOFError, RecursionError) as error:
         raise DumpError(
-            "cannot be read: expected whole numbers [tokens, layers, experts], as lists or base64",
+            "cannot be read: expected whole numbers [tokens, layers, experts], as lists or base64"
+            " of a .npy file",
         ) from error
     return ids
-
-
-def has_shape(text: str) -> bool:
-    """Return whether `read_choices` need not know the number of tokens."""
-    return text.startswith(("[", _NPY))
-
-
-def _decode(text: str, tokens: int) -> NDArray:
-    if text.startswith("["):
-        return np.array(json.loads(text))
-    raw = base64.b64decode(text, validate=True)
-    if has_shape(text):
-        return np.load(io.BytesIO(raw), allow_pickle=False)
-    return _in_layers(np.frombuffer(raw, np.int32).reshape(tokens - 1, -1))
-
-
-def _in_layers(rows: Choices) -> Choices:
-    """Return rows of all layers by layer: k is the largest number of ids in a row that never
-    repeat, but for layers of zeros.
-    """
-    width = rows.shape[1]
-    for k in range(width, 1, -1):
-        if width % k == 0:
-            ids = rows.reshape(len(rows), -1, k)
-            if (is_choice(ids) | ~ids.any(axis=-1)).all():
-                return ids
-    return rows[..., None]
 
 
 def write_choices(ids: Choices) -> str:
@@ -85,20 +60,20 @@ def is_choice(ids: Choices) -> Flags:
     return are_different & (ordered[..., 0] > MISSING)
 
 
-def check_choices(ids: Choices, tokens: int, candidates: int = _MOST_EXPERTS) -> list[str]:
+def check_choices(ids: Choices, tokens: int) -> list[str]:
     """Return what is odd about the choices of a sequence, a clause each.
 
-    tokens: of the sequence, whose last one may have no row; candidates: experts of a layer.
-    DumpError, also a clause, if nothing can be compared.
+    tokens: of the sequence, whose last one may have no row. DumpError, also a clause, if nothing
+    can be compared.
     """
     positions, layers, k = ids.shape
     if positions not in (tokens - 1, tokens):
         raise DumpError(f"has {plural(positions, 'row')} for {plural(tokens, 'token')}")
     if ids.size and (ids == ids.flat[0]).all():
         raise DumpError(f"is {ids.flat[0]} everywhere: never filled")
-    outside = ids[(ids < MISSING) | (ids >= candidates)]
+    outside = ids[(ids < MISSING) | (ids >= _MOST_EXPERTS)]
     if len(outside):
-        raise DumpError(f"has the id {outside[0]}; expected 0 to {candidates - 1:,}")
+        raise DumpError(f"has the id {outside[0]}; expected 0 to {_MOST_EXPERTS - 1:,}")
     clauses = []
     is_missing = (ids == MISSING).any(axis=-1)
     if is_missing.any():

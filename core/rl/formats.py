@@ -14,10 +14,8 @@ import pyarrow as pa
 from ..errors import DumpError, StoreError, UsageError
 from ..numerics.recorded_choices import (
     check_choices,
-    has_shape,
     read_choices,
     repeated_rows,
-    write_choices,
 )
 from ..responses.bounded_json import MAX_FILE_BYTES, escape_lone_surrogates, open_plain
 from ..responses.files import side_names
@@ -360,21 +358,13 @@ def _check_experts(database: Database, table: str) -> list[str]:
     for (prompt,) in prompts:
         columns = f"{_AFTER_PROMPT.format('token_ids')}, routed_experts"
         ((tokens, text),) = database.rows(f"SELECT {columns} {with_experts} AND prompt = {prompt}")
-        kept = text
         try:
-            ids = read_choices(text, len(tokens))
+            ids = read_choices(text)
             clauses.update(check_choices(ids, len(tokens)))
             clauses.update(repeated_rows(seen, tokens, ids))
-            if not has_shape(text):
-                # a reader of the response alone does not know how many tokens there were
-                kept = write_choices(ids)
         except DumpError as error:
             clauses[f"{error}, left out"] += 1
-            kept = None
-        # few are changed: DuckDB keeps changes in memory
-        if kept != text:
-            change = f"UPDATE {table} SET routed_experts = ? WHERE prompt = ?"
-            database.execute(change, [kept, prompt])
+            database.execute(f"UPDATE {table} SET routed_experts = NULL WHERE prompt = {prompt}")
     return [
         f"`routed_experts`: {clause} ({count:,} of {plural(len(prompts), 'sequence')})."
         for clause, count in clauses.most_common(_MOST_NOTES)

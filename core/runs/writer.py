@@ -4,7 +4,7 @@ it appears when whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -181,10 +181,9 @@ class RunWriter:
         put, insert = self._storing.put, self._database.insert
         return LayerRows(self._directory, positions, put, insert, is_async=is_async)
 
-    def write_choices(self, tables: Sequence[pa.Table]) -> None:
+    def write_choices(self, tables: Iterable[pa.Table]) -> None:
         """Write what a side chose in one prompt, rows of CHOICE."""
-        if tables:
-            rows = pa.concat_tables(tables)
+        for rows in tables:
             self._storing.put(self._database.insert, CHOICE.name, rows, size=rows.nbytes)
 
     def write_kernels(self, kernels: KernelList) -> None:

@@ -34,14 +34,14 @@ from ...runs.writer import RunWriter
 from ...text import size
 from ..controls.choices import following_choices
 from ..models.devices import own_bits
-from ..models.model import LoadedModel, revision_of
+from ..models.model import LoadedModel, has_experts, revision_of
 from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
 from ..paths import engine_side
 from ..paths.bases import without_cache
 from ..paths.batch import CacheWatch, Emit, kv_parts, neighbour_rows, rows_of_a_chunk
 from ..paths.hooks import ModuleTrace
 from ..paths.paths import NamedPath, OpenPath, Path, check_path, open_path, sides_of
-from ..watching.choices import ChoiceRecorder, can_record
+from ..watching.choices import ChoiceRecorder
 from ..watching.layers import LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
 
 # cached: a model's weights do not change during a process
@@ -231,9 +231,10 @@ def _run_side(
     outputs = layers.trace(side, path) if layers is not None else None
     trace: ModuleTrace | None = outputs
     choices = None
-    # positions of generated tokens are not told
-    if can_record(plan.loaded, path) and not plan.generations:
-        choices = ChoiceRecorder(path)
+    # not in another process, nor compiled; positions of generated tokens are not told
+    is_seen = path.engine is None and not path.is_one_piece and not plan.generations
+    if is_seen and has_experts(plan.loaded.model):
+        choices = ChoiceRecorder(max(map(len, plan.token_ids)))
         trace = trace or ModuleTrace()
     chunks = _Chunks(plan, side, sink)
 

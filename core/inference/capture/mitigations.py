@@ -20,6 +20,7 @@ from ...numerics.statistic import rms_of
 from ...numerics.totals import PairTotal
 from ...progress import Progress, no_progress
 from ...runs.tables.mitigations import MitigationRow
+from ..controls.choices import Replay
 from ..controls.judge_model import JudgingSession
 from ..models.devices import own_bits
 from ..models.dtypes import in_float32
@@ -94,7 +95,7 @@ def mitigations_of(
 def floor_of(session: JudgingSession) -> float:
     """Return the RMS noise floor of prefill, in logits; NaN if there is none."""
     try:
-        return rms_of(session.floor(session.loaded).squares)
+        return rms_of(session.floor(session.loaded, Replay()).squares)
     except UlpscopeError:
         return float("nan")
 

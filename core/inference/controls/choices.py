@@ -9,7 +9,7 @@ What a side would have chosen itself is compared choice by choice.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from threading import RLock, get_ident
 from typing import Any
@@ -26,14 +26,14 @@ from ..paths.batch import Emit, Run, ignore
 from ..paths.engines import PLAIN, RunnableSide
 from ..paths.hooks import ModuleTrace
 
+Ids = tuple[int, ...]
+"""Tokens of a prompt."""
 Call = tuple[str, int]
 """A module that chooses, and how often it chose before in a forward."""
-See = Callable[[tuple[int, ...], "Choices"], None]
+See = Callable[[Ids, "Choices"], None]
 """Gets a prompt, and what a side chooses by itself."""
 Note = Callable[[Call, int, torch.Tensor, torch.Tensor], None]
 """Gets what a call chooses, as `Choices.note`."""
-ReplayIn = Callable[[LoadedModel], "Replay"]
-"""Returns the choices of a model's plain forward in its dtype."""
 
 _TOPK = torch.topk
 # one thread at a time replaces it, or the last one to leave would restore another's
@@ -46,62 +46,51 @@ class Choices:
     scores, in the order of the calls.
 
     choosers: modules that choose among keys, so that the candidates are the prompt's positions;
-    calls: the place of each in the lists; ids: of what was chosen [positions, groups, k], -1 if not
-    computed or masked; scores: of all candidates [positions, groups, candidates], NaN if not
-    computed.
+    ids: of what was chosen [positions, groups, k], -1 if not computed or masked; scores: of all
+    candidates [positions, groups, candidates], NaN if not computed.
     """
 
     positions: int
     choosers: Collection[str] = ()
-    calls: dict[Call, int] = field(default_factory=dict)
-    ids: list[torch.Tensor] = field(default_factory=list)
-    scores: list[torch.Tensor] = field(default_factory=list)
-
-    @property
-    def modules(self) -> list[str]:
-        """Modules that choose, by call."""
-        return [module for module, _ in self.calls]
+    ids: dict[Call, torch.Tensor] = field(default_factory=dict)
+    scores: dict[Call, torch.Tensor] = field(default_factory=dict)
 
     @property
     def last_calls(self) -> dict[str, Call]:
-        """The last choice of each module."""
-        return {call[0]: call for call in self.calls}
+        """The last choice of each module that chooses."""
+        return {call[0]: call for call in self.ids}
 
-    def is_whole(self, call: Call) -> bool:
-        """Return whether a choice was made at every position."""
-        return bool((self.ids[self.calls[call]] >= 0).any(-1).all())
+    def makes(self, call: Call, scores: torch.Tensor) -> bool:
+        """Return whether a choice is made at every position, among as many candidates as there are
+        scores.
+        """
+        if call not in self.ids or self.scores[call].shape != scores.shape:
+            return False
+        return bool((self.ids[call] >= 0).any(-1).all())
 
     def note(self, call: Call, start: int, ids: torch.Tensor, scores: torch.Tensor) -> None:
         """Note what a call chooses from position `start` on. ids: [n, groups, k]; scores: [n,
         groups, candidates]
         """
         if call[0] in self.choosers:
-            first = slot_of_first(start, scores)
-            if first is None:
-                return
-            ids, scores = _by_position(first, self.positions, ids, scores)
-        if call not in self.calls:
-            self.calls[call] = len(self.ids)
-            self.ids.append(torch.full((self.positions, *ids.shape[1:]), -1))
+            ids, scores = _by_position(self.positions, ids, scores)
+        if call not in self.ids:
+            self.ids[call] = torch.full((self.positions, *ids.shape[1:]), -1)
             shape = self.positions, *scores.shape[1:]
-            self.scores.append(torch.full(shape, torch.nan, dtype=scores.dtype))
-        place = self.calls[call]
+            self.scores[call] = torch.full(shape, torch.nan, dtype=scores.dtype)
         rows = slice(start, start + len(ids))
-        if self.scores[place].shape[1:] != scores.shape[1:]:
-            return
-        # another number of choices is none of these
-        if self.ids[place].shape[1:] == ids.shape[1:]:
-            self.ids[place][rows] = ids.cpu()
-        self.scores[place][rows] = scores.cpu()
+        for noted, new in ((self.ids[call], ids), (self.scores[call], scores)):
+            # another number of them is none of these
+            if noted.shape[1:] != new.shape[1:]:
+                return
+            noted[rows] = new.cpu()
 
 
-def slot_of_first(start: int, scores: torch.Tensor) -> int | None:
-    """Return the slot of the key of position 0 in a batch or cache, None if unknown. scores: [n,
-    groups, slots] of the positions from `start` on, each of which sees itself last.
+def slot_of_first(scores: torch.Tensor) -> int:
+    """Return the slot of the key of position 0 in a batch or cache, the first that a position sees.
+    scores: [n, groups, slots]
     """
-    seen = _is_seen(scores[0, 0]).nonzero()
-    first = int(seen[-1]) - start if len(seen) else -1
-    return first if first >= 0 else None
+    return int(_is_seen(scores[0, 0]).int().argmax())
 
 
 def _is_seen(scores: torch.Tensor) -> torch.Tensor:
@@ -110,12 +99,12 @@ def _is_seen(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _by_position(
-    first: int, positions: int, ids: torch.Tensor, scores: torch.Tensor
+    positions: int, ids: torch.Tensor, scores: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (ids of keys, scores) by position of the prompt instead of by slot, [n, groups,
-    positions] both. first: slot of position 0.
+    positions] both.
     """
-    is_seen = _is_seen(scores)
+    is_seen, first = _is_seen(scores), slot_of_first(scores)
     places = torch.where(is_seen.gather(-1, ids), ids - first, -1)
     scores = scores.where(is_seen, -torch.inf)[..., first : first + positions]
     missing = positions - scores.shape[-1]
@@ -123,33 +112,6 @@ def _by_position(
         pad(places, (0, positions - places.shape[-1]), value=-1),
         pad(scores, (0, missing), value=-torch.inf),
     )
-
-
-class _Trace(ModuleTrace):
-    """Follows the forwards of a prompt, and tells another trace too which positions they
-    compute.
-    """
-
-    def __init__(self, prompt: Sequence[int], outer: ModuleTrace | None = None) -> None:
-        super().__init__(prompt, range(len(prompt)))
-        self._outer = outer
-        self.modules = () if outer is None else outer.modules
-
-    def follow(self, prompt: Sequence[int]) -> None:
-        """Follow another prompt from now on."""
-        self.prompt, self.positions = prompt, range(len(prompt))
-        self.is_ambiguous = False
-
-    @contextmanager
-    def forward(self, row: int, skipped: int, start: int, stop: int) -> Iterator[None]:
-        told = row, skipped, start, stop
-        outer = nullcontext() if self._outer is None else self._outer.forward(*told)
-        with super().forward(*told), outer:
-            yield
-
-    def hand_in(self, name: str, output: torch.Tensor, start: int) -> None:
-        if self._outer is not None:
-            self._outer.hand_in(name, output, start)
 
 
 @contextmanager
@@ -180,11 +142,8 @@ def following_choices(
         call = module, trace.chosen[module]
         trace.chosen[module] += 1
         note(call, trace.start, own_ids, own_scores)
-        if forced is None:
-            return result
-        chosen = _forced_on(forced, call, trace.start, own_scores, own_ids)
-        if chosen is not None:
-            own_ids.copy_(chosen)
+        if forced is not None and call in forced.ids:
+            own_ids.copy_(_forced_on(forced, call, trace.start, own_scores, own_ids))
             values.copy_(input.gather(-1, ids))
         return result
 
@@ -205,20 +164,16 @@ def following_choices(
 
 def _forced_on(
     forced: Choices, call: Call, start: int, scores: torch.Tensor, ids: torch.Tensor
-) -> torch.Tensor | None:
-    """Return the ids that a call has to choose instead of `ids`, None if there are none."""
-    if call not in forced.calls:
-        return None
-    chosen = forced.ids[forced.calls[call]][start : start + len(ids)].to(ids.device)
+) -> torch.Tensor:
+    """Return the ids that a call has to choose instead of `ids`."""
+    chosen = forced.ids[call][start : start + len(ids)].to(ids.device)
     if call[0] in forced.choosers:
-        first = slot_of_first(start, scores)
-        if first is None:
-            return None
         # what is not masked comes first, on both sides
-        chosen = torch.where(chosen < 0, -1, chosen + first)[..., : ids.shape[-1]]
+        slots = torch.where(chosen < 0, -1, chosen + slot_of_first(scores))
+        chosen = slots[..., : ids.shape[-1]]
     # another number of choices is for the comparison of choices to tell
     if chosen.shape != ids.shape:
-        return None
+        return ids
     return torch.where(chosen < 0, ids, chosen)
 
 
@@ -228,10 +183,10 @@ def key_choosers(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, bool]:
     """
     whole, half = (choices_of(loaded, PLAIN, part) for part in (ids, ids[: (len(ids) + 1) // 2]))
     found = {}
-    for call, place in whole.calls.items():
-        candidates, chosen = whole.scores[place].shape[-1], whole.ids[place].shape[-1]
-        if call in half.calls and half.scores[half.calls[call]].shape[-1] != candidates:
-            found[call[0]] = chosen < candidates
+    for call, scores in whole.scores.items():
+        candidates = scores.shape[-1]
+        if call in half.scores and half.scores[call].shape[-1] != candidates:
+            found[call[0]] = whole.ids[call].shape[-1] < candidates
     return found
 
 
@@ -243,49 +198,10 @@ def choices_of(
 ) -> Choices:
     """Return what a side chooses by itself. choosers: modules that choose among keys"""
     noted = Choices(len(ids), choosers)
-    trace = _Trace(ids)
+    trace = ModuleTrace(ids)
     with side.open(loaded, trace) as run, following_choices(loaded, trace, noted.note):
         run(ids, ignore)
     return noted
-
-
-def replaying(side: RunnableSide, replay_in: ReplayIn, see: See = ignore) -> RunnableSide:
-    """Return a side that makes the choices of the plain forward. replay_in: gives them for a model
-    in its dtype; see: gets those that it would have made itself.
-    """
-
-    @contextmanager
-    def open_side(loaded: LoadedModel, outer: ModuleTrace | None) -> Iterator[Run]:
-        replay = replay_in(loaded)
-        trace = _Trace((), outer)
-
-        # opened once, so that what it changes in the model is seen from outside a run
-        with side.open(loaded, trace) as compute:
-
-            def run(ids: Sequence[int], emit: Emit) -> None:
-                prompt = tuple(ids)
-                forced = replay.of_prompt(prompt)
-                noted = Choices(len(prompt), forced.choosers)
-                trace.follow(prompt)
-                with following_choices(loaded, trace, noted.note, forced):
-                    compute(prompt, emit)
-                see(prompt, noted)
-
-            yield run
-
-    return replace(side, open=open_side)
-
-
-def can_replay(loaded: LoadedModel, side: RunnableSide, plain: Replay) -> bool:
-    """Return whether a side makes the choices that the model makes, and they can be followed: not
-    in another process, nor compiled.
-    """
-    if side.engine_path is not None or side.is_one_piece:
-        return False
-    return all(
-        follows(ours, choices_of(loaded, side, prompt, ours.choosers))
-        for prompt, ours in plain.choices.items()
-    )
 
 
 def follows(ours: Choices, theirs: Choices) -> bool:
@@ -295,35 +211,47 @@ def follows(ours: Choices, theirs: Choices) -> bool:
     """
     last, last_of_theirs = ours.last_calls, theirs.last_calls
     return bool(last) and all(
-        call == last_of_theirs.get(module)
-        and _is_in_both(call, ours, theirs)
-        and theirs.is_whole(call)
+        call == last_of_theirs.get(module) and theirs.makes(call, ours.scores[call])
         for module, call in last.items()
     )
-
-
-def _is_in_both(call: Call, ours: Choices, theirs: Choices) -> bool:
-    """Return whether both make this choice of as many candidates."""
-    if call not in theirs.calls:
-        return False
-    scores = ours.scores[ours.calls[call]], theirs.scores[theirs.calls[call]]
-    return scores[0].shape == scores[1].shape
 
 
 @dataclass
 class Replay:
     """Choices of the model's plain forward in one dtype, by prompt, which others are forced to
-    make. moved: how far rounding moves the scores of each call.
+    make; none if they make their own. moved: how far rounding moves a score of each call at most,
+    [positions, groups].
     """
 
-    choices: dict[tuple[int, ...], Choices]
-    moved: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
+    choices: dict[Ids, Choices] = field(default_factory=dict)
+    moved: dict[Ids, dict[Call, torch.Tensor]] = field(default_factory=dict)
 
     def of(self, side: RunnableSide, see: See = ignore) -> RunnableSide:
         """Return a side that makes these choices. see: gets those that it would have made."""
-        return replaying(side, lambda _: self, see)
+        if not self.choices:
+            return side
 
-    def of_prompt(self, ids: tuple[int, ...]) -> Choices:
+        @contextmanager
+        def open_side(loaded: LoadedModel, outer: ModuleTrace | None) -> Iterator[Run]:
+            trace = outer or ModuleTrace()
+
+            # opened once, so that what it changes in the model is seen from outside a run
+            with side.open(loaded, trace) as compute:
+
+                def run(ids: Sequence[int], emit: Emit) -> None:
+                    prompt = tuple(ids)
+                    forced = self.of_prompt(prompt)
+                    noted = Choices(len(prompt), forced.choosers)
+                    trace.prompt, trace.is_ambiguous = prompt, False
+                    with following_choices(loaded, trace, noted.note, forced):
+                        compute(prompt, emit)
+                    see(prompt, noted)
+
+                yield run
+
+        return replace(side, open=open_side)
+
+    def of_prompt(self, ids: Ids) -> Choices:
         """Return the choices of a prompt, or of one that begins with it."""
         if ids in self.choices:
             return self.choices[ids]
@@ -334,12 +262,20 @@ class Replay:
         move.
         """
 
-        def see(prompt: tuple[int, ...], noted: Choices) -> None:
-            moved = moved_by(self.choices[prompt], noted)
-            earlier = self.moved.get(prompt, moved)
-            self.moved[prompt] = list(map(torch.maximum, earlier, moved))
+        def see(prompt: Ids, noted: Choices) -> None:
+            moved = self.moved.setdefault(prompt, {})
+            for call, scores in self.choices[prompt].scores.items():
+                by_side = (noted.scores[call].double() - scores.double()).abs()
+                largest = by_side.nan_to_num(0.0).amax(-1)
+                moved[call] = torch.maximum(largest, moved.get(call, largest))
 
         return self.of(side, see)
+
+    def is_followed_by(self, noted: Mapping[Ids, Choices]) -> bool:
+        """Return whether a side makes these choices, though it may take others. noted: its own, by
+        prompt.
+        """
+        return all(ids in noted and follows(ours, noted[ids]) for ids, ours in self.choices.items())
 
     def moved_row_ulps(self, fmt: FloatFormat) -> float:
         """Return how far rounding moves a score at most, in spacings of `fmt` at the largest score
@@ -347,67 +283,55 @@ class Replay:
         """
         most = 0.0
         for prompt, moved in self.moved.items():
-            for scores, by_rounding in zip(self.choices[prompt].scores, moved, strict=True):
-                largest = scores.double().nan_to_num(0.0, 0.0, 0.0).abs().amax(-1).numpy()
+            for call, by_rounding in moved.items():
+                scores = self.choices[prompt].scores[call].double()
+                largest = scores.nan_to_num(0.0, 0.0, 0.0).abs().amax(-1).numpy()
                 most = max(most, float((by_rounding.numpy() / spacings(largest, fmt)).max()))
         return most
 
     def compare(
         self,
-        prompts: Sequence[tuple[int, ...]],
-        noted: Mapping[tuple[int, ...], Choices],
+        prompts: Sequence[Ids],
+        noted: Mapping[Ids, Choices],
     ) -> list[OtherChoices]:
         """Compare what a side would have chosen, prompt by prompt."""
         return [compare_choices(self.choices[ids], noted[ids], self.moved[ids]) for ids in prompts]
 
 
-def moved_by(plain: Choices, other: Choices) -> list[torch.Tensor]:
-    """Return the largest difference of a score, of each call. [positions, groups] each"""
-    moved = []
-    for call, place in plain.calls.items():
-        ours, theirs = plain.scores[place], other.scores[other.calls[call]]
-        moved.append((theirs.double() - ours.double()).abs().nan_to_num(0.0).amax(-1))
-    return moved
-
-
 def compare_choices(
     plain: Choices,
     other: Choices,
-    moved: Sequence[torch.Tensor],
+    moved: Mapping[Call, torch.Tensor],
 ) -> OtherChoices:
-    """Compare what a side chooses with what the model does. moved: by rounding, as of
-    `moved_by`.
-    """
-    places: list[tuple[int, int]] = []
-    gaps: list[float] = []
+    """Compare what a side chooses with what the model does. moved: by rounding, as of `Replay`."""
+    others = []
     total = 0
-    for call, place in plain.calls.items():
-        if not _is_in_both(call, plain, other) or not other.is_whole(call):
+    for call, scores in plain.scores.items():
+        if not other.makes(call, scores):
             continue
-        exact, by_rounding = plain.scores[place].double(), moved[place]
-        is_ours = _as_set(plain.ids[place], exact.shape[-1])
-        is_theirs = _as_set(other.ids[other.calls[call]], exact.shape[-1])
-        is_candidate = exact > -torch.inf
+        exact, by_rounding = scores.double(), moved[call]
+        is_ours, is_theirs = (_as_set(each.ids[call], scores) for each in (plain, other))
         # no choice if all candidates are taken
-        total += int((is_candidate & ~is_ours).any(-1).sum())
-        # of another number of choices, the model's last or its next one
-        last = exact.masked_fill(~is_ours, torch.inf).amin(-1)
-        left_out = exact.masked_fill(~is_ours | is_theirs, -torch.inf).amax(-1)
-        left_out = left_out.where(left_out > -torch.inf, last)
-        following = exact.masked_fill(is_ours, -torch.inf).amax(-1)
-        taken = exact.masked_fill(~is_theirs | is_ours, torch.inf).amin(-1)
-        taken = taken.where(taken < torch.inf, following)
+        total += int(((exact > -torch.inf) & ~is_ours).any(-1).sum())
+        last, following = _cut(exact, is_ours)
+        lowest, left_out = _cut(exact, is_theirs)
+        # of more choices the model's last one counts, of fewer its next one
+        gap = torch.fmax(left_out - lowest, torch.fmax(last - lowest, left_out - following))
         # no position's scores are known more exactly than half of them
-        scale = by_rounding.clamp_min(float(by_rounding.median())).clamp_min(TINY)
-        gap = (left_out - taken) / scale
+        gap /= by_rounding.clamp_min(float(by_rounding.median())).clamp_min(TINY)
         for position, group in (is_ours != is_theirs).any(-1).nonzero().tolist():
-            places.append((place, position))
-            gaps.append(float(gap[position, group]))
-    return OtherChoices(total, places, gaps)
+            others.append((position, call[0], float(gap[position, group])))
+    return OtherChoices(total, others)
 
 
-def _as_set(ids: torch.Tensor, candidates: int) -> torch.Tensor:
+def _as_set(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     """Return whether each candidate is among the ids; -1 is none. [..., candidates]"""
-    shape = *ids.shape[:-1], candidates + 1
-    ids = torch.where(ids < 0, candidates, ids)
-    return torch.zeros(shape, dtype=torch.bool).scatter(-1, ids, value=True)[..., :-1]
+    is_chosen = pad(torch.zeros_like(scores, dtype=torch.bool), (0, 1))
+    is_chosen.scatter_(-1, torch.where(ids < 0, scores.shape[-1], ids), value=True)
+    return is_chosen[..., :-1]
+
+
+def _cut(scores: torch.Tensor, is_chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the lowest score that was chosen, and the highest that was not."""
+    lowest = scores.masked_fill(~is_chosen, torch.inf).amin(-1)
+    return lowest, scores.masked_fill(is_chosen, -torch.inf).amax(-1)

@@ -57,7 +57,7 @@ class RoundingDraws:
     exact: RunnableSide | None = None
     draws: list[Errors] = field(default_factory=list)
     own: Errors | None = None
-    replay: Replay | None = None
+    replay: Replay = field(default_factory=Replay)
 
     def measure(
         self,
@@ -72,7 +72,7 @@ class RoundingDraws:
             }
 
         errors, model = by_name(sides), self.loaded  # and the draws
-        experts = has_experts(model.model) and self.replay is None
+        experts = has_experts(model.model) and not self.replay.choices
         return Exact(
             errors,
             self.draws,
@@ -117,11 +117,9 @@ class RoundingDraws:
         weights: dict[torch.Tensor, torch.Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
         replay = self.replay
-        forced = {
-            side: side if replay is None else replay.of(side)
-            for side in (*sides, self.plain, self.exact or self.plain)
-        }
-        forced |= {draw: draw if replay is None else replay.of_rounding(draw) for draw in draws}
+        every = *sides, self.plain, self.exact or self.plain
+        forced = {side: replay.of(side) for side in every}
+        forced |= {draw: replay.of_rounding(draw) for draw in draws}
         measured = [*sides, *draws]
         if self.own is None:
             measured.append(self.plain)

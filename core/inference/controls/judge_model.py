@@ -52,7 +52,7 @@ from ..paths.engines import (
 )
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
-from .choices import Choices, Replay, can_replay, choices_of, follows, key_choosers, replaying
+from .choices import Choices, Ids, Replay, choices_of, key_choosers
 from .drawn_roundings import RoundingDraws
 from .modules_alone import first_not_finite, module_row
 from .modules_in_16_bits import module_rounding
@@ -135,11 +135,10 @@ def _told_apart(
     """Return both sides by names that differ, since results are kept by name: callables may share
     one, or have that of a path.
     """
-    if reference.name == variant.name:
-        if not reference.is_named:
-            reference = replace(reference, name=f"{reference.name} (reference)")
-        if not variant.is_named:
-            variant = replace(variant, name=f"{variant.name} (variant)")
+    if reference.name == variant.name and not variant.is_named:
+        variant = replace(variant, name=f"{variant.name} (variant)")
+    elif reference.name == variant.name and not reference.is_named:
+        reference = replace(reference, name=f"{reference.name} (reference)")
     return reference, variant
 
 
@@ -152,8 +151,7 @@ class JudgingSession:
         self.loaded = loaded
         self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
         self._results: dict[Any, Any] = {}
-        self._logits: dict[tuple[str, str, tuple[int, ...]], torch.Tensor] = {}
-        self.draws = RoundingDraws(loaded, self.prompts, exact=self.memoize(PLAIN))
+        self._logits: dict[tuple[str, str, Ids], torch.Tensor] = {}
 
     def once(
         self,
@@ -176,28 +174,20 @@ class JudgingSession:
 
     def replay(self, model: LoadedModel) -> Replay:
         """Return the choices of the plain forward in the dtype of `model`."""
+        return self.once(("choices", model.dtype), lambda: Replay(self.choices(model, PLAIN)))
 
-        def record() -> Replay:
-            return Replay(
-                {ids: choices_of(model, PLAIN, ids, self.key_choosers) for ids in self.prompts},
-            )
+    def choices(self, model: LoadedModel, side: RunnableSide) -> dict[Ids, Choices]:
+        """Return what a side chooses by itself, by prompt."""
+        return {ids: choices_of(model, side, ids, self.key_choosers) for ids in self.prompts}
 
-        return self.once(("choices", model.dtype), record)
+    def draws(self, replay: Replay) -> RoundingDraws:
+        """Return draws in the model's dtype. replay: choices that they are forced to make."""
+        about = self.loaded, self.prompts
+        exact = self.memoize(PLAIN)
+        make = partial(RoundingDraws, *about, exact=exact, replay=replay)
+        return self.once(("draws", bool(replay.choices)), make)
 
-    def replayed_draws(self) -> RoundingDraws:
-        """Return draws that are forced to make the choices of the plain forward."""
-        replay = self.replay(self.loaded)
-        return self.once(
-            ("replayed draws",),
-            lambda: RoundingDraws(self.loaded, self.prompts, replay=replay),
-        )
-
-    def floor(
-        self,
-        model: LoadedModel,
-        replay: Replay | None = None,
-        times: int = 1,
-    ) -> NoiseFloor:
+    def floor(self, model: LoadedModel, replay: Replay, times: int = 1) -> NoiseFloor:
         """Noise floor in the dtype of `model`: the session's, or the same weights widened. replay:
         choices that its forwards are forced to make; times: as many draws as usual.
         """
@@ -209,11 +199,11 @@ class JudgingSession:
             model,
             self.prompts,
             seeds,
-            PLAIN if replay is None else replay.of_rounding(PLAIN),
+            replay.of_rounding(PLAIN),
             row_ulps_of=fmt,
             plain=self.memoize(PLAIN),
         )
-        return self.once(("floor", model.dtype, replay is None, times), measure)
+        return self.once(("floor", model.dtype, bool(replay.choices), times), measure)
 
     def memoize(self, side: RunnableSide) -> RunnableSide:
         """Keep the logits of a path in each dtype, as far as MEMOIZED_BYTES go; not if it is
@@ -272,8 +262,8 @@ class ModelControls(Controls):
         self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])
         self.earlier_digests, self.digests = digests, ["", ""]
         self.floors: dict[str, NoiseFloor] = {}
-        # what each side would have chosen, by dtype
-        self.noted: dict[str, dict[str, dict[tuple[int, ...], Choices]]] = {}
+        # by dtype: the model's choices, and those that each side would have made
+        self.noted: dict[str, tuple[Replay, dict[str, dict[Ids, Choices]]]] = {}
         # rms with the model's choices over rms with each side's own, in the model's dtype
         self.replayed_share: float | None = None
 
@@ -282,27 +272,36 @@ class ModelControls(Controls):
         """Whether both sides can be forced to make the choices that the model makes."""
         if not self.has_experts and not any(self.session.key_choosers.values()):
             return False
-        replay = self.session.replay(self.loaded)
-        can = partial(can_replay, self.loaded)
+        session = self.session
+        replay = session.replay(self.loaded)
+
+        def is_followed_by(side: RunnableSide) -> bool:
+            # in another process, or compiled
+            if side.engine_path is not None or side.is_one_piece:
+                return False
+            return replay.is_followed_by(session.choices(self.loaded, side))
+
         try:
             return all(
-                self.session.once(("replays", side.name), partial(can, side, replay), side)
+                session.once(("replays", side.name), partial(is_followed_by, side), side)
                 for side in self.sides
             )
         except CaptureError:
             # for the comparison of the sides to report
             return False
 
-    def sides_in(self, model: LoadedModel) -> tuple[RunnableSide, RunnableSide]:
-        """Return the sides as they are compared in the dtype of `model`: with the choices of its
-        plain forward if they can be forced.
+    def replay(self, model: LoadedModel) -> Replay:
+        """Return the choices that sides are forced to make in the dtype of `model`, if they can
+        be.
         """
-        if not self.replays:
-            return self.memoized_sides
-        replay = self.session.replay(model)
-        noted = self.noted.setdefault(model.dtype, {})
+        return self.session.replay(model) if self.replays else Replay()
+
+    def sides_in(self, model: LoadedModel) -> tuple[RunnableSide, RunnableSide]:
+        """Return the sides as they are compared in the dtype of `model`."""
+        replay, noted = self.noted.setdefault(model.dtype, (self.replay(model), {}))
         reference, variant = (
-            replay.of(side, noted.setdefault(side.name, {}).__setitem__) for side in self.sides
+            replay.of(side, noted.setdefault(side.name, {}).__setitem__)
+            for side in self.memoized_sides
         )
         return reference, variant
 
@@ -411,16 +410,15 @@ class ModelControls(Controls):
 
     def _measured_floor(self, dtype: str, times: int = 1) -> NoiseFloor:
         self.say(f"reorderings in {dtype}")
-        rounding, plain, replay = None, self.session.memoize(PLAIN), None
+        rounding = None
         try:
             with self._in(dtype) as model:
-                if self.replays:
-                    replay = self.session.replay(model)
-                    plain = replay.of_rounding(PLAIN)
+                replay = self.replay(model)
                 floor = self.session.floor(model, replay, times)
             if dtype not in WIDENING:
+                plain = replay.of_rounding(self.session.memoize(PLAIN))
                 rounding = self.session.once(
-                    ("rounding", replay is None),
+                    ("rounding", self.replays),
                     partial(own_rounding_of, self.loaded, self.prompts, plain),
                 )
         except CaptureError as error:
@@ -468,7 +466,7 @@ class ModelControls(Controls):
         self.say("how far a rerun goes")
         calls = [
             divergence_of(self.loaded, self.prompts, (side, side))
-            for side in map(self._replayed, unstable)
+            for side in map(self.replay(self.loaded).of, unstable)
             for _ in range(_RERUNS)
         ]
         squares = np.max([call.squares for call in calls], axis=0)
@@ -509,10 +507,8 @@ class ModelControls(Controls):
         )
         if not is_same[1] and dtype:
             with suppress(CaptureError), self._in(dtype) as model:
-                sides = self.memoized_sides[1], side_in_row
-                if self.replays:
-                    replay = self.session.replay(model)
-                    sides = replay.of(side), replay.of(side_in_row)
+                replay = self.replay(model)
+                sides = replay.of(self.memoized_sides[1]), replay.of(side_in_row)
                 divergence = divergence_of(model, self.prompts, sides)
                 difference = self._pair(divergence, (side.name, side_in_row.name))
         return [
@@ -531,46 +527,23 @@ class ModelControls(Controls):
         sides = [self.session.memoize(side) for side in self.sides if not side.is_plain]
         if not sides:
             raise NotAvailableError("")
-        draws = self.session.replayed_draws() if self.replays else self.session.draws
-        return draws.measure(sides, self.say)
+        return self.session.draws(self.replay(self.loaded)).measure(sides, self.say)
 
     def choices(self) -> list[Evidence]:
         rows = []
-        kinds = {"experts": self.has_experts, "keys": any(self.session.key_choosers.values())}
-        what = " and ".join(noun for noun, is_there in kinds.items() if is_there)
         others = [side.name for side in self.sides if side.path != PLAIN.path]
-        for dtype, noted in self.noted.items():
-            fmt = LOGIT_FORMATS.get(dtype)
-            with self._in(dtype) as model:
-                replay = self.session.replay(model)
-            modules = replay.choices[self.prompts[0]].modules
-            for side in filter(noted.__contains__, others):
-                by_prompt = noted[side]
-                # of a side that failed, or without a floor, some prompts are not known
-                is_whole = set(self.prompts) <= by_prompt.keys() & replay.moved.keys()
-                if not is_whole:
+        for dtype, (replay, noted) in self.noted.items():
+            for side in others:
+                # without a floor some are not known
+                has_moved = set(self.prompts) <= replay.moved.keys()
+                # of a side that failed, or of a callable that chooses otherwise in this dtype
+                if not has_moved or not replay.is_followed_by(noted[side]):
                     continue
-                # a callable may choose otherwise in another dtype
-                if not all(follows(replay.choices[ids], by_prompt[ids]) for ids in self.prompts):
-                    continue
-                found = replay.compare(self.prompts, by_prompt)
-                moved = replay.moved_row_ulps(fmt) if fmt is not None else None
+                found = replay.compare(self.prompts, noted[side])
+                moved = replay.moved_row_ulps(LOGIT_FORMATS[dtype])
                 share = self.replayed_share if dtype == self.dtype else None
-                about = found, modules, self.lengths, side, dtype, what
-                rows.append(choices_row(*about, moved, share))
+                rows.append(choices_row(found, self.lengths, side, dtype, moved, share))
         return rows
-
-    def _replayed(self, side: RunnableSide, dtype: str = "") -> RunnableSide:
-        """Return a side with the choices of the plain forward, if it can be forced: those in
-        `dtype` whatever it runs in, or in each dtype its own.
-        """
-        if not self.replays:
-            return side
-        if not dtype:
-            return replaying(side, self.session.replay)
-        # made now: while outputs are replaced, another forward would be recorded
-        with self._in(dtype) as model:
-            return self.session.replay(model).of(side)
 
     def module_rounding(self) -> list[Evidence]:
         # near ties choose other experts or keys; a declared precision is no rounding of 16 bits
@@ -586,7 +559,8 @@ class ModelControls(Controls):
                 continue
             control = f"modules of '{side.name}' in {self.dtype}"
             self.say(control)
-            sides = self._replayed(side, self.dtype), self._replayed(PLAIN, self.dtype)
+            replay = self.replay(self.loaded)
+            sides = replay.of(side), replay.of(PLAIN)
             measure = partial(module_rounding, self.loaded, self.prompts, *sides)
             try:
                 with foreign_errors_stop("torch", "choose a smaller model"):
@@ -613,8 +587,8 @@ class ModelControls(Controls):
             self.say,
             self.precisions,
             session.memoize,
-            session.replayed_draws() if self.replays else session.draws,
-            session.replay if self.replays else None,
+            session.draws(self.replay(self.loaded)),
+            self.replay,
         )
         if dtype == self.dtype and dtype != "float32":
             sides = [side for side in self.sides if side.name in tests]
@@ -635,14 +609,14 @@ class ModelControls(Controls):
         if any(side.is_one_piece for side in self.sides):
             return []
         (number, position), rows = self._prompt_of(row), []
+        # as they were compared: while outputs are replaced, another forward would be recorded
+        replay, _ = self.noted.get("float32", (Replay(), {}))
         for side in [side for side in self.sides if not side.is_plain]:
             self.say(f"each module of '{side.name}' alone")
             sides = [at_widest(side), side] if side.name in bugs else [side]
-            # as they are recorded
-            sides = [self._replayed(each, "float32") for each in sides]
             about = self.loaded, self.prompts[number], number, position
-            plain = self._replayed(PLAIN, "float32")
-            rows.append(module_row(*about, sides, plain, is_below_float32=dtype == "float64"))
+            forced = [replay.of(each) for each in sides], replay.of(PLAIN)
+            rows.append(module_row(*about, *forced, is_below_float32=dtype == "float64"))
         return [each for each in rows if each is not None]
 
     def differences(self, row: int, dtype: str) -> Floats | None:

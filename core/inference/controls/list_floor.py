@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...errors import UsageError
+from ...errors import DumpError, UsageError
 from ...evidence import Evidence
 from ...judging.explain.rescoring import Rescoring, floor_evidence
+from ...judging.explain.routing import Routing
 from ...judging.explain.rows import PairRows, RowPair
 from ...numerics.arrays import Floats
 from ...progress import Progress
@@ -73,10 +74,13 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress
         for seed in _SEEDS:
             with reorder(loaded.model, seed):
                 draws.append(score(f"reordering {seed + 1} of {len(_SEEDS)}")[0])
-        routing = None
+        routing: Routing | str | None = None
         if pair.experts:
             score_again = partial(_scores_of, loaded, rows=rows, values=pair.values)
-            routing = replay_experts(loaded, ids_of, pair, score_again)
+            try:
+                routing = replay_experts(loaded, ids_of, pair, score_again)
+            except DumpError as error:
+                routing = str(error)
     return Rescoring(
         loaded.name,
         loaded.dtype,

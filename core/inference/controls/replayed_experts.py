@@ -6,26 +6,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...judging.explain.routing import SHIFTS, Routing
+from ...errors import DumpError
+from ...judging.explain.routing import Routing
 from ...judging.explain.rows import PairRows, RowPair
 from ...numerics.arrays import Floats
 from ...numerics.recorded_choices import MISSING, is_choice
 from ...numerics.recorded_choices import Choices as Experts
 from ..models.model import LoadedModel, dimension
-from ..paths.batch import Emit, ignore
-from ..paths.engines import PLAIN, RunnableSide
-from .choices import Choices, Replay, compare_choices
+from ..paths.batch import ignore
+from ..paths.engines import PLAIN
+from ..paths.hooks import ModuleTrace
+from .choices import Choices, Ids, Replay, compare_choices, following_choices
 from .reordering import reorder
 
 _SEEDS = range(2)  # draws that show how far rounding moves a router's scores
-Ids = tuple[int, ...]
 Scores = dict[tuple[int, int], tuple[Floats, float]]  # by prompt and position: values, entropy
 Score = Callable[[Mapping[int, Ids]], Scores]  # of prompts by number
 
@@ -35,17 +35,18 @@ def replay_experts(
     sequences: Mapping[int, Ids],
     pair: PairRows,
     score: Score,
-) -> Routing | str:
-    """Compare a rollout's experts, or say in a sentence why they cannot be. sequences: tokens that
-    were read, by prompt.
+) -> Routing:
+    """Compare a rollout's experts with the model's. sequences: tokens that were read, by prompt.
+
+    DumpError, a sentence, if they cannot be compared.
     """
     parts = []
     for prompt, recorded in pair.experts.items():
         rows = [row for row in pair.rows if row.prompt == prompt]
-        part = _replay(loaded, sequences[prompt], rows, recorded, score)
-        if isinstance(part, str):
-            return f"'{pair.names[0]}' {part}"
-        routers, *arrays = part
+        try:
+            routers, *arrays = _replay(loaded, sequences[prompt], rows, recorded, score)
+        except DumpError as error:
+            raise DumpError(f"'{pair.names[0]}' {error}") from error
         parts.append(arrays)
     return Routing(routers, *map(np.concatenate, zip(*parts, strict=True)))
 
@@ -56,87 +57,55 @@ def _replay(
     rows: Sequence[RowPair],
     recorded: Experts,
     score: Score,
-) -> tuple[Any, ...] | str:
-    """Return what `Routing` has, of one prompt, or why its experts do not fit."""
+) -> tuple[Any, ...]:
+    """Return what `Routing` has, of one prompt."""
     prompt = rows[0].prompt
     positions = [row.position for row in rows]
     rollout = np.concatenate([row.x for row in rows])
 
-    def forward(forced: Choices) -> tuple[Choices, Floats]:
+    def forward(forced: Choices | None = None) -> tuple[Choices, Floats]:
         """Return what the model chooses by itself, and r, if it makes the choices `forced`."""
-        noted: dict[Ids, Choices] = {}
-        scores = {}
-
-        def run(ids: Sequence[int], _: Emit) -> None:
-            scores.update(score({prompt: tuple(ids)}))
-
-        side = RunnableSide("scores", lambda *_: nullcontext(run))
-        Replay({ids: forced}).of(side, noted.__setitem__).run_on(loaded)(ids, ignore)
+        noted = Choices(len(ids))
+        with following_choices(loaded, ModuleTrace(ids), noted.note, forced):
+            scores = score({prompt: ids})
         values = [scores[prompt, position][0] for position in positions]
-        return noted[ids], np.concatenate(values) - rollout
+        return noted, np.concatenate(values) - rollout
 
-    own, r = forward(Choices(len(ids)))
-    calls = _by_router(loaded, own, recorded)
-    if isinstance(calls, str):
-        return calls
-    forced = _forced(own, calls)
+    own, r = forward()
+    forced = _forced(loaded, own, recorded)
     noted, replayed = forward(forced)
-    alike = np.stack([_alike(own.ids[call], forced.ids[call]) for call in calls], axis=1)
-    gaps = np.zeros(0)
-    if (alike[..., 0] == 0).any():
-        gaps = _gaps(loaded, ids, noted, forced)
-    routers = [own.modules[call] for call in calls]
-    return routers, r, replayed, alike[positions], gaps
+    alike = []
+    for call, experts in forced.ids.items():
+        both = own.ids[call].sort().values == experts.sort().values
+        alike.append(both.all(-1).double().where(experts[..., 0] >= 0, torch.nan)[positions])
+    routers = [module for module, _ in forced.ids]
+    return routers, r, replayed, torch.cat(alike, 1).numpy(), _gaps(loaded, ids, noted, forced)
 
 
-def _by_router(
-    loaded: LoadedModel,
-    own: Choices,
-    recorded: Experts,
-) -> dict[int, Experts] | str:
-    """Return the recorded experts of each router by its call, or why they do not fit. [positions,
-    k] each
+def _forced(loaded: LoadedModel, own: Choices, recorded: Experts) -> Choices:
+    """Return the recorded choices of each router, of the last call if it chooses groups of experts
+    first. DumpError, a clause, if they do not fit.
     """
     _, layers, k = recorded.shape
-    # a router that chooses groups of experts first chooses experts last
-    last = {module: call for call, module in enumerate(own.modules)}
-    of_k = [call for call in last.values() if own.ids[call].shape[1:] == (1, k)]
-    calls = of_k or list(last.values())
+    calls = [call for call in own.last_calls.values() if own.ids[call].shape[1:] == (1, k)]
     numbers = list(range(layers))
-    if of_k and layers == dimension(loaded.model.config.get_text_config(), "num_hidden_layers"):
+    if layers == dimension(loaded.model.config.get_text_config(), "num_hidden_layers"):
         # also of layers without experts
-        numbers = [int(re.findall(r"\d+", own.modules[call])[0]) for call in calls]
-    experts = {own.scores[call].shape[-1] for call in calls}
+        numbers = [int(re.findall(r"\d+", module)[0]) for module, _ in calls]
+    most = max((own.scores[call].shape[-1] for call in calls), default=0)
     largest = int(recorded[:, numbers].max(initial=0))
-    if not of_k or len(numbers) != len(calls) or largest >= max(experts):
-        taken = sorted({own.ids[call].shape[-1] for call in calls})
-        return (
+    if len(numbers) != len(calls) or largest >= most:
+        raise DumpError(
             f"recorded {k} of at least {largest + 1} experts in {layers} layers; the checkpoint has"
-            f" {len(calls)} routers that take {taken} of {sorted(experts)}."
+            f" {len(calls)} routers that take {k} of {most}.",
         )
-    return {call: recorded[:, number] for call, number in zip(calls, numbers, strict=True)}
-
-
-def _forced(own: Choices, recorded: Mapping[int, Experts]) -> Choices:
-    """Return recorded choices in the form of the model's own, -1 for all others."""
-    ids = [torch.full_like(each, MISSING) for each in own.ids]
-    for call, experts in recorded.items():
-        experts = experts[: own.positions].astype(np.int64)
-        usable = is_choice(experts)[:, None]
-        ids[call][: len(experts), 0] = torch.from_numpy(np.where(usable, experts, MISSING))
-    return replace(own, ids=ids)
-
-
-def _alike(own: torch.Tensor, recorded: torch.Tensor) -> Floats:
-    """Return whether a router takes the recorded experts, as in `Routing`. [positions, shifts]"""
-    mine = own[:, 0].sort().values
-    theirs = recorded[:, 0].sort().values
-    alike = []
-    for shift in SHIFTS:
-        moved = theirs.roll(-shift, 0)
-        is_same = (mine == moved).all(-1).double()
-        alike.append(is_same.where(moved[:, 0] >= 0, torch.nan))
-    return torch.stack(alike, dim=1).numpy()
+    ids = {}
+    for call, number in zip(calls, numbers, strict=True):
+        experts = recorded[: own.positions, number].astype(np.int64)
+        usable = np.where(is_choice(experts)[:, None], experts, MISSING)
+        ids[call] = torch.full_like(own.ids[call], MISSING)
+        ids[call][: len(experts), 0] = torch.from_numpy(usable)
+    return Choices(own.positions, ids=ids)
 
 
 def _gaps(
@@ -148,10 +117,13 @@ def _gaps(
     """Return how far apart the router's scores are at every other choice, over what rounding moves
     them; earlier choices are the recorded ones.
     """
-    both = zip(forced.ids, noted.ids, strict=True)
-    recorded = replace(noted, ids=[torch.where(ids < 0, mine, ids) for ids, mine in both])
+    merged = dict(noted.ids)
+    for call, experts in forced.ids.items():
+        merged[call] = torch.where(experts < 0, noted.ids[call], experts)
+    recorded = replace(noted, ids=merged)
     replay = Replay({ids: recorded})
     for seed in _SEEDS:
         with reorder(loaded.model, seed):
             replay.of_rounding(PLAIN).run_on(loaded)(ids, ignore)
-    return np.array(compare_choices(noted, recorded, replay.moved[ids]).gaps)
+    found = compare_choices(noted, recorded, replay.moved[ids])
+    return np.array([gap for *_, gap in found.others])

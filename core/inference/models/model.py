@@ -85,7 +85,16 @@ class LoadedModel:
         """The most positions, None if unlimited."""
         text = self.model.config.get_text_config(decoder=True)
         lengths = [getattr(text, key, None) for key in _CONTEXT_KEYS]
-        return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+        longest = next((each for each in lengths if isinstance(each, int) and each > 0), None)
+        return longest and longest - self.first_position
+
+    @property
+    def first_position(self) -> int:
+        """The number of a prompt's first position: RoBERTa's follows the padding's."""
+        for name, module in self.model.named_modules():
+            if name.endswith(".position_embeddings") and isinstance(module, torch.nn.Embedding):
+                return 0 if module.padding_idx is None else module.padding_idx + 1
+        return 0
 
     @property
     def vocab_size(self) -> int:

@@ -144,7 +144,7 @@ class PromptBatch:
         token it touches. [rows, columns], int64
         """
         places = torch.arange(self.columns, device=self.loaded.device) - self.left_padding
-        places = places.clamp(0, self.positions - 1) + _first_position(self.loaded)
+        places = places.clamp(0, self.positions - 1) + self.loaded.first_position
         return places.expand(self.rows, -1)
 
     def column(self, position: int) -> int:
@@ -254,14 +254,6 @@ class PromptBatch:
     def _note(self, cache: AnyCache | None) -> None:
         if self.watch is not None:
             self.watch.cache, self.watch.batch = cache, self
-
-
-def _first_position(loaded: LoadedModel) -> int:
-    """Return the number of a prompt's first position: RoBERTa's follows the padding's."""
-    for name, module in loaded.model.named_modules():
-        if name.endswith(".position_embeddings") and isinstance(module, torch.nn.Embedding):
-            return 0 if module.padding_idx is None else module.padding_idx + 1
-    return 0
 
 
 def ignore(*_: object) -> None:

@@ -94,15 +94,14 @@ class ModuleTrace:
         if its row or the axes are not known.
         """
         rows, columns = self._shape
-        if self._computed is None or self.is_ambiguous:
+        is_by_row = tensor.ndim > 2 and tensor.shape[:2] == self._shape
+        is_known = is_by_row or tensor.shape[0] == rows * columns
+        if self._computed is None or self.is_ambiguous or not is_known:
             return None
         # nothing to choose from, as before the first compressed key of a DeepSeek V4
-        if tensor.numel() == 0 or tensor.shape[0] not in (rows, rows * columns):
+        if tensor.numel() == 0:
             return None
         row, skipped, start, stop = self._computed
-        is_flat = tensor.shape[0] == rows * columns
-        if not is_flat and (tensor.ndim < 3 or tensor.shape[1] != columns):
-            return None
         batch = tensor.reshape(rows, columns, -1, tensor.shape[-1])
         return batch[row, skipped : skipped + stop - start]
 

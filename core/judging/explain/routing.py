@@ -21,7 +21,6 @@ from ...text import number, percent, plural
 if TYPE_CHECKING:
     from .rescoring import Rescoring
 
-SHIFTS = (0, -1, 1)  # tokens
 # Of the squared r: what replaying takes away at least if the experts account for it, and how many
 # times as much it leaves if others were recorded than used. Equal experts change nothing.
 _EXPLAINED = 0.5
@@ -33,9 +32,9 @@ class Routing:
     """A rollout's experts and a checkpoint's, at tokens that both sides score.
 
     routers: their modules; r, replayed: checkpoint minus rollout as it is, and with the recorded
-    experts, [tokens]; alike: whether a router takes the experts that were recorded at the token, or
-    SHIFTS tokens later, [tokens, routers, shifts], NaN if none were; gaps: how far apart a router's
-    scores are at each other choice, over what rounding moves them.
+    experts, [tokens]; alike: whether a router takes the recorded experts, [tokens, routers], NaN if
+    none were; gaps: how far apart a router's scores are at each other choice, over what rounding
+    moves them.
     """
 
     routers: Sequence[str]
@@ -60,7 +59,7 @@ def explain_routing(scores: Sequence[Rescoring]) -> list[Cause]:
     if not near:
         return []
     _, square, replayed, scored, one = min(near, key=itemgetter(0))
-    layers = (one.alike[..., 0] == 0).sum(axis=1)
+    layers = (one.alike == 0).sum(axis=1)
     is_other = layers > 0
     rollout, _ = scored.names
     if is_other.any() and replayed <= (1 - _EXPLAINED) * square:
@@ -71,13 +70,13 @@ def explain_routing(scores: Sequence[Rescoring]) -> list[Cause]:
         return []
     of_others = float((one.r[is_other] ** 2).sum())
     agreement = np.nanmean(one.alike, axis=0)
-    lowest = int(np.nanargmin(agreement[:, 0]))
+    lowest = int(np.nanargmin(agreement))
     figures = {
         "mean_abs": float(np.abs(one.r).mean()),
         "mean_abs_replayed": float(np.abs(one.replayed).mean()),
         "tokens_with_others": float(is_other.mean()),
         "share_of_square": of_others / max(float((one.r**2).sum()), TINY),
-        "agreement": float(np.nanmean(one.alike[..., 0])),
+        "agreement": float(np.nanmean(one.alike)),
         "no_near_ties": int((one.gaps > LARGEST_GAP).sum()),
     }
     says += (
@@ -86,12 +85,8 @@ def explain_routing(scores: Sequence[Rescoring]) -> list[Cause]:
         f" {percent(figures['tokens_with_others'])} of the tokens have other experts, and"
         f" {percent(figures['share_of_square'])} of the squared r."
         f" {percent(figures['agreement'])} of the choices agree, fewest in"
-        f" {one.routers[lowest]} ({percent(agreement[lowest, 0])})."
+        f" {one.routers[lowest]} ({percent(agreement[lowest])})."
     )
-    for shift, share in zip(SHIFTS, np.nanmean(agreement, axis=0), strict=True):
-        if share > max(0.5, 2 * figures["agreement"]):
-            words = "later" if shift > 0 else "earlier"
-            says += f" Those recorded one token {words} agree at {percent(share)}."
     ties = " Every other choice is a near tie, as rounding makes."
     if beyond := figures["no_near_ties"]:
         ties = f" {beyond:,} of {plural(len(one.gaps), 'other choice')} are no near ties."

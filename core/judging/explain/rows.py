@@ -323,7 +323,7 @@ def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[in
         places,
         np.empty((2, 0, 0)),
         experts={
-            prompt: read_choices(text, 0)
+            prompt: read_choices(text)
             for prompt in {row.prompt for row in rows}
             for text in run.query(f"{_EXPERTS} AND prompt = ?", prompt)["routed_experts"]
         },

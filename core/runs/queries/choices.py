@@ -62,21 +62,15 @@ def _check(run: RunReader, pair: int) -> ChoicesFigures | None:
     return next((each for each in figures if each.compute_dtype == dtype), None)
 
 
-def near_tie(run: RunReader, pair: int) -> tuple[float, str]:
-    """Return the limit of a near tie, row ULPs of the compute dtype, and its reason: that of the
-    check of choices, if the pair has it.
+def _about(run: RunReader, pair: int) -> tuple[int, float, int]:
+    """Return the pair, the limit of a near tie in row ULPs of the compute dtype, and bits of that
+    dtype. The limit is that of the check of choices, if the pair has it.
     """
     figures = _check(run, pair)
-    if figures is None or not figures.rounding_row_ulps:
-        return NEAR_TIE_ROW_ULPS, "the limit without a verdict"
-    times = figures.largest_gap_allowed
-    reason = f"{number(times)}x what rounding moves the scores, as the verdict measured it"
-    return times * figures.rounding_row_ulps, reason
-
-
-def _about(run: RunReader, pair: int) -> tuple[int, float, int]:
-    bits = format_named(run.header.compute_dtype).mantissa_bits
-    return pair, near_tie(run, pair)[0], bits
+    limit = NEAR_TIE_ROW_ULPS
+    if figures is not None and figures.rounding_row_ulps:
+        limit = figures.largest_gap_allowed * figures.rounding_row_ulps
+    return pair, limit, format_named(run.header.compute_dtype).mantissa_bits
 
 
 def by_module(run: RunReader, pair: int, prompt: int | None = None) -> DataFrame:
@@ -116,9 +110,9 @@ def first_flip(table: DataFrame) -> Record | None:
     return next(iter(records(order)), None)
 
 
-def sentence(run: RunReader, table: DataFrame) -> str:
-    """Say how many choices differ and how close the first one was, in markdown. table: of
-    `by_module`.
+def sentence(run: RunReader, pair: int, table: DataFrame) -> str:
+    """Say how many choices differ, how close the first one was, and how much of the difference of
+    the logits goes through choices, if that was measured; in markdown. table: of `by_module`.
     """
     total = int(table["choices"].sum())
     first = first_flip(table)
@@ -126,7 +120,7 @@ def sentence(run: RunReader, table: DataFrame) -> str:
         return f"Both sides make the same choices: {plural(total, 'choice')}, none differs."
     flips = int(table["differing"].sum())
     beyond = int(table["beyond"].sum())
-    return (
+    says = (
         f"**{out_of(flips, total)} choices differ**:"
         f" {flips - beyond:,} at near ties, {beyond:,} beyond. The first is at"
         f" `{first['module']}`, position {first['first_position']:,}"
@@ -134,13 +128,23 @@ def sentence(run: RunReader, table: DataFrame) -> str:
         f" {'a near tie' if first['first_state'] == 1 else 'beyond a near tie'}, margin"
         f" {number(first['first_margin_row_ulps'])} row ULPs of {first['dtype']}."
     )
+    figures = _check(run, pair)
+    if figures is not None and figures.replayed_share is not None:
+        says += (
+            " With the model's choices replayed on both sides, the RMS difference of the logits is"
+            f" {percent(figures.replayed_share)} of what it is with each side's own choices."
+        )
+    return says
 
 
 def rule(run: RunReader, pair: int, table: DataFrame) -> str:
     """Say what a near tie is, and what to read into others."""
-    limit, reason = near_tie(run, pair)
-    limits = {run.header.compute_dtype: limit}
-    limits |= dict(zip(table["dtype"], table["near_tie_row_ulps"], strict=True))
+    figures = _check(run, pair)
+    reason = "the limit without a verdict"
+    if figures is not None and figures.rounding_row_ulps:
+        times = number(figures.largest_gap_allowed)
+        reason = f"{times}x what rounding moves the scores, as the verdict measured it"
+    limits = dict(zip(table["dtype"], table["near_tie_row_ulps"], strict=True))
     sizes = " = ".join(f"{number(size)} row ULPs of {dtype}" for dtype, size in limits.items())
     return (
         "Near tie: on both sides the scores of the last chosen and the first left out differ by at"
@@ -149,27 +153,6 @@ def rule(run: RunReader, pair: int, table: DataFrame) -> str:
     )
 
 
-def through_choices(run: RunReader, pair: int) -> str:
-    """Say how much of the difference of the logits goes through choices; '' if it was not
-    measured.
-    """
-    figures = _check(run, pair)
-    if figures is None or figures.replayed_share is None:
-        return ""
-    return (
-        "With the model's choices replayed on both sides, the RMS difference of the logits is"
-        f" {percent(figures.replayed_share)} of what it is with each side's own choices."
-    )
-
-
 def choices_json(run: RunReader, pair: int) -> Record:
-    """Return a pair's choices as JSON: totals, the first that differs, an object per module."""
-    table = by_module(run, pair)
-    figures = _check(run, pair)
-    return {
-        "variant": run.pairs[pair].variant,
-        **{name: int(table[name].sum()) for name in ("choices", "differing", "beyond")},
-        "first": first_flip(table),
-        "replayed_share": figures and figures.replayed_share,
-        "by_module": records(table),
-    }
+    """Return a pair's choices as JSON, an object per module."""
+    return {"variant": run.pairs[pair].variant, "by_module": records(by_module(run, pair))}

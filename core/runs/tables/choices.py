@@ -1,7 +1,5 @@
 """Discrete choices that the model makes on each side of a run."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pyarrow as pa
 
@@ -31,34 +29,31 @@ CHOICE = Table(
 )
 
 
-Part = tuple[Ints, Ints, Floats]
-"""Positions; what was chosen there, ascending [positions, k]; of the scores the lowest chosen, the
-highest left out and the largest magnitude [positions, 3].
-"""
-
-
 def choice_rows(
     side: int,
     prompt: int,
     ordinal: int,
-    place: tuple[str, int, str],
-    parts: Sequence[Part],
+    call: tuple[str, int],
+    ids: Ints,
+    cut: Floats,
+    dtype: str,
 ) -> pa.Table:
-    """Return rows of one choice of a prompt's forwards. place: module, call and dtype."""
-    module, call, dtype = place
-    positions, ids, scores = map(np.concatenate, zip(*parts, strict=True))
-    # of a position that was computed twice the last counts
-    positions, last = np.unique(positions[::-1], return_index=True)
-    chosen, left_out, largest = scores[::-1][last].T
+    """Return rows of one choice of a prompt's forwards. call: module, and its earlier choices in a
+    forward; ids: ascending, -1 if there was no choice [positions, k]; cut: scores, the lowest
+    chosen, the highest left out and the largest magnitude [positions, 3].
+    """
+    module, earlier = call
+    positions = np.flatnonzero(ids[:, 0] >= 0)
+    chosen, left_out, largest = cut[positions].T
     margins = (chosen - left_out) / spacings(largest, format_named(dtype))
     return CHOICE.arrow(
         side=side,
         prompt=prompt,
         ordinal=ordinal,
         module=module,
-        call=call,
+        call=earlier + 1,
         position=positions,
-        ids=list(ids[::-1][last]),
+        ids=list(ids[positions]),
         lowest_chosen=chosen,
         highest_left_out=left_out,
         dtype=dtype,

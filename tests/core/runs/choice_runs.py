@@ -8,8 +8,8 @@ from core.runs.tables.choices import choice_rows
 from core.verdict import ROUNDING, Verdict
 from tests.core.runs.made_runs import header_of, writing
 
-GROUPS, GATE, INDEXER = ("layers.0.gate", 1), ("layers.0.gate", 2), ("layers.1.indexer", 1)
-PLACES = [(*place, "float32") for place in (GROUPS, GATE, INDEXER)]
+GROUPS, GATE, INDEXER = ("layers.0.gate", 0), ("layers.0.gate", 1), ("layers.1.indexer", 0)
+PLACES = GROUPS, GATE, INDEXER
 LENGTHS = 3, 5
 ULP = 2.0**-23  # of float32 at the largest score, 1
 BEYOND = 0.25 / ULP  # row ULPs
@@ -21,21 +21,21 @@ def scores_of(side, prompt, number):
     """
     scores = torch.tensor([1.0, 0.5 + 3 * ULP, 0.5, 0.0]).repeat(LENGTHS[prompt], 1)
     swapped = torch.tensor([0, 2, 1, 3])
-    if side and PLACES[number][:2] == GROUPS:
+    if side and PLACES[number] == GROUPS:
         # of a choice that is not the module's last
         return scores[:, swapped]
-    if side and prompt and PLACES[number][:2] == INDEXER:
+    if side and prompt and PLACES[number] == INDEXER:
         scores[2] = scores[2, swapped]
-    if side and prompt and PLACES[number][:2] == GATE:
+    if side and prompt and PLACES[number] == GATE:
         scores[4] = torch.tensor([1.0, 0.25, 0.5 + 3 * ULP, 0.0])
     return scores
 
 
-def part_of(scores):
+def cut_of(scores):
     best = scores.topk(3)
-    figures = torch.cat([best.values[:, 1:], scores.abs().amax(1, keepdim=True)], 1)
+    cut = torch.cat([best.values[:, 1:], scores.abs().amax(1, keepdim=True)], 1)
     ids = best.indices[:, :2].sort().values
-    return np.arange(len(scores)), ids.numpy(), figures.double().numpy()
+    return ids.numpy(), cut.double().numpy(), "float32"
 
 
 def choice_run(store, *, rounding_row_ulps=None, run_id="choices") -> str:
@@ -48,11 +48,11 @@ def choice_run(store, *, rounding_row_ulps=None, run_id="choices") -> str:
         for side in range(2):
             for prompt in range(2):
                 writer.write_choices(
-                    choice_rows(side, prompt, n, place, [part_of(scores_of(side, prompt, n))])
+                    choice_rows(side, prompt, n, place, *cut_of(scores_of(side, prompt, n)))
                     for n, place in enumerate(PLACES)
                 )
         if rounding_row_ulps is not None:
-            about = [], [], header.lengths, "side_1", "float32", "experts", rounding_row_ulps, 0.125
+            about = [], header.lengths, "side_1", "float32", rounding_row_ulps, 0.125
             writer.write_verdict(Verdict(ROUNDING, "", (choices_row(*about),)))
         return writer.finish()
 

@@ -50,7 +50,7 @@ from ...paths.engines import (
     whole_side,
 )
 from ..answer_precision import grid_of
-from ..choices import Choices, Replay, ReplayIn, replaying
+from ..choices import Choices, Ids, Replay
 from ..drawn_roundings import RoundingDraws
 from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
 from .catalogue import ACTIVATIONS, CACHE, LAYERS, Precision, Stored, cast, catalogue
@@ -83,7 +83,8 @@ _LEAST_OF_WHOLE = 0.5
 class Question:
     """Prompts that sides are asked on. blocks: sizes that a fault may begin at multiples of;
     precisions: declared ones, which are tried first; memoize: a side whose logits are computed
-    once; draws: of the model in 16 bits, if there are.
+    once; draws: of the model in 16 bits, if there are; replay_in: choices that sides are forced to
+    make in a model's dtype.
     """
 
     prompts: Prompts
@@ -92,20 +93,12 @@ class Question:
     precisions: Sequence[Precision] = ()
     memoize: Callable[[RunnableSide], RunnableSide] = lambda side: side
     draws: RoundingDraws | None = None
-    replay_in: ReplayIn | None = None
-
-    def forced(self, side: RunnableSide) -> RunnableSide:
-        """Return a side that makes the model's choices."""
-        return side if self.replay_in is None else replaying(side, self.replay_in)
-
-    def prepared(self, side: RunnableSide) -> RunnableSide:
-        """Return a side that makes the model's choices, or is computed once."""
-        return self.memoize(side) if self.replay_in is None else self.forced(side)
+    replay_in: Callable[[LoadedModel], Replay] = lambda _: Replay()
 
     def draws_of(self, loaded: LoadedModel, plain: RunnableSide = PLAIN) -> RoundingDraws:
         """Return draws of `plain` in the 16 bits of `loaded`."""
         # what rounding moves here is not what it moves in the model's own dtype
-        replay = None if self.replay_in is None else Replay(self.replay_in(loaded).choices)
+        replay = Replay(self.replay_in(loaded).choices)
         return RoundingDraws(loaded, self.prompts, plain, replay=replay)
 
     @property
@@ -121,17 +114,15 @@ class Question:
         model: RunnableSide = PLAIN,
     ) -> Floats:
         """Mean squares of a side to the model. [positions]"""
-        return divergence_of(
-            loaded,
-            self.prompts,
-            (self.prepared(model), self.prepared(side)),
-        ).squares
+        replay = self.replay_in(loaded)
+        sides = replay.of(self.memoize(model)), replay.of(self.memoize(side))
+        return divergence_of(loaded, self.prompts, sides).squares
 
     def is_rounding(self, loaded: LoadedModel, squares: Floats, floor: Floats) -> bool:
         """Return whether mean squares are within the noise floor; of experts that are not forced,
         near ties of a router may jump beyond it.
         """
-        is_torn = self.replay_in is None and has_experts(loaded.model)
+        is_torn = has_experts(loaded.model) and not self.replay_in(loaded).choices
         return floor_test(squares, floor, WIDE).is_passed or (
             is_torn and rms_ratio(squares, floor) <= _ALIKE
         )
@@ -267,19 +258,20 @@ def best_precisions(
     pairs = zip(question.prompts, np.split(differs, ends[:-1]), strict=True)
     prompt, at = min((pair for pair in pairs if pair[1].any()), key=lambda pair: len(pair[0]))
     first, is_noisy = int(np.argmax(at)), not floor
-    logits = whole_side(question.forced(side).run_on(own), prompt)
+    logits = whole_side(question.replay_in(own).of(side).run_on(own), prompt)
     prompt = tuple(prompt)
     start = prompt
     if loaded.encoder is None:
         start = prompt[: first + SCREENED]
 
     @cache
-    def log_distance(side: RunnableSide, ids: tuple[int, ...]) -> float:
+    def log_distance(side: RunnableSide, ids: Ids) -> float:
         """Return the sum of log mean squares; infinite if the side cannot be computed in the
         format's range.
         """
         with suppress(CaptureError), foreign_errors_stop(side.name, "leave it out"):
-            one = divergence(logits[: len(ids)], question.forced(side).run_on(loaded), ids)
+            run = question.replay_in(loaded).of(side).run_on(loaded)
+            one = divergence(logits[: len(ids)], run, ids)
             squares = one.squares[: len(start)] + (floor or 1e-300)
             return np.inf if one.nonfinite_mismatch else float(np.log(squares).sum())
         return np.inf
@@ -374,8 +366,10 @@ class _Suspect:
             if rms_ratio(rounded[differs], floor[:, differs]) <= WIDE.over_all:
                 # a precision may round nothing, as integers scaled to one token each
                 continue
-            lowered = question.forced(precision.side)
-            rest = divergence_of(loaded, question.prompts, (lowered, question.prepared(side)))
+            replay = question.replay_in(loaded)
+            lowered = replay.of(precision.side)
+            sides = lowered, replay.of(question.memoize(side))
+            rest = divergence_of(loaded, question.prompts, sides)
             if rest.nonfinite_mismatch:
                 continue
             squares = rest.squares
@@ -412,16 +406,15 @@ class _Suspect:
         scores explain that are as far apart as the lowered model moves them.
         """
         question = self.question
-        if question.replay_in is None or verdict.evidence.outcome != PASSED:
-            return verdict
         replay = Replay(question.replay_in(loaded).choices)
+        if not replay.choices or verdict.evidence.outcome != PASSED:
+            return verdict
         prompts = [tuple(ids) for ids in question.prompts]
-        noted: dict[tuple[int, ...], Choices] = {}
+        noted: dict[Ids, Choices] = {}
         for side in (replay.of_rounding(lowered), replay.of(self.side, noted.__setitem__)):
             for ids in prompts:
                 side.run_on(loaded)(ids, ignore)
-        modules = replay.choices[prompts[0]].modules
-        about = modules, question.lengths, self.side.name, loaded.dtype
+        about = question.lengths, self.side.name, loaded.dtype
         row = choices_row(replay.compare(prompts, noted), *about)
         if row.outcome == PASSED:
             return verdict
@@ -495,18 +488,16 @@ class _Suspect:
         """
         prompts = as_many_as(self.question.prompts, LOGIT_BYTES // (4 * loaded.vocab_size))
         with suppress(CaptureError), in_float32(loaded) as model:
-            side = self.question.forced(self.side)
+            replay = self.question.replay_in(model)
+            side = replay.of(self.side)
             answers = [whole_side(side.run_on(model), ids).float() for ids in prompts]
             grid = grid_of(torch.cat(answers))
             if grid is None:
                 return None
             recording = answering(self.side.name, prompts, answers)
             with converted(model, grid) as narrow:
-                question = replace(self.question, prompts=prompts)
-                if question.replay_in is not None:
-                    # the answers have the choices of float32
-                    replay = question.replay_in(model)
-                    question = replace(question, replay_in=lambda _: replay)
+                # the answers have the choices of float32
+                question = replace(self.question, prompts=prompts, replay_in=lambda _: replay)
                 suspect = _Suspect(question, recording, self.ratio)
                 verdict, test = suspect.by_draws(narrow)
             figures, outcome = verdict.evidence.figures, verdict.evidence.outcome

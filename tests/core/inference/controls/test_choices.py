@@ -22,6 +22,7 @@ from tests.core.inference.odd_models import deepseek_v32
 
 # keys of a query, fewer than the prompts have
 FEW = 8
+GATE = ("gate", 0)
 
 
 def replay_of(loaded, prompts):
@@ -34,9 +35,10 @@ def test_recorded_choices_are_the_largest_scores_that_transformers_returns():
     with torch.inference_mode():
         output = loaded.model(input_ids=torch.tensor([ids]), output_router_logits=True)
     choices = choices_of(loaded, PLAIN, ids)
-    assert choices.modules == [f"model.layers.{n}.mlp.gate" for n in range(3)]
-    for chosen, scores in zip(choices.ids, output.router_logits, strict=True):
-        assert torch.equal(chosen[:, 0], scores.topk(2).indices)
+    calls = [(f"model.layers.{n}.mlp.gate", 0) for n in range(3)]
+    assert list(choices.ids) == calls
+    for call, scores in zip(calls, output.router_logits, strict=True):
+        assert torch.equal(choices.ids[call][:, 0], scores.topk(2).indices)
 
 
 @pytest.mark.parametrize("path", ["decode", "chunked:5", "prefill+batch:3+row:1+pad:left:2"])
@@ -49,7 +51,7 @@ def test_a_path_that_makes_the_models_choices_differs_by_rounding_alone(ties, pa
     assert replayed.rms < 1e-5 < natural.rms
     by_itself = {ids: choices_of(ties, side, ids) for ids in prompts}
     assert noted.keys() == by_itself.keys()
-    assert all((ids >= 0).all() for each in noted.values() for ids in each.ids)
+    assert all((ids >= 0).all() for each in noted.values() for ids in each.ids.values())
 
 
 def test_a_choice_at_a_tie_of_two_experts_is_rounding(ties):
@@ -99,15 +101,19 @@ def test_a_side_of_more_experts_differs_at_each_choice_and_is_found(ties):
 def test_a_gap_is_measured_by_what_rounding_moves_the_scores_there():
     def made(scores, k):
         scores = torch.tensor(scores, dtype=torch.float64)[:, None]
-        calls = {("gate", 0): 0}
-        return Choices(len(scores), (), calls, [scores.topk(k).indices], [scores])
+        return Choices(len(scores), (), {GATE: scores.topk(k).indices}, {GATE: scores})
 
     ours = made([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 1.9]], 2)
     theirs = made([[3.0, 2.0, 1.0], [3.0, 2.0, 2.5], [3.0, 2.0, 2.1]], 2)
     moved = torch.tensor([[0.1], [0.1], [0.4]])
-    found = compare_choices(ours, theirs, [moved])
-    assert (found.total, found.places) == (3, [(0, 1), (0, 2)])
-    assert found.gaps == pytest.approx([1.0 / 0.1, 0.1 / 0.4])
+    found = compare_choices(ours, theirs, {GATE: moved})
+    assert found.total == 3
+    assert [place for *place, _ in found.others] == [[1, "gate"], [2, "gate"]]
+    assert [gap for *_, gap in found.others] == pytest.approx([1.0 / 0.1, 0.1 / 0.4])
+    # the model's next one is left out, or its last one takes another along
+    for k in (1, 3):
+        others = compare_choices(ours, made([[3.0, 2.0, 1.0]] * 3, k), {GATE: moved}).others
+        assert [gap for *_, gap in others] == pytest.approx([1.0 / 0.1, 1.0 / 0.1, 0.1 / 0.4])
 
 
 @pytest.mark.parametrize("heads", [2, 16])
@@ -123,7 +129,7 @@ def test_keys_of_an_indexer_are_those_of_the_model_however_they_are_stored(path,
     assert choosers == {f"model.layers.{n}.self_attn.indexer": True for n in range(3)}
     assert follows(plain, noted)
     # before the first layer nothing was chosen, so keys differ by ties alone
-    call = plain.calls["model.layers.0.self_attn.indexer", 0]
+    call = "model.layers.0.self_attn.indexer", 0
     expected = torch.minimum(torch.arange(len(ids)) + 1, torch.tensor(FEW))
     assert torch.equal((noted.ids[call][:, 0] >= 0).sum(-1), expected)
     best = plain.scores[call].gather(-1, plain.ids[call].clamp_min(0))

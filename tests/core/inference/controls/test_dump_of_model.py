@@ -15,9 +15,11 @@ from benchmarks.verdicts.variations import in_two_halves
 from core.checks.drawn import DRAWN
 from core.checks.from_model import FROM_MODEL
 from core.checks.lower_precision import DRAWN_PRECISION, ONE_PRECISION
+from core.checks.pair import WIDE_PAIR
 from core.errors import UsageError
 from core.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, PRECISION
 from core.inference.controls.dump_of_model import model_of_dump
+from core.inference.controls.rounding_floor import rounding_floor
 from core.inference.models.dtypes import in_float32
 from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
@@ -123,6 +125,20 @@ def test_a_float32_dump_needs_only_the_model(factor, verdict, outcome, tmp_path)
     run = _judged(tmp_path, saved(tmp_path / "d.npz", **arrays), loaded)
     assert run.pairs[0].verdict == verdict
     assert _outcomes(run)[FLOAT32] == outcome
+
+
+@pytest.mark.parametrize(("floors", "draws"), [(1.0, 4), (9.0, 16), (1000.0, 4)])
+def test_a_position_of_a_dump_beyond_few_draws_is_compared_with_more(floors, draws, tmp_path):
+    loaded = tiny_model("gpt2", "float32")
+    prompts = _prompts(loaded, 40)
+    arrays = _arrays(loaded, prompts, "decode+batch:3")
+    size = floors * np.sqrt(rounding_floor(loaded, prompts).squares[:, 11].mean())
+    signs = np.where(np.arange(loaded.vocab_size) % 2, size, -size)
+    arrays["variant"][11] = arrays["reference"][11] + signs
+    run = _judged(tmp_path, saved(tmp_path / "d.npz", **arrays), loaded)
+    (row,) = [row for row in run.evidence(0) if row.check is WIDE_PAIR]
+    assert len(row.figures.seed_ratios) == draws
+    assert row.outcome == (PASSED if floors == 1 else FAILED)
 
 
 @pytest.mark.thorough

@@ -64,6 +64,17 @@ def test_padding_changes_bits_only(tmp_path, kind, pooling, path):
     torch.testing.assert_close(values_of(folder, path=path), values_of(folder))
 
 
+@pytest.mark.parametrize(("kind", "longest"), [(BertModel, 128), (RobertaModel, 127)])
+def test_the_longest_text_fills_the_embeddings_of_positions(tmp_path, kind, longest):
+    """RoBERTa numbers positions from the padding's on, here 0."""
+    folder = write(tmp_path, kind)
+    text = "a " * (longest - 2)
+    assert values_of(folder, [text]).isfinite().all()
+    loaded = load_model(str(folder), dtype="float32", encodes=True)
+    with pytest.raises(CaptureError):
+        loaded.tokens_of_all([f"{text} a"])
+
+
 def test_a_masked_language_model_is_the_mean_of_its_token_states(tmp_path):
     folder = write(tmp_path, BertForMaskedLM)
     expected = [states_of(folder, text).sum(0) / len(states_of(folder, text)) for text in TEXTS]

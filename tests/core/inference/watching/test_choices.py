@@ -13,7 +13,6 @@ from core.commands.capturing import run_plan
 from core.inference.capture.capture import plan_capture
 from core.inference.controls.choices import choices_of
 from core.inference.paths.engines import PLAIN, digest_of, side_of
-from core.inference.paths.paths import parse_path
 from core.inference.watching.choices import ChoiceRecorder
 from core.progress import no_progress
 from tests.core.inference.odd_models import deepseek_v32
@@ -65,7 +64,7 @@ def test_the_routers_of_a_family_are_seen(family):
     loaded = model_of(AutoConfig.for_model(family, **SHAPE | more))
     with torch.inference_mode():
         choices = choices_of(loaded, PLAIN, range(5, 29))
-    layers = Counter(re.search(r"layers\.(\d+)", name)[1] for name in choices.modules)
+    layers = Counter(re.search(r"layers\.(\d+)", name)[1] for name, _ in choices.ids)
     assert layers == ({"0": expected, "1": expected} if expected else {})
 
 
@@ -83,7 +82,7 @@ def test_a_capture_stores_what_its_own_forwards_chose_and_the_bits_of_plain_ones
     with opened(store, run_id) as run, torch.inference_mode():
         for side, name in enumerate(["prefill", path]):
             assert run.sides[side].sha256 == digest_of(loaded, prompts, side_of(name))
-            (scores, *_) = choices_of(loaded, side_of(name), prompts[1]).scores
+            (scores, *_) = choices_of(loaded, side_of(name), prompts[1]).scores.values()
             best = scores[:, 0].topk(3)
             rows = run.rows("choice", side=side, prompt=1, ordinal=0)
             assert rows["ids"].map(list).tolist() == best.indices[:, :2].sort().values.tolist()
@@ -107,14 +106,16 @@ def test_keys_are_positions_whatever_the_padding_and_none_is_chosen_if_all_are_t
     assert (ids.map(max) <= keys["position"]).all()
 
 
-def test_of_groups_the_closest_is_at_the_cut_and_experts_are_counted_from_the_first():
-    recorder = ChoiceRecorder(parse_path("prefill"))
-    scores = torch.tensor([[[4.0, 3.0, 1.0], [2.0, 8.0, 1.5]]])
-    recorder.note(("gate", 0), 5, scores.topk(1).indices, scores)
+def test_of_groups_of_experts_only_what_is_chosen_of_them_all_is_recorded():
+    recorder = ChoiceRecorder(6)
+    scores = torch.tensor([[4.0, 3.0, 1.0, 2.0, 8.0, 1.5]])
+    of_groups = scores.reshape(1, 2, 3)
+    recorder.note(("gate", 0), 5, of_groups.topk(1).indices, of_groups)
+    recorder.note(("gate", 1), 5, scores[None].topk(2).indices, scores[None])
     (table,) = recorder.take(0, 0)
     (row,) = table.to_pylist()
-    assert (row["position"], row["ids"]) == (5, [0, 4])
+    assert (row["call"], row["position"], row["ids"]) == (2, 5, [0, 4])
     assert (row["lowest_chosen"], row["highest_left_out"]) == (4.0, 3.0)
-    # the spacing of float32 at 4 is 2^-21
-    assert row["margin_row_ulps"] == 2**21
-    assert recorder.take(0, 0) == []
+    # the spacing of float32 at 8 is 2^-20
+    assert row["margin_row_ulps"] == 2**20
+    assert list(recorder.take(0, 0)) == []

@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 import core
-from core.runs.queries.choices import by_module, cells, choices_json, first_flip, first_flips
+from core.runs.queries.choices import (
+    by_module,
+    cells,
+    choices_json,
+    first_flip,
+    first_flips,
+    sentence,
+)
 from core.runs.queries.flips import flip_table
 from tests.core.runs.choice_runs import BEYOND, GATE, INDEXER, choice_run
 from tests.core.runs.made_runs import make_run, opened
@@ -50,15 +57,16 @@ def test_the_limit_of_the_check_decides_what_a_near_tie_is(store, rounding, near
         table = by_module(run, 0)
         assert table["near_ties"].sum() == near
         assert table["beyond"].sum() == beyond
+        assert "12.5%" in sentence(run, 0, table)
         figures = choices_json(run, 0)
-    assert figures["replayed_share"] == 0.125
     assert figures["by_module"][0]["near_tie_row_ulps"] == 4 * rounding
 
 
 def test_terminal_file_and_notebook_have_them(cli, store):
     run_id = choice_run(store)
     assert "side_1: 2 of 16" in " ".join(cli("show", run_id).stdout.split())
-    assert cli("show", run_id, "--json").json["choices"][0]["beyond"] == 1
+    (choices,) = cli("show", run_id, "--json").json["choices"]
+    assert [module["beyond"] for module in choices["by_module"]] == [1, 0]
     opened_run = core.open(store.path_of(run_id))
     assert opened_run.to_pandas("choices")["differing"].tolist() == [1, 1]
     cells_drawn = opened_run.figure("choices", prompt=1).data[1].z
