@@ -218,7 +218,7 @@ def pairs_of(
     sound = [case for case in VARIATIONS if case.applies(bench.loaded) and case.base is None]
     # a path may have another reference, which the exact results are not of
     sound = [case for case in sound if case.reference == "prefill"]
-    for case in sound[:: 6 if is_quick else 1]:
+    for case in sound[:: 6 if is_quick else 2]:
         yield (family, dtype, case.name, 0), partial(bench.sound, case)
     settings = (dtype,) if dtype == FLOAT32 or is_quick else (BFLOAT16, ALONE)
     for fault in faults:

@@ -317,9 +317,6 @@ _uncapped = alter(replacing(lambda model: [(model.config, "final_logit_softcappi
 
 
 _DENSE = ("llama", "gpt2")
-_ROTARY = ("llama", "mistral-window")
-_WINDOWED = ("mistral-window", "gemma2")
-_EXPERTS = ("mixtral",)
 
 PLANTED: tuple[Planted, ...] = (
     Planted(
@@ -333,7 +330,7 @@ PLANTED: tuple[Planted, ...] = (
         "block of another prompt",
         CACHE,
         _stale(slice(-BLOCK, None)),
-        ("llama", "gemma2"),
+        ("gemma2",),
         "vllm-project/vllm/pull/12621",
     ),
     Planted(
@@ -343,7 +340,7 @@ PLANTED: tuple[Planted, ...] = (
         ("llama",),
         "vllm-project/vllm/issues/39146",
     ),
-    Planted("k_scale", CACHE, _keys_scaled, _DENSE, "sgl-project/sglang/pull/20705"),
+    Planted("k_scale", CACHE, _keys_scaled, ("gpt2",), "sgl-project/sglang/pull/20705"),
     Planted(
         "v_scale of a head",
         CACHE,
@@ -356,14 +353,14 @@ PLANTED: tuple[Planted, ...] = (
         "edge of a chunk not seen",
         CACHE,
         _attention(_boundary_hidden, cached([PREFIX])),
-        _DENSE,
+        ("llama",),
         "huggingface/transformers/pull/43132",
     ),
     Planted(
         "another row of the batch",
         CACHE,
         FAULTS["another row of the batch"],
-        ("llama", "gemma2"),
+        ("gemma2",),
         "sgl-project/sglang/pull/1469",
     ),
     Planted(
@@ -386,7 +383,7 @@ PLANTED: tuple[Planted, ...] = (
         "window one token longer",
         ATTENTION,
         _attention(_window_longer),
-        _WINDOWED,
+        ("mistral-window", "gemma2"),
         "huggingface/transformers/issues/39408",
         _first_windowed_attention,
     ),
@@ -394,7 +391,7 @@ PLANTED: tuple[Planted, ...] = (
         "base of the rotation",
         ATTENTION,
         _frequencies(_of_another_base),
-        _ROTARY,
+        ("mistral-window",),
         "unslothai/unsloth/pull/7028",
         _rotary_tables,
     ),
@@ -410,7 +407,7 @@ PLANTED: tuple[Planted, ...] = (
         "scores over head_dim",
         ATTENTION,
         _attention(_over_head_dim),
-        _DENSE,
+        ("gpt2",),
         "ggml-org/llama.cpp/pull/13951",
         _attention_of_block(0),
     ),
@@ -447,12 +444,12 @@ PLANTED: tuple[Planted, ...] = (
         "ROCm/aiter/issues/3806",
         is_precision=True,
     ),
-    Planted("stale final norm", WEIGHTS, FAULTS["stale final norm"], _DENSE),
+    Planted("stale final norm", WEIGHTS, FAULTS["stale final norm"], ("llama",)),
     Planted(
         "tied head untied",
         WEIGHTS,
         _weights(_head_untied),
-        ("gpt2", "gemma2"),
+        ("gemma2",),
         module=lambda _: None,
     ),
     Planted(
@@ -513,22 +510,24 @@ PLANTED: tuple[Planted, ...] = (
         "router not renormalized",
         WEIGHTS,
         _routing(_without_renormalisation),
-        _EXPERTS,
+        ("mixtral",),
         "pytorch/torchtitan/issues/1448",
     ),
     Planted(
         "experts in the other order",
         WEIGHTS,
         _routing(lambda _, weights: weights.flip(-1)),
-        _EXPERTS,
+        ("mixtral",),
     ),
-    Planted("second expert lost", WEIGHTS, _routing(_second_expert_lost), _EXPERTS),
-    Planted("one token dropped by its experts", WEIGHTS, _routing(_one_token_dropped), _EXPERTS),
+    Planted("second expert lost", WEIGHTS, _routing(_second_expert_lost), ("mixtral",)),
+    Planted(
+        "one token dropped by its experts", WEIGHTS, _routing(_one_token_dropped), ("mixtral",)
+    ),
     Planted(
         "expert transposed",
         WEIGHTS,
         _weights(_expert_transposed),
-        _EXPERTS,
+        ("mixtral",),
         "vllm-project/vllm/pull/47874",
     ),
     Planted("bias of the router missing", WEIGHTS, _weights(_without_router_bias), ("gpt-oss",)),
@@ -552,7 +551,7 @@ PLANTED: tuple[Planted, ...] = (
         "logits of the step before",
         OUTPUT,
         _blend(logits_of_the_previous_step),
-        ("llama", "gemma2"),
+        ("gemma2",),
         "vllm-project/vllm/pull/5846",
         lambda _: None,
     ),
@@ -564,6 +563,6 @@ PLANTED: tuple[Planted, ...] = (
         "tenstorrent/tt-xla/issues/5830",
         lambda _: None,
     ),
-    Planted("logit bias", OUTPUT, _blend(_biased), _DENSE, module=lambda _: None),
+    Planted("logit bias", OUTPUT, _blend(_biased), ("llama",), module=lambda _: None),
     Planted("tile of the head", OUTPUT, FAULTS["tile of the head"], ("gpt2",)),
 )
