@@ -13,7 +13,9 @@ fault. In "16 bits alone" a fault is in the bfloat16 side and not in the float32
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -44,6 +46,8 @@ FLOAT32, BFLOAT16, ALONE = "float32", "bfloat16", "16 bits alone"
 SETTINGS = (FLOAT32, BFLOAT16, ALONE)
 SIZES = 5
 _LEAST = 2.0  # roundings
+# of ranges of sizes, in roundings
+_ENDS = (0, 0.5, 1, 2, 4, 16, 256, math.inf)
 _SOUND = "sound"
 _OURS = ("ULPscope, with a model", "ULPscope, the arrays alone")
 _REFUSED = "refused"
@@ -249,9 +253,20 @@ def table(pairs: Sequence[Pair]) -> Iterator[str]:
     heads += [f"all ({len(faulty)})", f"sound pairs accused ({len(sound)})"]
     yield f"| test | {' | '.join(heads)} |"
     yield f"|{'---|' * (1 + len(heads))}"
-    for name, is_found in _tests(sound):
+    tests = dict(_tests(sound))
+    found_by = {}
+    for name, is_found in tests.items():
         counts = [sum(map(is_found, own)) for own in (*columns.values(), faulty, sound)]
         yield f"| {name} | {' | '.join(map(str, counts))} |"
+        if name not in _OURS and not counts[-1]:
+            found_by[name] = counts[-2]
+    best = max(found_by, key=found_by.__getitem__)
+    yield from ("", f"| roundings | faults | {_OURS[0]} | {best} |", "|---|---|---|---|")
+    for setting, (low, high) in itertools.product(SETTINGS, itertools.pairwise(_ENDS)):
+        own = [pair for pair in faulty if pair.setting == setting and low <= pair.size < high]
+        counts = [sum(map(tests[name], own)) for name in (_OURS[0], best)]
+        if own:
+            yield f"| {setting}, {low:g} to {high:g} | {len(own)} | {counts[0]} | {counts[1]} |"
     yield ""
     found = [pair for pair in faulty if pair.scores[_OURS[0]]]
     for what in ("module", "position"):
