@@ -30,9 +30,9 @@ from benchmarks.verdicts.engines import Engine, in_16_bits_only
 from benchmarks.verdicts.mutations import FAULTS, Mutation
 from benchmarks.verdicts.planted import FAMILIES, GROUPS, PLANTED, Planted, family_model
 from benchmarks.verdicts.tiny_models import tiny_prompts
-from benchmarks.verdicts.trial import _trial
 from benchmarks.verdicts.variations import VARIATIONS
 from core.errors import CaptureError
+from core.evidence import MODULES
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.dtypes import WIDENING
 from core.inference.models.model import LoadedModel
@@ -199,13 +199,15 @@ class Bench:
         verdict = self.judge(side, pair, found)
         if verdict is None:
             return pair
-        named = _trial("", "", (), verdict)
         pair.position_is_right = verdict.first_place == (0, first)
         if fault.module is not None:
             planted = fault.module(self.loaded.model)
             modules = dict(self.loaded.model.named_modules())
             right = next((name for name, each in modules.items() if each is planted), "")
-            pair.module_is_right = named.module == right
+            rows = [row.figures for row in verdict.evidence if row.group == MODULES]
+            named = next((each.modules_beyond[0] for each in rows if each.modules_beyond), "")
+            # a part of it is named as well
+            pair.module_is_right = f"{named}.".startswith(f"{right}.")
         return pair
 
 
