@@ -55,7 +55,7 @@ def test_power_counts_what_finds_two_faults(tmp_path, monkeypatch, capsys):
     assert len(pairs) == 2 * (1 + 2 * 2)
     whole = [pair for pair in pairs if pair["case"] == cooled.name and pair["setting"] == "float32"]
     # a temperature moves no token and no direction
-    assert {pair["scores"]["tokens agree, all or 99 %"] for pair in whole} == {0.0}
+    assert {pair["scores"]["tokens that differ"] for pair in whole} == {0.0}
     assert max(pair["scores"]["cosine"] for pair in whole) < 1e-6
     bench = power.Bench("llama", "float32", 11)
     assert bench.size(moved.of_share(1.0))[1] == PREFIX
