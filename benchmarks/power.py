@@ -31,8 +31,8 @@ from benchmarks.verdicts.mutations import FAULTS, Mutation
 from benchmarks.verdicts.planted import FAMILIES, GROUPS, PLANTED, Planted, family_model
 from benchmarks.verdicts.tiny_models import tiny_prompts
 from benchmarks.verdicts.variations import VARIATIONS
+from core.checks.modules_alone import AloneFigures
 from core.errors import CaptureError
-from core.evidence import MODULES
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.dtypes import WIDENING
 from core.inference.models.model import LoadedModel
@@ -204,8 +204,9 @@ class Bench:
             planted = fault.module(self.loaded.model)
             modules = dict(self.loaded.model.named_modules())
             right = next((name for name, each in modules.items() if each is planted), "")
-            rows = [row.figures for row in verdict.evidence if row.group == MODULES]
-            named = next((each.modules_beyond[0] for each in rows if each.modules_beyond), "")
+            rows = [row.figures for row in verdict.evidence]
+            alone = [each for each in rows if isinstance(each, AloneFigures)]
+            named = next((each.modules_beyond[0] for each in alone if each.modules_beyond), "")
             # a part of it is named as well
             pair.module_is_right = f"{named}.".startswith(f"{right}.")
         return pair
