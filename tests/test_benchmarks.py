@@ -8,7 +8,10 @@ import sys
 
 import pytest
 
+from benchmarks import power
 from benchmarks.__main__ import ALL, module_of
+from benchmarks.verdicts.engines import PREFIX
+from benchmarks.verdicts.planted import PLANTED
 from tests.places import ROOT
 
 
@@ -33,3 +36,28 @@ def test_the_gpu_script_captures_its_pairs_on_a_processor_too():
     assert len(lines) == 1 + 2 + 3 + 6
     assert {line["reference"] for line in lines} == {"prefill", "decode"}
     assert all(line["overhead"] > 0 and line["positions"] == 40 for line in lines)
+
+
+@pytest.mark.model
+def test_power_counts_what_finds_two_faults(tmp_path, monkeypatch, capsys):
+    names = "positions after a reused prefix", "temperature in the logits"
+    moved, cooled = (next(each for each in PLANTED if each.name == name) for name in names)
+    sound = [case for case in power.VARIATIONS if case.name == "chunked:5"]
+    monkeypatch.setattr(power, "VARIATIONS", sound)
+    results = tmp_path / "results.jsonl"
+    options = f"power --quick --seed 11 --family llama --results {results}".split()
+    monkeypatch.setattr("sys.argv", [*options, *(f"--fault={name}" for name in names)])
+    power.main()
+    table = capsys.readouterr().out
+    ours = next(line for line in table.splitlines() if line.startswith("| ULPscope, with a model"))
+    assert ours.split(" | ")[-2:] == ["8", "0 |"]
+    pairs = [json.loads(line) for line in results.read_text().splitlines()]
+    assert len(pairs) == 2 * (1 + 2 * 2)
+    whole = [pair for pair in pairs if pair["case"] == cooled.name and pair["setting"] == "float32"]
+    # a temperature moves no token and no direction
+    assert {pair["scores"]["tokens that differ"] for pair in whole} == {0.0}
+    assert max(pair["scores"]["cosine"] for pair in whole) < 1e-6
+    bench = power.Bench("llama", "float32", 11)
+    assert bench.size(moved.of_share(1.0))[1] == PREFIX
+    least = next(bench.strengths(cooled))
+    assert bench.size(cooled.of_share(least))[0] == pytest.approx(2, rel=0.01)

@@ -173,11 +173,12 @@ def left_by(
 
 def interpolate(values: torch.Tensor, towards: torch.Tensor, share: float) -> torch.Tensor:
     """Values, a share of the way on to others."""
-    return (
-        towards
-        if share == 1
-        else (values.float() + share * (towards.float() - values.float())).to(values.dtype)
-    )
+    if share == 1:
+        return towards
+    # float64 stays
+    wide = torch.promote_types(values.dtype, torch.float32)
+    start = values.to(wide)
+    return (start + share * (towards.to(wide) - start)).to(values.dtype)
 
 
 def alter(change: Change, engine: Engine = prefill) -> Engine:
