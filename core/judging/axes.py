@@ -5,9 +5,9 @@ reference. Nothing is sent here.
 """
 
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
-Case = TypeVar("Case", str, tuple[int, ...])
+Case = Any  # a text or token ids, all of one kind
 TOKENS = 8  # that each request generates
 # of prompts: 1 + k for k drafted tokens, and around the sizes of cache pages
 LENGTHS = (

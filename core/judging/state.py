@@ -144,7 +144,7 @@ def sizes_of(pair: ResponsePair) -> Floats:
     if (one.targets == tops)[one.targets >= 0].all():
         is_other = (one.targets != other.targets) & (one.targets >= 0) & (other.targets >= 0)
         for row in np.flatnonzero(is_other & (one.counts > 0)):
-            tokens, values = one.row(row)
+            tokens, values = one.row(int(row))
             emitted = values[tokens == other.targets[row]]
             gap = values[0] - (emitted[0] if len(emitted) else values[-1])
             sizes[row] = np.fmax(sizes[row], gap / 2)

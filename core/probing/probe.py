@@ -15,11 +15,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..errors import DumpError
-from ..judging.state import StateAnswers
-from ..numerics.top_tokens import concatenate
-from ..progress import Progress, no_progress
-from ..responses.records import UNKNOWN_TOKEN, Response, ResponseSide
-from ..text import plural, series
 from ..judging.axes import (
     AXES,
     CANCELED,
@@ -31,6 +26,11 @@ from ..judging.axes import (
     neighbors_of,
     with_wrong_block,
 )
+from ..judging.state import StateAnswers
+from ..numerics.top_tokens import concatenate
+from ..progress import Progress, no_progress
+from ..responses.records import UNKNOWN_TOKEN, Response, ResponseSide
+from ..text import plural, series
 from .client import ProbeError, StoppedError
 from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, STATE, WALK, Plan, Prompt
 from .plan import WARM as WARM_TEST
@@ -102,11 +102,13 @@ class Probe:
             reason = f": {stopped}" if stopped else ""
             raise ProbeError(f"the answers so far cannot be compared{reason}.")
         if stopped:
-            every = sides or walks or (ResponseSide("", self._state.cold.responses),)
-            count = plural(len(every[0].responses), "prompt")
+            answered = sides or walks
+            if self._state is not None:
+                answered = answered or (self._state.cold,)
+                for axis in AXES:
+                    self._state.missing.setdefault(axis.name, f"the probe ended early ({stopped})")
+            count = plural(len(answered[0].responses), "prompt")
             self._note(f"The probe ended early ({stopped}); answers to {count} are stored.")
-            for axis in AXES if self._state else ():
-                self._state.missing.setdefault(axis.name, f"the probe ended early ({stopped})")
         return ProbeResult(
             sides if len(sides) > 1 else (),
             walks if len(walks) > 1 else (),

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...checks.state import SERVER_STATE, axes_of
 from ...command_name import COMMAND
 from ...errors import UsageError
-from ...checks.state import SERVER_STATE
 from ...evidence import FAILED, MISSING, NOTED, PASSED
 from ...rl.figures import FIGURE_NAMES, FRAMEWORKS
 from ...text import clean, number, percent, plural
@@ -321,10 +321,11 @@ def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
 
 def _judge_state(pair: PairReport) -> tuple[str, str, str]:
     """Judge the axis that a pair is; an axis that is not available is none."""
-    rows = [row for row in pair.answer.checks if row.check == SERVER_STATE]
-    row = next(row for row in rows if row.figures.to_json()["axis"] == pair.variant)
+    # one pair has those of axes that are not available too
+    row = next(row for row in pair.answer.checks if row.check == SERVER_STATE)
     outcome = UNDECIDED if row.outcome in (NOTED, MISSING) else row.outcome
-    return outcome, row.figures.result, f"is {row.figures.result}: {row.says.rstrip('.')}"
+    result = axes_of([row])[0].result
+    return outcome, result, f"is {result}: {row.says.rstrip('.')}"
 
 
 def parse_conditions(texts: str | Sequence[str]) -> list[Condition]:
