@@ -4,6 +4,7 @@ plants is found on its axis.
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -28,8 +29,11 @@ LENGTHS = (3, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 
 
 @pytest.fixture(autouse=True)
-def few_lengths(monkeypatch):
+def less_work(monkeypatch):
+    """Fewer prompts, and fewer others before `pressure`."""
     monkeypatch.setattr(axes, "LENGTHS", LENGTHS)
+    fewer = [replace(axis, fillers=min(axis.fillers, 6)) for axis in AXES]
+    monkeypatch.setattr(probing, "AXES", fewer)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +89,7 @@ FAULTS = {  # axes that are beyond, and what the requests have in common
 }
 
 
+@pytest.mark.spread(3)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found_on_its_axis(fault, llama, answers, monkeypatch):
     beyond, where = FAULTS[fault]
