@@ -70,9 +70,9 @@ def print_reports(
     """Print verdicts, figures, flips and classes of pairs; variant: print only its flips."""
     axes = axes_of(row for pair in pairs for row in pair.answer.checks)
     if axes:
-        texts = [axis_texts(axis) for axis in axes]
-        lines = [tuple(text.values()) for text in texts]
-        out.print(table_of(tuple(texts[0]), lines))
+        records = [axis_texts(axis) for axis in axes]
+        lines = [tuple(record.values()) for record in records]
+        out.print(table_of(tuple(records[0]), lines))
     for pair in [] if axes else pairs:
         print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
     # figures of trainer vs. rollout say more than a count of what differs

@@ -63,7 +63,7 @@ AXES = (
     Axis("rerun", "the cold request again"),
     Axis("first token", "one token to generate instead of 8", tokens=1),
     Axis("continuation", "cold, with half of the answer given as prompt", is_continued=True),
-    Axis("neighbors", "cold, beside 1 to 16 requests of one length", has_neighbors=True),
+    Axis("neighbors", "cold, while 1 to 16 other requests are in flight", has_neighbors=True),
     Axis("warm", "the prompt is in the cache", (SAME,), is_warm=True),
     Axis(
         "next turn",
@@ -87,7 +87,7 @@ AXES = (
 
 
 def neighbors_of(number: int) -> int:
-    """Return how many requests are in flight beside the measured one of a prompt, by its number."""
+    """Return how many other requests are in flight for a prompt, by its number."""
     return NEIGHBORS[number % len(NEIGHBORS)]
 
 

@@ -30,7 +30,7 @@ from ..errors import DumpError
 from ..evidence import Evidence
 from ..numerics.arrays import Flags, Floats, Ints
 from ..numerics.grid import sent_error
-from ..numerics.top_tokens import compare_rows
+from ..numerics.top_tokens import TopTokenFigures, TopTokenRows, compare_rows
 from ..responses.alignment import align, prompt_tokens
 from ..responses.pairing import ResponsePair
 from ..responses.records import ResponseSide
@@ -131,15 +131,14 @@ def _missing_rows(state: StateAnswers, sizes: dict[str, Floats]) -> Iterator[Evi
 
 
 def sizes_of(pair: ResponsePair) -> Floats:
-    """Return the largest RMS difference of a row of each request, nats: NaN if no row was compared,
-    infinite if the lists share no token. [prompts]
+    """Return the largest RMS difference of a row of each request, nats, NaN if no row was compared.
+    [prompts]
 
     Another token that was emitted counts half of its distance from the top, if the reference emits
     top tokens only: so much at least some logit has moved.
     """
     one, other = pair.rows
-    sizes = pair.figures.rms.filled(np.inf)
-    sizes[(one.counts == 0) | (other.counts == 0)] = np.nan
+    sizes = _row_sizes(one, other, pair.figures)
     tops = np.append(one.token_ids, -1)[one.offsets[:-1]]
     if (one.targets == tops)[one.targets >= 0].all():
         is_other = (one.targets != other.targets) & (one.targets >= 0) & (other.targets >= 0)
@@ -151,6 +150,16 @@ def sizes_of(pair: ResponsePair) -> Floats:
     largest = np.full(len(pair.meetings), np.nan)
     np.fmax.at(largest, pair.prompts, sizes)
     return largest
+
+
+def _row_sizes(one: TopTokenRows, other: TopTokenRows, figures: TopTokenFigures) -> Floats:
+    """Return the RMS difference of each row, nats; of lists without a common token the spread of
+    the first, which at least one value has moved; NaN without values. [rows]
+    """
+    lasts = np.append(one.values, np.nan)[one.offsets[1:] - 1]
+    sizes = np.where(figures.common > 0, figures.rms.filled(0.0), one.largest - lasts)
+    sizes[(one.counts == 0) | (other.counts == 0)] = np.nan
+    return sizes
 
 
 def noise_of(controls: Sequence[Floats]) -> float | None:
@@ -181,7 +190,7 @@ def _block_sizes(state: StateAnswers) -> Floats:
         row = other.rows.part(np.arange(len(other.rows)) == 0)
         same = one.rows.part(np.isin(one.rows.positions, row.positions))
         if len(same) == len(row) == 1:
-            sizes.append(float(compare_rows(same, row).rms.filled(np.inf)[0]))
+            sizes.append(float(_row_sizes(same, row, compare_rows(same, row))[0]))
     blocks = np.array(sizes)
     return blocks[blocks > 0]
 
@@ -204,13 +213,14 @@ def _judge_axis(axis: Axis, sizes: Floats, side: ResponseSide, scale: _Scale) ->
         wrong_block_nats=float(np.median(scale.blocks)) if len(scale.blocks) else None,
     )
 
-    def state(result: str, **more: str) -> StateFigures:
-        return structs.replace(figures, result=result, **more)
-
     if axis.reads_the_prompt and not cached.any():
-        return state(NOT_AVAILABLE, reason="the server read nothing from its cache")
+        return structs.replace(
+            figures, result=NOT_AVAILABLE, reason="the server read nothing from its cache"
+        )
     if not is_known.any():
-        return state(NOT_AVAILABLE, reason="no row can be compared")
+        return structs.replace(figures, result=NOT_AVAILABLE, reason="no row can be compared")
+    if axis.reads_the_prompt and (cached < 0).all():
+        figures = structs.replace(figures, reason="the server reports no cache hits")
     if not worst:
         return figures
     if is_beyond.any():
@@ -223,12 +233,14 @@ def _judge_axis(axis: Axis, sizes: Floats, side: ResponseSide, scale: _Scale) ->
             where = ""
         has_size = float(np.median(sizes[is_beyond])) >= scale.fault
         if has_size or (where and scale.noise):
-            return state(BEYOND, where=where)
-        return state(UNDECIDED, where=where, reason=_doubt(scale, is_all=not is_fellow.any()))
+            return structs.replace(figures, result=BEYOND, where=where)
+        reason = _doubt(scale, is_all=not is_fellow.any())
+        return structs.replace(figures, result=UNDECIDED, where=where, reason=reason)
     seen = int((scale.blocks > scale.limit).sum())
     if seen < _LEAST_SEEN * max(1, len(scale.blocks)):
         prompts = plural(len(scale.blocks), "prompt")
-        return state(UNDECIDED, reason=f"a wrong block would be seen in {seen} of {prompts} only")
+        reason = f"a wrong block would be seen in {seen} of {prompts} only"
+        return structs.replace(figures, result=UNDECIDED, reason=reason)
     return figures
 
 
@@ -258,7 +270,7 @@ def _group(
     beside = np.array([neighbors_of(number) for number in range(len(lengths))])
     ranges = [
         (axis.is_warm, cached, "if at least {:,} tokens come from the cache"),
-        (axis.has_neighbors, beside, "if at least {:,} requests are in flight beside it"),
+        (axis.has_neighbors, beside, "if at least {:,} other requests are in flight"),
         (lengths.all(), lengths, "if the prompt has at least {:,} tokens"),
         (lengths.all(), -lengths, "if the prompt has at most {:,} tokens"),
     ]

@@ -75,7 +75,7 @@ def test_a_sound_server_is_accused_of_nothing(llama, monkeypatch):
     assert warm.wrong_block_nats > 10 * warm.noise_nats
 
 
-NEIGHBORS = "only if at least 4 requests are in flight beside it"
+NEIGHBORS = "only if at least 4 other requests are in flight"
 FAULTS = {  # axes that are beyond, and what the requests have in common
     "another_block": (("warm", "other prompt"), ""),
     "one_off": (("warm", "other prompt"), ""),
