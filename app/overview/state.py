@@ -19,4 +19,4 @@ def section(view: selection.View) -> None:
     scale = f"; a wrong block of tokens moves a row by {number(block)} nats" if block else ""
     st.caption(f"Largest difference of a row from the cold one, in noise of cold requests{scale}.")
     table = pd.DataFrame([axis_texts(axis) for axis in axes])
-    st.dataframe(table, hide_index=True, width="stretch")
+    st.dataframe(table, hide_index=True, height="content")

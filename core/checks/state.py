@@ -12,12 +12,13 @@ from ..verdict import ROUNDING
 BITWISE, WITHIN, BEYOND = "bitwise", "within the noise", "beyond"
 UNDECIDED, NOT_AVAILABLE = "undecided", "not available"
 _OUTCOMES = {
-    BITWISE: PASSED,
-    WITHIN: PASSED,
     BEYOND: FAILED,
     UNDECIDED: NOTED,
+    WITHIN: PASSED,
+    BITWISE: PASSED,
     NOT_AVAILABLE: MISSING,
 }
+RESULTS = tuple(_OUTCOMES)  # the worst first
 
 
 class StateFigures(CheckFigures):

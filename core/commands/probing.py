@@ -332,10 +332,10 @@ def _store(
     )
     run_ids = []
     for what, sides in comparable:
-        pairs = pairs_of(sides)
         if state is not None and what == _STATE:
-            verdicts = judge_state(state, sides, pairs)
+            sides, pairs, verdicts = judge_state(state, sides)
         else:
+            pairs = pairs_of(sides)
             verdicts = judge_probe(sides, pairs)
         run_ids.append(write_responses(target, title + what, origin, sides, pairs, verdicts))
     return run_ids

@@ -21,6 +21,7 @@ from ..checks.state import (
     BEYOND,
     BITWISE,
     NOT_AVAILABLE,
+    RESULTS,
     UNDECIDED,
     WITHIN,
     StateFigures,
@@ -32,7 +33,7 @@ from ..numerics.arrays import Flags, Floats, Ints
 from ..numerics.grid import sent_error
 from ..numerics.top_tokens import TopTokenFigures, TopTokenRows, compare_rows
 from ..responses.alignment import align, prompt_tokens
-from ..responses.pairing import ResponsePair
+from ..responses.pairing import ResponsePair, pairs_of
 from ..responses.records import ResponseSide
 from ..text import plural
 from ..verdict import Verdict
@@ -45,7 +46,8 @@ LIMIT = 3.0
 # between two sizes: the larger ones are no tail of the noise. Of the same faults in bfloat16 it is
 # less, then they count as noise, and are reported of their own axis.
 _GAP = 10.0
-_SMALLEST = 0.4  # of the sizes: in float16 a cache rounds, or does not
+# of the sizes: so many are noise if a few are faults, or if those of every second axis are
+_FEW, _MANY = 0.8, 0.4
 _GROUP_GAP = 5.0  # between requests that are beyond and their fellows
 # of the median that a wrong block does: a cache in fp8 does 0.08, in 4 bits 0.3, positions off by
 # one 0.6 to 1.3
@@ -71,42 +73,40 @@ class StateAnswers:
 
 @dataclass(frozen=True)
 class _Scale:
-    """noise: largest of cold requests, nats, None if it cannot be measured; blocks: what a wrong
-    block does. [prompts]
+    """noise: largest of cold requests, nats, None if it cannot be measured; error: of values as
+    they are sent; fault: least typical size that no cache of lower precision makes; blocks: what a
+    wrong block does. [prompts]
     """
 
     noise: float | None
     error: float
+    fault: float
     blocks: Floats
 
     @property
     def limit(self) -> float:
         return LIMIT * max(self.noise or 0.0, self.error)
 
-    @property
-    def fault(self) -> float:
-        """Least typical size of a difference that no cache of lower precision makes."""
-        return _FAULT * float(np.median(self.blocks)) if len(self.blocks) else np.inf
-
 
 def judge_state(
     state: StateAnswers,
     sides: Sequence[ResponseSide],
-    pairs: Sequence[ResponsePair],
-) -> list[Verdict]:
-    """Judge every axis. sides: the reference and the comparable axes, aligned. The last verdict
-    has the rows of axes that are not available too.
+) -> tuple[tuple[ResponseSide, ...], tuple[ResponsePair, ...], list[Verdict]]:
+    """Judge every axis. sides: the reference and the comparable axes, aligned.
+
+    Return them with their pairs and verdicts, the worst axes first. The last verdict has the rows
+    of axes that are not available too.
     """
+    pairs = pairs_of(sides)
     axes = {axis.name: axis for axis in AXES}
     sizes = {pair.variant: sizes_of(pair) for pair in pairs}
     controls = [sizes[name] for name in sizes if axes[name].is_control]
-    scale = _Scale(
-        noise_of(controls) if state.is_cold else None,
-        sent_error(sides[0].rows.values),
-        _block_sizes(state),
-    )
-    verdicts = []
-    for index, (pair, side) in enumerate(zip(pairs, sides[1:], strict=True)):
+    blocks = _block_sizes(state)
+    fault = _FAULT * float(np.median(blocks)) if len(blocks) else np.inf
+    noise = noise_of(controls, fault) if state.is_cold else None
+    scale = _Scale(noise, sent_error(sides[0].rows.values), fault, blocks)
+    judged = []
+    for pair, side in zip(pairs, sides[1:], strict=True):
         axis = axes[pair.variant]
         figures = _judge_axis(axis, sizes[axis.name], side, scale)
         row = state_row(figures, axis.meaning)
@@ -116,10 +116,13 @@ def judge_state(
             noise_ratio=figures.noise_ratio,
             causes=[Cause("", row.says)],
         )
-        verdicts.append(replace(verdict, pair=index))
-    last = verdicts[-1]
-    evidence = (*last.evidence, *_missing_rows(state, sizes))
-    return [*verdicts[:-1], replace(last, evidence=evidence)]
+        judged.append((RESULTS.index(figures.result), side, pair, verdict))
+    judged.sort(key=lambda each: each[0])
+    _, variants, pairs, verdicts = zip(*judged, strict=True)
+    numbered = [replace(verdict, pair=index) for index, verdict in enumerate(verdicts)]
+    evidence = (*numbered[-1].evidence, *_missing_rows(state, sizes))
+    numbered[-1] = replace(numbered[-1], evidence=evidence)
+    return (sides[0], *variants), pairs, numbered
 
 
 def _missing_rows(state: StateAnswers, sizes: dict[str, Floats]) -> Iterator[Evidence]:
@@ -162,19 +165,22 @@ def _row_sizes(one: TopTokenRows, other: TopTokenRows, figures: TopTokenFigures)
     return sizes
 
 
-def noise_of(controls: Sequence[Floats]) -> float | None:
+def noise_of(controls: Sequence[Floats], fault: float) -> float | None:
     """Return the largest size of the cold requests that is no fault, nats, None if all are equal.
 
-    A fault may be among them, in every request of an axis: sizes after a gap are left out, but for
-    one among the smallest.
+    A fault may be among them, so sizes after a gap are left out: a few, or more of them if the
+    limit would hide a fault. A float16 cache rounds or does not, which is a gap too, lower.
     """
     sizes = np.concatenate([*controls, np.empty(0)])
-    sizes = np.sort(sizes[np.isfinite(sizes) & (sizes > 0)])
+    sizes = np.sort(sizes[sizes > 0])
     if not len(sizes):
         return None
-    upper = sizes[int(_SMALLEST * len(sizes)) :]
-    gaps = np.flatnonzero(upper[1:] >= _GAP * upper[:-1])
-    return float(upper[gaps[0]] if len(gaps) else upper[-1])
+    rank = np.arange(len(sizes)) / len(sizes)
+    is_gap = np.append(np.inf, sizes[1:] / sizes[:-1]) >= _GAP
+    is_cut = is_gap & (rank >= _FEW)
+    is_cut |= is_gap & (rank >= _MANY) & (LIMIT * sizes >= fault)
+    # without a cut the place before the first one is the last
+    return float(sizes[is_cut.argmax() - 1])
 
 
 def _block_sizes(state: StateAnswers) -> Floats:

@@ -6,13 +6,13 @@ What the server answers is kept, so that a second probe computes nothing.
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx2 as httpx
 
+from core.judging.axes import neighbors_of
 from tests.core.probing.odd_server import listening, reply
 
 Body = dict[str, Any]
@@ -21,8 +21,8 @@ BLOCK = 16
 
 
 class Proxy:
-    """What a fault may know. previous: warm requests before it, the last one last; in_flight:
-    requests at this moment.
+    """What a fault may know. previous: warm requests before it, the last one last; prompts:
+    in the order in which they first came; fillers: requests that loaded the server so far.
     """
 
     def __init__(self, address: str, answers: dict[str, Any]):
@@ -30,7 +30,8 @@ class Proxy:
         self.answers = answers
         self.fault: Callable[[Proxy, Body], Any] = lambda _proxy, _body: None
         self.previous: list[Body] = []
-        self.in_flight = 0
+        self.prompts: list[Ids] = []
+        self.fillers = 0
         self._lock = threading.Lock()
 
     def answer(self, body: Body) -> Any:
@@ -57,10 +58,7 @@ class Proxy:
             reply(handler, content, status)
             return
         is_filler = isinstance(body["prompt"], str)
-        with self._lock:
-            self.in_flight += 1
-        if is_filler:
-            time.sleep(0.2)  # answered from memory, it would be gone too early
+        self.fillers += is_filler
         try:
             planted = None if is_filler else self.fault(self, body)
             answer = self.answer(body)
@@ -68,7 +66,6 @@ class Proxy:
                 answer = {**planted, "timings": answer["timings"]}
         finally:
             with self._lock:
-                self.in_flight -= 1
                 if body["cache_prompt"] and not is_filler:
                     self.previous.append(body)
         with suppress(BrokenPipeError, ConnectionResetError):  # a stream that is dropped
@@ -149,8 +146,12 @@ def sampler_stays(proxy: Proxy, body: Body):
 
 
 def leak(proxy: Proxy, body: Body):
-    """Beside four requests or more, a block is another request's."""
-    return proxy.with_wrong_block(body) if proxy.in_flight > 4 else None
+    """While four requests or more are in flight, a block is another one's."""
+    if body["prompt"] not in proxy.prompts:
+        proxy.prompts.append(body["prompt"])
+    number = proxy.prompts.index(body["prompt"])
+    is_loaded = proxy.fillers > 0 and not body["cache_prompt"] and neighbors_of(number) >= 4
+    return proxy.with_wrong_block(body) if is_loaded else None
 
 
 def half_written(proxy: Proxy, body: Body):

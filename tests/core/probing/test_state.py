@@ -3,25 +3,29 @@ plants is found on its axis.
 """
 
 import json
+import re
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from core.checks.state import BEYOND, BITWISE, NOT_AVAILABLE, UNDECIDED, WITHIN, axes_of
 from core.judging import axes
 from core.judging.axes import AXES, cases_of
-from core.judging.state import judge_state
+from core.judging.state import judge_state, noise_of
 from core.probing import probe as probing
 from core.probing.client import Client
 from core.probing.plan import WATCH_PROMPTS, Plan
 from core.probing.probe import Probe
 from core.probing.servers import Ask, find_server
 from core.responses.alignment import align
-from core.responses.pairing import pairs_of
 from tests.core.probing import faulty_proxy, odd_server
 from tests.core.probing.faulty_proxy import planted
+from tests.core.probing.made_state import made_state
 from tests.core.responses.made_sides import run_of
+from tests.places import ROOT
 
 pytestmark = pytest.mark.model
 PROMPTS = WATCH_PROMPTS[1:3]  # of 9 and 12 tokens
@@ -48,7 +52,7 @@ def judged(address, prompts=PROMPTS):
     state = probe.run().state
     assert state is not None
     sides = align([state.cold, *state.sides.values()])
-    verdicts = judge_state(state, sides, pairs_of(sides))
+    _, _, verdicts = judge_state(state, sides)
     figures = axes_of(row for verdict in verdicts for row in verdict.evidence)
     return {each.axis: each for each in figures}
 
@@ -62,9 +66,7 @@ def only(monkeypatch, *names):
 def test_a_sound_server_is_accused_of_nothing(llama, monkeypatch):
     monkeypatch.setattr(axes, "LENGTHS", (5, 17, 33, 129))
     found = judged(llama)
-    assert list(found) == [axis.name for axis in AXES if axis.name != "prompt rows"] + [
-        "prompt rows",
-    ]
+    assert set(found) == {axis.name for axis in AXES}
     assert found["rerun"].result == BITWISE
     assert found["prompt rows"].result == NOT_AVAILABLE
     others = {each.result for name, each in found.items() if name != "prompt rows"}
@@ -117,8 +119,8 @@ def test_the_answer_is_a_run_with_a_gate(llama, answers, cli, tmp_path, monkeypa
         gates.append(done.returncode)
     assert gates == [0, 1]
     run = run_of(tmp_path / f"{runs[1][0]}.duckdb")
-    assert [side.name for side in run.sides] == ["cold", "continuation", "warm"]
-    assert [verdict.name for verdict in run.verdicts] == ["rounding", "bug suspected"]
+    assert [side.name for side in run.sides] == ["cold", "warm", "continuation"]
+    assert [verdict.name for verdict in run.verdicts] == ["bug suspected", "rounding"]
     shown = cli("show", runs[1][0], "--store", tmp_path)
     assert "beyond" in shown.stdout
 
@@ -130,6 +132,56 @@ def test_without_cold_requests_a_difference_of_texts_is_undecided(monkeypatch):
         found = judged(address, ("Hello there",))
     assert found["continuation"].result == NOT_AVAILABLE
     assert found["warm"].result == UNDECIDED
+
+
+GUIDE = ROOT / "docs" / "guides" / "prefix_cache.md"
+
+
+def test_the_commands_of_the_guide(llama, answers, cli, tmp_path, monkeypatch):
+    only(monkeypatch)
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path))
+    monkeypatch.setattr(axes, "LENGTHS", (5, 17, 33))
+    block = re.findall(r"```text\n(ulpscope .*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    commands = [shlex.split(line, comments=True)[1:] for line in block[0].splitlines()]
+    assert len(commands) == 3
+    with planted(llama, answers) as address:
+        for command in commands:
+            stored = [path.stem for path in tmp_path.glob("*.duckdb")]
+            known = {"http://127.0.0.1:8000": address, "RUN": "".join(stored)}
+            done = cli(*[known.get(word, word) for word in command])
+            assert done.returncode == 0, done.stderr
+    assert len(stored) == 1
+
+
+CASES = {  # sizes of cold noise and of a warm difference, its share of the prompts: result
+    "noise": (1e-3, 1e-3, 1, WITHIN),
+    "a cache of 8 bits": (1e-3, 0.08, 1, UNDECIDED),
+    "a fault of all": (1e-3, 0.9, 1, BEYOND),
+    "a small fault of few": (1e-3, 0.1, 0.2, UNDECIDED),
+    "a fault of few": (1e-3, 0.9, 0.1, BEYOND),
+    "no noise": (0.0, 0.01, 1, UNDECIDED),
+    "as much noise as a block does": (0.5, 0.5, 1, UNDECIDED),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_difference_is_judged_by_two_scales(case):
+    noise, size, share, result = CASES[case]
+    state = made_state(noise, size, share)
+    _, _, verdicts = judge_state(state, [state.cold, *state.sides.values()])
+    found = axes_of(row for verdict in verdicts for row in verdict.evidence)
+    assert {each.axis: each.result for each in found}["warm"] == result
+
+
+def test_a_fault_among_the_cold_requests_is_no_noise():
+    noise = np.geomspace(1e-3, 4e-3, 20)
+    fault = np.full(12, 0.5)
+    halves = np.append(np.full(9, 1e-6), noise[:8])  # a cache in float16
+    assert noise_of([noise], 0.2) == pytest.approx(4e-3)
+    assert noise_of([noise, fault], 0.2) == pytest.approx(4e-3)
+    assert noise_of([noise, fault[:2] / 10], 0.2) == pytest.approx(4e-3)
+    assert noise_of([halves], 0.2) == noise[7]
+    assert noise_of([np.zeros(20), np.full(3, np.nan)], 0.2) is None
 
 
 @pytest.mark.parametrize("prompts", [["abc" * 9, "defg"], [tuple(range(50)), (7, 8)]])
