@@ -107,7 +107,10 @@ def cases_of(prompts: list[Case]) -> list[Case]:
 
 
 def with_wrong_block(case: Case, other: Case) -> Case:
-    """Return a prompt that begins with tokens of another one: a block, at most half of it."""
+    """Return a prompt that begins with tokens of another one: a block, at most half of it.
+
+    They are in reverse: cuts of a text that repeats itself would have the same block.
+    """
     unit = _CHARACTERS if isinstance(case, str) else 1
     end = min(BLOCK * unit, len(case) // 2, len(other))
-    return other[:end] + case[end:]
+    return other[:end][::-1] + case[end:]
