@@ -41,7 +41,8 @@ from .axes import AXES, Axis, neighbors_of
 from .conclude import conclude
 
 # of the largest noise of cold requests: 2,000 draws of five of 50 rounds of llama.cpp (float16
-# cache, 30 prompts), idle or busy: 99 % are below 4.8, the largest is 6.5. Beyond is not accused yet.
+# cache, 30 prompts), idle or busy: 99 % are below 4.8, the largest is 6.5. Beyond is undecided at
+# first.
 LIMIT = 5.0
 # between two sizes: the larger ones are no tail of the noise. Of the same faults in bfloat16 it is
 # less, then they count as noise, and are reported of their own axis.

@@ -213,4 +213,4 @@ def test_fifty_rounds_of_a_sound_server(llama, monkeypatch, is_busy):
     counts = {result: results.count(result) for result in dict.fromkeys(results)}
     print(f"busy: {is_busy}, {counts}, largest ratio {max(ratios):.2f}")
     assert BEYOND not in results
-    assert results.count(UNDECIDED) <= 0.02 * len(results)
+    assert results.count(UNDECIDED) <= 0.05 * len(results)
