@@ -24,7 +24,7 @@ EXPLAINED = "explained"  # of a pair that is `lower precision`: shown for a fail
 OUTCOMES = (PASSED, FAILED, MISSING, NOTED, EXPLAINED)
 
 VALIDITY, SAMPLER, SCREENING = "validity", "sampler", "screening"
-RERUN, NEIGHBOURS = "rerun", "neighbours"
+RERUN, NEIGHBOURS, STATE = "rerun", "neighbours", "state"
 OWN_DTYPE, FLOAT32, PRECISION = "own dtype", "float32", "precision"
 STRUCTURE, MODULES, ORDER = "structure", "modules", "order"
 CHECK_GROUPS = {  # groups of checks in the order in which they run, with their titles
@@ -33,6 +33,7 @@ CHECK_GROUPS = {  # groups of checks in the order in which they run, with their 
     SCREENING: "arrays alone",
     RERUN: "rerun",
     NEIGHBOURS: "neighbors",
+    STATE: "server state",
     OWN_DTYPE: "compute dtype",
     FLOAT32: "float32 comparison",
     PRECISION: "lower precision",

@@ -16,7 +16,8 @@ from typer import Exit, Option
 
 from ..errors import DumpError, UlpscopeError, UsageError
 from ..judging.lists import judge_probe
-from ..probing.plan import KEY_VARIABLE, WATCH_PROMPTS, ProbeRequest
+from ..judging.state import judge_state
+from ..probing.plan import KEY_VARIABLE, STATE, WATCH_PROMPTS, ProbeRequest, parsed_tests
 from ..progress import Progress
 from ..prompt_files import collect_prompts
 from ..responses.alignment import align
@@ -43,6 +44,9 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from ..responses.records import ResponseSide
 
 
+_STATE = ", state"  # ends the name of a run of axes
+
+
 @takes_request(ProbeRequest)
 def probe(
     request: ProbeRequest,
@@ -54,6 +58,13 @@ def probe(
         str,
         Option(help="URL that gets JSON when --watch sees a move, and a return."),
     ] = "",
+    fail_on: Annotated[
+        list[str] | None,
+        Option(
+            help="Exit with 1 if a condition fails in the run of --tests state: state, or those of"
+            " compare.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         Option("--dry-run", help="Print request and token counts; send nothing."),
@@ -86,6 +97,8 @@ def probe(
     if rounds or webhook:
         raise UsageError("--rounds and --webhook are options of --watch; add --watch 10m.")
     plan = request.plan(_prompts(request))
+    if fail_on and STATE not in plan.tests:
+        raise UsageError("--fail-on reads the answer of --tests state; add it.")
     if dry_run:
         if as_json_:
             print_json(
@@ -116,18 +129,27 @@ def probe(
         raise Exit(EXIT_CODE) from None
     with stoppable():
         run_ids = _store(target, servers, probed, request)
+    gate = None
+    if fail_on and probed.state is not None:
+        from .comparing import compare_files
+
+        gate = compare_files([run_ids[-1]], store, fail_on=fail_on).gate
     if progress == "json":
         print_line(stage="done", run_id=run_ids[0])
         return
     for note in probed.notes:
         print_text(f"note: {note}", err)
     if as_json_:
-        print_json({"run_id": run_ids[0], "runs": run_ids, "notes": probed.notes})
-        return
-    for run_id in run_ids:
+        answer = {"run_id": run_ids[0], "runs": run_ids, "notes": probed.notes}
+        print_json(answer | ({"gate": gate.as_json()} if gate else {}))
+    for run_id in [] if as_json_ else run_ids:
         with RunReader(target.path_of(run_id)) as run:
             print_pairs(run)
         announce(run_id, store)
+    if gate is not None:
+        from .gates import end_with
+
+        end_with(gate, None, None, as_json_)
 
 
 def _watch(
@@ -186,7 +208,8 @@ def _watch(
 
 
 def _prompts(request: ProbeRequest) -> list[Prompt]:
-    if request.watch and not (request.prompts or request.prompt_files or request.prompt_lists):
+    has_own = request.watch or STATE in parsed_tests(request.tests)[0]
+    if has_own and not (request.prompts or request.prompt_files or request.prompt_lists):
         return list(WATCH_PROMPTS)
     prompts = collect_prompts(request.prompts, request.prompt_files, request.prompt_lists)
     chats = [one for one in prompts if one.messages is not None]
@@ -274,11 +297,14 @@ def _store(
     request: ProbeRequest,
     what: str = "",
 ) -> list[str]:
-    """Store the answers as a run, and a walk as another, with the verdict of each pair.
+    """Store the answers as a run, a walk and the axes of state as others, with the verdict of each
+    pair.
 
     Return the ids.
     """
-    parts = [(what, probed.sides), (", walk", probed.walks)]
+    state = probed.state
+    axes = [] if state is None else [state.cold, *state.sides.values()]
+    parts = [(what, probed.sides), (", walk", probed.walks), (_STATE, axes)]
     comparable = [
         (what, _comparable(candidates, probed.notes)) for what, candidates in parts if candidates
     ]
@@ -306,7 +332,10 @@ def _store(
     )
     run_ids = []
     for what, sides in comparable:
-        pairs = pairs_of(sides)
-        verdicts = judge_probe(sides, pairs)
+        if state is not None and what == _STATE:
+            sides, pairs, verdicts = judge_state(state, sides)
+        else:
+            pairs = pairs_of(sides)
+            verdicts = judge_probe(sides, pairs)
         run_ids.append(write_responses(target, title + what, origin, sides, pairs, verdicts))
     return run_ids

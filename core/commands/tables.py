@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
+from ..checks.state import axes_of, axis_texts
 from ..evidence import FAILED, MISSING, ORDER
 from ..runs.file.keep import note_of
 from ..runs.file.records import RunHeader
@@ -67,7 +68,12 @@ def print_reports(
     variant: str | None = None,
 ) -> None:
     """Print verdicts, figures, flips and classes of pairs; variant: print only its flips."""
-    for pair in pairs:
+    axes = axes_of(row for pair in pairs for row in pair.answer.checks)
+    if axes:
+        records = [axis_texts(axis) for axis in axes]
+        lines = [tuple(record.values()) for record in records]
+        out.print(table_of(tuple(records[0]), lines))
+    for pair in [] if axes else pairs:
         print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
     # figures of trainer vs. rollout say more than a count of what differs
     if pairs[0].mismatch is None:

@@ -18,6 +18,7 @@ from ..evidence import (
     RERUN,
     SAMPLER,
     SCREENING,
+    STATE,
     VALIDITY,
     Evidence,
     Unmeasured,
@@ -112,7 +113,7 @@ def _decide(
     # both sides may be in one, each nothing else
     precisions = [row for row in rows if row.group == PRECISION]
     is_lower = bool(precisions) and all(row.outcome == PASSED for row in precisions)
-    deciding = [SAMPLER, NEIGHBOURS]
+    deciding = [SAMPLER, NEIGHBOURS, STATE]
     if not is_lower:
         deciding += [FLOAT32, OWN_DTYPE]
     bug = next(filter(None, map(first, deciding)), None)

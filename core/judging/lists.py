@@ -8,7 +8,7 @@ from ..cause import Cause
 from ..checks.arrays_alone import ARRAYS_ALONE
 from ..checks.rerun import Rerun, rerun_row
 from ..checks.responses import SENT, SentFigures, response_rows
-from ..evidence import FAILED, NOTED, PASSED, RERUN, Evidence, Unmeasured
+from ..evidence import FAILED, NOTED, PASSED, RERUN, STATE, Evidence, Unmeasured
 from ..responses.pairing import Meeting, ResponsePair, compare_sides
 from ..responses.records import ResponseSide
 from ..rl.causes import NO_TEMPERATURE, explain_tokens
@@ -147,7 +147,8 @@ def judge_with_floor(
 ) -> Verdict:
     """Judge a stored, undecided pair again with a model's noise floor."""
     # what had failed had not decided
-    reruns = [row for row in earlier.evidence if row.group == RERUN and row.outcome != FAILED]
+    kept = [row for row in earlier.evidence if row.group in (RERUN, STATE)]
+    reruns = [row for row in kept if row.outcome != FAILED]
     if not pair.is_most_compared and floor.outcome == PASSED:
         floor = replace(floor, outcome=NOTED)
     ratio = getattr(floor.figures, "noise_ratio", None)

@@ -114,6 +114,17 @@ class Client:
             reason = f"the server answers {status}: {error_text(answer)}"
         raise ProbeError(f"{path}: {reason}")
 
+    def drop_stream(self, path: str, body: Mapping[str, Any]) -> None:
+        """Ask for a stream, and close the connection at its first bytes."""
+        json_body = {**body, "stream": True}
+        try:
+            with self._http.stream("POST", path, json=json_body, timeout=60.0) as answer:
+                next(answer.iter_bytes(), b"")
+        except httpx.RequestError as error:
+            raise ProbeError(f"{path}: no stream ({type(error).__name__}).") from None
+        if answer.status_code != 200:
+            raise ProbeError(f"{path}: the server answers {answer.status_code} to a stream.")
+
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
         """Return status and body.
 

@@ -14,16 +14,19 @@ from urllib.parse import urlsplit
 
 from ..capture_request import Request, param
 from ..errors import UsageError
+from ..judging.axes import AXES, LENGTHS, TOKENS
 from ..text import clean, plural
 
 Prompt = str | tuple[int, ...]
 RERUN, WARM, LOAD, WALK, ECHO = "rerun", "warm", "load", "walk", "echo"
+STATE = "state"
 MEANINGS = {
     RERUN: "the same request alone, twice",
     WARM: "with the prompt's prefix in the cache, twice, vs. cold",
     LOAD: "while N other requests are in flight, twice",
     WALK: "every prefix of a prompt as its own request, cold and warm",
     ECHO: "the generated tokens scored as a prompt",
+    STATE: "is the prefix cache right? along eleven axes, at lengths around cache pages",
 }
 DEFAULT_TESTS = "rerun,warm,load:8"
 MOST_LOAD = 64
@@ -69,6 +72,8 @@ class Plan:
             raise UsageError(f"--tokens {self.tokens}: expected 1 to 4,096.")
         if not 1 <= self.top <= 1 << 18:
             raise UsageError(f"--top {self.top}: expected 1 or more values per row.")
+        if STATE in self.tests and self.is_against:
+            raise UsageError("--tests state asks one server; remove --against, or state.")
 
     @property
     def requests(self) -> int:
@@ -83,17 +88,22 @@ class Plan:
         """Return the requests of one test; '' is the reference request."""
         if test == WALK:
             return sum(2 * about_tokens(prompt) for prompt in self.prompts)
+        if test == STATE:
+            prompts = len(self.prompts) + len(LENGTHS)
+            # the reference, a wrong block, and the axes
+            return 2 * prompts + sum(axis.requests(prompts) for axis in AXES)
         return len(self.prompts) * {WARM: 3, LOAD: 2 * (self.load + 1)}.get(test, 1)
 
     @property
     def tokens_read(self) -> int:
         """Estimated prompt tokens that the servers read."""
         lengths = [about_tokens(prompt) for prompt in self.prompts]
-        whole = sum(self.requests_of(test) for test in ("", *self.tests) if test != WALK) // len(
-            lengths,
-        )
+        of_prompts = [test for test in ("", *self.tests) if test not in (WALK, STATE)]
+        whole = sum(map(self.requests_of, of_prompts)) // len(lengths)
         walked = sum(length * (length + 1) for length in lengths) if WALK in self.tests else 0
-        return (sum(lengths) * whole + walked) * self.servers
+        cases = [*lengths, *LENGTHS]
+        of_state = self.requests_of(STATE) * sum(cases) // len(cases) * (STATE in self.tests)
+        return (sum(lengths) * whole + walked + of_state) * self.servers
 
     @property
     def tokens_made(self) -> int:
@@ -103,9 +113,9 @@ class Plan:
             if LOAD in self.tests
             else 0
         )
+        made = {WALK: 1, ECHO: 1, STATE: TOKENS}
         counts = (
-            self.requests_of(test) * (1 if test in (WALK, ECHO) else self.tokens)
-            for test in ("", *self.tests)
+            self.requests_of(test) * made.get(test, self.tokens) for test in ("", *self.tests)
         )
         return (sum(counts) + filler) * self.servers
 

@@ -10,17 +10,29 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..errors import DumpError
+from ..judging.axes import (
+    AXES,
+    CANCELED,
+    OTHER,
+    SAMPLED,
+    TOKENS,
+    Axis,
+    cases_of,
+    neighbors_of,
+    with_wrong_block,
+)
+from ..judging.state import StateAnswers
 from ..numerics.top_tokens import concatenate
 from ..progress import Progress, no_progress
 from ..responses.records import UNKNOWN_TOKEN, Response, ResponseSide
 from ..text import plural, series
 from .client import ProbeError, StoppedError
-from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, WALK, Plan, Prompt
+from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, STATE, WALK, Plan, Prompt
 from .plan import WARM as WARM_TEST
 from .servers import COLD, WARM, Ask, Server
 
@@ -36,11 +48,13 @@ class ProbeResult:
     """Result of a probe: sides of the generating requests, the reference first, and of the walk,
     likewise.
 
-    notes: what could not be requested, or was unexpected.
+    state: of `--tests state`, if it was asked for; notes: what could not be requested, or was
+    unexpected.
     """
 
     sides: tuple[ResponseSide, ...] = ()
     walks: tuple[ResponseSide, ...] = ()
+    state: StateAnswers | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -53,6 +67,7 @@ class Probe:
         self._tell = tell
         self._answers: dict[str, list[Response]] = {}
         self._walks: dict[str, list[Response]] = {}
+        self._state: StateAnswers | None = None
         self._notes: dict[str, None] = {}
         self._salt = secrets.token_hex(8)
         self._salted = itertools.count(1)
@@ -67,6 +82,8 @@ class Probe:
                 for test in (self._alone, self._loaded, self._walk):
                     for server in self._servers:
                         test(server, prompt)
+            if STATE in self._plan.tests:
+                self._ask_state(self._servers[0])
         except StoppedError as reason:
             stopped = str(reason)
         except ProbeError as failure:
@@ -81,15 +98,21 @@ class Probe:
         """
         sides = _complete_sides(dict(self._answers))
         walks = _complete_sides(dict(self._walks))
-        if len(sides) < 2 and len(walks) < 2:
+        if len(sides) < 2 and len(walks) < 2 and self._state is None:
             reason = f": {stopped}" if stopped else ""
             raise ProbeError(f"the answers so far cannot be compared{reason}.")
         if stopped:
-            count = plural(len((sides or walks)[0].responses), "prompt")
+            answered = sides or walks
+            if self._state is not None:
+                answered = answered or (self._state.cold,)
+                for axis in AXES:
+                    self._state.missing.setdefault(axis.name, f"the probe ended early ({stopped})")
+            count = plural(len(answered[0].responses), "prompt")
             self._note(f"The probe ended early ({stopped}); answers to {count} are stored.")
         return ProbeResult(
             sides if len(sides) > 1 else (),
             walks if len(walks) > 1 else (),
+            self._state,
             list(self._notes),
         )
 
@@ -185,24 +208,33 @@ class Probe:
             return
         for name in (f"load:{self._plan.load}", f"load:{self._plan.load} again"):
             server.forget()
-            self._put(server, name, self._under_load(server, prompt, name))
+            request = self._cold(prompt)
+            self._put(server, name, self._under_load(server, request, name, self._plan.load, 7))
 
-    def _under_load(self, server: Server, prompt: Prompt, stage: str) -> Response:
-        """Return the answer to a prompt while others of different lengths are in flight."""
-        others = self._plan.load
+    def _under_load(
+        self,
+        server: Server,
+        request: Ask,
+        stage: str,
+        others: int,
+        lengths: int,
+    ) -> Response:
+        """Return the answer to a request while others are in flight. lengths: how many different
+        ones they have.
+        """
         barrier = threading.Barrier(others + 1)
 
         def fill(number: int) -> None:
-            text = f"{number}. " + _FILLER * (1 + number % 7)
-            request = replace(self._cold(text, self._plan.tokens * FILLER_FACTOR), is_filler=True)
+            text = f"{number}. " + _FILLER * (1 + number % lengths)
+            filler = replace(self._cold(text, request.tokens * FILLER_FACTOR), is_filler=True)
             barrier.wait()
-            server.ask(request)
+            server.ask(filler)
 
         def measure() -> Response:
             barrier.wait()
             # after the pause the other requests are in flight
             server.client.budget.pause(0.05)
-            return self._ask(server, stage, self._cold(prompt))
+            return self._ask(server, stage, request)
 
         filling = [start_call(partial(fill, number)) for number in range(others)]
         response = start_call(measure).result()
@@ -217,6 +249,72 @@ class Probe:
                 " measured one.",
             )
         return response
+
+    def _ask_state(self, server: Server) -> None:
+        """Ask for the cold reference, and then along every axis."""
+        prompts = [self._ids_of(prompt) for prompt in self._plan.prompts]
+        # a server that takes token ids may not tokenize
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        cases: list[Any] = cases_of(texts or prompts)
+        stage = "state: cold"
+        cold = [
+            replace(self._cold(case, TOKENS), rows=server.kind.has_prompt_rows) for case in cases
+        ]
+        reference = tuple(self._ask_cold(server, stage, request) for request in cold)
+        is_cold = bool(server.kind.way_to_be_cold) and not any(one.cached for one in reference)
+        blocks = []
+        for number, case in enumerate(cases):
+            request = self._cold(with_wrong_block(case, cases[number - 1]), 1)
+            blocks.append(self._ask_cold(server, "state: another block", request))
+        wrong_blocks = ResponseSide("wrong block", tuple(blocks))
+        state = StateAnswers(ResponseSide("cold", reference), wrong_blocks, is_cold)
+        self._state = state
+        for axis in AXES:
+            reason = _why_not(axis, server, cases)
+            try:
+                if not reason:
+                    answers = self._ask_axis(server, axis, cases, reference)
+                    state.sides[axis.name] = ResponseSide(axis.name, answers)
+            except ProbeError as error:
+                reason = str(error)
+            if reason:
+                state.missing[axis.name] = reason
+
+    def _ask_axis(
+        self,
+        server: Server,
+        axis: Axis,
+        cases: Sequence[Prompt],
+        reference: Sequence[Response],
+    ) -> tuple[Response, ...]:
+        """Return the answers along one axis, one a prompt."""
+        stage = f"state: {axis.name}"
+        warm = replace(self._cold("", axis.tokens), cache=WARM, salt=f"{self._salt}-warm")
+        if axis.fillers:
+            for case in cases:
+                server.send(replace(warm, prompt=case))
+            for number in range(axis.fillers):
+                server.send(replace(warm, prompt=f"{number}. {_FILLER * 8}", tokens=1))
+        answers = []
+        for number, case in enumerate(cases):
+            for step in axis.before:
+                prompt = cases[number - 1] if step == OTHER else case
+                first = replace(warm, prompt=prompt, temperature=int(step == SAMPLED))
+                server.send(first, is_canceled=step == CANCELED)
+            request = replace(warm, prompt=case) if axis.is_warm else self._cold(case, axis.tokens)
+            request = replace(request, rows=axis.has_prompt_rows)
+            if axis.is_continued:
+                end = len(case) + TOKENS // 2
+                given = reference[number].tokens[:end]
+                request = replace(request, prompt=given, tokens=TOKENS - len(given) + len(case))
+            if axis.has_neighbors:
+                server.forget()
+                others = neighbors_of(number)
+                answers.append(self._under_load(server, request, stage, others, 1))
+            else:
+                ask = self._ask if axis.is_warm else self._ask_cold
+                answers.append(ask(server, stage, request))
+        return tuple(answers)
 
     def _walk(self, server: Server, prompt: Prompt) -> None:
         """Request each row of a prompt by its prefix and one token to generate."""
@@ -255,6 +353,15 @@ def start_call(call: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, name="ulpscope-request", daemon=True).start()
     return outcome
+
+
+def _why_not(axis: Axis, server: Server, cases: Sequence[Prompt]) -> str:
+    """Return why a server cannot be asked along an axis, '' if it can."""
+    if axis.has_prompt_rows and not server.kind.has_prompt_rows:
+        return f"{server.kind.name} does not send a prompt's own rows by token id"
+    if axis.is_continued and isinstance(cases[0], str):
+        return f"{server.kind.name} takes or reports no token ids"
+    return ""
 
 
 def _walk_response(prompt: tuple[int, ...], answers: Sequence[Response]) -> Response:

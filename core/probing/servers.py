@@ -26,6 +26,7 @@ class Ask:
 
     cache: COLD, nothing of the prompt is read from a cache; WARM, it may be. salt: unique to a cold
     request. rows: include the prompt's own rows. is_filler: sent only to load the server.
+    temperature: 0 but for an answer that nothing reads.
     """
 
     prompt: Prompt
@@ -35,6 +36,7 @@ class Ask:
     salt: str = ""
     rows: bool = False
     is_filler: bool = False
+    temperature: int = 0
 
     @property
     def words(self) -> str | list[int]:
@@ -71,12 +73,13 @@ def _chat(ask: Ask, model: str) -> Json:
         "logprobs": True,
         "top_logprobs": ask.top,
     }
-    return ({"model": model} if model else {}) | body | {"temperature": 0}
+    return ({"model": model} if model else {}) | body | {"temperature": ask.temperature}
 
 
 def _completions(ask: Ask, model: str) -> Json:
-    body = {"prompt": ask.words, "max_tokens": ask.tokens, "logprobs": ask.top, "temperature": 0}
-    return ({"model": model} if model else {}) | body
+    body = {"prompt": ask.words, "max_tokens": ask.tokens, "logprobs": ask.top}
+    about = {"model": model} if model else {}
+    return about | body | {"temperature": ask.temperature}
 
 
 def _vllm(ask: Ask, model: str) -> Json:
@@ -91,13 +94,18 @@ def _vllm(ask: Ask, model: str) -> Json:
 
 def _llamacpp(ask: Ask, _: str) -> Json:
     about = {"n_predict": ask.tokens, "n_probs": ask.top, "cache_prompt": ask.cache == WARM}
-    return {"prompt": ask.words, "temperature": 0, "return_tokens": True} | about | ask.filler
+    return (
+        {"prompt": ask.words, "temperature": ask.temperature, "return_tokens": True}
+        | about
+        | ask.filler
+    )
 
 
 def _sglang(ask: Ask, _: str) -> Json:
     return {
         "input_ids" if isinstance(ask.prompt, tuple) else "text": ask.words,
-        "sampling_params": {"temperature": 0, "max_new_tokens": ask.tokens} | ask.filler,
+        "sampling_params": {"temperature": ask.temperature, "max_new_tokens": ask.tokens}
+        | ask.filler,
         "return_logprob": True,
         "top_logprobs_num": ask.top,
         "logprob_start_len": 0 if ask.rows else -1,
@@ -106,7 +114,7 @@ def _sglang(ask: Ask, _: str) -> Json:
 
 
 def _ollama(ask: Ask, model: str) -> Json:
-    options = {"temperature": 0, "num_predict": ask.tokens}
+    options = {"temperature": ask.temperature, "num_predict": ask.tokens}
     values = {"logprobs": True, "top_logprobs": min(ask.top, 20)}
     return {
         "model": model,
@@ -196,6 +204,15 @@ class Server:
         if self.kind.forget is not None:
             path, body = self.kind.forget
             self.client.post_bytes(path, body(self.model))
+
+    def send(self, ask: Ask, *, is_canceled: bool = False) -> None:
+        """Send one request of which no answer is read. is_canceled: drop its stream when it
+        begins.
+        """
+        self.client.budget.take()
+        body = self.kind.body(ask, self.model)
+        send = self.client.drop_stream if is_canceled else self.client.post_bytes
+        send(self.kind.path, body)
 
     def ask(self, ask: Ask) -> Response:
         """Send one request and read its answer. ProbeError if it has no log-probabilities."""

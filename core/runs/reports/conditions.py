@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...checks.state import SERVER_STATE, axes_of
 from ...command_name import COMMAND
 from ...errors import UsageError
-from ...evidence import FAILED, PASSED
+from ...evidence import FAILED, MISSING, NOTED, PASSED
 from ...rl.figures import FIGURE_NAMES, FRAMEWORKS
 from ...text import clean, number, percent, plural
 from ...verdict import NOT_JUDGED, UNDECIDED, exit_code
@@ -106,12 +107,14 @@ MEASURES = {
     "share": Measure("neq_share", "of all elements", "differs in {} of elements", _by("neq"), ">"),
     "same-top1": Measure("same_top1", "of all positions", _SAME_TOP1, by_flip, "<"),
     "verdict": Measure("", "", "is {}", by_difference),
+    # of a probe with --tests state
+    "state": Measure("", "", "is {}", by_difference),
     # of trainer vs. rollout
     **{name: Measure(name, "", "", by_difference, "<>") for name in FIGURE_NAMES},
 }
 ALLOWED = (
-    "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X, verdict or,"
-    " for trainer vs. rollout, a figure like k3>X or ess<X"
+    "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X, verdict,"
+    " state or, for trainer vs. rollout, a figure like k3>X or ess<X"
 )
 
 
@@ -177,6 +180,8 @@ class Condition:
             unit = row["unit"]
         elif self.kind == "verdict":
             outcome, figure, says = _judge_verdict(pair)
+        elif self.kind == "state":
+            outcome, figure, says = _judge_state(pair)
         elif self.kind == "flips:margin":
             outcome, figure, says = self._judge_sure_flips(pair)
         else:
@@ -314,6 +319,15 @@ def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
     return outcome, answer.name, f"is {answer.name}: {'; '.join(parts)}"
 
 
+def _judge_state(pair: PairReport) -> tuple[str, str, str]:
+    """Judge the axis that a pair is; an axis that is not available is none."""
+    # one pair has those of axes that are not available too
+    row = next(row for row in pair.answer.checks if row.check == SERVER_STATE)
+    outcome = UNDECIDED if row.outcome in (NOTED, MISSING) else row.outcome
+    result = axes_of([row])[0].result
+    return outcome, result, f"is {result}: {row.says.rstrip('.')}"
+
+
 def parse_conditions(texts: str | Sequence[str]) -> list[Condition]:
     """Conditions of one text or several, each with commas between its conditions; each once."""
     texts = [texts] if isinstance(texts, str) else texts
@@ -332,6 +346,9 @@ def check_decidable(conditions: Sequence[Condition], pairs: Sequence[PairReport]
             _figure_of(pair, condition.kind) is None for pair in pairs
         ):
             raise UsageError(f"condition {condition}: {_why_not_computed(condition.kind, pairs)}.")
+        checks = [row.check for pair in pairs for row in pair.answer.checks]
+        if condition.kind == "state" and SERVER_STATE not in checks:
+            raise UsageError("condition state: is for a run of `probe --tests state`.")
         if condition.kind in (*_BY_TOP, "kl") and not all(pair.has_tokens for pair in pairs):
             raise UsageError(
                 f"condition {condition}: values have no tokens; use bits, ulps, rms, max-abs, share"

@@ -1,0 +1,307 @@
+"""Judge the answers of a server in several states: is a difference from the cold answer rounding?
+
+HTTP shows no noise floor, so the scale is the server's own. The noise: what cold requests show that
+sum in another order (other shapes, other neighbors). The size of a fault: what a wrong block of
+tokens in the prompt does to the same rows. Between them, a fault in some requests stands out from
+its fellows; one in all requests that is smaller may be a cache of lower precision: undecided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from math import comb
+
+import numpy as np
+from msgspec import structs
+
+from ..cause import Cause
+from ..checks.responses import response_rows
+from ..checks.state import (
+    BEYOND,
+    BITWISE,
+    NOT_AVAILABLE,
+    RESULTS,
+    UNDECIDED,
+    WITHIN,
+    StateFigures,
+    state_row,
+)
+from ..errors import DumpError
+from ..evidence import Evidence
+from ..numerics.arrays import Flags, Floats, Ints
+from ..numerics.grid import sent_error
+from ..numerics.top_tokens import TopTokenFigures, TopTokenRows, compare_rows
+from ..responses.alignment import align, prompt_tokens
+from ..responses.pairing import ResponsePair, pairs_of
+from ..responses.records import ResponseSide
+from ..text import plural
+from ..verdict import Verdict
+from .axes import AXES, Axis, neighbors_of
+from .conclude import conclude
+
+# of the largest noise of cold requests: 2,000 draws of five of 50 rounds of llama.cpp (float16
+# cache, 30 prompts), idle or busy: 99 % are below 4.8, the largest is 6.5. Beyond is undecided at
+# first.
+LIMIT = 5.0
+# between two sizes: the larger ones are no tail of the noise. Of the same faults in bfloat16 it is
+# less, then they count as noise, and are reported of their own axis.
+_GAP = 10.0
+# of the sizes: so many are noise if a few are faults, or if those of every second axis are
+_FEW, _MANY = 0.8, 0.4
+_USUAL = 0.6  # quantile of cold sizes that a fault of one of two axes does not reach
+_LEAST_FAULT = 0.05  # of a fault: below it, few sizes after a gap are those of a float16 cache
+_GROUP_GAP = 5.0  # between requests that are beyond and their fellows
+# of the median that a wrong block does: a cache in fp8 does 0.08, in 4 bits 0.3, positions off by
+# one 0.6 to 1.3
+_FAULT = 0.5
+_LEAST_SEEN = 0.5  # of the prompts: wrong blocks beyond the limit
+_CHANCE = 1e-3  # that one of the groups is that of the requests beyond
+_PAGES = (16, 32, 64, 128, 256)
+
+
+@dataclass
+class StateAnswers:
+    """Answers of one server. cold: the reference; wrong_blocks: to prompts of which a block is
+    another one's; sides: by axis; missing: reasons, by axis; is_cold: nothing of the reference came
+    from a cache.
+    """
+
+    cold: ResponseSide
+    wrong_blocks: ResponseSide
+    is_cold: bool
+    sides: dict[str, ResponseSide] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """noise: largest of cold requests, nats, None if it cannot be measured; error: of values as
+    they are sent; fault: least typical size that no cache of lower precision makes; blocks: what a
+    wrong block does. [prompts]
+    """
+
+    noise: float | None
+    error: float
+    fault: float
+    blocks: Floats
+
+    @property
+    def limit(self) -> float:
+        return LIMIT * max(self.noise or 0.0, self.error)
+
+
+def judge_state(
+    state: StateAnswers,
+    sides: Sequence[ResponseSide],
+) -> tuple[tuple[ResponseSide, ...], tuple[ResponsePair, ...], list[Verdict]]:
+    """Judge every axis. sides: the reference and the comparable axes, aligned.
+
+    Return them with their pairs and verdicts, the worst axes first. The last verdict has the rows
+    of axes that are not available too.
+    """
+    pairs = pairs_of(sides)
+    axes = {axis.name: axis for axis in AXES}
+    sizes = {pair.variant: sizes_of(pair) for pair in pairs}
+    controls = [sizes[name] for name in sizes if axes[name].is_control]
+    blocks = _block_sizes(state)
+    fault = _fault_of(blocks, controls)
+    noise = noise_of(controls, fault) if state.is_cold else None
+    scale = _Scale(noise, sent_error(sides[0].rows.values), fault, blocks)
+    judged = []
+    for pair, side in zip(pairs, sides[1:], strict=True):
+        axis = axes[pair.variant]
+        figures = _judge_axis(axis, sizes[axis.name], side, scale)
+        row = state_row(figures, axis.meaning)
+        verdict = conclude(
+            [row, *response_rows(pair, has_other_inputs=False)],
+            is_bit_identical=figures.result == BITWISE,
+            noise_ratio=figures.noise_ratio,
+            causes=[Cause("", row.says)],
+        )
+        judged.append((RESULTS.index(figures.result), side, pair, verdict))
+    judged.sort(key=lambda each: each[0])
+    _, variants, pairs, verdicts = zip(*judged, strict=True)
+    numbered = [replace(verdict, pair=index) for index, verdict in enumerate(verdicts)]
+    evidence = (*numbered[-1].evidence, *_missing_rows(state, sizes))
+    numbered[-1] = replace(numbered[-1], evidence=evidence)
+    return (sides[0], *variants), pairs, numbered
+
+
+def _missing_rows(state: StateAnswers, sizes: dict[str, Floats]) -> Iterator[Evidence]:
+    for axis in AXES:
+        if axis.name not in sizes:
+            reason = state.missing.get(axis.name, "its answers cannot be compared").rstrip(".")
+            figures = StateFigures(axis=axis.name, result=NOT_AVAILABLE, reason=reason)
+            yield state_row(figures, axis.meaning)
+
+
+def sizes_of(pair: ResponsePair) -> Floats:
+    """Return the largest RMS difference of a row of each request, nats, NaN if no row was compared.
+    [prompts]
+
+    Another token that was emitted counts half of its distance from the top, if the reference emits
+    top tokens only: so much at least some logit has moved.
+    """
+    one, other = pair.rows
+    sizes = _row_sizes(one, other, pair.figures)
+    tops = np.append(one.token_ids, -1)[one.offsets[:-1]]
+    if (one.targets == tops)[one.targets >= 0].all():
+        is_other = (one.targets != other.targets) & (one.targets >= 0) & (other.targets >= 0)
+        for row in np.flatnonzero(is_other & (one.counts > 0)):
+            tokens, values = one.row(int(row))
+            emitted = values[tokens == other.targets[row]]
+            gap = values[0] - (emitted[0] if len(emitted) else values[-1])
+            sizes[row] = np.fmax(sizes[row], gap / 2)
+    largest = np.full(len(pair.meetings), np.nan)
+    np.fmax.at(largest, pair.prompts, sizes)
+    return largest
+
+
+def _row_sizes(one: TopTokenRows, other: TopTokenRows, figures: TopTokenFigures) -> Floats:
+    """Return the RMS difference of each row, nats; of lists without a common token the spread of
+    the first, which at least one value has moved; NaN without values. [rows]
+    """
+    lasts = np.append(one.values, np.nan)[one.offsets[1:] - 1]
+    sizes = np.where(figures.common > 0, figures.rms.filled(0.0), one.largest - lasts)
+    sizes[(one.counts == 0) | (other.counts == 0)] = np.nan
+    return sizes
+
+
+def _fault_of(blocks: Floats, controls: Sequence[Floats]) -> float:
+    """Return the least typical size of a difference that no cache of lower precision makes, nats,
+    infinite if a wrong block does no more than cold requests do.
+    """
+    cold = np.concatenate([*controls, np.empty(0)])
+    usual = np.quantile(np.append(cold[cold > 0], 0.0), _USUAL)
+    fault = _FAULT * float(np.median(blocks)) if len(blocks) else 0.0
+    return fault if fault > LIMIT * usual else np.inf
+
+
+def noise_of(controls: Sequence[Floats], fault: float) -> float | None:
+    """Return the largest size of the cold requests that is no fault, nats, None if all are equal.
+
+    A fault may be among them, so sizes after a gap are left out: a few, or more of them if the
+    limit would hide a fault. A float16 cache rounds or does not, which is a gap too, lower.
+    """
+    sizes = np.concatenate([*controls, np.empty(0)])
+    sizes = np.sort(sizes[sizes > 0])
+    if not len(sizes):
+        return None
+    rank = np.arange(len(sizes)) / len(sizes)
+    is_gap = np.append(np.inf, sizes[1:] / sizes[:-1]) >= _GAP
+    is_cut = is_gap & (rank >= _FEW) & (sizes >= _LEAST_FAULT * fault)
+    is_cut |= is_gap & (rank >= _MANY) & (LIMIT * sizes >= fault)
+    # without a cut the place before the first one is the last
+    return float(sizes[is_cut.argmax() - 1])
+
+
+def _block_sizes(state: StateAnswers) -> Floats:
+    """Return what a wrong block of tokens does to the first generated row, nats, without prompts
+    that have none. [prompts or fewer]
+    """
+    try:
+        sides = align([state.cold, state.wrong_blocks])
+    except DumpError:
+        return np.empty(0)
+    sizes = []
+    for one, other in zip(*(side.responses for side in sides), strict=True):
+        row = other.rows.part(np.arange(len(other.rows)) == 0)
+        same = one.rows.part(np.isin(one.rows.positions, row.positions))
+        if len(same) == len(row) == 1:
+            sizes.append(float(_row_sizes(same, row, compare_rows(same, row))[0]))
+    blocks = np.array(sizes)
+    return blocks[blocks > 0]
+
+
+def _judge_axis(axis: Axis, sizes: Floats, side: ResponseSide, scale: _Scale) -> StateFigures:
+    """Return the figures of an axis with its result."""
+    is_known = ~np.isnan(sizes)
+    cached = np.array([-1 if each.cached is None else each.cached for each in side.responses])
+    worst = float(sizes[is_known].max(initial=0.0))
+    is_beyond = is_known & (sizes > scale.limit)
+    figures = StateFigures(
+        axis=axis.name,
+        result=WITHIN if worst else BITWISE,
+        requests=int(is_known.sum()),
+        requests_beyond=int(is_beyond.sum()),
+        worst_nats=worst,
+        noise_nats=scale.noise,
+        noise_ratio=worst / scale.noise if scale.noise else None,
+        largest_ratio_allowed=LIMIT if scale.noise else None,
+        wrong_block_nats=float(np.median(scale.blocks)) if len(scale.blocks) else None,
+    )
+
+    if axis.reads_the_prompt and not cached.any():
+        return structs.replace(
+            figures, result=NOT_AVAILABLE, reason="the server read nothing from its cache"
+        )
+    if not is_known.any():
+        return structs.replace(figures, result=NOT_AVAILABLE, reason="no row can be compared")
+    if axis.reads_the_prompt and (cached < 0).all():
+        figures = structs.replace(figures, reason="the server reports no cache hits")
+    if not worst:
+        return figures
+    if is_beyond.any():
+        # what was not read from the cache is no fellow
+        is_fellow = is_known & ~is_beyond
+        if axis.is_warm:
+            is_fellow &= cached != 0
+        where = _group(axis, side, cached, is_beyond, is_fellow)
+        if is_fellow.any() and sizes[is_beyond].min() < _GROUP_GAP * sizes[is_fellow].max():
+            where = ""
+        has_size = float(np.median(sizes[is_beyond])) >= scale.fault
+        if has_size or (where and scale.noise):
+            return structs.replace(figures, result=BEYOND, where=where)
+        reason = _doubt(scale, is_all=not is_fellow.any())
+        return structs.replace(figures, result=UNDECIDED, where=where, reason=reason)
+    if not len(scale.blocks):
+        reason = "no wrong block could be measured"
+        return structs.replace(figures, result=UNDECIDED, reason=reason)
+    seen = int((scale.blocks > scale.limit).sum())
+    if seen < _LEAST_SEEN * len(scale.blocks):
+        prompts = plural(len(scale.blocks), "prompt")
+        reason = f"a wrong block would be seen in {seen} of {prompts} only"
+        return structs.replace(figures, result=UNDECIDED, reason=reason)
+    return figures
+
+
+def _doubt(scale: _Scale, *, is_all: bool) -> str:
+    """Return why a difference that is beyond the limit may still be none of a fault."""
+    if not scale.noise:
+        return "no cold requests show how far rounding goes"
+    if is_all:
+        return "fewer bits in the cache, or a fault in all requests"
+    return "few requests, and a wrong block of tokens does more"
+
+
+def _group(
+    axis: Axis,
+    side: ResponseSide,
+    cached: Ints,
+    is_beyond: Flags,
+    is_fellow: Flags,
+) -> str:
+    """Return what the requests beyond have in common and their fellows have not, '' if there is
+    nothing, or if that may be chance.
+    """
+    count = int(is_beyond.sum())
+    if comb(count + int(is_fellow.sum()), count) * _CHANCE < 1:
+        return ""
+    lengths = np.array([len(prompt_tokens(each) or ()) for each in side.responses])
+    beside = np.array([neighbors_of(number) for number in range(len(lengths))])
+    ranges = [
+        (axis.is_warm, cached, "if at least {:,} tokens come from the cache"),
+        (axis.has_neighbors, beside, "if at least {:,} other requests are in flight"),
+        (lengths.all(), lengths, "if the prompt has at least {:,} tokens"),
+        (lengths.all(), -lengths, "if the prompt has at most {:,} tokens"),
+    ]
+    for is_asked, values, words in ranges:
+        least = int(values[is_beyond].min())
+        if is_asked and least > values[is_fellow].max():
+            return f"only {words.format(abs(least))}"
+    for page in _PAGES:
+        rest = np.unique(lengths[is_beyond] % page)
+        if len(rest) == 1 and rest[0] not in lengths[is_fellow] % page:
+            return f"only if the prompt's length is {rest[0]} modulo {page}"
+    return ""

@@ -1,0 +1,161 @@
+"""A proxy in front of a llama.cpp server that plants a fault of its caches: what the server answers
+to another prompt than the one that was sent, as if it had read wrong keys and values.
+
+What the server answers is kept, so that a second probe computes nothing.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx2 as httpx
+
+from core.judging.axes import neighbors_of
+from tests.core.probing.odd_server import listening, reply
+
+Body = dict[str, Any]
+Ids = list[int]
+BLOCK = 16
+
+
+class Proxy:
+    """What a fault may know. previous: warm requests before it, the last one last; prompts:
+    in the order in which they first came; fillers: requests that loaded the server so far.
+    """
+
+    def __init__(self, address: str, answers: dict[str, Any]):
+        self.upstream = httpx.Client(base_url=address, timeout=60.0)
+        self.answers = answers
+        self.fault: Callable[[Proxy, Body], Any] = lambda _proxy, _body: None
+        self.previous: list[Body] = []
+        self.prompts: list[Ids] = []
+        self.fillers = 0
+        self._lock = threading.Lock()
+
+    def answer(self, body: Body) -> Any:
+        """The server's own answer."""
+        body = {**body, "stream": False}
+        key = json.dumps(body, sort_keys=True)
+        if key not in self.answers:
+            answer = self.upstream.post("/completion", json=body).json()
+            # the first of a prompt may not have read the cache yet
+            if body["cache_prompt"] and not answer["timings"]["cache_n"]:
+                answer = self.upstream.post("/completion", json=body).json()
+            self.answers[key] = answer
+        return self.answers[key]
+
+    def handle(self, handler):
+        length = int(handler.headers.get("Content-Length") or 0)
+        body = json.loads(handler.rfile.read(length) or b"{}")
+        if handler.path != "/completion":
+            known = f"{handler.command} {handler.path} {body}"
+            if known not in self.answers:
+                sent = self.upstream.request(handler.command, handler.path, json=body)
+                self.answers[known] = sent.status_code, sent.content
+            status, content = self.answers[known]
+            reply(handler, content, status)
+            return
+        is_filler = isinstance(body["prompt"], str)
+        self.fillers += is_filler
+        try:
+            planted = None if is_filler else self.fault(self, body)
+            answer = self.answer(body)
+            if planted is not None:
+                answer = {**planted, "timings": answer["timings"]}
+        finally:
+            with self._lock:
+                if body["cache_prompt"] and not is_filler:
+                    self.previous.append(body)
+        with suppress(BrokenPipeError, ConnectionResetError):  # a stream that is dropped
+            reply(handler, {**answer, "tokens_evaluated": len(body["prompt"])})
+
+    def with_prompt(self, body: Body, prompt: Ids) -> Any:
+        return self.answer({**body, "prompt": prompt, "cache_prompt": False})
+
+    def with_wrong_block(self, body: Body) -> Any:
+        """The answer if the first block has other tokens."""
+        prompt = body["prompt"]
+        end = min(BLOCK, len(prompt) // 2)
+        wrong = [(token + 7) % 4000 for token in prompt[:end]]
+        return self.with_prompt(body, wrong + prompt[end:])
+
+
+@contextmanager
+def planted(address: str, answers: dict[str, Any], fault=None) -> Iterator[str]:
+    """The address of a proxy with this fault."""
+    proxy = Proxy(address, answers)
+    proxy.fault = fault or proxy.fault
+    with listening(proxy.handle) as own:
+        yield own
+
+
+def is_hit(proxy: Proxy, body: Body) -> bool:
+    prompts = [one["prompt"] for one in proxy.previous]
+    return body["cache_prompt"] and body["prompt"] in prompts
+
+
+def another_block(proxy: Proxy, body: Body):
+    """Every hit reads a block of another request."""
+    return proxy.with_wrong_block(body) if is_hit(proxy, body) else None
+
+
+def long_hits(proxy: Proxy, body: Body):
+    return another_block(proxy, body) if len(body["prompt"]) > 32 else None
+
+
+def page_edges(proxy: Proxy, body: Body):
+    return another_block(proxy, body) if len(body["prompt"]) % 16 == 1 else None
+
+
+def one_off(proxy: Proxy, body: Body):
+    """A hit loses the last position that was written."""
+    prompt = body["prompt"]
+    if not is_hit(proxy, body) or len(prompt) < 3:
+        return None
+    return proxy.with_prompt(body, prompt[:-2] + prompt[-1:])
+
+
+def stale(proxy: Proxy, body: Body):
+    """A hit after another prompt has taken its place reads what that one wrote."""
+    is_evicted = bool(proxy.previous) and proxy.previous[-1]["prompt"] != body["prompt"]
+    return proxy.with_wrong_block(body) if is_hit(proxy, body) and is_evicted else None
+
+
+def not_written(proxy: Proxy, body: Body):
+    """A prompt of 1 + 4 tokens writes no state: what is generated reads its last token alone."""
+    prompt = body["prompt"]
+    if len(prompt) != 5 or body["n_predict"] == 1:
+        return None
+    first = proxy.with_prompt({**body, "n_predict": 1}, prompt)
+    token = first["completion_probabilities"][0]["id"]
+    rest = proxy.with_prompt({**body, "n_predict": body["n_predict"] - 1}, [prompt[-1], token])
+    rows = first["completion_probabilities"] + rest["completion_probabilities"]
+    tokens = first["tokens"] + rest["tokens"]
+    return {**rest, "completion_probabilities": rows, "tokens": tokens}
+
+
+def sampler_stays(proxy: Proxy, body: Body):
+    """The request after a sampled one is sampled too."""
+    last = proxy.previous[-1] if proxy.previous else body
+    is_same = last["prompt"] == body["prompt"]
+    if not (is_same and last["temperature"] and not body["temperature"]):
+        return None
+    return proxy.answer({**body, "temperature": 1, "seed": 3})
+
+
+def leak(proxy: Proxy, body: Body):
+    """While four requests or more are in flight, a block is another one's."""
+    if body["prompt"] not in proxy.prompts:
+        proxy.prompts.append(body["prompt"])
+    number = proxy.prompts.index(body["prompt"])
+    is_loaded = proxy.fillers > 0 and not body["cache_prompt"] and neighbors_of(number) >= 4
+    return proxy.with_wrong_block(body) if is_loaded else None
+
+
+def half_written(proxy: Proxy, body: Body):
+    """A canceled request leaves a wrong block."""
+    last = proxy.previous[-1] if proxy.previous else body
+    is_same = last["prompt"] == body["prompt"]
+    return proxy.with_wrong_block(body) if is_same and last.get("stream") else None

@@ -1,0 +1,216 @@
+"""The state of a real llama.cpp server: sound it is accused of nothing, and each fault that a proxy
+plants is found on its axis.
+"""
+
+import json
+import re
+import shlex
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from core.checks.state import BEYOND, BITWISE, NOT_AVAILABLE, UNDECIDED, WITHIN, axes_of
+from core.judging import axes
+from core.judging.axes import AXES, cases_of
+from core.judging.state import judge_state, noise_of
+from core.probing import probe as probing
+from core.probing.client import Client
+from core.probing.plan import WATCH_PROMPTS, Plan
+from core.probing.probe import Probe
+from core.probing.servers import Ask, find_server
+from core.responses.alignment import align
+from tests.core.probing import faulty_proxy, odd_server
+from tests.core.probing.faulty_proxy import planted
+from tests.core.probing.made_state import made_state
+from tests.core.responses.made_sides import run_of
+from tests.places import ROOT
+
+pytestmark = pytest.mark.model
+PROMPTS = WATCH_PROMPTS[1:3]  # of 9 and 12 tokens
+LENGTHS = (3, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
+
+
+@pytest.fixture(autouse=True)
+def less_work(monkeypatch):
+    """Fewer prompts, and fewer others before `pressure`."""
+    monkeypatch.setattr(axes, "LENGTHS", LENGTHS)
+    fewer = [replace(axis, fillers=min(axis.fillers, 6)) for axis in AXES]
+    monkeypatch.setattr(probing, "AXES", fewer)
+
+
+@pytest.fixture(scope="module")
+def answers():
+    """What the server has answered: a later test asks for the same again."""
+    return {}
+
+
+def judged(address, prompts=PROMPTS):
+    """Figures of every axis of a server, by name."""
+    probe = Probe(Plan(prompts, ("state",)), [find_server(Client(address))])
+    state = probe.run().state
+    assert state is not None
+    sides = align([state.cold, *state.sides.values()])
+    _, _, verdicts = judge_state(state, sides)
+    figures = axes_of(row for verdict in verdicts for row in verdict.evidence)
+    return {each.axis: each for each in figures}
+
+
+def only(monkeypatch, *names):
+    """Ask along these axes, and along those that show the noise and a sound cache."""
+    kept = [axis for axis in AXES if axis.name in ("continuation", "warm", *names)]
+    monkeypatch.setattr(probing, "AXES", kept)
+
+
+def test_a_sound_server_is_accused_of_nothing(llama, monkeypatch):
+    monkeypatch.setattr(axes, "LENGTHS", (5, 17, 33, 129))
+    found = judged(llama)
+    assert set(found) == {axis.name for axis in AXES}
+    assert found["rerun"].result == BITWISE
+    assert found["prompt rows"].result == NOT_AVAILABLE
+    others = {each.result for name, each in found.items() if name != "prompt rows"}
+    assert others <= {BITWISE, WITHIN}
+    warm = found["warm"]
+    assert warm.requests == 6
+    assert 0 < warm.noise_nats < 0.01  # its cache has 16 bits
+    assert warm.wrong_block_nats > 10 * warm.noise_nats
+
+
+NEIGHBORS = "only if at least 4 other requests are in flight"
+FAULTS = {  # axes that are beyond, and what the requests have in common
+    "another_block": (("warm", "other prompt"), ""),
+    "one_off": (("warm", "other prompt"), ""),
+    "long_hits": (("warm",), "only if at least 32 tokens come from the cache"),
+    "page_edges": (("warm",), "only if the prompt's length is 1 modulo 16"),
+    "stale": (("other prompt",), ""),
+    "not_written": (("continuation", "next turn"), ""),
+    "sampler_stays": (("sampled",), ""),
+    "half_written": (("canceled",), ""),
+    "leak": (("neighbors",), NEIGHBORS),
+}
+
+
+@pytest.mark.spread(3)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_on_its_axis(fault, llama, answers, monkeypatch):
+    beyond, where = FAULTS[fault]
+    only(monkeypatch, *beyond)
+    with planted(llama, answers, getattr(faulty_proxy, fault)) as address:
+        found = judged(address)
+    assert {name for name, each in found.items() if each.result == BEYOND} == set(beyond)
+    assert [found[name].where for name in beyond] == [where] * len(beyond)
+
+
+def test_the_answer_is_a_run_with_a_gate(llama, answers, cli, tmp_path, monkeypatch):
+    only(monkeypatch)
+    words = ("--tests", "state", "--fail-on", "state", "--store", tmp_path)
+    prompts = [word for prompt in PROMPTS for word in ("--prompt", prompt)]
+    with planted(llama, answers) as address:
+        sound = cli("probe", address, *prompts, *words, "--json")
+    with planted(llama, answers, faulty_proxy.another_block) as address:
+        faulty = cli("probe", address, *prompts, *words, "--json")
+    assert (sound.returncode, faulty.returncode) == (0, 1)
+    runs = [json.loads(done.stdout)["runs"] for done in (sound, faulty)]
+    assert [len(each) for each in runs] == [1, 1]
+    gates = []
+    for (run_id,) in runs:
+        done = cli("compare", run_id, "--fail-on", "state", "--store", tmp_path)
+        gates.append(done.returncode)
+    assert gates == [0, 1]
+    run = run_of(tmp_path / f"{runs[1][0]}.duckdb")
+    assert [side.name for side in run.sides] == ["cold", "warm", "continuation"]
+    assert [verdict.name for verdict in run.verdicts] == ["bug suspected", "rounding"]
+    shown = cli("show", runs[1][0], "--store", tmp_path)
+    assert "beyond" in shown.stdout
+
+
+def test_without_cold_requests_a_difference_of_texts_is_undecided(monkeypatch):
+    only(monkeypatch)
+    acts = [odd_server.good] * (1 + 2 * (1 + len(LENGTHS)))
+    with odd_server.serving(*acts, odd_server.moved) as (address, _):
+        found = judged(address, ("Hello there",))
+    assert found["continuation"].result == NOT_AVAILABLE
+    assert found["warm"].result == UNDECIDED
+
+
+GUIDE = ROOT / "docs" / "guides" / "prefix_cache.md"
+
+
+def test_the_commands_of_the_guide(llama, answers, cli, tmp_path, monkeypatch):
+    only(monkeypatch)
+    monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path))
+    monkeypatch.setattr(axes, "LENGTHS", (5, 17, 33))
+    block = re.findall(r"```text\n(ulpscope .*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    commands = [shlex.split(line, comments=True)[1:] for line in block[0].splitlines()]
+    assert len(commands) == 3
+    with planted(llama, answers) as address:
+        for command in commands:
+            stored = [path.stem for path in tmp_path.glob("*.duckdb")]
+            known = {"http://127.0.0.1:8000": address, "RUN": "".join(stored)}
+            done = cli(*[known.get(word, word) for word in command])
+            assert done.returncode == 0, done.stderr
+    assert len(stored) == 1
+
+
+CASES = {  # sizes of cold noise and of a warm difference, its share of the prompts: result
+    "noise": (1e-3, 1e-3, 1, WITHIN),
+    "a cache of 8 bits": (1e-3, 0.08, 1, UNDECIDED),
+    "a fault of all": (1e-3, 0.9, 1, BEYOND),
+    "a small fault of few": (1e-3, 0.1, 0.2, UNDECIDED),
+    "a fault of few": (1e-3, 0.9, 0.1, BEYOND),
+    "no noise": (0.0, 0.01, 1, UNDECIDED),
+    "as much noise as a block does": (0.5, 0.5, 1, UNDECIDED),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_difference_is_judged_by_two_scales(case):
+    noise, size, share, result = CASES[case]
+    state = made_state(noise, size, share)
+    _, _, verdicts = judge_state(state, [state.cold, *state.sides.values()])
+    found = axes_of(row for verdict in verdicts for row in verdict.evidence)
+    assert {each.axis: each.result for each in found}["warm"] == result
+
+
+def test_a_fault_among_the_cold_requests_is_no_noise():
+    noise = np.geomspace(1e-3, 4e-3, 20)
+    fault = np.full(12, 0.5)
+    halves = np.append(np.full(9, 1e-6), noise[:8])  # a cache in float16
+    assert noise_of([noise], 0.2) == pytest.approx(4e-3)
+    assert noise_of([noise, fault], 0.2) == pytest.approx(4e-3)
+    assert noise_of([noise, fault[:2] / 10], 0.2) == pytest.approx(4e-3)
+    assert noise_of([halves], 0.2) == noise[7]
+    assert noise_of([np.zeros(20), np.full(3, np.nan)], 0.2) is None
+
+
+@pytest.mark.parametrize("prompts", [["abc" * 9, "defg"], [tuple(range(50)), (7, 8)]])
+def test_cases_have_the_lengths_and_begin_differently(prompts):
+    cases = cases_of(prompts)
+    unit = 4 if isinstance(prompts[0], str) else 1
+    assert cases[:2] == prompts
+    assert [len(case) for case in cases[2:]] == [length * unit for length in LENGTHS]
+    long = [case[: 8 * unit] for case in cases[2:] if len(case) >= 8 * unit]
+    assert len(set(long)) > len(long) // 2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_fifty_rounds_of_a_sound_server(llama, monkeypatch, is_busy):
+    monkeypatch.setattr(axes, "LENGTHS", (3, 17, 33, 65, 129))
+    server = find_server(Client(llama))
+    text = " ".join(WATCH_PROMPTS)
+    results, ratios = [], []
+    for number in range(50):
+        with ThreadPoolExecutor(3) as others:
+            for each in range(150 * is_busy):
+                prompt = "The quick brown fox. " * (1 + (each + number) % 9)
+                others.submit(server.ask, Ask(prompt, 24, 1, "warm"))
+            found = judged(llama, (text[number : number + 120],))
+            others.shutdown(cancel_futures=True)
+        results += [each.result for each in found.values()]
+        ratios += [each.noise_ratio or 0.0 for each in found.values()]
+    counts = {result: results.count(result) for result in dict.fromkeys(results)}
+    print(f"busy: {is_busy}, {counts}, largest ratio {max(ratios):.2f}")
+    assert BEYOND not in results
+    assert results.count(UNDECIDED) <= 0.05 * len(results)
