@@ -39,7 +39,8 @@ def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
         title="share that differs by at least as much",
         **log_axis(whole["share"].to_numpy(float)),
     )
-    return layout(figure, 320).update_layout(legend_tracegroupgap=0)
+    # an identical pair has no line: a line alone is named too
+    return layout(figure, 320).update_layout(legend_tracegroupgap=0, showlegend=True)
 
 
 def sweep(table: pd.DataFrame, name: str) -> go.Figure:

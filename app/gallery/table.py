@@ -219,7 +219,8 @@ def _ratio(value: float | None) -> float | None:
 
 def _percent(card: RunCard) -> float | None:
     """Share of the logits that differ; only no one is 0.0%, and only all are 100.0%."""
-    if not card.sides:
+    holds_logits = card.rms_row_ulps is not None
+    if not (card.sides and holds_logits):
         return None
     share = card.max_neq_share
     rounded = round(100 * share, 1)

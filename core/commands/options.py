@@ -58,7 +58,7 @@ Holds = Annotated[
         help=(
             "'logits': treat arrays as logits even if they look like log-probabilities of chosen"
             " tokens. 'padded': cut a padded vocabulary to the tokens common to all sides."
-            " 'values': embeddings, hidden states or scores, [rows, n] or [rows]: no tokens."
+            " 'values': embeddings, hidden states or scores, of any width: no tokens."
         ),
     ),
 ]

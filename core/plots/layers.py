@@ -48,7 +48,7 @@ _HOVER = {
 }
 _MOST_NAMED = 20  # rows whose names fit next to a map
 _BELOW_MARK = {"margin": {"t": 46}}  # room for the selected position
-_NAMES_ALONG = 10  # modules whose names fit below a chart
+_NAMES_ALONG = 7  # modules whose names fit below a chart
 
 
 def short_name(module: str, kind: str, block: int) -> str:
@@ -345,7 +345,9 @@ def module_growth(modules: DataFrame) -> go.Figure:
     figure.update_xaxes(
         title="module in execution order, a layer at its end",
         tickvals=named,
-        ticktext=[inert(names[place]) for place in named],
+        ticktext=[_in_lines(names[place]) for place in named],
+        # turned names would take the height of a phone's chart
+        tickangle=0,
         range=[-0.5, len(modules) - 0.5],
         showgrid=False,
     )
@@ -354,6 +356,11 @@ def module_growth(modules: DataFrame) -> go.Figure:
     )
     # half of the last name needs room on the right
     return layout(figure, 220, **NEAREST_CLICK).update_layout(margin={"r": 30})
+
+
+def _in_lines(name: str) -> str:
+    """Return a name of several lines, for a narrow tick."""
+    return inert(name).replace("_", "_ ").replace(" ", "<br>")
 
 
 def _named(modules: DataFrame) -> list[int]:

@@ -26,7 +26,7 @@ from .store.store import Store
 from .tables.choices import CHOICE
 from .tables.heatmap import PYRAMIDS, cell_rows, first_level_rows, insert_levels, narrow_cells
 from .tables.kernels import KernelList, insert_kernels
-from .tables.kv_cache import KV, KV_POSITION, KvPart, kv_rows
+from .tables.kv_cache import BY_POSITION, KV, KV_POSITION, KvPart, kv_rows
 from .tables.layers import LayerRows
 from .tables.logits import insert_logits, read_window
 from .tables.mitigations import MitigationRow, insert_mitigations
@@ -155,6 +155,9 @@ class RunWriter:
             )
         elif part.key in self._parts:
             first, place, shape, carrier = self._parts[part.key]
+            # padding fills the buffers of a DeepSeek V4 in other steps
+            if part.kind not in BY_POSITION and shape != part.bits.shape:
+                return
             reference = KvPart(
                 *part.key,
                 first,

@@ -63,6 +63,10 @@ HELLO = {
             "where": {"kv": ["q8_0", "q4_0"], "flash": ["off"]},
             "says": "a quantized V cache needs flash attention; leave flash:off out",
         },
+        {
+            "where": {"swap": ["on"], "base": ["prefill", "decode", "chunked"]},
+            "says": "swap:on restores a reused prefix; choose reuse:N",
+        },
     ],
     "bases": {
         "prefill": {},
@@ -90,6 +94,12 @@ HELLO = {
             default="auto",
             widest="off",
             bits={"auto": 11, "on": 11},
+        ),
+        "swap": modifier(
+            "another prompt takes the cache between the calls of reuse; the prefix comes back from"
+            " host memory",
+            ["off", "on"],
+            default="off",
         ),
         "ubatch": modifier("tokens a physical batch takes at most (n_ubatch)", least=1),
         "threads": THREADS,
@@ -222,6 +232,9 @@ class LlamaCppEngine:
             ("llama_get_memory", pointer, pointer),
             ("llama_memory_clear", None, pointer, ctypes.c_bool),
             ("llama_memory_seq_rm", ctypes.c_bool, pointer, number, number, number),
+            ("llama_state_seq_get_size", size, pointer, number),
+            ("llama_state_seq_get_data", size, pointer, ctypes.c_char_p, size, number),
+            ("llama_state_seq_set_data", size, pointer, ctypes.c_char_p, size, number),
             ("llama_batch_init", Batch, number, number, number),
             ("llama_batch_free", None, Batch),
             ("llama_decode", number, pointer, Batch),
@@ -321,7 +334,8 @@ class LlamaCppEngine:
                 self.lib.llama_get_logits_ith(self.context, n) for n in range(len(sequences[0]))
             ]
             logits = np.stack([np.ctypeslib.as_array(row, (self.vocab,)) for row in first])
-            rows(start, logits[:most])
+            if most != 0:
+                rows(start, logits[:most])
         finally:
             self.lib.llama_batch_free(batch)
 
@@ -334,6 +348,8 @@ class LlamaCppEngine:
                 # an earlier call of the same prompt; what follows its first tokens is let go, as a
                 # server does
                 self.step(others, 0, rows, start)
+                if self.options.get("swap") == "on":
+                    self.swap(others, rows)
                 for row in range(self.rows):
                     self.lib.llama_memory_seq_rm(
                         self.lib.llama_get_memory(self.context),
@@ -342,6 +358,26 @@ class LlamaCppEngine:
                         -1,
                     )
             self.step([row[start : start + len(tokens)] for row in others], start, rows)
+
+    def swap(self, sequences, rows):
+        """Move the cache of every sequence to host memory and back, as a server does whose cache is
+        full; meanwhile another prompt overwrites it.
+        """
+        saved = [self.saved(row) for row in range(self.rows)]
+        memory = self.lib.llama_get_memory(self.context)
+        self.lib.llama_memory_clear(memory, True)
+        self.step([row[::-1] for row in sequences], 0, rows, 0)
+        self.lib.llama_memory_clear(memory, False)
+        for row, state in enumerate(saved):
+            if not self.lib.llama_state_seq_set_data(self.context, state, len(state), row):
+                raise RuntimeError("llama_state_seq_set_data restored nothing")
+
+    def saved(self, row):
+        """Return the bytes of a sequence's cache."""
+        size = self.lib.llama_state_seq_get_size(self.context, row)
+        data = ctypes.create_string_buffer(size)
+        self.lib.llama_state_seq_get_data(self.context, data, size, row)
+        return data.raw
 
 
 class GraphTensors:

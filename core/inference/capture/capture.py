@@ -39,7 +39,6 @@ from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
 from ..paths import engine_side
 from ..paths.bases import without_cache
 from ..paths.batch import CacheWatch, Emit, kv_parts, neighbour_rows, rows_of_a_chunk
-from ..paths.caches import has_layers
 from ..paths.hooks import ModuleTrace
 from ..paths.paths import NamedPath, OpenPath, Path, check_path, open_path, sides_of
 from ..watching.choices import ChoiceRecorder, can_record
@@ -172,8 +171,6 @@ def _title(loaded: LoadedModel, sides: Sequence[NamedPath], request: CaptureRequ
 def _compares_kv(loaded: LoadedModel, paths: Sequence[Path], request: CaptureRequest) -> bool:
     """Return whether KV caches are compared: as requested, else if a path reads one."""
     obstacle = without_cache(loaded, None)
-    if obstacle is None and not has_layers(loaded):
-        obstacle = f"the parts of a {type(loaded.model).__name__}'s state are not known"
     if obstacle is None:
         return any(path.reads_cache for path in paths) if request.kv is None else request.kv
     if request.kv:

@@ -17,7 +17,9 @@ from transformers.utils import logging as transformers_logging
 
 from ...errors import CaptureError, UlpscopeError
 
-_OURS = "_ulpscope_is_ours"  # attribute of an exception
+# attributes of an exception
+_OURS = "_ulpscope_is_ours"
+_REASON = "_ulpscope_reason"
 # CPU allocation failures are plain RuntimeErrors; these are the allocator's words.
 _MEMORY_WORDS = ("can't allocate memory", "not enough memory", "out of memory")
 
@@ -46,7 +48,10 @@ def foreign_errors_stop(label: str, when_out_of_memory: str) -> Iterator[None]:
         )
         if is_allocator or isinstance(error, torch.OutOfMemoryError | MemoryError):
             raise CaptureError(f"{label}: out of memory; {when_out_of_memory}.") from error
-        raise CaptureError(f"{label}: {type(error).__name__}: {first_line(error)}.") from error
+        foreign = f"{type(error).__name__}: {first_line(error)}"
+        reason = getattr(error, _REASON, "")
+        says = f"{reason} ({foreign})" if reason else foreign
+        raise CaptureError(f"{label}: {says}.") from error
 
 
 @contextmanager
@@ -56,6 +61,16 @@ def no_foreign_errors() -> Iterator[None]:
         yield
     except Exception as error:
         setattr(error, _OURS, True)
+        raise
+
+
+@contextmanager
+def foreign_errors_mean(reason: str) -> Iterator[None]:
+    """Have `foreign_errors_stop` say this of foreign exceptions inside, before their own words."""
+    try:
+        yield
+    except Exception as error:
+        setattr(error, _REASON, reason)
         raise
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -151,10 +152,16 @@ def _nothing_fresh(loaded: LoadedModel, positions: int | None, prefix: int) -> s
 
 def _no_static_cache(loaded: LoadedModel, positions: int | None) -> str | None:
     reason = without_cache(loaded, positions)
-    if reason is None and isinstance(new_cache(loaded), ReturnedState):
-        kind = type(loaded.model).__name__
-        return f"a {kind} has no cache that can be allocated beforehand; choose decode"
-    return reason
+    if reason is not None:
+        return reason
+    is_static = not isinstance(new_cache(loaded), ReturnedState)
+    if is_static:
+        # a configuration may name kinds of layers that StaticCache does not have
+        with suppress(Exception):
+            StaticCache(config=loaded.model.config, max_cache_len=1)
+            return None
+    kind = type(loaded.model).__name__
+    return f"a {kind} has no cache that can be allocated beforehand; choose decode"
 
 
 BASES: dict[str, Base] = {

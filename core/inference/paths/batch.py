@@ -6,7 +6,7 @@ alive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,15 +16,22 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import Cache, PreTrainedTokenizerBase
+from transformers import Cache, PreTrainedTokenizerBase, StaticCache
 
 from ...errors import CaptureError
 from ...runs.tables.kv_cache import KvPart
 from ..models.devices import own_bits
 from ..models.encoder import token_types
 from ..models.model import LoadedModel
-from ..models.torch_errors import quiet
-from .caches import AnyCache, ReturnedState, arguments_of, new_cache
+from ..models.torch_errors import foreign_errors_mean, quiet
+from .caches import (
+    AnyCache,
+    ReturnedState,
+    arguments_of,
+    keys_of_layer,
+    new_cache,
+    running_states,
+)
 from .sliced_head import columns_at_once, sliced_logits
 
 _TEXT = Path(__file__).with_name("neighbours.txt")
@@ -76,9 +83,11 @@ class CacheWatch:
 class PromptBatch:
     """The prompt as row `row` of a batch of `rows`, and the forward that computes its logits.
 
-    left_padding, right_padding: masked padding of every row; call: computes a forward, None for the
-    model itself; room: tokens that will follow the prompt, for a cache allocated beforehand; watch:
-    gets the cache of each forward, which then always makes one; trace: follows the forwards.
+    left_padding, right_padding: masked padding of every row; gives_positions: position ids are
+    passed without padding too, else the model counts its cached tokens; call: computes a forward,
+    None for the model itself; room: tokens that will follow the prompt, for a cache allocated
+    beforehand; watch: gets the cache of each forward, which then always makes one; trace: follows
+    the forwards.
     """
 
     loaded: LoadedModel
@@ -88,6 +97,7 @@ class PromptBatch:
     neighbours: Neighbours = lambda of, prompt, count: neighbour_rows(of.tokenizer, prompt, count)
     left_padding: int = 0
     right_padding: int = 0
+    gives_positions: bool = False
     call: Callable[..., Any] | None = None
     room: int = 0
     watch: CacheWatch | None = None
@@ -166,6 +176,7 @@ class PromptBatch:
         # without padding, the model's defaults apply, as everywhere
         if self.left_padding or self.right_padding:
             arguments["attention_mask"] = self.attention_mask[:, :last]
+        if self.left_padding or self.right_padding or self.gives_positions:
             arguments["position_ids"] = self.position_ids[:, first:last]
         skipped = self.left_padding + start - first
         begin, end, position = skipped, skipped + stop - start, start
@@ -205,16 +216,29 @@ class PromptBatch:
         if self.left_padding:
             mask = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
             arguments["attention_mask"] = torch.cat([self.attention_mask, mask], dim=1)
+        if self.left_padding or self.gives_positions:
             arguments["position_ids"] = self.position_ids[:, -1:] + 1 + done
         logits = self._logits(arguments, cache)[self.row]
         self._note(cache)
         return logits[-1:]
 
     def _logits(self, arguments: dict[str, Any], cache: AnyCache | None) -> torch.Tensor:
-        output = self._outputs(arguments)
+        with foreign_errors_mean(self._failure(arguments, cache)):
+            output = self._outputs(arguments)
         if isinstance(cache, ReturnedState):
             cache.keep(output)
         return output.logits
+
+    def _failure(self, arguments: Mapping[str, Any], cache: AnyCache | None) -> str:
+        """Say what a model cannot do that fails on these arguments, "" if that is not known."""
+        if cache is None or self.call is not None:
+            return ""
+        what = "continue a cache"
+        if isinstance(cache, StaticCache):
+            what = "use a cache allocated beforehand"
+        elif arguments["input_ids"].shape[1] > 1:
+            what = "continue a cache by several tokens"
+        return f"a {type(self.loaded.model).__name__} cannot {what}; choose prefill"
 
     def _outputs(self, arguments: dict[str, Any]) -> Any:
         # a compiled model has no truth
@@ -319,56 +343,41 @@ def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvP
     """Yield the prompt's row of all keys, values and running states by layer, without padding, in
     `dtype` if exact; states in float32 otherwise.
     """
-    cache = watch.cache.value if isinstance(watch.cache, ReturnedState) else watch.cache
-    if not isinstance(cache, Cache) or watch.batch is None:
+    batch, cache = watch.batch, watch.cache
+    if batch is None or cache is None:
         return
-    for index, layer in enumerate(cache.layers):
-        for kind, tensor in (
-            ("key", getattr(layer, "keys", None)),
-            ("value", getattr(layer, "values", None)),
-        ):
+    value = cache.value if isinstance(cache, ReturnedState) else cache
+    for index, layer in enumerate(value.layers if isinstance(value, Cache) else ()):
+        for kind, tensor in keys_of_layer(batch.loaded, layer).items():
             if (
                 not isinstance(tensor, torch.Tensor)
                 or tensor.ndim != 4
                 or torch.promote_types(tensor.dtype, dtype) != dtype
             ):
                 continue
-            first, slots = _slots(layer, tensor.shape[2], watch.batch)
+            first, slots = _slots(layer, tensor.shape[2], batch)
             if slots.start < slots.stop:
-                own = tensor[watch.batch.row, :, slots].to(dtype)
+                own = tensor[batch.row, :, slots].to(dtype)
                 yield KvPart(prompt, index, kind, first, own_bits(own))
-        yield from _state_parts(layer, watch.batch, prompt, index, dtype)
-
-
-def _state_parts(
-    layer: Any,
-    batch: PromptBatch,
-    prompt: int,
-    index: int,
-    dtype: torch.dtype,
-) -> Iterator[KvPart]:
-    """Yield a layer's running states after the last token. Heads are the first axis of a state of
-    three.
-    """
-    for kind, name in (("conv state", "conv_states"), ("recurrent state", "recurrent_states")):
-        states = [each for each in getattr(layer, name, {}).values() if each is not None]
-        if not states:
-            continue
-        # a layer of several states is compared as one
-        own = [state[batch.row].flatten(1 if state.ndim == 4 else 0) for state in states]
-        whole = own[0] if len(own) == 1 else torch.cat([state.flatten() for state in own])
+    for index, name, states in running_states(batch.loaded, cache):
+        whole = _by_head([state[batch.row] for state in states])
         is_exact = torch.promote_types(whole.dtype, dtype) == dtype
-        if not is_exact and whole.dtype != torch.float32:
+        if whole.numel() == 0:
             continue
-        whole = whole.to(dtype) if is_exact else whole
-        heads = whole.shape[0] if whole.ndim == 2 else 1
-        yield KvPart(
-            prompt,
-            index,
-            kind,
-            batch.positions - 1,
-            own_bits(whole.reshape(heads, 1, -1)),
-        )
+        if is_exact or whole.dtype == torch.float32:
+            bits = own_bits(whole.to(dtype) if is_exact else whole)
+            kind = name.removesuffix("s").replace("_", " ")
+            yield KvPart(prompt, index, kind, batch.positions - 1, bits)
+
+
+def _by_head(states: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return a layer's states of one name as one. Heads are the first axis of a state of three.
+    [heads, 1, width]
+    """
+    heads = states[0].shape[0] if states[0].ndim == 3 else 1
+    if any(state.shape[0] % heads for state in states):
+        heads = 1
+    return torch.cat([state.reshape(heads, 1, -1) for state in states], dim=2)
 
 
 def _slots(layer: Any, size: int, batch: PromptBatch) -> tuple[int, slice]:

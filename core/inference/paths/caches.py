@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
+import torch
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import (
     DummyLayer,
@@ -39,6 +41,8 @@ class ReturnedState:
         self.value = output[self.name]
 
 
+# of a layer: an entry for each token, so no running state
+_KEYS = ("keys", "values", "indexer_keys")
 AnyCache = Cache | ReturnedState
 
 
@@ -71,11 +75,6 @@ def keeps_keys(loaded: LoadedModel) -> bool:
     return isinstance(cache, Cache) and any(hasattr(layer, "keys") for layer in cache.layers)
 
 
-def has_layers(loaded: LoadedModel) -> bool:
-    """Return whether a model's cache is one of layers, whose parts can be compared."""
-    return cache_argument(loaded) in _CACHES and loaded.model.config.model_type != "xlstm"
-
-
 def arguments_of(loaded: LoadedModel, cache: AnyCache | None) -> dict[str, Any]:
     """Return the arguments of a forward that continues a cache, or has none."""
     if cache is None:
@@ -84,3 +83,65 @@ def arguments_of(loaded: LoadedModel, cache: AnyCache | None) -> dict[str, Any]:
     assert name is not None
     value = cache.value if isinstance(cache, ReturnedState) else cache
     return {"use_cache": True, name: value}
+
+
+def keys_of_layer(loaded: LoadedModel, layer: Any) -> dict[str, Any]:
+    """Return what a layer of a cache keeps of each token, by kind: [rows, heads, slots, width], or
+    None. Multi-head latent attention keeps one latent, and the part of the keys that is rotated.
+    """
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    rank = getattr(loaded.model.config.get_text_config(decoder=True), "kv_lora_rank", None)
+    is_latent = keys is not None and keys.ndim == 4 and (1, rank) == (keys.shape[1], keys.shape[3])
+    kinds = ("latent", "rotary key") if is_latent else ("key", "value")
+    indexer = getattr(layer, "indexer_keys", None)
+    of_indexer = None if indexer is None else indexer[:, None]
+    return {**dict(zip(kinds, (keys, values), strict=True)), "indexer key": of_indexer}
+
+
+def running_states(
+    loaded: LoadedModel,
+    cache: AnyCache,
+) -> Iterator[tuple[int, str, list[torch.Tensor]]]:
+    """Yield the running states in a cache and in the model's modules: layer, the name that the
+    family gives it, tensors [rows, ...].
+    """
+    value = cache.value if isinstance(cache, ReturnedState) else cache
+    if isinstance(value, list):
+        # a RWKV's: the layers are the last axis
+        for layer in range(value[0].shape[-1]):
+            yield layer, "state", [each[..., layer] for each in value]
+        return
+    for name, by_layer in vars(value).items():
+        if not isinstance(by_layer, list | dict):
+            continue
+        entries = by_layer.items() if isinstance(by_layer, dict) else enumerate(by_layer)
+        for layer, held in entries:
+            yield from ((layer, *each) for each in _states(held, name))
+    for path, module in loaded.model.named_modules():
+        at_start = loaded.start.get(module)
+        numbers = [int(part) for part in path.split(".") if part.isdigit()]
+        if at_start is None or not numbers:
+            continue
+        written = {
+            name: held for name, held in vars(module).items() if at_start.get(name) is not held
+        }
+        for name, held in written.items():
+            yield from ((numbers[0], *each) for each in _states(held, name))
+
+
+def _states(held: Any, name: str) -> Iterator[tuple[str, list[torch.Tensor]]]:
+    """Yield names and tensors of what is held for one layer: tensors, or an object that has
+    them.
+    """
+    if isinstance(held, torch.Tensor | list | tuple | dict):
+        every = list(held.values()) if isinstance(held, dict) else held
+        every = [every] if isinstance(every, torch.Tensor) else every
+        tensors = [each for each in every if isinstance(each, torch.Tensor)]
+        # counts are not states
+        tensors = [each for each in tensors if each.ndim > 1 and each.is_floating_point()]
+        if tensors:
+            yield name, tensors
+        return
+    for own, inner in getattr(held, "__dict__", {}).items():
+        if own not in _KEYS and isinstance(inner, torch.Tensor | dict):
+            yield from _states(inner, own)

@@ -33,6 +33,7 @@ MODIFIER_ARGUMENTS: dict[str, tuple[Argument, ...]] = {
     "row": (whole_number(0, syntax="I"),),
     "neighbours": (choice("same", "random"),),
     "pad": (choice("left", "right"), whole_number(1)),
+    "positions": (choice("given"),),
     "attn": (_AN_ATTENTION,),
     "dtype": (choice(*LOGIT_FORMATS),),
     "threads": (whole_number(1, _MOST_THREADS),),

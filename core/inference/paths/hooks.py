@@ -96,7 +96,8 @@ class ModuleTrace:
         rows, columns = self._shape
         if self._computed is None or self.is_ambiguous:
             return None
-        if tensor.shape[0] not in (rows, rows * columns):
+        # nothing to choose from, as before the first compressed key of a DeepSeek V4
+        if tensor.numel() == 0 or tensor.shape[0] not in (rows, rows * columns):
             return None
         row, skipped, start, stop = self._computed
         is_flat = tensor.shape[0] == rows * columns

@@ -87,6 +87,13 @@ def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> 
     return f"a {kind} has no {lacking[0]}, so padding would change its function; leave pad out"
 
 
+def _takes_no_positions(loaded: LoadedModel, others: Others, source: str) -> str | None:
+    if "position_ids" in signature(loaded.model.forward).parameters:
+        return None
+    kind = type(loaded.model).__name__
+    return f"a {kind} has no position_ids, so it counts its tokens; leave positions:{source} out"
+
+
 # The model.
 
 
@@ -322,6 +329,11 @@ MODIFIERS: dict[str, Modifier] = {
     "pad": Modifier(
         lambda batch, side, count: nullcontext(replace(batch, **{f"{side}_padding": count})),
         refuse=_cannot_mask,
+    ),
+    # what generate() passes; without it a forward with a cache counts its cached tokens
+    "positions": Modifier(
+        lambda batch, source: nullcontext(replace(batch, gives_positions=True)),
+        refuse=_takes_no_positions,
     ),
     "attn": Modifier(_attn, refuse=_no_such_attention),
     "dtype": Modifier(_dtype, refuse=_not_representable),

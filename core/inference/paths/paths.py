@@ -341,7 +341,10 @@ class OpenPath:
         BASES[self.path.base.name].compute(batch, check_emit, *self.path.base.values)
         expected = batch.loaded.rows_of(batch.prompt)
         if done != expected:
-            raise CaptureError(f"path '{self.path}': got {done} positions; expected {expected}.")
+            raise CaptureError(
+                f"path '{self.path}': the model gave logits of {done} positions; expected"
+                f" {expected}.",
+            )
 
     def _check(self, position: int, done: int, logits: torch.Tensor) -> None:
         label, loaded = f"path '{self.path}'", self._batch.loaded
@@ -356,7 +359,7 @@ class OpenPath:
                 f"{label}: logits are {list(logits.shape)}; expected [rows, {loaded.vocab_size}].",
             )
         if position != done:
-            raise CaptureError(f"{label}: got position {position}; expected {done}.")
+            raise CaptureError(f"{label}: the model gave no logits of position {done}.")
 
 
 def _is_widened(logits: torch.Tensor, dtype: torch.dtype) -> bool:

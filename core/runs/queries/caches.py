@@ -4,10 +4,9 @@ Layers and heads are those that keep a cache: a model may have others between th
 """
 
 from ...numerics.arrays import DataFrame, Record
-from ...text import out_of, plural
+from ...text import out_of, plural, series
 from ..file.records import RunHeader
 from ..reader import RunReader
-from ..tables.kv_cache import KINDS
 from .layers import pool, records
 
 _FIGURES = """
@@ -23,24 +22,23 @@ SELECT {{by}}, {_FIGURES}, min(first_position) AS first_position
 FROM kv WHERE pair = $1 AND ($2::INTEGER IS NULL OR prompt = $2) GROUP BY {{by}} ORDER BY {{by}}
 """
 # Keys of layer 0 depend on nothing but the embedding, the first norm, one product and the rotation:
-# a difference there is the kernel's own.
-_FIRST_LAYERS = ", ".join(
-    f"""min(layer) FILTER (neq > 0 AND kind = '{kind}') AS "{kind}" """ for kind in KINDS
-)
+# a difference there is the kernel's own. Latents count as keys.
 _SUMMARY = f"""
 WITH part(name, kinds, layers) AS (VALUES ('together', 'key value state', NULL),
     ('keys', 'key', NULL), ('values', 'value', NULL), ('states', 'state', NULL),
     ('layer_0_keys', 'key', 0)),
 chosen AS (
     SELECT *, (layer, prompt, first_position, head) AS place
-    FROM kv JOIN part ON contains(kinds, split_part(kind, ' ', -1))
+    FROM kv JOIN part ON contains(kinds, CASE WHEN kind = 'value' THEN kind
+            WHEN kind = 'latent' OR kind LIKE '%key' THEN 'key' ELSE 'state' END)
         AND (layers IS NULL OR layer = layers)
     WHERE pair = $1)
 SELECT prompt AS of_prompt, name, {_FIGURES}, min(layer) FILTER (neq > 0) AS first_layer,
-    {_FIRST_LAYERS},
+    string_agg(DISTINCT layer || ' ' || kind, ',') FILTER (neq > 0) AS differing,
     arg_min(prompt, place) FILTER (neq > 0) AS first_prompt,
     arg_min(first_position, place) FILTER (neq > 0) AS first_position,
-    arg_min(head, place) FILTER (neq > 0) AS first_head
+    arg_min(head, place) FILTER (neq > 0) AS first_head,
+    arg_min(first_element, place) FILTER (neq > 0) AS first_element
 FROM chosen GROUP BY GROUPING SETS ((name), (name, prompt)) ORDER BY of_prompt NULLS FIRST
 """
 MEASURES = ("neq_share", "max_row_ulps", "max_ulps")  # of a cell by position
@@ -83,10 +81,11 @@ def summaries(run: RunReader, pair: int) -> dict[int | None, Record]:
     by_prompt: dict[int | None, Record] = {}
     for row in records(run.query(_SUMMARY, pair)):
         of_prompt = by_prompt.setdefault(row.pop("of_prompt"), dict.fromkeys(parts))
-        kinds = {kind: row.pop(kind) for kind in KINDS}
-        row["first_kinds"] = [
-            kind for kind in KINDS if kinds[kind] is not None and kinds[kind] == row["first_layer"]
-        ]
+        # "0 key,0 value,1 key"
+        places = [place.partition(" ") for place in (row.pop("differing") or "").split(",")]
+        row["first_kinds"] = sorted(
+            kind for layer, _, kind in places if layer == str(row["first_layer"])
+        )
         of_prompt[row.pop("name")] = row
     return by_prompt
 
@@ -101,13 +100,17 @@ def sentence(header: RunHeader, summary: Record) -> str:
             "Nothing differs: both caches are equal in all"
             f" {plural(together['elements'], 'element')}."
         )
-    kinds = " and ".join(f"{kind}s" for kind in together["first_kinds"])
+    kinds = series([f"{kind}s" for kind in together["first_kinds"]])
     prompt = f"prompt {together['first_prompt']}, " if header.has_several_prompts else ""
+    element = ""
+    if together["first_element"] is not None:
+        # a file of 1.0.0 has none
+        element = f", element {together['first_element']}"
     text = (
         f"**{out_of(together['neq'], together['elements'])} elements"
         f" {'differs' if together['neq'] == 1 else 'differ'}**, first in layer"
         f" {together['first_layer']} ({kinds}), {prompt}head {together['first_head']}, position"
-        f" {together['first_position']}."
+        f" {together['first_position']}{element}."
     )
     if first is None or not first["neq"]:
         return text

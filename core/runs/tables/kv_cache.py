@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import UsageError
-from ...numerics.arrays import Bits
+from ...numerics.arrays import Array, Bits
 from ...numerics.formats import FLOAT32, FloatFormat
 from ...text import plural
 from ..file.table import Table
@@ -25,8 +25,9 @@ KV = Table(
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     layer INTEGER -- 0-based layer of the model
-    kind VARCHAR -- key, value, conv state or recurrent state; a state that the model keeps in
-    -- float32 counts ULPs of float32
+    kind VARCHAR -- key, value, latent, rotary key, indexer key, or a running state by its name in
+    -- transformers: conv state, recurrent state, linear cache; one that the model keeps in float32
+    -- counts ULPs of float32
     head INTEGER -- 0-based key/value head, or head of the state
     elements BIGINT -- elements compared: positions that both caches hold x width of the head
     """
@@ -34,6 +35,8 @@ KV = Table(
     + """
     first_position INTEGER NULL -- lowest position of the prompt where an element differs, null if
     -- none does
+    first_element INTEGER NULL -- index in the head of the first element that differs there; null
+    -- likewise
     """,
 )
 
@@ -44,7 +47,7 @@ KV_POSITION = Table(
     pair INTEGER -- index of the pair
     prompt INTEGER -- index of the prompt
     layer INTEGER -- 0-based layer of the model
-    kind VARCHAR -- key or value
+    kind VARCHAR -- key, value, latent, rotary key or indexer key
     position INTEGER -- 0-based token index in its prompt whose key or value it is
     neq BIGINT -- elements whose values differ
     rms DOUBLE -- root mean square of the difference, unit of the cache
@@ -52,9 +55,8 @@ KV_POSITION = Table(
     max_row_ulps DOUBLE NULL -- largest difference in row ULPs, as in kv
     """,
 )
-KINDS = ("key", "value", "conv state", "recurrent state")
 # kinds that have an entry for each position
-BY_POSITION = KINDS[:2]
+BY_POSITION = ("key", "value", "latent", "rotary key", "indexer key")
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,21 @@ def kv_rows(
         elements=len(positions) * width,
         **columns_of(KV, figures, axis=1),
         first_position=first_position(figures, positions),
+        first_element=_first_element(a, b, figures, fmt),
     )
     by_position = columns_of(KV_POSITION, figures, axis=0)
     return by_head, KV_POSITION.arrow(**keys, position=positions, **by_position)
+
+
+def _first_element(a: Bits, b: Bits, figures: Array, fmt: FloatFormat) -> pa.Array:
+    """Return the first differing element of each head's first differing position, null if there is
+    none. a, b: [heads x positions, width]; figures: [heads, positions]
+    """
+    heads, positions = figures.shape
+    is_other = figures["neq"] > 0
+    if not is_other.any():
+        return pa.nulls(heads, pa.int32())
+    rows = np.arange(heads) * positions + is_other.argmax(axis=1)
+    by_element = figures_of(a[rows].reshape(-1, 1), b[rows].reshape(-1, 1), fmt)
+    first = by_element["neq"].reshape(heads, -1).argmax(axis=1)
+    return pa.array(first.astype(np.int32), mask=~is_other.any(axis=1))

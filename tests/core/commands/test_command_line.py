@@ -7,8 +7,10 @@ import sys
 
 import numpy as np
 import pytest
+from rich.markup import render
 
 from core import __version__
+from core.__main__ import MODULES, load
 from tests.core.conftest import environment
 from tests.places import CASES, ROOT
 
@@ -158,3 +160,11 @@ def test_a_deleted_run_is_listed_restored_and_removed_for_good(cli, store):
         assert store.deleted() == []
         assert not store.directory.joinpath(f"{run_id}.duckdb").exists()
         store.directory.joinpath(f"{run_id}.duckdb").write_bytes(body)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_help_prints_what_its_source_says(name):
+    """The terminal takes brackets for colors."""
+    command = load(name)
+    for text in (command.help, *(getattr(option, "help", None) for option in command.params)):
+        assert text is None or render(text).plain == text

@@ -1,5 +1,7 @@
 """Engines as sides: real ones, against transformers, in the run file and on trial."""
 
+import sys
+
 import pytest
 import torch
 import transformers
@@ -13,7 +15,8 @@ from benchmarks.verdicts.other_engines import (
     planted_folder,
 )
 from core.checks.modules_alone import LARGEST_ALONE
-from core.errors import CaptureError
+from core.engines import registry
+from core.errors import CaptureError, UsageError
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import ModuleOutputs, modules_alone
 from core.inference.models import engine_files
@@ -61,6 +64,7 @@ def ids(loaded):
         f"llamacpp:decode+{WIDE}",
         f"llamacpp:chunked:7+{WIDE}",
         f"llamacpp:reuse:31+{WIDE}",
+        f"llamacpp:reuse:31+{WIDE}+swap:on+batch:2",
         f"llamacpp:prefill+{WIDE}+batch:4",
         f"llamacpp:prefill+{WIDE}+ubatch:16+threads:1",
         "ort:prefill+optimize:off",
@@ -240,6 +244,45 @@ def test_a_fault_in_an_exported_graph_is_called_a_bug_and_its_module_named(
     monkeypatch.setattr(engine_side, "folder_of", lambda *_: edited)
     figures = figures_of_bug(judge(loaded, [ids], variant=path))
     assert set(figures.modules_beyond) == MODULES_OF[fault]
+
+
+# the values of the last layer are at the end of a sequence's bytes
+FORGETFUL = """
+import adapter_llamacpp as own
+from ulpscope_engine import serve
+
+sound = own.LlamaCppEngine.saved
+
+def saved(engine, row):
+    data = sound(engine, row)
+    part = len(data) // 20
+    return data[:-part] + bytes(part)
+
+own.LlamaCppEngine.saved = saved
+serve(dict(own.HELLO, version="1", is_here=True), own.load)
+"""
+
+
+def test_a_cache_that_is_restored_wrongly_has_its_layer_and_position(
+    loaded,
+    ids,
+    tmp_path,
+    monkeypatch,
+):
+    adapter = tmp_path / "forgetful.py"
+    adapter.write_text(FORGETFUL)
+    place = registry.EngineLocation(sys.executable, adapter)
+    monkeypatch.setitem(registry._locations, "forgetful", place)
+    found = judge(loaded, [ids], variant=f"forgetful:reuse:20+{WIDE}+swap:on")
+    assert set(figures_of_bug(found).modules_beyond) == {"model.layers.2.self_attn"}
+    assert found.first_place == (0, 20)
+
+
+def test_a_restored_cache_has_the_bits_of_one_that_stayed(loaded, ids):
+    restored = logits_of("llamacpp:reuse:20+swap:on", loaded, ids)
+    assert torch.equal(restored, logits_of("llamacpp:reuse:20", loaded, ids))
+    with pytest.raises(UsageError, match="choose reuse:N"):
+        side_of("llamacpp:decode+swap:on")
 
 
 # ---- modules

@@ -11,6 +11,7 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     BloomConfig,
     Gemma2Config,
     Gemma3TextConfig,
@@ -117,6 +118,15 @@ CONFIGS = {
         },
     ),
     "lfm2": lambda: Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"]),
+    # without position ids its cached steps begin at 0 in transformers 5.23
+    "bamba": lambda: BambaConfig(
+        **_SHAPE,
+        attn_layer_indices=[1],
+        mamba_n_heads=6,
+        mamba_d_head=16,
+        mamba_d_state=8,
+        mamba_chunk_size=16,
+    ),
     "bloom": lambda: BloomConfig(
         vocab_size=VOCAB,
         hidden_size=48,

@@ -6,12 +6,13 @@ import numpy as np
 
 from core.numerics.formats import BFLOAT16
 from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
-from core.runs.tables.kv_cache import BY_POSITION, KvPart
+from core.runs.tables.kv_cache import KvPart
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import header_of, writing
 
 VOCAB = 40
 GIVEN = 5
+KEY_VALUE = ("key", "value")
 # What each side makes of prompts 0 and 1; prompt 2 is only scored. The first variant parts in
 # prompt 0, the second never.
 CONTINUED = {
@@ -109,9 +110,9 @@ def continued_run(
             writer.write(side, 0, logits.astype(BFLOAT16.values).view(np.uint16))
         for prompt, ids in enumerate(fed):
             for layer in range(4):
-                for kind in BY_POSITION:
+                for kind in KEY_VALUE:
                     bits = cache(
-                        100 * prompt + 10 * layer + BY_POSITION.index(kind),
+                        100 * prompt + 10 * layer + KEY_VALUE.index(kind),
                         positions=len(ids),
                     )
                     variant_bits = bits.copy()

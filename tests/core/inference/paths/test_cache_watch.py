@@ -7,11 +7,14 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from benchmarks.families import tiny_family
+from benchmarks.verdicts.tiny_models import model_of as model_of_config
 from core.errors import CaptureError
 from core.inference.paths.batch import CacheWatch, kv_parts
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.conftest import MODELS
+from tests.core.inference.odd_models import deepseek_v32, recurrent_gemma
 from tests.core.inference.sameness import (
     captured,
     float32_bound,
@@ -166,3 +169,49 @@ def test_running_states_are_those_of_the_models_own_cache(dtype, model_of, store
             rms = np.sqrt((ours["rms"] ** 2 * ours["elements"]).sum() / ours["elements"].sum())
             assert rms == pytest.approx(float(exact), rel=1e-6)
     assert len(table[table["kind"] == "recurrent state"]) == 2 * 6  # layers x heads
+
+
+def test_a_state_outside_the_cache_of_layers_is_its_familys_own(model_of):
+    """MiniMax's and RWKV's, of a plain forward of transformers; whole, by head and at the end."""
+    loaded = model_of("minimax")
+    ids = torch.tensor([tokens(loaded)])
+    with torch.inference_mode():
+        own = loaded.model(ids, use_cache=True).past_key_values
+    parts, _ = parts_of("prefill", loaded)
+    assert {kind for _, kind in parts} == {"key", "value", "linear cache"}
+    first, state = parts[1, "linear cache"]
+    assert first == ids.shape[1] - 1
+    assert torch.equal(state, own.linear_cache[1][0].reshape(4, 1, -1))
+    assert torch.equal(parts[0, "key"][1], own.layers[0].keys[0])
+
+    loaded = model_of("rwkv")
+    with torch.inference_mode():
+        states = loaded.model(torch.tensor([tokens(loaded)]), use_cache=True).state
+    parts, _ = parts_of("prefill", loaded)
+    assert sorted(parts) == [(0, "state"), (1, "state")]
+    expected = torch.cat([state[0, :, 1] for state in states])
+    assert torch.equal(parts[1, "state"][1].flatten(), expected)
+
+
+def test_a_state_in_a_module_and_latents_have_the_names_of_their_families():
+    loaded = model_of_config(recurrent_gemma())
+    parts, _ = parts_of("decode", loaded)
+    state = loaded.model.model.layers[1].temporal_block.rg_lru.recurrent_states
+    assert torch.equal(parts[1, "recurrent state"][1].flatten(), state.flatten())
+    assert {(0, "conv1d state"), (2, "key"), (2, "value")} <= set(parts)
+
+    loaded = model_of_config(deepseek_v32(8))
+    cache = own_cache(loaded).layers[2]
+    parts, _ = parts_of("prefill", loaded)
+    assert {kind for _, kind in parts} == {"latent", "rotary key", "indexer key"}
+    assert torch.equal(parts[2, "latent"][1], cache.keys[0])
+    assert torch.equal(parts[2, "rotary key"][1], cache.values[0])
+    assert torch.equal(parts[2, "indexer key"][1], cache.indexer_keys)
+
+
+def test_caches_of_a_family_that_compresses_its_keys_are_compared(store):
+    """DeepSeek V4: the first tokens have no compressed key to choose."""
+    loaded = tiny_family("deepseek_v4")
+    with captured(store, loaded, [tokens(loaded)], "decode") as run:
+        table = run.rows("kv", pair=0)
+    assert {"key", "compressed kv", "buffer kv", "overlap gate"} <= set(table["kind"])

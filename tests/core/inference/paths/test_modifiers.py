@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch._inductor.config
+from transformers import DynamicCache
 
 from core.errors import CaptureError
 from core.inference.paths import paths
@@ -44,6 +45,7 @@ MODELS = [
 ON_A_CPU = [
     "batch:2+row:1+neighbours:same",
     "pad:left:3",
+    "positions:given",
     "attn:eager",
     "dtype:float16",
     "sdpa:math",
@@ -56,6 +58,8 @@ ON_A_MACHINE = [
     "prefill+attn:eager",
     "static+attn:eager",
     "prefill+pad:left:5+attn:eager",
+    "prefill+positions:given",
+    "decode+positions:given",
     "blocks:8+threads:2",
     "prefill+dtype:float32",
 ]
@@ -275,6 +279,7 @@ def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(ll
             "prefill+pad:left:3",
             "has no position_ids, so padding would change its function",
         ),
+        ("bloom", "float32", "decode+positions:given", "has no position_ids"),
     ],
 )
 def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(
@@ -293,6 +298,47 @@ def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(
             assert str(caught.value).startswith(f"path '{path}': ")
             assert sentence in str(caught.value)
     assert forwards == []
+
+
+def own_loop(loaded, size, *, gives_positions):
+    """A decoding loop of the user's own, `size` tokens a call. [positions, vocab]"""
+    ids, cache, rows = torch.tensor([tokens(loaded)]), DynamicCache(config=loaded.model.config), []
+    with torch.inference_mode():
+        for start in range(0, ids.shape[1], size):
+            own = ids[:, start : start + size]
+            places = torch.arange(start, start + own.shape[1])[None]
+            given = {"position_ids": places} if gives_positions else {}
+            rows.append(loaded.model(own, past_key_values=cache, use_cache=True, **given).logits[0])
+    return torch.cat(rows)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("base", "size"), [("decode", 1), ("chunked:5", 5), ("reuse:16", 16)])
+@pytest.mark.parametrize("name", ["llama", "bamba"])
+def test_positions_are_the_models_own_unless_given(name, base, size, model_of):
+    loaded = model_of(name)
+    own, given = logits_of(base, loaded), logits_of(f"{base}+positions:given", loaded)
+    assert torch.equal(own, own_loop(loaded, size, gives_positions=False))
+    assert torch.equal(given, own_loop(loaded, size, gives_positions=True))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("base", ["decode", "chunked:5", "reuse:7", "blocks:8", "static"])
+def test_given_positions_change_only_a_model_that_counts_wrongly(base, model_folders):
+    """The planted fault is that of Bamba in transformers 5.23: every call begins at 0."""
+    loaded = on_cpu(model_folders["llama"])
+    sound = logits_of(base, loaded)
+    assert torch.equal(logits_of(f"{base}+positions:given", loaded), sound)
+
+    def begin_at_zero(_, args, kwargs):
+        if kwargs.get("position_ids") is None:
+            kwargs["position_ids"] = torch.arange(kwargs["input_ids"].shape[1])[None]
+        return args, kwargs
+
+    loaded.model.register_forward_pre_hook(begin_at_zero, with_kwargs=True)
+    assert torch.equal(logits_of(f"{base}+positions:given", loaded), sound)
+    shift = (logits_of(base, loaded) - sound).abs().max()
+    assert float(shift) > float32_bound(loaded)
 
 
 def test_the_memory_of_logits_is_known_beforehand(llama):

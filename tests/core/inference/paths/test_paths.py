@@ -4,15 +4,23 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from benchmarks.families import tiny_family
 from core.errors import CaptureError, UsageError
 from core.inference.paths import batch, paths
 from core.inference.paths.bases import Base
 from core.inference.paths.engines import side_of
 from core.inference.paths.grammar import BASE_ARGUMENTS
 from core.inference.paths.paths import parse_path
+from tests.core.inference.capture.test_capture import collect
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.paths.test_modifiers import ON_A_MACHINE
-from tests.core.inference.sameness import computes_the_same, float32_bound, logits_of, tokens
+from tests.core.inference.sameness import (
+    computes_the_same,
+    float32_bound,
+    logits_of,
+    planned,
+    tokens,
+)
 from tests.covering import covering
 
 BASES = [
@@ -80,10 +88,27 @@ def test_a_chosen_kernel_of_sdpa_computes_it_too(path, name, model_of):
         *(("minimax", path) for path in ("decode", "chunked:5", "reuse:7", "blocks:8")),
         *(("rwkv", path) for path in ("decode", "chunked:5", "reuse:7", "blocks:8")),
         ("lfm2", "decode+pad:left:3"),
+        *(("bamba", f"{path}+positions:given") for path in ("decode", "reuse:7", "static")),
     ],
 )
 def test_models_with_a_running_state_take_the_paths_that_copy_it(name, path, model_of):
     assert computes_the_same(path, model_of(name))
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("family", "path", "reason"),
+    [
+        ("prophetnet", "chunked:5", "cannot continue a cache by several tokens; choose prefill"),
+        ("prophetnet", "static", "cannot use a cache allocated beforehand; choose prefill"),
+        ("deepseek_v4", "static", "has no cache that can be allocated beforehand; choose decode"),
+        ("cpmant", "decode", "the model gave no logits of position 1"),
+    ],
+)
+def test_a_family_that_cannot_use_its_cache_so_is_refused_with_the_reason(family, path, reason):
+    loaded = tiny_family(family)
+    with pytest.raises(CaptureError, match=f"path '{path}': .*{reason}"):
+        collect(planned(loaded, [tokens(loaded)], "prefill", [path], kv=False))
 
 
 @pytest.mark.model
@@ -240,8 +265,8 @@ def test_a_path_that_does_not_parse_is_answered_with_what_exists(text, sentence)
     [
         (0, torch.zeros(3, 384, dtype=torch.float64), "gave float64 logits; expected float32"),
         (0, torch.zeros(3, 7), r"logits are \[3, 7\]; expected \[rows, 384\]"),
-        (0, torch.zeros(2, 384), "got 2 positions; expected 3"),
-        (1, torch.zeros(1, 384), "got position 1; expected 0"),
+        (0, torch.zeros(2, 384), "gave logits of 2 positions; expected 3"),
+        (1, torch.zeros(1, 384), "gave no logits of position 0"),
     ],
 )
 def test_a_base_that_breaks_the_contract_is_stopped(

@@ -10,8 +10,8 @@ import pytest
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.queries.caches import MEASURES, caches_json, cells, merge, summaries
 from core.runs.store.store import Store
-from core.runs.tables.kv_cache import BY_POSITION, KvPart
-from tests.core.runs.cache_runs import both, cache, kv_run
+from core.runs.tables.kv_cache import KvPart
+from tests.core.runs.cache_runs import KEY_VALUE, both, cache, kv_run
 from tests.core.runs.made_runs import opened
 from tests.covering import covering
 
@@ -54,7 +54,7 @@ def many():
     """
     parts, bits = [], {}
     random = np.random.default_rng(7)
-    for prompt, layer, kind in itertools.product(range(2), range(3), BY_POSITION):
+    for prompt, layer, kind in itertools.product(range(2), range(3), KEY_VALUE):
         reference = cache(
             int(random.integers(1 << 30)),
             positions=(5, 4)[prompt],
@@ -89,7 +89,7 @@ def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
         found = summaries(run, 0)
         assert [one["prompt"] for one in caches_json(run, 0)["by_prompt"]] == [0, 1]
     for of, prompts in ((None, (0, 1)), (1, (1,))):
-        for part, kinds in (("together", BY_POSITION), ("keys", ("key",)), ("values", ("value",))):
+        for part, kinds in (("together", KEY_VALUE), ("keys", ("key",)), ("values", ("value",))):
             pairs = [bits[place] for place in bits if place[0] in prompts and place[2] in kinds]
             figures = found[of][part]
             for name, expected in figures_with_numpy(pairs).items():
@@ -120,10 +120,12 @@ def test_layers_and_heads_agree_with_numpy(tmp_path):
 
 
 def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
-    """Layer 1 differs from position 3 on, in its second head; layer 2 from position 1 on."""
+    """Layer 1 differs from position 3 and element 2 on, in its second head; layer 2 from position 1
+    on.
+    """
     bits = cache(0)
     changed = [bits.copy() for _ in range(3)]
-    changed[1][1, 3:] += 1
+    changed[1][1, 3:, 2:] += 1
     changed[2][0, 1:] += 1
     parts = []
     for layer in range(3):
@@ -135,6 +137,21 @@ def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
     assert first["first_prompt"] == 0
     assert first["first_head"] == 1
     assert first["first_position"] == 3
+    assert first["first_element"] == 2
+
+
+def test_latents_count_as_keys_and_any_other_kind_as_a_state(tmp_path):
+    bits, state = cache(0, 1), cache(1, 4, 1)
+    parts = []
+    for kind in ("latent", "rotary key", "indexer key"):
+        parts += both(KvPart(0, 1, kind, 0, bits), bits ^ 1)
+    parts += both(KvPart(0, 0, "linear cache", 4, state), state ^ 1)
+    with read(tmp_path, parts) as run:
+        found = summaries(run, 0)[None]
+    assert (found["keys"]["neq"], found["states"]["neq"]) == (3 * bits.size, state.size)
+    assert found["keys"]["first_kinds"] == ["indexer key", "latent", "rotary key"]
+    assert found["together"]["first_kinds"] == ["linear cache"]
+    assert found["values"] is None
 
 
 @pytest.mark.spread(2)

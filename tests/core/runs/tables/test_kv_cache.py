@@ -71,6 +71,12 @@ def test_caches_of_other_heads_are_refused(store):
     assert list(store.directory.iterdir()) == []
 
 
+def test_a_state_of_another_shape_leaves_no_rows(store):
+    parts = both(KvPart(0, 0, "buffer kv", 4, cache(2, 1, 1)), cache(2, 1, 1, 8))
+    with opened(store, kv_run(store, parts)) as run:
+        assert run.rows("kv", pair=0).empty
+
+
 def test_generated_tokens_come_back_with_the_place_where_they_diverge(store):
     made = Generation(
         1,
