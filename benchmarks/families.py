@@ -128,6 +128,7 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     # as in the released model: no window, and a first layer of linear attention
     "minimax": {"layer_types": ["linear_attention", "full_attention"] * 2, "sliding_window": None},
     "xlstm": {"qk_dim_factor": 1.0, "mode": "inference"},
+    "sarvam_mla": _MLA,
     "youtu": _MLA,
     "zamba2": {
         "layers_block_type": ["linear_attention", "hybrid"] * 2,
