@@ -465,10 +465,12 @@ def rounded_parameters(
     source: torch.dtype,
     target: torch.dtype,
 ) -> Iterator[torch.nn.Parameter]:
-    """Yield the parameters that a conversion rounds: all but those that transformers loads in
-    float32.
+    """Yield the parameters that a conversion changes: all but those that transformers loads in
+    float32. Those of a model that was cast whole are widened like the others.
     """
-    float32_names = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    float32_names: set[str] = set()
+    if target.itemsize < torch.float32.itemsize:
+        float32_names |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
     # modeling_utils: the second list is for overflows of float16
     if target is torch.float16:
         float32_names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())

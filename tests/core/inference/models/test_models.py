@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from core.errors import CaptureError
+from core.inference.models.dtypes import in_float32
 from core.inference.models.model import load_model, readable
 from tests.core.inference.sameness import on_cpu
 
@@ -227,3 +228,14 @@ def test_a_folder_never_asks_the_hub(folder, monkeypatch):
         on_cpu(folder).model,
         LlamaForCausalLM,
     )
+
+
+@pytest.mark.model
+def test_a_model_that_was_cast_whole_is_wholly_widened(model_folders, monkeypatch):
+    loaded = on_cpu(model_folders["llama"], "bfloat16")
+    # transformers loads these in float32, `model.to(torch.bfloat16)` casts them too
+    kept = ["q_proj"]
+    monkeypatch.setattr(loaded.model, "_keep_in_fp32_modules_strict", kept, raising=False)
+    with in_float32(loaded) as widened:
+        assert {each.dtype for each in widened.model.parameters()} == {torch.float32}
+    assert {each.dtype for each in loaded.model.parameters()} == {torch.bfloat16}
