@@ -223,7 +223,7 @@ def asked_of(page):
             values = setting.words or {str(number): number for number in setting.span}
             said[setting.name] = [
                 word for word, value in values.items() if value != setting.default
-            ][-1]
+            ][0]
     return said
 
 
