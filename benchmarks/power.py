@@ -32,6 +32,7 @@ from benchmarks.verdicts.planted import FAMILIES, GROUPS, PLANTED, Planted, fami
 from benchmarks.verdicts.tiny_models import tiny_prompts
 from benchmarks.verdicts.variations import VARIATIONS
 from core.checks.modules_alone import AloneFigures
+from core.checks.modules_in_16_bits import ModuleRoundingFigures
 from core.errors import CaptureError
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.dtypes import WIDENING
@@ -205,7 +206,8 @@ class Bench:
             modules = dict(self.loaded.model.named_modules())
             right = next((name for name, each in modules.items() if each is planted), "")
             rows = [row.figures for row in verdict.evidence]
-            alone = [each for each in rows if isinstance(each, AloneFigures)]
+            kinds = AloneFigures | ModuleRoundingFigures
+            alone = [each for each in rows if isinstance(each, kinds)]
             named = next((each.modules_beyond[0] for each in alone if each.modules_beyond), "")
             # a part of it is named as well
             pair.module_is_right = f"{named}.".startswith(f"{right}.")

@@ -17,6 +17,7 @@ from ..checks.from_model import from_model_row
 from ..checks.lower_precision import CONTROL as PRECISIONS_CONTROL
 from ..checks.lower_precision import PRECISIONS, PrecisionVerdict
 from ..checks.modules_alone import AloneFigures
+from ..checks.modules_in_16_bits import ModuleRoundingFigures
 from ..checks.narrowing import AGAINST_EXACT, NARROWING
 from ..checks.other_rows import other_rows_row
 from ..checks.outliers import outliers_row, structure_of
@@ -258,7 +259,11 @@ class _Trial:
             self.add(row)
             if row.outcome in (PASSED, FAILED):
                 self.error_tests[str(row.side)] = test
-        if all(row.outcome == PASSED for row, _ in tests):
+        outcomes = {row.outcome for row, _ in tests}
+        wide = self.test(self.wide_dtype)
+        # a fault in float32 too is looked for in its modules alone
+        is_of_16_bits = FAILED in outcomes and wide is not None and wide.is_passed
+        if outcomes <= {PASSED} or is_of_16_bits:
             self.evidence += self.controls.module_rounding()
 
     def choices(self) -> None:
@@ -402,6 +407,8 @@ class _Trial:
             module = next(filter(None, (each.first_module for each in alone)), module)
             on_top = [each.first for each in alone if each.bits is not None and each.first]
             place = on_top[-1] if on_top else place  # of a fault on top of a lower precision
+        elif deciding is not None and is_beyond and not_finite is None:
+            module = self.module_beyond_its_rounding()
         outcomes = {each.evidence.outcome for each in self.precisions}
         if outcomes and outcomes <= {PASSED, FAILED}:
             # the fault's own place, not the precision's
@@ -415,6 +422,13 @@ class _Trial:
             if place is None and isinstance(row.figures, SingleLogitFigures | ChoicesFigures):
                 place = row.figures.first
         return place, module
+
+    def module_beyond_its_rounding(self) -> str:
+        """Return the first module in 16 bits that is, '' if none is or they were not asked."""
+        for row in self.evidence:
+            if isinstance(row.figures, ModuleRoundingFigures) and row.figures.modules_beyond:
+                return row.figures.modules_beyond[0]
+        return ""
 
     @property
     def floor_rows(self) -> tuple[FloorRows, ...]:

@@ -29,7 +29,7 @@ from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_in_16_bits import module_rounding
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import side_of
-from core.verdict import ROUNDING, UNDECIDED
+from core.verdict import BUG_SUSPECTED, ROUNDING, UNDECIDED
 
 pytestmark = pytest.mark.model
 FAULTS = {case.name: case.engine for case in SMALL}
@@ -129,6 +129,17 @@ def test_a_fault_within_the_rounding_of_the_logits_is_not_excused(narrow, name):
     else:
         assert row.figures.modules_beyond == ()
         assert "model.layers.0.self_attn" in verdict.because
+
+
+def test_a_fault_beyond_the_rounding_of_the_logits_has_its_module_named(narrow):
+    too_large = changing(
+        lambda model: layers(model)[1].mlp.down_proj,
+        "forward",
+        lambda forward: lambda x: 1.2 * forward(x),
+    )
+    verdict = judge(narrow, tiny_prompts(narrow), variant=in_16_bits_only(too_large))
+    assert verdict.name == BUG_SUSPECTED
+    assert modules_of(verdict).figures.modules_beyond[0] == "model.layers.1.mlp"
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
