@@ -221,9 +221,9 @@ def asked_of(page):
     for setting in WITH_SETTINGS[page]:
         if is_checked(setting):
             values = setting.words or {str(number): number for number in setting.span}
-            said[setting.name] = [
+            said[setting.name] = next(
                 word for word, value in values.items() if value != setting.default
-            ][0]
+            )
     return said
 
 
