@@ -29,9 +29,9 @@ COLUMNS = {
         options=list(wording.VERDICTS),
         color=list(wording.VERDICTS.values()),
         help="The worst of the run's pairs, and how many other verdicts they have.",
-        width=130,
+        width=142,
     ),
-    "name": st.column_config.TextColumn(width=370),
+    "name": st.column_config.TextColumn(width=358),
     "x floor": st.column_config.NumberColumn(
         "x noise floor",
         format=f"{_FIGURE}x",
