@@ -39,7 +39,7 @@ def position_lanes(
     is_single = len(prompts) == 1
     lane = _HEIGHTS.get(len(prompts), _LOWEST)
     height = len(prompts) * lane + (len(prompts) - 1) * _GAP
-    axis = _log_axis(drawn, most=6 if lane >= 100 else 3)
+    axis = _log_axis(drawn, most=min(6, lane // 16))
     traces: list[Record] = []
     layout: Record = {"shapes": [], "annotations": []}
     named: set[str] = set()
@@ -192,10 +192,11 @@ def _log_axis(drawn: DataFrame, most: int) -> Record:
     axis = {**style.log_axis(values), "range": [bottom, top], "zeroline": False}
     if len(powers) < 2:
         decades = 10.0 ** np.arange(np.floor(bottom), top)
-        ticks = np.multiply.outer(decades, (1, 2, 5)).ravel()
+        steps = np.multiply.outer(decades, (1, 2, 5)).ravel()
+        ticks = steps[(steps >= 10**bottom) & (steps <= 10**top)]
     else:
-        ticks = 10.0 ** powers[:: max(1, -(-len(powers) // most))]
-    return {**axis, "tickvals": ticks}
+        ticks = 10.0**powers
+    return {**axis, "tickvals": ticks[:: max(1, -(-len(ticks) // most))]}
 
 
 def _lane(bottom: float, top: float) -> Record:
