@@ -51,7 +51,8 @@ _GAP = 10.0
 # of the sizes: so many are noise if a few are faults, or if those of every second axis are
 _FEW, _MANY = 0.8, 0.4
 _USUAL = 0.6  # quantile of cold sizes that a fault of one of two axes does not reach
-_LEAST_FAULT = 0.05  # of a fault: below it, few sizes after a gap are those of a float16 cache
+# of a fault: below it, few sizes after a gap are those of a float16 cache, or of another kernel
+_LEAST_FAULT = 0.05
 _GROUP_GAP = 5.0  # between requests that are beyond and their fellows
 # of the median that a wrong block does: a cache in fp8 does 0.08, in 4 bits 0.3, positions off by
 # one 0.6 to 1.3
@@ -317,8 +318,9 @@ def _judge_axis(
         where = _group(axis, side, cached, is_beyond, is_fellow)
         if is_fellow.any() and sizes[is_beyond].min() < _GROUP_GAP * sizes[is_fellow].max():
             where = ""
-        has_size = float(np.median(sizes[is_beyond])) >= scale.fault
-        if has_size or (where and scale.noise):
+        size = float(np.median(sizes[is_beyond]))
+        is_of_a_group = where and scale.noise and size >= _LEAST_FAULT * scale.fault
+        if size >= scale.fault or is_of_a_group:
             return structs.replace(figures, result=BEYOND, where=where)
         reason = _doubt(scale, is_all=not is_fellow.any())
         return structs.replace(figures, result=UNDECIDED, where=where, reason=reason)

@@ -183,6 +183,16 @@ def test_a_difference_is_judged_by_two_scales(case):
     assert results_of(made_state(noise, size, share))["warm"] == result
 
 
+@pytest.mark.parametrize(("size", "result"), [(1e-3, UNDECIDED), (0.1, BEYOND)])
+def test_a_group_is_a_fault_if_its_size_is_none_of_rounding(size, result):
+    """A kernel for long prefixes may round 100 times more than others."""
+    state = made_state(1e-5, size, 0.25)
+    answers = state.sides["warm"].responses
+    long = [replace(answer, cached=64) for answer in answers[:5]]
+    state.sides["warm"] = ResponseSide("warm", (*long, *answers[5:]))
+    assert results_of(state)["warm"] == result
+
+
 def without_values(answer):
     """An answer whose server sent NaN."""
     return replace(answer, rows=answer.rows.without_values(np.array([True])))
