@@ -251,9 +251,11 @@ def _block_sizes(state: StateAnswers) -> Floats:
         row = other.rows.part(np.arange(len(other.rows)) == 0)
         same = one.rows.part(np.isin(one.rows.positions, row.positions))
         if len(same) == len(row) == 1:
-            sizes.append(float(_row_sizes(same, row, compare_rows(same, row))[0]))
-    blocks = np.array(sizes)
-    return blocks[blocks > 0]
+            size = float(_row_sizes(same, row, compare_rows(same, row))[0])
+            has_block = size > 0 or prompt_tokens(one) != prompt_tokens(other)
+            if has_block and not np.isnan(size):
+                sizes.append(size)
+    return np.array(sizes)
 
 
 def _without_own_noise(
@@ -296,7 +298,7 @@ def _judge_axis(
         wrong_block_nats=float(np.median(scale.blocks)) if len(scale.blocks) else None,
     )
 
-    if axis.reads_the_prompt and not cached.any():
+    if axis.reads_the_prompt and not cached.any() and not is_beyond.any():
         return structs.replace(
             figures, result=NOT_AVAILABLE, reason="the server read nothing from its cache"
         )

@@ -193,6 +193,22 @@ def test_a_group_is_a_fault_if_its_size_is_none_of_rounding(size, result):
     assert results_of(state)["warm"] == result
 
 
+def test_a_block_that_changes_nothing_would_not_be_seen():
+    state = made_state(1e-3, 1e-3)
+    same = [replace(one, tokens=(9, *one.tokens[1:])) for one in state.cold.responses[:18]]
+    answers = (*same, *state.wrong_blocks.responses[18:])
+    state.wrong_blocks = ResponseSide("wrong block", answers)
+    assert results_of(state)["warm"] == UNDECIDED
+
+
+@pytest.mark.parametrize(("size", "result"), [(1e-3, NOT_AVAILABLE), (0.9, BEYOND)])
+def test_a_fault_is_one_even_if_the_server_says_that_it_read_no_cache(size, result):
+    state = made_state(1e-3, size)
+    answers = [replace(answer, cached=0) for answer in state.sides["warm"].responses]
+    state.sides["warm"] = ResponseSide("warm", tuple(answers))
+    assert results_of(state)["warm"] == result
+
+
 def without_values(answer):
     """An answer whose server sent NaN."""
     return replace(answer, rows=answer.rows.without_values(np.array([True])))
