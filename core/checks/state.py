@@ -45,10 +45,10 @@ SERVER_STATE = Check("the same request in another state", STATE, StateFigures, R
 def state_row(figures: StateFigures, meaning: str) -> Evidence:
     """Return the row of an axis. meaning: how its requests differ from the cold ones."""
     name = f"'{figures.axis}'"
-    says = f"{name} is not available: {figures.reason}."
+    says = f"{name} is {figures.result}: {figures.reason}."
     if figures.result == BITWISE:
         says = f"{name} equals cold bit for bit in {plural(figures.requests, 'request')}."
-    elif figures.result != NOT_AVAILABLE:
+    elif figures.result != NOT_AVAILABLE and figures.worst_nats is not None:
         says = f"{name} {_size(figures)}."
     return Evidence(SERVER_STATE, meaning, figures, _OUTCOMES[figures.result], says)
 

@@ -150,6 +150,8 @@ def probe(
         from .gates import end_with
 
         end_with(gate, None, None, as_json_)
+    elif fail_on:
+        raise UlpscopeError("--fail-on state decides nothing: no axis was answered.")
 
 
 def _watch(

@@ -34,10 +34,11 @@ from ..numerics.grid import sent_error
 from ..numerics.top_tokens import TopTokenFigures, TopTokenRows, compare_rows
 from ..responses.alignment import align, prompt_tokens
 from ..responses.pairing import ResponsePair, pairs_of
+from ..responses.placeholders import without_placeholders
 from ..responses.records import ResponseSide
-from ..text import plural
+from ..text import out_of, plural
 from ..verdict import Verdict
-from .axes import AXES, Axis, neighbors_of
+from .axes import AXES, TOKENS, Axis, neighbors_of
 from .conclude import conclude
 
 # of the largest noise of cold requests: 2,000 draws of five of 50 rounds of llama.cpp (float16
@@ -50,7 +51,8 @@ _GAP = 10.0
 # of the sizes: so many are noise if a few are faults, or if those of every second axis are
 _FEW, _MANY = 0.8, 0.4
 _USUAL = 0.6  # quantile of cold sizes that a fault of one of two axes does not reach
-_LEAST_FAULT = 0.05  # of a fault: below it, few sizes after a gap are those of a float16 cache
+# of a fault: below it, few sizes after a gap are those of a float16 cache, or of another kernel
+_LEAST_FAULT = 0.05
 _GROUP_GAP = 5.0  # between requests that are beyond and their fellows
 # of the median that a wrong block does: a cache in fp8 does 0.08, in 4 bits 0.3, positions off by
 # one 0.6 to 1.3
@@ -63,8 +65,9 @@ _PAGES = (16, 32, 64, 128, 256)
 @dataclass
 class StateAnswers:
     """Answers of one server. cold: the reference; wrong_blocks: to prompts of which a block is
-    another one's; sides: by axis; missing: reasons, by axis; is_cold: nothing of the reference came
-    from a cache.
+    another one's; sides: by axis; is_cold: nothing of the reference came from a cache.
+
+    missing: why the server cannot be asked so; failed: why it did not answer; both by axis.
     """
 
     cold: ResponseSide
@@ -72,6 +75,7 @@ class StateAnswers:
     is_cold: bool
     sides: dict[str, ResponseSide] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ def judge_state(
     """Judge every axis. sides: the reference and the comparable axes, aligned.
 
     Return them with their pairs and verdicts, the worst axes first. The last verdict has the rows
-    of axes that are not available too.
+    of axes without a comparable side too.
     """
     pairs = pairs_of(sides)
     axes = {axis.name: axis for axis in AXES}
@@ -111,7 +115,11 @@ def judge_state(
     judged = []
     for pair, side in zip(pairs, sides[1:], strict=True):
         axis = axes[pair.variant]
-        figures = _judge_axis(axis, sizes[axis.name], side, scale)
+        is_open = _open_requests(axis, pair, sides[0])
+        figures = _judge_axis(axis, sizes[axis.name], is_open, side, scale)
+        if axis.is_control and figures.result == WITHIN:
+            fellows = [sizes[name] for name in sizes if axes[name].is_control and name != axis.name]
+            figures = _without_own_noise(figures, fellows, scale)
         row = state_row(figures, axis.meaning)
         verdict = conclude(
             [row, *response_rows(pair, has_other_inputs=False)],
@@ -131,31 +139,65 @@ def judge_state(
 def _missing_rows(state: StateAnswers, sizes: dict[str, Floats]) -> Iterator[Evidence]:
     for axis in AXES:
         if axis.name not in sizes:
-            reason = state.missing.get(axis.name, "its answers cannot be compared").rstrip(".")
-            figures = StateFigures(axis=axis.name, result=NOT_AVAILABLE, reason=reason)
+            result = NOT_AVAILABLE if axis.name in state.missing else UNDECIDED
+            reasons = {**state.failed, **state.missing}
+            reason = reasons.get(axis.name, "its answers cannot be compared").rstrip(".")
+            figures = StateFigures(axis=axis.name, result=result, reason=reason)
             yield state_row(figures, axis.meaning)
 
 
 def sizes_of(pair: ResponsePair) -> Floats:
     """Return the largest RMS difference of a row of each request, nats, NaN if no row was compared.
     [prompts]
+    """
+    largest = np.full(len(pair.meetings), np.nan)
+    np.fmax.at(largest, pair.prompts, _pair_sizes(pair))
+    return largest
+
+
+def _pair_sizes(pair: ResponsePair) -> Floats:
+    """Return the RMS difference of each row, nats, NaN if it was not compared. [rows]
 
     Another token that was emitted counts half of its distance from the top, if the reference emits
     top tokens only: so much at least some logit has moved.
     """
     one, other = pair.rows
     sizes = _row_sizes(one, other, pair.figures)
-    tops = np.append(one.token_ids, -1)[one.offsets[:-1]]
-    if (one.targets == tops)[one.targets >= 0].all():
+    # of equal values either may be emitted
+    is_top = one.target_values == one.largest
+    if is_top[(one.targets >= 0) & (one.counts > 0)].all():
         is_other = (one.targets != other.targets) & (one.targets >= 0) & (other.targets >= 0)
         for row in np.flatnonzero(is_other & (one.counts > 0)):
             tokens, values = one.row(int(row))
             emitted = values[tokens == other.targets[row]]
             gap = values[0] - (emitted[0] if len(emitted) else values[-1])
             sizes[row] = np.fmax(sizes[row], gap / 2)
-    largest = np.full(len(pair.meetings), np.nan)
-    np.fmax.at(largest, pair.prompts, sizes)
-    return largest
+    return sizes
+
+
+def _open_requests(axis: Axis, pair: ResponsePair, cold: ResponseSide) -> Flags:
+    """Return which requests lack values of a row that was asked for and the cold answer has, or
+    differ in a token by an unknown size. [prompts]
+    """
+    rows, _ = without_placeholders(cold)
+    starts = np.array([each.start for each in pair.meetings])[cold.prompts]
+    # of other inputs no row is compared
+    ends = [np.inf if each.is_parting_in_prompt else each.end for each in pair.meetings]
+    given = TOKENS // 2 if axis.is_continued else 0
+    is_asked = (rows.positions >= starts + given) & (rows.positions < starts + axis.tokens)
+    if axis.has_prompt_rows:
+        is_asked |= rows.positions < starts
+    is_asked &= (rows.counts > 0) & (rows.positions < np.array(ends)[cold.prompts])
+
+    sizes = _pair_sizes(pair)
+    is_known = ~np.isnan(sizes)
+    known = pair.prompts[is_known] << 32 | pair.positions[is_known]
+    is_lacking = is_asked & ~np.isin(cold.prompts << 32 | rows.positions, known)
+    is_unsized = pair.differs_in_tokens & ~(sizes > 0)
+    is_open = np.zeros(len(pair.meetings), np.bool_)
+    is_open[cold.prompts[is_lacking]] = True
+    is_open[pair.prompts[is_unsized]] = True
+    return is_open
 
 
 def _row_sizes(one: TopTokenRows, other: TopTokenRows, figures: TopTokenFigures) -> Floats:
@@ -209,13 +251,37 @@ def _block_sizes(state: StateAnswers) -> Floats:
         row = other.rows.part(np.arange(len(other.rows)) == 0)
         same = one.rows.part(np.isin(one.rows.positions, row.positions))
         if len(same) == len(row) == 1:
-            sizes.append(float(_row_sizes(same, row, compare_rows(same, row))[0]))
-    blocks = np.array(sizes)
-    return blocks[blocks > 0]
+            size = float(_row_sizes(same, row, compare_rows(same, row))[0])
+            has_block = size > 0 or prompt_tokens(one) != prompt_tokens(other)
+            if has_block and not np.isnan(size):
+                sizes.append(size)
+    return np.array(sizes)
 
 
-def _judge_axis(axis: Axis, sizes: Floats, side: ResponseSide, scale: _Scale) -> StateFigures:
-    """Return the figures of an axis with its result."""
+def _without_own_noise(
+    figures: StateFigures,
+    fellows: Sequence[Floats],
+    scale: _Scale,
+) -> StateFigures:
+    """Return the figures of a cold axis, undecided if it alone makes the noise: a gap above all
+    `fellows`, the other cold axes, and more than a float16 cache does.
+    """
+    largest = float(np.nanmax(np.concatenate([*fellows, np.zeros(1)])))
+    worst = figures.worst_nats or 0.0
+    if 0 < _GAP * largest < worst and worst >= _LEAST_FAULT * scale.fault:
+        reason = f"the other cold axes differ more than {_GAP:.0f} times less"
+        return structs.replace(figures, result=UNDECIDED, reason=reason)
+    return figures
+
+
+def _judge_axis(
+    axis: Axis,
+    sizes: Floats,
+    is_open: Flags,
+    side: ResponseSide,
+    scale: _Scale,
+) -> StateFigures:
+    """Return the figures of an axis with its result. sizes, is_open: [prompts]"""
     is_known = ~np.isnan(sizes)
     cached = np.array([-1 if each.cached is None else each.cached for each in side.responses])
     worst = float(sizes[is_known].max(initial=0.0))
@@ -232,14 +298,18 @@ def _judge_axis(axis: Axis, sizes: Floats, side: ResponseSide, scale: _Scale) ->
         wrong_block_nats=float(np.median(scale.blocks)) if len(scale.blocks) else None,
     )
 
-    if axis.reads_the_prompt and not cached.any():
+    if axis.reads_the_prompt and not cached.any() and not is_beyond.any():
         return structs.replace(
             figures, result=NOT_AVAILABLE, reason="the server read nothing from its cache"
         )
-    if not is_known.any():
+    if not (is_known | is_open).any():
         return structs.replace(figures, result=NOT_AVAILABLE, reason="no row can be compared")
     if axis.reads_the_prompt and (cached < 0).all():
         figures = structs.replace(figures, reason="the server reports no cache hits")
+    if is_open.any() and not is_beyond.any():
+        share = out_of(int(is_open.sum()), len(is_open))
+        reason = f"{share} requests lack rows of the cold one, or have other tokens"
+        return structs.replace(figures, result=UNDECIDED, reason=reason)
     if not worst:
         return figures
     if is_beyond.any():
@@ -250,8 +320,9 @@ def _judge_axis(axis: Axis, sizes: Floats, side: ResponseSide, scale: _Scale) ->
         where = _group(axis, side, cached, is_beyond, is_fellow)
         if is_fellow.any() and sizes[is_beyond].min() < _GROUP_GAP * sizes[is_fellow].max():
             where = ""
-        has_size = float(np.median(sizes[is_beyond])) >= scale.fault
-        if has_size or (where and scale.noise):
+        size = float(np.median(sizes[is_beyond]))
+        is_of_a_group = where and scale.noise and size >= _LEAST_FAULT * scale.fault
+        if size >= scale.fault or is_of_a_group:
             return structs.replace(figures, result=BEYOND, where=where)
         reason = _doubt(scale, is_all=not is_fellow.any())
         return structs.replace(figures, result=UNDECIDED, where=where, reason=reason)
@@ -262,6 +333,9 @@ def _judge_axis(axis: Axis, sizes: Floats, side: ResponseSide, scale: _Scale) ->
     if seen < _LEAST_SEEN * len(scale.blocks):
         prompts = plural(len(scale.blocks), "prompt")
         reason = f"a wrong block would be seen in {seen} of {prompts} only"
+        return structs.replace(figures, result=UNDECIDED, reason=reason)
+    if worst >= scale.fault:
+        reason = "it is half of what a wrong block does, and cold requests differ as much"
         return structs.replace(figures, result=UNDECIDED, reason=reason)
     return figures
 

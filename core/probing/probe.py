@@ -98,6 +98,10 @@ class Probe:
         """
         sides = _complete_sides(dict(self._answers))
         walks = _complete_sides(dict(self._walks))
+        # of no axis there is nothing to compare
+        if self._state is not None and not self._state.sides:
+            stopped = stopped or next(iter(self._state.failed.values()), "").rstrip(".")
+            self._state = None
         if len(sides) < 2 and len(walks) < 2 and self._state is None:
             reason = f": {stopped}" if stopped else ""
             raise ProbeError(f"the answers so far cannot be compared{reason}.")
@@ -106,7 +110,7 @@ class Probe:
             if self._state is not None:
                 answered = answered or (self._state.cold,)
                 for axis in AXES:
-                    self._state.missing.setdefault(axis.name, f"the probe ended early ({stopped})")
+                    self._state.failed.setdefault(axis.name, f"the probe ended early ({stopped})")
             count = plural(len(answered[0].responses), "prompt")
             self._note(f"The probe ended early ({stopped}); answers to {count} are stored.")
         return ProbeResult(
@@ -270,15 +274,16 @@ class Probe:
         state = StateAnswers(ResponseSide("cold", reference), wrong_blocks, is_cold)
         self._state = state
         for axis in AXES:
-            reason = _why_not(axis, server, cases)
-            try:
-                if not reason:
-                    answers = self._ask_axis(server, axis, cases, reference)
-                    state.sides[axis.name] = ResponseSide(axis.name, answers)
-            except ProbeError as error:
-                reason = str(error)
-            if reason:
+            if reason := _why_not(axis, server, cases):
                 state.missing[axis.name] = reason
+        for axis in AXES:
+            if axis.name in state.missing:
+                continue
+            try:
+                answers = self._ask_axis(server, axis, cases, reference)
+                state.sides[axis.name] = ResponseSide(axis.name, answers)
+            except ProbeError as error:
+                state.failed[axis.name] = str(error)
 
     def _ask_axis(
         self,

@@ -320,9 +320,12 @@ def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
 
 
 def _judge_state(pair: PairReport) -> tuple[str, str, str]:
-    """Judge the axis that a pair is; an axis that is not available is none."""
-    # one pair has those of axes that are not available too
-    row = next(row for row in pair.answer.checks if row.check == SERVER_STATE)
+    """Judge the axis that a pair is; an axis that no server can be asked along is none."""
+    rows = [row for row in pair.answer.checks if row.check == SERVER_STATE]
+    row = rows[0]
+    # one pair has those of axes without a comparable side too, which may not pass
+    if row.outcome == PASSED:
+        row = next((each for each in rows if each.outcome == NOTED), row)
     outcome = UNDECIDED if row.outcome in (NOTED, MISSING) else row.outcome
     result = axes_of([row])[0].result
     return outcome, result, f"is {result}: {row.says.rstrip('.')}"

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from core.judging.axes import AXES
 from core.judging.state import StateAnswers
 from core.responses.records import Response, ResponseSide
 from tests.core.responses.made_sides import response
@@ -29,5 +30,5 @@ def made_state(noise, size, share=1.0) -> StateAnswers:
         ResponseSide("wrong block", changed(1.0, seed=1)),
         is_cold=True,
         sides={name: ResponseSide(name, answers) for name, answers in sides.items()},
-        missing={"prompt rows": "it sends none"},
+        missing={axis.name: "it sends none" for axis in AXES if axis.name not in sides},
     )

@@ -14,17 +14,22 @@ import pytest
 from core.checks.state import BEYOND, BITWISE, NOT_AVAILABLE, UNDECIDED, WITHIN, axes_of
 from core.judging import axes
 from core.judging.axes import AXES, cases_of
-from core.judging.state import judge_state, noise_of
+from core.judging.state import judge_state, noise_of, sizes_of
 from core.probing import probe as probing
 from core.probing.client import Client
 from core.probing.plan import WATCH_PROMPTS, Plan
 from core.probing.probe import Probe
 from core.probing.servers import Ask, find_server
 from core.responses.alignment import align
+from core.responses.pairing import compare_sides
+from core.responses.records import ResponseSide
+from core.runs.file.records import Provenance
+from core.runs.response_run import write_responses
+from core.runs.store.store import Store
 from tests.core.probing import faulty_proxy, odd_server
 from tests.core.probing.faulty_proxy import planted
-from tests.core.probing.made_state import made_state
-from tests.core.responses.made_sides import run_of
+from tests.core.probing.made_state import changed, made_state
+from tests.core.responses.made_sides import response, run_of
 from tests.places import ROOT
 
 pytestmark = pytest.mark.model
@@ -161,16 +166,119 @@ CASES = {  # sizes of cold noise and of a warm difference, its share of the prom
     "a fault of few": (1e-3, 0.9, 0.1, BEYOND),
     "no noise": (0.0, 0.01, 1, UNDECIDED),
     "as much noise as a block does": (0.5, 0.5, 1, UNDECIDED),
+    "a fault as far beyond as noise goes": (0.08, 0.35, 1, UNDECIDED),
 }
+
+
+def results_of(state):
+    """Result of every axis of a made server."""
+    _, _, verdicts = judge_state(state, align([state.cold, *state.sides.values()]))
+    found = axes_of(row for verdict in verdicts for row in verdict.evidence)
+    return {each.axis: each.result for each in found}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_difference_is_judged_by_two_scales(case):
     noise, size, share, result = CASES[case]
-    state = made_state(noise, size, share)
-    _, _, verdicts = judge_state(state, [state.cold, *state.sides.values()])
-    found = axes_of(row for verdict in verdicts for row in verdict.evidence)
-    assert {each.axis: each.result for each in found}["warm"] == result
+    assert results_of(made_state(noise, size, share))["warm"] == result
+
+
+@pytest.mark.parametrize(("size", "result"), [(1e-3, UNDECIDED), (0.1, BEYOND)])
+def test_a_group_is_a_fault_if_its_size_is_none_of_rounding(size, result):
+    """A kernel for long prefixes may round 100 times more than others."""
+    state = made_state(1e-5, size, 0.25)
+    answers = state.sides["warm"].responses
+    long = [replace(answer, cached=64) for answer in answers[:5]]
+    state.sides["warm"] = ResponseSide("warm", (*long, *answers[5:]))
+    assert results_of(state)["warm"] == result
+
+
+def test_a_block_that_changes_nothing_would_not_be_seen():
+    state = made_state(1e-3, 1e-3)
+    same = [replace(one, tokens=(9, *one.tokens[1:])) for one in state.cold.responses[:18]]
+    answers = (*same, *state.wrong_blocks.responses[18:])
+    state.wrong_blocks = ResponseSide("wrong block", answers)
+    assert results_of(state)["warm"] == UNDECIDED
+
+
+@pytest.mark.parametrize(("size", "result"), [(1e-3, NOT_AVAILABLE), (0.9, BEYOND)])
+def test_a_fault_is_one_even_if_the_server_says_that_it_read_no_cache(size, result):
+    state = made_state(1e-3, size)
+    answers = [replace(answer, cached=0) for answer in state.sides["warm"].responses]
+    state.sides["warm"] = ResponseSide("warm", tuple(answers))
+    assert results_of(state)["warm"] == result
+
+
+def without_values(answer):
+    """An answer whose server sent NaN."""
+    return replace(answer, rows=answer.rows.without_values(np.array([True])))
+
+
+def without_rows(answer):
+    """An answer that ends at once."""
+    return replace(answer, rows=answer.rows.part(np.array([False])))
+
+
+def with_another_token(answer):
+    """An answer that emits another token for equal values."""
+    rows = replace(answer.rows, targets=np.array([5]))
+    return replace(answer, tokens=(*answer.tokens[:-1], 5), rows=rows)
+
+
+@pytest.mark.parametrize("change", [without_values, without_rows, with_another_token])
+def test_what_was_not_compared_is_undecided(change):
+    state = made_state(1e-3, 0.0)
+    first, *others = state.sides["warm"].responses
+    state.sides["warm"] = ResponseSide("warm", (change(first), *others))
+    assert results_of(state)["warm"] == UNDECIDED
+
+
+def test_a_tie_hides_no_other_token():
+    tie, plain = {0: -1.0, 1: -1.0, 2: -4.0}, {0: -1.0, 1: -3.0}
+    second = response([7, 8, 1], {1: tie}, prompt=2)
+    cold = ResponseSide("cold", (second, response([7, 8, 0], {1: plain}, prompt=2)))
+    warm = ResponseSide("warm", (second, response([7, 8, 1], {1: plain}, prompt=2)))
+    assert sizes_of(compare_sides(cold, warm)).tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "result"),
+    [(0.05, 1e-3, UNDECIDED), (5e-3, 1e-3, WITHIN), (1e-3, 1e-5, WITHIN)],
+)
+def test_noise_of_one_cold_axis_is_a_fault_or_rounding_of_float16(own, others, result):
+    state = made_state(others, 0.0)
+    state.sides["neighbors"] = ResponseSide("neighbors", changed(own, seed=4))
+    found = results_of(state)
+    assert found["neighbors"] == result
+    assert found["continuation"] == WITHIN
+
+
+def test_an_axis_that_failed_does_not_pass_the_gate(cli, tmp_path):
+    outcomes = []
+    for failed in ({}, {"pressure": "the probe ended early"}):
+        state = made_state(1e-3, 1e-3)
+        state.failed |= failed
+        for axis in failed:
+            del state.missing[axis]
+        sides, pairs, verdicts = judge_state(state, [state.cold, *state.sides.values()])
+        origin = Provenance("upload", "made")
+        run_id = write_responses(Store(tmp_path), "state", origin, sides, pairs, verdicts)
+        done = cli("compare", run_id, "--fail-on", "state", "--json", "--store", tmp_path)
+        gate = json.loads(done.stdout)["gate"]
+        outcomes.append(sorted(each["outcome"] for each in gate["conditions"]))
+    assert outcomes == [["passed", "passed"], ["passed", "undecided"]]
+
+
+@pytest.mark.parametrize(("requests", "code"), [(40, 2), (50, 0)])
+def test_a_probe_that_ends_early_passes_no_gate(requests, code, cli, tmp_path):
+    words = ("--prompt", "Hello there", "--tests", "rerun,state", "--fail-on", "state", "--json")
+    limit = ("--max-requests", str(requests), "--store", tmp_path)
+    with odd_server.serving(odd_server.good) as (address, _):
+        done = cli("probe", address, *words, *limit)
+    assert done.returncode == code
+    answer = json.loads(done.stdout)
+    assert len(answer["runs"]) == 1 + (code == 0)
+    assert answer.get("gate", {}).get("outcome") == (None if code else UNDECIDED)
 
 
 def test_a_fault_among_the_cold_requests_is_no_noise():
