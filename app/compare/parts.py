@@ -155,7 +155,7 @@ def names(runs: Sequence[RunReader]) -> list[str]:
 def differing(facts: Sequence[Record], titles: Sequence[str]) -> DataFrame:
     """Return the facts that differ between runs: one row per fact, one column per run."""
     table = pd.DataFrame(list(facts), index=list(titles))
-    table = table.fillna("").replace("", "–").astype(str).T
+    table = table.astype(object).fillna("").replace("", "–").astype(str).T
     return table[table.nunique(axis=1) > 1]
 
 
