@@ -98,7 +98,7 @@ def probe(
         raise UsageError("--rounds and --webhook are options of --watch; add --watch 10m.")
     plan = request.plan(_prompts(request))
     if fail_on and STATE not in plan.tests:
-        raise UsageError("--fail-on reads the answer of --tests state; add it.")
+        raise UsageError("--fail-on reads the run of --tests state; add state to --tests.")
     if dry_run:
         if as_json_:
             print_json(

@@ -55,8 +55,8 @@ class Axis:
 
     def requests(self, prompts: int) -> int:
         """Return how many requests it takes."""
-        beside = sum(neighbors_of(number) for number in range(prompts)) * self.has_neighbors
-        return prompts * (1 + len(self.before) + (self.fillers > 0)) + beside + self.fillers
+        in_flight = sum(neighbors_of(number) for number in range(prompts)) * self.has_neighbors
+        return prompts * (1 + len(self.before) + (self.fillers > 0)) + in_flight + self.fillers
 
 
 AXES = (

@@ -363,10 +363,10 @@ def _group(
     if comb(count + int(is_fellow.sum()), count) * _CHANCE < 1:
         return ""
     lengths = np.array([len(prompt_tokens(each) or ()) for each in side.responses])
-    beside = np.array([neighbors_of(number) for number in range(len(lengths))])
+    in_flight = np.array([neighbors_of(number) for number in range(len(lengths))])
     ranges = [
         (axis.is_warm, cached, "if at least {:,} tokens come from the cache"),
-        (axis.has_neighbors, beside, "if at least {:,} other requests are in flight"),
+        (axis.has_neighbors, in_flight, "if at least {:,} other requests are in flight"),
         (lengths.all(), lengths, "if the prompt has at least {:,} tokens"),
         (lengths.all(), -lengths, "if the prompt has at most {:,} tokens"),
     ]

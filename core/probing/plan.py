@@ -26,7 +26,7 @@ MEANINGS = {
     LOAD: "while N other requests are in flight, twice",
     WALK: "every prefix of a prompt as its own request, cold and warm",
     ECHO: "the generated tokens scored as a prompt",
-    STATE: "is the prefix cache right? along eleven axes, at lengths around cache pages",
+    STATE: "prefix cache and other state, along eleven axes, at lengths around cache pages",
 }
 DEFAULT_TESTS = "rerun,warm,load:8"
 MOST_LOAD = 64

@@ -5,6 +5,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
+from app.compare import charts as compare_charts
 from app.components import best_tokens
 from core.numerics.formats import BFLOAT16
 from core.plots import lanes, pairs, style
@@ -250,3 +251,19 @@ def test_a_cell_of_a_long_prompt_is_its_largest_difference_and_the_rms_over_it()
     assert drawn["max_abs"].tolist() == [0.5, 2.0, 0.0]
     assert drawn["rms"].iloc[0] == pytest.approx(0.125 / 2**0.5)
     assert telling_prompts(by_position_rows(), 3, 2) == [0, 3]
+
+
+def test_the_only_line_of_runs_by_distance_is_named():
+    table = pd.DataFrame({"distance": [1, 10], "share": [0.5, 0.1]})
+    figure = compare_charts.runs_by_distance([("one run", table)])
+    assert figure.layout.showlegend
+    assert [line.name for line in figure.data] == ["one run"]
+
+
+@pytest.mark.parametrize(("count", "most"), [(1, 6), (6, 2)])
+def test_narrow_lanes_have_few_labels(count, most):
+    rows = by_position_rows().iloc[[1]].assign(rms=0.6, floor_rms=0.6)  # within a decade
+    prompts = list(range(count))
+    drawn = pd.concat([rows.assign(prompt=prompt, max_abs=0.6 + prompt) for prompt in prompts])
+    ticks = lanes.position_lanes(drawn, prompts, "logits").layout.yaxis.tickvals
+    assert 1 <= len(ticks) <= most

@@ -163,6 +163,14 @@ def test_a_file_that_is_no_run_is_named_above_the_table(own_store):
     assert order.index("Warning") < order.index("Dataframe")
 
 
+def test_a_run_without_logits_has_no_share_of_them(own_store):
+    own_store.directory.mkdir()
+    shutil.copy(ROOT / "sample_runs" / "trainer-against-rollout.duckdb", own_store.directory)
+    table = open_page("runs").dataframe[0].value
+    has_none = table["differ"].isna()
+    assert table["name"][has_none].str.startswith("Trainer vs. rollout").tolist() == [True]
+
+
 def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
     read, original = [], store_cache.prompt_texts
     monkeypatch.setattr(
