@@ -179,7 +179,8 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
             first = table[name][0]
             if is_more and cells and first:
                 ratio = value / first
-                if number(ratio) != "1":
+                # some figures of lists are unknown
+                if not pd.isna(value) and number(ratio) != "1":
                     text = f"{text}  ({multiple(ratio)})"
             cells.append(text)
         if cells:

@@ -2,6 +2,8 @@
 files.
 """
 
+import shutil
+
 import pytest
 
 from app.compare import parts as compare_parts
@@ -12,6 +14,7 @@ from core.runs.store.store import open_store
 from tests.app.opening import open_page, page_text
 from tests.core.runs.made_runs import copied
 from tests.core.runs.queries.test_classes import stored
+from tests.places import ROOT
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
@@ -56,6 +59,16 @@ def test_two_runs_stand_side_by_side_with_ratios(own_store):
     assert second.startswith("0.0%")
     assert "bfloat16" in page_text(app) or "dtype" in " ".join(str(t.value) for t in app.table)
     assert "Different tokens" in page_text(app)
+
+
+def test_a_figure_that_a_run_lacks_has_no_ratio(own_store):
+    own_store.directory.mkdir()
+    shutil.copy(ROOT / "sample_runs" / "trainer-against-rollout.duckdb", own_store.directory)
+    pages = {"run": "fresh-against-cached", "with": "trainer-against-rollout"}
+    figures = open_page("compare", **pages).dataframe[0].value
+    unknown = [text for text in figures.to_numpy().ravel() if "undefined" in text]
+    assert unknown
+    assert set(unknown) == {"undefined"}
 
 
 def test_runs_of_the_same_tokens_name_the_flips_they_share(own_store):
