@@ -29,7 +29,7 @@ from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_in_16_bits import module_rounding
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import side_of
-from core.verdict import BUG_SUSPECTED, ROUNDING, UNDECIDED
+from core.verdict import BUG_SUSPECTED, IDENTICAL, ROUNDING, UNDECIDED
 
 pytestmark = pytest.mark.model
 FAULTS = {case.name: case.engine for case in SMALL}
@@ -156,7 +156,10 @@ def test_a_fault_beyond_the_rounding_of_the_logits_has_its_module_named(narrow):
 )
 def test_other_ways_to_compute_the_same_pass(narrow, half, dtype, side):
     loaded = narrow if dtype == "bfloat16" else half
-    row = modules_of(judge(loaded, tiny_prompts(loaded), variant=side))
+    verdict = judge(loaded, tiny_prompts(loaded), variant=side)
+    if verdict.name == IDENTICAL:
+        pytest.skip("this processor computes every bit alike")
+    row = modules_of(verdict)
     assert row.outcome == PASSED
     assert row.figures.modules > 30
 
@@ -201,6 +204,6 @@ def test_a_check_that_cannot_run_says_why_and_decides_nothing(narrow, monkeypatc
         raise error
 
     monkeypatch.setattr(judge_model, "module_rounding", fail)
-    verdict = judge(narrow, tiny_prompts(narrow), variant="chunked:5")
+    verdict = judge(narrow, tiny_prompts(narrow), variant=in_two_halves)
     row = modules_of(verdict)
     assert (verdict.name, row.outcome, row.says) == (ROUNDING, MISSING, says)
