@@ -65,8 +65,6 @@ _SIZES: dict[str, Any] = {
     "num_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
-    "max_position_embeddings": 128,
-    "n_positions": 128,
     "num_local_experts": 4,
     "num_experts": 4,
     "n_routed_experts": 4,
@@ -143,20 +141,26 @@ def families() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def tiny_config(family: str) -> Any:
+def tiny_config(family: str, positions: int = 128) -> Any:
     """A small configuration of a family; raises whatever the family raises."""
     default = AutoConfig.for_model(family)
     known = {*inspect.signature(type(default).__init__).parameters, *vars(default)}
-    sizes = {name: size for name, size in _SIZES.items() if name in known}
+    longest = dict.fromkeys(("max_position_embeddings", "n_positions"), positions)
+    sizes = {name: size for name, size in (_SIZES | longest).items() if name in known}
     if "text_config" in known and hasattr(default.text_config, "model_type"):
-        sizes["text_config"] = tiny_config(default.text_config.model_type)
+        sizes["text_config"] = tiny_config(default.text_config.model_type, positions)
     return type(default)(**sizes | _OF_FAMILY.get(family, {}))
 
 
-def tiny_family(family: str, seed: int = 7, dtype: str = "float32") -> LoadedModel:
+def tiny_family(
+    family: str,
+    seed: int = 7,
+    dtype: str = "float32",
+    positions: int = 128,
+) -> LoadedModel:
     """A tiny model of a family; CaptureError says why there is none."""
     try:
-        config = tiny_config(family)
+        config = tiny_config(family, positions)
         with torch.device("meta"):
             shapes = AutoModelForCausalLM.from_config(config)
         parameters = sum(each.numel() for each in shapes.parameters())

@@ -1,0 +1,264 @@
+"""Sound pairs that no limit was chosen on: accused of how many? (docs/explanation/calibration.md)
+
+python -m benchmarks.sound --results FILE --seeds 1 400     # about an hour on one core
+python -m benchmarks.sound --results FILE --seeds 1 400 --model    # judged with the model instead
+
+A seed draws the family, its weights, the dtype, prompts of 32 to 2,048 tokens, threads, and six
+ways to compute the same. Pairs of equal bits do not count. Seeds that FILE has are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmarks.families import families, tiny_family
+from benchmarks.verdicts.mutations import FAULTS, Mutation
+from benchmarks.verdicts.rollouts import sampled
+from benchmarks.verdicts.variations import VARIATIONS
+from core.errors import CaptureError
+from core.inference.controls.judge_model import judge
+from core.inference.models.dtypes import WIDENING
+from core.inference.models.model import LoadedModel
+from core.inference.models.torch_errors import foreign_errors_stop, quiet
+from core.inference.paths.engines import Engine, side_of, whole_side
+from core.judging.in_memory import compare_arrays
+from core.judging.lists import judge_responses
+from core.progress import no_progress
+from core.responses.files import read_sides
+from core.responses.pairing import compare_sides
+from core.rl.causes import explain_tokens
+from core.verdict import IDENTICAL, LOWER_PRECISION
+
+ARRAYS, LISTS, CHOSEN, MODEL = "arrays", "top tokens", "chosen tokens", "with the model"
+_ACCUSED = (*FAULTS, LOWER_PRECISION)
+_DTYPES = ("float32", "bfloat16", "float16")
+_CASES = 6
+_LISTED = 20
+_TOKENS = (32, 2048)
+# of transformers, wrong when cached or padded (docs/explanation/families.md)
+_WRONG = {
+    "bamba",
+    "deepseek_v4",
+    "falcon_mamba",
+    "jamba",
+    "mamba",
+    "minimax",
+    "moshi",
+    "nemotron_h",
+    "prophetnet",
+    "recurrent_gemma",
+    "zamba2",
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one way to judge says of a pair. answer: a verdict, or the cause that is named."""
+
+    seed: int
+    way: str
+    family: str
+    dtype: str
+    tokens: int
+    case: str
+    answer: str
+    is_accused: bool
+    because: str
+
+
+class Draw:
+    """A model and prompts of a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = np.random.default_rng(seed)
+        self.family = str(self.rng.choice([name for name in families() if name not in _WRONG]))
+        self.dtype = str(self.rng.choice(_DTYPES))
+        self.loaded = tiny_family(self.family, seed, self.dtype, positions=2 * _TOKENS[1])
+        torch.set_num_threads(int(self.rng.integers(1, 4)))
+        shortest, longest = _TOKENS
+        # one in ten is longer than 490 tokens
+        exponents = self.rng.random(self.rng.integers(1, 4)) ** 4
+        sizes = shortest * (longest / shortest) ** exponents
+        self.prompts = [self._prompt(int(size)) for size in sizes]
+
+    def _prompt(self, size: int) -> tuple[int, ...]:
+        """Draw token ids, some of them far more often than others, as in text."""
+        ranks = self.rng.zipf(1.3, size)
+        return tuple(int(rank % 299) + 1 for rank in ranks)
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.prompts))
+
+    def cases(self) -> list[Mutation]:
+        possible = [case for case in VARIATIONS if case.base is None and case.applies(self.loaded)]
+        chosen = self.rng.choice(len(possible), _CASES, replace=False)
+        return [possible[index] for index in chosen]
+
+    def logits(self, side: str | Engine, loaded: LoadedModel | None = None) -> torch.Tensor:
+        """Return the logits of all prompts in the model's dtype. [positions, vocab]"""
+        model = loaded or self.loaded
+        with torch.inference_mode(), side_of(side).open(model, None) as run:
+            rows = [whole_side(run, ids).to(model.torch_dtype) for ids in self.prompts]
+        return torch.cat(rows)
+
+    def outcome(self, way: str, case: Mutation, answer: str, because: str) -> Outcome:
+        about = self.seed, way, self.family, self.dtype, self.tokens, case.name
+        is_accused = answer in _ACCUSED if way != CHOSEN else bool(answer)
+        return Outcome(*about, answer, is_accused, because)
+
+    def without_model(self) -> Iterator[Outcome]:
+        """Judge the arrays, lists of top tokens and chosen tokens of each case."""
+        references: dict[str, torch.Tensor] = {}
+        for case in self.cases():
+            try:
+                with foreign_errors_stop(case.name, "choose another case"):
+                    if case.reference not in references:
+                        references[case.reference] = self.logits(case.reference)
+                    variant = self.logits(case.path or case.engine or "prefill")
+            except CaptureError:
+                continue
+            sides = references[case.reference], variant
+            if torch.equal(*sides):
+                continue
+            yield self.outcome(ARRAYS, case, *self._arrays(*sides))
+            yield self.outcome(LISTS, case, *self._lists(*sides))
+            yield self.outcome(CHOSEN, case, *self._chosen(*sides))
+
+    def with_model(self) -> Iterator[Outcome]:
+        """Judge the first case with the model."""
+        case = self.cases()[0]
+        side = case.path or case.engine or "prefill"
+        try:
+            verdict = judge(self.loaded, self.prompts, reference=case.reference, variant=side)
+        except CaptureError:
+            return
+        if verdict.name != IDENTICAL:
+            yield self.outcome(MODEL, case, verdict.name, verdict.because)
+
+    def _arrays(self, reference: torch.Tensor, variant: torch.Tensor) -> tuple[str, str]:
+        sides = {"reference": reference, "variant": variant}
+        arrays = {
+            name: side.view(torch.int16).numpy().view("V2")
+            if side.dtype == torch.bfloat16
+            else side.numpy()
+            for name, side in sides.items()
+        }
+        lengths = [len(ids) for ids in self.prompts]
+        with TemporaryDirectory() as folder:
+            file = Path(folder) / "pair.npz"
+            np.savez(file, **arrays, prompt_lengths=lengths)
+            about = {"compute_dtype": self.dtype, "holds": "logits"}
+            with compare_arrays([file], on_progress=no_progress, **about) as run:
+                return run.verdicts[0].name, run.verdicts[0].because
+
+    def _lists(self, reference: torch.Tensor, variant: torch.Tensor) -> tuple[str, str]:
+        with TemporaryDirectory() as folder:
+            files = [Path(folder) / "reference.json", Path(folder) / "variant.json"]
+            for file, logits in zip(files, (reference, variant), strict=True):
+                choices = list(self._choices(logits))
+                answer = {"object": "text_completion", "model": "tiny", "choices": choices}
+                file.write_text(json.dumps(answer))
+            sides = read_sides(files)
+        pair = compare_sides(*sides)
+        (verdict,) = judge_responses(sides, [pair])
+        return verdict.name, verdict.because
+
+    def _choices(self, logits: torch.Tensor) -> Iterator[dict]:
+        """Yield the prompts' top tokens as vLLM sends them."""
+        logprobs = logits.float().log_softmax(-1).split([len(ids) for ids in self.prompts])
+        for index, (rows, ids) in enumerate(zip(logprobs, self.prompts, strict=True)):
+            # vLLM has no entry for the first token, which nothing precedes
+            entries: list[dict | None] = [None]
+            for row, own in zip(rows[:-1].numpy(), ids[1:], strict=True):
+                entries.append(_entry(row, own))
+            yield {
+                "index": index,
+                "text": "",
+                "prompt_token_ids": ids,
+                "prompt_logprobs": entries,
+            }
+
+    def _chosen(self, reference: torch.Tensor, variant: torch.Tensor) -> tuple[str, str]:
+        """Sample from the variant; the trainer is the reference, or the model in float32."""
+        if self.dtype != "float32" and self.rng.random() < 0.5:
+            with WIDENING["float32"](self.loaded) as wide:
+                reference = self.logits("prefill", wide)
+        tokens = sampled(variant.double().numpy(), reference.double().numpy(), self.seed)
+        causes = explain_tokens(tokens)
+        return (causes[0].name, causes[0].text) if causes else ("", "")
+
+
+def _entry(row: NDArray[np.float32], own: int) -> dict[str, dict]:
+    order = np.argsort(-row, kind="stable")
+    ranks = {int(token): rank for rank, token in enumerate(order[:_LISTED], 1)}
+    # the prompt's own token is appended if it is not among the top tokens
+    ranks.setdefault(own, int(np.flatnonzero(order == own)[0]) + 1)
+    return {
+        str(token): {"logprob": float(row[token]), "rank": rank} for token, rank in ranks.items()
+    }
+
+
+def table(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Yield a line of Markdown for each way to judge."""
+    yield "| judged by | sound pairs | accused | bound of the rate (rule of three) | answers |"
+    yield "|---|---|---|---|---|"
+    for way in (ARRAYS, LISTS, CHOSEN, MODEL):
+        own = [each for each in outcomes if each.way == way]
+        if not own:
+            continue
+        accused = sum(each.is_accused for each in own)
+        bound = "" if accused else f"{3 / len(own):.2%}"
+        answers = Counter(each.answer or "no cause" for each in own)
+        said = ", ".join(f"{name} {count:,}" for name, count in answers.most_common())
+        yield f"| {way} | {len(own):,} | {accused} | {bound} | {said} |"
+    yield ""
+    for each in outcomes:
+        if each.is_accused:
+            where = f"seed {each.seed}, {each.family} {each.dtype}, {each.case}, {each.way}"
+            yield f"- {where}: {each.answer}: {each.because}"
+
+
+def main() -> None:
+    """Judge the seeds that the results lack, and print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--results", type=Path, required=True, help="JSON lines, read and written")
+    parser.add_argument("--seeds", type=int, nargs=2, default=(1, 0), help="first and last")
+    parser.add_argument("--model", action="store_true", help="judge with the model")
+    options = parser.parse_args()
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    outcomes = [Outcome(**json.loads(line)) for line in lines]
+    done = {each.seed for each in outcomes if (each.way == MODEL) == options.model}
+    first, last = options.seeds
+    for seed in range(first, last + 1):
+        if seed in done:
+            continue
+        with quiet():
+            try:
+                draw = Draw(seed)
+                new = list(draw.with_model() if options.model else draw.without_model())
+            except CaptureError:
+                # a family without a tiny model
+                continue
+        outcomes += new
+        with options.results.open("a") as file:
+            file.writelines(json.dumps(asdict(each)) + "\n" for each in new)
+    print(*table(outcomes), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
