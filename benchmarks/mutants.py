@@ -1,7 +1,9 @@
-"""Mutants: faults planted in the code one at a time, each of which a test has to notice.
+"""Mutants: faults planted in the code one at a time, each of which a test has to notice, or of the
+judge the table of `benchmarks.power`.
 
 python -m benchmarks.mutants              # all of them, as a table; exit code 1 if one lived
 python -m benchmarks.mutants leak title   # those whose names contain one of the words
+python -m benchmarks.mutants judge        # those that have to move the table
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,13 +27,42 @@ COPIED = (".streamlit", "app", "benchmarks", "core", "docs", "pages", "tests", "
 
 @dataclass(frozen=True)
 class Mutant:
-    """A fault: `old`, which its file has once, becomes `new`. tests: those that have to notice."""
+    """A fault: `old`, which its file has once, becomes `new`. tests: those that have to notice;
+    pairs: of PAIRS instead, whose table has to move.
+    """
 
     name: str
     file: str
     old: str
     new: str
-    tests: str
+    tests: str = ""
+    pairs: str = ""
+
+
+# Options of `benchmarks.power` by name. The sound pairs of the family count as well.
+PAIRS = {
+    "llama": (
+        "--quick",
+        "--family=llama",
+        "--fault=v_scale of a head",
+        "--fault=epsilon",
+        "--fault=mean square of norms in bfloat16",
+        "--fault=stale slot of an earlier request",
+        "--fault=logit bias",
+    ),
+    # with faults of 16 bits alone
+    "alone": ("--family=llama", "--fault=v_scale of a head"),
+    "mixtral": (
+        "--quick",
+        "--family=mixtral",
+        "--fault=router not renormalized",
+        "--fault=one token dropped by its experts",
+    ),
+}
+
+
+def _of_judge(name: str, file: str, old: str, new: str, pairs: str = "llama") -> Mutant:
+    return Mutant(f"judge: {name}", f"core/{file}.py", old, new, pairs=pairs)
 
 
 MUTANTS = (
@@ -263,6 +297,202 @@ MUTANTS = (
         "{t}_{s}.rank AS {t}_{s}_rank",
         "tests/core/runs/queries",
     ),
+    _of_judge(
+        "float32 up to 400 floors",
+        "checks/pair",
+        "WIDE = Limits(over_all=4.0",
+        "WIDE = Limits(over_all=400.0",
+    ),
+    _of_judge(
+        "float32 up to 400 floors at a position",
+        "checks/pair",
+        "over_all=4.0, at_a_place=4.0",
+        "over_all=4.0, at_a_place=400.0",
+    ),
+    _of_judge(
+        "float32 up to half a floor",
+        "checks/pair",
+        "WIDE = Limits(over_all=4.0",
+        "WIDE = Limits(over_all=0.5",
+    ),
+    _of_judge(
+        "16 bits up to half a floor",
+        "checks/pair",
+        "OWN = Limits(over_all=10.0",
+        "OWN = Limits(over_all=0.5",
+    ),
+    _of_judge(
+        "16 bits up to 1,000 floors",
+        "checks/pair",
+        "OWN = Limits(over_all=10.0",
+        "OWN = Limits(over_all=1000.0",
+        "alone",
+    ),
+    _of_judge(
+        "errors of 16 bits up to 200 roundings",
+        "checks/drawn",
+        "Limits(over_all=2.0, at_a_place=2.0)",
+        "Limits(over_all=200.0, at_a_place=200.0)",
+        "alone",
+    ),
+    _of_judge(
+        "errors of 16 bits up to half a rounding",
+        "checks/drawn",
+        "Limits(over_all=2.0, at_a_place=2.0)",
+        "Limits(over_all=0.5, at_a_place=0.5)",
+    ),
+    _of_judge(
+        "a tenth of the limit of systematic errors",
+        "checks/drawn",
+        "max(limits.over_all, _SYSTEMATIC_OVER_DRAWS",
+        "max(0.0, 0.1 * _SYSTEMATIC_OVER_DRAWS",
+    ),
+    _of_judge(
+        "errors beyond rounding pass",
+        "checks/drawn",
+        "    outcome, says = FAILED, beyond_in_words",
+        "    outcome, says = PASSED, beyond_in_words",
+        "alone",
+    ),
+    _of_judge(
+        "modules alone up to 1e9 floors",
+        "checks/modules_alone",
+        "LARGEST_ALONE = 10.0",
+        "LARGEST_ALONE = 1e9",
+    ),
+    _of_judge(
+        "modules alone up to no floor",
+        "checks/modules_alone",
+        "LARGEST_ALONE = 10.0",
+        "LARGEST_ALONE = 0.0",
+    ),
+    _of_judge(
+        "modules in 16 bits up to 2,000 roundings",
+        "checks/modules_in_16_bits",
+        "LARGEST_IN_16_BITS = 2.0",
+        "LARGEST_IN_16_BITS = 2000.0",
+        "alone",
+    ),
+    _of_judge(
+        "modules in 16 bits up to a fifth of a rounding",
+        "checks/modules_in_16_bits",
+        "LARGEST_IN_16_BITS = 2.0",
+        "LARGEST_IN_16_BITS = 0.2",
+    ),
+    _of_judge(
+        "directions of modules on no evidence",
+        "inference/controls/modules_in_16_bits",
+        "limits_of(0.1, evidence=4.5, column=0.5)",
+        "limits_of(0.1, evidence=0.0, column=0.0)",
+    ),
+    _of_judge(
+        "choices at any gap",
+        "checks/choices",
+        "LARGEST_GAP = 4.0",
+        "LARGEST_GAP = 4e9",
+        "mixtral",
+    ),
+    _of_judge(
+        "choices at no gap",
+        "checks/choices",
+        "LARGEST_GAP = 4.0",
+        "LARGEST_GAP = 0.0",
+        "mixtral",
+    ),
+    _of_judge(
+        "one draw of the floor",
+        "inference/controls/rounding_floor",
+        "SEEDS = range(4)",
+        "SEEDS = range(1)",
+    ),
+    _of_judge(
+        "any precision explains",
+        "inference/controls/precisions/lowered",
+        "MOST_LEFT = 0.5",
+        "MOST_LEFT = 1e9",
+    ),
+    _of_judge(
+        "no precision explains",
+        "inference/controls/precisions/lowered",
+        "MOST_LEFT = 0.5",
+        "MOST_LEFT = 0.0",
+    ),
+    _of_judge(
+        "one logit up to a billion times the others",
+        "checks/single_logit",
+        "LARGEST_PEAK = 16.0",
+        "LARGEST_PEAK = 1e9",
+    ),
+    _of_judge(
+        "one logit up to twice the others",
+        "checks/single_logit",
+        "LARGEST_PEAK = 16.0",
+        "LARGEST_PEAK = 2.0",
+    ),
+    _of_judge(
+        "arrays alone up to 1e9 row ULPs",
+        "checks/arrays_alone",
+        '"float32": (32, 1000, 1)',
+        '"float32": (32, 1e9, 1)',
+    ),
+    _of_judge(
+        "arrays alone up to no row ULP",
+        "checks/arrays_alone",
+        '"float32": (32, 1000, 1)',
+        '"float32": (0, 0, 1)',
+    ),
+    _of_judge(
+        "float32 decides nothing",
+        "judging/conclude",
+        "deciding += [FLOAT32, OWN_DTYPE]",
+        "deciding += [OWN_DTYPE]",
+    ),
+    _of_judge(
+        "16 bits decide nothing",
+        "judging/conclude",
+        "deciding += [FLOAT32, OWN_DTYPE]",
+        "deciding += [FLOAT32]",
+        "alone",
+    ),
+    _of_judge(
+        "bugs only if no check failed",
+        "judging/conclude",
+        "    if bug is not None:",
+        "    if bug is None:",
+    ),
+    _of_judge(
+        "what passed leaves 16 bits open",
+        "judging/conclude",
+        "if row.outcome == MISSING and row.figures.leaves_16_bits_open",
+        "if row.outcome == PASSED and row.figures.leaves_16_bits_open",
+    ),
+    _of_judge(
+        "no second look at few positions",
+        "judging/judge",
+        "_UNSTABLE = 12.0",
+        "_UNSTABLE = 0.0",
+    ),
+    _of_judge(
+        "errors of 16 bits decide if float32 failed",
+        "judging/judge",
+        "if failed and (wide is None or wide.is_passed)",
+        "if failed and wide is not None and not wide.is_passed",
+        "alone",
+    ),
+    _of_judge(
+        "modules in 16 bits of faults alone",
+        "judging/judge",
+        "if outcomes <= {PASSED} or is_of_16_bits:",
+        "if is_of_16_bits:",
+        "alone",
+    ),
+    _of_judge(
+        "modules in 16 bits of no fault",
+        "judging/judge",
+        "if outcomes <= {PASSED} or is_of_16_bits:",
+        "if outcomes <= {PASSED}:",
+        "alone",
+    ),
 )
 
 
@@ -278,26 +508,52 @@ def copy_of_head(folder: Path) -> None:
     (folder / "sample_runs").symlink_to(ROOT / "sample_runs")
 
 
-def killer_of(mutant: Mutant, folder: Path) -> str:
-    """Return the first test that fails with a mutant, '' if it lived."""
+@contextmanager
+def planted(mutant: Mutant, folder: Path) -> Iterator[None]:
+    """Plant a mutant in a copy of the code until the end."""
     file = folder / mutant.file
     original = file.read_text()
     # code that moved on must not pass for a mutant that was killed
     if original.count(mutant.old) != 1:
         raise ValueError(f"{mutant.file} has {mutant.old!r} {original.count(mutant.old)} times")
     file.write_text(original.replace(mutant.old, mutant.new))
-    tests = mutant.tests.split()
-    killer = ""
     try:
-        # cases that `make test` leaves out count as well
-        for cases in ("not thorough", "thorough"):
-            killer = killer or _first_failure(folder, ["-m", f"not browser and {cases}", *tests])
+        yield
     finally:
         file.write_text(original)
+
+
+def killer_of(mutant: Mutant, folder: Path) -> str:
+    """Return the first test that fails, or the first line that moves, with a mutant, '' if it
+    lived.
+    """
+    if mutant.pairs:
+        before = _table_before(folder, mutant.pairs)
+        with planted(mutant, folder):
+            after = _table(folder, mutant.pairs)
+        moved = [line for line in after if line not in before]
+        return moved[0].strip("| ") if moved else ""
+    killer = ""
+    with planted(mutant, folder):
+        # cases that `make test` leaves out count as well
+        for cases in ("not thorough", "thorough"):
+            tests = ["-m", f"not browser and {cases}", *mutant.tests.split()]
+            killer = killer or _first_failure(folder, tests)
     # a test that fails on its own notices nothing
     if killer and _first_failure(folder, [killer]):
         raise RuntimeError(f"{killer} fails without '{mutant.name}' as well")
     return killer
+
+
+def _table(folder: Path, pairs: str) -> list[str]:
+    """Return the lines that `benchmarks.power` prints of some pairs."""
+    command = [sys.executable, "-m", "benchmarks.power", *PAIRS[pairs]]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    # a judge that fails moves the table
+    return (done.stdout or done.stderr[-200:]).splitlines()
+
+
+_table_before = cache(_table)
 
 
 def _first_failure(folder: Path, arguments: list[str]) -> str:
