@@ -41,12 +41,19 @@ def commands(_: str) -> str:
     )
 
 
+# Tables that a first query needs; a run file lists and describes all of them.
+TABLES_TO_BEGIN_WITH = (
+    *("run", "prompt", "token", "side", "pair", "position", "top_token", "logits", "evidence"),
+    *("layer", "kv", "choice", "sequence", "chosen_token", "mismatch"),
+)
+
+
 def tables_of_a_run(_: str) -> str:
     from core.runs.tables.schema import TABLES
 
     return table(
         ("table", "content"),
-        ((f"`{name}`", one.help.partition(";")[0]) for name, one in TABLES.items()),
+        ((f"`{name}`", TABLES[name].help.partition(";")[0]) for name in TABLES_TO_BEGIN_WITH),
     )
 
 
@@ -119,10 +126,13 @@ def checks(_: str) -> str:
     from core.checks import CHECKS
     from core.evidence import labels_of
 
+    def words(text: str) -> set[str]:
+        return set(re.findall("[a-z0-9]+", text.lower())) - {"of", "the"}
+
     rows, labeled = [], set()
     for record in dict.fromkeys(check.record for check in CHECKS.values()):
         figures = labels_of(record).items()
-        told = labeled | {(key, key.replace("_", " ")) for key, _ in figures}
+        told = labeled | {(key, label) for key, label in figures if words(label) <= words(key)}
         names = [
             f"`{key}`" if (key, label) in told else f"`{key}`: {label}" for key, label in figures
         ]
