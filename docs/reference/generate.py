@@ -41,19 +41,12 @@ def commands(_: str) -> str:
     )
 
 
-# Tables that a first query needs; a run file lists and describes all of them.
-TABLES_TO_BEGIN_WITH = (
-    *("run", "prompt", "token", "side", "pair", "position", "top_token", "logits", "evidence"),
-    *("layer", "kv", "choice", "sequence", "chosen_token", "mismatch"),
-)
-
-
 def tables_of_a_run(_: str) -> str:
     from core.runs.tables.schema import TABLES
 
     return table(
         ("table", "content"),
-        ((f"`{name}`", TABLES[name].help.partition(";")[0]) for name in TABLES_TO_BEGIN_WITH),
+        ((f"`{name}`", one.help.partition(";")[0]) for name, one in TABLES.items()),
     )
 
 
