@@ -119,10 +119,13 @@ def checks(_: str) -> str:
     from core.checks import CHECKS
     from core.evidence import labels_of
 
+    def words(text: str) -> set[str]:
+        return set(re.findall("[a-z0-9]+", text.lower())) - {"of", "the"}
+
     rows, labeled = [], set()
     for record in dict.fromkeys(check.record for check in CHECKS.values()):
         figures = labels_of(record).items()
-        told = labeled | {(key, key.replace("_", " ")) for key, _ in figures}
+        told = labeled | {(key, label) for key, label in figures if words(label) <= words(key)}
         names = [
             f"`{key}`" if (key, label) in told else f"`{key}`: {label}" for key, label in figures
         ]
