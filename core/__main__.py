@@ -158,17 +158,14 @@ def main() -> None:
         warnings.simplefilter("ignore")
     try:
         code = app(prog_name=COMMAND, standalone_mode=False)
-    except UlpscopeError as error:
+    # OSError: a file without permission, a full disk
+    except (UlpscopeError, OSError) as error:
         err.print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
     except TyperException as error:
         # an unknown option, a missing argument
         err.print(f"error: {error.format_message()}", markup=False, soft_wrap=True)
         sys.exit(error.exit_code)
-    except OSError as error:
-        # a file without permission, a full disk
-        err.print(f"error: {error}", markup=False, soft_wrap=True)
-        sys.exit(2)
     except typer.Abort:
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)

@@ -30,34 +30,19 @@ def part_and_format(text: str) -> tuple[str, str]:
     return part, name
 
 
-def param(
-    help_text: str,
-    default: Any = MISSING,
-    *,
-    option: str = "",
-    is_always_typed: bool = False,
-    is_argument: bool = False,
-    stored_as: str = "",
-) -> Any:
-    """Return a field with its help text. option: its command-line name; stored_as: its key in run
-    files; if different.
+def param(help_text: str, default: Any = MISSING, **about: Any) -> Any:
+    """Return a field with its help text. about: `option`, its command-line name, and `stored_as`,
+    its key in run files, if different; `is_argument`; `is_always_typed`.
     """
-    about = {
-        "help": help_text,
-        "option": option,
-        "is_always_typed": is_always_typed,
-        "is_argument": is_argument,
-        "stored_as": stored_as,
-    }
-    return field(metadata=about) if default is MISSING else field(default=default, metadata=about)
+    return field(default=default, metadata={"help": help_text, **about})
 
 
 def option_of(each: Field[Any]) -> str:
-    return each.metadata["option"] or f"--{each.name.replace('_', '-')}"
+    return each.metadata.get("option") or f"--{each.name.replace('_', '-')}"
 
 
 def _key_of(each: Field[Any]) -> str:
-    return each.metadata["stored_as"] or each.name
+    return each.metadata.get("stored_as", each.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,23 +53,22 @@ class Request:
 
     def words(self) -> list[str]:
         """Return the words of the command line after the command's name."""
-        arguments: list[str] = []
-        options: list[str] = []
+        words = []
         for each in fields(self):
             value = getattr(self, each.name)
             option, *negative = option_of(each).split("/")
-            if each.metadata["is_argument"]:
-                arguments.append(str(value))
-            elif value == each.default and not each.metadata["is_always_typed"]:
+            if each.metadata.get("is_argument"):
+                words.append(str(value))
+            elif value == each.default and not each.metadata.get("is_always_typed"):
                 continue
             elif isinstance(value, bool):
-                options += [option] if value else negative
+                words += [option] if value else negative
             else:
                 for one in value if isinstance(value, tuple) else (value,):
-                    options += (
-                        [f"{option}={one}"] if str(one).startswith("-") else [option, str(one)]
-                    )
-        return [*arguments, *options]
+                    # else a value that begins with a hyphen is an option
+                    is_joined = str(one).startswith("-")
+                    words += [f"{option}={one}"] if is_joined else [option, str(one)]
+        return words
 
     def arguments(self) -> list[str]:
         """Return the arguments of this command line."""
@@ -96,8 +80,12 @@ class Request:
 
     def settings(self) -> dict[str, Any]:
         """Return the values that are not at their default, by name."""
-        values = {each: getattr(self, each.name) for each in fields(self)}
-        return {each.name: value for each, value in values.items() if value != each.default}
+        values = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value != each.default:
+                values[each.name] = value
+        return values
 
     def to_json(self) -> str:
         keys = {each.name: _key_of(each) for each in fields(self)}

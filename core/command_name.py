@@ -24,13 +24,13 @@ def _shell_word(word: str) -> str:
         return shlex.quote(word)
     if "\0" in word:
         raise UsageError(f"'{clean(word, 60)}' holds a NUL, which no command can be given.")
-    # Bytes, three octal digits each: one reading in every shell and locale, before any text.
-    return (
-        "$'"
-        + "".join(_IN_DOLLAR_QUOTES.get(c) or (c if is_seen(c) else _octal(c)) for c in word)
-        + "'"
-    )
-
-
-def _octal(character: str) -> str:
-    return "".join(f"\\{byte:03o}" for byte in character.encode("utf-8", "surrogateescape"))
+    quoted = ""
+    for character in word:
+        escaped = character
+        if not is_seen(character):
+            # Bytes, three octal digits each: one reading in every shell and locale, before any
+            # text.
+            raw = character.encode("utf-8", "surrogateescape")
+            escaped = "".join(f"\\{byte:03o}" for byte in raw)
+        quoted += _IN_DOLLAR_QUOTES.get(character, escaped)
+    return f"$'{quoted}'"

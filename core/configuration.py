@@ -115,16 +115,14 @@ def configuration(environment: Mapping[str, str] | None = None) -> Configuration
     for section, kind in SECTIONS.items():
         prefix = variable_of(section, "")
         settings = values.get(section, {})
-        overrides: dict[str, Any] = {
-            name.removeprefix(prefix).lower(): text
-            for name, text in environment.items()
-            if name.startswith(prefix)
-        }
-        for each in structs.fields(kind):
-            if each.name in overrides and each.type == tuple[str, ...]:
-                overrides[each.name] = [
-                    part.strip() for part in overrides[each.name].split(",") if part.strip()
-                ]
+        types = {each.name: each.type for each in structs.fields(kind)}
+        overrides: dict[str, Any] = {}
+        for variable, text in environment.items():
+            if variable.startswith(prefix):
+                name = variable.removeprefix(prefix).lower()
+                overrides[name] = text
+                if types.get(name) == tuple[str, ...]:
+                    overrides[name] = list(filter(None, map(str.strip, text.split(","))))
         try:
             merged = {**settings, **overrides} if isinstance(settings, dict) else settings
             sections[section] = msgspec.convert(merged, kind, strict=False, dec_hook=_value)
@@ -155,12 +153,11 @@ def readable_secrets(config: Configuration, environment: Mapping[str, str]) -> l
     except OSError:
         return []
     readable = []
-    for section, kind in SECTIONS.items():
-        secrets = [each.name for each in structs.fields(kind) if each.type is Secret]
-        for name in secrets:
-            is_set = bool(getattr(getattr(config, section), name))
+    for section in SECTIONS:
+        for name, value in structs.asdict(getattr(config, section)).items():
             # a variable of the environment replaces the file's value
-            if is_set and variable_of(section, name) not in environment:
+            is_of_file = variable_of(section, name) not in environment
+            if isinstance(value, Secret) and value and is_of_file:
                 readable.append(f"[{section}] {name}")
     return readable
 
@@ -168,11 +165,8 @@ def readable_secrets(config: Configuration, environment: Mapping[str, str]) -> l
 def as_json(config: Configuration) -> dict[str, Any]:
     """Return the configuration for `serve --check`; of a secret only whether it is set."""
     settings: dict[str, Any] = {"source": str(config.source) if config.source else None}
-    for section, kind in SECTIONS.items():
-        values = structs.asdict(getattr(config, section))
-        settings[section] = values | {
-            each.name: bool(values[each.name])
-            for each in structs.fields(kind)
-            if each.type is Secret
-        }
+    for section in SECTIONS:
+        settings[section] = {}
+        for name, value in structs.asdict(getattr(config, section)).items():
+            settings[section][name] = bool(value) if isinstance(value, Secret) else value
     return settings

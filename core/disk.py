@@ -12,12 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-WRITING = (
-    # what a name begins with until all is whole; a killed writer leaves folders, and files if need
-    # be
-    ".writing-"
-)
-
+# what a name begins with until all is whole; a killed writer leaves folders, and files if need be
+WRITING = ".writing-"
 _DESCRIPTORS = "/proc/self/fd"  # by which a file without a name gets one
 
 
@@ -62,8 +58,16 @@ def writing(path: Path, *, is_new: bool = False, mode: int = 0o666) -> Iterator[
     Until then it has no name, if the file system can do that: a killed process leaves nothing.
     """
     temporary = path.with_name(f"{WRITING}{secrets.token_hex(8)}")
+    flags = os.O_RDWR | os.O_CLOEXEC
+    without_name = getattr(os, "O_TMPFILE", 0)  # Linux
+    descriptor = -1
+    if without_name and Path(_DESCRIPTORS).is_dir():
+        # NFS and old file systems cannot
+        with suppress(OSError):
+            descriptor = os.open(path.parent, flags | without_name, mode)
     try:
-        descriptor = _open_new(temporary, mode)
+        if descriptor < 0:
+            descriptor = os.open(temporary, flags | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
@@ -84,16 +88,6 @@ def writing(path: Path, *, is_new: bool = False, mode: int = 0o666) -> Iterator[
         # the temporary file has been renamed, or was never there
         with suppress(OSError):
             temporary.unlink()
-
-
-def _open_new(path: Path, mode: int) -> int:
-    """Open a new file in the folder of `path`, without a name if possible, else called `path`."""
-    without_name = getattr(os, "O_TMPFILE", 0)  # Linux
-    if without_name and Path(_DESCRIPTORS).is_dir():
-        # NFS and old file systems cannot
-        with suppress(OSError):
-            return os.open(path.parent, os.O_RDWR | without_name | os.O_CLOEXEC, mode)
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
 
 def write_atomic(path: Path, body: bytes, *, is_new: bool = False, mode: int = 0o666) -> None:

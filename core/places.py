@@ -56,15 +56,17 @@ def beyond_in_words(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
     if test.ratio > test.limits.over_all or not exceeding:
         return f"{size} (limit for rounding: {test.limits.over_all:g}x)."
     most = exceeding[0]
-    worst = multiple(most.worst)
-    place = f"{worst} at {most.kind} {most.worst_place}"
+    place = f"at {most.kind} {most.worst_place}"
     if most.kind == SYSTEMATIC:
-        place = f"{worst} in its systematic part"
-    elif most is test.position:
+        place = "in its systematic part"
+    worst = multiple(most.worst)
+    if most is test.position:
         first = place_in_words(int(test.outliers[0]), lengths)
-        is_one = len(test.outliers) == 1
-        place = f"{worst} at {first}" if is_one else f"up to {worst} from {first}"
-    return f"{size}, but {place} (limit for rounding: {number(most.limit)}x)."
+        place = f"at {first}"
+        if len(test.outliers) > 1:
+            worst = f"up to {worst}"
+            place = f"from {first}"
+    return f"{size}, but {worst} {place} (limit for rounding: {number(most.limit)}x)."
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 chat.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -58,7 +58,21 @@ def read_prompts(path: Path) -> list[GivenPrompt]:
     lines skipped.
     """
     read = _of_json if path.suffix.lower() == ".jsonl" else GivenPrompt
-    prompts = [read(f"{path}:{number}", line) for number, line in _lines(path) if line.strip()]
+    prompts = []
+    number = 0
+    try:
+        # only a line feed ends a line: prompts contain other separators
+        with path.open(encoding="utf-8-sig", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    text = line.removesuffix("\n").removesuffix("\r")
+                    prompts.append(read(f"{path}:{number}", text))
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path}:{number + 1}: is not UTF-8 text from here on ({error.reason}).",
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror or error}).") from error
     if not prompts:
         raise UsageError(f"{path}: no prompts; expected one per line.")
     return prompts
@@ -83,59 +97,31 @@ def prompts_of(request: CaptureRequest) -> list[GivenPrompt]:
     UsageError before any slow work.
     """
     prompts = collect_prompts(request.prompts, request.prompt_files, request.prompt_lists)
-    system = request.system
-    is_chat = request.is_chat
     if not prompts:
         raise UsageError("no prompts; use --prompt TEXT, --prompt-file FILE or --prompts FILE.")
-    chats = [
-        prompt
-        for prompt in prompts
-        if prompt.messages is not None or (is_chat and prompt.text is not None)
-    ]
-    if system is not None and not chats:
-        raise UsageError("--system is part of a chat; add --chat, or leave it out.")
-    if is_chat and not chats:
-        raise UsageError("--chat is for texts, and all prompts are token ids; leave it out.")
-    for prompt in chats:
-        if (
-            system is not None
-            and prompt.messages is not None
-            and any(m.role == "system" for m in prompt.messages)
-        ):
+    has_system = request.system is not None
+    has_chats = False
+    for prompt in prompts:
+        messages = prompt.messages or ()
+        has_chats |= bool(messages) or (request.is_chat and prompt.text is not None)
+        if has_system and any(message.role == "system" for message in messages):
             raise UsageError(f"{prompt.source}: has its own system message; leave --system out.")
+    if has_system and not has_chats:
+        raise UsageError("--system is part of a chat; add --chat, or leave it out.")
+    if request.is_chat and not has_chats:
+        raise UsageError("--chat is for texts, and all prompts are token ids; leave it out.")
     return prompts
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, line without its end).
-
-    Only a line feed ends one: prompts contain other separators.
-    """
-    number = 0
-    try:
-        with path.open(encoding="utf-8-sig", newline="\n") as file:
-            for number, line in enumerate(file, start=1):
-                yield number, line.removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path}:{number + 1}: is not UTF-8 text from here on ({error.reason}).",
-        ) from error
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror or error}).") from error
 
 
 def _of_json(source: str, line: str) -> GivenPrompt:
     try:
         entry = msgspec.json.decode(line, type=_Line)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{source}: {error}.") from error
     except (msgspec.DecodeError, RecursionError) as error:
-        reason = error if isinstance(error, msgspec.ValidationError) else f"is not JSON ({error})"
-        raise UsageError(f"{source}: {reason}.") from error
-    forms = [
-        name
-        for name in ("prompt", "text", "token_ids", "messages")
-        if getattr(entry, name) is not None
-    ]
-    if len(forms) != 1:
+        raise UsageError(f"{source}: is not JSON ({error}).") from error
+    forms = entry.prompt, entry.text, entry.token_ids, entry.messages
+    if forms.count(None) != 3:
         raise UsageError(
             f"{source}: expected an object with exactly one of prompt, text, token_ids, messages.",
         )

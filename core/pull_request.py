@@ -47,7 +47,11 @@ def put_comment(job: Mapping[str, str], name: str, report: str, artifact: str = 
     pull = event["pull_request"]
     marker = f"<!-- ulpscope gate: {slug(name)} -->\n"
     files = f" · [files, with a picture]({artifact})" if artifact else ""
-    body = {"body": _body(marker, report, f"Commit {pull['head']['sha']} · [job]({page}){files}")}
+    footer = f"Commit {pull['head']['sha']} · [job]({page}){files}"
+    room = _MOST_CHARACTERS - len(marker) - len(footer) - 100
+    if len(report) > room:
+        report = report[:room].rpartition("\n")[0] + "\n\nThe job's summary has the rest.\n"
+    body = {"body": f"{marker}{report}\n{footer}\n"}
     headers = {"Authorization": f"Bearer {token}", "Accept": "application/vnd.github+json"}
     try:
         with httpx.Client(headers=headers, timeout=30) as client:
@@ -60,12 +64,9 @@ def put_comment(job: Mapping[str, str], name: str, report: str, artifact: str = 
             return str(answer.raise_for_status().json()["html_url"])
     except httpx.HTTPStatusError as error:
         code = error.response.status_code
-        is_refused = code in (401, 403, 404)
-        hint = (
-            "; it needs `permissions: pull-requests: write`, which a fork's job never has"
-            if is_refused
-            else ""
-        )
+        hint = ""
+        if code in (401, 403, 404):
+            hint = "; it needs `permissions: pull-requests: write`, which a fork's job never has"
         raise CommentError(f"GitHub refuses the token's comment ({code}){hint}.") from error
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         raise CommentError(
@@ -78,25 +79,13 @@ def _find(client: httpx.Client, address: str, marker: str) -> int | None:
     change it after the job: an app did, or who may write here.
     """
     for page in count(1):
-        comments = (
-            client.get(address, params={"per_page": _A_PAGE, "page": page})
-            .raise_for_status()
-            .json()
-        )
+        answer = client.get(address, params={"per_page": _A_PAGE, "page": page})
+        comments = answer.raise_for_status().json()
         for comment in comments:
-            is_trusted = (
-                comment["author_association"] in _WRITERS
-                or (comment["user"] or {}).get("type") == "Bot"
-            )
+            is_app = (comment["user"] or {}).get("type") == "Bot"
+            is_trusted = is_app or comment["author_association"] in _WRITERS
             if is_trusted and (comment["body"] or "").replace("\r", "").startswith(marker):
                 return int(comment["id"])
         if len(comments) < _A_PAGE:
             break
     return None
-
-
-def _body(marker: str, report: str, footer: str) -> str:
-    room = _MOST_CHARACTERS - len(marker) - len(footer) - 100
-    if len(report) > room:
-        report = report[:room].rpartition("\n")[0] + "\n\nThe job's summary has the rest.\n"
-    return f"{marker}{report}\n{footer}\n"

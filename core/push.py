@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import httpx2 as httpx
 
 from .errors import UlpscopeError
 from .progress import Progress
+from .subprocess_json import object_of
 from .text import printable
 
 PART_BYTES = 16 << 20
@@ -62,21 +64,15 @@ def push_file(
         file = request.path.open("rb")
     except OSError as error:
         raise PushError(f"{request.path.name}: cannot be read ({error.strerror}).") from error
-    with (
-        file,
-        httpx.Client(
-            base_url=request.url,
-            headers=headers,
-            timeout=httpx.Timeout(90, connect=15),
-        ) as client,
-    ):
+    timeout = httpx.Timeout(90, connect=15)
+    with file, httpx.Client(base_url=request.url, headers=headers, timeout=timeout) as client:
         digest = hashlib.file_digest(file, "sha256")
         size = file.tell()
         options = {"name": request.name, "file": request.path.name, **request.options}
         key = hashlib.sha256(f"{digest.hexdigest()} {options}".encode())
         address = f"/api/uploads/{key.hexdigest()[:32]}"
         checksum = f"sha-256=:{base64.b64encode(digest.digest()).decode()}:"
-        state: dict[str, Any] | None = None
+        state = None
         is_first = True
         resumed = 0
         pause = 0.5
@@ -127,17 +123,12 @@ def push_file(
                 pause = 0.5
                 last_success = time.monotonic()
             except (httpx.TransportError, _TryAgainError) as error:
-                sentence = (
-                    str(error) if isinstance(error, _TryAgainError) else _reason(error, request.url)
-                )
-                is_hopeless = (
-                    isinstance(error, httpx.UnsupportedProtocol)
-                    or "TLS cannot be trusted" in sentence
-                )
-                if (
-                    is_hopeless
-                    or time.monotonic() + pause > last_success + request.patience_seconds
-                ):
+                sentence = str(error)
+                if not isinstance(error, _TryAgainError):
+                    sentence = _reason(error, request.url)
+                is_late = time.monotonic() + pause > last_success + request.patience_seconds
+                is_hopeless = isinstance(error, httpx.UnsupportedProtocol)
+                if is_late or is_hopeless or "TLS cannot be trusted" in sentence:
                     raise PushError(sentence) from error
                 note(f"{sentence.rstrip('.')}; trying again in {pause:.0f} s.")
                 time.sleep(pause)
@@ -155,13 +146,10 @@ def _tell_percent(tell: Progress, stage: str, done: int, total: int) -> None:
 
 
 def _state(request: PushRequest, answer: httpx.Response) -> dict[str, Any]:
-    try:
-        body = answer.json()
-    except (ValueError, RecursionError):
-        body = None
+    body = object_of(answer.content)
     code = answer.status_code
-    sentence = _sentence(body.get("error", "")) if isinstance(body, dict) else ""
-    if code in (200, 201, 202, 422) and isinstance(body, dict) and "state" in body:
+    sentence = _sentence(body.get("error", ""))
+    if code in (200, 201, 202, 422) and "state" in body:
         return body
     if code == 404 and sentence and answer.request.method == "GET":
         return {"state": "receiving", "received": 0}
@@ -172,11 +160,9 @@ def _state(request: PushRequest, answer: httpx.Response) -> dict[str, Any]:
     if code == 404:
         raise PushError(f"{request.url}: no ULPscope API at this address (404).")
     if code == 401:
-        hint = (
-            "is the token right, and still valid?"
-            if request.token
-            else "give --token-file or ULPSCOPE_TOKEN."
-        )
+        hint = "give --token-file or ULPSCOPE_TOKEN."
+        if request.token:
+            hint = "is the token right, and still valid?"
         raise PushError(f"the server requires a sign-in (401): {sentence.rstrip('.')}; {hint}")
     if code < 300:
         raise _not_ulpscope(request)
@@ -192,7 +178,7 @@ def _not_ulpscope(request: PushRequest) -> PushError:
 
 
 def _reason(error: Exception, url: str) -> str:
-    if "certificate" in str(error).lower() or "ssl" in str(error).lower():
+    if re.search("certificate|ssl", str(error), re.IGNORECASE):
         return (
             f"{url}: its certificate or TLS cannot be trusted ({error}); set SSL_CERT_FILE to its"
             " authority's file."

@@ -51,10 +51,18 @@ class Child:
         is_asked: bool = False,
         is_engine: bool = False,
     ) -> None:
+        environment = {}
+        for name, value in os.environ.items():
+            if name.startswith(_OURS):
+                is_hidden = bool(_SECRET.search(name))
+            else:
+                is_hidden = not may_ask and not _NEEDED.fullmatch(name)
+            if not is_hidden:
+                environment[name] = value
         self._process = subprocess.Popen(
             [python, *arguments],
             cwd=None if is_engine else ROOT,
-            env={**environment_of_child(may_ask), **(more or {})},
+            env=environment | dict(more or {}),
             stdin=subprocess.PIPE if is_asked else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -128,12 +136,11 @@ class Child:
     @property
     def sentence(self) -> str:
         """The process's error message; its last line if it has none."""
-        lines = self.error_lines
-        last = lines[-1] if lines else f"it ended with exit code {self.code}."
-        return next(
-            (line.removeprefix("error: ") for line in lines if line.startswith("error: ")),
-            last,
-        )
+        sentence = f"it ended with exit code {self.code}."
+        for sentence in self.error_lines:
+            if sentence.startswith("error: "):
+                return sentence.removeprefix("error: ")
+        return sentence
 
     def terminate(self) -> None:
         """Ask it to clean up and end."""
@@ -161,17 +168,16 @@ class Child:
 
         Kill the process if that takes too long.
         """
-        timer = None if self._seconds is None else threading.Timer(self._seconds, self._give_up)
-        if timer is not None:
-            timer.daemon = True
+        timer = threading.Timer(self._seconds or 0, self._give_up)
+        timer.daemon = True
+        if self._seconds is not None:
             timer.start()
         try:
             line = self._out.readline(_LONGEST)
             count = object_of(line).get("bytes") if self._is_engine else None
             return line, self._out.read(count) if isinstance(count, int) and count > 0 else b""
         finally:
-            if timer is not None:
-                timer.cancel()
+            timer.cancel()
 
     def _give_up(self) -> None:
         self.is_late = True
@@ -186,18 +192,6 @@ class Child:
         with pipe:
             while line := pipe.readline(_LONGEST_ERROR):
                 self._errors.append(line.decode(errors="replace"))
-
-
-def environment_of_child(may_ask: bool) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in os.environ.items()
-        if (
-            not _SECRET.search(name)
-            if name.startswith(_OURS)
-            else may_ask or _NEEDED.fullmatch(name)
-        )
-    }
 
 
 def object_of(text: bytes) -> dict[str, Any]:

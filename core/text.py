@@ -81,12 +81,12 @@ def file_name(name: str, longest: int = 120) -> str:
     last = name.replace("\\", "/").rsplit("/", 1)[-1]
     safe = "".join(c if c.isalnum() or c in "._- +" else "_" for c in last).strip(" .")
     stem, dot, ending = safe.rpartition(".")
-    if not stem or len(ending) > 20:
+    ending = dot + ending
+    if not stem or len(ending) > 21:
         stem = safe
-        dot = ""
         ending = ""
-    room = longest - len(f"{dot}{ending}".encode())
-    return f"{stem.encode()[:room].decode(errors='ignore').rstrip(' .')}{dot}{ending}"
+    room = longest - len(ending.encode())
+    return f"{stem.encode()[:room].decode(errors='ignore').rstrip(' .')}{ending}"
 
 
 def slug(text: str) -> str:
@@ -111,11 +111,17 @@ def join_bytes(tokens: Sequence[str]) -> list[str]:
     # nearly every prompt has none
     if not any("<0x" in text for text in tokens):
         return list(tokens)
-    raws = [_raw(text) for text in tokens]
-    owners = [place for place, raw in enumerate(raws) for _ in raw]
+    owners = []
+    whole = b""
+    for place, text in enumerate(tokens):
+        for number, part in enumerate(_BYTE.split(text)):
+            is_byte = number % 2 > 0
+            raw = bytes.fromhex(part) if is_byte else part.encode("utf-8", "replace")
+            whole += raw
+            owners += [place] * len(raw)
     joined = [""] * len(tokens)
     start = 0
-    for character in b"".join(raws).decode("utf-8", "surrogateescape"):
+    for character in whole.decode("utf-8", "surrogateescape"):
         raw = character.encode("utf-8", "surrogateescape")
         joined[owners[start]] += readable(raw)
         start += len(raw)
@@ -125,15 +131,6 @@ def join_bytes(tokens: Sequence[str]) -> list[str]:
 def text_of(tokens: Sequence[str]) -> str:
     """Return the text of tokens, their bytes joined to characters."""
     return "".join(join_bytes(tokens))
-
-
-def _raw(text: str) -> bytes:
-    """Return a text's bytes, each '<0xE2>' as the byte it names."""
-    parts = _BYTE.split(text)
-    return b"".join(
-        bytes.fromhex(part) if place % 2 else part.encode("utf-8", "replace")
-        for place, part in enumerate(parts)
-    )
 
 
 def plural(count: int, one: str, many: str = "") -> str:
@@ -172,9 +169,8 @@ def floored_percent(share: float) -> str:
 
 def out_of(count: int, total: int) -> str:
     """`36,819 of 49,152 (74.9%)`; `0 of 0`, which is no share."""
-    return (
-        f"{count:,} of {total:,} ({percent(count / total)})" if total else f"{count:,} of {total:,}"
-    )
+    share = f" ({percent(count / total)})" if total else ""
+    return f"{count:,} of {total:,}{share}"
 
 
 def number(value: float | None, digits: int = 3) -> str:
@@ -188,9 +184,8 @@ def number(value: float | None, digits: int = 3) -> str:
     result = float(f"{value:.{digits}g}")
     if value < 1 == result:
         return f"{min(value, 0.9999):.4f}"
-    if 10**digits <= abs(result) < 1e9:
-        return f"{result:,.0f}"
-    return _short_power(f"{value:,.{digits}g}")
+    is_whole = 10**digits <= abs(result) < 1e9
+    return f"{result:,.0f}" if is_whole else _short_power(f"{value:,.{digits}g}")
 
 
 def is_written_out(values: Iterable[float]) -> bool:
@@ -215,18 +210,26 @@ def decimals(values: Iterable[float]) -> int | None:
     sizes = sorted(abs(value) for value in values if value and math.isfinite(value))
     if not is_written_out(sizes):
         return None
-    if not sizes or all(size.is_integer() for size in map(float, sizes)):
+    if all(float(size).is_integer() for size in sizes):
         return 0
-    low, middle = (math.floor(math.log10(size)) for size in (sizes[0], sizes[len(sizes) // 2]))
+    low = math.floor(math.log10(sizes[0]))
+    middle = math.floor(math.log10(sizes[len(sizes) // 2]))
     return max(2 - middle, -low, 0)
 
 
 def column(values: Sequence[float | None]) -> list[str]:
     """Return figures with the same number of decimals; empty for null, 0 without any."""
-    places = decimals([value for value in values if value is not None])
+    places = decimals(value for value in values if value is not None)
     form = ".2e" if places is None else f",.{places}f"
-    texts = ["" if value is None else _short_power(f"{value:{form}}") for value in values]
-    return ["0" if value == 0 else text for value, text in zip(values, texts, strict=True)]
+    texts = []
+    for value in values:
+        text = "0"
+        if value is None:
+            text = ""
+        elif value:
+            text = _short_power(f"{value:{form}}")
+        texts.append(text)
+    return texts
 
 
 def _short_power(text: str) -> str:
@@ -248,10 +251,12 @@ def multiple(ratio: float) -> str:
 
 def exact_decimals(values: Iterable[float]) -> int | None:
     """Return the decimals with which every logit of a column is `exact`; None: more than nine."""
-    texts = [exact(value) for value in values if math.isfinite(value)]
-    if any("e" in text for text in texts):
-        return None
-    most = max((len(text.partition(".")[2]) for text in texts), default=0)
+    most = 0
+    for value in values:
+        text = exact(value)
+        if "e" in text:
+            return None
+        most = max(most, len(text.partition(".")[2]))
     return most if most <= 9 else None
 
 
@@ -280,19 +285,9 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level BPE, bytes_to_unicode of GPT-2: others than printable Latin-1
-    from U+0100.
-    """
-    itself = [
-        *range(ord("!"), ord("~") + 1),
-        *range(ord("¡"), ord("¬") + 1),
-        *range(ord("®"), ord("ÿ") + 1),
-    ]
-    others = [byte for byte in range(256) if byte not in set(itself)]
-    return {chr(byte): byte for byte in itself} | {
-        chr(256 + number): byte for number, byte in enumerate(others)
-    }
-
-
-BYTE_LEVEL = _byte_alphabet()
+# Character -> byte of byte-level BPE, bytes_to_unicode of GPT-2: others than printable Latin-1 from
+# U+0100.
+_ITSELF = [byte for byte in range(256) if chr(byte).isprintable() and byte != ord(" ")]
+_OTHERS = [byte for byte in range(256) if byte not in _ITSELF]
+BYTE_LEVEL = {chr(byte): byte for byte in _ITSELF}
+BYTE_LEVEL |= {chr(256 + number): byte for number, byte in enumerate(_OTHERS)}

@@ -45,16 +45,15 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
     Raises:
         ExtraError: the tracker is not installed.
     """
-    target = None
+    target = None if isinstance(to, str) else to
     folder = ""
     if isinstance(to, str):
         name, _, folder = to.partition(":")
-    else:
-        target = to
-        name = type(to).__module__.partition(".")[0]
+    elif hasattr(to, "add_scalar"):
         # a SummaryWriter of torch or tensorboardX
-        if hasattr(to, "add_scalar"):
-            name = "tensorboard"
+        name = "tensorboard"
+    else:
+        name = type(to).__module__.partition(".")[0]
     needs_folder = name == "tensorboard" and target is None
     is_known = name in (*_TRACKERS, "tensorboard")
     if not is_known or bool(folder) != needs_folder:
@@ -64,27 +63,25 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
         )
     contents = _contents(run)
     if name == "tensorboard":
-        _log_to_tensorboard(contents, step, target, folder)
+        writer = target or _import("torch.utils.tensorboard", "torch tensorboard").SummaryWriter(
+            folder
+        )
+        for number, figures in [(step, contents.figures), *contents.by_step]:
+            for key, value in figures.items():
+                writer.add_scalar(key, value, number)
+        texts = dict(contents.texts)
+        path = Path(writer.file_writer.get_logdir(), f"{texts.get(_RUN_ID)}.html")
+        # it shows no HTML; its folder may be a URL
+        if contents.html and path.parent.is_dir():
+            path.write_text(contents.html, encoding="utf-8")
+            texts[_REPORT] = str(path)
+        for key, text in texts.items():
+            # TensorBoard renders Markdown, and loads its images
+            writer.add_text(key, plain(text), step)
+        if target is None:
+            writer.close()
     else:
         _TRACKERS[name](_import(name), contents, step, target)
-
-
-def _log_to_tensorboard(contents: Contents, step: int | None, target: Any, folder: str) -> None:
-    writer = target or _import("torch.utils.tensorboard", "torch tensorboard").SummaryWriter(folder)
-    for number, figures in [(step, contents.figures), *contents.by_step]:
-        for key, value in figures.items():
-            writer.add_scalar(key, value, number)
-    texts = dict(contents.texts)
-    path = Path(writer.file_writer.get_logdir(), f"{texts.get(_RUN_ID)}.html")
-    # it shows no HTML; its folder may be a URL
-    if contents.html and path.parent.is_dir():
-        path.write_text(contents.html, encoding="utf-8")
-        texts[_REPORT] = str(path)
-    for key, text in texts.items():
-        # TensorBoard renders Markdown, and loads its images
-        writer.add_text(key, plain(text), step)
-    if target is None:
-        writer.close()
 
 
 def _log_to_mlflow(mlflow: Any, contents: Contents, step: int | None, target: Any) -> None:
@@ -141,13 +138,10 @@ def _import(module: str, packages: str = "") -> Any:
 
 def _contents(run: Run | Check | str | Path) -> Contents:
     if isinstance(run, Check):
-        texts = {"mismatch/warning": run.warning} if run.warning else {}
-        return Contents(
-            {f"mismatch/{name}": value for name, value in run.figures.items()},
-            texts,
-        )
+        warning = {"mismatch/warning": run.warning} if run.warning else {}
+        return Contents({f"mismatch/{name}": run.figures[name] for name in run.figures}, warning)
     reader = (run if isinstance(run, Run) else open(run)).reader
-    figures: dict[str, Any] = {}
+    figures = {}
     by_step = []
     is_rollout = reader.has_rollouts
     if is_rollout:
@@ -167,7 +161,5 @@ def _contents(run: Run | Check | str | Path) -> Contents:
         if not is_rollout:
             summary = {**asdict(pair.summary), "noise_ratio": pair.noise_ratio}
             figures |= {f"ulpscope/{variant}/{name}": value for name, value in summary.items()}
-    figures = {
-        name: float(value) for name, value in figures.items() if plain_number(value) is not None
-    }
-    return Contents(figures, texts, by_step, html_file(reader))
+    known = {name: float(each) for name, each in figures.items() if plain_number(each) is not None}
+    return Contents(known, texts, by_step, html_file(reader))

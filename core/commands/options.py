@@ -15,7 +15,7 @@ from ..rl.figures import FRAMEWORKS
 def request_option(name: str, of: type[Request] = CaptureRequest) -> Any:
     """Return the option (or the argument) of one field of a request."""
     each = next(one for one in fields(of) if one.name == name)
-    if each.metadata["is_argument"]:
+    if each.metadata.get("is_argument"):
         return Argument(metavar=name.upper(), help=each.metadata["help"])
     return Option(option_of(each), help=each.metadata["help"])
 

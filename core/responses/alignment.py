@@ -2,7 +2,7 @@
 share.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,15 +26,26 @@ def align(sides: Sequence[ResponseSide]) -> tuple[ResponseSide, ...]:
                 " responses; expected one per prompt on both sides.",
             )
     if any(side.keys == "text" for side in sides):
-        sides = _by_text(sides)
-    prompts = [
-        _in_place(prompt, responses)
-        for prompt, responses in enumerate(zip(*(side.responses for side in sides), strict=True))
-    ]
-    return tuple(
-        replace(side, responses=own)
-        for side, own in zip(sides, zip(*prompts, strict=True), strict=True)
-    )
+        # a number for each text is its token id
+        numbers: dict[str, int] = {}
+        for side in sides:
+            for response in side.responses:
+                if len(response.rows.token_ids) and not response.texts:
+                    raise DumpError(
+                        f"side '{side.name}' has no texts of tokens, and the other side has no ids;"
+                        " expected token ids on both sides, or texts on both.",
+                    )
+                for text in response.texts.values():
+                    numbers.setdefault(text, len(numbers))
+        renumbered = []
+        for side in sides:
+            responses = tuple(_renumber(response, numbers) for response in side.responses)
+            renumbered.append(replace(side, responses=responses))
+        sides = renumbered
+    by_prompt = zip(*(side.responses for side in sides), strict=True)
+    in_place = [_in_place(prompt, responses) for prompt, responses in enumerate(by_prompt)]
+    by_side = zip(*in_place, strict=True)
+    return tuple(replace(side, responses=own) for side, own in zip(sides, by_side, strict=True))
 
 
 def prompt_tokens(response: Response) -> tuple[int, ...] | None:
@@ -48,12 +59,9 @@ def extra_first_token(one: Sequence[int], other: Sequence[int]) -> tuple[int, bo
     """(side that has one token more in front, whether it stands there twice) of two prompts, None
     if they part otherwise.
     """
-    for side, (longer, shorter) in ((1, (other, one)), (0, (one, other))):
-        if (
-            len(longer) == len(shorter) + 1 > 2
-            and longer[1:] == shorter
-            and UNKNOWN_TOKEN not in longer
-        ):
+    for side, longer, shorter in ((1, other, one), (0, one, other)):
+        is_known = UNKNOWN_TOKEN not in longer
+        if is_known and len(longer) > 2 and longer[1:] == shorter:
             return side, longer[0] == longer[1]
     return None
 
@@ -61,24 +69,12 @@ def extra_first_token(one: Sequence[int], other: Sequence[int]) -> tuple[int, bo
 def sequence(response: Response) -> tuple[int, ...]:
     """Return the tokens of a response; unknown ones are filled in from the rows before them."""
     filled = list(response.tokens)
-    for position, token in zip(
-        response.rows.positions.tolist(),
-        response.rows.targets.tolist(),
-        strict=True,
-    ):
-        filled.extend([UNKNOWN_TOKEN] * (position + 2 - len(filled)))
-        if filled[position + 1] == UNKNOWN_TOKEN:
-            filled[position + 1] = token
+    rows = response.rows
+    for place, token in zip((rows.positions + 1).tolist(), rows.targets.tolist(), strict=True):
+        filled.extend([UNKNOWN_TOKEN] * (place + 1 - len(filled)))
+        if filled[place] == UNKNOWN_TOKEN:
+            filled[place] = token
     return tuple(filled)
-
-
-def parting_of(reference: Sequence[int], variant: Sequence[int]) -> int | None:
-    """First place at which two sequences have different tokens, None if they never do."""
-    both = enumerate(zip(reference, variant, strict=False))
-    return next(
-        (place for place, pair in both if UNKNOWN_TOKEN not in pair and pair[0] != pair[1]),
-        None,
-    )
 
 
 def warn(response: Response, *warnings: str) -> Response:
@@ -86,41 +82,25 @@ def warn(response: Response, *warnings: str) -> Response:
     return replace(response, warnings=tuple(dict.fromkeys((*response.warnings, *warnings))))
 
 
-def _by_text(sides: Sequence[ResponseSide]) -> list[ResponseSide]:
-    """Return the sides with a number for each text as token ids.
-
-    Rows with two tokens that print alike are left out.
-    """
-    numbers: dict[str, int] = {}
-    for side in sides:
-        for response in side.responses:
-            if len(response.rows.token_ids) and not response.texts:
-                raise DumpError(
-                    f"side '{side.name}' has no texts of tokens, and the other side has no ids;"
-                    " expected token ids on both sides, or texts on both.",
-                )
-            for text in response.texts.values():
-                numbers.setdefault(text, len(numbers))
-    return [
-        replace(side, responses=tuple(_renumber(response, numbers) for response in side.responses))
-        for side in sides
-    ]
-
-
 def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
+    """Return a response by the numbers of its texts. Rows with two tokens that print alike are left
+    out.
+    """
     new = {token: numbers[text] for token, text in response.texts.items()}
+
+    def renumber(tokens: Iterable[int]) -> list[int]:
+        return [new.get(token, UNKNOWN_TOKEN) for token in tokens]
+
     rows = response.rows
-    targets, ids = (
-        np.array([new.get(token, UNKNOWN_TOKEN) for token in tokens.tolist()], np.int64)
-        for tokens in (rows.targets, rows.token_ids)
-    )
+    targets = np.array(renumber(rows.targets.tolist()), np.int64)
+    ids = np.array(renumber(rows.token_ids.tolist()), np.int64)
     rows = replace(rows, token_ids=ids, targets=targets)
     usable = ~rows.has_repeats
     usable[rows.row_of[ids < 0]] = False
     renumbered = replace(
         response,
         keys="text",
-        tokens=tuple(new.get(token, UNKNOWN_TOKEN) for token in response.tokens),
+        tokens=tuple(renumber(response.tokens)),
         rows=replace(rows.without_values(~usable), missing=rows.missing),
         texts=dict(sorted((new[token], text) for token, text in response.texts.items())),
     )
@@ -140,7 +120,21 @@ def _in_place(prompt: int, responses: Sequence[Response]) -> Sequence[Response]:
     moves = [most, *(variant + most - reference for reference, variant in starts)]
     if not any(moves):
         return responses
-    moved = [_later(one, move) if move else one for one, move in zip(responses, moves, strict=True)]
+    moved = []
+    for response, count in zip(responses, moves, strict=True):
+        later = response
+        if count:
+            # unknown tokens stand in front
+            first = response.generated_from
+            rows = response.rows
+            later = replace(
+                response,
+                tokens=(*[UNKNOWN_TOKEN] * count, *response.tokens),
+                rows=replace(rows, positions=rows.positions + count),
+                generated_from=None if first is None else first + count,
+                start_known=True,
+            )
+        moved.append(later)
     if all(one.start_known for one in responses):
         lengths = dict.fromkeys(f"{(one.generated_from or 0) + 1:,}" for one in responses)
         moved[-1] = warn(
@@ -151,39 +145,29 @@ def _in_place(prompt: int, responses: Sequence[Response]) -> Sequence[Response]:
     return moved
 
 
-def _later(response: Response, count: int) -> Response:
-    """Return the response with `count` unknown tokens in front."""
-    first, rows = response.generated_from, response.rows
-    return replace(
-        response,
-        tokens=(*[UNKNOWN_TOKEN] * count, *response.tokens),
-        rows=replace(rows, positions=rows.positions + count),
-        generated_from=None if first is None else first + count,
-        start_known=True,
-    )
-
-
 def _starts(reference: Response, variant: Response) -> tuple[int, int]:
     """Return offsets to each side's positions so that both count from the same place.
 
     A response without a start begins at the other's first generated position. Responses to prompts
     of two lengths, of which only generated rows were sent, meet at the start of generation.
     """
-    sides, ends = (reference, variant), (reference.generated_from, variant.generated_from)
+    first = reference.generated_from
+    other_first = variant.generated_from
     if reference.start_known != variant.start_known:
-        start = ends[0] if reference.start_known else ends[1]
+        start = first if reference.start_known else other_first
         if start is None:
             raise DumpError(
                 "one side sends rows of a prompt only and the other of generated tokens only;"
                 " expected positions that both have.",
             )
         return (0, start) if reference.start_known else (start, 0)
-    if ends[0] is None or ends[1] is None or not reference.start_known:
+    if first is None or other_first is None or not reference.start_known:
         return 0, 0
-    has_prompt_rows = any(
-        len(side.rows) and side.rows.positions[0] < (side.generated_from or 0) for side in sides
-    )
-    if has_prompt_rows or None not in map(prompt_tokens, sides):
+    for rows, end in ((reference.rows, first), (variant.rows, other_first)):
+        # rows of the prompt
+        if (rows.positions < end).any():
+            return 0, 0
+    if prompt_tokens(reference) is not None and prompt_tokens(variant) is not None:
         return 0, 0
-    later = max(ends[0], ends[1])
-    return later - ends[0], later - ends[1]
+    later = max(first, other_first)
+    return later - first, later - other_first

@@ -7,7 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -21,7 +21,11 @@ from ..text import clean
 MAX_BYTES = 128 << 20
 MAX_FILE_BYTES = 4 << 30  # of a file with a document a line, unpacked
 _HEAD_BYTES = 4096  # that decide what a file is
-_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
+_PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bz2",
+    b"\x28\xb5\x2f\xfd": "zstd",
+}
 _BLANKS = re.compile(r"\s*")
 _EVENT = re.compile(rb"(data|event|id|retry)?:")
 # An escaped backslash or a whole pair, which stay, or half a pair.
@@ -45,13 +49,14 @@ def documents(path: Path) -> Iterator[tuple[str, Any]]:
 def documents_of(file: BinaryIO, name: str) -> Iterator[tuple[str, Any]]:
     """Each document of an open file, as `documents` has them. `name` is the file's in errors."""
     lines = _number_lines(file, name)
-    texts = ((number, line) for number, line in lines if line.strip())
+    texts = (each for each in lines if each[1].strip())
     first = next(texts, (1, b""))
     if _EVENT.match(first[1]):
         yield from _events(chain([first], lines), name)
     elif _is_whole(first[1]) and (second := next(texts, None)) is not None:
         for number, line in chain([first, second], texts):
-            yield f"{name}, line {number}", parse(line, f"{name}, line {number}")
+            source = f"{name}, line {number}"
+            yield source, parse(line, source)
     else:
         text = bytearray(first[1])
         for _, line in lines:
@@ -74,7 +79,8 @@ def _events(lines: Iterable[tuple[int, bytes]], name: str) -> Iterator[tuple[str
     """Return the documents of server-sent events; one may go over several `data:` lines (WHATWG
     HTML, section 9.2).
     """
-    data, source = b"", name
+    data = b""
+    source = name
     # a blank line ends an event
     for number, line in chain(lines, [(0, b"")]):
         text = line.strip()
@@ -97,17 +103,17 @@ def _consecutive(text: bytes, name: str) -> Iterator[tuple[str, Any]]:
         # documents one after another, as a log has them
         decoder = json.JSONDecoder()
         characters = escape_lone_surrogates(text).decode("utf-8", "replace").strip()
-        documents, end = [], 0
-        while end < len(characters):
-            try:
+        documents = []
+        end = 0
+        with suppress(ValueError, RecursionError):
+            while end < len(characters):
                 document, end = decoder.raw_decode(characters, end)
-            except (ValueError, RecursionError):
-                break
-            documents.append(document)
-            end += len(_BLANKS.match(characters, end)[0])  # type: ignore[index]
+                documents.append(document)
+                end += len(_BLANKS.match(characters, end)[0])  # type: ignore[index]
         if len(documents) < 2 or end < len(characters):
             raise
-        yield from ((f"{name}, document {number}", one) for number, one in enumerate(documents, 1))
+        for number, document in enumerate(documents, 1):
+            yield f"{name}, document {number}", document
 
 
 def _is_whole(line: bytes) -> bool:

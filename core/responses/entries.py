@@ -93,27 +93,18 @@ def entry_of(entry: Sent, source: str) -> Entry:
 
     `token_id:123` is an id that the engine was asked to send in place of a text.
     """
-    token, text = entry.id, entry.text if entry.token is None else entry.token
+    token = entry.id
+    text = entry.text if entry.token is None else entry.token
     if token is None and text is not None:
         head, _, digits = text.partition("token_id:")
         if not head and digits.isascii() and digits.isdecimal():
-            token, text = convert(int(digits[:11]), Id, source), None
+            token = convert(int(digits[:11]), Id, source)
+            text = None
         elif entry.bytes and "\ufffd" in text:
             text = byte_names(entry.bytes)
     if token is None and text is None:
         raise DumpError(f"{source}: a token has neither id nor text.")
-    return Entry(token, text, _value_of(entry.logprob, source))
-
-
-def byte_names(values: Iterable[int]) -> str:
-    """`<0xF0><0x9F>`: how a part of a character is spelled."""
-    return "".join(f"<0x{byte:02X}>" for byte in values)
-
-
-def _value_of(value: float | str | None, source: str) -> float | None:
-    """Return a value as sent, None for a placeholder: null, -inf, also as a text, and -9999.0,
-    -3.4e38 and the like.
-    """
+    value = entry.logprob
     try:
         number = -math.inf if value is None else float(value)
     except ValueError:
@@ -122,21 +113,30 @@ def _value_of(value: float | str | None, source: str) -> float | None:
         raise DumpError(
             f"{source}: a value is {clean(value, 60)}; expected a finite number or null.",
         )
-    return number if number > _LOWEST else None
+    # placeholders are null, -inf, also as a text, and -9999.0, -3.4e38 and the like
+    return Entry(token, text, number if number > _LOWEST else None)
+
+
+def byte_names(values: Iterable[int]) -> str:
+    """`<0xF0><0x9F>`: how a part of a character is spelled."""
+    return "".join(f"<0x{byte:02X}>" for byte in values)
 
 
 def rows_of(tokens: object, start: int, source: str) -> list[Row]:
     """Read tokens, each with its list of the best. start: position of the row that scores the first
     of them.
     """
-    rows: list[Row] = []
+    rows = []
     for position, sent in enumerate(convert(tokens or [], list[SentRow], source), start):
         at = f"{source}, token {position - start}"
         top = [entry_of(one, at) for one in sent.top_logprobs or ()]
+        best = len(top)
         # vLLM puts the chosen token first and cuts the list at k, also if it is none of the best.
-        first, second = ([entry.value for entry in top] + [None, None])[:2]
-        is_displaced = first is not None and second is not None and first < second
-        rows.append(Row(position, top, entry_of(sent, at), len(top) - is_displaced))
+        if best > 1:
+            first = top[0].value
+            second = top[1].value
+            best -= first is not None and second is not None and first < second
+        rows.append(Row(position, top, entry_of(sent, at), best))
     return rows
 
 
@@ -171,8 +171,13 @@ def response_of(
         raise DumpError(
             f"{source}: {format} response without log-probabilities; ask the server for them.",
         )
-    known: Sequence[int] = () if prompt is None or isinstance(prompt, int) else prompt
-    length = prompt if isinstance(prompt, int) else len(known) or None
+    known: Sequence[int] = ()
+    length = None
+    if isinstance(prompt, int):
+        length = prompt
+    elif prompt:
+        known = prompt
+        length = len(prompt)
     # before there is a token for each
     if (length or 0) > MAX_POSITIONS:
         raise DumpError(
@@ -211,20 +216,32 @@ def response_of(
     targets: dict[int, int] = {}
     drafted = 0
     for row, best in zip(rows, _best(rows, top_logprobs), strict=True):
-        target, value = id_of(row.target), row.target.value
-        sent = [(id_of(entry), entry.value) for entry in row.top]
+        target = id_of(row.target)
+        value = row.target.value
         targets[row.position + 1] = target
+        sent = [(id_of(entry), entry.value) for entry in row.top]
         listed_values = [each for token, each in sent if token == target and each is not None]
         chosen = math.nan
-        if value == 0 and any(listed_values):  # SGLang's drafted tokens: their list has the value
+        if value == 0 and any(listed_values):
+            # SGLang's drafted tokens: their list has the value
             drafted += 1
         elif value is not None and listed_values and value not in listed_values:
             chosen = value
         else:
             sent.append((target, value))
-        values = tuple(dict.fromkeys((token, value) for token, value in sent if value is not None))
-        missing = len({token for token, _ in sent} - {token for token, _ in values})
-        listed.append(TopTokenRow(row.position, values, best, target, missing, chosen))
+        entries = [(token, each) for token, each in dict.fromkeys(sent) if each is not None]
+        # each token once
+        missing = len(dict(sent)) - len(dict(entries))
+        listed.append(
+            TopTokenRow(
+                row.position,
+                tuple(entries),
+                best,
+                target,
+                missing,
+                chosen,
+            )
+        )
     listed_rows = compress_rows(listed, source)
     if (has_repeats := listed_rows.has_repeats).any():
         position = listed_rows.positions[has_repeats.argmax()]
@@ -278,16 +295,18 @@ def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
     besides, and may lack tokens that print alike: k is the requested number, else the shortest
     length that accounts for the chosen tokens; a shorter list has no best that could be relied on.
     """
-    unknown = [row for row in rows if row.best is None]
-    k = top_logprobs
-    if k is None and unknown:
-        k = max(len(row.top) for row in unknown)
+    k = top_logprobs or 0
+    if top_logprobs is None:
+        unknown = [row for row in rows if row.best is None]
+        k = max((len(row.top) for row in unknown), default=0)
         k -= all(_is_chosen_last(row) for row in unknown if len(row.top) == k)
-    k = k or 0
-    if_unknown = [k if len(row.top) >= k else 0 for row in rows]
-    return [
-        most if row.best is None else row.best for row, most in zip(rows, if_unknown, strict=True)
-    ]
+    counts = []
+    for row in rows:
+        best = row.best
+        if best is None:
+            best = k if len(row.top) >= k else 0
+        counts.append(best)
+    return counts
 
 
 def _is_chosen_last(row: Row) -> bool:
@@ -302,10 +321,13 @@ def _is_unordered(rows: Sequence[Row]) -> bool:
     """Return whether lists are in no order, and the first of each is named as emitted: mlx-lm
     (0.32, server.py).
     """
-    if not all(row.top and row.target == row.top[0] for row in rows):
-        return False
-    others = [row.values[1:] for row in rows]
-    return any(values != sorted(values, reverse=True) for values in others)
+    is_unordered = False
+    for row in rows:
+        if not row.top or row.target != row.top[0]:
+            return False
+        others = row.values[1:]
+        is_unordered |= others != sorted(others, reverse=True)
+    return is_unordered
 
 
 def _greedy(rows: Sequence[Row], text: str, source: str) -> list[Row]:
@@ -313,19 +335,18 @@ def _greedy(rows: Sequence[Row], text: str, source: str) -> list[Row]:
 
     DumpError unless these spell the text.
     """
-    tops = [
-        max(row.top, key=lambda entry: -math.inf if entry.value is None else entry.value)
-        for row in rows
-    ]
-    spelled = b"".join(_bytes_of(entry.text or "") for entry in tops)
+    spelled = b""
+    greedy = []
+    for row in rows:
+        top = max(row.top, key=lambda entry: -math.inf if entry.value is None else entry.value)
+        spelled += _bytes_of(top.text or "")
+        greedy.append(row._replace(target=top, best=len(row.top)))
     if not text or text.strip().encode() not in spelled:
         raise DumpError(
             f"{source}: its lists are in no order, and do not spell its text; request"
             " temperature 0.",
         )
-    return [
-        row._replace(target=top, best=len(row.top)) for row, top in zip(rows, tops, strict=True)
-    ]
+    return greedy
 
 
 def _bytes_of(text: str) -> bytes:
@@ -343,11 +364,12 @@ def _plain_texts(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with texts in place of the spellings of a vocabulary; a server may spell its
     lists so, and not the emitted tokens.
     """
-    is_listed_spelled = _are_spelled({entry.text for row in rows for entry in row.top})
-    is_target_spelled = _are_spelled({row.target.text for row in rows})
+    is_listed_spelled = _are_spelled(entry.text for row in rows for entry in row.top)
+    is_target_spelled = _are_spelled(row.target.text for row in rows)
     plain = []
     for row in rows:
-        top, target = row.top, row.target
+        top = row.top
+        target = row.target
         is_in_list = any(entry.text == target.text for entry in top)
         if is_target_spelled or (is_listed_spelled and is_in_list):
             target = _decoded(target)
@@ -357,11 +379,12 @@ def _plain_texts(rows: Sequence[Row]) -> list[Row]:
     return plain
 
 
-def _are_spelled(texts: set[str | None]) -> bool:
+def _are_spelled(texts: Iterable[str | None]) -> bool:
     """Return whether tokens are spelled as in a byte-level or SentencePiece vocabulary: no text has
     a blank.
     """
-    known = [text for text in texts if text]
+    # each once: lists of a long answer repeat them
+    known = {text for text in texts if text}
     has_blank = any(" " in text for text in known)
     return not has_blank and any(text.startswith(("Ġ", "Ċ", "▁")) for text in known)
 

@@ -29,11 +29,11 @@ def read_sides(paths: Sequence[Path]) -> tuple[ResponseSide, ...]:
 
     DumpError for what is no response or cannot be compared.
     """
+    sides = [read_responses(path) for path in paths]
     if len(paths) == 1:
-        return sides_of(read_responses(paths[0]), clean(paths[0].name))
-    names = side_names(paths)
-    sides = _in_one_order([read_responses(path) for path in paths])
-    return tuple(ResponseSide(name, tuple(side)) for name, side in zip(names, sides, strict=True))
+        return sides_of(sides[0], clean(paths[0].name))
+    named = zip(side_names(paths), _in_one_order(sides), strict=True)
+    return tuple(ResponseSide(name, tuple(side)) for name, side in named)
 
 
 def sides_of(responses: Sequence[Response], source: str) -> tuple[ResponseSide, ...]:
@@ -48,7 +48,8 @@ def sides_of(responses: Sequence[Response], source: str) -> tuple[ResponseSide, 
         groups.setdefault(key, []).append(response)
     counts = {len(group) for group in groups.values()}
     if len(counts) != 1 or counts == {1}:
-        answers, prompts = plural(len(responses), "answer"), plural(len(groups), "prompt")
+        answers = plural(len(responses), "answer")
+        prompts = plural(len(groups), "prompt")
         raise DumpError(
             f"{source}: holds {answers} to {prompts}; expected each prompt answered equally often,"
             " at least twice. Give a second file for the other side.",
@@ -78,8 +79,10 @@ def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response
         common = dict.fromkeys(key for key in by_key[0] if all(key in side for side in by_key))
         if not common or not is_unique or any(None in side for side in by_key):
             continue
-        ordered = [[side[key] for key in common] for side in by_key]
-        for side, responses in zip(by_key, ordered, strict=True):
+        ordered = []
+        for side in by_key:
+            responses = [side[key] for key in common]
+            ordered.append(responses)
             if more := [key for key in side if key not in common]:
                 example = f" ({clean(more[0], 60)})" if isinstance(more[0], str) else ""
                 responses[0] = warn(

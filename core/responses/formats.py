@@ -42,9 +42,23 @@ _OF_ROWS = "Save whole rows of logits: np.save('a.npy', np.array(rows, np.float3
 _MOST_RESPONSES = 1 << 16
 _MOST_NAMED = 5  # of failed requests
 # names in requests
-_PROMPTS = ("prompt", "text", "inputs", "input", "input_ids", "prompt_token_ids", "token_ids")
+_PROMPTS = (
+    "prompt",
+    "text",
+    "inputs",
+    "input",
+    "input_ids",
+    "prompt_token_ids",
+    "token_ids",
+)
 # Paths of what several formats say, first found first:
-_TEXTS = ("text", "content", "response", "generated_text", "message.content")
+_TEXTS = (
+    "text",
+    "content",
+    "response",
+    "generated_text",
+    "message.content",
+)
 _LENGTHS = (
     "tokens_evaluated",
     "prompt_eval_count",
@@ -67,9 +81,18 @@ _CACHED = (
     "meta_info.cached_tokens",
     "usage.prompt_tokens_details.cached_tokens",
 )
-_GENERATED = ("tokens", "output_ids", "token_ids")
+_GENERATED = (
+    "tokens",
+    "output_ids",
+    "token_ids",
+)
 # what requests call the values per row
-_COUNTS = ("n_probs", "top_logprobs", "top_logprobs_num", "logprobs")
+_COUNTS = (
+    "n_probs",
+    "top_logprobs",
+    "top_logprobs_num",
+    "logprobs",
+)
 
 
 class FailedRequestError(DumpError):
@@ -80,8 +103,8 @@ def read_responses(path: Path) -> list[Response]:
     """Read every response of a file: JSON, lists or lines of it, streams, or the output of a
     batch.
     """
-    responses: list[Response] = []
-    failures: list[str] = []
+    responses = []
+    failures = []
     try:
         for source, document in whole_answers(documents(path)):
             try:
@@ -110,8 +133,11 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
     """
     # a stream that was logged as a text
     if isinstance(payload, str):
-        answers = list(whole_answers(documents_of(io.BytesIO(payload.encode()), source)))
-        return [one for at, each in answers for one in read_payload(each, at, request)]
+        streamed = documents_of(io.BytesIO(payload.encode()), source)
+        logged = []
+        for at, each in whole_answers(streamed):
+            logged += read_payload(each, at, request)
+        return logged
     if isinstance(payload, list):
         parts = ((f"{source}, response {number}", one) for number, one in enumerate(payload))
         answers = list(whole_answers(parts))
@@ -125,9 +151,8 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
     if not isinstance(payload, dict):
         raise DumpError(f"{source}: no response of an engine; expected a JSON object.")
     answer = payload.get("response")
-    if isinstance(payload.get("custom_id"), str | int) or (
-        isinstance(answer, dict) and "status_code" in answer
-    ):
+    has_status = isinstance(answer, dict) and "status_code" in answer
+    if has_status or isinstance(payload.get("custom_id"), str | int):
         return _of_batch(payload, source)
     if isinstance(payload.get("request"), dict) and "response" in payload:
         return read_payload(payload["response"], source, payload["request"])
@@ -161,15 +186,19 @@ def _of_batch(payload: Payload, source: str) -> list[Response]:
     write them.
     """
     name = payload.get("custom_id", payload.get("id", ""))
-    answer, error = payload.get("response"), payload.get("error")
+    answer = payload.get("response")
+    error = payload.get("error")
     if "url" in payload and answer is None and not error:
         raise DumpError(
             f"{source}: is a request of a batch, and no answer; expected the batch's output file.",
         )
     answer = answer if isinstance(answer, dict) else {}
-    status, body = answer.get("status_code"), answer.get("body", answer or None)
+    status = answer.get("status_code")
+    body = answer.get("body", answer or None)
     if error or not isinstance(body, dict) or (isinstance(status, int) and status >= 400):
-        reason = error or (body if body is not None else f"status {status}")
+        reason = error or body
+        if reason is None:
+            reason = f"status {status}"
         # an error may lie in an error
         for _ in range(3):
             if isinstance(reason, dict):
@@ -212,12 +241,13 @@ def _read_choices(payload: Payload, source: str, request: Payload) -> Iterator[R
 
 
 def _choice(choice: Payload, prompt: Any, source: str) -> Record:
-    of_prompt, logprobs = choice["prompt_logprobs"], choice.get("logprobs")
+    of_prompt = choice["prompt_logprobs"]
+    logprobs = choice.get("logprobs")
     logprobs = logprobs if isinstance(logprobs, dict) else {}
     # of the prompt first: nothing scores the very first token, so it has null
     values = logprobs.get("token_logprobs")
     is_echoed = isinstance(values, list) and values[:1] == [None]
-    rows: list[Row] = []
+    rows = []
     if of_prompt:
         rows = list(_prompt_rows(of_prompt, prompt if isinstance(prompt, tuple) else (), source))
         prompt = len(of_prompt) if prompt is None else prompt
@@ -254,9 +284,9 @@ def _prompt_rows(items: object, prompt: Sequence[int], source: str) -> Iterator[
             f"{source}: prompt_logprobs of {len(rows)} tokens for a prompt of {len(prompt)}.",
         )
     for index, row in enumerate(rows):
-        at = f"{source}, prompt_logprobs {index}"
         if row is None:
             continue
+        at = f"{source}, prompt_logprobs {index}"
         if not row or not index:
             raise DumpError(
                 f"{at}: expected null for the first token, which nothing scores, then tokens.",
@@ -291,16 +321,17 @@ def _listed_rows(logprobs: Payload, start: int, source: str) -> Iterator[Row]:
     prompt's first token has no row. Ids of the emitted tokens count if no other token was sent.
     """
     lists = convert(logprobs, _Lists, source)
-    count, tops = len(lists.tokens), lists.top_logprobs or [None] * len(lists.tokens)
+    count = len(lists.tokens)
+    none = [None] * count
+    tops = lists.top_logprobs or none
     if not count == len(lists.token_logprobs) == len(tops):
         values = f"{len(lists.token_logprobs)} values and {len(tops)} lists"
         raise DumpError(f"{source}: {count} tokens, {values}; expected as many.")
-    has_ids = lists.token_ids and len(lists.token_ids) == count and not any(tops)
-    ids = lists.token_ids if has_ids else [None] * count
-    for position, (text, value, token, top) in enumerate(
-        zip(lists.tokens, lists.token_logprobs, ids or (), tops, strict=True),
-        start,
-    ):
+    ids = lists.token_ids or ()
+    if len(ids) != count or any(tops):
+        ids = none
+    emitted = zip(lists.tokens, lists.token_logprobs, ids, tops, strict=True)
+    for position, (text, value, token, top) in enumerate(emitted, start):
         if position >= 0:
             at = f"{source}, token {position - start}"
             listed = top.items() if isinstance(top, dict) else top or ()
@@ -310,7 +341,7 @@ def _listed_rows(logprobs: Payload, start: int, source: str) -> Iterator[Row]:
 
 def _named(name: str | int, value: _Value, token: int | None, source: str) -> Entry:
     """Read a token by its text, with its id if that is known, or by its id in place of a text."""
-    sent = Sent(value, name) if isinstance(name, int) else Sent(value, token, token=name)
+    sent = Sent(value, token, token=name) if isinstance(name, str) else Sent(value, name)
     return entry_of(sent, source)
 
 
@@ -326,26 +357,27 @@ def _read_completion(payload: Payload, prompt: Any, source: str) -> Record:
     return {"rows": rows_of(tokens, first_row(prompt), source)}
 
 
-def _read_lines(payload: Payload, prompt: Any, source: str) -> Record:
-    """Read Ollama's `/api/generate` or `/api/chat`: texts and bytes, no token ids."""
-    return {"rows": rows_of(payload.get("logprobs"), first_row(prompt), source)}
-
-
 def _read_output(payload: Payload, prompt: Any, source: str) -> Record:
     """Read OpenAI's `/v1/responses`. Tokens of reasoning come before its text and have no rows, so
     that the text begins at the prompt's end only without them.
     """
     items = convert(payload.get("output") or [], list[Record], f"{source}, output")
-    prompt = prompt if len(items) == 1 else None
-    entries: list[Any] = []
+    if len(items) != 1:
+        prompt = None
+    entries = []
     text = ""
-    for content in (item.get("content") for item in items):
+    for item in items:
+        content = item.get("content")
         parts = content if isinstance(content, list) else []
         for part in convert(parts, list[Record], f"{source}, content"):
             if part.get("type") == "output_text":
                 entries += convert(part.get("logprobs") or [], list[Any], source)
                 text += f"{part.get('text', '')}"
-    return {"rows": rows_of(entries, first_row(prompt), source), "prompt": prompt, "text": text}
+    return {
+        "rows": rows_of(entries, first_row(prompt), source),
+        "prompt": prompt,
+        "text": text,
+    }
 
 
 def _read_generate(payload: Payload, prompt: Any, source: str) -> Record:
@@ -355,14 +387,20 @@ def _read_generate(payload: Payload, prompt: Any, source: str) -> Record:
     meta = convert(payload["meta_info"], Record, source)
     if meta.get("finish_reason", "") is None:
         raise DumpError(f"{source}: is a part of SGLang's own stream; request it without `stream`.")
-    prompt_rows = rows_of(_triples(meta, "input", source), 0, source)
-    prompt = prompt or len(prompt_rows) or None
+    triples = _triples(meta, "input", source)
+    prompt = prompt or len(triples) or None
+    first = first_row(prompt)
+    rows = []
     # The last rows of the prompt end at its last token; the first token of all has no row.
-    shift = first_row(prompt) - len(prompt_rows)
-    rows = [row._replace(position=row.position + shift) for row in prompt_rows]
-    rows = [row for row in rows if row.position >= 0 and (row.top or row.target.value is not None)]
-    generated = rows_of(_triples(meta, "output", source), first_row(prompt), source)
-    return {"rows": [*rows, *generated], "prompt": prompt, "has_prompt_rows": bool(rows)}
+    for row in rows_of(triples, first - len(triples), source):
+        if row.position >= 0 and (row.top or row.target.value is not None):
+            rows.append(row)
+    generated = rows_of(_triples(meta, "output", source), first, source)
+    return {
+        "rows": rows + generated,
+        "prompt": prompt,
+        "has_prompt_rows": bool(rows),
+    }
 
 
 def _read_offline(payload: Payload, prompt: Any, source: str) -> Record:
@@ -407,7 +445,7 @@ def _triples(meta: Payload, part: str, source: str) -> list[Record]:
         return dict(zip(("logprob", "id", "text"), triple, strict=False))
 
     return [
-        {**token(triple), "top_logprobs": [token(one) for one in top or ()]}
+        token(triple) | {"top_logprobs": list(map(token, top or ()))}
         for triple, top in zip(tokens, tops, strict=True)
     ]
 
@@ -428,8 +466,10 @@ def _first(payload: Payload, kind: type, *paths: str) -> Any:
 def _about(payload: Payload, request: Payload, source: str) -> Record:
     """Return what responses of every format may say of themselves and of their request."""
     ids = _first(request, list, "prompt", "input_ids", "prompt_token_ids", "token_ids") or []
+    prompt: tuple[int, ...] | int | None = count_of(_first(payload, int, *_LENGTHS))
     # not texts, nor several
-    is_one_prompt = bool(ids) and all(type(token) is int for token in ids)
+    if ids and all(type(token) is int for token in ids):
+        prompt = tokens_of(ids, "prompt", source)
     counted = count_of(_first(payload, int, *_COUNTED))
     if counted is not None:
         # of which no rows are sent
@@ -443,11 +483,7 @@ def _about(payload: Payload, request: Payload, source: str) -> Record:
     return {
         "model": _first(payload, str, "model") or "",
         "text": _first(payload, str, *_TEXTS) or "",
-        "prompt": (
-            tokens_of(ids, "prompt", source)
-            if is_one_prompt
-            else count_of(_first(payload, int, *_LENGTHS))
-        ),
+        "prompt": prompt,
         "generated": tokens_of(_first(payload, list, *_GENERATED), "generated tokens", source),
         "counted": counted,
         "cached": count_of(_first(payload, int, *_CACHED)),
@@ -476,10 +512,7 @@ def _prompt_key(request: Payload) -> str:
     return "" if prompt is None else json.dumps(prompt, sort_keys=True)
 
 
-_READERS: tuple[
-    tuple[str, Callable[[Payload, Any, str], Record], Callable[[Payload], bool]],
-    ...,
-] = (
+_READERS: tuple[tuple[str, Callable[..., Record], Callable[[Payload], bool]], ...] = (
     (
         "llama.cpp completion",
         _read_completion,
@@ -494,7 +527,10 @@ _READERS: tuple[
     ("OpenAI responses", _read_output, lambda payload: payload.get("object") == "response"),
     (
         "Ollama",
-        _read_lines,
+        # /api/generate or /api/chat: texts and bytes, no token ids
+        lambda payload, prompt, source: {
+            "rows": rows_of(payload.get("logprobs"), first_row(prompt), source),
+        },
         lambda payload: _first(payload, list, "logprobs") is not None or "done" in payload,
     ),
 )

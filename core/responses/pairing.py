@@ -16,16 +16,15 @@ from ..numerics.arrays import Flags, Floats, Ints
 from ..numerics.grid import Grid, find_grid, margin_ulps
 from ..numerics.top_tokens import TopTokenFigures, TopTokenRows, compare_rows
 from ..text import clean, number, plural
-from .alignment import extra_first_token, parting_of, prompt_tokens, sequence
+from .alignment import extra_first_token, prompt_tokens, sequence
 from .placeholders import (
     CONTRADICTION,
     MASKED,
     ROUNDING,
     Placeholders,
-    contradictions,
     without_placeholders,
 )
-from .records import UNSENT, Keys, Response, ResponseSide
+from .records import UNKNOWN_TOKEN, UNSENT, Keys, Response, ResponseSide
 
 _END = 1 << 32  # beyond every position
 # of the rows: a fault may be in those that are left out
@@ -116,7 +115,8 @@ class ResponsePair:
     @cached_property
     def compared(self) -> int:
         """Positions at which both sides have a value."""
-        return int(np.logical_and(*(rows.counts > 0 for rows in self.rows)).sum())
+        one, other = self.rows
+        return int(((one.counts > 0) & (other.counts > 0)).sum())
 
     @property
     def is_most_compared(self) -> bool:
@@ -143,9 +143,9 @@ class ResponsePair:
         """True if one side alone masks tokens, or placeholders leave no value at more than half of
         the positions.
         """
-        is_empty = np.logical_or(*(rows.counts == 0 for rows in self.rows))
         has_one_mask = len({one.side for one in self.placeholders if one.kind == MASKED}) == 1
-        return has_one_mask or bool(self.placeholders and 2 * is_empty.sum() > len(self.positions))
+        are_few = 2 * self.compared < len(self.positions)
+        return has_one_mask or bool(self.placeholders and are_few)
 
     @property
     def in_words(self) -> str:
@@ -167,20 +167,16 @@ class ResponsePair:
                 )
             return f"{self.common_values:,} {of} that both sides sent are equal"
         first = int(self.differs_in_tokens.argmax())
-        is_flip = self.figures.is_flip.filled(False)[first]
-        tops = self.figures.reference_token, self.figures.variant_token
-        tokens = [
-            int((top if is_flip else rows.targets)[first])
-            for top, rows in zip(tops, self.rows, strict=True)
-        ]
-        names = [
-            clean(repr(self.texts[token]), 40) if token in self.texts else f"{token}"
-            for token in tokens
-        ]
-        return (
-            f"the {'top ' if is_flip else ''}token at {self._place(first)} differs"
-            f" ({' / '.join(names)})"
-        )
+        what = "token"
+        tokens = [rows.targets[first] for rows in self.rows]
+        if self.figures.is_flip.filled(False)[first]:
+            what = "top token"
+            tokens = [self.figures.reference_token[first], self.figures.variant_token[first]]
+        names = []
+        for token in map(int, tokens):
+            is_known = token in self.texts
+            names.append(clean(repr(self.texts[token]), 40) if is_known else f"{token}")
+        return f"the {what} at {self._place(first)} differs ({' / '.join(names)})"
 
     def _place(self, row: int) -> str:
         of_prompt = f" of prompt {self.prompts[row]}" if len(self.meetings) > 1 else ""
@@ -205,11 +201,30 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
     """
     sides = reference, variant
     responses = list(zip(reference.responses, variant.responses, strict=True))
-    meetings = tuple(_meet(prompt, *both) for prompt, both in enumerate(responses))
+    meetings = []
+    texts: dict[int, str] = {}
+    for prompt, both in enumerate(responses):
+        for each in both:
+            texts |= each.texts
+        starts = [_END if each.generated_from is None else each.generated_from for each in both]
+        parting = None
+        for place, pair in enumerate(zip(*map(sequence, both), strict=False)):
+            if UNKNOWN_TOKEN not in pair and pair[0] != pair[1]:
+                parting = place
+                break
+        is_checked = None not in map(prompt_tokens, both)
+        meetings.append(
+            Meeting(
+                prompt,
+                min(starts),
+                parting,
+                is_checked,
+            )
+        )
     # a row's prompt and position in one number
     keys = [side.prompts << 32 | side.rows.positions for side in sides]
     ends = np.array([each.end for each in meetings])
-    sent = np.union1d(keys[0], keys[1])
+    sent = np.union1d(*keys)
     sent = sent[(sent & (_END - 1)) < ends[sent >> 32]]
     is_sent = [np.isin(sent, of_side) for of_side in keys]
     shared = sent[is_sent[0] & is_sent[1]]
@@ -219,49 +234,38 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
             f" so no two rows to compare{_cause(responses, sides)}.",
         )
     cleaned, placeholders = zip(*map(without_placeholders, sides), strict=True)
-    whole = [
-        each.part(np.isin(of_side, shared)) for each, of_side in zip(cleaned, keys, strict=True)
-    ]
-    one, other, missing = _without_one_sided(sides, whole[0], whole[1])
+    whole = []
+    for each, of_side in zip(cleaned, keys, strict=True):
+        whole.append(each.part(np.isin(of_side, shared)))
+    one, other, missing = _without_one_sided(sides, *whole)
     missing = [*placeholders[0], *placeholders[1], *missing]
-    prompts, starts = shared >> 32, np.array([each.start for each in meetings])
+    prompts = shared >> 32
+    starts_of_prompts = np.array([each.start for each in meetings])
     grids = [find_grid(_best_values(each)) for each in cleaned]
-    # a token without a row may have one on the other side
-    tokens = [int(rows.sum()) + _unsent(each) for rows, each in zip(is_sent, sides, strict=True)]
-    texts: dict[int, str] = {}
-    for both in responses:
-        for each in both:
-            texts |= each.texts
+    counts = [len(sent)]
+    for rows, side in zip(is_sent, sides, strict=True):
+        # a token without a row may have one on the other side
+        unsent = sum(int(each.settings.get(UNSENT, "0")) for each in side.responses)
+        counts.append(int(rows.sum()) + unsent)
     return ResponsePair(
         reference.name,
         variant.name,
         reference.keys,
         (grids[0], grids[1]),
         prompts,
-        one.positions >= starts[prompts],
+        one.positions >= starts_of_prompts[prompts],
         (one, other),
         compare_rows(one, other),
         (_margin_ulps(one, grids[0]), _margin_ulps(other, grids[1])),
-        meetings,
+        tuple(meetings),
         texts,
         _notes(sides, meetings),
         tuple(sorted(missing, key=lambda each: each.kind != MASKED)),
         zeros=sum(int(each.missing[each.counts > 0].sum()) for each in cleaned),
         certain=int((_is_certain(whole[0]) & _is_certain(whole[1])).sum()),
         has_other_text=any(a.text != b.text for a, b in responses if a.text and b.text),
-        sent=max(len(sent), *tokens),
+        sent=max(counts),
     )
-
-
-def _meet(prompt: int, one: Response, other: Response) -> Meeting:
-    starts = [_END if each.generated_from is None else each.generated_from for each in (one, other)]
-    is_checked = prompt_tokens(one) is not None and prompt_tokens(other) is not None
-    return Meeting(prompt, min(starts), parting_of(sequence(one), sequence(other)), is_checked)
-
-
-def _unsent(side: ResponseSide) -> int:
-    """Return how many tokens a side generated and sent no row of."""
-    return sum(int(response.settings.get(UNSENT, "0")) for response in side.responses)
 
 
 def _is_certain(rows: TopTokenRows) -> Flags:
@@ -277,14 +281,16 @@ def _without_one_sided(
     another token is possible on the other; and these, and contradictions on one side, as
     placeholders.
     """
-    contradicts = [contradictions(each) for each in rows]
+    # the value sent with a token and the one in its list
+    contradicts = [np.abs(each.chosen - each.target_values) > ROUNDING for each in rows]
     is_certain = [_is_certain(each) for each in rows]
     is_open = [(each.counts > 1) | (each.largest < -ROUNDING) for each in rows]
-    kept, missing = [], []
-    for index, side in enumerate(sides):
-        is_odd = contradicts[index] & ~contradicts[1 - index]
-        is_alone = is_certain[index] & ~is_certain[1 - index] & is_open[1 - index]
-        kept.append(rows[index].without_values(is_alone))
+    kept = []
+    missing = []
+    for own, other, side in ((0, 1, sides[0]), (1, 0, sides[1])):
+        is_odd = contradicts[own] & ~contradicts[other]
+        is_alone = is_certain[own] & ~is_certain[other] & is_open[other]
+        kept.append(rows[own].without_values(is_alone))
         for kind, places, what in (
             (
                 CONTRADICTION,
@@ -294,14 +300,16 @@ def _without_one_sided(
             ("certain", is_alone, "probability 1 for one token only, unlike the other side"),
         ):
             if count := int(places.sum()):
-                missing.append(Placeholders(side.name, kind, count, len(side.rows), what))
+                missing.append(
+                    Placeholders(
+                        side.name,
+                        kind,
+                        count,
+                        len(side.rows),
+                        what,
+                    )
+                )
     return kept[0], kept[1], missing
-
-
-def vocabulary_size(sides: Sequence[ResponseSide]) -> int | None:
-    """Tokens of the vocabulary, None if no payload says or they differ."""
-    sizes = {response.vocab for side in sides for response in side.responses} - {None}
-    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _cause(
@@ -312,7 +320,8 @@ def _cause(
     for both in responses:
         prompts = [prompt_tokens(each) or () for each in both]
         if (extra := extra_first_token(prompts[0], prompts[1])) is not None:
-            name, token = sides[extra[0]].name, prompts[extra[0]][0]
+            name = sides[extra[0]].name
+            token = prompts[extra[0]][0]
             twice = " twice" if extra[1] else ""
             return f": '{name}' has token {token} in front{twice}, a BOS that the other lacks"
     return ""
@@ -327,7 +336,9 @@ def _margin_ulps(rows: TopTokenRows, grid: Grid | None) -> np.ma.MaskedArray:
     """Return the margin of each row in ULPs, masked if several counts are likely. [rows]"""
     ulps = np.ma.masked_all(len(rows), np.int64)
     for index, values in enumerate(_best_values(rows)):
-        margin = margin_ulps(values, grid) if grid is not None and len(values) > 1 else None
+        if grid is None or len(values) < 2:
+            continue
+        margin = margin_ulps(values, grid)
         if margin is not None and margin[0] == margin[1]:
             ulps[index] = margin[0]
     return ulps
@@ -338,7 +349,7 @@ def _notes(
     meetings: Sequence[Meeting],
 ) -> tuple[str, ...]:
     """Return what a reader of the comparison has to know, a sentence each."""
-    notes: list[str] = []
+    notes = []
     if unchecked := sum(not meeting.is_prompt_checked for meeting in meetings):
         notes.append(
             f"The token ids of {unchecked} of {len(meetings)} prompts are not known on both sides;"
@@ -354,8 +365,6 @@ def _notes(
     if sides[0].keys == "text":
         notes.append("Tokens are joined by text: the lists of a side have no token ids.")
     for side in sides:
-        warnings = dict.fromkeys(
-            warning for response in side.responses for warning in response.warnings
-        )
-        notes.extend(f"{side.name}: {warning}" for warning in warnings)
-    return tuple(notes)
+        for response in side.responses:
+            notes += [f"{side.name}: {warning}" for warning in response.warnings]
+    return tuple(dict.fromkeys(notes))

@@ -22,7 +22,9 @@ ROUNDING = 1e-3
 # a row's probabilities together, of log-probabilities rounded to bfloat16
 _MOST_TOGETHER = 1.5
 
-MASKED, MISSING = "masked", "missing"  # of one token; the rest of its list holds values
+# of one token; the rest of its list holds values
+MASKED = "masked"
+MISSING = "missing"
 CONTRADICTION = "contradiction"  # of one token too
 _HEADS = {
     MASKED: "a mask (top-p or a grammar)",
@@ -59,31 +61,39 @@ class Placeholders:
 def without_placeholders(side: ResponseSide) -> tuple[TopTokenRows, tuple[Placeholders, ...]]:
     """Return a side's rows, those of placeholders emptied, and what these are."""
     is_emptied = np.zeros(len(side.rows), np.bool_)
-    placeholders: list[Placeholders] = []
+    placeholders = []
     for kind, rows, what in _kinds(side):
         rows = rows & ~is_emptied
         if rows.any():
-            placeholders.append(Placeholders(side.name, kind, int(rows.sum()), len(rows), what))
+            placeholders.append(
+                Placeholders(
+                    side.name,
+                    kind,
+                    int(rows.sum()),
+                    len(rows),
+                    what,
+                )
+            )
         if kind not in (MASKED, MISSING):
             is_emptied |= rows
     return side.rows.without_values(is_emptied), tuple(placeholders)
-
-
-def contradictions(rows: TopTokenRows) -> Flags:
-    """Return whether the value sent with a token contradicts the one in its list. [rows]"""
-    return np.abs(rows.chosen - rows.target_values) > ROUNDING
 
 
 def _kinds(side: ResponseSide) -> Iterator[tuple[str, Flags, str]]:
     """(kind, rows of it, clause), the kind that says most first; a row is of the first kind that
     has it.
     """
-    rows, responses = side.rows, side.responses
-    counts, values, row_of, largest = rows.counts, rows.values, rows.row_of, rows.largest
+    rows = side.rows
+    responses = side.responses
+    counts = rows.counts
+    values = rows.values
+    row_of = rows.row_of
+    largest = rows.largest
     starts = np.array([one.generated_from for one in responses], np.float64)
     # NaN, of a response without generated tokens, is below nothing
     is_generated = rows.positions >= starts[side.prompts]
-    lacks_chosen, has_values = rows.missing > 0, counts > 0
+    has_values = counts > 0
+    lacks_chosen = rows.missing > 0
     lacks_chosen[row_of[rows.token_ids == rows.targets[row_of]]] = False
     is_masked = lacks_chosen & has_values & ~is_generated
     yield MASKED, is_masked, "the prompt's own token has probability 0"
@@ -94,7 +104,8 @@ def _kinds(side: ResponseSide) -> Iterator[tuple[str, Flags, str]]:
     if has_values.sum() > 1 and values.min() == values.max():
         yield "constant", has_values, f"every value is {values[0] + 0.0}{of_drafts}"
     top_logprobs = max(response.top_logprobs or 0 for response in responses)
-    entries, is_alone = counts + rows.missing, np.zeros(len(rows), np.bool_)
+    entries = counts + rows.missing
+    is_alone = np.zeros(len(rows), np.bool_)
     # a server may send lists of either
     for part in (is_generated, ~is_generated):
         alone = part & (entries == 1) & has_values
@@ -112,7 +123,8 @@ def _kinds(side: ResponseSide) -> Iterator[tuple[str, Flags, str]]:
 
 def _impossible(rows: TopTokenRows) -> Iterator[tuple[str, Flags, str]]:
     """Yield rows with a value that no log-probability has; all rows if most have one."""
-    has_values, largest = rows.counts > 0, rows.largest
+    has_values = rows.counts > 0
+    largest = rows.largest
     is_impossible = largest > ROUNDING
     if not is_impossible.any():
         return

@@ -56,21 +56,18 @@ def compress_rows(rows: Iterable[TopTokenRow], source: str) -> TopTokenRows:
             f"{source}: two rows have one position, or are in no order; expected increasing"
             " positions.",
         )
-    row_of = np.repeat(np.arange(len(items)), [len(row.entries) for row in items])
+    counts = np.array([len(row.entries) for row in items], np.int64)
     tokens, values = np.array(entries, np.float64).reshape(-1, 2).T
-    order = np.lexsort((tokens, -values, row_of))
-    counts = np.bincount(row_of, minlength=len(items))
-    offsets, ids = np.append(0, np.cumsum(counts)), tokens[order].astype(np.int64)
-    chosen = np.array([row.chosen for row in items], np.float64)
+    order = np.lexsort((tokens, -values, np.repeat(np.arange(len(items)), counts)))
     return TopTokenRows(
         positions,
-        offsets,
-        ids,
+        np.append(0, np.cumsum(counts)),
+        tokens[order].astype(np.int64),
         values[order],
         np.minimum(best, counts),
         targets,
         missing,
-        chosen,
+        np.array([row.chosen for row in items], np.float64),
     )
 
 

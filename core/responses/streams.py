@@ -11,14 +11,22 @@ from ..numerics.arrays import Record
 
 Chunk = Mapping[str, Any]
 # go on in each chunk
-_TEXTS = ("text", "content", "response", "reasoning", "reasoning_content", "refusal", "thinking")
+_TEXTS = (
+    "text",
+    "content",
+    "response",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "thinking",
+)
 
 
 def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Return the documents with their places, then the answers of streams, each at the place of its
     first chunk.
     """
-    streams: list[tuple[str, list[Chunk]]] = []
+    streams = []
     open_streams: dict[str, list[Chunk]] = {}
     for source, document in documents:
         key, is_chunk, is_last = _about(document)
@@ -41,15 +49,16 @@ def _about(document: object) -> tuple[str, bool, bool]:
     """
     if not isinstance(document, dict):
         return "", False, False
-    choices, stream_id = document.get("choices"), document.get("id")
+    choices = document.get("choices")
+    stream_id = document.get("id")
     if isinstance(choices, list):
         objects = [choice for choice in choices if isinstance(choice, dict)]
-        is_named = f"{document.get('object')}".endswith(".chunk")
-        has_delta = any("delta" in choice for choice in objects)
-        # completions are not named chunks; one that has not ended is of a stream
-        is_open = all(choice.get("finish_reason", "") is None for choice in objects)
-        is_part = is_open and bool(objects) and stream_id is not None
-        return f"OpenAI {stream_id}", is_named or has_delta or is_part, False
+        is_chunk = f"{document.get('object')}".endswith(".chunk")
+        is_chunk |= any("delta" in choice for choice in objects)
+        if objects and stream_id is not None:
+            # completions are not named chunks; one that has not ended is of a stream
+            is_chunk |= all(choice.get("finish_reason", "") is None for choice in objects)
+        return f"OpenAI {stream_id}", is_chunk, False
     # of Ollama, of llama.cpp
     for name in ("done", "stop"):
         is_last = document.get(name)
@@ -64,8 +73,10 @@ def _join(chunks: Iterable[Chunk]) -> Record:
         choices = chunk.get("choices")
         # any of them may be in a chunk
         if isinstance(choices, list):
-            objects = [choice for choice in choices if isinstance(choice, dict)]
-            by_index = {f"{choice.get('index')}": choice for choice in objects}
+            by_index = {}
+            for choice in choices:
+                if isinstance(choice, dict):
+                    by_index[f"{choice.get('index')}"] = choice
             chunk = {**chunk, "choices": by_index}
         _append(whole, chunk)
     if isinstance(whole.get("choices"), dict):
@@ -79,9 +90,9 @@ def _append(into: Record, chunk: Chunk) -> None:
     """
     for key, value in chunk.items():
         name = "message" if key == "delta" else key
-        current = into.get(name)
-        is_text = isinstance(value, str) and isinstance(current, str) and name in _TEXTS
-        if is_text or (isinstance(value, list) and isinstance(current, list)):
+        current: Any = into.get(name)
+        is_text = isinstance(value, str) and name in _TEXTS
+        if type(value) is type(current) and (is_text or isinstance(value, list)):
             into[name] = current + value
         elif isinstance(value, dict):
             inner = dict(current) if isinstance(current, dict) else {}

@@ -53,32 +53,32 @@ def read_values(path: Path) -> _Values:
     """Return the values of all answers of a file, one after another, in the order of what was sent.
     [rows, n]; n is 1 of scores
     """
-    parts: list[_Values] = []
+    rows: list[_Values] = []
     for source, document in documents(path):
         entries = values_in(document)
         if entries is None:
             raise DumpError(f"{source}: holds no values, unlike the answer before it; {_EXPECTED}.")
-        rows = [_row(value, source) for value in _in_order(entries, source)]
-        widths = {len(row) for row in [*rows, *(part[0] for part in parts[:1])]}
+        rows += [_row(value, source) for value in _in_order(entries, source)]
+        widths = sorted({len(row) for row in rows})
         if len(widths) > 1:
-            sizes = " and ".join(f"{width:,}" for width in sorted(widths)[:2])
-            raise DumpError(f"{source}: rows have {sizes} values; expected one length.")
-        parts.append(np.stack(rows))
-    return np.concatenate(parts)
+            raise DumpError(
+                f"{source}: rows have {widths[0]:,} and {widths[1]:,} values; expected one length.",
+            )
+    return np.stack(rows)
 
 
 def _in_order(entries: Sequence[tuple[Any, Any]], source: str) -> list[Any]:
     """Return the values by their index, which a ranking has in another order."""
-    indices = [index for index, _ in entries]
-    if indices == [None] * len(entries):
+    if all(index is None for index, _ in entries):
         return [value for _, value in entries]
     values = {index: value for index, value in entries if isinstance(index, int)}
-    if sorted(values) != list(range(len(entries))):
+    every = range(len(entries))
+    if sorted(values) != list(every):
         raise DumpError(
             f"{source}: its {plural(len(entries), 'entry', 'entries')} do not have every index from"
             f" 0 to {len(entries) - 1}; request all of them, without `top_n`.",
         )
-    return [values[index] for index in range(len(entries))]
+    return [values[index] for index in every]
 
 
 def _row(value: Any, source: str) -> _Values:

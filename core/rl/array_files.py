@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import DumpError
-from ..numerics.arrays import Floats
 from ..numerics.formats import FORMATS
 from ..runs.dumps.arrays import StoredArray
 from ..runs.dumps.containers import open_container
@@ -40,7 +39,13 @@ def is_batch(path: Path) -> bool:
 
 def read_batch(path: Path) -> list[Response]:
     """Return the responses of such a file; token ids are 0 if it has none."""
-    columns = {name: _values(array) for name, array in _arrays(path).items()}
+    columns = {}
+    for name, array in _arrays(path).items():
+        values = array.load()
+        # two bytes of no number are bfloat16
+        if values.dtype.kind == "V":
+            values = values.view(FORMATS["bfloat16"].values)
+        columns[name] = values.astype(np.float64).reshape(array.shape)
     columns.setdefault("token_ids", np.zeros_like(columns["reference"]))
     return [
         {"sequence": str(row), "step": 0, **{name: each[row] for name, each in columns.items()}}
@@ -63,11 +68,3 @@ def _arrays(path: Path) -> dict[str, StoredArray]:
     shape = columns["reference"].shape if "reference" in columns else ()
     alike = {column: array for column, array in columns.items() if array.shape == shape}
     return alike if len(shape) == 2 and "variant" in alike else {}
-
-
-def _values(array: StoredArray) -> Floats:
-    """Return an array as float64; two bytes of no number are bfloat16."""
-    values = array.load()
-    if values.dtype.kind == "V":
-        values = values.view(FORMATS["bfloat16"].values)
-    return values.astype(np.float64).reshape(array.shape)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..cause import Cause
-from ..numerics.arrays import Array, Flags, Floats
+from ..numerics.arrays import Flags, Floats
 from ..numerics.formats import FORMATS, round_to
 from ..text import clean, number, percent, plural, series
 from .figures import Integers, SampledTokens
@@ -64,8 +64,20 @@ def explain_tokens(tokens: SampledTokens) -> list[Cause]:
     sizes = np.nan_to_num(np.abs(tokens.r))
     places = []
     for name, values in tokens.groups.items():
-        place, is_worst = _worst_of(name, values, sizes)
-        places.append((name, place, is_worst))
+        is_text = values.dtype.kind == "U"
+        is_known = values != "" if is_text else np.isfinite(values)
+        each = np.unique(values[is_known])
+        means = np.array([sizes[values == value].mean() for value in each])
+        worst = each[:0]
+        if len(each) > 1:
+            worst = each[(means > 0) & (means >= _LAGGED * means.min())]
+        first = ""
+        if len(worst):
+            first = f"'{clean(worst[0], 60)}'" if is_text else f"{worst[0]:g}"
+        place = f"{len(worst)} {name}s, the first {first}"
+        if len(worst) == 1:
+            place = f"{name} {first}"
+        places.append((name, place, np.isin(values, worst)))
     for _, place, is_worst in places:
         of_worst = _causes_of(tokens.select(is_worst))
         if _are_telling(of_worst):
@@ -109,42 +121,19 @@ def _few(tokens: SampledTokens, square: Floats) -> Iterator[Cause]:
     yield Cause("some tokens", says, {"tokens": count, "sequence": sequence})
 
 
-def _worst_of(name: str, values: Array, sizes: Floats) -> tuple[str, Flags]:
-    """Return the values of a group of tokens whose mean |r| is large, in words, and which tokens
-    have one.
-    """
-    is_text = values.dtype.kind == "U"
-    is_known = values != "" if is_text else np.isfinite(values)
-    each = np.unique(values[is_known])
-    means = np.array([sizes[values == value].mean() for value in each])
-    worst = each[:0]
-    if len(each) > 1:
-        worst = each[(means > 0) & (means >= _LAGGED * means.min())]
-    first = ""
-    if len(worst):
-        first = f"'{clean(worst[0], 60)}'" if is_text else f"{worst[0]:g}"
-    words = f"{len(worst)} {name}s, the first {first}"
-    if len(worst) == 1:
-        words = f"{name} {first}"
-    return words, np.isin(values, worst)
-
-
 def _is_most(square: Floats, part: Flags) -> bool:
     """Return whether nearly all of the squared difference lies in a part of the tokens, at a much
     higher density.
     """
     inside = square[part]
-    outside = square[~part]
-    is_dense = inside.mean() >= max(_LEAST_SIZE**2, CONTRAST * outside.mean())
-    is_most = inside.sum() >= (1 - MOST) * square.sum()
-    return bool(is_dense and is_most)
+    is_dense = inside.mean() >= max(_LEAST_SIZE**2, CONTRAST * square[~part].mean())
+    return bool(is_dense and inside.sum() >= (1 - MOST) * square.sum())
 
 
 def _causes_of(tokens: SampledTokens) -> list[Cause]:
     usable = np.isfinite(tokens.r)
     known = tokens.select(usable)
-    causes = list(units(known)) if _is_enough(known) else []
-    if causes:
+    if _is_enough(known) and (causes := list(units(known))):
         return causes
     causes = list(placeholders(tokens))
     for cause in causes:
@@ -168,11 +157,11 @@ def _elsewhere(tokens: SampledTokens, shift: int) -> tuple[Floats, Flags]:
     """Return squared differences of the trainer from the rollout `shift` tokens on, and which are
     of one sequence.
     """
-    at = np.arange(len(tokens.r)) + shift
-    is_inside = (at >= 0) & (at < len(at))
-    at = np.where(is_inside, at, 0)
-    is_inside &= tokens.sequence[at] == tokens.sequence
-    return (tokens.trainer - tokens.rollout[at]) ** 2, is_inside
+    # at its ends the array begins again
+    sequence = np.roll(tokens.sequence, -shift)
+    at = np.arange(len(sequence)) + shift
+    is_inside = (sequence == tokens.sequence) & (at >= 0) & (at < len(at))
+    return (tokens.trainer - np.roll(tokens.rollout, -shift)) ** 2, is_inside
 
 
 def _tokens_away(shift: int) -> str:
@@ -208,10 +197,8 @@ def _retokenized(tokens: SampledTokens) -> Iterator[Cause]:
     for shift in _SHIFTS:
         moved, is_inside = _elsewhere(tokens, shift)
         gain = _gains(np.where(is_inside, square - moved, 0.0), starts, lengths)
-        best = np.maximum.reduceat(gain, starts)
-        is_best = gain == np.repeat(best, lengths)
-        first_best = np.where(is_best, at, len(at))
-        gains.append(best)
+        gains.append(np.maximum.reduceat(gain, starts))
+        first_best = np.where(gain == np.repeat(gains[-1], lengths), at, len(at))
         places.append(np.minimum.reduceat(first_best, starts))
     best = np.max(gains, axis=0)
     of = np.argmax(gains, axis=0)
@@ -233,12 +220,11 @@ def _retokenized(tokens: SampledTokens) -> Iterator[Cause]:
     rollout, trainer = tokens.names
     by = f"'{trainer}' is '{rollout}' {_tokens_away(shift)}"
     count = f"{sequences:,} of {len(starts):,} sequences"
+    name = "retokenized"
+    says = f"Other token ids in {count}: from token {position} of sequence {sequence} on, {by}."
     if np.median((place - starts)[is_moved]) <= abs(shift):
         name = "shifted"
         says = f"Off by {abs(shift)} in {count}, the first {sequence}: {by}."
-    else:
-        name = "retokenized"
-        says = f"Other token ids in {count}: from token {position} of sequence {sequence} on, {by}."
     parameters = {"sequences": sequences, "sequence": sequence, "token": position, "tokens": shift}
     yield Cause(name, says, parameters).score(square, rest, len(square))
 
@@ -283,9 +269,9 @@ def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
         if not is_open.any() or (excess[is_open] > 0).mean() < _RAISED:
             continue
         most = float(excess.max())
-        # With noise, or outliers, the largest is no bound.
         least = None
         top_p = ""
+        # With noise, or outliers, the largest is no bound.
         if below <= _EXACT * most and most <= MOST_MASS:
             least = float(np.exp(-most))
             top_p = f" (top-p would be {least:.3g})"
@@ -322,19 +308,13 @@ def _temperature(tokens: SampledTokens) -> Iterator[Cause]:
             cause = Cause("temperature", says, {"temperature": 1 / inverse})
             yield cause.score(y[near] ** 2, rest[near], near.sum())
             return
-        usual = _without_outliers(x, y)
-
-
-def _without_outliers(x: Floats, y: Floats) -> Flags:
-    """Return all rows but the 2 % that are farthest from a line of least absolute deviations.
-    [rows]
-    """
-    weights = np.ones(len(y))
-    for _ in range(_FITS):
-        slopes = np.linalg.lstsq(x * weights[:, None], y * weights, rcond=None)[0]
-        distances = np.abs(y - x @ slopes)
-        weights = 1 / np.sqrt(np.maximum(distances, 1e-3))
-    return distances <= np.quantile(distances, 0.98)
+        # all but the 2 % that are farthest from a line of least absolute deviations
+        weights = np.ones(len(y))
+        for _ in range(_FITS):
+            slopes = np.linalg.lstsq(x * weights[:, None], y * weights, rcond=None)[0]
+            distances = np.abs(y - x @ slopes)
+            weights = 1 / np.sqrt(np.maximum(distances, 1e-3))
+        usual = distances <= np.quantile(distances, 0.98)
 
 
 def _parts(tokens: SampledTokens) -> Iterator[Cause]:
@@ -346,23 +326,34 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
     lengths = tokens.lengths
     index = np.arange(len(square)) - np.repeat(starts, lengths)
     to_end = np.repeat(lengths, lengths) - 1 - index
-    parts: dict[str, tuple[Flags, str]] = {}
+    parts = {}
     # The first place has a part of its own below: 0 of a response, 1 from its end.
     for places, words, least in (
         (tokens.position, "of each response", 1),
         (to_end + 1, "from the end of each response", 2),
     ):
-        bad = _bad_places(places, square)
+        each, place_of, counts = np.unique(places, return_inverse=True, return_counts=True)
+        in_order = square[np.lexsort((square, place_of))]
+        medians = in_order[np.cumsum(counts) - 1 - counts // 2]
+        means = np.bincount(place_of, square) / counts
+        # most responses differ there much more than anywhere else
+        bad = each[(counts >= 4) & (medians >= _OUTLYING * np.median(means))]
         if 0 < len(bad) <= _LISTED and bad[0] >= least:
             noun = "token" if len(bad) == 1 else "tokens"
-            listed = f"{noun} {series([str(each) for each in bad])} {words}"
+            listed = f"{noun} {series(list(map(str, bad)))} {words}"
             parts[listed] = (np.isin(places, bad), listed)
     parts["first"] = (index == 0, "the first token of each response")
     parts["last"] = (to_end == 0, "the last token of each response")
     turns = np.zeros_like(index) if tokens.turn is None else tokens.turn
     for turn in range(int(turns.max()), 0, -1):
         parts[f"turn {turn}"] = (turns >= turn, f"tokens from turn {turn + 1} on")
-    tail = _tail(square, starts, lengths)
+    # from its first token on most of a sequence differs, and little before it does
+    is_far = square > _OUTLYING * np.median(square)
+    gain = _gains(np.where(is_far, 1.0, -1.0), starts, lengths)
+    best = np.repeat(np.maximum.reduceat(gain, starts), lengths)
+    is_begin = (gain == best) & (best >= _LEAST_TAIL)
+    begin = np.where(is_begin, np.arange(len(gain)), -1)
+    tail = np.maximum.accumulate(begin) - np.repeat(starts, lengths) >= _LEAST_TAIL
     if tail.any():
         first = int(np.argmax(tail))
         place = f"token {tokens.position[first]} of sequence {tokens.sequence[first]}"
@@ -376,33 +367,11 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
         # responses that begin alike have the same values there
         if len(np.unique(inside)) < 8 or len(outside) < 8 or inside.mean() < _LEAST_SIZE**2:
             continue
-        is_far = np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300)
-        if is_far or (kind != "end" and _is_most(square, part)):
+        is_outlying = np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300)
+        if is_outlying or (kind != "end" and _is_most(square, part)):
             says = _differ_at(words, tokens, square, part)
             yield Cause("part of the response", says, {"part": kind})
             return
-
-
-def _bad_places(places: Integers, square: Floats) -> Integers:
-    """Return the places at which most responses differ much more than anywhere else."""
-    each, place, counts = np.unique(places, return_inverse=True, return_counts=True)
-    in_order = square[np.lexsort((square, place))]
-    medians = in_order[np.cumsum(counts) - 1 - counts // 2]
-    means = np.bincount(place, square) / counts
-    return each[(counts >= 4) & (medians >= _OUTLYING * np.median(means))]
-
-
-def _tail(square: Floats, starts: Integers, lengths: Integers) -> Flags:
-    """Return the tokens from which on most of a sequence differs, and little before it does.
-    [tokens]
-    """
-    is_far = square > _OUTLYING * np.median(square)
-    gain = _gains(np.where(is_far, 1.0, -1.0), starts, lengths)
-    best = np.repeat(np.maximum.reduceat(gain, starts), lengths)
-    is_begin = (gain == best) & (best >= _LEAST_TAIL)
-    begin = np.where(is_begin, np.arange(len(gain)), -1)
-    first = np.maximum.accumulate(begin) - np.repeat(starts, lengths)
-    return first >= _LEAST_TAIL
 
 
 def _lag(tokens: SampledTokens) -> Iterator[Cause]:
@@ -426,13 +395,12 @@ def _lag(tokens: SampledTokens) -> Iterator[Cause]:
             errors.append(sizes.var(ddof=1) / len(sizes))
     if not len(means) == len(lags) > 1:
         return
-    oldest = means[-1]
-    newest = means[0]
+    newest, *older = means
     is_sure = logs[-1] - logs[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
-    if is_sure and oldest >= _OLDER * newest and min(means[1:]) > newest:
+    if is_sure and older[-1] >= _OLDER * newest and min(older) > newest:
         says = (
             f"Older weights: mean |r| is {number(newest, 2)} at a lag of {lags[0]:g} and"
-            f" {number(oldest, 2)} at {lags[-1]:g}."
+            f" {number(older[-1], 2)} at {lags[-1]:g}."
         )
         yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": means})
 

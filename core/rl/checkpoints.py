@@ -202,27 +202,22 @@ def compare_checkpoints(
     sides = _by_common_names(result.a, result.b)
     _tie(sides, result.findings)
     _fuse(sides, result.findings)
-    for own, other, side in ((*sides, "A"), (*sides[::-1], "B")):
+    of_a, of_b = sides
+    for own, other, side in ((of_a, of_b, "A"), (of_b, of_a, "B")):
         if only := sorted(own.keys() - other.keys(), key=_place):
             result.findings["missing", f"Only in {side}"] = only
-    keys = sorted(sides[0].keys() & sides[1].keys(), key=_place)
+    keys = sorted(of_a.keys() & of_b.keys(), key=_place)
     if not keys:
         raise CaptureError(
             f"{a} and {b} have no tensor of the same name; expected two checkpoints of one model.",
         )
-    dtypes = {key: (sides[0][key].dtype, sides[1][key].dtype) for key in keys}
-    is_converted = any(one != other for one, other in dtypes.values())
+    is_converted = any(of_a[key].dtype != of_b[key].dtype for key in keys)
     with ThreadPoolExecutor(min(4, len(os.sched_getaffinity(0)))) as pool:
         for done, key in enumerate(keys):
             tell("comparing", done, len(keys), "tensors")
-            change, findings = _compare(
-                sides[0][key],
-                sides[1][key],
-                fmt,
-                pool,
-            )
+            change, findings = _compare(of_a[key], of_b[key], fmt, pool)
             if is_converted:
-                findings.append(("dtype", "{} in A, {} in B".format(*dtypes[key])))
+                findings.append(("dtype", f"{of_a[key].dtype} in A, {of_b[key].dtype} in B"))
             for finding in findings:
                 result.findings[finding].append(key)
             if change is not None:
@@ -386,27 +381,26 @@ def _tie(sides: _Sides, findings: dict[_Finding, list[str]]) -> None:
     heads, embeddings = (
         [next(filter(each.fullmatch, side), "") for side in sides] for each in (_HEAD, _EMBEDDING)
     )
-    is_tied = [
-        bool(head and embedding) and _are_equal(side[head], side[embedding])
-        for side, head, embedding in zip(sides, heads, embeddings, strict=True)
-    ]
-    for own, other, side in ((0, 1, "A"), (1, 0, "B")):
+    is_tied = []
+    for side, head, embedding in zip(sides, heads, embeddings, strict=True):
+        is_equal = False
+        if head and embedding and side[head].shape == side[embedding].shape:
+            blocks = side[head].blocks(), side[embedding].blocks()
+            is_equal = all(map(np.array_equal, *blocks))
+        is_tied.append(is_equal)
+    for own, other, letter in ((0, 1, "A"), (1, 0, "B")):
         head = heads[own]
         embedding = embeddings[other]
         if head and heads[other]:
             if is_tied[own] and not is_tied[other]:
-                findings["tied", f"Equal to the embedding in {side} only"].append(head)
+                findings["tied", f"Equal to the embedding in {letter} only"].append(head)
         elif head and embedding:
             how = "tied: equal to its embedding"
             if not is_tied[own]:
                 how = "not tied: its embedding differs"
-            says = f"Only in {side} ({how}) and compared with the other embedding"
+            says = f"Only in {letter} ({how}) and compared with the other embedding"
             findings["tied", says].append(head)
             sides[other][head] = sides[other][embedding]
-
-
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and all(map(np.array_equal, one.blocks(), other.blocks()))
 
 
 def _fuse(sides: _Sides, findings: dict[_Finding, list[str]]) -> None:
@@ -479,23 +473,15 @@ def _layouts(a: Tensor, b: Tensor) -> Iterator[tuple[str, Tensor]]:
         rows = min(a.rows, b.rows)
         yield f"Rows: {a.rows:,} in A, {b.rows:,} in B, {rows:,} compared", replace(a, rows=rows)
     if a.shape == b.shape and 1 < a.rows <= _MOST_ROWS and a.columns > 1:
-        order = _row_order(a, b)
+        # the row of A that is most like each row of B, by cosines, which random projections keep
+        # (Johnson and Lindenstrauss, 1984), and so do quantization and updates
+        projection = np.random.default_rng(0).standard_normal((a.columns, _SKETCH), np.float32)
+        x, y = (np.concatenate([part @ projection for part in each.blocks()]) for each in (a, b))
+        x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)
+        nearest = [(y[start : start + 1024] @ x.T).argmax(1) for start in range(0, len(y), 1024)]
+        order = np.concatenate(nearest)
         if np.array_equal(np.sort(order), np.arange(a.rows)):
             yield _order_text(order), replace(a, read=lambda rows: a.read(order[rows]))
-
-
-def _row_order(a: Tensor, b: Tensor) -> Ints:
-    """Return the row of A that is most like each row of B. [rows]
-
-    By cosines, which random projections keep (Johnson and Lindenstrauss, 1984), and so do
-    quantization and updates.
-    """
-    projection = np.random.default_rng(0).standard_normal((a.columns, _SKETCH), np.float32)
-    x, y = (np.concatenate([block @ projection for block in each.blocks()]) for each in (a, b))
-    x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-30)
-    return np.concatenate(
-        [(y[start : start + 1024] @ x.T).argmax(1) for start in range(0, len(y), 1024)],
-    )
 
 
 def _order_text(order: Ints) -> str:

@@ -8,7 +8,7 @@ bootstrap draws sequences again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import methodcaller
@@ -321,20 +321,6 @@ def _of_means(reduce: Callable[[NDArray], float], quantity: str) -> Value:
     return lambda b: reduce(b.sequences.means(quantity))
 
 
-def _deviation_of_means(means: NDArray) -> float:
-    return np.std(means, ddof=1) if len(means) > 1 else np.nan
-
-
-def _deviation_truncated(b: Batch) -> float:
-    # never negative: of equal ratios the difference of the means rounds to either side of 0
-    return np.sqrt(max(b.mean("truncated^2") - b.mean("truncated") ** 2, 0))
-
-
-def _outside_geometric(b: Batch) -> float:
-    low, high = GEOMETRIC
-    return b.over_sequences((b.geometric_ratio < low) | (b.geometric_ratio > high))
-
-
 # What a figure is if it is more than a method of Batch with the names of quantities.
 _VALUES: dict[str, Value] = {
     "k2": lambda b: b.mean("r^2") / 2,
@@ -344,7 +330,9 @@ _VALUES: dict[str, Value] = {
     "masked chi2": lambda b: b.over_trained(b.sequences.means("ratio^2") - 1),
     "ratio of sequences": lambda b: b.over_sequences(np.exp(b.log_ratio)),
     "geometric mean": lambda b: b.over_sequences(b.geometric_ratio),
-    "outside geometric": _outside_geometric,
+    "outside geometric": lambda b: b.over_sequences(
+        (b.geometric_ratio < GEOMETRIC[0]) | (b.geometric_ratio > GEOMETRIC[1]),
+    ),
     "vetoed": lambda b: b.over_sequences(b.sequences.sums["below veto"] > 0),
     "log perplexity trainer": lambda b: -b.mean_of_means("trainer"),
     "log perplexity rollout": lambda b: -b.mean_of_means("rollout"),
@@ -356,8 +344,14 @@ _VALUES: dict[str, Value] = {
     "least mean -r": _of_means(np.min, "-r"),
     "largest truncated": lambda b: min(np.exp(b.max("r")), TIS),
     "least truncated": lambda b: min(np.exp(max(-b.max("-r"), -CLAMP)), TIS),
-    "std truncated": _deviation_truncated,
-    "std of mean truncated": _of_means(_deviation_of_means, "truncated"),
+    # never negative: of equal ratios the difference of the means rounds to either side of 0
+    "std truncated": lambda b: np.sqrt(
+        max(b.mean("truncated^2") - b.mean("truncated") ** 2, 0),
+    ),
+    "std of mean truncated": _of_means(
+        lambda means: np.std(means, ddof=1) if len(means) > 1 else np.nan,
+        "truncated",
+    ),
     "largest mean truncated": _of_means(np.max, "truncated"),
     "least mean truncated": _of_means(np.min, "truncated"),
     "farthest mean truncated": _of_means(lambda means: np.abs(means - 1).max(), "truncated"),
@@ -551,7 +545,6 @@ class Bar:
     framework: str
     low: float
     high: float
-    figures: tuple[str, ...]
 
     def holds(self, value: float | None) -> bool:
         return value is not None and self.low <= value <= self.high
@@ -584,20 +577,13 @@ miles    -inf  0.03   train/train_rollout_logprob_abs_diff
 """.replace("{is}", "rollout_corr/rollout_is_")
 
 
-def _bars() -> Iterator[Bar]:
-    for line in _BARS.strip().splitlines():
-        framework, low, high, figures = re.split(r" {2,}", line)
-        yield Bar(
-            framework,
-            float(low),
-            float(high),
-            tuple(figures.split(", ")),
-        )
-
-
 def bar_of(figure: str, framework: str = "ulpscope") -> Bar | None:
     """Return the bar of a figure, that of its own framework if it has one."""
-    bars = [bar for bar in _bars() if figure in bar.figures]
+    bars = []
+    for line in _BARS.strip().splitlines():
+        owner, low, high, names = re.split(r" {2,}", line)
+        if figure in names.split(", "):
+            bars.append(Bar(owner, float(low), float(high)))
     return max(bars, key=lambda bar: bar.framework.lower() == framework, default=None)
 
 

@@ -195,7 +195,11 @@ def layout_of(path: Path) -> Layout | None:
     else:
         try:
             row = json.loads(line)
-            names = set(row) if isinstance(row, dict) and not _is_of_lists(row) else set()
+            names = set(row) if isinstance(row, dict) else set()
+            values = row["logprobs"] if "logprobs" in names else None
+            # a server's response has entries or lists of top tokens there
+            if isinstance(values, list) and any(isinstance(each, dict | list) for each in values):
+                return None
         except (ValueError, RecursionError):
             # JSON that is cut off, or nested too deep
             names = {
@@ -216,14 +220,6 @@ def _parquet_columns(path: Path) -> set[str]:
         raise DumpError(
             f"{clean(path.name)}: its Parquet footer is damaged or cut off ({reason}).",
         ) from error
-
-
-def _is_of_lists(row: dict[str, object]) -> bool:
-    """Whether a row is one of top tokens: a server's response has entries or lists in
-    `logprobs`.
-    """
-    values = row.get("logprobs")
-    return isinstance(values, list) and any(isinstance(each, dict | list) for each in values)
 
 
 def are_tokens(paths: Sequence[Path]) -> bool:
@@ -312,11 +308,18 @@ def read_tokens(
     names = ("rollout", "trainer")
     notes = []
     order = ""
-    layouts: list[Layout] = []
+    layouts = []
     if is_rollout(paths[0]) or is_batch(paths[0]):
         tables = [_table_of_responses(database, paths)]
     else:
-        layouts = [_known_layout(path) for path in paths]
+        for path in paths:
+            layout = layout_of(path)
+            if layout is None:
+                raise DumpError(
+                    f"{clean(path.name)}: lacks a column; expected `token_ids`, `reference` and"
+                    " `variant`.",
+                )
+            layouts.append(layout)
         names = layouts[0].names
         tables = [
             _table_of_file(database, *each, number)
@@ -339,7 +342,13 @@ def read_tokens(
         rows = " UNION ALL BY NAME ".join(
             f"SELECT * EXCLUDE (prompt) FROM {each}" for each in tables
         )
-        _check_names(database, rows)
+        twice = database.rows(
+            f"SELECT name, step FROM ({rows}) WHERE name IS NOT NULL"
+            " GROUP BY name, step, environment HAVING count(*) > 1 LIMIT 1",
+        )
+        for name, step in twice:
+            at = "" if step is None else f" of step {step}"
+            raise DumpError(f"sequence '{clean(name)}'{at} occurs twice; expected each once.")
     trimmed, dropped = _trim(database, rows, names, order)
     for table in tables:
         database.execute(f"DROP TABLE {table}")
@@ -369,25 +378,6 @@ def _check_experts(database: Database, table: str) -> list[str]:
         f"`routed_experts`: {clause} ({count:,} of {plural(len(prompts), 'sequence')})."
         for clause, count in clauses.most_common(_MOST_NOTES)
     ]
-
-
-def _check_names(database: Database, rows: str) -> None:
-    """DumpError for a sequence that two rows have."""
-    twice = database.rows(
-        f"SELECT name, step FROM ({rows}) WHERE name IS NOT NULL GROUP BY name, step, environment"
-        " HAVING count(*) > 1 LIMIT 1",
-    )
-    if twice:
-        at = "" if twice[0][1] is None else f" of step {twice[0][1]}"
-        raise DumpError(f"sequence '{clean(twice[0][0])}'{at} occurs twice; expected each once.")
-
-
-def _known_layout(path: Path) -> Layout:
-    if (layout := layout_of(path)) is None:
-        raise DumpError(
-            f"{clean(path.name)}: lacks a column; expected `token_ids`, `reference` and `variant`.",
-        )
-    return layout
 
 
 def _trim(database: Database, rows: str, names: Sequence[str], order: str) -> tuple[str, int]:
@@ -423,17 +413,16 @@ def _trim(database: Database, rows: str, names: Sequence[str], order: str) -> tu
     return " ".join(notes), dropped
 
 
-def _of_loss(side: str, condition: str) -> str:
-    """Return SQL of a side's values at tokens of the loss for which a condition on `v` holds."""
-    return f"list_filter({side}, lambda v, place: {condition} AND coalesce(mask[place], true))"
+# SQL of a side's values at tokens of the loss for which a condition on `v` holds
+_OF_LOSS = "list_filter({}, lambda v, place: {} AND coalesce(mask[place], true))"
 
 
 def _impossible(database: Database, rows: str, names: Sequence[str]) -> list[str]:
     """Return a note for each side on values just above 0, and on those that are far too low."""
     notes = []
     for side, name in zip(SIDES, names, strict=True):
-        high = _of_loss(side, f"v > {ROUNDING}")
-        low = _of_loss(side, f"v < {_LOWEST}")
+        high = _OF_LOSS.format(side, f"v > {ROUNDING}")
+        low = _OF_LOSS.format(side, f"v < {_LOWEST}")
         ((positive, highest, negative, lowest),) = database.rows(f"""
             SELECT sum(len({high}))::BIGINT, max(list_max({high})),
                 sum(len({low}))::BIGINT, min(list_min({low})) FROM ({rows})""")
@@ -580,7 +569,8 @@ def _check(database: Database, table: str, name: str, layout: Layout) -> None:
         wrong[says] = f"len({column}) != len(token_ids)"
     for side in SIDES:
         says = f"`{layout.own_name(side)}` has a value above {_HIGHEST}, so no log-probability"
-        wrong[says] = f"len({_of_loss(side, f'v > {_HIGHEST}')}) > 0"
+        high = _OF_LOSS.format(side, f"v > {_HIGHEST}")
+        wrong[says] = f"len({high}) > 0"
     first = ", ".join(f"min(prompt) FILTER ({condition})" for condition in wrong.values())
     rows, *first_rows = database.rows(f"SELECT count(*), {first} FROM {table}")[0]
     if not rows:

@@ -58,21 +58,21 @@ def check(
     Raises:
         UsageError: shapes differ, or no token has both values.
     """
-    sides = _array(rollout), _array(trainer)
-    if sides[0].ndim != 2 or sides[0].shape != sides[1].shape:
-        shapes = " and ".join(str(list(side.shape)) for side in sides)
+    one, other = _array(rollout), _array(trainer)
+    if one.ndim != 2 or one.shape != other.shape:
         raise UsageError(
-            f"rollout and trainer are {shapes}; expected [responses, tokens], equal ones.",
+            f"rollout and trainer are {list(one.shape)} and {list(other.shape)}; expected"
+            " [responses, tokens], equal ones.",
         )
-    of_loss = np.ones(sides[0].shape, bool) if mask is None else _array(mask) != 0
-    if of_loss.shape != sides[0].shape:
-        raise UsageError(f"the mask is {list(of_loss.shape)}; expected {list(sides[0].shape)}.")
-    usable = of_loss & np.isfinite(sides[0]) & np.isfinite(sides[1])
+    of_loss = np.ones(one.shape, bool) if mask is None else _array(mask) != 0
+    if of_loss.shape != one.shape:
+        raise UsageError(f"the mask is {list(of_loss.shape)}; expected {list(one.shape)}.")
+    usable = of_loss & np.isfinite(one) & np.isfinite(other)
     lengths = usable.sum(axis=1)
     if not lengths.any():
         raise UsageError("no token of the loss has a log-probability on both sides.")
-    values = [side.ravel() if usable.all() else side[usable] for side in sides]
-    batch = Batch(Sequences.of(TokenPairs(values[0], values[1]), lengths))
+    values = [side.ravel() if usable.all() else side[usable] for side in (one, other)]
+    batch = Batch(Sequences.of(TokenPairs(*values), lengths))
     r = batch.mean("r")
     ratio = batch.mean("ratio")
     figures = {
@@ -84,7 +84,7 @@ def check(
         "ess": batch.sample_size("ratio"),
         "missing": 1 - float(lengths.sum() / max(1, of_loss.sum())),
     }
-    rows = max(1, _MOST_EXPLAINED // sides[0].shape[1])
+    rows = max(1, _MOST_EXPLAINED // one.shape[1])
     some = slice(None, None, -(-len(of_loss) // rows))
     of_loss = of_loss[some]
     is_hole = np.diff(of_loss.astype(np.int8), axis=1, prepend=of_loss[:, :1]) == -1
@@ -96,14 +96,13 @@ def check(
     tokens = SampledTokens(
         sequence=np.nonzero(of_loss)[0],
         position=np.cumsum(of_loss, axis=1)[of_loss] - 1,
-        rollout=of_tokens(sides[0]),
-        trainer=of_tokens(sides[1]),
+        rollout=of_tokens(one),
+        trainer=of_tokens(other),
         turn=np.cumsum(is_hole, axis=1)[of_loss],
         entropy=None if entropy is None else of_tokens(entropy),
     )
-    causes = explain_tokens(tokens)
-    if causes:
-        return Check(figures, causes[0].text, causes[0].name)
+    for cause in explain_tokens(tokens):
+        return Check(figures, cause.text, cause.name)
     if figures["ess"] < _LEAST_ESS or figures["k3"] > _MOST_K3:
         sizes = f"ESS {figures['ess']:.2g}, k3 {figures['k3']:.2g} nats"
         lacks = "" if entropy is not None else " A temperature was not looked for: pass `entropy`."

@@ -4,6 +4,7 @@ they depend on.
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -123,35 +124,18 @@ def figures_of(run: Figures, framework: str = "ulpscope") -> list[Record]:
     """
     if framework not in FRAMEWORKS:
         raise UsageError(f"--as '{framework}': expected one of {', '.join(FRAMEWORKS)}.")
-    return [_with_bar(row, framework) for row in summary(run, f"figures of {framework}")]
-
-
-def _with_bar(row: Record, framework: str) -> Record:
-    bar = bar_of(row["name"], framework)
-    if bar is None:
-        return row | {"usual": "", "is_usual": None}
-    usual = f"{bar.span} ({bar.framework})"
-    return row | {"usual": usual, "is_usual": bar.holds(row["value"])}
-
-
-def usual_in_words(run: Figures) -> str:
-    """Say of the figures that matter most whether a framework calls them normal."""
-    values = {row["name"]: row["value"] for row in summary(run, "figures of ulpscope")}
-    says: dict[str, list[str]] = {}
-    for name, label in HEADLINE.items():
-        bar = bar_of(name)
-        value = values.get(name)
-        if bar is not None and value is not None:
-            span = "" if bar.holds(value) else f" ({bar.span})"
-            says.setdefault(bar.state(value) + span, []).append(f"{label} {number(value)}")
-    return " ".join(f"{series(figures)}: {state}." for state, figures in says.items())
+    rows = summary(run, f"figures of {framework}")
+    for row in rows:
+        bar = bar_of(row["name"], framework)
+        row["usual"] = f"{bar.span} ({bar.framework})" if bar else ""
+        row["is_usual"] = bar.holds(row["value"]) if bar else None
+    return rows
 
 
 def interval_of(figure: Mapping[str, Any]) -> str:
     """Return the interval of a figure of `figures_of` in words, '' if it has none."""
     low = figure["low"]
-    high = figure["high"]
-    return "" if low is None else f"{number(low)} to {number(high)}"
+    return "" if low is None else f"{number(low)} to {number(figure['high'])}"
 
 
 def sentence(mismatch: Mapping[str, Any]) -> str:
@@ -208,10 +192,7 @@ def summaries(run: Figures, masked: int = 0) -> Record:
             "missing": trained - tokens,
         },
         "explained": _explained(groups),
-        **{
-            f"figures of {name}": rows
-            for name, rows in _figures(sequences, percentiles, masked).items()
-        },
+        **_figures(sequences, percentiles, masked),
         **{name: records(table) for name, table in tables.items()},
     }
 
@@ -315,30 +296,23 @@ def _figures(
     percentiles: Floats,
     masked: int,
 ) -> dict[str, list[Record]]:
-    """Return the figures of every framework, by its name."""
+    """Return the figures of every framework, by the name that they are stored under."""
     rows: dict[str, list[Record]] = {}
     for counts_masked in (False, True):
         frameworks = [each for each in FRAMEWORKS.values() if each.counts_masked == counts_masked]
         counted = sequences.with_masked(masked) if counts_masked else sequences
         figures = [figure for each in frameworks for figure in each.figures]
         batch = Batch(counted)
-        # drawn once for all frameworks
-        has_interval = len(counted) > 1
-        bounds = iter(
-            intervals(counted, figures) if has_interval else [(None, None)] * len(figures)
-        )
+        bounds: Iterator[tuple[Any, Any]] = repeat((None, None))
+        if len(counted) > 1:
+            # drawn once for all frameworks
+            bounds = iter(intervals(counted, figures))
         for framework in frameworks:
-            rows[framework.name] = [
-                _row(
-                    each.name,
-                    each.definition,
-                    each.unit,
-                    each.value(batch),
-                    *next(bounds),
-                )
+            rows[f"figures of {framework.name}"] = [
+                _row(each.name, each.definition, each.unit, each.value(batch), *next(bounds))
                 for each in framework.figures
             ]
-    rows["ulpscope"][2:2] = [
+    rows["figures of ulpscope"][2:2] = [
         _row(name, f"{name[1:]}th percentile of |r|", "nats", value)
         for name, value in zip(PERCENTILES, percentiles, strict=True)
     ]
@@ -368,6 +342,26 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
     framework.
     """
     tokens = summary(run, "tokens")
+    says = []
+    if masked := tokens.get("masked", 0):
+        about = "in no figure"
+        if FRAMEWORKS[framework].counts_masked:
+            about = f"counted in means over responses, as {framework} does"
+        says.append(f"{plural(masked, 'response')} without a token of the loss: {about}.")
+    if missing := tokens.get("missing", 0):
+        own = {"ulpscope": "", "trl": "; TRL takes r as 0 there in its ratios"}
+        about = own.get(framework, f"; {framework} itself makes NaN of means over them")
+        says.append(f"{plural(missing, 'token')} without a value on a side: in no figure{about}.")
+    # of the figures that matter most, whether a framework calls them normal
+    usual: dict[str, list[str]] = {}
+    values = {row["name"]: row["value"] for row in summary(run, "figures of ulpscope")}
+    for name, label in HEADLINE.items():
+        bar = bar_of(name)
+        value = values.get(name)
+        if bar is not None and value is not None:
+            span = "" if bar.holds(value) else f" ({bar.span})"
+            usual.setdefault(bar.state(value) + span, []).append(f"{label} {number(value)}")
+    states = [f"{series(labels)}: {state}." for state, labels in usual.items()]
     return {
         "framework": framework,
         "figures": figures_of(run, framework),
@@ -375,32 +369,12 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
         "tokens": tokens["tokens"],
         "sequences": tokens["sequences"],
         "tokens_with_half_of_kl": tokens["half"],
-        "left_out": _left_out(framework, tokens),
-        "usual": usual_in_words(run),
+        "left_out": " ".join(says),
+        "usual": " ".join(states),
         "bars": summary(run, "bars"),
         "by_step": summary(run, "steps"),
         "explained_by": summary(run, "explained"),
     }
-
-
-def _left_out(framework: str, tokens: Mapping[str, int]) -> str:
-    """Say what is in no figure, and how that differs from the framework's own. tokens: of
-    `summaries`.
-    """
-    says = []
-    if masked := tokens.get("masked", 0):
-        are_counted = FRAMEWORKS[framework].counts_masked
-        about = (
-            f"counted in means over responses, as {framework} does"
-            if are_counted
-            else "in no figure"
-        )
-        says.append(f"{plural(masked, 'response')} without a token of the loss: {about}.")
-    if missing := tokens.get("missing", 0):
-        own = {"ulpscope": "", "trl": "; TRL takes r as 0 there in its ratios"}
-        about = own.get(framework, f"; {framework} itself makes NaN of means over them")
-        says.append(f"{plural(missing, 'token')} without a value on a side: in no figure{about}.")
-    return " ".join(says)
 
 
 def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
@@ -417,9 +391,9 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     is_hole = ~trained & np.append(False, trained[:-1])
     turn = table.assign(hole=is_hole).groupby("prompt")["hole"].cumsum()
     used = table[trained]
+    names = ["reference", "variant", "entropy", "version", "step", "rank"]
     rollout, trainer, entropy, version, step, rank = (
-        used[name].to_numpy(np.float64)
-        for name in ("reference", "variant", "entropy", "version", "step", "rank")
+        used[name].to_numpy(np.float64) for name in names
     )
     lag = (step if np.isfinite(step).any() else np.fmax.reduce(version)) - version
     texts = {name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS}

@@ -28,7 +28,12 @@ _SENTINEL = -50.0
 MOST_MASS = 3.0
 # nats, of a constant: less may be a renormalization of flat distributions, which halves at most
 _LEAST_OFFSET = 0.7
-_BASES = {1 / np.log(2): "2", 1 / np.log(10): "10"}
+_UNITS = {
+    1 / np.log(2): "logarithms to base 2",
+    np.log(2): "the other is in logarithms to base 2",
+    1 / np.log(10): "logarithms to base 10",
+    np.log(10): "the other is in logarithms to base 10",
+}
 # values of another token differ by more nats, those of engines by less
 _DIFFERENT = 0.25
 _RELATED = 0.8  # correlation of values of one token
@@ -61,7 +66,17 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
             share = float(missing.mean())
             says = f"'{name}' has no value for {percent(share)} of the tokens."
             yield Cause("missing", says, {"side": side, "value": None, "share": share})
-        values = _repeated(own)
+        values, counts = np.unique(own[np.isfinite(own)], return_counts=True)
+        is_frequent = counts > max(8, _CONSTANT * len(own))
+        # equal ones or whole numbers far below the rest
+        is_sentinel = (counts > 1) | ((values <= _SENTINEL) & (values == np.round(values)))
+        is_far = is_sentinel & (np.diff(values, append=np.inf) > _FAR)
+        is_far[-1:] = False
+        # nothing but such values lies below it
+        is_far &= np.logical_and.accumulate(is_sentinel)
+        # the lowest value, if it repeats, may be a bound
+        is_frequent[:1] |= counts[:1] > 2
+        values = values[is_frequent | is_far]
         others = square[~np.isin(own, values)]
         usual = float(others.mean()) if len(others) else 0.0
         for value in values:
@@ -87,22 +102,6 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
             yield Cause(name_of_cause, says + about, parameters)
 
 
-def _repeated(own: Floats) -> Floats:
-    """Return values that may be placeholders: frequent ones, and equal ones or whole numbers far
-    below the rest.
-    """
-    values, counts = np.unique(own[np.isfinite(own)], return_counts=True)
-    is_frequent = counts > max(8, _CONSTANT * len(own))
-    is_sentinel = (counts > 1) | ((values <= _SENTINEL) & (values == np.round(values)))
-    is_far = is_sentinel & (np.diff(values, append=np.inf) > _FAR)
-    is_far[-1:] = False
-    # nothing but such values lies below it
-    is_far &= np.logical_and.accumulate(is_sentinel)
-    # the lowest value, if it repeats, may be a bound
-    is_frequent[:1] |= counts[:1] > 2
-    return values[is_frequent | is_far]
-
-
 def units(tokens: SampledTokens) -> Iterator[Cause]:
     """One side is the other in another unit, summed up, or with a constant: what leaves least."""
     starts = tokens.starts
@@ -113,7 +112,7 @@ def units(tokens: SampledTokens) -> Iterator[Cause]:
     if not follows.any():
         return
     before = np.arange(len(square)) - np.repeat(starts, lengths)
-    causes: list[tuple[float, Cause]] = []
+    causes = []
     for side, own, other, name, other_name in sides_of(tokens):
         last = np.where(follows, np.roll(own, 1), own - other)
         sums = np.add.reduceat(other, starts)
@@ -124,10 +123,19 @@ def units(tokens: SampledTokens) -> Iterator[Cause]:
             "the sum over the response of": np.repeat(sums, lengths),
             "the mean over the response of": np.repeat(sums / lengths, lengths),
         }
-        amounts: dict[str, dict[str, float]] = {}
+        amounts = {}
         if side == 0:
-            factor = _median_ratio(own, other)
-            words = f"{factor:.4g}{_base_of(factor)} times"
+            factor = 1.0
+            if other.any():
+                # the median of ratios, each weighted by the value that it is over
+                order = np.argsort(own / np.where(other == 0, 1e-300, other))
+                weights = np.cumsum(np.abs(other[order]))
+                middle = order[np.searchsorted(weights, weights[-1] / 2)]
+                factor = float(own[middle] / other[middle])
+            words = f"{factor:.4g} times"
+            for unit, of_unit in _UNITS.items():
+                if abs(factor / unit - 1) < 0.01:
+                    words = f"{factor:.4g} ({of_unit}) times"
             candidates[words] = factor * other
             amounts[words] = {"factor": factor}
             offset = float(np.median(own - other))
@@ -149,29 +157,6 @@ def units(tokens: SampledTokens) -> Iterator[Cause]:
         yield min(causes, key=itemgetter(0))[1]
 
 
-def _median_ratio(own: Floats, other: Floats) -> float:
-    """Return the factor between sides: the median of ratios, each weighted by the value that it is
-    over.
-    """
-    ratios = own / np.where(other == 0, 1e-300, other)
-    order = np.argsort(ratios)
-    weights = np.cumsum(np.abs(other[order]))
-    place = np.searchsorted(weights, weights[-1] / 2)
-    middle = order[min(place, len(order) - 1)]
-    if not other[middle]:
-        return 1.0
-    return float(own[middle] / other[middle])
-
-
-def _base_of(factor: float) -> str:
-    """Say of which logarithm a factor is the unit; '' for none."""
-    for each, base in _BASES.items():
-        for unit, words in ((each, ""), (1 / each, "the other is in ")):
-            if abs(factor / unit - 1) < 0.01:
-                return f" ({words}logarithms to base {base})"
-    return ""
-
-
 def another_token(tokens: SampledTokens) -> Iterator[Cause]:
     """Where the sides differ, their values are of two tokens of one distribution: they add up to at
     most 1.
@@ -184,9 +169,8 @@ def another_token(tokens: SampledTokens) -> Iterator[Cause]:
     if np.corrcoef(rollout, trainer)[0, 1] > _RELATED:
         return
     above = float((rollout > trainer).mean())
-    is_of_one_side = max(above, 1 - above) > 0.99
     is_far = np.quantile(np.abs(rollout - trainer), 0.9) > MOST_MASS / 2
-    is_largest = is_of_one_side and is_far
+    is_largest = max(above, 1 - above) > 0.99 and is_far
     at_random = np.random.default_rng(0).permutation(rollout)
     limit = np.exp(2 * np.median(np.abs(tokens.r[~differs])))
     together = (np.exp(rollout) + np.exp(trainer) > limit).sum()
@@ -229,25 +213,26 @@ def other_order(tokens: SampledTokens) -> Iterator[Cause]:
     is_close &= is_other
     if square[is_close].sum() < (1 - MOST) * square.sum():
         return
-    first = int(np.flatnonzero(is_close)[0])
+    first = int(is_close.argmax())
     sequence, other = (int(tokens.sequence[rows[row]][0]) for row in (first, nearest[first]))
     sequences = int(is_close.sum())
     count = f"{sequences:,} of {plural(len(rows), 'response')}"
     parameters = {"sequences": sequences, "sequence": sequence}
     rollout_name, trainer_name = tokens.names
+    name = "other order"
+    says = (
+        f"'{trainer_name}' has the values of '{rollout_name}' in another order in {count}, first"
+        f" in sequence {sequence}."
+    )
     is_own = nearest == np.arange(len(rows))
-    if is_own[is_close].mean() > 0.5:
-        says = (
-            f"'{trainer_name}' has the values of '{rollout_name}' in another order in {count},"
-            f" first in sequence {sequence}."
-        )
-        yield Cause("other order", says, parameters)
-    else:
+    if is_own[is_close].mean() <= 0.5:
+        name = "exchanged"
+        parameters["other"] = other
         says = (
             f"'{trainer_name}' has another response's values in {count}: in sequence {sequence}"
             f" those of {other}."
         )
-        yield Cause("exchanged", says, {**parameters, "other": other})
+    yield Cause(name, says, parameters)
 
 
 def _nearest(rollout: Floats, trainer: Floats, square: Floats) -> tuple[Integers, Flags]:

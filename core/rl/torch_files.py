@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import DumpError
-from ..numerics.arrays import Flags, Floats, Record
+from ..numerics.arrays import Floats, Record
 from ..numerics.recorded_choices import write_choices
 from ..runs.dumps.arrays import foreign_errors
 from ..text import clean, plural
-from .figures import Integers
 
 # Of a training batch, one value per token of the response; miles saves the part of a
 # context-parallel rank.
@@ -86,15 +85,10 @@ def _load(path: Path) -> Record:
         with torch.serialization.safe_globals(plain):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        match = re.search(r"GLOBAL ([\w.]+)", str(error))
-        reason = (
-            f"holds {match[1]}, and only tensors and plain values are read"
-            if match
-            else "cannot be read by torch"
-        )
-        raise DumpError(
-            f"{clean(path.name)}: {reason}{'.' if match else '; is it complete?'}",
-        ) from error
+        reason = "cannot be read by torch; is it complete?"
+        if match := re.search(r"GLOBAL ([\w.]+)", str(error)):
+            reason = f"holds {match[1]}, and only tensors and plain values are read."
+        raise DumpError(f"{clean(path.name)}: {reason}") from error
     if not isinstance(content, dict):
         raise DumpError(f"{clean(path.name)}: holds no dictionary of slime or miles.")
     return content
@@ -106,9 +100,10 @@ def _samples(content: Mapping[str, Any]) -> Iterator[Record]:
     if "rollout_data" in content:
         columns = content["rollout_data"]
         for row, sample in enumerate(columns["sample_indices"]):
-            values = {
-                name: column[row] for name, column in columns.items() if _has_row(column, row)
-            }
+            values = {}
+            for name, column in columns.items():
+                if isinstance(column, list | tuple) and row < len(column):
+                    values[name] = column[row]
             shard = {name: content.get(name) for name in ("cp_rank", "cp_size", "qkv_format")}
             yield {
                 **values,
@@ -118,11 +113,10 @@ def _samples(content: Mapping[str, Any]) -> Iterator[Record]:
             }
         return
     for number, sample in enumerate(content["samples"]):
-        index = next(
-            (sample[name] for name in ("sample_index", "index") if sample.get(name) is not None),
-            number,
-        )
-        yield {**sample, "sample": int(index)}
+        for name in ("index", "sample_index"):
+            if sample.get(name) is not None:
+                number = sample[name]
+        yield {**sample, "sample": int(number)}
 
 
 def _numbers(values: Any) -> Floats:
@@ -142,17 +136,22 @@ def _complete(values: Any) -> Any:
     return values
 
 
-def _has_row(column: object, row: int) -> bool:
-    return isinstance(column, list | tuple) and row < len(column)
-
-
 def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, Record]]) -> Response:
     """Join what the files hold of one sample."""
     place = f"sample {key[1]} of rollout {key[0]}"
-    texts = [_prompt_and_text(path, sample, place) for path, sample in of_files]
+    texts = []
+    for path, sample in of_files:
+        tokens = np.asarray(_complete(sample.get("tokens", ())), np.int64)
+        length: Any = sample.get("response_lengths", len(tokens))
+        length = int(sample.get("response_length", length))
+        if not 0 <= length <= len(tokens):
+            raise DumpError(
+                f"{clean(path.name)}: {place} has a response of {length} of {len(tokens)} tokens.",
+            )
+        texts.append(np.split(tokens, [len(tokens) - length]))
     tokens = texts[0][1]
-    mask: Flags | None = None
-    response: Response = {"sequence": str(key[1]), "step": key[0]}
+    mask = None
+    response = {"sequence": str(key[1]), "step": key[0]}
     versions: list[str] = []
     for (path, sample), (prompt, text) in zip(of_files, texts, strict=True):
         if not np.array_equal(text, tokens):
@@ -197,36 +196,14 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, Record]]) -> Resp
     if mask is not None:
         if len(mask) != len(tokens):
             raise DumpError(f"{place}: a mask of {len(mask)} for {plural(len(tokens), 'token')}.")
-        response["token_version"] = _versions_by_turn(versions, mask)
+        response["token_version"] = None
+        # a turn is tokens of the loss with masked ones between
+        turn = np.cumsum(np.diff(mask.astype(np.int8), prepend=0) == 1) - 1
+        is_by_turn = len(versions) == turn.max(initial=-1) + 1 > 1
+        if is_by_turn and all(map(str.isdecimal, versions)):
+            by_token = np.array(versions, np.float64)[turn]
+            response["token_version"] = np.where(mask, by_token, np.nan)
     return {**response, "token_ids": tokens, "mask": mask}
-
-
-def _prompt_and_text(
-    path: Path,
-    sample: Mapping[str, Any],
-    place: str,
-) -> list[Integers]:
-    """Return the tokens before the response, and those of the response."""
-    tokens = np.asarray(_complete(sample.get("tokens", ())), np.int64)
-    length = int(sample.get("response_length", sample.get("response_lengths", len(tokens))))
-    if not 0 <= length <= len(tokens):
-        raise DumpError(
-            f"{clean(path.name)}: {place} has a response of {length} of {len(tokens)} tokens.",
-        )
-    return np.split(tokens, [len(tokens) - length])
-
-
-def _versions_by_turn(
-    versions: Sequence[str],
-    mask: Flags,
-) -> Floats | None:
-    """Return the version of each token, NaN if masked, for a response with one version for each of
-    its turns: tokens of the loss with masked ones between; None for another one. [tokens]
-    """
-    turn = np.cumsum(np.diff(mask.astype(np.int8), prepend=0) == 1) - 1
-    if not len(versions) == turn.max(initial=-1) + 1 > 1 or not all(map(str.isdecimal, versions)):
-        return None
-    return np.where(mask, np.array(versions, np.float64)[turn], np.nan)
 
 
 def _whole(
@@ -245,7 +222,17 @@ def _whole(
     ranks = set()
     for path, one, part in slices:
         rank = int(one.get("cp_rank") or 0)
-        places = _places_of_rank(one, length, rank, size) if size > 1 else np.arange(length)
+        places = np.arange(length)
+        if size > 1:
+            # a rank holds two chunks of the text, one from either end
+            total = int(one["total_lengths"])
+            padded = int(one["max_seq_len"]) if one.get("qkv_format") == "bshd" else total
+            chunk = -(-padded // (2 * size))
+            # the position whose logits score each token
+            scores = places + total - length - 1
+            owner = np.minimum(scores // chunk, 2 * size - 1)
+            chunks = [np.flatnonzero(owner == each) for each in (rank, 2 * size - rank - 1)]
+            places = np.concatenate(chunks)
         if len(part) != len(places):
             raise DumpError(
                 f"{clean(path.name)}: {place} has {len(part)} `{column}`; expected {len(places)}.",
@@ -259,16 +246,3 @@ def _whole(
             f"{place}: the file of context-parallel rank {missing[0]} of {size} is missing.",
         )
     return whole
-
-
-def _places_of_rank(one: Mapping[str, Any], length: int, rank: int, size: int) -> Integers:
-    """Return the tokens of a response that a rank holds: two chunks of the text, one from either
-    end.
-    """
-    total = int(one["total_lengths"])
-    padded = int(one["max_seq_len"]) if one.get("qkv_format") == "bshd" else total
-    chunk = -(-padded // (2 * size))
-    # the position whose logits score each token
-    scores = np.arange(length) + total - length - 1
-    owner = np.minimum(scores // chunk, 2 * size - 1)
-    return np.concatenate([np.flatnonzero(owner == each) for each in (rank, 2 * size - rank - 1)])

@@ -108,21 +108,12 @@ def write_tokens(
         figures = Figures(database, header)
         contents = summaries(figures, masked)
         own = {row["name"]: row["value"] for row in contents.get("figures of ulpscope", ())}
-        pair = TokenPair(
-            positions,
-            summary,
-            own.get("k3"),
-            constants,
-            sample_tokens(figures),
-        )
-        verdict = judge(pair)
+        sample = sample_tokens(figures)
+        verdict = judge(TokenPair(positions, summary, own.get("k3"), constants, sample))
         insert_pair(database, 0, summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
-        MISMATCH.insert(
-            database,
-            name=list(contents),
-            content=[json.dumps(each) for each in contents.values()],
-        )
+        texts_of_contents = list(map(json.dumps, contents.values()))
+        MISMATCH.insert(database, name=list(contents), content=texts_of_contents)
         on_progress(STORING, positions, positions)
     return partial.path.stem
 

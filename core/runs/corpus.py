@@ -51,19 +51,22 @@ def score_logs(
             f" context of vocabulary: {sizes}). Expected one text, tokenizer and --ctx-size.",
         )
     first = tokens.shape[1] // 2
-    targets, step = tokens[:, first + 1 :].reshape(-1), max(1, _ROW_BYTES // (4 * vocab))
+    targets = tokens[:, first + 1 :].reshape(-1)
+    step = max(1, _ROW_BYTES // (4 * vocab))
     if targets.min() < 0 or targets.max() >= vocab:
         raise DumpError(
             f"{clean(paths[0].name)}: has a token beyond its vocabulary of {vocab:,}; the file is"
             " damaged.",
         )
-    parts, cut = [], 0
+    parts = []
+    cut = 0
     for start in range(0, len(targets), step):
         stop = min(start + step, len(targets))
-        rows = base(start, stop), other(start, stop)
-        parts.append(score_rows(*rows, targets[start:stop]))
-        is_cut = _is_cut(rows[0], targets[start:stop]) | _is_cut(rows[1], targets[start:stop])
-        cut += int(is_cut.sum())
+        rows = base(start, stop)
+        other_rows = other(start, stop)
+        right = targets[start:stop]
+        parts.append(score_rows(rows, other_rows, right))
+        cut += int((_is_cut(rows, right) | _is_cut(other_rows, right)).sum())
         on_progress("comparing", stop, len(targets))
     kl, of_base, of_other, is_same = (np.concatenate(column) for column in zip(*parts, strict=True))
     document, row = np.divmod(np.arange(len(targets)), tokens.shape[1] - 1 - first)
@@ -104,14 +107,13 @@ def score_pair(run: Measured, pair: int) -> ScoredTokens:
     rows = np.flatnonzero((position < np.array(header.lengths)[document] - 1) & np.isfinite(kl))
     if not len(rows):
         raise UsageError("--corpus: no position has a next token and a KL.")
-    targets = np.concatenate([prompt.token_ids[: prompt.positions] for prompt in header.prompts])[
-        rows + 1
-    ]
+    targets = np.concatenate([prompt.token_ids for prompt in header.prompts])[rows + 1]
     if targets.min() < 0 or targets.max() >= header.vocab:
         raise UsageError(
             f"--corpus: the prompts have token ids beyond the vocabulary of {header.vocab:,}.",
         )
-    step, chosen = max(1, _ROW_BYTES // (header.vocab * header.format.itemsize)), []
+    step = max(1, _ROW_BYTES // (header.vocab * header.format.itemsize))
+    chosen = []
     for side in (0, pair + 1):
         logits = np.empty(len(rows))
         for start in range(0, header.rows, step):
@@ -119,14 +121,8 @@ def score_pair(run: Measured, pair: int) -> ScoredTokens:
             bits = run.read_rows(side, start, min(start + step, header.rows))
             logits[part] = values_of(bits[rows[part] - start, targets[part]], header.format)
         chosen.append(logits - run.logsumexp(side)[rows])
-    return ScoredTokens(
-        document[rows],
-        position[rows],
-        kl[rows],
-        chosen[0],
-        chosen[1],
-        is_flip[rows] == 0,
-    )
+    base, other = chosen
+    return ScoredTokens(document[rows], position[rows], kl[rows], base, other, is_flip[rows] == 0)
 
 
 def by_position(tokens: ScoredTokens) -> list[Record]:
@@ -134,16 +130,14 @@ def by_position(tokens: ScoredTokens) -> list[Record]:
     rows = []
     for group in np.array_split(np.unique(tokens.position), _GROUPS):
         if len(group):
-            part = (tokens.position >= group[0]) & (tokens.position <= group[-1])
+            part = np.isin(tokens.position, group)
             change = tokens.other[part] - tokens.base[part]
-            rows.append(
-                {
-                    "positions": f"{group[0]} to {group[-1]}",
-                    "scored": int(part.sum()),
-                    "mean_kld_nats": float(tokens.kl[part].mean()),
-                    "ln_ppl_ratio": float(-change.mean()),
-                    "mean_dp_percent": float(100 * tokens.dp[part].mean()),
-                    "same_top_p_share": float(tokens.is_same_top[part].mean()),
-                },
-            )
+            figures = {
+                "mean_kld_nats": tokens.kl[part].mean(),
+                "ln_ppl_ratio": -change.mean(),
+                "mean_dp_percent": 100 * tokens.dp[part].mean(),
+                "same_top_p_share": tokens.is_same_top[part].mean(),
+            }
+            row = {"positions": f"{group[0]} to {group[-1]}", "scored": int(part.sum())}
+            rows.append(row | {name: float(figure) for name, figure in figures.items()})
     return rows

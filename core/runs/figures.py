@@ -92,10 +92,9 @@ class Figures(Measured):
     def largest(self, pair: int) -> DataFrame:
         """Return the row of `positions` with the largest difference, the first of equal ones."""
         # with the pair's stored maximum DuckDB skips row groups that do not reach it
-        largest = "SELECT max_abs FROM pair WHERE pair = $1"
         sql = (
             "SELECT coalesce(min(prompt), 0) FROM position WHERE pair = $1 AND max_abs ="
-            f" ({largest})"
+            " (SELECT max_abs FROM pair WHERE pair = $1)"
         )
         table = self.positions_of(pair, self._database.rows(sql, [pair])[0][0])
         return table.iloc[[int(table["max_abs"].fillna(0.0).to_numpy(float).argmax())]]
@@ -104,9 +103,8 @@ class Figures(Measured):
         """Read the column of that name."""
         sql = "SELECT prompt, position, logsumexp FROM side_position WHERE side = ?"
         with self.decoding("table of sides by position"):
-            prompts, places, values = (
-                column.to_numpy() for column in self._database.table(sql, [side]).columns
-            )
+            columns = self._database.table(sql, [side]).columns
+            prompts, places, values = (column.to_numpy() for column in columns)
             rows = np.full(self.header.rows, np.nan)
             rows[self.header.row_of(prompts, places)] = values
             return rows
@@ -120,9 +118,8 @@ class Figures(Measured):
         tokens = np.full((self.header.rows, TOP_K), -1)
         logits = np.full(tokens.shape, np.nan)
         with self.decoding("table of top tokens"):
-            prompts, places, ranks, *best = (
-                column.to_numpy() for column in self._database.table(sql, [side, TOP_K]).columns
-            )
+            columns = self._database.table(sql, [side, TOP_K]).columns
+            prompts, places, ranks, *best = (column.to_numpy() for column in columns)
             rows = self.header.row_of(prompts, places)
             tokens[rows, ranks], logits[rows, ranks] = best
         return tokens, logits

@@ -12,7 +12,7 @@ import numpy as np
 from ..command_name import UNSTORED
 from ..evidence import Evidence
 from ..numerics.arrays import Array, Bits, Floats, Ints, Record, Span
-from ..numerics.divergence import RowFigures, SideRows, compare
+from ..numerics.divergence import SideRows, compare
 from ..numerics.formats import values_of
 from ..numerics.metrics import METRICS, Summary
 from ..numerics.sizes import TOP_K
@@ -122,20 +122,17 @@ class MemoryRun(Measured):
         self._summaries: list[Summary] = []
         self._histograms: list[dict[int, int]] = []
         for side in sides[1:]:
-            self._add(compare(sides[0], side, header.format, has_tokens=header.has_tokens))
-
-    def _add(self, figures: RowFigures) -> None:
-        """Keep the figures of the next pair, without its heatmap, which is as large as the rest."""
-        places = np.array(self.header.places())
-        columns = {metric.name: metric.of(figures) for metric in METRICS}
-        for token in ("reference_token", "variant_token"):
-            columns[token] = np.where(columns[token] < 0, np.nan, columns[token])
-        self._columns.append({"prompt": places[:, 0], "position": places[:, 1], **columns})
-        self._side_rows = [figures.reference, *self._side_rows[1:], figures.variant]
-        total = PairTotal()
-        total.add(figures)
-        self._summaries.append(total.summary())
-        self._histograms.append(total.histogram)
+            figures = compare(sides[0], side, header.format, has_tokens=header.has_tokens)
+            places = np.array(self.header.places())
+            columns = {metric.name: metric.of(figures) for metric in METRICS}
+            for token in ("reference_token", "variant_token"):
+                columns[token] = np.where(columns[token] < 0, np.nan, columns[token])
+            self._columns.append({"prompt": places[:, 0], "position": places[:, 1], **columns})
+            self._side_rows = [figures.reference, *self._side_rows[1:], figures.variant]
+            total = PairTotal()
+            total.add(figures)
+            self._summaries.append(total.summary())
+            self._histograms.append(total.histogram)
 
     def columns(self, pair: int) -> Mapping[str, Array]:
         """Return the kernel's figures."""

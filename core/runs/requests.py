@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..capture_request import CaptureRequest
 from ..numerics.arrays import Record
-from .file.records import Generation, Provenance
+from .file.records import Provenance
 
 if TYPE_CHECKING:
     from .reader import RunReader
@@ -74,12 +74,9 @@ def command_with(about: Provenance, *extras: str, trusts_code: bool = False) -> 
         return None
     if any(getattr(request, extra) for extra in extras):
         return None
+    trusts_code = trusts_code and request.trust_remote_code
     options: Record = dict.fromkeys(extras, True)
-    return replace(
-        request,
-        trust_remote_code=request.trust_remote_code and trusts_code,
-        **options,
-    ).typed()
+    return replace(request, trust_remote_code=trusts_code, **options).typed()
 
 
 def caveat(about: Provenance, command: str | None) -> str:
@@ -118,9 +115,8 @@ def how_to_have(extra: str, about: Provenance) -> str:
     one.
     """
     command = command_with(about, extra)
-    return f"capture it with --{extra}" + (
-        f": {command}" if command is not None else " from its model"
-    )
+    how = " from its model" if command is None else f": {command}"
+    return f"capture it with --{extra}{how}"
 
 
 def rejudge_request(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] | None:
@@ -134,7 +130,7 @@ def rejudge_request(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] |
         return None
     original = request_of(about)
     if original is not None:
-        settings: Record = {name: getattr(original, name) for name in _TAKEN}
+        settings = {name: getattr(original, name) for name in _TAKEN}
     else:
         reference, *variants = (side.path for side in run.sides)
         settings = {
@@ -142,12 +138,10 @@ def rejudge_request(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] |
             "variants": tuple(variants),
             "dtype": run.header.compute_dtype,
         }
-    revision = (
-        about.revision if about.revision and not about.revision.startswith("sha256:") else None
-    )
+    is_commit = about.revision and not about.revision.startswith("sha256:")
     request = CaptureRequest(
         model=about.model,
-        revision=revision,
+        revision=about.revision if is_commit else None,
         tokens=tokens,
         judge=True,
         name=name,
@@ -171,6 +165,6 @@ def _token_prompts(run: RunReader, new_tokens: int) -> bytes | None:
 
 def _new_tokens(run: RunReader) -> int:
     """Return the number of tokens by which every prompt was continued; 0 if they were scored."""
-    generations: dict[int, Generation] = run.generations
+    generations = run.generations
     counts = {one.max_tokens for one in generations.values()}
     return counts.pop() if len(generations) == len(run.header.prompts) and len(counts) == 1 else 0

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import UsageError
 from ..numerics.top_tokens import summary_of
 from ..responses.alignment import sequence
-from ..responses.pairing import ResponsePair, vocabulary_size
+from ..responses.pairing import ResponsePair
 from ..responses.records import UNKNOWN_TOKEN, Response, ResponseSide
 from .file.database import Database
 from .file.records import FIGURES, MAX_VALUES, Prompt, Provenance, RunHeader, SideHeader
@@ -61,12 +61,13 @@ def write_responses(
         )
     with new_run(store, name, run_id, values * _BYTES_A_VALUE) as (database, partial, created):
         database.execute("BEGIN")
-        dtypes = {pair.compute_dtype for pair in pairs}
+        dtypes = {pair.compute_dtype or "" for pair in pairs}
+        vocab = {response.vocab or 0 for side in sides for response in side.responses} - {0}
         counts = [int(side.rows.counts.max(initial=1)) for side in sides]
         header = RunHeader(
             name,
-            (dtypes.pop() if len(dtypes) == 1 else None) or "",
-            vocabulary_size(sides) or 0,
+            dtypes.pop() if len(dtypes) == 1 else "",
+            vocab.pop() if len(vocab) == 1 else 0,
             tuple(map(_prompt, zip(*(side.responses for side in sides), strict=True))),
             tuple(SideHeader(side.name, "", "float32") for side in sides),
             origin,
@@ -85,9 +86,23 @@ def write_responses(
         insert_sides(database, header, digests, values_digests, counts, sides[0].keys)
         for index, side in enumerate(sides):
             _insert_side(database, index, side)
-        verdict_of_pair = {verdict.pair: verdict for verdict in verdicts}
+        verdict_of_pair = {each.pair: each for each in verdicts}
         for index, pair in enumerate(pairs):
-            _insert_pair(database, index, pair, verdict_of_pair.get(index))
+            verdict = verdict_of_pair.get(index)
+            insert_pair(database, index, summary_of(pair.figures), verdict)
+            POSITION.insert(
+                database,
+                pair=index,
+                prompt=pair.prompts,
+                position=pair.positions,
+                nonfinite_mismatch=0,
+                reference_margin_ulps=pair.margin_ulps[0],
+                variant_margin_ulps=pair.margin_ulps[1],
+                **{figure: getattr(pair.figures, figure) for figure in _FIGURES},
+            )
+            if verdict:
+                ids = np.column_stack([pair.prompts, pair.positions]).astype(np.int32)
+                insert_evidence(database, index, ids, verdict.evidence, verdict.floors)
         database.execute("COMMIT")
     return partial.path.stem
 
@@ -97,8 +112,7 @@ def _prompt(responses: Sequence[Response]) -> Prompt:
     reference = responses[0]
     lasts = [int(response.rows.positions.max(initial=0)) for response in responses]
     positions = max(lasts) + 1
-    tokens = sequence(reference)[:positions]
-    tokens = (*tokens, *[UNKNOWN_TOKEN] * (positions - len(tokens)))
+    tokens = (*sequence(reference), *[UNKNOWN_TOKEN] * positions)[:positions]
     is_known = UNKNOWN_TOKEN not in tokens and reference.keys == "token_id"
     texts = tuple(reference.texts.get(token, "") for token in tokens)
     return Prompt(positions, tokens if is_known else (), texts if any(texts) else ())
@@ -107,6 +121,13 @@ def _prompt(responses: Sequence[Response]) -> Prompt:
 def _insert_side(database: Database, index: int, side: ResponseSide) -> None:
     """Insert what a side sent, all responses at once: an insert costs 2 ms however small it is."""
     responses, rows, prompts = side.responses, side.rows, side.prompts
+    settings = []
+    for response in responses:
+        every = zip(response.rows.positions.tolist(), response.rows.chosen.tolist(), strict=True)
+        # of chosen tokens that their lists contradict
+        values = {position: value for position, value in every if math.isfinite(value)}
+        chosen = {CHOSEN: values} if values else {}
+        settings.append(json.dumps({**response.settings, **chosen}, sort_keys=True))
     RESPONSE.insert(
         database,
         side=index,
@@ -115,7 +136,7 @@ def _insert_side(database: Database, index: int, side: ResponseSide) -> None:
         is_start_known=[response.start_known for response in responses],
         asked=[response.top_logprobs for response in responses],
         tokens=[json.dumps(response.tokens) for response in responses],
-        settings=[json.dumps(_settings(response), sort_keys=True) for response in responses],
+        settings=settings,
         warnings=[json.dumps(response.warnings) for response in responses],
     )
     SIDE_POSITION.insert(
@@ -137,32 +158,3 @@ def _insert_side(database: Database, index: int, side: ResponseSide) -> None:
         token_id=rows.token_ids,
         logit=rows.values,
     )
-
-
-def _settings(response: Response) -> dict[str, object]:
-    """Return a response's settings, with the values of chosen tokens that their lists
-    contradict.
-    """
-    every = zip(response.rows.positions.tolist(), response.rows.chosen.tolist(), strict=True)
-    values = {position: value for position, value in every if math.isfinite(value)}
-    return {**response.settings, CHOSEN: values} if values else dict(response.settings)
-
-
-def _insert_pair(
-    database: Database, index: int, pair: ResponsePair, verdict: Verdict | None
-) -> None:
-    """Insert the figures of a pair, and its verdict."""
-    insert_pair(database, index, summary_of(pair.figures), verdict)
-    POSITION.insert(
-        database,
-        pair=index,
-        prompt=pair.prompts,
-        position=pair.positions,
-        nonfinite_mismatch=0,
-        reference_margin_ulps=pair.margin_ulps[0],
-        variant_margin_ulps=pair.margin_ulps[1],
-        **{name: getattr(pair.figures, name) for name in _FIGURES},
-    )
-    if verdict:
-        ids = np.column_stack([pair.prompts, pair.positions]).astype(np.int32)
-        insert_evidence(database, index, ids, verdict.evidence, verdict.floors)

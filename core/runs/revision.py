@@ -16,7 +16,7 @@ from ..verdict import Verdict
 from .file.database import Database
 from .reader import RunReader
 from .store.store import Store
-from .tables.pairs import delete_evidence, insert_evidence, update_verdict
+from .tables.pairs import insert_evidence, update_verdict
 from .tables.schema import check_tables
 
 
@@ -59,7 +59,8 @@ def revise(store: Store, run: RunReader, name: str, verdicts: Sequence[Verdict],
         values = [run_id, name, datetime.now(UTC).replace(tzinfo=None), notes]
         database.execute("UPDATE run SET run_id = ?, name = ?, created = ?, note = ?", values)
         for verdict in verdicts:
-            delete_evidence(database, verdict.pair)
+            for table in ("evidence", "floor_position"):
+                database.execute(f"DELETE FROM {table} WHERE pair = ?", [verdict.pair])
             update_verdict(database, verdict)
             insert_evidence(database, verdict.pair, places, verdict.evidence, verdict.floors)
         database.execute("COMMIT")

@@ -24,7 +24,7 @@ from .new_run import new_run
 from .spool import Spool
 from .store.store import Store
 from .tables.choices import CHOICE
-from .tables.heatmap import PYRAMIDS, cell_rows, first_level_rows, insert_levels, narrow_cells
+from .tables.heatmap import PYRAMIDS, cell_rows, insert_levels, narrow_cells
 from .tables.kernels import KernelList, insert_kernels
 from .tables.kv_cache import BY_POSITION, KV, KV_POSITION, KvPart, kv_rows
 from .tables.layers import LayerRows
@@ -79,7 +79,7 @@ class RunWriter:
         self._storing = Background("ulpscope-store", _WAITING_BYTES)
         self._uncommitted = 0
         # first position, place, shape
-        self._parts: dict[tuple[int, int, str], tuple[int, int, tuple[int, ...], np.dtype]] = {}
+        self._parts: dict[tuple, tuple] = {}
         # by pair and pyramid, of a run without logits
         self._cells: dict[tuple[int, str], list[Array]] = {}
         logits_bytes = raw_bytes if is_whole else 0
@@ -129,12 +129,12 @@ class RunWriter:
         self._rows_done[side] = stop
         if side == 0:
             self._latest = row, bits
-        else:
-            first, latest = self._latest
-            reference = None
-            if latest is not None and row >= first:
-                reference = latest[row - first : stop - first]
-            self._storing.put(self._compare, side, row, bits, reference)
+            return
+        first, latest = self._latest
+        reference = None
+        if latest is not None and row >= first:
+            reference = latest[row - first : stop - first]
+        self._storing.put(self._compare, side, row, bits, reference)
 
     def write_kv(self, side: int, part: KvPart) -> None:
         """Write the keys or values of one layer after one prompt of a side; figures need both sides
@@ -147,22 +147,15 @@ class RunWriter:
     def _compare_kv(self, pair: int, part: KvPart) -> None:
         """Compare a part of a cache, or let the reference's wait, in the storing thread."""
         if pair < 0:
-            self._parts[part.key] = (
-                part.first_position,
-                self._caches.add(part.bits),
-                part.bits.shape,
-                part.bits.dtype,
-            )
+            place = self._caches.add(part.bits), part.bits.dtype, part.bits.shape
+            self._parts[part.key] = part.first_position, place
         elif part.key in self._parts:
-            first, place, shape, carrier = self._parts[part.key]
+            first, place = self._parts[part.key]
+            bits = self._caches.read(*place)
             # padding fills the buffers of a DeepSeek V4 in other steps
-            if part.kind not in BY_POSITION and shape != part.bits.shape:
+            if part.kind not in BY_POSITION and bits.shape != part.bits.shape:
                 return
-            reference = KvPart(
-                *part.key,
-                first,
-                self._caches.read(place, carrier, shape),
-            )
+            reference = KvPart(*part.key, first, bits)
             by_head, by_position = kv_rows(pair, reference, part, self.header.format)
             self._keep(len(by_position), [(KV.name, by_head), (KV_POSITION.name, by_position)])
 
@@ -243,9 +236,8 @@ class RunWriter:
         self._totals[pair].add(figures)
         tables = [("position", position_rows(pair, places, figures))]
         rows = np.arange(row, row + len(places), dtype=np.int32)
-        for pyramid, cells in zip(
-            PYRAMIDS, (figures.group_ulps, figures.group_row_ulps), strict=True
-        ):
+        both_cells = figures.group_ulps, figures.group_row_ulps
+        for pyramid, cells in zip(PYRAMIDS, both_cells, strict=True):
             if self._spool is None:
                 tables.append((pyramid.name, cell_rows(pyramid, pair, 0, rows, cells)))
             else:
@@ -308,13 +300,11 @@ class RunWriter:
         if header.keep == FIGURES:
             insert_used_vocabulary(database, header)
         if note:
-            notes = " ".join(part for part in (header.provenance.note, note) if part)
-            database.execute("UPDATE run SET note = ?", [notes])
+            database.execute("UPDATE run SET note = trim(concat(note, ' ', ?))", [note])
         for pair, total in enumerate(self._totals):
             for pyramid in PYRAMIDS:
-                if cells := self._cells.get((pair, pyramid.name)):
-                    database.insert(pyramid.name, first_level_rows(pyramid, header, pair, cells))
-                insert_levels(database, pyramid, header, pair)
+                narrow = self._cells.get((pair, pyramid.name), [])
+                insert_levels(database, pyramid, header, pair, narrow)
             insert_pair(database, pair, total, self._verdicts.get(pair))
         insert_sides(database, header, self.digests(), [digest.values() for digest in self._hashes])
         database.execute("COMMIT")

@@ -35,17 +35,20 @@ Rows = Callable[[int, int], Array]
 # RecursionError and zipfile's NotImplementedError; ValueError covers UnicodeError and the errors of
 # json, msgspec and pickle's readers).
 FOREIGN = (
-    *(
-        zipfile.BadZipFile,
-        zlib.error,
-        struct.error,
-        EOFError,
-        OSError,
-        ValueError,
-        TypeError,
-        LookupError,
-    ),
-    *(ArithmeticError, AttributeError, RuntimeError, SyntaxError, MemoryError, SystemError),
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RuntimeError,
+    SyntaxError,
+    MemoryError,
+    SystemError,
     tokenize.TokenError,  # numpy's filter for headers written by Python 2
 )
 

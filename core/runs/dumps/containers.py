@@ -96,12 +96,15 @@ def open_container(path: Path, max_bytes: int) -> Container:
     # safetensors has no magic number: the header's length, then its brace
     elif len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
         container = Container(path, "safetensors", *read_safetensors(name, data))
-    elif (values := _values_of_answers(path)) is not None:
-        key = "values"
-        array = StoredArray(name, key, values.dtype, values.shape, rows_of(lambda: values))
-        container = Container(path, "json", {key: array}, {"holds": "values"})
     else:
-        raise DumpError(f"{name}: {_other_format(data[:256])}.")
+        # loads pyarrow, which no array needs
+        from ...responses.values import are_values, read_values
+
+        if not are_values(path):
+            raise DumpError(f"{name}: {_other_format(data[:256])}.")
+        values = read_values(path)
+        array = StoredArray(name, "values", values.dtype, values.shape, rows_of(lambda: values))
+        container = Container(path, "json", {"values": array}, {"holds": "values"})
     if len(container.arrays) > MOST_ARRAYS:
         raise DumpError(
             f"{name}: holds {len(container.arrays)} arrays; expected at most {MAX_SIDES} sides.",
@@ -111,14 +114,6 @@ def open_container(path: Path, max_bytes: int) -> Container:
     if (total := sum(array.nbytes for array in container.arrays.values())) > max_bytes:
         raise DumpError(f"{name}: unpacks to {total} bytes; expected at most {max_bytes}.")
     return container
-
-
-def _values_of_answers(path: Path) -> Array | None:
-    """Return the values that a server answered, None of any other file."""
-    # loads pyarrow, which no array needs
-    from ...responses.values import are_values, read_values
-
-    return read_values(path) if are_values(path) else None
 
 
 def _other_format(start: bytes) -> str:
@@ -178,7 +173,16 @@ def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
             raise zipfile.BadZipFile(f"a directory of more than {DIRECTORY_BYTES} bytes")
         archive = zipfile.ZipFile(path)
     with archive:
-        members = _members(archive)
+        # without folders and what macOS adds
+        members = [
+            member
+            for member in archive.infolist()
+            if not (
+                member.is_dir()
+                or member.filename.startswith("__MACOSX/")
+                or member.filename.endswith(".DS_Store")
+            )
+        ]
         is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
         if any(member.filename.rpartition("/")[2] == torch_files.PICKLE for member in members):
             if is_packed:
@@ -198,54 +202,33 @@ def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
                 f"{name}: unpacks {packed} bytes to {total}, more than {SUSPECT_RATIO} times as"
                 " many; expected logits, which pack far worse: save them by np.savez.",
             )
-        return Container(path, "npz", _npz_arrays(path, name, data, archive))
-
-
-def _members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Return the members of an archive without its folders and what macOS adds."""
-    return [
-        member
-        for member in archive.infolist()
-        if not (
-            member.is_dir()
-            or member.filename.startswith("__MACOSX/")
-            or member.filename.endswith(".DS_Store")
-        )
-    ]
-
-
-def _npz_arrays(
-    path: Path,
-    name: str,
-    data: mmap.mmap,
-    archive: zipfile.ZipFile,
-) -> dict[str, StoredArray]:
-    arrays: dict[str, StoredArray] = {}
-    for member in _members(archive):
-        key = member.orig_filename.removesuffix(".npy")
-        label = f"{name}: '{clean(key)}'"
-        if not member.filename.endswith(".npy") or key in arrays:
-            raise DumpError(
-                f"{label} is no npy array, or is there twice; expected an archive as np.savez"
-                " writes it, or its files unpacked.",
-            )
-        with (
-            foreign_errors(label, "an undamaged member of an npz archive"),
-            archive.open(member) as stream,
-        ):
-            begin = stream.read(min(member.file_size, HEADER_BYTES + 12))
-            local = data[member.header_offset : member.header_offset + 30]
-            start = member.header_offset + 30 + sum(np.frombuffer(local, "<u2", 2, 26).tolist())
-        shape, is_fortran, dtype, header = read_npy_header(begin, label)
-        checksum = None
-        if member.compress_type == zipfile.ZIP_STORED and not is_fortran:
-            checksum = zlib.crc32(begin[:header]), member.CRC
-            place = _place_at(data, start + header)
-        else:
-            place = _unpack_at(path, member, header)
-        arrays[key] = _array(name, key, dtype, shape, is_fortran, place, checksum)
-        check_elements(arrays[key], member.file_size - header)
-    return arrays
+        arrays = {}
+        for member in members:
+            key = member.orig_filename.removesuffix(".npy")
+            label = f"{name}: '{clean(key)}'"
+            if not member.filename.endswith(".npy") or key in arrays:
+                raise DumpError(
+                    f"{label} is no npy array, or is there twice; expected an archive as np.savez"
+                    " writes it, or its files unpacked.",
+                )
+            with (
+                foreign_errors(label, "an undamaged member of an npz archive"),
+                archive.open(member) as stream,
+            ):
+                begin = stream.read(min(member.file_size, HEADER_BYTES + 12))
+                local = data[member.header_offset : member.header_offset + 30]
+                lengths = np.frombuffer(local, "<u2", 2, 26).tolist()
+                start = member.header_offset + 30 + sum(lengths)
+            shape, is_fortran, dtype, header = read_npy_header(begin, label)
+            checksum = None
+            if member.compress_type == zipfile.ZIP_STORED and not is_fortran:
+                checksum = zlib.crc32(begin[:header]), member.CRC
+                place = _place_at(data, start + header)
+            else:
+                place = _unpack_at(path, member, header)
+            arrays[key] = _array(name, key, dtype, shape, is_fortran, place, checksum)
+            check_elements(arrays[key], member.file_size - header)
+        return Container(path, "npz", arrays)
 
 
 def _place_at(data: mmap.mmap, start: int) -> _Place:

@@ -18,7 +18,7 @@ from ...numerics.arrays import Bits
 from ...numerics.formats import FloatFormat, format_named
 from ...progress import Progress, no_progress
 from ...text import clean, plural, printable
-from ..file.records import MAX_SIDES, VALUE, Generation, Prompt, Provenance, RunHeader
+from ..file.records import MAX_SIDES, VALUE, Generation, Prompt, Provenance, RunHeader, SideHeader
 from .arrays import StoredArray
 from .containers import Container, open_container
 from .dump_notes import notes_on
@@ -59,7 +59,7 @@ _RANKS = {
     **dict.fromkeys(("variant", "cached", "cache", "reused", "candidate", "test", "actual"), 3),
 }
 _ORIGINS = {"array dtype": "the arrays' own", "declared": "declared", "override": "chosen"}
-_Arrays = dict[str, tuple[int, StoredArray]]  # side name -> (which file, array), in file order
+_Arrays = dict[str, StoredArray]  # by side, in file order; of two files each has one
 
 
 @dataclass(eq=False)
@@ -85,7 +85,7 @@ class Dump:
     exact: Path | None = None
 
     def __post_init__(self) -> None:
-        self.sides = tuple(side.header for side in self._sides)
+        self.sides = tuple(SideHeader(side.name, "", side.fmt.name) for side in self._sides)
         self.rows = sum(prompt.positions for prompt in self.prompts)
         self.compute_dtype = self._format.name
 
@@ -112,8 +112,7 @@ class Dump:
         for prompt in self.prompts:
             for token_id, text in zip(prompt.token_ids, prompt.token_texts, strict=False):
                 vocabulary.setdefault(token_id, text)
-        kind, _, words = self.dtype_reason.partition(": ")
-        origin = _ORIGINS.get(kind) or f"{kind}: {words}"
+        origin = _ORIGINS.get(self.dtype_reason.partition(":")[0], self.dtype_reason)
         of_dtype = f"Compute dtype: {self.compute_dtype}, {origin}."
         of_exact = f"Exact result: {clean(self.exact.name)}." if self.exact else ""
         meta = f"meta {self.meta}" if self.meta else ""
@@ -208,23 +207,13 @@ def open_dump(
     containers = [open_container(Path(path), max_bytes) for path in paths]
     dump_name = " and ".join(container.name for container in containers)
     has_tokens = holds != VALUES and (holds is not None or not any(map(holds_values, containers)))
-    arrays, notes = _named_arrays(
-        containers,
-        fewest_sides,
-        has_tokens=has_tokens,
-        as_exact=as_exact,
-    )
+    arrays, notes = _named_arrays(containers, fewest_sides, has_tokens, as_exact)
     if holds == PADDED:
         arrays = _cut_to_common(arrays, notes)
     if not has_tokens:
-        arrays = {name: (place, in_rows(array)) for name, (place, array) in arrays.items()}
-    shape = common_shape(
-        {name: array for name, (_, array) in arrays.items()},
-        has_tokens=has_tokens,
-    )
-    of_steps = [
-        array for _, array in arrays.values() if len(array.shape) > 2 and array.shape[-2] == 1
-    ]
+        arrays = {name: in_rows(array) for name, array in arrays.items()}
+    shape = common_shape(arrays, has_tokens=has_tokens)
+    of_steps = [array for array in arrays.values() if len(array.shape) > 2 and array.shape[-2] == 1]
     has_lengths = any("prompt_lengths" in container.arrays for container in containers)
     if of_steps and len(shape) == 2 and not has_lengths and has_tokens:
         notes.append(  # [steps, 1, vocab], as np.stack makes them of the scores of generate
@@ -239,10 +228,10 @@ def open_dump(
             " when opening.",
         )
     dtype = next((fmt for fmt in declared if fmt), None)
-    sides = [
-        side_of(name, array, declared[place] or dtype or override, rounds_double=as_exact)
-        for name, (place, array) in arrays.items()
-    ]
+    sides = []
+    for place, (name, array) in enumerate(arrays.items()):
+        bits_format = declared[place % len(declared)] or dtype or override
+        sides.append(side_of(name, array, bits_format, rounds_double=as_exact))
     if as_exact and EXACT in arrays:
         reference = EXACT
     elif len(containers) == 1:
@@ -268,7 +257,7 @@ def open_dump(
     if has_tokens and not as_exact:
         own = [side.name for side in sides]
         generations = _generations(dump_name, own, arrays, reserved, prompts)
-    meta = next((r.meta for r in reserved if r.meta), "")
+    meta = reserved[0].meta or reserved[-1].meta
     if exact is None and any(EXACT in each.arrays for each in containers) and EXACT not in arrays:
         exact = containers[0].path
     dump = Dump(
@@ -323,9 +312,9 @@ def _generations(
     prompts: tuple[Prompt, ...],
 ) -> tuple[Generation, ...]:
     """Return the tokens that each side emitted, by prompt."""
-    emitted: dict[str, tuple[int, ...]] = {}
+    emitted = {}
     for place, extra in enumerate(reserved):
-        only = [name for name, (owner, _) in arrays.items() if owner == place]
+        only = list(arrays)[place :: len(reserved)]
         for key, tokens in extra.emitted.items():
             name = key or (only[0] if len(only) == 1 else "")
             if name not in only:
@@ -335,17 +324,17 @@ def _generations(
                     f" side; expected '{EMITTED}:SIDE', of {names}.",
                 )
             emitted[name] = tokens
-    lacking = [name for name in sides if name not in emitted]
     if not emitted:
         return ()
-    if lacking:
+    if lacking := [name for name in sides if name not in emitted]:
         raise DumpError(
             f"{dump_name}: has '{EMITTED}' tokens of some sides but not of"
             f" '{clean(lacking[0], 60)}'; expected all or none.",
         )
     texts = {i: text for p in prompts for i, text in zip(p.token_ids, p.token_texts, strict=False)}
     tokens_of_sides = np.array([emitted[name] for name in sides])
-    generations, start = [], 0
+    generations = []
+    start = 0
     for index, prompt in enumerate(prompts):
         rows = tokens_of_sides[:, start : start + prompt.positions]
         start += prompt.positions
@@ -359,25 +348,24 @@ def _generations(
             )
         if first < prompt.positions:
             continuations = tuple(map(tuple, rows[:, first:].tolist()))
-            words = tuple(
-                "".join(texts[t] for t in row) if texts.keys() >= set(row) else ""
-                for row in continuations
-            )
-            generations.append(
-                Generation(index, first + 1, prompt.positions - first, continuations, words),
-            )
+            words = []
+            for row in continuations:
+                is_known = texts.keys() >= set(row)
+                words.append("".join(texts[token] for token in row) if is_known else "")
+            most = prompt.positions - first
+            generations.append(Generation(index, first + 1, most, continuations, tuple(words)))
     return tuple(generations)
 
 
 def _named_arrays(
     containers: list[Container],
     fewest_sides: int,
-    *,
     has_tokens: bool,
     as_exact: bool,
 ) -> tuple[_Arrays, list[str]]:
     """Return the sides, and notes on arrays that are none."""
-    sides_by_file, notes = [], []
+    arrays: list[StoredArray] = []
+    notes: list[str] = []
     fewest, most = (fewest_sides, MAX_SIDES) if len(containers) == 1 else (1, 1)
     for container in containers:
         sides, others = sides_of(container, fewest)
@@ -385,7 +373,6 @@ def _named_arrays(
             sides, others = exact_of(container), []
         if has_tokens:
             check_layers(container.name, list(sides), most)
-        sides_by_file.append(sides)
         notes += [
             f"{array.label} holds whole numbers ({array.dtype.name}), no logits: it is left out."
             for array in others
@@ -396,29 +383,26 @@ def _named_arrays(
                 f"{container.name}: holds {plural(len(sides), 'side')} ({keys}); expected"
                 f" {fewest} to {most}, each under its own key, or one in each of two files.",
             )
-    if len(containers) == 1:
-        return {key: (0, array) for key, array in sides_by_file[0].items()}, notes
+        if len(containers) == 1:
+            return sides, notes
+        arrays += sides.values()
     names = [printable(container.path.stem, "?")[:200] for container in containers]
     if names[0] == names[1] or any(is_reserved(name) or not name.strip() for name in names):
         names = ["reference", "variant"]
-    return {
-        name: (place, next(iter(sides_by_file[place].values()))) for place, name in enumerate(names)
-    }, notes
+    return dict(zip(names, arrays, strict=True)), notes
 
 
 def _cut_to_common(arrays: _Arrays, notes: list[str]) -> _Arrays:
     """Return the sides, each with the tokens that all of them have; a note on every one that had
     more.
     """
-    widths = {name: shape_of(array)[-1] for name, (_, array) in arrays.items()}
+    widths = {name: shape_of(array)[-1] for name, array in arrays.items()}
     vocab = min(widths.values())
-    check_shards(next(iter(arrays.values()))[1].file, widths)
-    common = {}
-    for name, (place, array) in arrays.items():
-        common[name] = place, array
+    check_shards(next(iter(arrays.values())).file, widths)
+    common = dict(arrays)
+    for name, array in arrays.items():
         if more := widths[name] - vocab:
-            shape = *array.shape[:-1], vocab
-            common[name] = place, replace(array, shape=shape, columns=vocab)
+            common[name] = replace(array, shape=(*array.shape[:-1], vocab), columns=vocab)
             notes.append(
                 f"{array.label} is compared in its first {vocab:,} tokens; {more:,} of padding are"
                 " left out.",

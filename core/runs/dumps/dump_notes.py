@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...numerics.arrays import Bits
-from ...numerics.formats import FloatFormat, format_named, values_of
+from ...numerics.formats import BFLOAT16, FLOAT16, FloatFormat, format_named, values_of
 from ...text import clean
 from ..file.records import Prompt
 from .shapes import HOLDS, LOGITS
-from .source_dtype import DumpSide, looks_chosen, looks_normalised, narrowest
+from .source_dtype import DumpSide, convert, looks_chosen, looks_normalised
 
 # different ones, of so many: fewer say nothing of a side's dtype
 _LEAST_VALUES, _MANY_VALUES = 32, 1 << 16
@@ -92,7 +92,8 @@ def _notes_on_dtypes(
         if source.bits == 16 and source is not fmt:
             dtype = source
         elif len(np.unique(bits.reshape(-1)[:_MANY_VALUES])) >= _LEAST_VALUES:
-            dtype = narrowest(bits, fmt)
+            narrow = (each for each in (BFLOAT16, FLOAT16) if convert(bits, fmt, each) is not None)
+            dtype = next(narrow, fmt)
         holds.setdefault(dtype.name, []).append(f"'{clean(side.name, 40)}'")
     saved = dict.fromkeys(side.fmt.name for side in sides)
     if len(holds) > 1:

@@ -19,7 +19,7 @@ from numpy.lib import format as npy_format
 
 from ...disk import writing
 from ...errors import DumpError, StoreError, UsageError
-from ...numerics.arrays import Array, Ints
+from ...numerics.arrays import Array
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, format_named
 from ..file.keep import refusal
 from ..file.records import ALL
@@ -63,7 +63,40 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
         exporting(path, overwrite=overwrite) as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,
     ):
-        _write(run, archive)
+        header = run.header
+        lengths = [each.positions for each in header.prompts]
+        # [n, 1, vocab] are steps
+        has_lengths = len(set(lengths)) > 1 or (len(lengths) > 1 and lengths[0] == 1)
+        leading: tuple[int, ...] = (len(lengths), lengths[0])
+        if len(lengths) == 1 or has_lengths:
+            leading = (header.rows,)
+        for place in range(len(header.sides)):
+            _write_side(run, archive, place, leading)
+        if has_lengths:
+            _write_array(archive, "prompt_lengths", np.array(lengths, np.int64))
+        if all(each.token_ids for each in header.prompts):
+            ids = np.concatenate([each.token_ids for each in header.prompts])
+            _write_array(archive, "token_ids", ids.astype(np.int64).reshape(leading))
+        if all(each.token_texts for each in header.prompts):
+            texts = [text for each in header.prompts for text in each.token_texts]
+            # A unicode array gives every text the room of the longest; one absurdly long text is
+            # not worth gigabytes of padding.
+            if 4 * max(map(len, texts)) * len(texts) <= TEXT_BYTES and any(texts):
+                _write_array(archive, "tokens", np.array(texts, np.str_).reshape(leading))
+        if header.provenance.kind == "upload" and run.generations:
+            ends = np.cumsum(header.lengths)
+            for place, side in enumerate(header.sides):
+                # -1 for every row whose next token was given
+                tokens = np.full(header.rows, -1, np.int64)
+                for prompt, generation in run.generations.items():
+                    generated = generation.tokens[place]
+                    tokens[ends[prompt] - len(generated) : ends[prompt]] = generated
+                _write_array(archive, f"{EMITTED}:{side.name}", tokens.reshape(leading))
+        _write_array(archive, "compute_dtype", np.array(header.compute_dtype))
+        if not header.has_tokens:
+            _write_array(archive, "holds", np.array("values"))
+        if any(side.name == "reference" for side in header.sides[1:]):
+            _write_array(archive, "reference_side", np.array(header.sides[0].name))
 
 
 @contextmanager
@@ -83,46 +116,6 @@ def exporting(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
             f"{path}: cannot be written ({error.strerror or error}); expected a new file in a"
             " folder with room and permission.",
         ) from error
-
-
-def _write(run: RunReader, archive: zipfile.ZipFile) -> None:
-    header = run.header
-    lengths = [prompt.positions for prompt in header.prompts]
-    # [n, 1, vocab] are steps
-    has_lengths = len(set(lengths)) > 1 or (len(lengths) > 1 and lengths[0] == 1)
-    leading = (header.rows,) if len(lengths) == 1 or has_lengths else (len(lengths), lengths[0])
-    for place in range(len(header.sides)):
-        _write_side(run, archive, place, leading)
-    if has_lengths:
-        _write_array(archive, "prompt_lengths", np.array(lengths, np.int64))
-    if all(prompt.token_ids for prompt in header.prompts):
-        ids = [token_id for prompt in header.prompts for token_id in prompt.token_ids]
-        _write_array(archive, "token_ids", np.array(ids, np.int64).reshape(leading))
-    if all(prompt.token_texts for prompt in header.prompts):
-        texts = [text for prompt in header.prompts for text in prompt.token_texts]
-        # A unicode array gives every text the room of the longest; one absurdly long text is not
-        # worth gigabytes of padding.
-        if 4 * max(map(len, texts)) * len(texts) <= TEXT_BYTES and any(texts):
-            _write_array(archive, "tokens", np.array(texts, np.str_).reshape(leading))
-    if header.provenance.kind == "upload" and run.generations:
-        for place, side in enumerate(header.sides):
-            tokens = _emitted_tokens(run, place).reshape(leading)
-            _write_array(archive, f"{EMITTED}:{side.name}", tokens)
-    _write_array(archive, "compute_dtype", np.array(header.compute_dtype))
-    if not header.has_tokens:
-        _write_array(archive, "holds", np.array("values"))
-    if any(side.name == "reference" for side in header.sides[1:]):
-        _write_array(archive, "reference_side", np.array(header.sides[0].name))
-
-
-def _emitted_tokens(run: RunReader, side: int) -> Ints:
-    """-1 for every row whose next token was given. [rows]"""
-    tokens = np.full(run.header.rows, -1, np.int64)
-    ends = np.cumsum(run.header.lengths)
-    for prompt, generation in run.generations.items():
-        generated = generation.tokens[side]
-        tokens[ends[prompt] - len(generated) : ends[prompt]] = generated
-    return tokens
 
 
 def _write_array(archive: zipfile.ZipFile, key: str, array: Array) -> None:

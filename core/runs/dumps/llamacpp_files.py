@@ -114,16 +114,18 @@ def gguf_header(
 
     def take(form: str) -> tuple[int, ...]:
         nonlocal at
+        start = at
         at += struct.calcsize(form)
-        return struct.unpack_from(form, data, at - struct.calcsize(form))
+        return struct.unpack_from(form, data, start)
 
     def text() -> str:
         nonlocal at
         (length,) = take("<Q")
+        start = at
         at += length
         if at > len(data):
             raise ValueError("ends within its keys")
-        return data[at - length : at].decode("utf-8", "replace")
+        return data[start:at].decode("utf-8", "replace")
 
     def skip(kind: int, count: int = 1) -> None:
         nonlocal at

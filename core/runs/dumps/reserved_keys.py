@@ -140,7 +140,17 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     prompts, positions = (1, 1, *shape[:-1])[-2:]
     counts, lengths = (prompts, positions), (positions,) * prompts
     if "prompt_lengths" in arrays:
-        lengths = _prompt_lengths(arrays["prompt_lengths"], shape)
+        array = arrays["prompt_lengths"]
+        rows = math.prod(shape[:-1])
+        need = (
+            f"lengths from 1 up that add up to {rows} positions, with sides of (all positions,"
+            " vocab)"
+        )
+        if len(shape) > 2 or len(array.shape) != 1 or array.size > rows:
+            raise array.refusal(f"has shape {clean(array.shape)}", need)
+        lengths = _whole_numbers(array, None, lowest=1)
+        if sum(lengths) != rows:
+            raise array.refusal(f"adds up to {sum(lengths)}", need)
     meta, dtype, reference = (
         _text(container, key) for key in ("meta", "compute_dtype", "reference_side")
     )
@@ -217,19 +227,6 @@ def _whole_numbers(
     if wrong := [value for value in values if not lowest <= value <= MAX_TOKEN_ID]:
         raise array.refusal(f"holds {wrong[0]}", f"numbers from {lowest} to {MAX_TOKEN_ID}")
     return tuple(values)
-
-
-def _prompt_lengths(array: StoredArray, shape: tuple[int, ...]) -> tuple[int, ...]:
-    rows = math.prod(shape[:-1])
-    need = (
-        f"lengths from 1 up that add up to {rows} positions, with sides of (all positions, vocab)"
-    )
-    if len(shape) > 2 or len(array.shape) != 1 or array.size > rows:
-        raise array.refusal(f"has shape {clean(array.shape)}", need)
-    lengths = _whole_numbers(array, None, lowest=1)
-    if sum(lengths) != rows:
-        raise array.refusal(f"adds up to {sum(lengths)}", need)
-    return lengths
 
 
 def _strings(array: StoredArray, limit: int) -> list[str]:

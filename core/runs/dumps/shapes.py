@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import DumpError
-from ...numerics.arrays import Array, Ints
+from ...numerics.arrays import Array
 from ...numerics.formats import values_of
 from ...text import clean, plural
 from ..file.records import MAX_ROWS, MAX_VOCAB
@@ -59,7 +59,7 @@ def check_layers(file: str, names: Sequence[str], most: int) -> None:
 def common_shape(
     arrays: Mapping[str, StoredArray],
     *,
-    has_tokens: bool = True,
+    has_tokens: bool,
 ) -> tuple[int, ...]:
     """Return the shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the
     vocabulary, or the values of a row.
@@ -74,15 +74,23 @@ def common_shape(
             need = f"{clean(arrays[first].shape)} as '{clean(first)}' has"
             raise array.refusal(f"has shape {clean(array.shape)}", need)
         if shape[:-1] == common[:-1]:
-            raise _other_vocabulary(array.file, {name: shape[-1], first: common[-1]})
+            vocab, other_vocab = shape[-1], common[-1]
+            check_shards(array.file, {name: vocab, first: other_vocab})
+            sizes = (
+                f"{array.file}: '{clean(name)}' has {vocab:,} tokens, '{clean(first)}'"
+                f" {other_vocab:,}"
+            )
+            least = min(vocab, other_vocab)
+            more = max(vocab, other_vocab) - least
+            if more > max(_MOST_PADDING, _PADDING_SHARE * least):
+                raise DumpError(f"{sizes}: more than padding. Save the logits of one vocabulary.")
+            how = f"{HOLDS.format(PADDED)} compares the first {least:,}"
+            raise DumpError(f"{sizes}. A vocabulary padded by {plural(more, 'token')}? {how}.")
         # a single row has no axis of positions left
         other_length = len(shape) == len(common) and shape[:-2] == common[:-2]
         if other_length and shape[-1] == common[-1]:
-            raise _other_length(
-                array.file,
-                {name: array, first: arrays[first]},
-                {name: shape, first: common},
-            )
+            both = {name: array, first: arrays[first]}
+            raise _other_length(array.file, both, {name: shape, first: common})
         fix = "save the same positions of both"
         if len(shape) == 2 and shape == common[::-1]:
             fix = "one of them is [vocab, positions]; save it transposed (array.T)"
@@ -135,17 +143,6 @@ def check_shards(file: str, widths: Mapping[str, int]) -> None:
         )
 
 
-def _other_vocabulary(file: str, widths: Mapping[str, int]) -> DumpError:
-    check_shards(file, widths)
-    (name, vocab), (first, common) = widths.items()
-    sizes = f"{file}: '{clean(name)}' has {vocab:,} tokens, '{clean(first)}' {common:,}"
-    more, least = abs(vocab - common), min(vocab, common)
-    if more > max(_MOST_PADDING, _PADDING_SHARE * least):
-        return DumpError(f"{sizes}: more than padding. Save the logits of one vocabulary.")
-    how = f"{HOLDS.format(PADDED)} compares the first {least:,}"
-    return DumpError(f"{sizes}. A vocabulary padded by {plural(more, 'token')}? {how}.")
-
-
 def _other_length(
     file: str,
     arrays: Mapping[str, StoredArray],
@@ -163,10 +160,25 @@ def _other_length(
     length, total = shapes[shorter][-2], shapes[longer][-2]
     start = None
     if all(array.dtype.kind in "fV" for array in arrays.values()):
-        tokens, fewer = (
-            _argmaxes(one, arrays[one]).reshape(-1, shapes[one][-2]) for one in (longer, shorter)
-        )
-        start = _fitting_start(tokens, fewer)
+        argmaxes = []
+        for one in (longer, shorter):
+            side = side_of(one, arrays[one], None)
+            parts = []
+            for raw in arrays[one].blocks():
+                values = values_of(side.bits(raw), side.fmt)
+                parts.append(np.where(np.isnan(values), -np.inf, values).argmax(axis=1))
+            argmaxes.append(np.concatenate(parts).reshape(-1, shapes[one][-2]))
+        tokens, fewer = argmaxes
+        last = total - length
+        starts = list(range(last + 1))
+        if len(starts) * fewer.size > _MOST_COMPARED:
+            starts = [0, 1, last - 1, last]
+        shares = [float((tokens[:, at : at + length] == fewer).mean()) for at in starts]
+        best = int(np.argmax(shares))
+        others = max(shares[:best] + shares[best + 1 :])
+        is_clear = shares[best] >= _AGREES and shares[best] > 2 * others
+        if is_clear and len(np.unique(fewer)) >= _LEAST_TOKENS:
+            start = starts[best]
     if start is None:
         return DumpError(f"{sizes}. Save the same positions of both.")
     ends = f"{start or ''}:{'' if start + length == total else start + length}"
@@ -174,26 +186,3 @@ def _other_length(
     return DumpError(
         f"{sizes}. Rows {start} to {start + length - 1} of '{clean(longer)}' fit: pass {part}.",
     )
-
-
-def _argmaxes(name: str, array: StoredArray) -> Ints:
-    side = side_of(name, array, None)
-    parts = []
-    for raw in array.blocks():
-        values = values_of(side.bits(raw), side.fmt)
-        parts.append(np.where(np.isnan(values), -np.inf, values).argmax(axis=1))
-    return np.concatenate(parts)
-
-
-def _fitting_start(tokens: Ints, fewer: Ints) -> int | None:
-    """Return the position from which on argmaxes agree with fewer ones. [prompts, positions]"""
-    length = fewer.shape[1]
-    last = tokens.shape[1] - length
-    starts = list(range(last + 1))
-    if len(starts) * fewer.size > _MOST_COMPARED:
-        starts = [0, 1, last - 1, last]
-    shares = [float((tokens[:, start : start + length] == fewer).mean()) for start in starts]
-    best = int(np.argmax(shares))
-    others = max(shares[:best] + shares[best + 1 :])
-    is_clear = shares[best] >= _AGREES and shares[best] > 2 * others
-    return starts[best] if is_clear and len(np.unique(fewer)) >= _LEAST_TOKENS else None

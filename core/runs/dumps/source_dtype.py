@@ -17,7 +17,6 @@ from ...numerics.arrays import Array, Bits
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, FloatFormat, narrow, values_of, widen
 from ...progress import Progress
 from ...text import clean
-from ..file.records import SideHeader
 from .arrays import StoredArray
 
 # in nats: rounding of bfloat16 at a log-probability near -10 is 0.02
@@ -35,10 +34,6 @@ class DumpSide:
     fmt: FloatFormat
     is_double: bool = False
     rounds_double: bool = False
-
-    @property
-    def header(self) -> SideHeader:
-        return SideHeader(name=self.name, path="", source_dtype=self.fmt.name)
 
     def bits(self, raw: Array) -> Bits:
         """Copy elements as saved to bits of `fmt`. Same shape."""
@@ -196,7 +191,7 @@ def looks_normalised(rows: NDArray[np.float32]) -> str:
     with np.errstate(over="ignore", divide="ignore"):
         totals = np.log(np.exp(wide).sum(axis=-1))
     counts, vocab = (~np.isneginf(wide)).sum(axis=-1), rows.shape[-1]
-    least = np.where(counts < vocab, np.log(np.maximum(counts, 1) / vocab), 0.0)
+    least = np.log(np.maximum(counts, 1) / vocab)
     if (wide <= 0).all() and ((totals > least - NORMALISED) & (totals < NORMALISED)).all():
         return "log-probabilities"
     is_share = (wide >= 0).all() and (np.abs(wide.sum(axis=-1) - 1) < 0.02).all()
@@ -218,13 +213,3 @@ def looks_chosen(rows: NDArray[np.float32]) -> bool:
         totals = np.nansum(np.exp(wide), axis=-1)
     is_shifted = (wide == 0).any(axis=-1).all()
     return bool(np.median(totals) > 1 + NORMALISED and not is_shifted)
-
-
-def narrowest(rows: Bits, fmt: FloatFormat) -> FloatFormat:
-    """Return the narrowest dtype that holds all these values exactly: bfloat16, else float16, else
-    `fmt`.
-    """
-    for target in (BFLOAT16, FLOAT16):
-        if convert(rows, fmt, target) is not None:
-            return target
-    return fmt

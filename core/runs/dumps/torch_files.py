@@ -59,8 +59,8 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
         raise DumpError(
             f"{name}: names more than {_MOST_ITEMS:,} tensors and texts; expected {_INSTEAD}.",
         )
-    arrays: dict[str, StoredArray] = {}
-    texts: dict[str, str] = {}
+    arrays = {}
+    texts = {}
     for key, item in items:
         values = item if isinstance(item, list | tuple) else [item]
         if isinstance(item, str):
@@ -78,14 +78,24 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
     return arrays, texts, list(arrays) == [path.stem]
 
 
+def as_array(tensor: torch.Tensor) -> Array:
+    """Return the values of a tensor on the CPU, bfloat16 as V2."""
+    import torch
+
+    plain = tensor.detach()
+    # numpy has no bfloat16
+    is_bfloat16 = plain.dtype is torch.bfloat16
+    return plain.view(torch.int16).numpy().view("V2") if is_bfloat16 else plain.numpy()
+
+
 def _whole_numbers(values: Sequence[Any]) -> Ints | None:
     """Return a list of integers, or of lists of them, as an array; None if it is neither, or of
     uneven lengths.
     """
     rows = [one if isinstance(one, list | tuple) else [one] for one in values]
-    if 0 < sum(map(len, rows)) <= MAX_ROWS and all(
-        type(number) is int for row in rows for number in row
-    ):
+    # counted before they are looked at: a pickle can name one list a million times
+    is_short = 0 < sum(map(len, rows)) <= MAX_ROWS
+    if is_short and all(type(number) is int for row in rows for number in row):
         with suppress(ValueError, OverflowError):
             return np.array(values, np.int64)
     return None
@@ -113,16 +123,14 @@ def _are_rows(values: Sequence[Any], depth: int) -> bool:
     """
     if not all(hasattr(one, "untyped_storage") for one in values):
         return True
-    is_row = len({(one.dtype, one.shape[-1:]) for one in values}) == 1 and all(
-        one.numel() == one.shape[-1] for one in values if one.ndim
-    )
-    return is_row and (depth > 0 or len(values) != 2)
+    if depth == 0 and len(values) == 2:
+        return False
+    are_alike = len({(one.dtype, one.shape[-1:]) for one in values}) == 1
+    return are_alike and all(one.numel() == one.shape[-1] for one in values if one.ndim)
 
 
 def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
     """Return an array of one tensor, or of several that are its rows, in the mapped file."""
-    import torch
-
     label = f"{name}: '{clean(key)}'"
     dtype = str(tensors[0].dtype).removeprefix("torch.")
     if dtype.startswith("float8"):
@@ -130,16 +138,13 @@ def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
             f"{label} is {dtype}; expected float32, float16 or bfloat16: upcast it,"
             " x.to(torch.bfloat16).",
         )
-    storages: dict[int, int] = {}
-    views: list[Array] = []
+    storages = {}
+    views = []
     with foreign_errors(label, "float32, float16 or bfloat16"):
         for one in tensors:
             # tensors may share a storage: each counts once
             storages[one.untyped_storage().data_ptr()] = one.untyped_storage().nbytes()
-            # numpy has no bfloat16
-            is_bfloat16 = one.dtype is torch.bfloat16
-            plain = one.detach().view(torch.int16) if is_bfloat16 else one.detach()
-            views.append(plain.numpy().view("V2") if is_bfloat16 else plain.numpy())
+            views.append(as_array(one))
     if sum(view.nbytes for view in views) > sum(storages.values()):
         raise DumpError(f"{label} repeats what its storage holds; expected whole tensors.")
     first = views[0]

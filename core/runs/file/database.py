@@ -316,7 +316,7 @@ def each_database(
     allowed = f"SET allowed_directories = [{', '.join(map(_quote, folders))}]"
     # the queries of a listing are too small for one to pay
     few = "PRAGMA disable_optimizer"
-    connection: duckdb.DuckDBPyConnection | None = None
+    connection = None
     for path in paths:
         result: Read | StoreError
         try:

@@ -49,12 +49,8 @@ class Column:
 
 def column(name: str, dtype: str, unit: str, help: str, is_nullable: bool) -> Column:
     """Column of a figure. dtype: numpy's or Python's name of its type."""
-    return Column(
-        name,
-        _SQL[dtype],
-        f"{unit}: {help}" if unit else help,
-        "" if is_nullable else "NOT NULL",
-    )
+    about = f"{unit}: {help}" if unit else help
+    return Column(name, _SQL[dtype], about, "" if is_nullable else "NOT NULL")
 
 
 class Table:
@@ -66,7 +62,7 @@ class Table:
     def __init__(self, name: str, declared: str, columns: Sequence[Column] = ()) -> None:
         """columns: more of them, after those of the text."""
         self.name, self.help = name, ""
-        parsed: list[Column] = []
+        parsed = []
         for line in declared.strip().splitlines():
             head, _, text = (part.strip() for part in line.partition("--"))
             if head:
@@ -102,22 +98,15 @@ class Table:
         columns = {}
         for column in self.columns:
             value = values.pop(column.name, None)
-            if not isinstance(value, pa.Array):
-                kind = _ARROW[column.type]
-                value = (
-                    pa.array(value, kind)
-                    if _is_column(value)
-                    else pa.repeat(pa.scalar(value, kind), rows)
-                )
+            kind = _ARROW[column.type]
+            if not _is_column(value):
+                value = pa.repeat(pa.scalar(value, kind), rows)
+            elif not isinstance(value, pa.Array):
+                value = pa.array(value, kind)
             columns[column.name] = value
         if values:
             raise TypeError(f"table {self.name} has no column {', '.join(values)}")
         return pa.table(columns)
-
-    @property
-    def schema(self) -> list[pa.DataType]:
-        """Arrow types of the columns."""
-        return [_ARROW[column.type] for column in self.columns]
 
     def rows(self, database: Database, **values: Any) -> pa.Table:
         """Return rows, given as for `arrow`, for this file. StoreError for what no column takes."""

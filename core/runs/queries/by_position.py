@@ -18,17 +18,12 @@ def floor_ratios(run: RunReader, pair: int, figures: PairFigures) -> DataFrame:
     floors = floors[floors["compute_dtype"] == figures.compute_dtype]
     if floors.empty:
         return floors
-    ratios = position_ratios(
-        floors["pair_rms"].to_numpy(float),
-        floors["floor_rms"].to_numpy(float),
-    )
+    pair_rms, floor_rms = (floors[name].to_numpy(float) for name in ("pair_rms", "floor_rms"))
+    ratios = position_ratios(pair_rms, floor_rms)
     # over the finite logits alone a ratio would look small
     if figures.nonfinite_mismatch:
-        ratios = np.where(
-            run.positions(pair)["nonfinite_mismatch"].to_numpy(int) > 0,
-            np.nan,
-            ratios,
-        )
+        is_mismatch = run.positions(pair)["nonfinite_mismatch"].to_numpy(int) > 0
+        ratios = np.where(is_mismatch, np.nan, ratios)
     return floors.assign(ratio=ratios)
 
 
@@ -44,22 +39,16 @@ def by_position(run: RunReader, pair: int, table: DataFrame) -> DataFrame:
     table: the pair's figures by position, of all prompts or of one.
     """
     places = ["prompt", "position"]
-    drawn = table[[*places, "max_abs", "rms", "is_flip", "nonfinite_mismatch"]].assign(
-        floor_rms=np.nan,
-        ratio=np.nan,
-        is_outlier=False,
-    )
+    drawn = table[[*places, "max_abs", "rms", "is_flip", "nonfinite_mismatch"]]
     checks = floor_checks(run, pair)
     if not checks:
-        return drawn
-    deciding = checks[-1]
-    ratios = floor_ratios(run, pair, deciding)
+        return drawn.assign(floor_rms=np.nan, ratio=np.nan, is_outlier=False)
     floors = run.rows("floor_position", pair=pair)
     floors = floors[floors["compute_dtype"] == run.header.compute_dtype]
-    drawn = drawn.drop(columns=["floor_rms", "ratio"])
+    ratios = floor_ratios(run, pair, checks[-1])
     for columns in (floors[[*places, "floor_rms"]], ratios.reindex(columns=[*places, "ratio"])):
         drawn = drawn.merge(columns, on=places, how="left")
-    limit = deciding.position_ratio_allowed or np.inf
+    limit = checks[-1].position_ratio_allowed or np.inf
     return drawn.assign(is_outlier=drawn["ratio"] > limit)
 
 
@@ -80,7 +69,7 @@ def cells(drawn: DataFrame, most: int) -> tuple[DataFrame, int]:
     if step == 1:
         return drawn, step
     cell = np.arange(len(drawn)) // step
-    squares = (drawn[["rms", "floor_rms"]] ** 2).groupby(cell).mean() ** 0.5
-    largest = drawn["max_abs"].fillna(-1.0).groupby(cell).idxmax()
-    columns = {name: squares[name].to_numpy() for name in squares}
-    return drawn.loc[largest].assign(**columns), step
+    cells = drawn.loc[drawn["max_abs"].fillna(-1.0).groupby(cell).idxmax()]
+    names = ["rms", "floor_rms"]
+    squares = (drawn[names] ** 2).groupby(cell).mean() ** 0.5
+    return cells.assign(**dict(zip(names, squares.to_numpy().T, strict=True))), step

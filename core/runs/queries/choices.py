@@ -5,8 +5,6 @@ Of a module that chooses several times in a forward, as groups of experts first,
 choice counts.
 """
 
-from __future__ import annotations
-
 import re
 
 from ...checks.choices import ChoicesFigures

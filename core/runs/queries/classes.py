@@ -53,16 +53,18 @@ def sweep(run: RunReader) -> tuple[str, DataFrame] | None:
         dict(part.partition(":")[::2] for part in side.path.split("+") if part)
         for side in run.sides
     ]
-    names = {name for of_side in steps[1:] for name in of_side}
-    varying = [name for name in names if len({of_side.get(name) for of_side in steps[1:]}) > 1]
+    first, *others = steps[1:]
+    varying = {name for of_side in others for name, _ in of_side.items() ^ first.items()}
     if len(varying) != 1 or not all(steps):
         return None
     (name,) = varying
-    values = [of_side.pop(name, _ABSENT.get(name, "")) for of_side in steps]
-    numbers = [
-        int(value) if value.isdecimal() and rest == steps[1] else -1
-        for value, rest in zip(values, steps, strict=True)
-    ]
+    numbers = []
+    for of_side in steps:
+        value = of_side.pop(name, _ABSENT.get(name, ""))
+        numbers.append(int(value) if value.isdecimal() else -1)
+    for place, rest in enumerate(steps):
+        if rest != first:
+            numbers[place] = -1
     if -1 in numbers[1:] or len({*numbers} - {-1}) < 3:
         return None
     table = run.query(_SWEPT)

@@ -82,14 +82,12 @@ def figures(run_pairs: Sequence[RunPair]) -> DataFrame:
         summary, positions = one.pair.summary, one.run.header.rows
         histogram = one.run.histogram(one.pair.index)
         row = {name: getattr(summary, name, None) for name, *_ in FIGURES}
-        row |= {
-            "flips_share": _share(summary.flips, positions),
-            "near_ties_share": _share(summary.near_ties, positions),
-            "rms": float(np.sqrt((one.table["rms"] ** 2).mean())),
-            "noise_ratio": one.pair.noise_ratio,
-            "median_ulps": ulp_percentile(histogram, 0.5),
-            "p99_ulps": ulp_percentile(histogram, 0.99),
-        }
+        row["flips_share"] = _share(summary.flips, positions)
+        row["near_ties_share"] = _share(summary.near_ties, positions)
+        row["rms"] = np.sqrt((one.table["rms"] ** 2).mean())
+        row["noise_ratio"] = one.pair.noise_ratio
+        row["median_ulps"] = ulp_percentile(histogram, 0.5)
+        row["p99_ulps"] = ulp_percentile(histogram, 0.99)
         rows.append(row)
     return pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
 
@@ -128,31 +126,36 @@ def same_tokens(run_pairs: Sequence[RunPair]) -> bool | None:
     """Return whether all runs are of the same prompts, token by token; None if one of them does not
     know its tokens.
     """
-    prompts = [tuple(prompt.token_ids for prompt in one.run.header.prompts) for one in run_pairs]
-    if any(not ids for of_run in prompts for ids in of_run):
-        return None
-    return all(of_run == prompts[0] for of_run in prompts)
+    prompts = {tuple(prompt.token_ids for prompt in one.run.header.prompts) for one in run_pairs}
+    is_known = all(map(all, prompts))
+    return len(prompts) == 1 if is_known else None
 
 
 def movements(run_pairs: Sequence[RunPair]) -> tuple[list[str], list[str]]:
     """Return what moved from run to run, as `flips 7.3% → 5.3% of positions`, and what did not."""
-    rows = {name: [_texts_of(one)[name] for one in run_pairs] for name in _texts_of(run_pairs[0])}
-    moved = [f"{name} {' → '.join(row)}" for name, row in rows.items() if len(set(row)) > 1]
-    unchanged = [f"{name} {row[0]}" for name, row in rows.items() if len(set(row)) == 1]
+    texts = []
+    for one in run_pairs:
+        summary = one.pair.summary
+        ratio = one.pair.noise_ratio
+        kind = one.run.header.provenance.kind
+        flip_share = _share(summary.flips, one.run.header.rows)
+        texts.append(
+            {
+                "verdict": shown_verdict(kind, summary.bit_identical, one.pair.verdict),
+                "RMS / noise floor": "not measured" if ratio is None else multiple(ratio),
+                "logits that differ": _known_percent(summary.neq_share),
+                "positions that flip": _known_percent(flip_share),
+            },
+        )
+    moved = []
+    unchanged = []
+    for name in texts[0]:
+        row = [of_run[name] for of_run in texts]
+        if len(set(row)) > 1:
+            moved.append(f"{name} {' → '.join(row)}")
+        else:
+            unchanged.append(f"{name} {row[0]}")
     return moved, unchanged
-
-
-def _texts_of(one: RunPair) -> dict[str, str]:
-    """Return the verdict of a pair and the figures that go with it, as texts."""
-    summary, ratio = one.pair.summary, one.pair.noise_ratio
-    kind = one.run.header.provenance.kind
-    flip_share = _share(summary.flips, one.run.header.rows)
-    return {
-        "verdict": shown_verdict(kind, summary.bit_identical, one.pair.verdict),
-        "RMS / noise floor": "not measured" if ratio is None else multiple(ratio),
-        "logits that differ": _known_percent(summary.neq_share),
-        "positions that flip": _known_percent(flip_share),
-    }
 
 
 def _known_percent(share: float | None) -> str:

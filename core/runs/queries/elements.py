@@ -60,8 +60,10 @@ def top_of_sides(
 
     tops = run.top_tokens([*sides.values()], prompt, position)
     if run.header.k is not None:
-        ranked = (top[["rank", "logit", "probability"]] for top in tops)
-        tables = [top.add_prefix(f"{side}_") for side, top in zip(sides, ranked, strict=True)]
+        figures = ["rank", "logit", "probability"]
+        tables = [
+            top[figures].add_prefix(f"{side}_") for side, top in zip(sides, tops, strict=True)
+        ]
         every = pd.concat(tables, axis=1).rename_axis("token_id").reset_index()
         return with_texts(run, every.sort_values([f"{side}_rank" for side in sides]))
     ids = list(dict.fromkeys(token for top in tops for token in top.index[:count]))
@@ -73,12 +75,11 @@ def top_of_sides(
     table: Record = {"token_id": ids}
     for place, (name, top) in enumerate(zip(sides, tops, strict=True)):
         if run.has_all_logits:
-            ranks = [rank_of(rows[place], token) for token in ids]
+            table[f"{name}_rank"] = [rank_of(rows[place], token) for token in ids]
             logits_here = rows[place, ids]
         else:
-            ranks = top["rank"].loc[ids].tolist()
+            table[f"{name}_rank"] = top["rank"].loc[ids].tolist()
             logits_here = top["logit"].loc[ids].to_numpy(float)
-        table[f"{name}_rank"] = ranks
         table[f"{name}_logit"] = logits_here
         # +inf - +inf: the probability is undefined
         with np.errstate(invalid="ignore"):
@@ -116,16 +117,15 @@ def every_element(run: RunReader, pair: int, prompt: int, position: int) -> Data
     steps = np.abs(ordinals(bits[0], fmt) - ordinals(bits[1], fmt))
     ulps = pd.array(np.where(is_same, 0, steps), "Int64")
     ulps[is_mismatch] = pd.NA
-    return pd.DataFrame(
-        {
-            "token_id": np.arange(len(ulps)),
-            "reference_logit": reference,
-            "variant_logit": variant,
-            "difference": difference,
-            "row_ulps": row_ulps,
-            "ulps": ulps,
-        },
-    )
+    columns = {
+        "token_id": np.arange(len(ulps)),
+        "reference_logit": reference,
+        "variant_logit": variant,
+        "difference": difference,
+        "row_ulps": row_ulps,
+        "ulps": ulps,
+    }
+    return pd.DataFrame(columns)
 
 
 def worst_elements(

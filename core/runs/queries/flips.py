@@ -148,9 +148,8 @@ def outcome(table: DataFrame) -> str:
     parted = table[table["parting_position"].notna()]
     tokens = plural(int(table["compared_tokens"].max()), "generated token")
     if parted.empty:
-        return f"the sides agree in all of {tokens}" + (
-            f" of each of {len(table)} prompts." if len(table) > 1 else "."
-        )
+        of_each = f" of each of {len(table)} prompts" if len(table) > 1 else ""
+        return f"the sides agree in all of {tokens}{of_each}."
     first = parted.loc[parted["agreed_tokens"].idxmin()]
     place = f"position {first['parting_position']:,} of prompt {first['prompt']}"
     return (
@@ -184,15 +183,18 @@ def flips_sentence(table: DataFrame) -> str:
         return text
     far = table[beyond_noise(table)]
     if far.empty:
-        are = "It is" if len(flips) == 1 else "All are"
-        near = "a near tie" if len(flips) == 1 else "near ties"
+        are, near = "All are", "near ties"
+        if len(flips) == 1:
+            are, near = "It is", "a near tie"
         if flips["near_tie"].all():
             return f"{text} {are} {near} on at least one side."
         return f"{text} {are} within the usual difference of the sides."
-    margin = number(far.iloc[0][MARGINS].astype(float).min())
-    are = "is no near tie" if len(far) == 1 else "are no near ties"
-    first = f"{'first at ' if len(far) > 1 else ''}{place(far.iloc[0])}, margin {margin} logits"
-    return f"{text} {plural(len(far), 'flip')} {are} ({first})."
+    first = (
+        f"{place(far.iloc[0])}, margin {number(far.iloc[0][MARGINS].astype(float).min())} logits"
+    )
+    if len(far) == 1:
+        return f"{text} 1 flip is no near tie ({first})."
+    return f"{text} {len(far):,} flips are no near ties (first at {first})."
 
 
 def near_ties_sentence(table: DataFrame, of_prompt: str = "") -> str:
@@ -240,12 +242,7 @@ def margin_points(table: DataFrame) -> MarginPoints:
         "flip": flips & ~odd,
         "NaN or infinity on one side": odd,
     }
-    return MarginPoints(
-        table,
-        margin[is_known],
-        table["max_abs"].to_numpy(float),
-        kinds,
-    )
+    return MarginPoints(table, margin[is_known], table["max_abs"].to_numpy(float), kinds)
 
 
 def above_zero(values: Floats) -> tuple[Floats, float | None]:
@@ -310,24 +307,22 @@ def telling_place(table: DataFrame, prompt: int | None = None) -> tuple[int, int
 
     table: the pair's figures by position, of all prompts; prompt: the only one to look in.
     """
-    rms = np.where(
-        table["nonfinite_mismatch"].to_numpy(float) > 0,
-        np.inf,
-        table["rms_row_ulps"].to_numpy(float),
-    )
-    flips = np.stack([beyond_noise(table), table["is_flip"].to_numpy(bool)])
+    # over all prompts
+    table = table.assign(is_beyond=beyond_noise(table))
     if prompt is not None:
-        is_here = (table["prompt"] == prompt).to_numpy()
-        table, rms, flips = table[is_here], rms[is_here], flips[:, is_here]
+        table = table[table["prompt"] == prompt]
+    is_mismatch = table["nonfinite_mismatch"].to_numpy(float) > 0
+    rms = np.where(is_mismatch, np.inf, table["rms_row_ulps"].to_numpy(float))
     largest = table["max_abs"].fillna(0.0).to_numpy(float)
     could_turn = table["could_flip"].to_numpy(bool) & (largest > 0)
     index = dominating(rms)
-    if index is None and flips.any():
-        index = int(flips[0 if flips[0].any() else 1].argmax())
-    elif index is None and could_turn.any():
-        margins = table[MARGINS].min(axis=1).to_numpy(float)
-        index = int(np.where(could_turn, margins, np.inf).argmin())
-    elif index is None:
-        index = int(np.where(np.isinf(rms), np.inf, largest).argmax())
+    if index is None:
+        scores = np.where(np.isinf(rms), np.inf, largest)
+        if could_turn.any():
+            scores = -np.where(could_turn, table[MARGINS].min(axis=1).to_numpy(float), np.inf)
+        for flips in (table["is_flip"], table["is_beyond"]):
+            if flips.any():
+                scores = flips.to_numpy(bool)
+        index = int(scores.argmax())
     row = table.iloc[index]
     return int(row["prompt"]), int(row["position"])

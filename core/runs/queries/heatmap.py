@@ -113,22 +113,24 @@ def floor_row_ulps(run: RunReader, pair: int) -> float | None:
     """Return the 99.9th percentile of the pair's noise floor in the run's own dtype, in row ULPs;
     None if none was measured.
     """
-    dtype = run.header.compute_dtype
-    floors = (
-        each.floor_row_ulps for each in floor_checks(run, pair) if each.compute_dtype == dtype
-    )
-    return next(floors, None)
+    for check in floor_checks(run, pair):
+        if check.compute_dtype == run.header.compute_dtype:
+            return check.floor_row_ulps
+    return None
 
 
 def finest_columns(run: RunReader, order: Order, measure: Measure) -> list[int]:
     """Return the column level of every row level from which on no tile reads more than a bounded
     share of the run.
     """
-    levels = range(largest_level(run.header.rows, TILE_ROWS) + 1)
-    too_much = [
-        [c for c in range(_LEVELS) if not _work_fits(run, order, measure, r, c)] for r in levels
-    ]
-    return [columns[-1] + 1 if columns else 0 for columns in too_much]
+    finest = []
+    for row_level in range(largest_level(run.header.rows, TILE_ROWS) + 1):
+        least = 0
+        for level in range(_LEVELS):
+            if not _work_fits(run, order, measure, row_level, level):
+                least = level + 1
+        finest.append(least)
+    return finest
 
 
 def _work_fits(
@@ -156,10 +158,8 @@ def _work_fits(
 def _stored_level(run: RunReader, row_level: int, column_level: int) -> int:
     """Return the coarsest stored level whose cells fit into these; the finest one if none does."""
     levels = run.levels()
-    return max(
-        levels.start,
-        min(row_level // 2, (column_level - GROUP_LEVEL) // 2, levels.stop - 1),
-    )
+    fitting = min(row_level // 2, (column_level - GROUP_LEVEL) // 2, levels.stop - 1)
+    return max(levels.start, fitting)
 
 
 def tile_cells(view: View, tile: Tile, keep: Keep) -> Cells:
@@ -167,43 +167,36 @@ def tile_cells(view: View, tile: Tile, keep: Keep) -> Cells:
     uint32 for the others.
     """
     rows, columns = _extent(view, tile)
+    run, pair, order, measure = view
     tall, wide = 1 << tile.row_level, 1 << tile.column_level
     is_single = tile.column_level < GROUP_LEVEL
-    is_stored = not is_single and _is_stored(view.order, view.measure)
-    if is_stored or not view.run.has_all_logits:
-        return _stored_cells(view, tile, rows, columns, keep)
-    if is_single and view.order == "id":
+    is_stored = not is_single and _is_stored(order, measure)
+    if is_stored or not run.has_all_logits:
+        level = _stored_level(run, tile.row_level, tile.column_level)
+        height, width = pyramid.cell_shape(level)
+        key = ("stored", measure, level, rows)
+        grid = keep(key, lambda: run.stored_cells(measure, pair, level, rows))
+        cells = grid[:, columns[0] // width : -(-columns[1] // width)]
+        cells = pyramid.maxima(cells, max(1, tall // height), max(1, wide // width))
+        # a finer cell holds the maximum of the stored one that it lies in
+        if tall < height:
+            cells = cells[np.arange(*rows, tall) // height - rows[0] // height]
+        if wide < width:
+            cells = cells[:, np.arange(*columns, wide) // width - columns[0] // width]
+        return cells
+    if is_single and order == "id":
         return _pool(view, rows, columns, tall, wide)
     # Maxima of a block of rows each, of a tile's single ranks or of groups of 32 of whole rows:
     # other tiles share them.
-    group, across = (1, columns) if is_single else (1 << GROUP_LEVEL, (0, view.run.header.vocab))
+    group, across = (1, columns) if is_single else (1 << GROUP_LEVEL, (0, run.header.vocab))
     first, last = ((column - across[0]) for column in columns)
     parts = []
     for start in range(*rows, TILE_ROWS):
         span = start, min(start + TILE_ROWS, rows[1])
-        key = ("block", across, view.order, view.measure, span)
-        block = keep(key, partial(_pool, view, span, across, 1, group))
+        of_block = ("block", across, order, measure, span)
+        block = keep(of_block, partial(_pool, view, span, across, 1, group))
         parts.append(block[:, first // group : -(-last // group)])
     return pyramid.maxima(np.concatenate(parts), tall, wide // group)
-
-
-def _stored_cells(view: View, tile: Tile, rows: Span, columns: Span, keep: Keep) -> Cells:
-    """Return the cells of a tile from the stored pyramid; one that is finer than those holds the
-    maximum of the stored cell that it lies in.
-    """
-    run, pair, _, measure = view
-    tall, wide = 1 << tile.row_level, 1 << tile.column_level
-    level = _stored_level(run, tile.row_level, tile.column_level)
-    height, width = pyramid.cell_shape(level)
-    key = ("stored", measure, level, rows)
-    grid = keep(key, lambda: run.stored_cells(measure, pair, level, rows))
-    cells = grid[:, columns[0] // width : -(-columns[1] // width)]
-    cells = pyramid.maxima(cells, max(1, tall // height), max(1, wide // width))
-    if tall < height:
-        cells = cells[np.arange(*rows, tall) // height - rows[0] // height]
-    if wide < width:
-        cells = cells[:, np.arange(*columns, wide) // width - columns[0] // width]
-    return cells
 
 
 def _extent(view: View, tile: Tile) -> tuple[Span, Span]:
@@ -274,9 +267,9 @@ def largest_in(view: View, rows: Span, columns: Span) -> Element:
     """
     _check_rectangle(view, rows, columns)
     cells, ids = _elements(view, rows, columns)
-    row, column = np.unravel_index(int(cells.argmax()), cells.shape)
-    token = columns[0] + int(column) if ids is None else int(ids[row, column])
-    return element(view.run, view.pair, rows[0] + int(row), token)
+    row, column = divmod(int(cells.argmax()), cells.shape[1])
+    token = columns[0] + column if ids is None else int(ids[row, column])
+    return element(view.run, view.pair, rows[0] + row, token)
 
 
 def tokens_in(view: View, rows: Span, columns: Span) -> NDArray[np.integer]:
@@ -298,7 +291,7 @@ def _check_rectangle(view: View, rows: Span, columns: Span) -> None:
     pairs = len(header.sides) - 1
     (top, bottom), (left, right) = rows, columns
     is_there = 0 <= top < bottom <= header.rows and 0 <= left < right <= header.vocab
-    if not (is_there and 0 <= pair < pairs):
+    if not is_there or not 0 <= pair < pairs:
         raise UsageError(
             f"pair {pair}, rows {top} to {bottom}, columns {left} to {right} do not exist: there"
             f" are {pairs} pairs, {header.rows} rows and {header.vocab} columns.",
@@ -340,8 +333,7 @@ def sentence(run: RunReader, table: DataFrame) -> str:
     if not (largest > 0).any():
         return f"{text}, by NaN or infinity on one side only."
     worst = differing.loc[largest.idxmax()]
-    lengths = [prompt.positions for prompt in header.prompts]
-    place = header.worded(words_of((worst["prompt"], worst["position"]), lengths))
+    place = header.worded(words_of((worst["prompt"], worst["position"]), header.lengths))
     return (
         f"{text}. Max {number(float(worst['max_abs']))} {header.unit} ({place}); max"
         f" {number(float(differing['max_row_ulps'].max()))} row ULPs."

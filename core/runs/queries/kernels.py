@@ -7,9 +7,9 @@ forward.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...numerics.arrays import DataFrame
 from ...text import code, number, opening, plural, series
@@ -101,40 +101,40 @@ def find_start(run: RunReader, pair: int) -> KernelPlace | None:
     if first is None or not is_watched(run, pair):
         return None
     equal = outputs["module"][outputs["ordinal"] < first.ordinal].tolist()
-    ordinals = [_rows_behind(run, side, first.module, equal) for side in (0, pair + 1)]
+    ordinals = []
+    for side in (0, pair + 1):
+        rows = run.query(
+            "SELECT module, library, name FROM kernel WHERE side = ? ORDER BY ordinal",
+            side,
+        )
+        names = rows["module"].tolist()
+        is_made = []
+        inside = []
+        for n, module in enumerate(names):
+            is_made.append(not any(_is_within(module, outer) for outer in equal if outer))
+            if is_made[n] and _is_within(module, first.module):
+                inside.append(n)
+        if inside:
+            indices = list(inside)
+            # of each library
+            starts = [n for n, before in zip(inside, [-2, *inside], strict=False) if n > before + 1]
+            for start in starts:
+                around = takewhile(is_made.__getitem__, range(start - 1, -1, -1))
+                indices += [n for n in around if _is_within(first.module, names[n])]
+        else:
+            # the logits, which no module of that name puts out: what ran behind the last module
+            last = -1
+            for name in equal:
+                begins = (n for n, module in enumerate(names) if _is_within(module, name))
+                last = max(last, next(begins, -1))
+            indices = [n for n in range(last + 1, len(names)) if is_made[n] and names[n]]
+        # of all forwards
+        kernels = list(rows.itertuples(index=False, name=None))
+        kinds = {kernels[n] for n in indices}
+        ordinals.append([n for n, kernel in enumerate(kernels) if kernel in kinds])
     table = side_by_side(run, pair, "module", (ordinals[0], ordinals[1]))
     table = table.sort_values("is_reducing", ascending=False, kind="stable", ignore_index=True)
     return KernelPlace(first.module, int(first.first_prompt), int(first.first_position), table)
-
-
-def _rows_behind(run: RunReader, side: int, first: str, equal: Sequence[str]) -> list[int]:
-    """Return ordinals of the rows that made a module's output, of all forwards."""
-    rows = run.query(
-        "SELECT module, library, name FROM kernel WHERE side = ? ORDER BY ordinal",
-        side,
-    )
-    names = rows["module"].tolist()
-    is_made = [not any(_is_within(module, outer) for outer in equal if outer) for module in names]
-    inside = [n for n, module in enumerate(names) if is_made[n] and _is_within(module, first)]
-    if inside:
-        # of each library
-        starts = [n for n, before in zip(inside, [-2, *inside], strict=False) if n > before + 1]
-        around = (
-            n for start in starts for n in takewhile(is_made.__getitem__, range(start - 1, -1, -1))
-        )
-        indices = [*inside, *(n for n in around if _is_within(first, names[n]))]
-    else:
-        # the logits, which no module of that name puts out: what ran behind the last module
-        begins = [
-            next((n for n, module in enumerate(names) if _is_within(module, name)), -1)
-            for name in equal
-        ]
-        indices = [
-            n for n in range(max(begins, default=-1) + 1, len(names)) if is_made[n] and names[n]
-        ]
-    kernels = list(rows.itertuples(index=False, name=None))
-    kinds = {kernels[n] for n in indices}
-    return [n for n, kernel in enumerate(kernels) if kernel in kinds]
 
 
 def _is_within(module: str, outer: str) -> bool:
@@ -180,40 +180,36 @@ def counts_in_words(table: DataFrame, names: tuple[str, str]) -> str:
 
 
 def place_in_words(header: RunHeader, place: KernelPlace, names: tuple[str, str]) -> str:
-    """Say which module differs first, and what ran there on both sides; names: of the sides."""
-    of_prompt = header.of_prompt(place.prompt)
+    """Say which module differs first, and what ran there on both sides, in what shapes; names: of
+    the sides.
+    """
     start = (
         f"The first module whose output differs is {_code(place.module)}, at position"
-        f" {place.position:,}{of_prompt}."
+        f" {place.position:,}{header.of_prompt(place.prompt)}."
     )
-    return f"{start} {_ops_in_words(place, names)}"
-
-
-def _ops_in_words(place: KernelPlace, names: tuple[str, str]) -> str:
-    """Say what ran where the first module differs, and in what shapes; names: of the sides."""
     pairs = list(place.kernels.itertuples(index=False))
     adding = [pair for pair in pairs if pair.is_reducing]
     if not adding:
         others = f": {_few(_code(pair.name) for pair in pairs)}" if pairs else ""
-        return f"No matmul or reduction was launched in the first module that differs{others}."
-    ran = _few(_with_shapes(pair, names) for pair in adding)
+        return (
+            f"{start} No matmul or reduction was launched in the first module that differs{others}."
+        )
+    ran = []
+    for pair in adding:
+        # the side that alone ran it, or the shape or count of shapes that each side alone has
+        sides = pair.reference_details, pair.variant_details
+        shapes = []
+        for one, other in (sides, sides[::-1]):
+            own = [each for each in one if each not in other]
+            if own:
+                shapes.append(shape_in_words(own[0]) if len(own) == 1 else f"{len(own)} shapes")
+        facts = [f"only in {_code(names[pair.only == 'variant'])}"] if pair.only else []
+        facts += filter(None, [" vs ".join(shapes)])
+        ran.append(_code(pair.name) + (f" ({', '.join(facts)})" if facts else ""))
     return (
-        f"Matmuls and reductions between the last equal module and the first that differs: {ran}."
+        f"{start} Matmuls and reductions between the last equal module and the first that differs:"
+        f" {_few(ran)}."
     )
-
-
-def _with_shapes(pair: Any, names: tuple[str, str]) -> str:
-    """Name a kernel with the side that alone ran it, or with the shape or count of shapes that each
-    side alone has.
-    """
-    sides = pair.reference_details, pair.variant_details
-    own = [[each for each in one if each not in other] for one, other in (sides, sides[::-1])]
-    shapes = [
-        shape_in_words(each[0]) if len(each) == 1 else f"{len(each)} shapes" for each in own if each
-    ]
-    facts = [f"only in {_code(names[pair.only == 'variant'])}"] if pair.only else []
-    facts += [" vs ".join(shapes)] if shapes else []
-    return _code(pair.name) + (f" ({', '.join(facts)})" if facts else "")
 
 
 def shape_in_words(detail: str) -> str:

@@ -174,13 +174,11 @@ def layers_json(run: RunReader, pair: int) -> Record | None:
     if table.empty:
         return None
     first, furthest = first_module(table), furthest_module(table)
-    prompts = run.query("SELECT DISTINCT prompt FROM layer WHERE pair = ? ORDER BY prompt", pair)[
-        "prompt"
-    ].tolist()
+    prompts = run.query("SELECT DISTINCT prompt FROM layer WHERE pair = ? ORDER BY prompt", pair)
     return {
         "reference": run.pairs[pair].reference,
         "variant": run.pairs[pair].variant,
-        "prompts": prompts,
+        "prompts": prompts["prompt"].tolist(),
         "positions": int(table["positions"].max()),
         "first_module": first and first.module,
         "first_prompt": first and int(first.first_prompt),

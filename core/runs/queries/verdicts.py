@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -120,18 +120,17 @@ def answer_of(run: RunReader | MemoryRun, pair: StoredPair) -> Answer:
     name = shown_verdict(kind, pair.summary.bit_identical, pair.verdict)
     sentence = pair.because or ""
     if pair.verdict is None:
-        unjudged = (
-            "No check was run."
-            if kind == "upload"
-            else f"No check was run; `{COMMAND} judge` runs them."
-        )
-        sentence = "Both sides are equal bit for bit." if name == IDENTICAL else unjudged
+        sentence = "No check was run."
+        if name == IDENTICAL:
+            sentence = "Both sides are equal bit for bit."
+        elif kind != "upload":
+            sentence = f"No check was run; `{COMMAND} judge` runs them."
     can_be_run = _CAN_BE_RUN[kind] if header.has_tokens else _OF_VALUES
     if header.k is not None:
         can_be_run = _OF_LISTS
-    done = {row.group for row in evidence} | (
-        {OWN_DTYPE} if header.compute_dtype == "float32" else set()
-    )
+    done = {row.group for row in evidence}
+    if header.compute_dtype == "float32":
+        done.add(OWN_DTYPE)
     return Answer(
         name,
         sentence,
@@ -139,7 +138,7 @@ def answer_of(run: RunReader | MemoryRun, pair: StoredPair) -> Answer:
         pair.first_place,
         _place(run, pair, evidence),
         size_of(pair, evidence),
-        next_command(run, pair, evidence),
+        next_command(run, pair),
         tuple(_explained(evidence) if name == LOWER_PRECISION else evidence),
         tuple(CHECK_GROUPS[group] for group in can_be_run if group not in done),
     )
@@ -147,12 +146,13 @@ def answer_of(run: RunReader | MemoryRun, pair: StoredPair) -> Answer:
 
 def _explained(evidence: Sequence[Evidence]) -> list[Evidence]:
     """Rows of a pair that is `lower precision`: what the precision explains has not failed."""
-    figures = [row.figures for row in evidence if row.group == PRECISION and row.outcome == PASSED]
-    names = [
-        getattr(each, "precision", None) or ", ".join(getattr(each, "settings", ()))
-        for each in figures
-    ]
-    cause, rows = f"consistent with {' and '.join(names)}", []
+    names = []
+    for row in evidence:
+        if row.group == PRECISION and row.outcome == PASSED:
+            settings = ", ".join(getattr(row.figures, "settings", ()))
+            names.append(getattr(row.figures, "precision", None) or settings)
+    cause = f"consistent with {' and '.join(names)}"
+    rows = []
     for row in evidence:
         if row.group in (OWN_DTYPE, FLOAT32) and row.outcome == FAILED:
             row = replace(row, outcome=EXPLAINED, says=f"{row.says.removesuffix('.')}: {cause}.")
@@ -170,10 +170,10 @@ def _place(run: RunReader | MemoryRun, pair: StoredPair, evidence: Sequence[Evid
     parts = []
     if pair.first_place is not None:
         parts.append(run.header.worded(words_of(pair.first_place, run.header.lengths)))
-    figures = (row.figures for row in evidence)
-    parts += [
-        f.modules_beyond[0] for f in figures if isinstance(f, AloneFigures) and f.modules_beyond
-    ][:1]
+    for row in evidence:
+        if isinstance(row.figures, AloneFigures) and row.figures.modules_beyond:
+            parts.append(row.figures.modules_beyond[0])
+            break
     return ", ".join(parts)
 
 
@@ -184,39 +184,31 @@ def size_of(pair: StoredPair, evidence: Sequence[Evidence]) -> str:
     ratio = pair.noise_ratio
     if ratio is None or pair.summary.bit_identical:
         return ""
-    figures = next(
-        (row.figures for row in evidence if getattr(row.figures, "noise_ratio", None) == ratio),
-        None,
-    )
-    dtype, limit = (
-        getattr(figures, name, None) for name in ("compute_dtype", "largest_ratio_allowed")
-    )
-    in_dtype, at_most = (
-        f" in {dtype}" if dtype else "",
-        f" (limit {number(limit)}x)" if limit else "",
-    )
-    return f"{multiple(ratio)}{in_dtype}{at_most}"
-
-
-def _used_controls(evidence: Sequence[Evidence]) -> frozenset[str]:
-    """Return the controls that the pair was judged with and that did not decide: `float32`,
-    `floor`, `model`, ...
-    """
-    used: set[str] = set()
+    size = multiple(ratio)
     for row in evidence:
-        is_undecided = row.group == FLOAT32 and row.outcome == MISSING
-        if is_undecided and isinstance(row.figures, Unmeasured | ShrinkFigures):
-            used.update(row.figures.controls or ())
-    return frozenset(used)
+        figures: Any = row.figures
+        if getattr(figures, "noise_ratio", None) == ratio:
+            if dtype := getattr(figures, "compute_dtype", None):
+                size += f" in {dtype}"
+            if limit := getattr(figures, "largest_ratio_allowed", None):
+                size += f" (limit {number(limit)}x)"
+            break
+    return size
 
 
 def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) -> dict[str, str]:
     """Return the controls that would decide about a dump, most telling first: options of `ulpscope
     verdict` -> what they bring. Empty for captures, and if every control was used.
     """
-    header, used = run.header, _used_controls(evidence)
+    header = run.header
     if header.provenance.kind != "upload":
         return {}
+    used: set[str] = set()
+    for row in evidence:
+        # of the controls that the pair was judged with, those that did not decide
+        is_undecided = row.group == FLOAT32 and row.outcome == MISSING
+        if is_undecided and isinstance(row.figures, Unmeasured | ShrinkFigures):
+            used.update(row.figures.controls or ())
     has_ids = all(prompt.token_ids for prompt in header.prompts)
     if header.k is not None:
         served = "the model that is served, which measures the noise floor on the same tokens"
@@ -267,11 +259,7 @@ def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) 
     }
 
 
-def next_command(
-    run: RunReader | MemoryRun,
-    pair: StoredPair,
-    evidence: Sequence[Evidence] | None = None,
-) -> str:
+def next_command(run: RunReader | MemoryRun, pair: StoredPair) -> str:
     """Return the command that would decide about a pair: '' if its verdict is decided, or nothing
     is left to try.
     """
@@ -286,11 +274,9 @@ def next_command(
     if run.has_rollouts:
         explain = f"{COMMAND} explain {run.run_id} --trainer CHECKPOINT"
         return explain if run.has_prompts_of_rollouts() else ""
-    options = next(
-        iter(deciding_controls(run, run.evidence(pair.index) if evidence is None else evidence)),
-        "",
-    )
-    return f"{COMMAND} verdict {run.run_id} {options}" if options else ""
+    for options in deciding_controls(run, run.evidence(pair.index)):
+        return f"{COMMAND} verdict {run.run_id} {options}"
+    return ""
 
 
 def position_ratios(

@@ -54,10 +54,6 @@ def by_flip(row: Row) -> tuple[float, ...]:
     return (1, smaller_margin(row), *by_difference(row)) if row["is_flip"] else (0,)
 
 
-def by_kl(row: Row) -> tuple[float, ...]:
-    return (is_kl_lost(row), *_by("kl")(row))
-
-
 @dataclass(frozen=True)
 class Measure:
     """What a condition compares with its limit: a column of the summary, its unit ('of': a share;
@@ -75,9 +71,6 @@ class Measure:
     refused: str = ""
 
 
-_NO_ULPS = "ULPs of elements need both sides' complete logits"
-_NO_KL = "KL needs both sides' complete rows"
-_SAME_TOP1 = "has the same argmax at {} of {of}"
 MEASURES = {
     "bits": Measure(
         "neq",
@@ -93,9 +86,16 @@ MEASURES = {
         "differs by up to {} ULPs",
         _by("nonfinite_mismatch", "max_ulps"),
         ":",
-        _NO_ULPS,
+        "ULPs of elements need both sides' complete logits",
     ),
-    "kl": Measure("max_kl", "nats", "has a KL of up to {} nats", by_kl, ">", _NO_KL),
+    "kl": Measure(
+        "max_kl",
+        "nats",
+        "has a KL of up to {} nats",
+        lambda row: (is_kl_lost(row), *_by("kl")(row)),
+        ">",
+        "KL needs both sides' complete rows",
+    ),
     "rms": Measure(
         "rms",
         "logits",
@@ -105,7 +105,13 @@ MEASURES = {
     ),
     "max-abs": Measure("max_abs", "logits", "differs by up to {} {unit}", by_difference, ">"),
     "share": Measure("neq_share", "of all elements", "differs in {} of elements", _by("neq"), ">"),
-    "same-top1": Measure("same_top1", "of all positions", _SAME_TOP1, by_flip, "<"),
+    "same-top1": Measure(
+        "same_top1",
+        "of all positions",
+        "has the same argmax at {} of {of}",
+        by_flip,
+        "<",
+    ),
     "verdict": Measure("", "", "is {}", by_difference),
     # of a probe with --tests state
     "state": Measure("", "", "is {}", by_difference),
@@ -146,10 +152,10 @@ class Condition:
     is_in_ulps: bool = False
 
     def __str__(self) -> str:
+        if not self.sign:
+            return self.kind
         limit = str(self.limit) if isinstance(self.limit, int) else f"{self.limit:.15g}"
-        return (
-            f"{self.kind}{self.sign}{limit}{'ulps' * self.is_in_ulps}" if self.sign else self.kind
-        )
+        return f"{self.kind}{self.sign}{limit}{'ulps' * self.is_in_ulps}"
 
     @classmethod
     def parse(cls, text: str) -> Condition:
@@ -179,14 +185,36 @@ class Condition:
             outcome, figure, says = self._compare_mismatch(row)
             unit = row["unit"]
         elif self.kind == "verdict":
-            outcome, figure, says = _judge_verdict(pair)
+            answer = pair.answer
+            outcome = UNDECIDED if answer.name in (UNDECIDED, NOT_JUDGED) else PASSED
+            if exit_code([answer.name]):
+                outcome = FAILED
+            figure = answer.name
+            says = f"is {figure}: {answer.sentence.rstrip('. ')}"
+            if answer.next_command:
+                says += f"; next `{answer.next_command}`"
+            # a dump that is only compared is not stored, and has no id yet
+            if f"{COMMAND} verdict RUN " in answer.next_command:
+                says += f", where RUN is the id that `{COMMAND} ingest` prints"
         elif self.kind == "state":
-            outcome, figure, says = _judge_state(pair)
+            checks = [check for check in pair.answer.checks if check.check == SERVER_STATE]
+            # one pair has those of axes without a comparable side too, which may not pass
+            noted = [check for check in checks if check.outcome == NOTED]
+            state = checks[0]
+            if state.outcome == PASSED and noted:
+                state = noted[0]
+            # an axis that no server can be asked along is none
+            outcome = UNDECIDED if state.outcome in (NOTED, MISSING) else state.outcome
+            figure = axes_of([state])[0].result
+            says = f"is {figure}: {state.says.rstrip('.')}"
         elif self.kind == "flips:margin":
             outcome, figure, says = self._judge_sure_flips(pair)
         else:
             outcome, figure, says = self._compare(pair)
-        worst = worst_row(pair.rows, measure.key)
+        # max takes the first of equal rows, so a tie is decided by position
+        worst = max(pair.rows, key=measure.key, default=None)
+        if worst is not None and not any(measure.key(worst)):
+            worst = None
         return Outcome(
             pair.reference,
             pair.variant,
@@ -207,12 +235,9 @@ class Condition:
         mismatch = figures["nonfinite_mismatch"]
         if figure is None:
             outcome = UNDECIDED if pair.is_list else FAILED
-        else:
-            is_over = figure < self.limit if self.sign == "<" else figure > self.limit
-            outcome = FAILED if is_over else PASSED
-        if figure is None:
             value = "unknown"
         else:
+            outcome = self._outcome_of(figure)
             value = percent(figure) if measure.unit.startswith("of ") else number(figure)
         says = measure.words.format(value, of=plural(pair.positions, "position"), unit=pair.unit)
         # equal values may still have other bits, which a count of differing values does not show
@@ -227,74 +252,73 @@ class Condition:
             is_open = self.kind == "bits" or not figures["finite"] or is_token_unknown
             outcome = UNDECIDED if is_open else PASSED
         if self.kind == "kl" and not pair.is_list:
-            lost, undefined = sum(map(is_kl_lost, rows)), sum(row["kl"] is None for row in rows)
-            outcome = FAILED if lost or (figure is not None and outcome == FAILED) else PASSED
+            if figure is None:
+                outcome = PASSED
+            lost = sum(map(is_kl_lost, rows))
             if lost:
+                outcome = FAILED
                 says += f"; at {of_positions(lost, rows)} it is undefined or infinite"
-            if undefined > lost:
+            if equal := sum(row["kl"] is None for row in rows) - lost:
                 says += (
-                    f"; {of_positions(undefined - lost, rows)} with equal sides and undefined KL"
-                    " are left out"
+                    f"; {of_positions(equal, rows)} with equal sides and undefined KL are left out"
                 )
         # over elements that are finite on both sides
         if mismatch and self.kind in ("ulps", "rms", "max-abs"):
             outcome = FAILED
-            says += (
-                f", and {plural(mismatch, 'value is', 'values are')} NaN or infinite on one side"
-                " only"
-            )
+            values = plural(mismatch, "value is", "values are")
+            says += f", and {values} NaN or infinite on one side only"
         return outcome, figure, says
 
     def _compare_mismatch(self, figure: Row) -> tuple[str, float | None, str]:
         """Compare a figure of trainer against rollout, which is exact for these tokens; the
         interval is only said.
         """
-        value, low, high = figure["value"], figure["low"], figure["high"]
+        value, low = figure["value"], figure["low"]
         if value is None:
             return UNDECIDED, None, f"has no {self.kind}: it is undefined for these tokens"
-        is_beyond = value < self.limit if self.sign == "<" else value > self.limit
-        outcome = FAILED if is_beyond else PASSED
         says = f"has {self.kind} = {number(value)} {figure['unit']}".rstrip()
         if low is not None:
-            says += f" (95% interval {number(low)} to {number(high)})"
-        return outcome, value, says
+            says += f" (95% interval {number(low)} to {number(figure['high'])})"
+        return self._outcome_of(value), value, says
+
+    def _outcome_of(self, figure: float) -> str:
+        is_beyond = figure < self.limit if self.sign == "<" else figure > self.limit
+        return FAILED if is_beyond else PASSED
 
     def _judge_sure_flips(self, pair: PairReport) -> tuple[str, float | None, str]:
         """Count flips at which both sides prefer their own token by more than the limit. An
         undefined margin counts, a margin that a list does not have leaves it open.
         """
-        unit = "_ulps" if self.is_in_ulps else ""
+        ending = "_ulps" if self.is_in_ulps else ""
         sure = unknown = flips = 0
         largest = 0.0
         for row in pair.rows:
             if row["is_flip"] is False:
                 continue
             flips += 1
-            margins = [row[f"{side}_margin{unit}"] for side in ("reference", "variant")]
+            margins = [row[f"{side}_margin{ending}"] for side in ("reference", "variant")]
             finite = [margin for margin in margins if margin is not None]
             largest = max([largest, *finite])
-            if any(margin <= self.limit for margin in finite) and (
-                pair.is_list or len(finite) == 2
-            ):
+            is_known = len(finite) == 2
+            if (pair.is_list or is_known) and any(margin <= self.limit for margin in finite):
                 continue
-            is_open = pair.is_list and (row["is_flip"] is None or len(finite) < 2)
-            sure, unknown = sure + (not is_open), unknown + is_open
-        limit = f"both margins over {self.limit:.15g} {'ULPs' if self.is_in_ulps else pair.unit}"
-        at_most = (
-            f"; a side prefers its token by up to {number(largest)}"
-            f" {'ULPs' if self.is_in_ulps else pair.unit}"
-        )
+            if pair.is_list and (row["is_flip"] is None or not is_known):
+                unknown += 1
+            else:
+                sure += 1
+        unit = "ULPs" if self.is_in_ulps else pair.unit
         says = (
-            f"has a different argmax at {of_positions(sure, pair.rows)} with {limit}, of"
-            f" {plural(flips, 'flip')} in all"
+            f"has a different argmax at {of_positions(sure, pair.rows)} with both margins over"
+            f" {self.limit:.15g} {unit}, of {plural(flips, 'flip')} in all"
         )
-        if unknown and not sure:
-            return (
-                UNDECIDED,
-                sure,
-                f"{says}; margins at {of_positions(unknown, pair.rows)} are unknown",
-            )
-        return FAILED if sure else PASSED, sure, says + at_most * bool(flips and not sure)
+        if sure:
+            return FAILED, sure, says
+        if unknown:
+            says += f"; margins at {of_positions(unknown, pair.rows)} are unknown"
+            return UNDECIDED, sure, says
+        if flips:
+            says += f"; a side prefers its token by up to {number(largest)} {unit}"
+        return PASSED, sure, says
 
 
 _BY_TOP = ("flips", "same-top1", "flips:margin")  # conditions on top tokens
@@ -303,32 +327,6 @@ _BY_TOP = ("flips", "same-top1", "flips:margin")  # conditions on top tokens
 def _figure_of(pair: PairReport, name: str) -> Row | None:
     figures = pair.mismatch["figures"] if pair.mismatch else ()
     return next((figure for figure in figures if figure["name"] == name), None)
-
-
-def _judge_verdict(pair: PairReport) -> tuple[str, str, str]:
-    answer = pair.answer
-    following = [f"next `{answer.next_command}`"] if answer.next_command else []
-    parts = [answer.sentence.rstrip(". "), *following]
-    # a dump that is only compared is not stored, and has no id yet
-    if f"{COMMAND} verdict RUN " in answer.next_command:
-        parts[-1] += f", where RUN is the id that `{COMMAND} ingest` prints"
-    is_open = answer.name in (UNDECIDED, NOT_JUDGED)
-    outcome = UNDECIDED if is_open else PASSED
-    if exit_code([answer.name]):
-        outcome = FAILED
-    return outcome, answer.name, f"is {answer.name}: {'; '.join(parts)}"
-
-
-def _judge_state(pair: PairReport) -> tuple[str, str, str]:
-    """Judge the axis that a pair is; an axis that no server can be asked along is none."""
-    rows = [row for row in pair.answer.checks if row.check == SERVER_STATE]
-    row = rows[0]
-    # one pair has those of axes without a comparable side too, which may not pass
-    if row.outcome == PASSED:
-        row = next((each for each in rows if each.outcome == NOTED), row)
-    outcome = UNDECIDED if row.outcome in (NOTED, MISSING) else row.outcome
-    result = axes_of([row])[0].result
-    return outcome, result, f"is {result}: {row.says.rstrip('.')}"
 
 
 def parse_conditions(texts: str | Sequence[str]) -> list[Condition]:
@@ -348,7 +346,14 @@ def check_decidable(conditions: Sequence[Condition], pairs: Sequence[PairReport]
         if condition.kind in FIGURE_NAMES and any(
             _figure_of(pair, condition.kind) is None for pair in pairs
         ):
-            raise UsageError(f"condition {condition}: {_why_not_computed(condition.kind, pairs)}.")
+            reason = "is for a rollout's and a trainer's log-probabilities of the sampled tokens"
+            if any(pair.mismatch is not None for pair in pairs):
+                owner = "ulpscope"  # percentiles
+                for name, framework in reversed(FRAMEWORKS.items()):
+                    if condition.kind in {each.name for each in framework.figures}:
+                        owner = name
+                reason = f"is a figure of {owner}; add --as {owner}"
+            raise UsageError(f"condition {condition}: {reason}.")
         checks = [row.check for pair in pairs for row in pair.answer.checks]
         if condition.kind == "state" and SERVER_STATE not in checks:
             raise UsageError("condition state: is for a run of `probe --tests state`.")
@@ -364,30 +369,13 @@ def check_decidable(conditions: Sequence[Condition], pairs: Sequence[PairReport]
                 f"condition {condition}: reads every position, and a run this long is only"
                 " summed up.",
             )
-        column, refused = MEASURES[condition.kind].column, MEASURES[condition.kind].refused
-        if refused and all(pair.is_list and pair.figures[column] is None for pair in pairs):
+        measure = MEASURES[condition.kind]
+        if measure.refused and all(
+            pair.is_list and pair.figures[measure.column] is None for pair in pairs
+        ):
             raise UsageError(
-                f"condition {condition}: {refused}; leave it out for responses of servers.",
+                f"condition {condition}: {measure.refused}; leave it out for responses of servers.",
             )
-
-
-def _why_not_computed(figure: str, pairs: Sequence[PairReport]) -> str:
-    if all(pair.mismatch is None for pair in pairs):
-        return "is for a rollout's and a trainer's log-probabilities of the sampled tokens"
-    owners = [
-        owner
-        for owner, framework in FRAMEWORKS.items()
-        if figure in {each.name for each in framework.figures}
-    ]
-    owner = owners[0] if owners else "ulpscope"  # percentiles
-    return f"is a figure of {owner}; add --as {owner}"
-
-
-def worst_row(rows: Sequence[Row], key: Key) -> Row | None:
-    """Return the row with the largest key; None if every key is 0."""
-    # max takes the first of equal rows, so a tie is decided by position
-    worst = max(rows, key=key, default=None)
-    return worst if worst is not None and any(key(worst)) else None
 
 
 def of_positions(count: int, rows: Sequence[Row]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from typing import Any
 
 from ...errors import StoreError
@@ -49,32 +48,24 @@ class GateReport:
     @property
     def worst(self) -> Outcome | None:
         """The outcome with the worst position: of those that failed, or of all if none did."""
-        candidates = [
-            outcome for outcome in self.failed or self.outcomes if outcome.worst is not None
-        ]
+        candidates = [each for each in self.failed or self.outcomes if each.worst is not None]
         # conditions rank positions differently: between them the difference decides
-        return max(candidates, key=lambda outcome: by_difference(outcome.worst or {}), default=None)
+        return max(candidates, key=lambda each: by_difference(each.worst or {}), default=None)
 
     def place(self, row: Row) -> Row:
         """Add to a position the token read there and the texts of the tokens."""
         if not self.prompts:
             return row
-        prompt, position = self.prompts[row["prompt"]], row["position"]
+        position = row["position"]
+        prompt = self.prompts[row["prompt"]]
         token = prompt.token_ids[position] if prompt.token_ids else None
-        texts = {
-            f"{side}_text": self.vocabulary.get(row[f"{side}_token"])
-            for side in ("reference", "variant")
-        }
-        token_text = self.vocabulary.get(-1 if token is None else token)
-        text = prompt.token_texts[position] if prompt.token_texts else token_text
-        return {
-            "prompt": row["prompt"],
-            "position": position,
-            "token": token,
-            "text": text,
-            **row,
-            **texts,
-        }
+        text = self.vocabulary.get(-1 if token is None else token)
+        if prompt.token_texts:
+            text = prompt.token_texts[position]
+        place = {"prompt": row["prompt"], "position": position, "token": token, "text": text, **row}
+        for side in ("reference", "variant"):
+            place[f"{side}_text"] = self.vocabulary.get(row[f"{side}_token"])
+        return place
 
     def in_words(self, row: Row) -> str:
         """`position 17 (after ' the'): 473 ' cat' became 1716 ' dog', margins 0.31 and 0.06 logits
@@ -94,31 +85,28 @@ class GateReport:
         elif place.get("token") is not None:
             context = f" (after token {place['token']})"
         tokens = []
+        margins = []
+        ulps = []
         for side in ("reference", "variant"):
             token, text = place[f"{side}_token"], place[f"{side}_text"]
-            if token is None:
-                tokens.append("no token")
-            else:
-                tokens.append(f"{token}" if text is None else f"{token} {text!r}")
-        change = (
-            f"{tokens[0]} became {tokens[1]}" if place["is_flip"] else f"both choose {tokens[0]}"
-        )
-        margins, ulps = (
-            " and ".join(number(place[f"{side}_margin{unit}"]) for side in ("reference", "variant"))
-            for unit in ("", "_ulps")
-        )
+            words = "no token"
+            if token is not None:
+                words = f"{token}" if text is None else f"{token} {text!r}"
+            tokens.append(words)
+            margins.append(number(place[f"{side}_margin"]))
+            ulps.append(number(place[f"{side}_margin_ulps"]))
+        change = " became ".join(tokens) if place["is_flip"] else f"both choose {tokens[0]}"
+        name, unit = "max_ulps", "ULPs"
         # Elements near zero are thousands of ULPs apart by rounding alone: what passed is said in
         # the row's spacing.
-        what = (
-            ("max_row_ulps", "row ULPs")
-            if not self.failed and "max_row_ulps" in place
-            else ("max_ulps", "ULPs")
-        )
-        max_ulps = "" if place[what[0]] is None else f" and {number(place[what[0]])} {what[1]}"
+        if not self.failed and "max_row_ulps" in place:
+            name, unit = "max_row_ulps", "row ULPs"
+        if place[name] is not None:
+            difference += f" and {number(place[name])} {unit}"
         return (
-            f"{prompt}position {place['position']}{context}: {change}, margins {margins}"
-            f" {self.unit} ({ulps} ULPs), KL {number(place['kl'])} nats, {difference}{max_ulps}"
-            + odd
+            f"{prompt}position {place['position']}{context}: {change}, margins"
+            f" {' and '.join(margins)} {self.unit} ({' and '.join(ulps)} ULPs), KL"
+            f" {number(place['kl'])} nats, {difference}{odd}"
         )
 
     def sentence(self, outcome: Outcome) -> str:
@@ -129,10 +117,10 @@ class GateReport:
 
     def table(self) -> str:
         """Every outcome as plain text, a line each, then the notes."""
-        lines = [f"{outcome.outcome}: {self.sentence(outcome)}" for outcome in self.outcomes]
-        return "\n".join(
-            [f"gate {self.outcome}", *lines, *(f"note: {note}" for note in self.notes)],
-        )
+        lines = [f"gate {self.outcome}"]
+        lines += [f"{outcome.outcome}: {self.sentence(outcome)}" for outcome in self.outcomes]
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
 
     __str__ = table
 
@@ -188,18 +176,19 @@ def gate_of(
 ) -> GateReport:
     """Judge the pairs of a run by conditions. UsageError for one that cannot be decided of it."""
     check_decidable(conditions, pairs)
-    whole = [pair for pair in pairs if not pair.is_list]
     may_be_null = NULLABLE if run.header.has_tokens else NULLABLE | OF_TOKENS | COUNTS_OF_TOKENS
-    for row in chain.from_iterable((pair.figures, *pair.rows) for pair in whole):
-        numbers = {name: value for name, value in row.items() if name not in may_be_null}
-        lost = [name for name, value in numbers.items() if not isinstance(value, int | float)]
-        if lost:
-            raise StoreError(
-                f"{run.path.name}: its figure {lost[0]} is not a finite number; the file is"
-                " damaged.",
-            )
+    for pair in pairs:
+        for row in [] if pair.is_list else [pair.figures, *pair.rows]:
+            for name, value in row.items():
+                if name not in may_be_null and not isinstance(value, int | float):
+                    raise StoreError(
+                        f"{run.path.name}: its figure {name} is not a finite number; the file is"
+                        " damaged.",
+                    )
     outcomes = [condition.judge(pair) for condition in conditions for pair in pairs]
-    notes = [*gate_notes(pairs), *([note_of(run.header)] if run.header.k is not None else [])]
+    notes = gate_notes(pairs)
+    if run.header.k is not None:
+        notes.append(note_of(run.header))
     rows = {
         (pair.reference, pair.variant): pair.rows
         for pair in pairs
@@ -221,7 +210,7 @@ def figure_text(outcome: Outcome) -> str:
     """
     figure = outcome.figure
     if figure is None or isinstance(figure, str):
-        return f"{figure or ''} {outcome.unit}".strip() if figure else ""
+        return f"{figure} {outcome.unit}".strip() if figure else ""
     if outcome.unit == "positions":
         return plural(int(figure), "position")
     is_share = outcome.unit.startswith("of all")

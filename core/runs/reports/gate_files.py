@@ -13,7 +13,7 @@ from ...errors import StoreError
 from ...evidence import FAILED, PASSED
 from ...text import clean, number, plural
 from . import markdown
-from .conditions import UNDECIDED, Row
+from .conditions import UNDECIDED, Outcome, Row
 from .gate import GateReport, figure_text
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -23,29 +23,25 @@ _COLUMNS = 80
 def junit_text(report: GateReport) -> str:
     """JUnit XML: a suite a pair, a test a condition; `undecided` is a skipped test."""
     root = ET.Element("testsuites")
-    for pair in dict.fromkeys((outcome.reference, outcome.variant) for outcome in report.outcomes):
-        outcomes = [
-            outcome for outcome in report.outcomes if (outcome.reference, outcome.variant) == pair
-        ]
-        name = " ".join(clean(f"{pair[1]} vs {pair[0]}", 300).split())
-        counts = {"failures": FAILED, "skipped": UNDECIDED}
-        attributes = {
-            key: str(sum(each.outcome == kind for each in outcomes)) for key, kind in counts.items()
-        }
+    by_pair: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in report.outcomes:
+        by_pair.setdefault((outcome.variant, outcome.reference), []).append(outcome)
+    for pair, outcomes in by_pair.items():
+        kinds = [each.outcome for each in outcomes]
+        name = " ".join(clean(" vs ".join(pair), 300).split())
         suite = ET.SubElement(
             root,
             "testsuite",
-            {"name": name, "tests": str(len(outcomes)), **attributes},
+            name=name,
+            tests=str(len(kinds)),
+            failures=str(kinds.count(FAILED)),
+            skipped=str(kinds.count(UNDECIDED)),
         )
         for outcome in outcomes:
             # a dot would make packages of it
             class_name = f"ulpscope.{name.replace('.', '_')}"
-            test = ET.SubElement(
-                suite,
-                "testcase",
-                name=clean(outcome.condition, 300),
-                classname=class_name,
-            )
+            condition = clean(outcome.condition, 300)
+            test = ET.SubElement(suite, "testcase", name=condition, classname=class_name)
             if outcome.outcome != PASSED:
                 result = ET.SubElement(test, "failure" if outcome.outcome == FAILED else "skipped")
                 result.attrib["message"] = clean(outcome.says, 4000)
@@ -60,10 +56,10 @@ def markdown_text(report: GateReport) -> str:
 
     The table comes last, for it is what a comment has no room for.
     """
-    counts = {
-        kind: sum(outcome.outcome == kind for outcome in report.outcomes)
-        for kind in (FAILED, UNDECIDED, PASSED)
-    }
+    kinds = [outcome.outcome for outcome in report.outcomes]
+    counts = [
+        f"{kinds.count(kind):,} {kind}" for kind in (FAILED, UNDECIDED, PASSED) if kind in kinds
+    ]
     rows = []
     for outcome in report.outcomes:
         pair = f"{markdown.code(outcome.variant)} vs {markdown.code(outcome.reference)}"
@@ -72,7 +68,7 @@ def markdown_text(report: GateReport) -> str:
         rows.append((result, condition, pair, figure_text(outcome), says))
     parts = [
         f"### ULPscope gate: {report.outcome}",
-        f"{', '.join(f'{count:,} {kind}' for kind, count in counts.items() if count)}.",
+        f"{', '.join(counts)}.",
     ]
     worst = report.worst
     if worst is not None and worst.worst is not None:

@@ -47,11 +47,13 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
         picture if pairs == run.pairs else "",
     ]
     if others := answers[1:]:
-        of_others = [
-            part for other in others for part in (*_pair(run, *other), *_details(run, *other))
-        ]
+        of_others = []
+        for other in others:
+            of_others += [*_pair(run, *other), *_details(run, *other)]
         parts.append(fold(plural(len(others), "other variant"), of_others))
-    details = [*_prompts(run, pair), *_reproduction(run), _provenance(run)]
+    mark = {"model": code, "revision": code}
+    origins = {name: mark.get(name, plain)(each) for name, each in origin(run).items() if each}
+    details = [*_prompts(run, pair), *_reproduction(run), facts(origins)]
     parts.append(fold("Prompt, how to reproduce, versions", details))
     parts.append(fold("All metrics and checks", _details(run, pair, answer)))
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -80,13 +82,6 @@ def origin(run: RunReader) -> dict[str, str]:
         "captured" if about.kind == "capture" else "uploaded": f"{run.created:%Y-%m-%d %H:%M} UTC",
         "note": about.note,
     }
-
-
-def _provenance(run: RunReader) -> str:
-    mark = {"model": code, "revision": code}
-    return facts(
-        {name: mark.get(name, plain)(value) for name, value in origin(run).items() if value},
-    )
 
 
 def _is_folder(about: Provenance) -> bool:
@@ -169,11 +164,9 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
             "could flip": f"{summary.could_flip:,} ({plural(summary.ties, 'exact tie')})",
             "smallest margin": f"{number(summary.min_margin)} {header.unit}",
         }
-    elements, over = (
-        over_logits(summary, header.rows * header.vocab, header.elements),
-        over_positions(summary, header.rows),
-    )
-    logits, kl_over = elements and f", {elements}", over and f", {over}"
+    elements = over_logits(summary, header.rows * header.vocab, header.elements)
+    over = over_positions(summary, header.rows)
+    logits = elements and f", {elements}"
     figures = {}
     if header.has_tokens:
         figures["flips"] = (
@@ -191,9 +184,8 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
         ),
     }
     if header.has_tokens:
-        figures["KL, nats"] = (
-            f"mean {number(summary.mean_kl)}, max {number(summary.max_kl)}{kl_over}"
-        )
+        kl = f"mean {number(summary.mean_kl)}, max {number(summary.max_kl)}"
+        figures["KL, nats"] = f"{kl}, {over}" if over else kl
     figures |= order_facts(run.evidence(pair.index))
     if summary.nonfinite_mismatch:
         element = header.elements.removesuffix("s")
@@ -203,29 +195,26 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
 
 def order_facts(evidence: Sequence[Evidence]) -> dict[str, str]:
     """Return the headline figures of embeddings or scores; empty of logits."""
-    for row in evidence:
-        figures = row.figures
+    headlines = {}
+    for figures in (row.figures for row in evidence):
         if isinstance(figures, EmbeddingFigures):
-            facts_of = {"largest 1 - cosine": number(figures.largest_cosine_distance)}
+            headlines["largest 1 - cosine"] = number(figures.largest_cosine_distance)
             if figures.neighbors_changed is not None:
                 changed = out_of(figures.neighbors_changed, figures.neighbors_of or 0)
-                facts_of["nearest neighbors that change"] = changed
-            return facts_of
-        if isinstance(figures, ScoreFigures):
-            changed = out_of(figures.pairs_changed, figures.pairs)
-            return {"pairs that change order": changed, "near ties": f"{figures.near_ties:,}"}
-    return {}
+                headlines["nearest neighbors that change"] = changed
+        elif isinstance(figures, ScoreFigures):
+            headlines["pairs that change order"] = out_of(figures.pairs_changed, figures.pairs)
+            headlines["near ties"] = f"{figures.near_ties:,}"
+    return headlines
 
 
 def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
     """Return the checks of a pair, and all other figures."""
     checks = [(row.outcome, plain(title), plain(row.says)) for title, row in answer.titled_checks]
-    shown_checks = [
-        table(("outcome", "check", "result"), checks) if checks else "",
-        answer.not_run_line,
-    ]
+    shown = [table(("outcome", "check", "result"), checks)] if checks else []
+    shown.append(answer.not_run_line)
     if run.header.k is not None:
-        return [*shown_checks, note_of(run.header)]
+        return [*shown, note_of(run.header)]
     summary, dtype = pair.summary, run.header.compute_dtype
     histogram = run.histogram(pair.index)
     median, most = (number(ulp_percentile(histogram, share)) for share in (0.5, 0.99))
@@ -239,7 +228,7 @@ def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
     if run.header.has_tokens:
         ties = plural(summary.ties, "exact tie")
         figures["near ties"] = f"{summary.near_ties:,} ({ties})"
-    return [*shown_checks, facts(figures, "metric")]
+    return [*shown, facts(figures, "metric")]
 
 
 def _prompts(run: RunReader, pair: StoredPair) -> list[str]:
@@ -271,9 +260,11 @@ def _flips(run: RunReader, pair: StoredPair, flips: DataFrame) -> str:
         place = f"{row.position}{run.header.of_prompt(row.prompt)}"
         tokens = []
         for token in (row.reference_token, row.variant_token):
-            text = None if pd.isna(token) else run.vocabulary.get(int(token))
-            label = f"{token}" if text is None else f"{token} {code(repr(text))}"
-            tokens.append("none (all NaN)" if pd.isna(token) else label)
+            label = "none (all NaN)"
+            if not pd.isna(token):
+                text = run.vocabulary.get(int(token))
+                label = f"{token}" if text is None else f"{token} {code(repr(text))}"
+            tokens.append(label)
         margins = (row.reference_margin_ulps, row.variant_margin_ulps)
         ulps = ["undefined" if pd.isna(margin) else f"{int(margin):,}" for margin in margins]
         rows.append((place, *tokens, " / ".join(ulps), number(row.max_abs)))

@@ -42,16 +42,15 @@ def over_positions(summary: Summary, rows: int) -> str:
     """`over 14 of 40 positions; infinite at 26`: what mean and largest KL are over, '' if that is
     all of them.
     """
-    undefined = rows - summary.kl_positions - summary.kl_infinite
-    rest = [
-        f"; {what} at {n:,}"
-        for what, n in (("infinite", summary.kl_infinite), ("undefined", undefined))
-        if n
-    ]
-    return _out_of(summary.kl_positions, rows, "positions") + "".join(rest)
+    over = _out_of(summary.kl_positions, rows, "positions")
+    if summary.kl_infinite:
+        over += f"; infinite at {summary.kl_infinite:,}"
+    if undefined := rows - summary.kl_positions - summary.kl_infinite:
+        over += f"; undefined at {undefined:,}"
+    return over
 
 
-def over_logits(summary: Summary, elements: int, what: str = "logits") -> str:
+def over_logits(summary: Summary, elements: int, what: str) -> str:
     """`over 280 of 24,000 logits`: what differences and ULPs are over, those finite on both sides;
     '' if all are.
     """
@@ -105,16 +104,14 @@ def report_of_run(
 
     only: the pair of which rows and histogram are read; those of the others are left empty then.
     """
-    pairs, is_list = [], run.header.k is not None
+    pairs = []
+    is_list = run.header.k is not None
     for pair in run.pairs:
         is_read = only in (None, pair.index)
         records = run.records(pair.index) if is_read else []
         rows = [{name: plain_number(value) for name, value in row.items()} for row in records]
-        if (
-            is_read
-            and not is_list
-            and [(row["prompt"], row["position"]) for row in rows] != run.header.places()
-        ):
+        places = [(row["prompt"], row["position"]) for row in rows]
+        if is_read and not is_list and places != run.header.places():
             raise StoreError(
                 f"{run.path.name}: its figures are of other positions than its prompts have; the"
                 " file is damaged.",
@@ -152,6 +149,8 @@ def _verdict_json(pair: PairReport) -> Record:
     # of values that are no logits
     orders = [row.figures.to_json() for row in answer.checks if row.group == ORDER]
     return {
+        "reference": pair.reference,
+        "variant": pair.variant,
         "verdict": answer.name,
         "because": answer.sentence if answer.is_judged else None,
         "first_place": answer.first_place,
@@ -198,14 +197,6 @@ def as_json(
     if with_positions:
         result["by_position"] = [with_place(row, _POSITION_FIELDS) for row in selection.rows]
     if len(pairs) > 1:
-        result["pairs"] = [
-            {
-                "reference": pair.reference,
-                "variant": pair.variant,
-                **_verdict_json(pair),
-                **pair.figures,
-            }
-            for pair in pairs
-        ]
+        result["pairs"] = [_verdict_json(pair) | pair.figures for pair in pairs]
         result["classes"] = classes
     return result

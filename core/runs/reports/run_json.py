@@ -42,9 +42,10 @@ def _commands(stated: str, command: str) -> dict[str, str]:
     """`command`: made here of typed options, '' if there are none; then `stated_command`: what the
     file's author says it was, which must not be run unread.
     """
-    return {"command": command} | (
-        {"stated_command": clean(stated, _LONGEST_STATED)} if stated and not command else {}
-    )
+    commands = {"command": command}
+    if stated and not command:
+        commands["stated_command"] = clean(stated, _LONGEST_STATED)
+    return commands
 
 
 def run_json(run: RunReader, *, with_positions: bool = False) -> Record:
@@ -57,9 +58,6 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> Record:
     # only rows of the first pair are in the report, and those of all would be read
     pairs, classes = report_of_run(run, only=0)
     report = as_json(pairs, classes, header, with_positions=with_positions)
-    caches = [
-        kv for pair in sorted(run.pairs_with_kv) if (kv := caches_json(run, pair)) is not None
-    ]
     verdicts = [
         {
             "variant": pair.variant,
@@ -86,7 +84,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> Record:
         "sides": sides,
         **report,
         "verdicts": verdicts,
-        "kv": caches,
+        "kv": [caches_json(run, pair) for pair in sorted(run.pairs_with_kv)],
         "choices": [choices_json(run, pair) for pair in sorted(run.pairs_with_choices)],
         "generations": tokens,
     }
@@ -95,6 +93,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> Record:
 def ops_json(run: OpsRun) -> Record:
     """Probes of operations: what the run says of itself, and its rows."""
     about = run.header
-    created = about.created.isoformat() + "Z" if about.created is not None else None
-    result = {**asdict(about), **_commands(about.command, ""), "created": created, "rows": run.rows}
-    return {**({"run_id": run.run_id} if run.run_id else {}), **result}
+    created = about.created and about.created.isoformat() + "Z"
+    result: Record = {"run_id": run.run_id} if run.run_id else {}
+    result |= asdict(about) | _commands(about.command, "")
+    return result | {"created": created, "rows": run.rows}

@@ -107,9 +107,11 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
 
     with ThreadPoolExecutor(_AFAR_THREADS, thread_name_prefix="ulpscope-listing") as pool:
         cards |= zip(missing, pool.map(read, missing), strict=True)
-    # a file that cannot be read is asked again next time
-    readable = [path for path in missing if isinstance(cards[path], RunCard)]
-    new_cards = {path.stem: msgspec.json.encode(cards[path]) for path in readable}
+    new_cards = {}
+    for path in missing:
+        # a file that cannot be read is asked again next time
+        if isinstance(cards[path], RunCard):
+            new_cards[path.stem] = msgspec.json.encode(cards[path])
     if new_cards:
         mirror.remember(new_cards)
     cards |= read_runs([path for path in paths if path not in cards])
@@ -128,8 +130,8 @@ def arrange(
     """Sort cards, newest first, and split off unreadable files. results: of `read_runs`, of files
     of the store.
     """
-    cards: list[RunCard] = []
-    broken_runs: list[BrokenRun] = []
+    cards = []
+    broken_runs = []
     folders = store.directory, *store.read_only
     is_read_only = {folder: not store.is_writable(folder / "any") for folder in folders}
     for path, card in results.items():
@@ -142,17 +144,18 @@ def arrange(
 
 def rename(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
     """Cards with the names that members gave their runs."""
-    names = {run_id: each.name for run_id, each in labels.items() if each.name}
-    return [
-        replace(card, name=names[card.run_id]) if card.run_id in names else card for card in cards
-    ]
+    renamed = []
+    for card in cards:
+        label = labels.get(card.run_id)
+        renamed.append(replace(card, name=label.name) if label and label.name else card)
+    return renamed
 
 
 def drop_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
     """Cards without those of runs whose judged run is among `cards` too."""
     run_ids = {card.run_id for card in cards}
-    unlabeled = Labels()
-    return [card for card in cards if labels.get(card.run_id, unlabeled).judged_as not in run_ids]
+    replaced = {run_id for run_id, each in labels.items() if each.judged_as in run_ids}
+    return [card for card in cards if card.run_id not in replaced]
 
 
 def count_verdicts(cards: Sequence[RunCard]) -> str:
@@ -160,9 +163,10 @@ def count_verdicts(cards: Sequence[RunCard]) -> str:
     frequent first.
     """
     counts = Counter(clean(name) for card in cards for name in card.pair_verdicts)
+    if not counts:
+        return f"{plural(len(cards), 'run')}."
     of_each = ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
-    pairs = f" with {plural(counts.total(), 'pair')}: {of_each}" if counts else ""
-    return f"{plural(len(cards), 'run')}{pairs}."
+    return f"{plural(len(cards), 'run')} with {plural(counts.total(), 'pair')}: {of_each}."
 
 
 def prompt_texts(paths: Sequence[Path]) -> dict[Path, str]:
@@ -220,8 +224,8 @@ def _read_card(database: Database) -> RunCard:
         worst = {}
         for column, name in enumerate(_WORST, 3):
             values = [row[column] for row in pairs if row[column] is not None]
-            worst[name] = max(values, default=None)
-        worst |= {name: worst[name] or 0 for name in ("max_neq_share", "nonfinite_mismatch")}
+            is_known = name in ("max_neq_share", "nonfinite_mismatch")
+            worst[name] = max(values, default=0 if is_known else None)
         logits_bytes = 0
         if about["kind"] != "ops" and keep == ALL:
             itemsize = format_named(about["compute_dtype"]).itemsize

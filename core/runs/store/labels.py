@@ -78,7 +78,7 @@ def labels_of(
     # a browser sends line ends of Windows
     lines = note.replace("\r\n", "\n").replace("\r", "\n")
     typed = Labels(
-        tuple(dict.fromkeys(tag for tag in cleaned if tag)),
+        tuple(dict.fromkeys(filter(None, cleaned))),
         printable(lines, "", "\n\t").strip(),
         pinned,
         name=" ".join(printable(name).split()),
@@ -145,9 +145,8 @@ def change(folder: Path, work: Callable[[sqlite3.Connection], Result]) -> Result
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with closing(
-            sqlite3.connect(folder / FILE, timeout=_WAIT_SECONDS, isolation_level=None),
-        ) as database:
+        connection = sqlite3.connect(folder / FILE, timeout=_WAIT_SECONDS, isolation_level=None)
+        with closing(connection) as database:
             database.execute("BEGIN IMMEDIATE")
             for table in _TABLES:
                 database.execute(table)
@@ -167,10 +166,26 @@ def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels
     Others' tags and pin stay, and a note that both changed becomes both notes.
     """
     row = database.execute("SELECT * FROM label WHERE run_id = ?", [run_id]).fetchone()
-    name = database.execute("SELECT name FROM renamed WHERE run_id = ?", [run_id]).fetchone()
+    renamed = database.execute("SELECT name FROM renamed WHERE run_id = ?", [run_id]).fetchone()
     current = _labels_of_row(*row) if row else Labels()
-    current = structs.replace(current, name=name[0] if name else "")
-    labels = _check(mine if base is None else _merge(base, mine, current))
+    current = structs.replace(current, name=renamed[0] if renamed else "")
+    if base is not None:
+        kept = [tag for tag in current.tags if tag in mine.tags or tag not in base.tags]
+        kept += [tag for tag in mine.tags if tag not in base.tags and tag not in kept]
+        if current.tags == base.tags:
+            # tags keep the order that was chosen
+            kept = list(mine.tags)
+        note = current.note
+        if mine.note != base.note:
+            if current.note in (base.note, mine.note, ""):
+                note = mine.note
+            elif mine.note:
+                # both have changed it: the other's is never lost, not even to an empty one
+                note = f"{current.note}\n\n{mine.note}"
+        pinned = current.pinned if mine.pinned == base.pinned else mine.pinned
+        name = current.name if mine.name == base.name else mine.name
+        mine = Labels(tuple(kept), note, pinned, mine.judged_as or current.judged_as, name)
+    labels = _check(mine)
     forget(database, run_id)
     if labels != Labels(name=labels.name):
         tags = msgspec.json.encode(labels.tags).decode()
@@ -185,21 +200,3 @@ def forget(database: sqlite3.Connection, run_id: str) -> None:
     """Remove the labels of a run."""
     for table in ("label", "renamed"):
         database.execute(f"DELETE FROM {table} WHERE run_id = ?", [run_id])
-
-
-def _merge(base: Labels, mine: Labels, current: Labels) -> Labels:
-    tags = [tag for tag in current.tags if tag in mine.tags or tag not in base.tags]
-    tags += [tag for tag in mine.tags if tag not in base.tags and tag not in tags]
-    if current.tags == base.tags:
-        # tags keep the order that was chosen
-        tags = list(mine.tags)
-    if mine.note == base.note:
-        note = current.note
-    elif current.note in (base.note, mine.note, ""):
-        note = mine.note
-    else:
-        # both have changed it: the other's is never lost, not even to an empty one
-        note = f"{current.note}\n\n{mine.note}" if mine.note else current.note
-    pinned = current.pinned if mine.pinned == base.pinned else mine.pinned
-    name = current.name if mine.name == base.name else mine.name
-    return Labels(tuple(tags), note, pinned, mine.judged_as or current.judged_as, name)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import os
 import random
+import re
 import threading
 import time
 import zlib
@@ -67,11 +68,6 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     card: msgspec.Raw
 
 
-def is_url(text: str) -> bool:
-    """Return whether a store's name is a URL and no directory."""
-    return "://" in text
-
-
 class Mirror:
     """The objects of a URL, and the folder of this machine through which they are seen."""
 
@@ -88,11 +84,8 @@ class Mirror:
 
     def runs(self) -> dict[str, Meta]:
         """Return runs by id."""
-        return {
-            name.removesuffix(SUFFIX): each
-            for name, each in self._list().items()
-            if name.endswith(SUFFIX)
-        }
+        listed = self._list()
+        return {name.removesuffix(SUFFIX): listed[name] for name in listed if name.endswith(SUFFIX)}
 
     def _list(self) -> dict[str, Meta]:
         with self._lock:
@@ -153,11 +146,11 @@ class Mirror:
             while file.tell() < remote["size"]:
                 end = min(file.tell() + PIECE_BYTES, remote["size"])
                 options = {"range": (file.tell(), end), "if_match": remote["e_tag"]}
-                body = None
+                body = b""
                 # the object may have another tag by now
                 with suppress(FileExistsError):
-                    body = self._ask("read", self._piece, path.name, options)
-                if not body or len(body) != end - file.tell():
+                    body, _ = self._read(self._long, path.name, options)
+                if len(body) != end - file.tell():
                     raise StoreError(
                         f"run '{path.stem}' changed in {self.url} while it was fetched; try again.",
                     )
@@ -231,7 +224,7 @@ class Mirror:
         it again.
         """
         for _ in range(MOST_TRIES):
-            body, tag = self._read(labels.FILE)
+            body, tag = self._read(self._short, labels.FILE)
             with TemporaryDirectory() as name:
                 copy = Path(name) / labels.FILE
                 copy.write_bytes(body)
@@ -266,7 +259,7 @@ class Mirror:
             if remote is None:
                 path.unlink(missing_ok=True)
             elif self._tags.get(name) != remote["e_tag"] or not path.exists():
-                body, self._tags[name] = self._read(name)
+                body, self._tags[name] = self._read(self._short, name)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(path, body)
 
@@ -291,11 +284,11 @@ class Mirror:
             if not self._cards and (self.folder / INDEX).exists():
                 index = gzip.decompress((self.folder / INDEX).read_bytes())
                 self._cards = msgspec.json.decode(index, type=dict[str, _Entry])
-            return {
-                each: entry.card
-                for each, entry in self._cards.items()
-                if each in runs and entry.tag == runs[each]["e_tag"]
-            }
+            cards = {}
+            for each, entry in self._cards.items():
+                if each in runs and entry.tag == runs[each]["e_tag"]:
+                    cards[each] = entry.card
+            return cards
         return {}
 
     def remember(self, cards: Mapping[str, bytes]) -> None:
@@ -306,23 +299,19 @@ class Mirror:
         with self._lock, suppress(StoreError):
             runs = self.runs()
             raw_cards = self.cards() | {each: msgspec.Raw(card) for each, card in cards.items()}
-            self._cards = {
-                each: _Entry(runs[each]["e_tag"], card)
-                for each, card in raw_cards.items()
-                if each in runs
-            }
+            self._cards = {}
+            for each, card in raw_cards.items():
+                if each in runs:
+                    self._cards[each] = _Entry(runs[each]["e_tag"], card)
             index = gzip.compress(msgspec.json.encode(self._cards), mtime=0)
             write_atomic(self.folder / INDEX, index)
             self.send_small(INDEX, 1 << 30)
 
-    def _piece(self, name: str, options: Any) -> bytes:
-        return bytes(self._obstore.get(self._long, name, options=options).bytes())
-
-    def _read(self, name: str) -> tuple[bytes, str]:
-        """Return a small object and its tag, both empty if there is none."""
+    def _read(self, client: Any, name: str, options: Any = None) -> tuple[bytes, str]:
+        """Return an object, or a piece of it, and its tag, both empty if there is none."""
 
         def ask() -> tuple[bytes, str]:
-            answer = self._obstore.get(self._short, name)
+            answer = self._obstore.get(client, name, options=options)
             return bytes(answer.bytes()), answer.meta["e_tag"]
 
         return self._ask("read", ask) or (b"", "")
@@ -336,7 +325,8 @@ class Mirror:
         for path in self.folder.glob(f"{WRITING}*"):
             if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                 discard(path)
-        most, files = configuration().limits.cache_bytes, []
+        most = configuration().limits.cache_bytes
+        files = []
         for path in self.folder.glob(f"*{SUFFIX}"):
             with suppress(OSError):
                 status = path.stat()
@@ -377,20 +367,22 @@ class Mirror:
         raise AssertionError("unreachable")
 
 
-_NO_CREDENTIALS = "no credentials for it are in the environment"
 # in words of ours: a backend's own may quote keys
 _REASONS = {
-    **dict.fromkeys(("permissiondenied", "unauthenticated"), "access is denied"),
+    "permissiondenied|unauthenticated": "access is denied",
     # of the cloud's own machines
-    **dict.fromkeys(("credential", "metadata", "/api/token"), _NO_CREDENTIALS),
+    "credential|metadata|/api/token": "no credentials for it are in the environment",
     "nosuchbucket": "there is no such bucket",
-    **dict.fromkeys(("sending request", "timed out"), "no answer, or an error"),
+    "sending request|timed out": "no answer, or an error",
 }
 
 
 def _reason(error: BaseException) -> str:
-    text = f"{type(error).__name__} {error}".lower()
-    return next((words for part, words in _REASONS.items() if part in text), type(error).__name__)
+    kind = type(error).__name__
+    for pattern, words in _REASONS.items():
+        if re.search(pattern, f"{kind} {error}", re.IGNORECASE):
+            return words
+    return kind
 
 
 def _is_copy(path: Path, remote: Meta) -> bool:

@@ -25,7 +25,7 @@ from ...errors import LimitError, StoreError
 from ...text import clean, slug
 from . import labels
 from .labels import Attached, Labels
-from .objects import is_url, mirror_for, mirror_of
+from .objects import mirror_for, mirror_of
 from .partial import Partial, sweep
 
 SUFFIX = ".duckdb"
@@ -137,13 +137,15 @@ class Store:
         runs = {} if self.mirror is None else self.mirror.runs()
         stamps = []
         for path in self.paths(of_cells=of_cells):
-            if (remote := runs.get(path.stem)) is not None and path.parent == self.directory:
-                stamps.append((str(path), zlib.crc32(remote["e_tag"].encode()), remote["size"]))
-                continue
+            remote = runs.get(path.stem) if path.parent == self.directory else None
             # deleted between the listing and the look
             with suppress(OSError):
-                status = path.stat()
-                stamps.append((str(path), status.st_mtime_ns, status.st_size))
+                if remote is None:
+                    status = path.stat()
+                    stamp = status.st_mtime_ns, status.st_size
+                else:
+                    stamp = zlib.crc32(remote["e_tag"].encode()), remote["size"]
+                stamps.append((str(path), *stamp))
         return stamps
 
     def is_writable(self, path: Path) -> bool:
@@ -176,14 +178,12 @@ class Store:
         if not is_run_id(run_id):
             raise StoreError(f"'{clean(run_id)}' is not a run id; `list` shows those there are.")
         close = [path for path in self.paths() if path.stem.startswith(run_id)]
-        if len(close) == 1:
-            return close[0]
-        if close:
-            raise StoreError(
-                f"run '{run_id}' could be {', '.join(p.stem for p in close[:3])}; give more of"
-                " its id.",
-            )
-        raise StoreError(f"no run '{run_id}' in {self.address}; `list` shows those there are.")
+        if not close:
+            raise StoreError(f"no run '{run_id}' in {self.address}; `list` shows those there are.")
+        if len(close) > 1:
+            ids = ", ".join(path.stem for path in close[:3])
+            raise StoreError(f"run '{run_id}' could be {ids}; give more of its id.")
+        return close[0]
 
     def _is_there(self, run_id: str) -> bool:
         if self.mirror is None:
@@ -244,17 +244,15 @@ class Store:
 
     def _deleted_id(self, run_id: str) -> str:
         ids = [run.run_id for run in self.deleted()]
-        close = [each for each in ids if run_id and each.startswith(run_id)]
         if run_id in ids:
-            close = [run_id]
-        if len(close) != 1:
+            return run_id
+        close = [each for each in ids if run_id and each.startswith(run_id)]
+        if len(close) == 1:
+            return close[0]
+        problem = f"could be {', '.join(close[:3])}; give more of its id"
+        if not close:
             problem = "is no deleted run"
-            if close:
-                problem = f"could be {', '.join(close[:3])}; give more of its id"
-            raise StoreError(
-                f"'{clean(run_id)}' {problem}. `list --deleted` shows those there are.",
-            )
-        return close[0]
+        raise StoreError(f"'{clean(run_id)}' {problem}. `list --deleted` shows those there are.")
 
     def _remove(self, run_ids: Sequence[str]) -> None:
         """Remove runs that are still deleted: one that is restored in the same moment stays."""
@@ -292,7 +290,7 @@ class Store:
     def new_run_id(self, name: str, created: datetime) -> str:
         """Sortable by time, readable, and unique: 20261120-213000-fresh-against-cached-3f9a."""
         words = slug(name.lower())[:_LONGEST_WORDS].strip("-")
-        parts = created.strftime("%Y%m%d-%H%M%S"), words, secrets.token_hex(2)
+        parts = f"{created:%Y%m%d-%H%M%S}", words, secrets.token_hex(2)
         return "-".join(filter(None, parts))
 
     @contextmanager
@@ -420,6 +418,6 @@ def open_store(directory: str | Path | None = None) -> Store:
     shipped = clone / "sample_runs"
     default = clone / "runs" if shipped.is_dir() else "runs"
     address = str(directory or os.environ.get("ULPSCOPE_STORE") or default)
-    folder = mirror_for(address) if is_url(address) else Path(address)
+    folder = mirror_for(address) if "://" in address else Path(address)
     samples = os.environ.get("ULPSCOPE_SAMPLES", str(shipped))
     return Store(folder, [Path(samples)] if samples else [])

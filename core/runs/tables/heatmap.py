@@ -52,21 +52,6 @@ def narrow_cells(
     return pyramid.maxima(cells, 1, pyramid.FACTOR ** levels_of(header).start)
 
 
-def first_level_rows(
-    table: Table,
-    header: RunHeader,
-    pair: int,
-    narrow: Sequence[Bits],
-) -> pa.Table:
-    """Rows of the first level that is stored of one of PYRAMIDS. narrow: all rows,
-    `narrow_cells`.
-    """
-    level = levels_of(header).start
-    span = pyramid.FACTOR**level
-    rows = np.arange(0, header.rows, span, dtype=np.int32)
-    return cell_rows(table, pair, level, rows, pyramid.maxima(np.concatenate(narrow), span, 1))
-
-
 def cell_rows(
     table: Table,
     pair: int,
@@ -82,11 +67,23 @@ def cell_rows(
     return table.arrow(pair=pair, level=level, first_row=rows, cells=bits)
 
 
-def insert_levels(database: Database, table: Table, header: RunHeader, pair: int) -> None:
-    """Insert the coarser levels, 4 x 4 cells to one, from the first one in the file; 4096 rows at a
-    time.
+def insert_levels(
+    database: Database,
+    table: Table,
+    header: RunHeader,
+    pair: int,
+    narrow: Sequence[Bits],
+) -> None:
+    """Insert the levels of one of PYRAMIDS, 4 x 4 cells to one, from the first one in the file;
+    4096 rows at a time. narrow: all rows, `narrow_cells`, if that first one is not there yet.
     """
-    for level in levels_of(header)[1:]:
+    levels = levels_of(header)
+    if narrow:
+        span = pyramid.FACTOR**levels.start
+        rows_of_cells = np.arange(0, header.rows, span, dtype=np.int32)
+        cells = pyramid.maxima(np.concatenate(narrow), span, 1)
+        database.insert(table.name, cell_rows(table, pair, levels.start, rows_of_cells, cells))
+    for level in levels[1:]:
         span = pyramid.cell_shape(level)[0]
         at_once = max(4096, span)
         for start in range(0, header.rows, at_once):

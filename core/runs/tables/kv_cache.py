@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...errors import UsageError
-from ...numerics.arrays import Array, Bits
+from ...numerics.arrays import Bits
 from ...numerics.formats import FLOAT32, FloatFormat
 from ...text import plural
 from ..file.table import Table
@@ -92,13 +92,11 @@ def kv_rows(
     if variant.bits.dtype.itemsize == 4:
         fmt = FLOAT32
     heads, _, width = reference.bits.shape
-    if (variant.bits.shape[0], variant.bits.shape[2]) != (heads, width):
-        ours, theirs = (
-            f"{plural(part.bits.shape[0], 'head')} x {part.bits.shape[2]}"
-            for part in (reference, variant)
-        )
+    other_heads, _, other_width = variant.bits.shape
+    if (heads, width) != (other_heads, other_width):
         raise UsageError(
-            f"layer {variant.layer}: KV caches have different shapes: {ours} vs. {theirs}.",
+            f"layer {variant.layer}: KV caches have different shapes: {plural(heads, 'head')} x"
+            f" {width} vs. {plural(other_heads, 'head')} x {other_width}.",
         )
     # a sliding window drops the earliest positions, on either side at another place
     first = max(reference.first_position, variant.first_position)
@@ -109,6 +107,14 @@ def kv_rows(
         for part in (reference, variant)
     )
     figures = figures_of(a, b, fmt).reshape(heads, len(positions))
+    first_element = pa.nulls(heads, pa.int32())
+    is_other = figures["neq"] > 0
+    if is_other.any():
+        # of each head's first differing position
+        rows = np.arange(heads) * len(positions) + is_other.argmax(axis=1)
+        by_element = figures_of(a[rows].reshape(-1, 1), b[rows].reshape(-1, 1), fmt)
+        places = by_element["neq"].reshape(heads, -1).argmax(axis=1)
+        first_element = pa.array(places.astype(np.int32), mask=~is_other.any(axis=1))
     keys = {"pair": pair, "prompt": variant.prompt, "layer": variant.layer, "kind": variant.kind}
     by_head = KV.arrow(
         **keys,
@@ -116,21 +122,7 @@ def kv_rows(
         elements=len(positions) * width,
         **columns_of(KV, figures, axis=1),
         first_position=first_position(figures, positions),
-        first_element=_first_element(a, b, figures, fmt),
+        first_element=first_element,
     )
     by_position = columns_of(KV_POSITION, figures, axis=0)
     return by_head, KV_POSITION.arrow(**keys, position=positions, **by_position)
-
-
-def _first_element(a: Bits, b: Bits, figures: Array, fmt: FloatFormat) -> pa.Array:
-    """Return the first differing element of each head's first differing position, null if there is
-    none. a, b: [heads x positions, width]; figures: [heads, positions]
-    """
-    heads, positions = figures.shape
-    is_other = figures["neq"] > 0
-    if not is_other.any():
-        return pa.nulls(heads, pa.int32())
-    rows = np.arange(heads) * positions + is_other.argmax(axis=1)
-    by_element = figures_of(a[rows].reshape(-1, 1), b[rows].reshape(-1, 1), fmt)
-    first = by_element["neq"].reshape(heads, -1).argmax(axis=1)
-    return pa.array(first.astype(np.int32), mask=~is_other.any(axis=1))

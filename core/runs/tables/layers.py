@@ -9,7 +9,7 @@ rounding floor (16 bytes).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -126,7 +126,7 @@ class _Outputs:
     width: int
     format: FloatFormat
     is_seen: Flags
-    figures: Array
+    figures: Array = field(default_factory=lambda: np.empty(0, FIGURES))
     offset: int = 0  # in the file of a side that waits
 
     @property
@@ -147,15 +147,9 @@ class _SpooledSide:
     def keep(self, part: LayerPart) -> None:
         width, count = part.bits.shape[1], self._counts[part.prompt]
         if part.key not in self.modules:
-            nothing = np.empty(0, FIGURES)
-            self.modules[part.key] = _Outputs(
-                part.module,
-                width,
-                part.format,
-                np.zeros(count, np.bool_),
-                nothing,
-                self._end,
-            )
+            is_seen = np.zeros(count, np.bool_)
+            outputs = _Outputs(part.module, width, part.format, is_seen, offset=self._end)
+            self.modules[part.key] = outputs
             self._end += count * width * part.format.itemsize
         module = self.modules[part.key]
         if (module.width, module.format) != (width, part.format):
@@ -168,11 +162,9 @@ class _SpooledSide:
     def at(self, part: LayerPart) -> tuple[Bits, FloatFormat] | None:
         """Bits of the same module at the same positions; None if there are none of that width."""
         module = self.modules.get(part.key)
-        if (
-            module is None
-            or module.width != part.bits.shape[1]
-            or not module.is_seen[part.span].all()
-        ):
+        if module is None or module.width != part.bits.shape[1]:
+            return None
+        if not module.is_seen[part.span].all():
             return None
         offset = module.offset + part.first * module.width * module.format.itemsize
         return self._spool.read(offset, module.format.carrier, part.bits.shape), module.format
@@ -258,13 +250,10 @@ class LayerRows:
             return
         if module is None:
             count = len(self._chosen[part.prompt])
-            module = self._compared[part.key] = _Outputs(
-                part.module,
-                bits.shape[1],
-                fmt,
-                np.zeros(count, np.bool_),
-                np.zeros(count, FIGURES),
-            )
+            is_seen = np.zeros(count, np.bool_)
+            figures = np.zeros(count, FIGURES)
+            module = _Outputs(part.module, bits.shape[1], fmt, is_seen, figures)
+            self._compared[part.key] = module
         module.figures[part.span] = figures_of(reference, bits, fmt)
         module.is_seen[part.span] = True
 
@@ -272,9 +261,12 @@ class LayerRows:
         """Return the modules with outputs of both sides at every chosen position, in their order;
         forget them all.
         """
-        modules = [(key, each) for key, each in sorted(self._compared.items()) if each.is_whole]
+        modules = []
+        for key, module in sorted(self._compared.items()):
+            if module.is_whole and side.modules[key].is_whole:
+                modules.append((key, module))
         self._compared.clear()
-        return [(key, each) for key, each in modules if side.modules[key].is_whole]
+        return modules
 
     def _end_floor(self) -> None:
         for key, module in self._take(self._of_floor):

@@ -100,10 +100,8 @@ def read_window(
     """Bits of a rectangle, reading only the tiles it touches. [rows, tokens]; both ranges half
     open.
     """
-    for what, (start, stop), size in (
-        ("rows", rows, header.rows),
-        ("tokens", tokens, header.vocab),
-    ):
+    ranges = ("rows", rows, header.rows), ("tokens", tokens, header.vocab)
+    for what, (start, stop), size in ranges:
         if not 0 <= start < stop <= size:
             raise UsageError(f"{what} {start} to {stop}: expected a range within 0 to {size}.")
     per_tile = TILE_BYTES // header.format.itemsize
@@ -133,14 +131,8 @@ def binary_rows(rows: Bits, tile_bytes: int) -> tuple[pa.Array, int]:
     tiles = -(-row_bytes // tile_bytes)
     starts = np.arange(rows.shape[0])[:, None] * row_bytes + np.arange(tiles)[None, :] * tile_bytes
     offsets = np.append(starts.ravel(), rows.nbytes).astype(np.int32)
-    return (
-        pa.Array.from_buffers(
-            pa.binary(),
-            rows.shape[0] * tiles,
-            [None, pa.py_buffer(offsets), pa.py_buffer(rows)],
-        ),
-        tiles,
-    )
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
+    return pa.Array.from_buffers(pa.binary(), starts.size, buffers), tiles
 
 
 def join_tiles(column: pa.ChunkedArray, dtype: np.dtype) -> NDArray:
@@ -148,10 +140,8 @@ def join_tiles(column: pa.ChunkedArray, dtype: np.dtype) -> NDArray:
     parts = []
     for chunk in column.chunks:
         if len(chunk):
-            offsets = np.frombuffer(
-                chunk.buffers()[1],
-                np.int64 if pa.types.is_large_binary(chunk.type) else np.int32,
-            )
+            _, starts, values = chunk.buffers()
+            offsets = np.frombuffer(starts, np.int32)
             first, last = offsets[chunk.offset], offsets[chunk.offset + len(chunk)]
-            parts.append(np.frombuffer(chunk.buffers()[2], np.uint8)[first:last])
+            parts.append(np.frombuffer(values, np.uint8)[first:last])
     return np.concatenate(parts).view(dtype) if parts else np.empty(0, dtype)

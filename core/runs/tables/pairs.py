@@ -73,27 +73,23 @@ def insert_pair(
     """Insert summary and histogram, of lists the summary alone, and the verdict if it was
     judged.
     """
-    summary = asdict(total if isinstance(total, Summary) else total.summary()).items()
+    figures = asdict(total if isinstance(total, Summary) else total.summary())
+    for name in _OF_TOP_TOKENS:
+        figures[name] = figures[name] or 0
+    if verdict is not None:
+        figures |= _columns(verdict)
     PAIR.insert_row(
         database,
         pair=pair,
         reference=0,
         variant=pair + 1,
-        **{
-            name: 0 if value is None and name in _OF_TOP_TOKENS else value
-            for name, value in summary
-        },
         is_histogram_exact=isinstance(total, Summary) or total.is_histogram_exact,
-        **({} if verdict is None else _columns(verdict)),
+        **figures,
     )
     if not isinstance(total, Summary):
         histogram = total.histogram
-        ULP_HISTOGRAM.insert(
-            database,
-            pair=pair,
-            distance=list(histogram),
-            elements=list(histogram.values()),
-        )
+        elements = list(histogram.values())
+        ULP_HISTOGRAM.insert(database, pair=pair, distance=list(histogram), elements=elements)
 
 
 def _columns(verdict: Verdict) -> Record:
@@ -123,18 +119,10 @@ def read_pairs(database: Database, sides: Sequence[str]) -> list[StoredPair]:
                 row |= dict.fromkeys(_OF_TOP_TOKENS)
             summary = Summary(**{total.name: row[total.name] for total in fields(Summary)})
             place = row["first_prompt"], row["first_position"]
-            pairs.append(
-                StoredPair(
-                    row["pair"],
-                    sides[row["reference"]],
-                    sides[row["variant"]],
-                    summary,
-                    row["verdict"],
-                    row["because"],
-                    row["noise_ratio"],
-                    None if None in place else place,
-                ),
-            )
+            names = sides[row["reference"]], sides[row["variant"]]
+            verdict = row["verdict"], row["because"], row["noise_ratio"]
+            first = None if None in place else place
+            pairs.append(StoredPair(row["pair"], *names, summary, *verdict, first))
     return pairs
 
 
@@ -197,12 +185,6 @@ def insert_evidence(
         )
 
 
-def delete_evidence(database: Database, pair: int) -> None:
-    """Delete all evidence of a pair, its floor by position included."""
-    for table in (EVIDENCE, FLOOR_POSITION):
-        database.execute(f"DELETE FROM {table.name} WHERE pair = ?", [pair])
-
-
 def read_evidence(database: Database) -> dict[int, list[Evidence]]:
     """Evidence of every judged pair, by its number, in the order of the checks.
 
@@ -225,7 +207,7 @@ def read_evidence(database: Database) -> dict[int, list[Evidence]]:
 def unknown_evidence(database: Database) -> list[str]:
     """Return the checks and outcomes of the file that this build does not know."""
     known = {"checked": ("check", CHECKS), "outcome": ("outcome", OUTCOMES)}
-    unknown: list[str] = []
+    unknown = []
     for field, (noun, names) in known.items():
         sql = f"SELECT DISTINCT {field}::VARCHAR FROM evidence ORDER BY ALL"
         unknown += [f"{noun} '{name}'" for (name,) in database.rows(sql) if name not in names]

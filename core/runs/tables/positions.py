@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ...errors import StoreError
-from ...numerics.arrays import DataFrame, Places
+from ...numerics.arrays import DataFrame, Places, Record
 from ...numerics.divergence import RowFigures, SideRows
 from ...numerics.metrics import METRICS, OF_TOKENS, OPEN_IN_LISTS
 from ..file.database import Database
@@ -70,20 +70,16 @@ TOP_TOKEN = Table(
 
 def position_rows(pair: int, places: Places, figures: RowFigures) -> pa.Table:
     """Rows of a pair by position."""
-    columns = {metric.name: metric.of(figures) for metric in METRICS}
-    open_figures = frozenset() if figures.has_tokens else OF_TOKENS
-    columns |= {
-        metric.name: _nullable(columns[metric.name], metric.dtype)
-        for metric in METRICS
-        if metric.is_nullable or metric.name in open_figures
-    }
+    columns: Record = {}
+    for metric in METRICS:
+        column = values = metric.of(figures)
+        is_open = metric.name in OF_TOKENS and not figures.has_tokens
+        if metric.is_nullable or is_open:
+            # NaN (or a negative token id) becomes null: 'undefined' is not a number
+            is_null = values < 0 if values.dtype.kind == "i" else np.isnan(values)
+            column = pa.array(np.where(is_null, 0, values).astype(metric.dtype), mask=is_null)
+        columns[metric.name] = column
     return POSITION.arrow(pair=pair, prompt=places[:, 0], position=places[:, 1], **columns)
-
-
-def _nullable(values: NDArray, dtype: str) -> pa.Array:
-    """NaN (or a negative token id) becomes null: 'undefined' is not a number."""
-    is_null = values < 0 if values.dtype.kind == "i" else np.isnan(values)
-    return pa.array(np.where(is_null, 0, values).astype(dtype), mask=is_null)
 
 
 def side_position_rows(side: int, places: Places, figures: SideRows) -> pa.Table:
@@ -118,7 +114,7 @@ def read(database: Database, condition: str, values: list[int]) -> pa.Table:
         f" LIMIT {MAX_ROWS}"
     )
     table = database.table(sql, values)
-    if table.schema.types != POSITION.schema[1:]:
+    if table.schema.types != POSITION.arrow().schema.types[1:]:
         raise StoreError(
             f"{database.file}: its table of positions has columns of other types; the file is"
             " damaged.",
@@ -140,27 +136,26 @@ def read_positions(
         if prompt is None:
             _check_rows(len(table), header, pair)
         is_open = header.k is not None or not header.has_tokens
-        for metric in METRICS if is_open else ():
-            if metric.name not in OPEN_IN_LISTS:
-                continue
-            # of lists and values: False, or no number, which numpy's integers do not have
-            values = table[metric.name]
-            dtype = "Int64" if "int" in metric.dtype else metric.dtype
-            table[metric.name] = values.eq(True) if dtype == "bool" else values.astype(dtype)
+        for metric in METRICS:
+            if is_open and metric.name in OPEN_IN_LISTS:
+                # of lists and values: False, or no number, which numpy's integers do not have
+                values = table[metric.name]
+                dtype = "Int64" if "int" in metric.dtype else metric.dtype
+                table[metric.name] = values.eq(True) if dtype == "bool" else values.astype(dtype)
     return table
 
 
 def read_columns(database: Database, header: RunHeader, pair: int) -> dict[str, NDArray]:
     """Figures of a pair of whole rows by position, NaN if undefined. [positions] each"""
     rows = read(database, "true", [pair])
+    columns = {}
     with database.decoding("table of positions"):
         _check_rows(len(rows), header, pair)
-        columns = {name: rows[name].to_numpy() for name in rows.column_names}
-        # flags of values that are no logits are all null
-        return {
-            name: values.astype(np.float64) if values.dtype == object else values
-            for name, values in columns.items()
-        }
+        for name in rows.column_names:
+            values = rows[name].to_numpy()
+            # flags of values that are no logits are all null
+            columns[name] = values.astype(np.float64) if values.dtype == object else values
+    return columns
 
 
 def _check_rows(rows: int, header: RunHeader, pair: int) -> None:

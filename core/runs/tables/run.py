@@ -131,14 +131,12 @@ VOCABULARY = Table(
 
 def insert_prompts(database: Database, header: RunHeader) -> None:
     """Insert the prompts, their tokens and the vocabulary: what is known before the first logit."""
-    prompts = header.prompts
-    lengths = [prompt.positions for prompt in prompts]
-    PROMPT.insert(database, prompt=list(range(len(prompts))), positions=lengths)
     tokens = []
-    for index, prompt in enumerate(prompts):
+    for index, prompt in enumerate(header.prompts):
         # a dump may bring ids alone, or texts alone
         both = enumerate(zip_longest(prompt.token_ids, prompt.token_texts))
         tokens += [(index, position, *token) for position, token in both]
+    PROMPT.insert_records(database, header.prompts, prompt=list(range(len(header.prompts))))
     if tokens:
         columns = map(list, zip(*tokens, strict=True))
         TOKEN.insert(database, **dict(zip(TOKEN.names, columns, strict=True)))
@@ -176,14 +174,13 @@ def read_prompts(database: Database) -> tuple[Prompt, ...]:
     )
     # one object for each length, for there may be a million prompts
     without_tokens = cache(Prompt)
-    return tuple(
-        (
-            Prompt(positions, tuple(ids or ()), tuple(texts or ()))
-            if ids or texts
-            else without_tokens(positions)
-        )
-        for positions, ids, texts in rows
-    )
+    prompts = []
+    for positions, ids, texts in rows:
+        prompt = without_tokens(positions)
+        if ids or texts:
+            prompt = Prompt(positions, tuple(ids or ()), tuple(texts or ()))
+        prompts.append(prompt)
+    return tuple(prompts)
 
 
 SIDE = Table(
@@ -323,12 +320,6 @@ def read_generations(database: Database) -> dict[int, Generation]:
     rows = database.rows(_GENERATIONS)
     with database.decoding("generations"):
         return {
-            prompt: Generation(
-                prompt,
-                given_positions,
-                max_tokens,
-                tuple(map(tuple, tokens)),
-                tuple(texts),
-            )
-            for prompt, given_positions, max_tokens, tokens, texts in rows
+            prompt: Generation(prompt, given, most, tuple(map(tuple, tokens)), tuple(texts))
+            for prompt, given, most, tokens, texts in rows
         }

@@ -1,6 +1,5 @@
 """All tables of a run file."""
 
-from collections.abc import Sequence
 from itertools import chain
 
 from ...errors import StoreError
@@ -45,6 +44,42 @@ _MODULES = (
 _DECLARED = chain.from_iterable(vars(module).values() for module in _MODULES)
 TABLES = {table.name: table for table in _DECLARED if isinstance(table, Table)}
 _NAMED = 3  # of what is unknown, in the note
+# Most rows of each table, in SQL over the size of the run.
+# RunHeader takes MAX_SIDES, and says so. A dump may have tokens without a logit. Four rows of cells
+# become one at each coarser level. Beyond DENSE a histogram has powers of two. 30 rows of evidence,
+# 8 mitigations and 26 figures of mismatch are usual. 30 blocks have 131 modules and 2,000 kernels;
+# the largest models have 126 layers: keys and values of 128 heads are 32,256 rows of kv. 61 layers
+# with an indexer and a router of three choices make 244 choices.
+_MOST_ROWS = f"""
+    side: {1 << 16}
+    pair: pairs
+    prompt: positions
+    sequence: positions
+    chosen_token: positions
+    token: positions
+    vocabulary: if(is_list, {MAX_VOCAB}, vocab + positions)
+    position: places
+    side_position: places
+    top_token: if(is_list, greatest(places, {MAX_VALUES}), {TOP_K} * places)
+    floor_position: places * {len(FORMATS)}
+    ulp_tile: pairs * (2 * positions + 64)
+    row_ulp_tile: pairs * (2 * positions + 64)
+    ulp_histogram: pairs * {DENSE + 64}
+    evidence: pairs * 1000
+    remedy: pairs * 1000
+    response: places
+    generation: places
+    generated_token: sides * {MAX_ROWS}
+    layer: pairs * prompts << 13
+    layer_position: pairs * positions << 13
+    kv: pairs * prompts << 16
+    kv_position: pairs * positions << 10
+    choice: places << 10
+    kernel: sides << 16
+    kernel_side: sides
+    op: {1 << 16}
+    mismatch: 1000
+"""
 
 # A run file of 1.0.0 or later grows by addition: a build reads the files of every other one.
 # Columns that are added to a table are nullable; only a change of meaning takes another
@@ -75,14 +110,18 @@ def check_tables(database: Database) -> Record:
             f"{database.file}: a DuckDB file without the table 'run', so not a run file.",
         )
     provenance = run.read_run(database)
-    unknown: list[str] = []
+    unknown = []
     # Names of all columns take 9 ms in a new connection, as long as the rest of opening a run.
     # Builds only ever add, so a table of as many columns has the same ones.
     if counts != {name: len(table.columns) for name, table in TABLES.items()}:
         unknown = _complete(database)
     if pairs.EVIDENCE.name in counts:
         unknown += pairs.unknown_evidence(database)
-    note = _note_on(unknown) if unknown else ""
+    note = ""
+    if unknown:
+        names = ", ".join(clean(each) for each in unknown[:_NAMED])
+        more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
+        note = f"Written by a newer ULPscope; not shown here: {names}{more}."
     return provenance | {"note": " ".join(filter(None, (provenance["note"], note)))}
 
 
@@ -121,62 +160,25 @@ def stored_columns(database: Database) -> dict[str, dict[str, str]]:
     return columns
 
 
-def _note_on(unknown: Sequence[str]) -> str:
-    names = ", ".join(clean(each) for each in unknown[:_NAMED])
-    more = f" and {len(unknown) - _NAMED:,} more" if len(unknown) > _NAMED else ""
-    return f"Written by a newer ULPscope; not shown here: {names}{more}."
-
-
 def check_rows(database: Database, provenance: Record) -> None:
     """StoreError for a table with more rows than a writer makes of a run of this size: a small file
     can hold millions of equal rows, and readers load whole tables. Reads counts, and the lengths of
     the vocabulary's texts.
     """
     sides, lists = database.rows("SELECT count(*), count(k) FROM side")[0]
-    ((prompts,),) = database.rows("SELECT count(*) FROM prompt")
-    pairs_ = max(0, sides - 1)
     vocab = min(provenance["vocab"], MAX_VOCAB)
     positions = min(provenance["positions"], MAX_LISTED_ROWS if lists else MAX_ROWS)
-    places = sides * positions
-    # four rows of cells become one at each coarser level
-    tiles = pairs_ * (2 * positions + 64)
-    limits = {
-        "side": 1 << 16,  # RunHeader takes MAX_SIDES, and says so
-        "pair": pairs_,
-        "prompt": positions,
-        "sequence": positions,
-        "chosen_token": positions,
-        "token": positions,
-        # a dump may have tokens without a logit
-        "vocabulary": MAX_VOCAB if lists else vocab + positions,
-        "position": places,
-        "side_position": places,
-        "top_token": max(places, MAX_VALUES) if lists else TOP_K * places,
-        "floor_position": places * len(FORMATS),
-        "ulp_tile": tiles,
-        "row_ulp_tile": tiles,
-        "ulp_histogram": pairs_ * (DENSE + 64),  # and the powers of two beyond
-        "evidence": pairs_ * 1000,  # 30 are usual
-        "remedy": pairs_ * 1000,  # 8 are usual
-        "response": places,
-        "generation": places,
-        "generated_token": sides * MAX_ROWS,
-        # 131 modules in 30 blocks; the largest models have 126
-        "layer": pairs_ * prompts << 13,
-        "layer_position": pairs_ * positions << 13,
-        # 126 layers of 128 heads, keys and values, are 32,256
-        "kv": pairs_ * prompts << 16,
-        "kv_position": pairs_ * positions << 10,
-        # 61 layers with an indexer and a router of three choices are 244
-        "choice": places << 10,
-        "kernel": sides << 16,  # 2,000 of 30 blocks
-        "kernel_side": sides,
-        "op": 1 << 16,
-        "mismatch": 1000,  # 26 are usual
-    }
-    sql = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM {name}" for name in limits)
-    for name, count in database.rows(sql):
-        most = limits[name]
+    counts = []
+    for line in _MOST_ROWS.strip().splitlines():
+        name, most = line.strip().split(": ")
+        counts.append(f"SELECT '{name}', (SELECT count(*) FROM {name}), {most} FROM size")
+    sql = f"""WITH size AS (
+        -- more sides than a run has would overflow the products
+        SELECT least($1, 131072)::BIGINT AS sides, $2::BIGINT AS vocab, $3::BIGINT AS positions,
+            $4 AS is_list, (SELECT count(*) FROM prompt) AS prompts,
+            greatest(0, sides - 1) AS pairs, sides * positions AS places)
+        {" UNION ALL ".join(counts)}"""
+    for name, count, most in database.rows(sql, [sides, vocab, positions, lists > 0]):
         if count > most:
             raise StoreError(
                 f"{database.file}: its table '{name}' has {count:,} rows; expected at most {most:,}"
