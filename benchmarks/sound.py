@@ -3,8 +3,9 @@
 python -m benchmarks.sound --results FILE --seeds 1 400     # about an hour on one core
 python -m benchmarks.sound --results FILE --seeds 1 400 --model    # judged with the model instead
 
-A seed draws the family, its weights, the dtype, prompts of 32 to 2,048 tokens, threads, and six
-ways to compute the same. Pairs of equal bits do not count. Seeds that FILE has are not run again.
+A seed draws the family, its weights, the dtype, four prompts of 32 to 2,048 tokens, threads, and
+six ways to compute the same. Each prompt is a pair, but with the model, which takes all of them.
+Pairs of equal bits do not count. Seeds that FILE has are not run again.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from core.verdict import IDENTICAL, LOWER_PRECISION
 ARRAYS, LISTS, CHOSEN, MODEL = "arrays", "top tokens", "chosen tokens", "with the model"
 _ACCUSED = (*FAULTS, LOWER_PRECISION)
 _DTYPES = ("float32", "bfloat16", "float16")
-_CASES = 6
+_CASES, _PROMPTS = 6, 4
 _LISTED = 20
 _TOKENS = (32, 2048)
 # of transformers, wrong when cached or padded (docs/explanation/families.md)
@@ -88,7 +89,7 @@ class Draw:
         torch.set_num_threads(int(self.rng.integers(1, 4)))
         shortest, longest = _TOKENS
         # one in ten is longer than 490 tokens
-        exponents = self.rng.random(self.rng.integers(1, 4)) ** 4
+        exponents = self.rng.random(_PROMPTS) ** 4
         sizes = shortest * (longest / shortest) ** exponents
         self.prompts = [self._prompt(int(size)) for size in sizes]
 
@@ -97,44 +98,47 @@ class Draw:
         ranks = self.rng.zipf(1.3, size)
         return tuple(int(rank % 299) + 1 for rank in ranks)
 
-    @property
-    def tokens(self) -> int:
-        return sum(map(len, self.prompts))
-
     def cases(self) -> list[Mutation]:
         possible = [case for case in VARIATIONS if case.base is None and case.applies(self.loaded)]
         chosen = self.rng.choice(len(possible), _CASES, replace=False)
         return [possible[index] for index in chosen]
 
-    def logits(self, side: str | Engine, loaded: LoadedModel | None = None) -> torch.Tensor:
-        """Return the logits of all prompts in the model's dtype. [positions, vocab]"""
+    def logits(self, side: str | Engine, loaded: LoadedModel | None = None) -> list[torch.Tensor]:
+        """Return the logits of each prompt in the model's dtype. [positions, vocab]"""
         model = loaded or self.loaded
         with torch.inference_mode(), side_of(side).open(model, None) as run:
-            rows = [whole_side(run, ids).to(model.torch_dtype) for ids in self.prompts]
-        return torch.cat(rows)
+            return [whole_side(run, ids).to(model.torch_dtype) for ids in self.prompts]
 
-    def outcome(self, way: str, case: Mutation, answer: str, because: str) -> Outcome:
-        about = self.seed, way, self.family, self.dtype, self.tokens, case.name
+    def outcome(self, way: str, case: Mutation, tokens: int, answer: str, because: str) -> Outcome:
         is_accused = answer in _ACCUSED if way != CHOSEN else bool(answer)
+        about = self.seed, way, self.family, self.dtype, tokens, case.name
         return Outcome(*about, answer, is_accused, because)
 
     def without_model(self) -> Iterator[Outcome]:
-        """Judge the arrays, lists of top tokens and chosen tokens of each case."""
-        references: dict[str, torch.Tensor] = {}
+        """Judge the arrays, lists of top tokens and chosen tokens of each case and prompt."""
+        references: dict[str, list[torch.Tensor]] = {}
+        wide: list[torch.Tensor] = []
         for case in self.cases():
             try:
                 with foreign_errors_stop(case.name, "choose another case"):
                     if case.reference not in references:
                         references[case.reference] = self.logits(case.reference)
-                    variant = self.logits(case.path or case.engine or "prefill")
+                    variants = self.logits(case.path or case.engine or "prefill")
+                    if self.dtype != "float32" and not wide:
+                        with WIDENING["float32"](self.loaded) as loaded:
+                            wide = self.logits("prefill", loaded)
             except CaptureError:
                 continue
-            sides = references[case.reference], variant
-            if torch.equal(*sides):
-                continue
-            yield self.outcome(ARRAYS, case, *self._arrays(*sides))
-            yield self.outcome(LISTS, case, *self._lists(*sides))
-            yield self.outcome(CHOSEN, case, *self._chosen(*sides))
+            for prompt, ids in enumerate(self.prompts):
+                reference, variant = references[case.reference][prompt], variants[prompt]
+                if torch.equal(reference, variant):
+                    continue
+                tokens = len(ids)
+                yield self.outcome(ARRAYS, case, tokens, *self._arrays(reference, variant))
+                yield self.outcome(LISTS, case, tokens, *_lists(ids, reference, variant))
+                # a trainer in the model's dtype, or in float32
+                trainer = wide[prompt] if wide and prompt % 2 else reference
+                yield self.outcome(CHOSEN, case, tokens, *self._chosen(trainer, variant))
 
     def with_model(self) -> Iterator[Outcome]:
         """Judge the first case with the model."""
@@ -145,7 +149,8 @@ class Draw:
         except CaptureError:
             return
         if verdict.name != IDENTICAL:
-            yield self.outcome(MODEL, case, verdict.name, verdict.because)
+            tokens = sum(map(len, self.prompts))
+            yield self.outcome(MODEL, case, tokens, verdict.name, verdict.because)
 
     def _arrays(self, reference: torch.Tensor, variant: torch.Tensor) -> tuple[str, str]:
         sides = {"reference": reference, "variant": variant}
@@ -155,49 +160,33 @@ class Draw:
             else side.numpy()
             for name, side in sides.items()
         }
-        lengths = [len(ids) for ids in self.prompts]
         with TemporaryDirectory() as folder:
             file = Path(folder) / "pair.npz"
-            np.savez(file, **arrays, prompt_lengths=lengths)
+            np.savez(file, **arrays)
             about = {"compute_dtype": self.dtype, "holds": "logits"}
             with compare_arrays([file], on_progress=no_progress, **about) as run:
                 return run.verdicts[0].name, run.verdicts[0].because
 
-    def _lists(self, reference: torch.Tensor, variant: torch.Tensor) -> tuple[str, str]:
-        with TemporaryDirectory() as folder:
-            files = [Path(folder) / "reference.json", Path(folder) / "variant.json"]
-            for file, logits in zip(files, (reference, variant), strict=True):
-                choices = list(self._choices(logits))
-                answer = {"object": "text_completion", "model": "tiny", "choices": choices}
-                file.write_text(json.dumps(answer))
-            sides = read_sides(files)
-        pair = compare_sides(*sides)
-        (verdict,) = judge_responses(sides, [pair])
-        return verdict.name, verdict.because
-
-    def _choices(self, logits: torch.Tensor) -> Iterator[dict]:
-        """Yield the prompts' top tokens as vLLM sends them."""
-        logprobs = logits.float().log_softmax(-1).split([len(ids) for ids in self.prompts])
-        for index, (rows, ids) in enumerate(zip(logprobs, self.prompts, strict=True)):
-            # vLLM has no entry for the first token, which nothing precedes
-            entries: list[dict | None] = [None]
-            for row, own in zip(rows[:-1].numpy(), ids[1:], strict=True):
-                entries.append(_entry(row, own))
-            yield {
-                "index": index,
-                "text": "",
-                "prompt_token_ids": ids,
-                "prompt_logprobs": entries,
-            }
-
-    def _chosen(self, reference: torch.Tensor, variant: torch.Tensor) -> tuple[str, str]:
-        """Sample from the variant; the trainer is the reference, or the model in float32."""
-        if self.dtype != "float32" and self.rng.random() < 0.5:
-            with WIDENING["float32"](self.loaded) as wide:
-                reference = self.logits("prefill", wide)
-        tokens = sampled(variant.double().numpy(), reference.double().numpy(), self.seed)
+    def _chosen(self, trainer: torch.Tensor, rollout: torch.Tensor) -> tuple[str, str]:
+        tokens = sampled(rollout.double().numpy(), trainer.double().numpy(), self.seed)
         causes = explain_tokens(tokens)
         return (causes[0].name, causes[0].text) if causes else ("", "")
+
+
+def _lists(ids: Sequence[int], *sides: torch.Tensor) -> tuple[str, str]:
+    """Judge the prompt's top tokens as vLLM sends them."""
+    with TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{number}.json" for number in range(len(sides))]
+        for file, logits in zip(files, sides, strict=True):
+            rows = logits.float().log_softmax(-1)[:-1].numpy()
+            # vLLM has no entry for the first token, which nothing precedes
+            entries = [None, *(_entry(row, own) for row, own in zip(rows, ids[1:], strict=True))]
+            choice = {"index": 0, "text": "", "prompt_token_ids": ids, "prompt_logprobs": entries}
+            answer = {"object": "text_completion", "model": "tiny", "choices": [choice]}
+            file.write_text(json.dumps(answer))
+        responses = read_sides(files)
+    (verdict,) = judge_responses(responses, [compare_sides(*responses)])
+    return verdict.name, verdict.because
 
 
 def _entry(row: NDArray[np.float32], own: int) -> dict[str, dict]:
