@@ -4,8 +4,6 @@
 (docs/explanation/calibration.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

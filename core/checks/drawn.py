@@ -1,7 +1,5 @@
 """Error against float32: each side's error in 16 bits over that of randomized rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated

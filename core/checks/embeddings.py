@@ -1,7 +1,5 @@
 """Do cosines, nearest neighbors or the order of scores change? It never decides."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

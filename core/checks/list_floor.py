@@ -1,7 +1,5 @@
 """Is the difference of two lists of top tokens as large as a model's noise floor?"""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from ..evidence import MISSING, NOTED, OWN_DTYPE, PASSED, Check, Evidence, RatioFigures, Unmeasured

@@ -1,7 +1,5 @@
 """Is a side the model in a lower precision, and has it a fault on top of it?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

@@ -2,8 +2,6 @@
 fewer bits.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

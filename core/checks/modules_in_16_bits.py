@@ -3,8 +3,6 @@
 A fault of one module hides in the rounding of all the others at the logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated

@@ -3,8 +3,6 @@
 docs/explanation/calibration.md has the measurements behind the limits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

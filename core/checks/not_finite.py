@@ -1,7 +1,5 @@
 """Are logits NaN or infinite on one side only?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

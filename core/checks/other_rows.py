@@ -1,7 +1,5 @@
 """Do other prompts in the batch, or another row of it, change a side's logits?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated

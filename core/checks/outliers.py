@@ -2,8 +2,6 @@
 decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Does each side repeat its bits when it is called again, and if not, how far does it go?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any

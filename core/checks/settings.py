@@ -1,7 +1,5 @@
 """Do an engine's settings explain a side that differs from the model?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Do rows of the two sides agree best as they stand, or one or two further along?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

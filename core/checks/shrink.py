@@ -2,8 +2,6 @@
 fault does not.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

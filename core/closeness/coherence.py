@@ -3,8 +3,6 @@ no scale, constant or pattern explains much of it. A wrong scale, constant, epsi
 or a dropped tail has one, also far below the size of rounding.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

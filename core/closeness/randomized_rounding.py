@@ -1,7 +1,5 @@
 """Randomized rounding: what the same function might as well have come out as in the same dtype."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

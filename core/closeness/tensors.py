@@ -1,7 +1,5 @@
 """Read tensors of NumPy, PyTorch, MLX and JAX as arrays of float32 or float64."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Judge an uploaded dump by its own arrays, and by the dumps that were uploaded with it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property

@@ -2,8 +2,6 @@
 chunks; or describe a file before it is stored.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

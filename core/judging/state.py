@@ -6,8 +6,6 @@ tokens in the prompt does to the same rows. Between them, a fault in some reques
 its fellows; one in all requests that is smaller may be a cache of lower precision: undecided.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb

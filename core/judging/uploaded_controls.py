@@ -2,8 +2,6 @@
 a noise floor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import combinations

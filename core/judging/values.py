@@ -1,7 +1,5 @@
 """Values that are no logits, of a dump: their size, cosines, neighbors and order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ base is the reference and Q the variant, as llama.cpp calls them; p: probability
 which comes next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The compiled loops of core.numerics.differences."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

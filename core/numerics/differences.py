@@ -2,8 +2,6 @@
 argmax nor KL means anything.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -6,8 +6,6 @@ of rows whose figures go into a `PairTotal`, so that memory stays bounded whatev
 dump.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor

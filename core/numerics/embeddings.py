@@ -2,8 +2,6 @@
 of scores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

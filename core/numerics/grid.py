@@ -16,8 +16,6 @@ eighth of the spacing. Nearly every bfloat16 number is a float16 number, so floa
 bfloat16 fits nowhere, and bfloat16 only if it is NAMED times likelier.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

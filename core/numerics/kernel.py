@@ -9,8 +9,6 @@ elements are set aside first. Everything releases the GIL; threads are the calle
 pool aborts when two viewers use it at once).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -11,8 +11,6 @@ place of token ids. Row ULPs and differences are float32, kept as their bits: th
 floats are in the order of the values.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from types import ModuleType
 

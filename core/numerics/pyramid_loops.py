@@ -1,7 +1,5 @@
 """The compiled loops of the heatmap pyramid; what each is for says core.numerics.pyramid."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 

@@ -5,8 +5,6 @@ A draw is the same function computed with other roundings: sums in another order
 bits drawn anew. All figures are ratios of rms to the rms of the draws: noise ratios.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The figures of a pair over all its rows: added up chunk by chunk, and what stands out of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import fields
