@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from math import comb
 
 import numpy as np
-from msgspec import structs
 
 from ..cause import Cause
 from ..checks.responses import response_rows
@@ -115,9 +114,14 @@ def judge_state(
         axis = axes[pair.variant]
         is_open = _open_requests(axis, pair, sides[0])
         figures = _judge_axis(axis, sizes[axis.name], is_open, side, scale)
-        if axis.is_control and figures.result == WITHIN:
-            fellows = [sizes[name] for name in sizes if axes[name].is_control and name != axis.name]
-            figures = _without_own_noise(figures, fellows, scale)
+        others = [sizes[name] for name in sizes if axes[name].is_control and name != axis.name]
+        rest = float(np.nanmax(np.concatenate([*others, np.zeros(1)])))
+        worst = figures.worst_nats or 0.0
+        # a gap above all other cold axes, and more than a float16 cache does
+        makes_noise = 0 < _GAP * rest < worst and worst >= _LEAST_FAULT * fault
+        if axis.is_control and figures.result == WITHIN and makes_noise:
+            figures.result = UNDECIDED
+            figures.reason = f"the other cold axes differ more than {_GAP:.0f} times less"
         row = state_row(figures, axis.meaning)
         verdict = conclude(
             [row, *response_rows(pair, has_other_inputs=False)],
@@ -256,22 +260,6 @@ def _block_sizes(state: StateAnswers) -> Floats:
     return np.array(sizes)
 
 
-def _without_own_noise(
-    figures: StateFigures,
-    fellows: Sequence[Floats],
-    scale: _Scale,
-) -> StateFigures:
-    """Return the figures of a cold axis, undecided if it alone makes the noise: a gap above all
-    `fellows`, the other cold axes, and more than a float16 cache does.
-    """
-    largest = float(np.nanmax(np.concatenate([*fellows, np.zeros(1)])))
-    worst = figures.worst_nats or 0.0
-    if 0 < _GAP * largest < worst and worst >= _LEAST_FAULT * scale.fault:
-        reason = f"the other cold axes differ more than {_GAP:.0f} times less"
-        return structs.replace(figures, result=UNDECIDED, reason=reason)
-    return figures
-
-
 def _judge_axis(
     axis: Axis,
     sizes: Floats,
@@ -284,33 +272,25 @@ def _judge_axis(
     cached = np.array([-1 if each.cached is None else each.cached for each in side.responses])
     worst = float(sizes[is_known].max(initial=0.0))
     is_beyond = is_known & (sizes > scale.limit)
-    figures = StateFigures(
-        axis=axis.name,
-        result=WITHIN if worst else BITWISE,
-        requests=int(is_known.sum()),
-        requests_beyond=int(is_beyond.sum()),
-        worst_nats=worst,
-        noise_nats=scale.noise,
-        noise_ratio=worst / scale.noise if scale.noise else None,
-        largest_ratio_allowed=LIMIT if scale.noise else None,
-        wrong_block_nats=float(np.median(scale.blocks)) if len(scale.blocks) else None,
-    )
+    blocks = scale.blocks
+    seen = int((blocks > scale.limit).sum())
+    result = UNDECIDED
+    where = reason = ""
+    if axis.reads_the_prompt and (cached < 0).all():
+        reason = "the server reports no cache hits"
 
     if axis.reads_the_prompt and not cached.any() and not is_beyond.any():
-        return structs.replace(
-            figures, result=NOT_AVAILABLE, reason="the server read nothing from its cache"
-        )
-    if not (is_known | is_open).any():
-        return structs.replace(figures, result=NOT_AVAILABLE, reason="no row can be compared")
-    if axis.reads_the_prompt and (cached < 0).all():
-        figures = structs.replace(figures, reason="the server reports no cache hits")
-    if is_open.any() and not is_beyond.any():
+        result = NOT_AVAILABLE
+        reason = "the server read nothing from its cache"
+    elif not (is_known | is_open).any():
+        result = NOT_AVAILABLE
+        reason = "no row can be compared"
+    elif is_open.any() and not is_beyond.any():
         share = out_of(int(is_open.sum()), len(is_open))
         reason = f"{share} requests lack rows of the cold one, or have other tokens"
-        return structs.replace(figures, result=UNDECIDED, reason=reason)
-    if not worst:
-        return figures
-    if is_beyond.any():
+    elif not worst:
+        result = BITWISE
+    elif is_beyond.any():
         # what was not read from the cache is no fellow
         is_fellow = is_known & ~is_beyond
         if axis.is_warm:
@@ -321,30 +301,34 @@ def _judge_axis(
         size = float(np.median(sizes[is_beyond]))
         is_of_a_group = where and scale.noise and size >= _LEAST_FAULT * scale.fault
         if size >= scale.fault or is_of_a_group:
-            return structs.replace(figures, result=BEYOND, where=where)
-        reason = _doubt(scale, is_all=not is_fellow.any())
-        return structs.replace(figures, result=UNDECIDED, where=where, reason=reason)
-    if not len(scale.blocks):
+            result = BEYOND
+        elif not scale.noise:
+            reason = "no cold requests show how far rounding goes"
+        elif not is_fellow.any():
+            reason = "fewer bits in the cache, or a fault in all requests"
+        else:
+            reason = "few requests, and a wrong block of tokens does more"
+    elif not len(blocks):
         reason = "no wrong block could be measured"
-        return structs.replace(figures, result=UNDECIDED, reason=reason)
-    seen = int((scale.blocks > scale.limit).sum())
-    if seen < _LEAST_SEEN * len(scale.blocks):
-        prompts = plural(len(scale.blocks), "prompt")
-        reason = f"a wrong block would be seen in {seen} of {prompts} only"
-        return structs.replace(figures, result=UNDECIDED, reason=reason)
-    if worst >= scale.fault:
+    elif seen < _LEAST_SEEN * len(blocks):
+        reason = f"a wrong block would be seen in {seen} of {plural(len(blocks), 'prompt')} only"
+    elif worst >= scale.fault:
         reason = "it is half of what a wrong block does, and cold requests differ as much"
-        return structs.replace(figures, result=UNDECIDED, reason=reason)
-    return figures
-
-
-def _doubt(scale: _Scale, *, is_all: bool) -> str:
-    """Return why a difference that is beyond the limit may still be none of a fault."""
-    if not scale.noise:
-        return "no cold requests show how far rounding goes"
-    if is_all:
-        return "fewer bits in the cache, or a fault in all requests"
-    return "few requests, and a wrong block of tokens does more"
+    else:
+        result = WITHIN
+    return StateFigures(
+        axis=axis.name,
+        result=result,
+        requests=int(is_known.sum()),
+        requests_beyond=int(is_beyond.sum()),
+        worst_nats=worst,
+        noise_nats=scale.noise,
+        noise_ratio=worst / scale.noise if scale.noise else None,
+        largest_ratio_allowed=LIMIT if scale.noise else None,
+        wrong_block_nats=float(np.median(blocks)) if len(blocks) else None,
+        where=where,
+        reason=reason,
+    )
 
 
 def _group(
