@@ -4,7 +4,7 @@ or a dropped tail has one, also far below the size of rounding.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -123,25 +123,24 @@ def _bins_of(values: Floats) -> Ints:
 
 def directions(error: Values, sample: Sample) -> list[Direction]:
     """Measure each direction of an error [rows, columns]. None is evident if values are equal."""
-    at_sample = error[sample.rows].astype(np.float64)
-    found = _directions(at_sample, sample)
-    return [each if sample.is_varied else replace(each, evidence=0.0) for each in found]
-
-
-def _directions(error: Floats, sample: Sample) -> Iterator[Direction]:
-    flat, exact = error.ravel(), sample.exact.ravel()
-    yield _regression("scale", flat, exact, sample.parts)
-    yield _regression("constant", flat, np.ones_like(exact), sample.parts)
-    yield _by_label("value", flat, sample.bins, sample.parts)
+    error = error[sample.rows].astype(np.float64)
+    flat = error.ravel()
+    exact = sample.exact.ravel()
+    found = [
+        _regression("scale", flat, exact, sample.parts),
+        _regression("constant", flat, np.ones_like(exact), sample.parts),
+        _by_label("value", flat, sample.bins, sample.parts),
+    ]
     rows, columns = error.shape
     if rows >= _PARTS and columns > 1:
         labels = np.tile(np.arange(columns), rows)
         # one sign in a column, or that of each value: an offset of the column, or a scale
         ways = (flat, flat * np.sign(exact))
-        found = [_by_label("column", each, labels, sample.parts) for each in ways]
-        yield max(found, key=lambda each: each.evidence)
+        of_columns = [_by_label("column", each, labels, sample.parts) for each in ways]
+        found.append(max(of_columns, key=lambda each: each.evidence))
     if min(rows, columns) >= _FEWEST_FOR_PATTERN:
-        yield _pattern(error)
+        found.append(_pattern(error))
+    return [each if sample.is_varied else replace(each, evidence=0.0) for each in found]
 
 
 def _regression(kind: str, error: Floats, on: Floats, parts: Ints) -> Direction:
@@ -174,7 +173,6 @@ def _by_label(kind: str, error: Floats, labels: Ints, parts: Ints) -> Direction:
 def _pattern(error: Floats) -> Direction:
     """Measure the largest part of an error that is one column of numbers times one row."""
     row = np.random.default_rng(0).standard_normal(error.shape[1:])
-    size = 0.0
     for _ in range(_ITERATIONS):
         column = error @ row
         column = column / max(float(np.linalg.norm(column)), TINY)

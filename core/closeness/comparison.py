@@ -181,7 +181,10 @@ def compare_errors(
     if place is not None:
         return conclude(BUG_SUSPECTED, _what_is_at(place, values, exact_values))
     exact_values = _without_fill(exact_values, [values, *trusted])
-    errors = [_subtract(each, exact_values) for each in (values, *trusted)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors = [each - exact_values for each in (values, *trusted)]
+    # 0 if either is not finite
+    errors = [np.where(np.isfinite(each), each, 0) for each in errors]
     if any(each.any() for each in errors[1:]):
         return _conclude(_in_one_unit(errors, exact_values, fmt), differing, is_given=is_given)
     if may_be_rounded:
@@ -335,13 +338,6 @@ def _in_one_unit(errors: Sequence[Values], exact: Values, fmt: FloatFormat) -> _
     return _Errors(exact.shape, fmt, scaled, finite.reshape(rows) / unit)
 
 
-def _subtract(values: Values, exact: Values) -> Values:
-    """Return errors, 0 if either is not finite. Same shape."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        error = values - exact
-    return error if np.isfinite(error.sum()) else np.where(np.isfinite(error), error, 0)
-
-
 def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorComparison:
     """Decide what the errors are. is_given: there is a trusted tensor, not the dtype's rounding."""
     is_several = len(errors.all) > _SEVERAL
@@ -374,7 +370,10 @@ def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorCompar
     if element.ratio > limit:
         places.append(element)
 
-    found = _directions(errors, rounding, larger)
+    sample = sample_of(errors.exact)
+    actual, *trusted = [directions(each, sample) for each in errors.all]
+    direction_limits = IN_16_BITS if errors.fmt.bits <= 16 else IN_FLOAT32
+    found = compare_directions(actual, trusted, rounding, larger, direction_limits)
     faults = [each for each in found if each.is_fault]
     verdict, because = _verdict(errors, ratio, places, faults, most, is_given=is_given)
     return ErrorComparison(
@@ -416,34 +415,24 @@ def _kinds_of_places(
     by_column: Floats,
 ) -> Iterator[tuple[str, Floats, Ints]]:
     """Return kinds of places with enough elements, mean squares at each and their numbers."""
-    rows, columns = errors.exact.shape
-    weights = _weights_of(errors.exact)
-    for kind, over, squares in (("row", "ij,ij->i", by_row), ("column", "ij,ij->j", by_column)):
-        enough = np.flatnonzero(_elements_that_count(weights, over) >= _FEWEST)
+    size = errors.exact.size
+    largest = np.abs(errors.exact).max() or 1.0
+    weights = np.square((errors.exact / largest).astype(np.float32))
+    for kind, axis, squares in (("row", 1, by_row), ("column", 0, by_column)):
+        # how many equal elements a place is worth: a few large ones are few, zeros are all alike
+        sums = weights.sum(axis, np.float64)
+        fourth = np.square(weights).sum(axis, np.float64)
+        elements = np.full(len(sums), size / len(sums))
+        np.divide(sums**2, fourth, out=elements, where=fourth > 0)
+        enough = np.flatnonzero(elements >= _FEWEST)
         if len(enough) > 1:
             yield kind, squares[:, enough], enough
     leading = errors.shape[:-1]
     for axis, length in enumerate(leading):
-        if len(leading) > 1 and length > 1 and rows * columns >= _FEWEST * length:
+        if len(leading) > 1 and length > 1 and size >= _FEWEST * length:
             others = tuple(1 + each for each in range(len(leading)) if each != axis)
             squares = by_row.reshape(-1, *leading).mean(axis=others)
             yield f"axis {axis}", squares, np.arange(length)
-
-
-def _weights_of(exact: Values) -> Values:
-    """Return squares of the values over the largest of all. [rows, columns]"""
-    largest = max(float(exact.max()), -float(exact.min())) or 1.0
-    scaled = np.multiply(exact, 1 / largest, dtype=np.float32, casting="same_kind")
-    return np.square(scaled, out=scaled)
-
-
-def _elements_that_count(weights: Values, over: str) -> Floats:
-    """Return how many equal elements a row or column is worth: a few large ones are few."""
-    sums = weights.sum(axis=1 if over.endswith("i") else 0, dtype=np.float64)
-    fourth = np.einsum(over, weights, weights).astype(np.float64)
-    # zeros are all alike
-    number = weights.size / len(sums)
-    return np.divide(sums**2, fourth, out=np.full(len(sums), number), where=fourth > 0)
 
 
 def _largest_element(
@@ -476,14 +465,6 @@ def _largest_element(
         by_chance *= _IN_FLOAT32
     limit = OVER_TRUSTED * max(by_chance, *(each for each, _ in trusted))
     return errors.place("element", place, ratio), limit
-
-
-def _directions(errors: _Errors, rounding: float, larger: float) -> list[Direction]:
-    """Return the directions of the errors, sizes in rms of the trusted ones."""
-    sample = sample_of(errors.exact)
-    actual, *trusted = [directions(each, sample) for each in errors.all]
-    limits = IN_16_BITS if errors.fmt.bits <= 16 else IN_FLOAT32
-    return compare_directions(actual, trusted, rounding, larger, limits)
 
 
 def _verdict(

@@ -20,10 +20,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
-from .arrays import Flags, Floats, Ints
+from .arrays import Floats, Ints
 
 PRECISIONS = {"bfloat16": 8, "float16": 11}  # bits of the significand, the hidden one counted
 # chance that values from anywhere would fit as well, over all rows read
@@ -81,8 +82,7 @@ def sent_error(values: Floats) -> float:
     return math.ldexp(2.0, math.frexp(max(largest, 0.5))[1] - _FLOAT32_BITS)
 
 
-@dataclass(frozen=True, eq=False)
-class _Fits:
+class _Fits(NamedTuple):
     """Hypotheses of one row under one format that hold: log likelihood, place of the best logit
     among the bins of sign and magnitude, steps to the runner-up, worst residual. [hypotheses] each
     """
@@ -155,13 +155,6 @@ def _ordinals(values: Floats, precision: int) -> Ints:
     return np.sign(values).astype(np.int64) * np.maximum(ordinal, 0)
 
 
-def _log_sum(values: Floats) -> float:
-    if not len(values):
-        return -math.inf
-    top = float(values.max())
-    return top + math.log(math.fsum(np.exp(values - top)))
-
-
 def find_grid(rows: Sequence[Floats], error: float | None = None) -> Grid | None:
     """Return the 16-bit grid that rows of log-probabilities or logits lie on, None if none is
     shown.
@@ -212,27 +205,23 @@ def _evidence(fits: Sequence[_Fits]) -> tuple[float, Floats]:
     """Log evidence of all rows together, and the share of rows by magnitude of their best logit:
     expectation and maximisation, from the prior on.
     """
-    prior, is_usual = _prior()
+    # even over usual magnitudes, mostly positive
+    is_usual = np.arange(_BINS) < (math.log2(_LARGEST_LOGIT) - _SMALLEST_BINADE) * _BINS_A_BINADE
+    prior = np.where(is_usual, (1 - _RARE) / is_usual.sum(), _RARE / (~is_usual).sum())
+    prior = np.append(prior * (1 - _NEGATIVE), prior * _NEGATIVE)
+    is_usual = np.tile(is_usual, 2)
     shares = prior
     for _ in range(_ROUNDS):
-        evidence, counts = 0.0, _PRIOR_ROWS * prior
+        evidence = 0.0
+        counts = _PRIOR_ROWS * prior
         for fit in fits:
             weights = fit.log_likelihood + np.log(shares[fit.place])
-            together = _log_sum(weights)
+            together = float(np.logaddexp.reduce(weights))
             evidence += together
             np.add.at(counts, fit.place, np.exp(weights - together))
         usual, rare = counts * is_usual, counts * ~is_usual
         shares = (1 - _RARE) * usual / usual.sum() + _RARE * rare / rare.sum()
     return evidence, shares
-
-
-def _prior() -> tuple[Floats, Flags]:
-    """Shares of best logits, even over usual magnitudes, mostly positive; which bins are usual. [2
-    bins] each
-    """
-    is_usual = np.arange(_BINS) < (math.log2(_LARGEST_LOGIT) - _SMALLEST_BINADE) * _BINS_A_BINADE
-    prior = np.where(is_usual, (1 - _RARE) / is_usual.sum(), _RARE / (~is_usual).sum())
-    return np.concatenate([prior * (1 - _NEGATIVE), prior * _NEGATIVE]), np.tile(is_usual, 2)
 
 
 def margin_ulps(values: Floats, grid: Grid) -> tuple[int, int] | None:
@@ -245,24 +234,15 @@ def margin_ulps(values: Floats, grid: Grid) -> tuple[int, int] | None:
         return None
     if values[0] == values[1]:
         return 0, 0
-    counts = [
-        count for name in grid.formats for count in _likely_counts(values, grid, PRECISIONS[name])
-    ]
+    counts: list[int] = []
+    for name in grid.formats:
+        fits = _fits(values, grid.error, PRECISIONS[name])
+        weights = fits.log_likelihood + np.log(grid.magnitudes[fits.place])
+        shares = np.exp(weights - np.logaddexp.reduce(weights))
+        steps, places = np.unique(fits.steps, return_inverse=True)
+        by_steps = np.bincount(places, shares)
+        # the likeliest ones first
+        order = np.argsort(-by_steps, kind="stable")
+        end = np.searchsorted(np.cumsum(by_steps[order]), SURE) + 1
+        counts += steps[order[:end]].tolist()
     return (min(counts), max(counts)) if counts else None
-
-
-def _likely_counts(values: Floats, grid: Grid, precision: int) -> list[int]:
-    """Return the likeliest steps of the margin under one format; none if the row does not fit
-    it.
-    """
-    fits = _fits(values, grid.error, precision)
-    if not len(fits.log_likelihood):
-        return []
-    weights = fits.log_likelihood + np.log(grid.magnitudes[fits.place])
-    shares = np.exp(weights - _log_sum(weights))
-    by_steps = {
-        int(count): float(shares[fits.steps == count].sum()) for count in np.unique(fits.steps)
-    }
-    ordered = sorted(by_steps, key=lambda count: (-by_steps[count], count))
-    together = np.cumsum([by_steps[count] for count in ordered])
-    return ordered[: int(np.searchsorted(together, SURE)) + 1]
