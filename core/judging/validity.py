@@ -43,13 +43,16 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
     fillings: of every side.
     """
     header = figures.header
-    if not header.has_tokens:
-        return [_value_checks(figures, pair) for pair in range(len(header.sides) - 1)]
-    highest_of_each = [max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids]
-    highest = max(highest_of_each, default=None)
-    shapes = shapes_row(header.rows, header.vocab, highest)
-    sides = []
     checks = []
+    if not header.has_tokens:
+        shapes = value_shapes_row(header.rows, header.vocab)
+        for pair in range(len(header.sides) - 1):
+            numbers = _numbers(figures, pair)
+            checks.append([shapes, *([numbers] if numbers else [])])
+        return checks
+    highest_of_each = [max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids]
+    shapes = shapes_row(header.rows, header.vocab, max(highest_of_each, default=None))
+    sides = []
     for index, filling in enumerate(fillings):
         bits = figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows))
         rows = values_of(bits, header.format)
@@ -74,27 +77,20 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
             shift_row(columns, (sides[0].name, other.name)),
             logsumexp_row(both),
             truncation_row(both, header.rows, has_mismatch=has_mismatch),
-            _numbers(figures, pair, both),
+            _numbers(figures, pair, is_cut=sides[0].is_cut or other.is_cut),
         )
         checks.append([shapes, *filter(None, every)])
     return checks
 
 
-def _value_checks(figures: Measured, pair: int) -> list[Evidence]:
-    """Return the validity checks of a pair of values that are no logits."""
-    header, mismatch = figures.header, not_finite_of(figures, pair)
-    rows = [value_shapes_row(header.rows, header.vocab)]
-    if mismatch is not None:
-        rows.append(numbers_row(mismatch, header.lengths, header.compute_dtype, is_masked=False))
-    return rows
-
-
-def _numbers(figures: Measured, pair: int, sides: tuple[DumpSide, DumpSide]) -> Evidence | None:
+def _numbers(figures: Measured, pair: int, *, is_cut: bool = False) -> Evidence | None:
     mismatch = not_finite_of(figures, pair)
+    if mismatch is None:
+        return None
     header = figures.header
-    is_masked = mismatch is not None and figures.is_only_masked(pair)
+    is_masked = figures.is_only_masked(pair)
     # a cut is named by itself
-    if mismatch is None or (is_masked and any(side.is_cut for side in sides)):
+    if is_masked and is_cut:
         return None
     return numbers_row(mismatch, header.lengths, header.compute_dtype, is_masked=is_masked)
 

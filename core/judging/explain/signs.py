@@ -59,10 +59,12 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
                 squares.append((own[at], distances[at, to]))
         finite = [row for row in squares if np.isfinite(row).all()]
         original, remaining = np.array(finite).reshape(-1, 2).T
-        if len(original) >= least:
+        is_explained = remaining <= (1 - EXPLAINED) * original
+        is_whole_explained = remaining.sum() <= (1 - EXPLAINED) * original.sum()
+        if len(original) >= least and is_explained.mean() > share and is_whole_explained:
             says = f"{shift_in_words(pair.names, shift)}."
             cause = Cause("shifted rows", says, {"rows": shift})
-            yield from _if_explained(cause, original, remaining, share)
+            yield cause.score(original, remaining, len(original))
     # Two values tell no row from another: of a few pairs of tokens some are equally far apart by
     # chance.
     is_told = (shared >= LEAST_TOKENS) | np.eye(total, dtype=bool)
@@ -152,21 +154,6 @@ def _least_differences(x: Values, y: Values) -> Values:
 
 def _place(place: tuple[int, int]) -> str:
     return f"prompt {place[0]} position {place[1]}"
-
-
-def _if_explained(
-    cause: Cause,
-    original: Values,
-    remaining: Values,
-    share: float = 0.5,
-) -> Iterator[Cause]:
-    """Claim a move by squares before and after it, if so many rows, and nearly all of the whole,
-    are explained.
-    """
-    is_explained = remaining <= (1 - EXPLAINED) * original
-    is_whole_explained = remaining.sum() <= (1 - EXPLAINED) * original.sum()
-    if is_explained.mean() > share and is_whole_explained:
-        yield cause.score(original, remaining, len(original))
 
 
 def masks_and_padding(pair: PairRows) -> Iterator[Cause]:
