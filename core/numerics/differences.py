@@ -65,15 +65,6 @@ def max_row_ulps(by_row: Floats, axis: int | None = None) -> Floats:
     return np.where(largest < 0, np.nan, largest)
 
 
-def check_sides(a: Bits, b: Bits, fmt: FloatFormat) -> None:
-    """ValueError if two arrays are not rows of the format to be compared."""
-    if a.shape != b.shape or a.ndim != 2 or a.dtype != fmt.carrier or b.dtype != fmt.carrier:
-        raise ValueError(
-            f"two [rows, width] arrays of {fmt.carrier} expected, not {a.shape} {a.dtype} and"
-            f" {b.shape} {b.dtype}",
-        )
-
-
 def as_compiled(bits: Bits) -> Bits:
     """Return the rows contiguous and read-only, as files and databases return them: numba compiles
     again, for seconds, for writable or strided rows.
@@ -92,7 +83,9 @@ def differences(
 
     One thread, without the GIL.
     """
-    check_sides(a, b, fmt)
+    # compiled loops check no bounds
+    assert a.shape == b.shape
+    assert a.dtype == b.dtype == fmt.carrier
     counts = np.zeros((len(a), 5), np.int64)
     figures = np.zeros((len(a), 3), np.float64)
     ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrays import Bits, Flags, Floats, Ints
-from .differences import Differences, as_compiled, check_sides
+from .differences import Differences, as_compiled
 from .formats import FloatFormat, ordinals
 from .metrics import OF_TOKENS
 from .sizes import BINS, BLOCK, DENSE, GROUP, TOP_K
@@ -235,7 +235,9 @@ def compare(
 
     has_tokens: whether rows are over a vocabulary; other values may be one a row.
     """
-    check_sides(a, b, fmt)
+    # compiled loops check no bounds
+    assert a.shape == b.shape
+    assert a.dtype == b.dtype == fmt.carrier
     compare_rows = _kernel().compare_rows
     _tell_of_compiling(fmt)
     rows, vocab = a.shape
