@@ -109,16 +109,14 @@ def sample_of(exact: Values) -> Sample:
     parts = np.arange(values.size) * _PARTS // values.size
     nonzero = values[values != 0]
     is_varied = 2 * len(np.unique(nonzero)) > len(nonzero)
-    return Sample(chosen, values, parts, _bins_of(values), is_varied)
-
-
-def _bins_of(values: Floats) -> Ints:
-    """Return the half binade of each value below the largest, by sign; zeros are the last."""
-    magnitudes = np.abs(values).ravel()
+    # the half binade of each value below the largest, by sign; zeros are the last
+    flat = values.ravel()
+    magnitudes = np.abs(flat)
     fraction, exponent = np.frexp(magnitudes / (magnitudes.max() or 1.0))
     bins = 2 * np.clip(-exponent, 0, _BINADES - 1) + (fraction < 0.75)
-    bins += 2 * _BINADES * (values.ravel() < 0)
-    return np.where(magnitudes == 0, _BINS - 1, bins).astype(np.int64)
+    bins += 2 * _BINADES * (flat < 0)
+    bins[magnitudes == 0] = _BINS - 1
+    return Sample(chosen, values, parts, bins.astype(np.int64), is_varied)
 
 
 def directions(error: Values, sample: Sample) -> list[Direction]:

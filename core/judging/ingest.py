@@ -73,12 +73,11 @@ def ingest(
     if any(taken_as.values()):
         raise UsageError(WHOLE_ROWS_ONLY)
     if is_tokens:
-        origin = Provenance("upload", model)
         return write_tokens(
             store,
             paths,
             title,
-            origin,
+            Provenance("upload", model),
             judge_tokens,
             run_id=run_id,
             on_progress=on_progress,
@@ -88,15 +87,12 @@ def ingest(
     pairs = pairs_of(sides)
     responses = [response for side in sides for response in side.responses]
     models = {model} if model else {response.model for response in responses if response.model}
-    origin, rows = (
-        Provenance("upload", models.pop() if len(models) == 1 else ""),
-        sum(len(each.rows) for each in sides),
-    )
+    rows = sum(len(each.rows) for each in sides)
     on_progress(STORING, rows, rows)
     return write_responses(
         store,
         title,
-        origin,
+        Provenance("upload", models.pop() if len(models) == 1 else ""),
         sides,
         pairs,
         judge_responses(sides, pairs),
@@ -194,10 +190,8 @@ def describe(
     if are_tokens(paths) or are_payloads(paths):
         return facts | _responses(paths, **taken_as)
     with open_dump(paths, on_progress=on_progress, **taken_as) as dump:
-        first, tokens = dump.prompts[0], "none"
-        if first.token_ids:
-            tokens = "ids"
-        if first.token_texts:
+        tokens = "ids" if dump.prompts[0].token_ids else "none"
+        if dump.prompts[0].token_texts:
             tokens = "ids and texts"
         return facts | {
             "kind": "dump",

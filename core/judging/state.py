@@ -106,7 +106,13 @@ def judge_state(
     sizes = {pair.variant: sizes_of(pair) for pair in pairs}
     controls = [sizes[name] for name in sizes if axes[name].is_control]
     blocks = _block_sizes(state)
-    fault = _fault_of(blocks, controls)
+    cold = np.concatenate([*controls, np.empty(0)])
+    usual = np.quantile(np.append(cold[cold > 0], 0.0), _USUAL)
+    # no cache of lower precision makes it
+    fault = _FAULT * float(np.median(blocks)) if len(blocks) else 0.0
+    if fault <= LIMIT * usual:
+        # a wrong block does no more than cold requests do
+        fault = np.inf
     noise = noise_of(controls, fault) if state.is_cold else None
     scale = _Scale(noise, sent_error(sides[0].rows.values), fault, blocks)
     judged = []
@@ -210,16 +216,6 @@ def _row_sizes(one: TopTokenRows, other: TopTokenRows, figures: TopTokenFigures)
     sizes = np.where(figures.common > 0, figures.rms.filled(0.0), one.largest - lasts)
     sizes[(one.counts == 0) | (other.counts == 0)] = np.nan
     return sizes
-
-
-def _fault_of(blocks: Floats, controls: Sequence[Floats]) -> float:
-    """Return the least typical size of a difference that no cache of lower precision makes, nats,
-    infinite if a wrong block does no more than cold requests do.
-    """
-    cold = np.concatenate([*controls, np.empty(0)])
-    usual = np.quantile(np.append(cold[cold > 0], 0.0), _USUAL)
-    fault = _FAULT * float(np.median(blocks)) if len(blocks) else 0.0
-    return fault if fault > LIMIT * usual else np.inf
 
 
 def noise_of(controls: Sequence[Floats], fault: float) -> float | None:

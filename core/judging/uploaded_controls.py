@@ -81,39 +81,32 @@ def measure_controls(
             for kind, paths in files.items()
             if paths
         }
+        names = frozenset([*dumps, *["model"] * with_model])
+        controls = UploadedControls(has_experts=has_experts, controls=names)
         ours = _sides_of(header, None)
-        by_kind: dict[str, Mapping[str, Divergence]] = {}
-        floor: NoiseFloor | str = ""
-        exact: Exact | None = None
         for kind in {"rerun", "neighbours"} & dumps.keys():
             couples: _Couples = {
                 name: (ours[name], side) for name, side in _sides_of(header, dumps[kind]).items()
             }
-            by_kind[kind] = _compare(figures, couples, header.format, on_progress)
+            controls.by_kind[kind] = _compare(figures, couples, header.format, on_progress)
         if "exact" in dumps:
-            by_kind["narrowing"], exact = _exact(
+            controls.by_kind["narrowing"], controls.exact = _exact(
                 figures,
                 dumps["exact"],
                 on_progress,
                 has_experts=has_experts,
             )
         if "float32" in dumps:
-            by_kind |= _pairs(figures, dumps["float32"], on_progress)
+            controls.by_kind |= _pairs(figures, dumps["float32"], on_progress)
         if "floor" in dumps:
-            floor = _floor(
+            controls.floor = _floor(
                 figures,
                 dumps["floor"],
                 dumps.get("float32"),
-                by_kind.get("narrowing", {}),
+                controls.by_kind.get("narrowing", {}),
                 on_progress,
             )
-    return UploadedControls(
-        by_kind,
-        floor,
-        has_experts,
-        frozenset([*dumps, *["model"] * with_model]),
-        exact,
-    )
+    return controls
 
 
 def controls_in(dump: Dump, figures: Measured) -> UploadedControls | None:

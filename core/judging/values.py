@@ -35,7 +35,7 @@ def scale_of_values(figures: Measured, pair: int) -> tuple[Floats, float]:
     step = header.rows if is_short else max(1, _VALUES // header.vocab)
     largest, typical = [], []
     for start in range(0, header.rows, step):
-        values = _some_values(figures, 0, (start, min(start + step, header.rows)))
+        values = some_values(figures, 0, (start, min(start + step, header.rows)))
         sizes = np.abs(np.where(np.isfinite(values), values, 0.0))
         if is_short:
             sizes = sizes.reshape(1, -1)
@@ -61,7 +61,7 @@ def order_row(figures: Measured, pair: int) -> Evidence | None:
         is_small = max(header.lengths) <= MOST_ROWS
     if is_small:
         span = 0, header.rows
-        reference, variant = (_some_values(figures, side, span) for side in (0, pair + 1))
+        reference, variant = (some_values(figures, side, span) for side in (0, pair + 1))
         return order_of_rows(reference, variant, header.format, header.lengths)
     # too many scores
     if header.vocab == 1:
@@ -70,7 +70,7 @@ def order_row(figures: Measured, pair: int) -> Evidence | None:
     step = max(1, _VALUES // header.vocab)
     for start in range(0, header.rows, step):
         span = start, min(start + step, header.rows)
-        parts.append(directions(*(_some_values(figures, side, span) for side in (0, pair + 1))))
+        parts.append(directions(*(some_values(figures, side, span) for side in (0, pair + 1))))
     rows = Directions(*map(np.concatenate, zip(*parts, strict=True)))
     return embedding_row(rows, None, header.lengths)
 
@@ -93,7 +93,7 @@ def order_of_rows(
     )
 
 
-def _some_values(figures: Measured, side: int, rows: Span) -> Floats:
+def some_values(figures: Measured, side: int, rows: Span) -> Floats:
     """Return the values of some rows of a side. [rows, n]"""
     values = values_of(figures.read_rows(side, *rows), figures.header.format)
     return values.astype(np.float64)
