@@ -96,7 +96,13 @@ def screening_row(
         says = f"The mean KL is {number(kl, 3)} nats (limit {_KL}): a bug, or other weights."
     elif is_uneven and (size <= bug or np.isinf(peak or 0)):
         outcome = NOTED
-        says = f"{_uneven(peak or 0)}: bring an exact result to `ulpscope.close`."
+        reason = f"Rows have fewer than {LEAST_VALUES} values, too few to know what rounding does"
+        if np.isfinite(peak or 0):
+            reason = (
+                f"The largest value of a row is {multiple(peak or 0)} its median (limit"
+                f" {MOST_PEAK}x), so row ULPs hide differences of the others"
+            )
+        says = f"{reason}: bring an exact result to `ulpscope.close`."
     elif len(outliers) and not has_experts:
         place = place_in_words(int(outliers[0]), lengths)
         ratio = multiple(float(over_typical[outliers[0]]))
@@ -149,12 +155,3 @@ def screening_row(
         peak=peak if peak is not None and np.isfinite(peak) else None,
     )
     return Evidence(ARRAYS_ALONE, "the two arrays, without controls", figures, outcome, says)
-
-
-def _uneven(peak: float) -> str:
-    if not np.isfinite(peak):
-        return f"Rows have fewer than {LEAST_VALUES} values, too few to know what rounding does"
-    return (
-        f"The largest value of a row is {multiple(peak)} its median (limit {MOST_PEAK}x), so row"
-        " ULPs hide differences of the others"
-    )

@@ -12,7 +12,6 @@ from ..checks.responses import CONTEXT, GRID, PLACEHOLDERS, SentFigures
 from ..command_name import UNSTORED
 from ..errors import DumpError, StoreError, UsageError
 from ..numerics.constant_rows import Filling
-from ..numerics.formats import format_named
 from ..progress import STORING, Progress, no_progress
 from ..responses.alignment import align
 from ..responses.files import are_payloads, read_sides
@@ -209,10 +208,7 @@ def describe(
             "exact": "" if dump.exact is None else clean(dump.exact.name),
             "meta": dump.meta,
             "warnings": list(dump.warnings),
-            "logits_bytes": dump.rows
-            * dump.vocab
-            * format_named(dump.compute_dtype).itemsize
-            * len(dump.sides),
+            "logits_bytes": dump.nbytes,
         }
 
 
@@ -226,12 +222,13 @@ def _responses(paths: Sequence[Path], **taken_as: Any) -> dict[str, Any]:
             values = f"{side.holds}s of at most {plural(side.k or 1, 'token')} per position"
             formats = sorted(set(responses["format"])) or [FORMAT]
             sides.append({"name": side.name, "source_dtype": values, "formats": formats})
-        keys, note = set(run.rows("side", side=0)["keys"]), run.header.provenance.note
+        keys = set(run.rows("side", side=0)["keys"])
+        note = run.header.provenance.note
         rows = [row for pair in run.pairs for row in run.evidence(pair.index)]
     grids = [f"{row.side}: {row.says}" for row in rows if row.check == GRID]
-    warnings = [row.says for row in rows if row.check in (PLACEHOLDERS, CONTEXT)] + [
-        note,
-    ] * bool(note)
+    warnings = [row.says for row in rows if row.check in (PLACEHOLDERS, CONTEXT)]
+    if note:
+        warnings.append(note)
     counts = [row.figures.positions for row in rows if isinstance(row.figures, SentFigures)]
     return facts | {
         "kind": "responses",

@@ -162,10 +162,13 @@ def floor_test(
 
     places = []
     for kind, labels in groups.items():
-        numbers, means = (
-            np.unique(labels[labels >= 0]),
-            _means_of(np.stack([mine, *ratios]), labels),
-        )
+        is_member = labels >= 0
+        members = labels[is_member]
+        counts = np.bincount(members)
+        numbers = np.flatnonzero(counts)
+        values = np.nan_to_num(np.stack([mine, *ratios])[:, is_member], posinf=np.inf)
+        sums = np.stack([np.bincount(members, each)[numbers] for each in values])
+        means = sums / counts[numbers]
         places.append(places_of(kind, means[0], means[1:], numbers.tolist()))
     sizes = draws.mean(axis=1)
     rest = (sizes.sum() - sizes) / max(count - 1, 1)
@@ -218,22 +221,15 @@ def _bound(draws: Floats, chance: float) -> float:
     logs -= np.median(logs, axis=1, keepdims=True)
     largest = logs.max(axis=1)
     scale = float(largest.std(ddof=1)) * math.sqrt(6) / math.pi
-    return max(
-        tail_bound(logs.ravel(), each),
-        float(largest.mean()) - scale * (math.log(chance) + np.euler_gamma),
-    )
-
-
-def tail_bound(values: Floats, chance: float) -> float:
-    """Value that one sample of this distribution exceeds with `chance` at most, by the narrowest
-    normal that no value of its upper quarter lies outside of. Few values widen it by what a
-    standard deviation of so many may be off.
-    """
-    descending = np.sort(values)[::-1]
-    count, middle = max(1, len(descending) // 4), float(np.median(descending))
+    gumbel = float(largest.mean()) - scale * (math.log(chance) + np.euler_gamma)
+    # The narrowest normal that no value of the upper quarter lies outside of. Few values widen it
+    # by what a standard deviation of so many may be off.
+    descending = np.sort(logs, axis=None)[::-1]
+    count = max(1, len(descending) // 4)
+    middle = float(np.median(descending))
     quantiles = np.array([_quantile((k + 0.5) / len(descending)) for k in range(count)])
     spread = float(((descending[:count] - middle) / quantiles).max()) * (1 + 1 / math.sqrt(count))
-    return middle + spread * _quantile(min(chance, 0.5))
+    return max(middle + spread * _quantile(min(each, 0.5)), gumbel)
 
 
 def _quantile(chance: float) -> float:
@@ -264,17 +260,3 @@ def _groups_of(
         members = np.where(np.bincount(labels)[labels] >= _FEWEST_OF_A_GROUP, labels, -1)
         if len(np.unique(members[members >= 0])) >= 2:
             yield kind, members
-
-
-def _means_of(values: Floats, labels: Ints) -> Floats:
-    """Means over groups, those of label -1 left out. [n, rows] -> [n, groups], by number"""
-    is_member = labels >= 0
-    counts = np.bincount(labels[is_member])
-    sums = np.stack(
-        [
-            np.bincount(labels[is_member], weights=np.nan_to_num(row[is_member], posinf=np.inf))
-            for row in values
-        ],
-    )
-    means: Floats = sums[:, counts > 0] / counts[counts > 0]
-    return means
