@@ -121,15 +121,15 @@ def sample_of(exact: Values) -> Sample:
 
 def directions(error: Values, sample: Sample) -> list[Direction]:
     """Measure each direction of an error [rows, columns]. None is evident if values are equal."""
-    error = error[sample.rows].astype(np.float64)
-    flat = error.ravel()
+    at_sample = error[sample.rows].astype(np.float64)
+    flat = at_sample.ravel()
     exact = sample.exact.ravel()
     found = [
         _regression("scale", flat, exact, sample.parts),
         _regression("constant", flat, np.ones_like(exact), sample.parts),
         _by_label("value", flat, sample.bins, sample.parts),
     ]
-    rows, columns = error.shape
+    rows, columns = at_sample.shape
     if rows >= _PARTS and columns > 1:
         labels = np.tile(np.arange(columns), rows)
         # one sign in a column, or that of each value: an offset of the column, or a scale
@@ -137,7 +137,7 @@ def directions(error: Values, sample: Sample) -> list[Direction]:
         of_columns = [_by_label("column", each, labels, sample.parts) for each in ways]
         found.append(max(of_columns, key=lambda each: each.evidence))
     if min(rows, columns) >= _FEWEST_FOR_PATTERN:
-        found.append(_pattern(error))
+        found.append(_pattern(at_sample))
     return [each if sample.is_varied else replace(each, evidence=0.0) for each in found]
 
 

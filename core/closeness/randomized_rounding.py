@@ -26,7 +26,10 @@ class DrawnRounding(TorchDispatchMode):
         weights: dict[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self._dtype, self._seed, self._calls, self._weights = dtype, seed, 0, weights
+        self._dtype = dtype
+        self._seed = seed
+        self._calls = 0
+        self._weights = weights
         self.roundings = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -81,7 +84,8 @@ class DrawnRounding(TorchDispatchMode):
         The move is a hash of the value's bits, alike for the same: multiply and shift, as in
         splitmix.
         """
-        bits, spare = wide.contiguous().view(torch.int32), _SPARE_BITS[self._dtype]
+        bits = wide.contiguous().view(torch.int32)
+        spare = _SPARE_BITS[self._dtype]
         seed = self._seed * 1_000_003 + self._calls
         moves = bits.mul(-1640531535).add_((seed * 0x9E3779B1) & 0x7FFFFFFF)
         moves = moves.bitwise_xor_(moves >> 15).mul_(-2048144777).bitwise_right_shift_(33 - spare)
@@ -131,7 +135,8 @@ class DrawnErrors(TorchDispatchMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._seed, self._calls = seed, 0
+        self._seed = seed
+        self._calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -154,7 +159,8 @@ class DrawnErrors(TorchDispatchMode):
 
     def _reordered(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Compute an operation with its sums in another order, if it has any."""
-        operation, changed = func.overloadpacket, list(args)
+        operation = func.overloadpacket
+        changed = list(args)
         if operation in _SUMMED:
             (number, axis), _ = _SUMMED[operation]
             order = self._order(args[number], axis)

@@ -88,11 +88,15 @@ class DumpControls(Controls):
         uploads: UploadedControls,
         rows: Sequence[Evidence],
     ) -> None:
-        self.figures, self.index, self.uploads, self.rows = figures, pair, uploads, list(rows)
+        self.figures = figures
+        self.index = pair
+        self.uploads = uploads
+        self.rows = list(rows)
         self.header = figures.header
         self.names = self.header.sides[0].name, self.header.sides[pair + 1].name
         self.lengths = self.header.lengths
-        self.dtype, self.has_experts = self.header.compute_dtype, uploads.has_experts
+        self.dtype = self.header.compute_dtype
+        self.has_experts = uploads.has_experts
         self.columns = figures.columns(pair)
         self.squares: Floats = self.columns["rms"] ** 2
         self.available = tuple(sorted(uploads.controls)) or None
@@ -244,7 +248,8 @@ class DumpControls(Controls):
         count = np.maximum(self.columns["neq"], 1.0)
         others = np.sqrt(np.maximum(rms**2 - FEW * largest**2 / count, 0.0))  # at least
         is_high = largest > LARGEST_PEAK * np.maximum(others, step)
-        peaks, size = np.zeros(len(largest)), max(1, _LOGITS // self.header.vocab)
+        peaks = np.zeros(len(largest))
+        size = max(1, _LOGITS // self.header.vocab)
         for start in range(0, len(peaks), size):
             stop = min(start + size, len(peaks))
             if is_high[start:stop].any():

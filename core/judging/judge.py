@@ -325,11 +325,13 @@ class _Trial:
 
     def conclusion(self, earlier: Verdict | None) -> Verdict:
         """Add the first places, carry over what earlier controls showed, and name the verdict."""
-        deciding, dtype = self.wide, self.wide_dtype
+        deciding = self.wide
+        dtype = self.wide_dtype
         failed = [each for each in self.error_tests.values() if not each.is_passed]
         # in 16 bits if the widest passed and an error did not
         if failed and (deciding is None or deciding.is_passed):
-            deciding, dtype = failed[0], self.dtype
+            deciding = failed[0]
+            dtype = self.dtype
         measure = deciding or self.tests.get(self.dtype)
         ratio = None if measure is None else measure.noise_ratio
         mismatches = [pair.not_finite for pair in self.pairs.values()]

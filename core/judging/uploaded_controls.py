@@ -200,7 +200,8 @@ def _compare(
     # so that all chunks are of one size
     most = CHUNK_BYTES_TOGETHER // max([2, *(len(dump.sides) for dump in dumps)])
     for chunks in zip(*(dump.chunks(most) for dump in dumps), strict=True):
-        row, stop = chunks[0][0], chunks[0][0] + len(chunks[0][1][0])
+        row = chunks[0][0]
+        stop = chunks[0][0] + len(chunks[0][1][0])
         of_dump = {dump: bits for dump, (_, bits) in zip(dumps, chunks, strict=True)}
         bits: dict[_Side, Bits] = {
             (dump, place): of_dump[dump][place] for dump, place in sides if dump is not None
@@ -400,7 +401,8 @@ def _doubt(
             f"is too narrow: no three paths differ from one another at {OTHER_PATH:.0%} of"
             " positions"
         )
-    far, near = max(rms, key=rms.__getitem__), min(others, key=rms.__getitem__)
+    far = max(rms, key=rms.__getitem__)
+    near = min(others, key=rms.__getitem__)
     least = np.min([np.where(each > 0, each, np.inf) for each in others.values()], axis=0)
     uneven = np.sqrt(np.max(list(squares.values()), axis=0) / least)
     row = int(np.argmax(uneven))

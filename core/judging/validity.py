@@ -187,8 +187,10 @@ def screen(
     `scale_of_values` of values that are no logits. The evidence is noted if undecided.
     """
     if scale is None:
-        rms, peak = np.nan_to_num(columns["rms_row_ulps"]), None
-        kl, flips = float(np.nan_to_num(columns["kl"]).mean()), int(beyond_noise(columns).sum())
+        rms = np.nan_to_num(columns["rms_row_ulps"])
+        peak = None
+        kl = float(np.nan_to_num(columns["kl"]).mean())
+        flips = int(beyond_noise(columns).sum())
     else:
         (rms, peak), kl, flips = scale, 0.0, None
     return screening_row(

@@ -29,11 +29,13 @@ def scale_of_values(figures: Measured, pair: int) -> tuple[Floats, float]:
     Rows of a few values, such as scores, have no size of their own: one near 0 is as uncertain as
     the others. Their unit is the spacing at the largest value of all.
     """
-    header, columns = figures.header, figures.columns(pair)
+    header = figures.header
+    columns = figures.columns(pair)
     rms = np.nan_to_num(columns["rms_row_ulps"])
     is_short = header.vocab < LEAST_VALUES
     step = header.rows if is_short else max(1, _VALUES // header.vocab)
-    largest, typical = [], []
+    largest = []
+    typical = []
     for start in range(0, header.rows, step):
         values = some_values(figures, 0, (start, min(start + step, header.rows)))
         sizes = np.abs(np.where(np.isfinite(values), values, 0.0))

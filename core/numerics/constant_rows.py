@@ -26,7 +26,9 @@ def is_left_out(values: Values) -> Flags:
         return np.isneginf(values)
     rest = np.sort(rest).astype(np.float64)
     while len(rest) > 1 and rest[0] < 0:
-        low, above, gap = rest[:-1], rest[-1] - rest[1:], np.diff(rest)
+        low = rest[:-1]
+        above = rest[-1] - rest[1:]
+        gap = np.diff(rest)
         spread = low - rest[0]
         was_added = (low < min(rest[-1], _FAR_BELOW / 2) - _FAR_BELOW) & (gap > 10 * spread)
         splits = np.flatnonzero(

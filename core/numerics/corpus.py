@@ -126,7 +126,8 @@ def _percentiles(
     0.
     """
     order = np.argsort(values, kind="stable")
-    ascending, documents = values[order], place[order]
+    ascending = values[order]
+    documents = place[order]
 
     @lru_cache(maxsize=1)
     def ranks(batch: Batch) -> Floats:
@@ -152,7 +153,9 @@ def statistics(tokens: ScoredTokens) -> list[dict[str, Any]]:
     None of a single one.
     """
     _, place, counts = np.unique(tokens.document, return_inverse=True, return_counts=True)
-    nll, base, dp = -tokens.other, -tokens.base, tokens.dp
+    nll = -tokens.other
+    base = -tokens.base
+    dp = tokens.dp
     values = {
         "nll": nll,
         "base nll": base,

@@ -9,8 +9,10 @@ from .sizes import BLOCK, GROUP
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def difference_rows(a, b, fmt, counts, figures, ulps):
-    a_values, b_values = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
-    a_bits, b_bits = a_values.view(np.uint32), b_values.view(np.uint32)
+    a_values = np.empty(BLOCK, np.float32)
+    b_values = np.empty(BLOCK, np.float32)
+    a_bits = a_values.view(np.uint32)
+    b_bits = b_values.view(np.uint32)
     is_mismatch = np.empty(BLOCK // GROUP, np.bool_)
     width = a.shape[1]
     for row in range(a.shape[0]):
@@ -57,7 +59,8 @@ def _largest_and_squares(a, b, n):
     """Without branches and a fixed order of summation, the loop becomes vector instructions (a
     third of the time).
     """
-    largest, squares = np.int64(0), 0.0
+    largest = np.int64(0)
+    squares = 0.0
     for i in range(n):
         difference = np.float64(a[i]) - np.float64(b[i])
         # the bits of positive floats are in their order, and integers have a vector maximum

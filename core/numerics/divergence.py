@@ -245,8 +245,10 @@ def compare(
     counts = np.zeros((rows, 6), np.int64)
     figures = np.zeros((rows, 6), np.float64)
     is_bit_identical = np.zeros(rows, np.bool_)
-    a_logits, b_logits = np.empty((rows, k), np.float32), np.empty((rows, k), np.float32)
-    a_ids, b_ids = np.empty((rows, k), np.int32), np.empty((rows, k), np.int32)
+    a_logits = np.empty((rows, k), np.float32)
+    b_logits = np.empty((rows, k), np.float32)
+    a_ids = np.empty((rows, k), np.int32)
+    b_ids = np.empty((rows, k), np.int32)
     group_ulps = np.zeros((rows, -(-vocab // GROUP)), fmt.carrier)
     group_row_ulps = np.zeros(group_ulps.shape, np.uint32)
     of_rows = (

@@ -69,7 +69,8 @@ def neighbors(reference: Floats, variant: Floats) -> Neighbors | None:
     if count < 3:
         return None
     cosines = _cosines(units[has_direction])
-    own, theirs = cosines.argmax(axis=1), _cosines(others[has_direction]).argmax(axis=1)
+    own = cosines.argmax(axis=1)
+    theirs = _cosines(others[has_direction]).argmax(axis=1)
     rows = np.arange(count)
     margins = (cosines[rows, own] - cosines[rows, theirs])[own != theirs]
     return Neighbors(count, len(margins), float(margins.max(initial=0.0)))
@@ -83,7 +84,8 @@ def score_order(
 ) -> ScoreOrder:
     """Compare the order of scores within each prompt. [rows] each; lengths: of the prompts."""
     pairs = changed = near_ties = 0
-    gap, start = 0.0, 0
+    gap = 0.0
+    start = 0
     for length in lengths:
         mine, theirs = (side[start : start + length] for side in (reference, variant))
         start += length

@@ -112,7 +112,8 @@ def _fits(values: Floats, error: float, precision: int) -> _Fits:
         is_free = spacing < 8 * tolerance
         holds = is_free | (off <= tolerance)
         likelihood = (likelihood + np.where(is_free, 0.0, np.log(spacing / (2 * tolerance))))[holds]
-        residual, best = np.maximum(residual, np.where(is_free, 0.0, off))[holds], best[holds]
+        residual = np.maximum(residual, np.where(is_free, 0.0, off))[holds]
+        best = best[holds]
     runner = float(values[0] - values[1]) if len(values) > 1 else 0.0
     return _Fits(
         likelihood,
@@ -219,7 +220,8 @@ def _evidence(fits: Sequence[_Fits]) -> tuple[float, Floats]:
             together = float(np.logaddexp.reduce(weights))
             evidence += together
             np.add.at(counts, fit.place, np.exp(weights - together))
-        usual, rare = counts * is_usual, counts * ~is_usual
+        usual = counts * is_usual
+        rare = counts * ~is_usual
         shares = (1 - _RARE) * usual / usual.sum() + _RARE * rare / rare.sum()
     return evidence, shares
 

@@ -13,15 +13,19 @@ def ulps(a, b, width, first_nonfinite, out):
     for row in range(a.shape[0]):
         largest = np.int64(0)
         for j in range(a.shape[1]):
-            x, y = np.int64(a[row, j]), np.int64(b[row, j])
-            p, q = x & low, y & low
+            x = np.int64(a[row, j])
+            y = np.int64(b[row, j])
+            p = x & low
+            q = y & low
             largest = max(largest, max(p, q))
             out[row, j] = abs((-p if x & sign else p) - (-q if y & sign else q))
         if largest < first_nonfinite:
             continue
         for j in range(a.shape[1]):
-            x, y = np.int64(a[row, j]), np.int64(b[row, j])
-            p, q = x & low, y & low
+            x = np.int64(a[row, j])
+            y = np.int64(b[row, j])
+            p = x & low
+            q = y & low
             if p < first_nonfinite and q < first_nonfinite:
                 continue
             both_nan = p > first_nonfinite and q > first_nonfinite
@@ -32,7 +36,8 @@ def ulps(a, b, width, first_nonfinite, out):
 def row_ulps(a, b, spacing, out):
     for row in range(a.shape[0]):
         for j in range(a.shape[1]):
-            x, y = np.float64(a[row, j]), np.float64(b[row, j])
+            x = np.float64(a[row, j])
+            y = np.float64(b[row, j])
             if np.isfinite(x) and np.isfinite(y):
                 out[row, j] = row_cell(abs(x - y), spacing[row])
             else:

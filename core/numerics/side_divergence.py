@@ -56,8 +56,10 @@ def systematic_error(errors: Any, logits: Any) -> SystematicError:
     """
     step = max(1, -(-len(errors) // ALIKE))
     error, logit = (values[::step] - values[::step].mean(1)[:, None] for values in (errors, logits))
-    products, of_logits = error @ error.T, logit @ logit.T
-    own, own_of_logits = products.diagonal(), of_logits.diagonal()
+    products = error @ error.T
+    of_logits = logit @ logit.T
+    own = products.diagonal()
+    own_of_logits = of_logits.diagonal()
     return SystematicError(
         float((products * of_logits).sum() - (own * own_of_logits).sum()),
         float((of_logits**2).sum() - (own_of_logits**2).sum()),

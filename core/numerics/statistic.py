@@ -127,12 +127,14 @@ def floor_test(
     then the draws alone tell which places stand out. shares_scale: every position is compared with
     the draws at all of them, as of a few values, whose draws may all be 0.
     """
-    total, count = float(draws.mean()), len(draws)
+    total = float(draws.mean())
+    count = len(draws)
     ratio = math.inf if difference.any() else 0.0
     if total:
         ratio = float(np.sqrt(difference.mean() / total))
     groups = dict(_groups_of(lengths, blocks)) if count >= _FEWEST_DRAWS and len(lengths) else {}
-    chance, is_fault = FALSE_ALARM / (1 + len(groups)), ratio > limits.over_all
+    chance = FALSE_ALARM / (1 + len(groups))
+    is_fault = ratio > limits.over_all
     mean = draws.mean(axis=0)
     # one draw alone is compared with the difference
     others = (draws.sum(axis=0) - draws) / (count - 1) if count > 1 else difference[None]
@@ -149,14 +151,17 @@ def floor_test(
 
     def places_of(kind: str, mine: Floats, draws: Floats, numbers: Sequence[int]) -> Places:
         """mine [places], draws [draws, places]: ratios of mean squares; numbers: of the places."""
-        logs, differs, center = _logs(mine), mine > 0, 0.0
+        logs = _logs(mine)
+        differs = mine > 0
+        center = 0.0
         bound = max(math.log(limits.at_a_place), _bound(draws, chance))
         if not is_fault and differs.any():
             center = max(0.0, float(np.median(logs)))
             # else the others are no measure of themselves
             if limits.uses_own_spread and 2 * differs.sum() > len(mine):
                 bound = max(bound, _quantile(chance / len(mine)) * _robust_spread(logs[differs]))
-        limit, worst = center + bound, int(np.argmax(logs))
+        limit = center + bound
+        worst = int(np.argmax(logs))
         outliers = np.asarray(numbers)[(logs > limit) | np.isinf(logs)]
         return Places(kind, math.exp(logs[worst]), int(numbers[worst]), math.exp(limit), outliers)
 
@@ -215,7 +220,8 @@ def _bound(draws: Floats, chance: float) -> float:
     tail of all places, and, since places of one draw move together, by the largest place of each
     draw, taken as Gumbel's.
     """
-    each, logs = chance / draws.shape[1], _logs(draws)
+    each = chance / draws.shape[1]
+    logs = _logs(draws)
     if len(draws) < _FEWEST_DRAWS:
         return _quantile(each) * _robust_spread(logs)
     logs -= np.median(logs, axis=1, keepdims=True)

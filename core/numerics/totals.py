@@ -65,7 +65,8 @@ class PairTotal:
         return Summary(**values | empty)
 
     def _reduced(self, name: str, kind: Reduction) -> Any:
-        part, count = self._parts[name], self._counts[name]
+        part = self._parts[name]
+        count = self._counts[name]
         if kind in _EXTREMES:
             return part
         if kind in (Reduction.SUM, Reduction.DEFINED):
@@ -104,6 +105,7 @@ def dominating(rms: Floats) -> int | None:
     rms: by row, row ULPs; infinite if the row has NaN or infinity on one side only.
     """
     finite = np.nan_to_num(rms, posinf=1e150)
-    largest, squares = int(finite.argmax()), finite**2
+    largest = int(finite.argmax())
+    squares = finite**2
     is_far = finite[largest] > 10 * np.median(finite) and squares[largest] > 0.5 * squares.sum()
     return largest if len(squares) > 1 and is_far else None

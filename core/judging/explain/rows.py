@@ -64,7 +64,7 @@ class RowPair(NamedTuple):
         return self.y if side else self.x
 
     def part(self, selection: Flags | slice) -> RowPair:
-        columns = (each[selection] for each in self[2:])
+        columns: list[Array] = [each[selection] for each in self[2:]]
         return RowPair(self.prompt, self.position, *columns)
 
     def outside_text(self) -> RowPair:
