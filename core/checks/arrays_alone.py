@@ -22,6 +22,7 @@ from ..evidence import (
     Outliers,
 )
 from ..numerics.arrays import Floats
+from ..numerics.statistic import rms_of
 from ..places import place_in_words, place_of
 from ..text import multiple, number, plural, series
 from ..verdict import LIKELY_ROUNDING
@@ -81,7 +82,7 @@ def screening_row(
     no logits; peak: of those, the largest of a row over its median.
     """
     rounding, bug, step = ROW_ULPS[dtype]
-    size = float(np.sqrt((rms**2).mean()))
+    size = rms_of(rms**2)
     over_typical = rms / max(float(np.median(rms)), step)
     worst = float(over_typical.max())
     outliers = np.flatnonzero(over_typical > STANDS_OUT)
@@ -104,7 +105,7 @@ def screening_row(
             )
         says = f"{reason}: bring an exact result to `ulpscope.close`."
     elif len(outliers) and not has_experts:
-        place = place_in_words(int(outliers[0]), lengths)
+        place = place_in_words(outliers[0], lengths)
         ratio = multiple(float(over_typical[outliers[0]]))
         reach = f"{ratio} the median position's (limit {STANDS_OUT}x)"
         says = (
@@ -150,7 +151,7 @@ def screening_row(
         position_ratio_allowed=float(STANDS_OUT_MOST),
         positions_beyond=len(outliers),
         flips_beyond_noise=flips,
-        first=None if first is None else place_of(int(first), lengths),
+        first=None if first is None else place_of(first, lengths),
         causes=tuple(causes),
         peak=peak if peak is not None and np.isfinite(peak) else None,
     )

@@ -31,6 +31,7 @@ from ..numerics.statistic import (
     Limits,
     Places,
     floor_test,
+    rms_of,
     smallest_fault,
 )
 from ..places import beyond_in_words
@@ -209,7 +210,7 @@ def error_test(
         shares_scale=shares_scale,
     )
     systematic = np.array([draw.systematic for draw in draws])
-    typical = float(np.sqrt(np.square(systematic).mean()))
+    typical = rms_of(np.square(systematic))
     if not lengths or not typical:
         return test
     ratio = errors.systematic / typical

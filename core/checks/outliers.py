@@ -129,7 +129,7 @@ def differing_row(rows: Ints, lengths: Sequence[int]) -> Evidence:
     shape = structs.replace(structure_of(rows, lengths), of=total)
     tail = ", and all after it" if 1 < len(rows) < total and shape.is_tail else ""
     block = f"; differences begin at multiples of {shape.block}" if shape.block else ""
-    first = place_in_words(int(rows[0]), lengths)
+    first = place_in_words(rows[0], lengths)
     differ = "differs" if len(rows) == 1 else "differ"
     says = f"{len(rows):,} of {plural(total, 'position')} {differ}, first {first}{tail}{block}."
     return Evidence(DIFFERING, "positions with a bit that differs", shape, NOTED, says)

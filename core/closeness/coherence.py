@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..numerics.arrays import Floats, Ints, Values
-from ..numerics.statistic import TINY
+from ..numerics.statistic import TINY, rms_of
 
 # elements that are looked at: so many show a direction of a hundredth of the rounding, and ten
 # times as much by column
@@ -177,7 +177,7 @@ def _pattern(error: Floats) -> Direction:
         row = column @ error
         size = float(np.linalg.norm(row))
         row = row / max(size, TINY)
-    rms = float(np.sqrt(np.square(error).mean()))
+    rms = rms_of(np.square(error))
     # the largest singular value of white noise: Geman, Annals of Probability 8 (1980)
     of_noise = rms * sum(math.sqrt(each) for each in error.shape)
     return Direction(PATTERN, size / math.sqrt(error.size), size / (of_noise or 1.0))

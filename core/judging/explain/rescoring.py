@@ -14,7 +14,7 @@ from ...checks.choices import LARGEST_GAP
 from ...checks.list_floor import LISTS, list_floor_row, no_list_floor
 from ...evidence import Evidence
 from ...numerics.arrays import Flags, Floats, Record
-from ...numerics.statistic import TINY
+from ...numerics.statistic import TINY, rms_ratio
 from ...rl.causes import explain_tokens
 from ...rl.figures import SampledTokens
 from ...text import number, percent, plural
@@ -97,9 +97,8 @@ class Rescoring:
         """Difference of the pair, of the reference to the model and of the variant to it, in noise
         floors.
         """
-        squares = self.squares[[0, -2, -1]].mean(axis=1)
-        pair, x, y = np.sqrt(squares / self.floor.mean())
-        return float(pair), float(x), float(y)
+        pair, x, y = (rms_ratio(self.squares[row], self.floor) for row in (0, -2, -1))
+        return pair, x, y
 
     @cached_property
     def scale(self) -> Floats:
@@ -118,8 +117,7 @@ class Rescoring:
     def ratio(self, side: int) -> float:
         """Return a side's distance without outliers, in noise floors."""
         usual = ~self.outliers(side)
-        square = self.squares[-2 + side][usual].mean()
-        return float(np.sqrt(square / self.floor[usual].mean()))
+        return rms_ratio(self.squares[-2 + side][usual], self.floor[usual])
 
     @property
     def mean(self) -> Floats:
