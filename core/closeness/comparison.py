@@ -178,27 +178,25 @@ def compare_errors(
         _refuse_inexact(exact_values, fmt)
 
     place = _first_nonfinite(values, trusted, exact_values)
-    if place is not None:
-        return conclude(BUG_SUSPECTED, _what_is_at(place, values, exact_values))
-    exact_values = _without_fill(exact_values, [values, *trusted])
-    with np.errstate(invalid="ignore", over="ignore"):
-        errors = [each - exact_values for each in (values, *trusted)]
-    # 0 if either is not finite
-    errors = [np.where(np.isfinite(each), each, 0) for each in errors]
-    if any(each.any() for each in errors[1:]):
-        return _conclude(_in_one_unit(errors, exact_values, fmt), differing, is_given=is_given)
-    if may_be_rounded:
-        raise UsageError(
-            "'expected' has no error: it equals 'exact' everywhere. Pass a result in the working"
-            " dtype as 'expected', one in float32 or float64 as 'exact'.",
-        )
-    place = _index_of(np.argmax(np.abs(errors[0])), values.shape)
-    says = _what_is_at(place, values, exact_values)
-    return conclude(BUG_SUSPECTED, f"{says} The trusted result has no error.")
-
-
-def _what_is_at(place: tuple[int, ...], actual: Values, exact: Values) -> str:
-    return f"{Place('element', place, 1.0)} is {actual[place]}; 'exact' has {exact[place]}."
+    more = ""
+    if place is None:
+        exact_values = _without_fill(exact_values, [values, *trusted])
+        with np.errstate(invalid="ignore", over="ignore"):
+            errors = [each - exact_values for each in (values, *trusted)]
+        # 0 if either is not finite
+        errors = [np.where(np.isfinite(each), each, 0) for each in errors]
+        if any(each.any() for each in errors[1:]):
+            return _conclude(_in_one_unit(errors, exact_values, fmt), differing, is_given=is_given)
+        if may_be_rounded:
+            raise UsageError(
+                "'expected' has no error: it equals 'exact' everywhere. Pass a result in the"
+                " working dtype as 'expected', one in float32 or float64 as 'exact'.",
+            )
+        place = _index_of(np.argmax(np.abs(errors[0])), values.shape)
+        more = " The trusted result has no error."
+    element = Place("element", place, 1.0)
+    says = f"{element} is {values[place]}; 'exact' has {exact_values[place]}.{more}"
+    return conclude(BUG_SUSPECTED, says)
 
 
 def _index_of(number: Any, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -116,16 +116,9 @@ def not_finite_of(figures: Measured, pair: int, wide: Divergence | None = None) 
         first = first_mismatch(reference, variant)
         other = variant if np.isfinite(first[2]) else reference
         largest = float(np.where(np.isfinite(other), other, -np.inf).max())
-    token, *ends = first
+    text = header.vocabulary.get(first[0], "")
     names = header.sides[0].name, header.sides[pair + 1].name
-    return NotFinite(
-        by_row,
-        token,
-        header.vocabulary.get(token, ""),
-        names,
-        (ends[0], ends[1]),
-        largest,
-    )
+    return NotFinite(by_row, first[0], text, names, first[1:], largest)
 
 
 def first_mismatch(

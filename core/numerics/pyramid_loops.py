@@ -7,7 +7,8 @@ from .kernel import row_cell
 
 
 @njit(nogil=True, cache=True)
-def ulps(a, b, width, first_nonfinite, out):
+def ulps(a, b, width, first_nonfinite):
+    out = np.empty_like(a)
     sign = np.int64(1) << (width - 1)
     low = sign - 1
     for row in range(a.shape[0]):
@@ -30,10 +31,12 @@ def ulps(a, b, width, first_nonfinite, out):
                 continue
             both_nan = p > first_nonfinite and q > first_nonfinite
             out[row, j] = 0 if both_nan or x == y else (sign << 1) - 1
+    return out
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def row_ulps(a, b, spacing, out):
+def row_ulps(a, b, spacing):
+    out = np.empty(a.shape, np.uint32)
     for row in range(a.shape[0]):
         for j in range(a.shape[1]):
             x = np.float64(a[row, j])
@@ -42,25 +45,30 @@ def row_ulps(a, b, spacing, out):
                 out[row, j] = row_cell(abs(x - y), spacing[row])
             else:
                 out[row, j] = 0 if x == y or (np.isnan(x) and np.isnan(y)) else 0xFFFFFFFF
+    return out
 
 
 @njit(nogil=True, cache=True)
-def maxima(cells, positions, tokens, out):
-    whole = cells.shape[1] // tokens
-    for row in range(cells.shape[0]):
+def maxima(cells, positions, tokens):
+    rows, columns = cells.shape
+    out = np.zeros((-(-rows // positions), -(-columns // tokens)), cells.dtype)
+    whole = columns // tokens
+    for row in range(rows):
         target = row // positions
         for j in range(whole):
             largest = out[target, j]
             for k in range(j * tokens, (j + 1) * tokens):
                 largest = max(largest, cells[row, k])
             out[target, j] = largest
-        for k in range(whole * tokens, cells.shape[1]):
+        for k in range(whole * tokens, columns):
             out[target, whole] = max(out[target, whole], cells[row, k])
+    return out
 
 
 @njit(nogil=True, cache=True)
-def descending(bits, width, first_nonfinite, out):
+def descending(bits, width, first_nonfinite):
     rows, vocab = bits.shape
+    out = np.empty(bits.shape, np.uint32)
     sign = np.int64(1) << (width - 1)
     low = sign - 1
     keys = np.empty(vocab, np.uint32)
@@ -92,3 +100,4 @@ def descending(bits, width, first_nonfinite, out):
                     out[row, starts[digit]] = j
                     starts[digit] += 1
                 ids[:] = out[row]
+    return out

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...cause import Cause
 from ...checks.choices import LARGEST_GAP
-from ...checks.list_floor import LISTS, list_floor_row, no_list_floor
+from ...checks.list_floor import LISTS, list_floor_row
 from ...evidence import Evidence
 from ...numerics.arrays import Flags, Floats, Record
 from ...numerics.statistic import TINY, rms_ratio
@@ -127,10 +127,12 @@ class Rescoring:
 
 def floor_evidence(scores: Rescoring) -> Evidence:
     """Return the noise floor check of a pair of lists."""
-    if not scores.has_floor:
-        return no_list_floor(scores.model, scores.dtype)
-    worst = float(np.sqrt(scores.squares[0] / scores.scale).max())
-    return list_floor_row(scores.model, scores.dtype, scores.names, scores.ratios, worst)
+    ratios = None
+    worst = 0.0
+    if scores.has_floor:
+        ratios = scores.ratios
+        worst = float(np.sqrt(scores.squares[0] / scores.scale).max())
+    return list_floor_row(scores.model, scores.dtype, scores.names, ratios, worst)
 
 
 @dataclass(frozen=True)
