@@ -8,14 +8,17 @@ from .sizes import BLOCK, GROUP
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def difference_rows(a, b, fmt, counts, figures, ulps):
+def difference_rows(a, b, fmt):
+    rows, width = a.shape
+    counts = np.zeros((rows, 5), np.int64)
+    figures = np.zeros((rows, 3), np.float64)
+    ulps = np.empty(BLOCK, a.dtype)
     a_values = np.empty(BLOCK, np.float32)
     b_values = np.empty(BLOCK, np.float32)
     a_bits = a_values.view(np.uint32)
     b_bits = b_values.view(np.uint32)
     is_mismatch = np.empty(BLOCK // GROUP, np.bool_)
-    width = a.shape[1]
-    for row in range(a.shape[0]):
+    for row in range(rows):
         nonfinite, differing, figures[row, 2] = scan_row(a[row], b[row], fmt)
         counts[row, 3] = width
         if not (nonfinite or differing):
@@ -52,6 +55,7 @@ def difference_rows(a, b, fmt, counts, figures, ulps):
             counts[row, 2] += np.int64(total)
             figures[row, 0] = max(figures[row, 0], largest)
             figures[row, 1] += squares
+    return counts, figures
 
 
 @njit(fastmath={"reassoc"})

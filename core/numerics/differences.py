@@ -8,7 +8,6 @@ import numpy as np
 
 from .arrays import Bits, Floats, Ints
 from .formats import FloatFormat
-from .sizes import BLOCK
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,8 @@ def differences(
     # compiled loops check no bounds
     assert a.shape == b.shape
     assert a.dtype == b.dtype == fmt.carrier
-    counts = np.zeros((len(a), 5), np.int64)
-    figures = np.zeros((len(a), 3), np.float64)
-    ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
     # numba takes a third of a second to load, and viewers never compare
     from .difference_loops import difference_rows
 
-    difference_rows(as_compiled(a), as_compiled(b), fmt.code, counts, figures, ulps)
+    counts, figures = difference_rows(as_compiled(a), as_compiled(b), fmt.code)
     return Differences(*counts.T, *figures.T)

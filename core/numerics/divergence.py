@@ -265,7 +265,7 @@ def compare(
 
     def work(worker: int) -> Ints:
         histogram = np.zeros((4, BINS), np.int64)
-        ulps = np.empty(BLOCK, np.uint32 if fmt.bits == 32 else np.uint16)
+        ulps = np.empty(BLOCK, fmt.carrier)
         for start in range(worker * ROWS_A_TASK, rows, workers * ROWS_A_TASK):
             s = slice(start, min(rows, start + ROWS_A_TASK))
             outputs = tuple(each[s] for each in of_rows)
