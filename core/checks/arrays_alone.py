@@ -83,7 +83,7 @@ def screening_row(
     """
     rounding, bug, step = ROW_ULPS[dtype]
     size = rms_of(rms**2)
-    over_typical = rms / max(float(np.median(rms)), step)
+    over_typical = rms / max(np.median(rms), step)
     worst = float(over_typical.max())
     outliers = np.flatnonzero(over_typical > STANDS_OUT)
     first = outliers[0] if len(outliers) else dominating
@@ -106,7 +106,7 @@ def screening_row(
         says = f"{reason}: bring an exact result to `ulpscope.close`."
     elif len(outliers) and not has_experts:
         place = place_in_words(outliers[0], lengths)
-        ratio = multiple(float(over_typical[outliers[0]]))
+        ratio = multiple(over_typical[outliers[0]])
         reach = f"{ratio} the median position's (limit {STANDS_OUT}x)"
         says = (
             f"The difference at {place} is {reach}. A mixture of experts may do this"

@@ -214,7 +214,7 @@ def error_test(
     if not lengths or not typical:
         return test
     ratio = errors.systematic / typical
-    limit = max(limits.over_all, _SYSTEMATIC_OVER_DRAWS * float(systematic.max()) / typical)
+    limit = max(limits.over_all, _SYSTEMATIC_OVER_DRAWS * systematic.max() / typical)
     places = Places(SYSTEMATIC, ratio, 0, limit, np.flatnonzero([ratio > limit]))
     return replace(test, groups=(*test.groups, places))
 

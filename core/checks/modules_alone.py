@@ -140,7 +140,7 @@ def alone_evidence(
             " the head."
         )
     elif not levels:
-        most = multiple(float(ratios[list(faults)].max()))
+        most = multiple(ratios[list(faults)].max())
         says = f"{differ} (up to {most} the rounding error); other modules within {largest:.1f}x."
     else:
         figures.kind = series(
@@ -205,7 +205,7 @@ def _kind_noise(
     stands_out = error > _STANDS_OUT * level
     stands_out[:, : start == 0] = False  # position 0 sees itself alone
     low, high = np.nanquantile(np.where(stands_out, np.nan, error), (0.1, 0.9), axis=1)
-    typical = float(np.median(level[:, -1]))
+    typical = np.median(level[:, -1])
     on_top = dict.fromkeys(np.flatnonzero(level[:, -1] > _LEVELS * typical).tolist(), start)
     other_levels = np.delete(level[:, -1], list(on_top))
     bits = -np.log2(max(typical, _TINY)) - _OF_A_PRODUCT
@@ -225,7 +225,7 @@ def _kind_noise(
         ):
             return None
         on_top.setdefault(row, start + first)
-    levels = {module: float(level[row, -1]) for row, module in enumerate(modules)}
+    levels = {module: level[row, -1] for row, module in enumerate(modules)}
     return levels, {modules[row]: first for row, first in on_top.items()}
 
 

@@ -81,7 +81,7 @@ def narrowing_row(
     # all that is left of a side that computes in float32
     is_near_rounded_once = errors[near].rms <= one_rounding
     jumps = _jumps(errors[near].squares, errors[further].squares)
-    row = int(jumps.argmax())
+    row = jumps.argmax()
     jump = f"In {dtype} one side is {multiple(jumps[row])} further from {of_all} at"
     place = f"{jump} {place_in_words(row, subject.lengths)} than at others"
     other, side = sorted(names, key=lambda name: errors[name].system.size)

@@ -62,7 +62,7 @@ def structure_of(
     # at a multiple of everything, so 0 is left out.
     inner = np.unique(starts[starts > 0])
     block = max((size for size in blocks if not (inner % size).any()), default=1)
-    is_block = len(inner) >= _LEAST_PLACES and float(block) ** -len(inner) <= _NO_BLOCK
+    is_block = len(inner) >= _LEAST_PLACES and block ** -len(inner) <= _NO_BLOCK
     return StructureFigures(
         positions=len(outliers),
         first=(int(prompts[0]), int(places[0])),

@@ -64,7 +64,7 @@ def settings_row(
             " from the model."
         )
     elif not is_rounding:
-        farthest = multiple(max(share, float(over_allowed.max())))
+        farthest = multiple(max(share, over_allowed.max()))
         says = (
             f"{', '.join(words)} move '{side}' {farthest} as far as {bits}-bit rounding: a fault."
         )

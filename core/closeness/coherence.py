@@ -154,7 +154,7 @@ def _regression(kind: str, error: Floats, on: Floats, parts: Ints) -> Direction:
 
 def _by_label(kind: str, error: Floats, labels: Ints, parts: Ints) -> Direction:
     """Measure the mean error of the elements of each label. evidence: chi squared of all."""
-    count = int(labels.max()) + 1
+    count = labels.max() + 1
     sums = np.bincount(parts * count + labels, error, _PARTS * count).reshape(_PARTS, count)
     squares = np.square(sums.sum(axis=0))
     variances = np.square(sums).sum(axis=0)
@@ -163,7 +163,7 @@ def _by_label(kind: str, error: Floats, labels: Ints, parts: Ints) -> Direction:
     chi = float((squares[known] / variances[known]).sum())
     # without what noise alone gives
     means = np.maximum(squares - variances, 0.0)[known] / np.bincount(labels)[known]
-    size = math.sqrt(float(means.sum()) / len(error))
+    size = math.sqrt(means.sum() / len(error))
     evidence = (chi - freedom) / math.sqrt(2 * freedom or 1)
     return Direction(kind, size, evidence)
 

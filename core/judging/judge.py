@@ -216,7 +216,7 @@ class _Trial:
             pair = self.controls.pair("float64")
             floor = self.controls.floor("float64")
             double = floor_test(pair.sizes, floor.squares, WIDE)
-            median = float(np.median(double.by_position))
+            median = np.median(double.by_position)
             is_of_float32 = WIDE.over_all < median <= WIDE.over_all * _FLOAT32_OVER_FLOAT64
             if not double.is_passed and is_of_float32:
                 return

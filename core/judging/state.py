@@ -121,7 +121,7 @@ def judge_state(
         is_open = _open_requests(axis, pair, sides[0])
         figures = _judge_axis(axis, sizes[axis.name], is_open, side, scale)
         others = [sizes[name] for name in sizes if axes[name].is_control and name != axis.name]
-        rest = float(np.nanmax(np.concatenate([*others, np.zeros(1)])))
+        rest = np.nanmax(np.concatenate([*others, np.zeros(1)]))
         worst = figures.worst_nats or 0.0
         # a gap above all other cold axes, and more than a float16 cache does
         makes_noise = 0 < _GAP * rest < worst and worst >= _LEAST_FAULT * fault
@@ -249,7 +249,7 @@ def _block_sizes(state: StateAnswers) -> Floats:
         row = other.rows.part(np.arange(len(other.rows)) == 0)
         same = one.rows.part(np.isin(one.rows.positions, row.positions))
         if len(same) == len(row) == 1:
-            size = float(_row_sizes(same, row, compare_rows(same, row))[0])
+            size = _row_sizes(same, row, compare_rows(same, row))[0]
             has_block = size > 0 or prompt_tokens(one) != prompt_tokens(other)
             if has_block and not np.isnan(size):
                 sizes.append(size)
@@ -269,7 +269,7 @@ def _judge_axis(
     worst = float(sizes[is_known].max(initial=0.0))
     is_beyond = is_known & (sizes > scale.limit)
     blocks = scale.blocks
-    seen = int((blocks > scale.limit).sum())
+    seen = (blocks > scale.limit).sum()
     result = UNDECIDED
     where = reason = ""
     if axis.reads_the_prompt and (cached < 0).all():
@@ -294,7 +294,7 @@ def _judge_axis(
         where = _group(axis, side, cached, is_beyond, is_fellow)
         if is_fellow.any() and sizes[is_beyond].min() < _GROUP_GAP * sizes[is_fellow].max():
             where = ""
-        size = float(np.median(sizes[is_beyond]))
+        size = np.median(sizes[is_beyond])
         is_of_a_group = where and scale.noise and size >= _LEAST_FAULT * scale.fault
         if size >= scale.fault or is_of_a_group:
             result = BEYOND
@@ -337,8 +337,8 @@ def _group(
     """Return what the requests beyond have in common and their fellows have not, '' if there is
     nothing, or if that may be chance.
     """
-    count = int(is_beyond.sum())
-    if comb(count + int(is_fellow.sum()), count) * _CHANCE < 1:
+    count = is_beyond.sum()
+    if comb(count + is_fellow.sum(), count) * _CHANCE < 1:
         return ""
     lengths = np.array([len(prompt_tokens(each) or ()) for each in side.responses])
     in_flight = np.array([neighbors_of(number) for number in range(len(lengths))])
@@ -349,7 +349,7 @@ def _group(
         (lengths.all(), -lengths, "if the prompt has at most {:,} tokens"),
     ]
     for is_asked, values, words in ranges:
-        least = int(values[is_beyond].min())
+        least = values[is_beyond].min()
         if is_asked and least > values[is_fellow].max():
             return f"only {words.format(abs(least))}"
     for page in _PAGES:

@@ -405,7 +405,7 @@ def _doubt(
     near = min(others, key=rms.__getitem__)
     least = np.min([np.where(each > 0, each, np.inf) for each in others.values()], axis=0)
     uneven = np.sqrt(np.max(list(squares.values()), axis=0) / least)
-    row = int(np.argmax(uneven))
+    row = np.argmax(uneven)
     a, b, c, d = (repr(names[path]) for path in (*far, *near))
     place = place_in_words(row, lengths)
     for ratio, most, says in (

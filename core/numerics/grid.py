@@ -73,7 +73,7 @@ def sent_error(values: Floats) -> float:
     for places in range(2, 9):
         if np.array_equal(np.round(finite, places), finite) and np.any(finite != np.round(finite)):
             return 0.5 * 10.0**-places
-    largest = float(np.abs(finite).max())
+    largest = np.abs(finite).max()
     return math.ldexp(2.0, math.frexp(max(largest, 0.5))[1] - _FLOAT32_BITS)
 
 
@@ -107,7 +107,7 @@ def _fits(values: Floats, error: float, precision: int) -> _Fits:
         gain = np.where(is_free, 0.0, np.log(spacing / (2 * tolerance)))
         likelihood = (likelihood + gain)[holds]
         best = best[holds]
-    runner = float(values[0] - values[1]) if len(values) > 1 else 0.0
+    runner = values[0] - values[1] if len(values) > 1 else 0.0
     return _Fits(
         likelihood,
         _places(best),
@@ -202,7 +202,7 @@ def _evidence(fits: Sequence[_Fits]) -> tuple[float, Floats]:
         counts = _PRIOR_ROWS * prior
         for fit in fits:
             weights = fit.log_likelihood + np.log(shares[fit.place])
-            together = float(np.logaddexp.reduce(weights))
+            together = np.logaddexp.reduce(weights)
             evidence += together
             np.add.at(counts, fit.place, np.exp(weights - together))
         usual = counts * is_usual

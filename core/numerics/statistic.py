@@ -127,7 +127,7 @@ def floor_test(
     then the draws alone tell which places stand out. shares_scale: every position is compared with
     the draws at all of them, as of a few values, whose draws may all be 0.
     """
-    total = float(draws.mean())
+    total = draws.mean()
     count = len(draws)
     ratio = math.inf if difference.any() else 0.0
     if total:
@@ -156,7 +156,7 @@ def floor_test(
         center = 0.0
         bound = max(math.log(limits.at_a_place), _bound(draws, chance))
         if not is_fault and differs.any():
-            center = max(0.0, float(np.median(logs)))
+            center = max(0.0, np.median(logs))
             # else the others are no measure of themselves
             if limits.uses_own_spread and 2 * differs.sum() > len(mine):
                 bound = max(bound, _quantile(chance / len(mine)) * _robust_spread(logs[differs]))
@@ -198,14 +198,14 @@ def rms_of(squares: Floats) -> float:
 
 def rms_ratio(squares: Floats, measure: Floats | float) -> float:
     """Return the ratio of rms of two arrays of mean squares."""
-    return float(np.sqrt(squares.mean() / max(float(np.mean(measure)), TINY)))
+    return float(np.sqrt(squares.mean() / max(np.mean(measure), TINY)))
 
 
 def scale_of(floor: Floats) -> Floats:
     """Return what the mean square at a position is compared with: a floor next to 0 is no scale, so
     a hundredth of the median floor is. [positions]
     """
-    return np.maximum(floor, max(float(np.median(floor)) * _NO_SCALE, TINY))
+    return np.maximum(floor, max(np.median(floor) * _NO_SCALE, TINY))
 
 
 def _logs(squares: Floats) -> Floats:
@@ -226,15 +226,15 @@ def _bound(draws: Floats, chance: float) -> float:
         return _quantile(each) * _robust_spread(logs)
     logs -= np.median(logs, axis=1, keepdims=True)
     largest = logs.max(axis=1)
-    scale = float(largest.std(ddof=1)) * math.sqrt(6) / math.pi
-    gumbel = float(largest.mean()) - scale * (math.log(chance) + np.euler_gamma)
+    scale = largest.std(ddof=1) * math.sqrt(6) / math.pi
+    gumbel = largest.mean() - scale * (math.log(chance) + np.euler_gamma)
     # The narrowest normal that no value of the upper quarter lies outside of. Few values widen it
     # by what a standard deviation of so many may be off.
     descending = np.sort(logs, axis=None)[::-1]
     count = max(1, len(descending) // 4)
-    middle = float(np.median(descending))
+    middle = np.median(descending)
     quantiles = np.array([_quantile((k + 0.5) / len(descending)) for k in range(count)])
-    spread = float(((descending[:count] - middle) / quantiles).max()) * (1 + 1 / math.sqrt(count))
+    spread = ((descending[:count] - middle) / quantiles).max() * (1 + 1 / math.sqrt(count))
     return max(middle + spread * _quantile(min(each, 0.5)), gumbel)
 
 

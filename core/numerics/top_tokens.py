@@ -92,7 +92,7 @@ class TopTokenRows:
 
     def row(self, index: int) -> tuple[Ints, Floats]:
         """Return tokens and values of one row, largest first. [entries] each"""
-        part = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        part = slice(*self.offsets[index : index + 2])
         return self.token_ids[part], self.values[part]
 
     def part(self, rows: Flags) -> TopTokenRows:

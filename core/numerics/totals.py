@@ -93,7 +93,7 @@ def beyond_noise(table: Mapping[str, Any]) -> Flags:
     )
     if not flips.any() or np.isnan(in_row_ulps).all():  # lists have no row ULPs
         return np.zeros(len(flips), bool)
-    typical = max(NOISE_MARGIN * float(np.nanmedian(in_row_ulps)), NEAR_TIE_ROW_ULPS)
+    typical = max(NOISE_MARGIN * np.nanmedian(in_row_ulps), NEAR_TIE_ROW_ULPS)
     with np.errstate(divide="ignore", invalid="ignore"):
         return flips & (np.fmin(*margins) * in_row_ulps / difference > typical)
 

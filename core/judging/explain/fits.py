@@ -81,7 +81,7 @@ def constant_offset(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     least = _LEAST_CONSTANT
     if pair.has_constants:
         rest = [np.median(np.abs(center(each))) for each in differences]
-        least = max(least, _OF_REST * float(np.median(rest)))
+        least = max(least, _OF_REST * np.median(rest))
     if is_one_sided and np.median(np.abs(constants)) >= least:
         middle = float(np.median(constants))
         amount = f"one number in each row (median {number(middle)})"
@@ -212,9 +212,9 @@ def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """Logit bias: the same few tokens are moved by the same amount wherever they stand."""
     differences = [center(row.y - row.x) for row in rows]
     quantiles = [np.quantile(np.abs(values), 0.75) for values in differences]
-    noise = float(np.median(quantiles))
+    noise = np.median(quantiles)
     # of rows that hardly differ, the noise is 0
-    grid = float(np.median([pair.rounding_rms(row) for row in rows]))
+    grid = np.median([pair.rounding_rms(row) for row in rows])
     least = _ABOVE_NOISE * max(noise, 2 * grid) + 1e-4
     ids = np.concatenate([row.token_ids for row in rows])
     values = np.concatenate(differences)

@@ -94,6 +94,6 @@ def _left(run: Measured, pair: int, row: int, partner: int) -> float:
     for place in (partner, row):
         difference = variant - values(0, place)
         difference = difference[np.isfinite(difference)]
-        squares.append(float(difference.var()) if len(difference) else 0.0)
+        squares.append(difference.var() if len(difference) else 0.0)
     left, own = squares
     return left / own if own else 1.0

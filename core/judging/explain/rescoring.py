@@ -103,7 +103,7 @@ class Rescoring:
     @cached_property
     def scale(self) -> Floats:
         """Floor of each row; one next to 0 is no scale. [rows]"""
-        least = max(float(np.median(self.floor)), 1e-300)
+        least = max(np.median(self.floor), 1e-300)
         return np.maximum(self.floor, least)
 
     def outliers(self, side: int) -> Flags:
@@ -163,7 +163,7 @@ def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
     close = [one for one in scores if one.ratio(side) <= LISTS.over_all]
 
     def usual_square(one: Rescoring) -> float:
-        return float(one.squares[-2 + side][~one.outliers(side)].mean())
+        return one.squares[-2 + side][~one.outliers(side)].mean()
 
     if close:
         nearest = min(close, key=usual_square)

@@ -283,7 +283,7 @@ def upcast_values(pair: PairRows) -> Iterator[Cause]:
         for values in sides:
             rounded = round_to(FORMATS[name], values)
             on_grid.append(bool((rounded == values).all()))
-        side = int(on_grid[1])
+        side = on_grid[1]
         is_constant = np.ptp(sides[side]) == 0  # which is of every dtype
         if on_grid[0] != on_grid[1] and not is_constant:
             says = (
