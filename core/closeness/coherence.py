@@ -116,7 +116,13 @@ def sample_of(exact: Values) -> Sample:
     bins = 2 * np.clip(-exponent, 0, _BINADES - 1) + (fraction < 0.75)
     bins += 2 * _BINADES * (flat < 0)
     bins[magnitudes == 0] = _BINS - 1
-    return Sample(chosen, values, parts, bins.astype(np.int64), is_varied)
+    return Sample(
+        chosen,
+        values,
+        parts,
+        bins.astype(np.int64),
+        is_varied,
+    )
 
 
 def directions(error: Values, sample: Sample) -> list[Direction]:
@@ -149,7 +155,12 @@ def _regression(kind: str, error: Floats, on: Floats, parts: Ints) -> Direction:
     norm = float(on @ on) or 1.0
     spread = float(np.linalg.norm(sums)) or 1.0
     size = abs(total) / math.sqrt(norm * len(error))
-    return Direction(kind, size, abs(total) / spread, total / norm)
+    return Direction(
+        kind,
+        size,
+        abs(total) / spread,
+        total / norm,
+    )
 
 
 def _by_label(kind: str, error: Floats, labels: Ints, parts: Ints) -> Direction:
@@ -180,7 +191,11 @@ def _pattern(error: Floats) -> Direction:
     rms = rms_of(np.square(error))
     # the largest singular value of white noise: Geman, Annals of Probability 8 (1980)
     of_noise = rms * sum(math.sqrt(each) for each in error.shape)
-    return Direction(PATTERN, size / math.sqrt(error.size), size / (of_noise or 1.0))
+    return Direction(
+        PATTERN,
+        size / math.sqrt(error.size),
+        size / (of_noise or 1.0),
+    )
 
 
 def compare_directions(

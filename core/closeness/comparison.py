@@ -134,7 +134,13 @@ def close(
     Args: as of `compare_errors`.
     """
     __tracebackhide__ = True
-    found = compare_errors(actual, expected, exact, dtype=dtype, may_be_rounded=may_be_rounded)
+    found = compare_errors(
+        actual,
+        expected,
+        exact,
+        dtype=dtype,
+        may_be_rounded=may_be_rounded,
+    )
     found.check()
 
 
@@ -171,7 +177,12 @@ def compare_errors(
         trusted = [_rounded(exact_values, fmt)]
     is_nan = np.isnan(values) & np.isnan(trusted[0])
     differing = int(np.count_nonzero((values != trusted[0]) & ~is_nan))
-    conclude = partial(ErrorComparison, dtype=fmt.name, shape=values.shape, differing=differing)
+    conclude = partial(
+        ErrorComparison,
+        dtype=fmt.name,
+        shape=values.shape,
+        differing=differing,
+    )
     if not differing and (is_given or not may_be_rounded):
         return conclude(IDENTICAL, "it equals the trusted result, bit for bit.")
     if may_be_rounded:
@@ -277,12 +288,14 @@ def _first_nonfinite(
     A trusted result that overflows there too excuses it.
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        if np.isfinite(actual.sum(dtype=np.float64) + exact.sum(dtype=np.float64)):
-            return None
+        total = actual.sum(dtype=np.float64) + exact.sum(dtype=np.float64)
+    if np.isfinite(total):
+        return None
     is_finite = np.isfinite(actual)
     is_alike = is_finite & np.isfinite(exact)
     for each in (exact, *trusted):
-        is_alike |= ~is_finite & ((each == actual) | (np.isnan(each) & np.isnan(actual)))
+        are_nan = np.isnan(each) & np.isnan(actual)
+        is_alike |= ~is_finite & (are_nan | (each == actual))
     return None if is_alike.all() else _index_of(np.argmin(is_alike), actual.shape)
 
 
@@ -333,7 +346,12 @@ def _in_one_unit(errors: Sequence[Values], exact: Values, fmt: FloatFormat) -> _
     scaled = [(each / unit).astype(np.float32).reshape(rows) for each in errors]
     # one impossible number makes float32 values vanish in its unit
     finite = np.where(np.isfinite(exact), exact, 0).astype(np.float64)
-    return _Errors(exact.shape, fmt, scaled, finite.reshape(rows) / unit)
+    return _Errors(
+        exact.shape,
+        fmt,
+        scaled,
+        finite.reshape(rows) / unit,
+    )
 
 
 def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorComparison:
@@ -373,7 +391,14 @@ def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorCompar
     direction_limits = IN_16_BITS if errors.fmt.bits <= 16 else IN_FLOAT32
     found = compare_directions(actual, trusted, rounding, larger, direction_limits)
     faults = [each for each in found if each.is_fault]
-    verdict, because = _verdict(errors, ratio, places, faults, most, is_given=is_given)
+    verdict, because = _verdict(
+        errors,
+        ratio,
+        places,
+        faults,
+        most,
+        is_given=is_given,
+    )
     return ErrorComparison(
         verdict,
         because,
@@ -398,7 +423,11 @@ def _by_place(errors: _Errors, over: str) -> Floats:
     squares = np.stack([np.einsum(over, each, each) for each in errors.all]).astype(np.float64)
     rounded = np.einsum(over, errors.exact, errors.exact) * errors.of_value**2
     trusted = np.maximum(squares[1:], rounded)
-    squares[1:] = np.where(trusted, trusted, trusted.mean())
+    squares[1:] = np.where(
+        trusted,
+        trusted,
+        trusted.mean(),
+    )
     return squares * squares.shape[1] / errors.exact.size
 
 
@@ -421,7 +450,12 @@ def _kinds_of_places(
         sums = weights.sum(axis, np.float64)
         fourth = np.square(weights).sum(axis, np.float64)
         elements = np.full(len(sums), size / len(sums))
-        np.divide(sums**2, fourth, out=elements, where=fourth > 0)
+        np.divide(
+            sums**2,
+            fourth,
+            out=elements,
+            where=fourth > 0,
+        )
         enough = np.flatnonzero(elements >= _FEWEST)
         if len(enough) > 1:
             yield kind, squares[:, enough], enough
@@ -451,7 +485,12 @@ def _largest_element(
         chunk = slice(start, start + step)
         usual = np.maximum(rows[chunk, None], columns)
         rounded = np.abs(errors.exact[chunk]) * (2 * errors.of_value)
-        np.maximum(usual, rounded, out=usual, casting="same_kind")
+        np.maximum(
+            usual,
+            rounded,
+            out=usual,
+            casting="same_kind",
+        )
         for number, each in enumerate(errors.all):
             ratios = np.abs(each[chunk]) / np.maximum(usual, np.finfo(np.float32).tiny)
             place = int(ratios.argmax())

@@ -32,7 +32,13 @@ class DrawnRounding(TorchDispatchMode):
         self._weights = weights
         self.roundings = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         self._calls += 1
         is_view = any(each.alias_info is not None for each in func._schema.returns)
@@ -138,7 +144,13 @@ class DrawnErrors(TorchDispatchMode):
         self._seed = seed
         self._calls = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         self._calls += 1
         if any(each.alias_info is not None for each in func._schema.returns):

@@ -112,5 +112,9 @@ def with_wrong_block(case: Case, other: Case) -> Case:
     They are in reverse: cuts of a text that repeats itself would have the same block.
     """
     unit = _CHARACTERS if isinstance(case, str) else 1
-    end = min(BLOCK * unit, len(case) // 2, len(other))
+    end = min(
+        BLOCK * unit,
+        len(case) // 2,
+        len(other),
+    )
     return other[:end][::-1] + case[end:]

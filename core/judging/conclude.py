@@ -106,7 +106,11 @@ def _decide(
         others.
         """
         some = [row for row in rows if row.group == group and row.outcome == outcome]
-        return min(some, key=lambda row: row.side is None, default=None)
+        return min(
+            some,
+            key=lambda row: row.side is None,
+            default=None,
+        )
 
     if invalid := first(VALIDITY):
         return INVALID_DUMP, invalid

@@ -70,7 +70,12 @@ def judge_upload(
     for pair in range(len(figures.header.sides) - 1):
         rows = [*validity[pair], *(samplers[side] for side in (0, pair + 1) if side in samplers)]
         make = make_controls or DumpControls
-        controls = make(figures, pair, uploads or UploadedControls(), rows)
+        controls = make(
+            figures,
+            pair,
+            uploads or UploadedControls(),
+            rows,
+        )
         verdict = replace(judge(controls, earlier_by_pair.get(pair)), pair=pair)
         verdicts.append(verdict.worded(figures.header.worded))
     return verdicts
@@ -139,7 +144,11 @@ class DumpControls(Controls):
             raise NotAvailableError(
                 f"To decide, bring {missing}, with the same weights and tokens."
             )
-        return Pair(wide.squares, not_finite_of(self.figures, self.index, wide), wide.neq == 0)
+        return Pair(
+            wide.squares,
+            not_finite_of(self.figures, self.index, wide),
+            wide.neq == 0,
+        )
 
     def floor(self, dtype: str) -> NoiseFloor:
         floor = self.uploads.floor if dtype == "float32" else ""
@@ -170,7 +179,14 @@ class DumpControls(Controls):
         squares = np.max([other.squares for other in others], axis=0) if others else None
         mismatches = max((other.nonfinite_mismatch for other in others), default=0)
         control = " and ".join(f"'{name}'" for name in again) + ", uploaded again from another call"
-        return Rerun(control, tuple(again), tuple(unstable), squares, mismatches, figures)
+        return Rerun(
+            control,
+            tuple(again),
+            tuple(unstable),
+            squares,
+            mismatches,
+            figures,
+        )
 
     def neighbours(self) -> list[OtherRows]:
         rows = []

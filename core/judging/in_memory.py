@@ -75,5 +75,10 @@ def _compare(dump: Dump, on_progress: Progress) -> MemoryRun:
     run = MemoryRun(header, sides)
     on_progress(STORING, dump.rows, dump.rows)
     controls = controls_in(dump, run)
-    run.verdicts = judge_upload(run, checks_of(run, fillings), dump.generations, controls)
+    run.verdicts = judge_upload(
+        run,
+        checks_of(run, fillings),
+        dump.generations,
+        controls,
+    )
     return run

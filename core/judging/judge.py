@@ -227,7 +227,11 @@ class _Trial:
             if single.is_passed:
                 return
             reason = str(error)
-        self.evidence[index] = uncertain_row(self.evidence[index], single.ratio, reason)
+        self.evidence[index] = uncertain_row(
+            self.evidence[index],
+            single.ratio,
+            reason,
+        )
 
     def in_16_bits(self) -> None:
         """Compare each side's error to the model's float32 forward with that of randomized

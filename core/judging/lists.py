@@ -101,7 +101,11 @@ def _judge(lists: _Lists, others: Sequence[Evidence], floor: Evidence | None = N
     says = f"{opening(lists.says).removesuffix('.')}."
     if floor:
         says = floor.says if lists.pair.is_most_compared else f"{says} {floor.says}"
-    return conclude(rows, is_bit_identical=lists.is_identical, causes=[Cause("", says)])
+    return conclude(
+        rows,
+        is_bit_identical=lists.is_identical,
+        causes=[Cause("", says)],
+    )
 
 
 def judge_probe(sides: Sequence[ResponseSide], pairs: Sequence[ResponsePair]) -> list[Verdict]:
@@ -159,7 +163,11 @@ def judge_with_floor(
     if not pair.is_most_compared and floor.outcome == PASSED:
         floor = replace(floor, outcome=NOTED)
     ratio = getattr(floor.figures, "noise_ratio", None)
-    return replace(_judge(_Lists(pair, sides), reruns, floor), noise_ratio=ratio, pair=earlier.pair)
+    return replace(
+        _judge(_Lists(pair, sides), reruns, floor),
+        noise_ratio=ratio,
+        pair=earlier.pair,
+    )
 
 
 def judge_tokens(tokens: TokenPair) -> Verdict:
@@ -171,7 +179,11 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
     causes = []
     if constant is None and figures.finite and figures.neq:
         causes = explain_tokens(tokens.sample)
-    cause = min(causes, key=lambda cause: not cause.is_fault, default=None)  # a fault first
+    cause = min(
+        causes,
+        key=lambda cause: not cause.is_fault,
+        default=None,
+    )  # a fault first
     if constant is not None:
         name = INVALID_DUMP
         says = f"Every value of '{constant[0]}' is {constant[1]}: placeholders."

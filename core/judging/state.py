@@ -114,12 +114,23 @@ def judge_state(
         # a wrong block does no more than cold requests do
         fault = np.inf
     noise = noise_of(controls, fault) if state.is_cold else None
-    scale = _Scale(noise, sent_error(sides[0].rows.values), fault, blocks)
+    scale = _Scale(
+        noise,
+        sent_error(sides[0].rows.values),
+        fault,
+        blocks,
+    )
     judged = []
     for pair, side in zip(pairs, sides[1:], strict=True):
         axis = axes[pair.variant]
         is_open = _open_requests(axis, pair, sides[0])
-        figures = _judge_axis(axis, sizes[axis.name], is_open, side, scale)
+        figures = _judge_axis(
+            axis,
+            sizes[axis.name],
+            is_open,
+            side,
+            scale,
+        )
         others = [sizes[name] for name in sizes if axes[name].is_control and name != axis.name]
         rest = np.nanmax(np.concatenate([*others, np.zeros(1)]))
         worst = figures.worst_nats or 0.0
@@ -213,7 +224,11 @@ def _row_sizes(one: TopTokenRows, other: TopTokenRows, figures: TopTokenFigures)
     the first, which at least one value has moved; NaN without values. [rows]
     """
     lasts = np.append(one.values, np.nan)[one.offsets[1:] - 1]
-    sizes = np.where(figures.common > 0, figures.rms.filled(0.0), one.largest - lasts)
+    sizes = np.where(
+        figures.common > 0,
+        figures.rms.filled(0.0),
+        one.largest - lasts,
+    )
     sizes[(one.counts == 0) | (other.counts == 0)] = np.nan
     return sizes
 

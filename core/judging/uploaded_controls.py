@@ -88,7 +88,12 @@ def measure_controls(
             couples: _Couples = {
                 name: (ours[name], side) for name, side in _sides_of(header, dumps[kind]).items()
             }
-            controls.by_kind[kind] = _compare(figures, couples, header.format, on_progress)
+            controls.by_kind[kind] = _compare(
+                figures,
+                couples,
+                header.format,
+                on_progress,
+            )
         if "exact" in dumps:
             controls.by_kind["narrowing"], controls.exact = _exact(
                 figures,
@@ -318,13 +323,21 @@ def _distinct(dump: Dump, trusted: Mapping[int, Divergence]) -> list[Divergence]
 
 
 def _errors_of(divergence: Divergence) -> Errors:
-    squares = np.where(divergence.mismatches > 0, np.inf, divergence.squares)
+    squares = np.where(
+        divergence.mismatches > 0,
+        np.inf,
+        divergence.squares,
+    )
     return Errors(squares, divergence.system.size)
 
 
 def _spread(figures: Measured) -> float:
     """Return the standard deviation over the vocabulary of the reference's first logits."""
-    bits = figures.read_rows(0, 0, min(_FIRST_ROWS, figures.header.rows))
+    bits = figures.read_rows(
+        0,
+        0,
+        min(_FIRST_ROWS, figures.header.rows),
+    )
     with np.errstate(invalid="ignore"):
         variances = values_of(bits, figures.header.format).var(axis=1, dtype=np.float64)
     return rms_of(np.nan_to_num(variances))
@@ -370,11 +383,21 @@ def _floor(
         widest = narrowing[reference].rms / finer / FLOOR_SHRINKS
     size = rms_of(floor)
     start = results[(0, reference)].rms / size if size else 0.0
-    doubt = _doubt(squares, names, header.lengths, start, size / widest)
+    doubt = _doubt(
+        squares,
+        names,
+        header.lengths,
+        start,
+        size / widest,
+    )
     if doubt:
         return f"The uploaded floor {doubt}."
     moves = (floor > 0).sum(axis=0) >= 2
-    floor[:, ~moves] = np.median(floor[:, moves], axis=1, keepdims=True)
+    floor[:, ~moves] = np.median(
+        floor[:, moves],
+        axis=1,
+        keepdims=True,
+    )
     used = ", ".join(repr(names[path]) for path in distinct)
     return NoiseFloor(floor, f"the uploaded floor: {used}")
 

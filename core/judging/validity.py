@@ -51,7 +51,11 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
             checks.append([shapes, *([numbers] if numbers else [])])
         return checks
     highest_of_each = [max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids]
-    shapes = shapes_row(header.rows, header.vocab, max(highest_of_each, default=None))
+    shapes = shapes_row(
+        header.rows,
+        header.vocab,
+        max(highest_of_each, default=None),
+    )
     sides = []
     for index, filling in enumerate(fillings):
         bits = figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows))
@@ -92,7 +96,12 @@ def _numbers(figures: Measured, pair: int, *, is_cut: bool = False) -> Evidence 
     # a cut is named by itself
     if is_masked and is_cut:
         return None
-    return numbers_row(mismatch, header.lengths, header.compute_dtype, is_masked=is_masked)
+    return numbers_row(
+        mismatch,
+        header.lengths,
+        header.compute_dtype,
+        is_masked=is_masked,
+    )
 
 
 def not_finite_of(figures: Measured, pair: int, wide: Divergence | None = None) -> NotFinite | None:
@@ -118,7 +127,14 @@ def not_finite_of(figures: Measured, pair: int, wide: Divergence | None = None) 
         largest = float(np.where(np.isfinite(other), other, -np.inf).max())
     text = header.vocabulary.get(first[0], "")
     names = header.sides[0].name, header.sides[pair + 1].name
-    return NotFinite(by_row, first[0], text, names, first[1:], largest)
+    return NotFinite(
+        by_row,
+        first[0],
+        text,
+        names,
+        first[1:],
+        largest,
+    )
 
 
 def first_mismatch(

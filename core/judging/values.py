@@ -37,7 +37,11 @@ def scale_of_values(figures: Measured, pair: int) -> tuple[Floats, float]:
     largest = []
     typical = []
     for start in range(0, header.rows, step):
-        values = some_values(figures, 0, (start, min(start + step, header.rows)))
+        values = some_values(
+            figures,
+            0,
+            (start, min(start + step, header.rows)),
+        )
         sizes = np.abs(np.where(np.isfinite(values), values, 0.0))
         if is_short:
             sizes = sizes.reshape(1, -1)
@@ -64,7 +68,12 @@ def order_row(figures: Measured, pair: int) -> Evidence | None:
     if is_small:
         span = 0, header.rows
         reference, variant = (some_values(figures, side, span) for side in (0, pair + 1))
-        return order_of_rows(reference, variant, header.format, header.lengths)
+        return order_of_rows(
+            reference,
+            variant,
+            header.format,
+            header.lengths,
+        )
     # too many scores
     if header.vocab == 1:
         return None

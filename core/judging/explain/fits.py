@@ -186,7 +186,11 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     if not pair.has_constants and has_same_sign.any():
         own = x[has_same_sign]
         other = y[has_same_sign]
-        strengths["repetition"] = np.where(own > 0, own / other, other / own)
+        strengths["repetition"] = np.where(
+            own > 0,
+            own / other,
+            other / own,
+        )
     for form, of_tokens in strengths.items():
         strength = float(np.median(of_tokens))
         amount = strength if form == "repetition" else strength / pair.factor
@@ -201,7 +205,11 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
 
 def _penalize(form: str, strength: float, row: RowPair) -> RowPair:
     if form == "repetition":
-        penalized = np.where(row.x > 0, row.x / strength, row.x * strength)
+        penalized = np.where(
+            row.x > 0,
+            row.x / strength,
+            row.x * strength,
+        )
         return row._replace(x=np.where(row.in_text, penalized, row.x))
     times = row.times if form == "frequency" else row.in_text
     return row._replace(x=row.x - strength * times)

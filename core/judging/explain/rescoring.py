@@ -132,7 +132,13 @@ def floor_evidence(scores: Rescoring) -> Evidence:
     if scores.has_floor:
         ratios = scores.ratios
         worst = float(np.sqrt(scores.squares[0] / scores.scale).max())
-    return list_floor_row(scores.model, scores.dtype, scores.names, ratios, worst)
+    return list_floor_row(
+        scores.model,
+        scores.dtype,
+        scores.names,
+        ratios,
+        worst,
+    )
 
 
 @dataclass(frozen=True)

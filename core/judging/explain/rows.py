@@ -140,7 +140,11 @@ def rows_of_run(run: Measured, pair: int) -> PairRows:
     )
     if len(rows.places) == header.rows or header.rows > MOST_ROWS:
         return rows
-    return replace(rows, every_place=header.places(), find_moves=partial(moves_of_run, run, pair))
+    return replace(
+        rows,
+        every_place=header.places(),
+        find_moves=partial(moves_of_run, run, pair),
+    )
 
 
 def complete_rows(
@@ -191,7 +195,16 @@ def complete_rows(
         if np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
             times = np.bincount(text, minlength=vocab)[ids]
             rows.append(RowPair(prompt, position, ids, x[ids], y[ids], times))
-    return PairRows(names, "logit", dtype, rows, len(every), places, whole, is_masked)
+    return PairRows(
+        names,
+        "logit",
+        dtype,
+        rows,
+        len(every),
+        places,
+        whole,
+        is_masked,
+    )
 
 
 def _blocks(count: int, most: int) -> list[range]:
@@ -289,7 +302,14 @@ def rows_of_rollouts(run: Figures) -> tuple[dict[int, tuple[int, ...]], PairRows
         x = tokens["reference"].to_numpy(np.float64)
         y = tokens["variant"].to_numpy(np.float64)
         usable = tokens["is_trained"].to_numpy(bool) & np.isfinite(x) & np.isfinite(y)
-        whole = RowPair(prompt, len(first) - 1, ids, x, y, np.zeros_like(ids))
+        whole = RowPair(
+            prompt,
+            len(first) - 1,
+            ids,
+            x,
+            y,
+            np.zeros_like(ids),
+        )
         for at in np.flatnonzero(usable).tolist():
             places.append((prompt, at))
             row = whole.part(slice(at, at + 1))

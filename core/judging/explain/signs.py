@@ -69,7 +69,11 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     # chance.
     is_told = (shared >= LEAST_TOKENS) | np.eye(total, dtype=bool)
     identified = np.where(is_told, distances, _UNRELATED)
-    rows = Moves(identified.argmin(axis=1), own, identified.min(axis=1))
+    rows = Moves(
+        identified.argmin(axis=1),
+        own,
+        identified.min(axis=1),
+    )
     if pair.find_moves is not None:
         rows = pair.find_moves()
         places = pair.every_place
@@ -88,7 +92,11 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
             f" {_place(target)}."
         )
         name = "repeated rows"
-        parameters = {"prompt": target[0], "position": target[1], "positions": count + 1}
+        parameters = {
+            "prompt": target[0],
+            "position": target[1],
+            "positions": count + 1,
+        }
     else:
         one = f"at {_place(places[first])} that of {_place(places[nearest[first]])}"
         says = (
@@ -113,10 +121,18 @@ def _distances(pair: PairRows, farthest: int) -> tuple[Values, Ints, bool]:
     if pair.is_masked is not None:
         whole = np.where(pair.is_masked, np.nan, whole)
     step = 1 + whole.shape[2] // _COMPARED if pair.dtype else 1
-    whole = np.clip(whole[:, :, ::step], -FARTHEST, FARTHEST)
+    whole = np.clip(
+        whole[:, :, ::step],
+        -FARTHEST,
+        FARTHEST,
+    )
     sizes = np.isfinite(whole).sum(axis=2)
     if (sizes == 1).sum() > sizes.shape[1]:
-        x, y = np.where(sizes == 1, np.nansum(whole, axis=2), np.nan)
+        x, y = np.where(
+            sizes == 1,
+            np.nansum(whole, axis=2),
+            np.nan,
+        )
         none_shared = np.zeros((len(x), len(x)), np.int64)
         return (y[:, None] - x) ** 2, none_shared, True
     distances = np.full((sizes.shape[1],) * 2, _UNRELATED)
@@ -211,7 +227,11 @@ def _mask(
             says = f"The vocabulary of {name} is {kind}: {filler} from id {first:,} on ({tokens})."
             return Cause(f"{kind} vocabulary", says, {"first": first, "tokens": len(always)})
         says = f"{name} masks {tokens} (from id {first:,}; {filler}) {place}."
-        parameters = {"tokens": always[:64].tolist(), "count": len(always), "positions": count}
+        parameters = {
+            "tokens": always[:64].tolist(),
+            "count": len(always),
+            "positions": count,
+        }
         return Cause("masking", says, parameters)
     # Of top tokens, rounding puts only a few below the largest masked one on the other side.
     largest = np.where(is_masked, likely, -np.inf).max(axis=1, keepdims=True)
@@ -222,7 +242,11 @@ def _mask(
             f"{name} masks other tokens in each row ({filler}) {place}, as a grammar or n-gram ban"
             " does."
         )
-        parameters = {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count}
+        parameters = {
+            "least": int(sizes.min()),
+            "most": int(sizes.max()),
+            "positions": count,
+        }
         return Cause("masking", says, parameters)
     most = int(counts[are_top].max())
     weights = np.exp(likely - likely.max(axis=1, keepdims=True))
@@ -245,7 +269,11 @@ def renormalization(pair: PairRows) -> Iterator[Cause]:
     if not pair.has_constants:
         raise TooFewError("log-probabilities")
     is_sent = np.isfinite(pair.whole)
-    shares = np.where(is_sent, np.exp(np.minimum(pair.whole, 0.0)), 0.0)
+    shares = np.where(
+        is_sent,
+        np.exp(np.minimum(pair.whole, 0.0)),
+        0.0,
+    )
     least = np.where(is_sent, shares, np.inf).min(axis=2, initial=np.inf)
     counts = is_sent.sum(axis=2)
     sums = shares.sum(axis=2)
@@ -328,5 +356,9 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
                 f" {is_usable.sum():,} positions ({rows.targets[first]} for {tops[first]} at"
                 f" position {position}): sampled, penalized or masked."
             )
-            parameters = {"positions": len(others), "position": position, "prompt": prompt}
+            parameters = {
+                "positions": len(others),
+                "position": position,
+                "prompt": prompt,
+            }
             yield Cause("sampler", says, parameters)
