@@ -54,8 +54,9 @@ def rms_row_ulps(
     A row without a spacing has no element that is finite on both sides.
     """
     is_known = ~np.isnan(row_squares)
-    squares = np.where(is_known, row_squares, 0.0).sum(axis) / np.maximum(finite.sum(axis), 1)
-    return np.where(is_known.any(axis), np.sqrt(squares), np.nan)
+    squares = np.where(is_known, row_squares, 0.0).sum(axis)
+    mean = squares / np.maximum(finite.sum(axis), 1)
+    return np.where(is_known.any(axis), np.sqrt(mean), np.nan)
 
 
 def max_row_ulps(by_row: Floats, axis: int | None = None) -> Floats:

@@ -64,7 +64,8 @@ def neighbors(reference: Floats, variant: Floats) -> Neighbors | None:
     [rows, n] each, float64. The lowest of equally near rows counts.
     """
     (units, _), (others, _) = _unit(reference), _unit(variant)
-    has_direction = ~(np.isnan(units).any(axis=1) | np.isnan(others).any(axis=1))
+    is_undefined = np.isnan(units) | np.isnan(others)
+    has_direction = ~is_undefined.any(axis=1)
     count = int(has_direction.sum())
     if count < 3:
         return None
@@ -97,7 +98,8 @@ def score_order(
         changed += int(is_swapped.sum())
         gap = max(gap, float(np.abs(gaps[is_swapped]).max(initial=0.0)))
         ordered = np.sort(mine)
-        steps = spacings(np.maximum(np.abs(ordered[1:]), np.abs(ordered[:-1])), fmt)
+        sizes = np.abs(ordered)
+        steps = spacings(np.maximum(sizes[1:], sizes[:-1]), fmt)
         with np.errstate(invalid="ignore"):
             near_ties += int((np.diff(ordered) <= _NEAR_TIE_STEPS * steps).sum())
     return ScoreOrder(pairs, changed, gap, near_ties)

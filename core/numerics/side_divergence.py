@@ -45,9 +45,9 @@ class SystematicError:
     @property
     def share(self) -> float:
         """Part of the error, rms, that goes with the logits."""
-        return (
-            self.size / math.sqrt(self.errors / self.logits) if self.errors and self.logits else 0.0
-        )
+        if not (self.errors and self.logits):
+            return 0.0
+        return self.size / math.sqrt(self.errors / self.logits)
 
 
 def systematic_error(errors: Any, logits: Any) -> SystematicError:
@@ -55,7 +55,10 @@ def systematic_error(errors: Any, logits: Any) -> SystematicError:
     [rows, vocab]
     """
     step = max(1, -(-len(errors) // ALIKE))
-    error, logit = (values[::step] - values[::step].mean(1)[:, None] for values in (errors, logits))
+    errors = errors[::step]
+    logits = logits[::step]
+    error = errors - errors.mean(1)[:, None]
+    logit = logits - logits.mean(1)[:, None]
     products = error @ error.T
     of_logits = logit @ logit.T
     own = products.diagonal()

@@ -163,7 +163,13 @@ def floor_test(
         limit = center + bound
         worst = int(np.argmax(logs))
         outliers = np.asarray(numbers)[(logs > limit) | np.isinf(logs)]
-        return Places(kind, math.exp(logs[worst]), int(numbers[worst]), math.exp(limit), outliers)
+        return Places(
+            kind,
+            math.exp(logs[worst]),
+            int(numbers[worst]),
+            math.exp(limit),
+            outliers,
+        )
 
     places = []
     for kind, labels in groups.items():
