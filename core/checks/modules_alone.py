@@ -20,7 +20,7 @@ LARGEST_ALONE = 10.0
 # is
 _ULP = 2.0**-23
 _TINY = np.finfo(np.float64).tiny
-_BLOCK = re.compile(r"\.\d+(?=\.|$)")
+_BLOCK = re.compile(r".*\.\d+(?=\.|$)")
 _NAMED = 2  # modules or kinds of them by name
 # A lower precision errs alike in nearly all blocks and at all positions. Of 20 in six models:
 # levels of the blocks 2.9 apart, positions 6.5 (ninth decile over first), the largest 5.4 times the
@@ -91,7 +91,7 @@ class ModulesAlone:
             np.maximum(self.own, self.own.mean(axis=1, keepdims=True)),
             self.outputs * _ULP**2,
         )
-        return np.asarray(np.sqrt(self.side / np.maximum(own, _TINY)))
+        return np.sqrt(self.side / np.maximum(own, _TINY))
 
 
 def alone_evidence(
@@ -253,8 +253,8 @@ def _kind_of(name: str) -> str:
 
 def _block_of(name: str) -> str:
     """`model.layers.3` of `model.layers.3.self_attn`; '' elsewhere."""
-    blocks = list(_BLOCK.finditer(name))
-    return name[: blocks[-1].end()] if blocks else ""
+    block = _BLOCK.match(name)
+    return block[0] if block else ""
 
 
 def _rms(squares: Floats) -> tuple[float | None, ...]:

@@ -57,7 +57,7 @@ class ModuleRounding:
         # a module that only hands on an output has no rounding: a ratio of 1e6 at most
         least = np.maximum(1e-12 * self.side, np.finfo(np.float64).tiny)
         drawn = np.maximum(self.draws.mean(axis=0), least)
-        return np.asarray(np.sqrt(self.side / drawn))
+        return np.sqrt(self.side / drawn)
 
 
 def module_rounding_row(rounding: ModuleRounding, side: str, dtype: str) -> Evidence:

@@ -136,5 +136,4 @@ def _jumps(one: Floats, other: Floats) -> Floats:
     is_known = (one > 0) & (other > 0)
     logs = 0.5 * np.log(np.where(is_known, one, 1.0) / np.where(is_known, other, 1.0))
     middle = np.median(logs[is_known]) if is_known.any() else 0.0
-    jumps: Floats = np.exp(np.abs(np.where(is_known, logs - middle, 0.0)))
-    return jumps
+    return np.exp(np.abs(np.where(is_known, logs - middle, 0.0)))

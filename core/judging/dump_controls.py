@@ -103,7 +103,7 @@ class DumpControls(Controls):
         self.dtype = self.header.compute_dtype
         self.has_experts = uploads.has_experts
         self.columns = figures.columns(pair)
-        self.squares: Floats = self.columns["rms"] ** 2
+        self.squares = self.columns["rms"] ** 2
         self.available = tuple(sorted(uploads.controls)) or None
         self.is_identical = bool(self.columns["bit_identical"].all())
 

@@ -181,7 +181,7 @@ def describe(
     taken_as: compute_dtype, reference and holds of open_dump. DumpError or StoreError if it cannot
     be taken.
     """
-    facts: dict[str, Any] = {"files": [clean(path.name) for path in paths]}
+    facts = {"files": [clean(path.name) for path in paths]}
     if any(is_run_file(path) for path in paths):
         if len(paths) != 1:
             raise UsageError("a run file stands for itself; give it alone.")

@@ -85,7 +85,7 @@ def measure_controls(
         controls = UploadedControls(has_experts=has_experts, controls=names)
         ours = _sides_of(header, None)
         for kind in {"rerun", "neighbours"} & dumps.keys():
-            couples: _Couples = {
+            couples = {
                 name: (ours[name], side) for name, side in _sides_of(header, dumps[kind]).items()
             }
             controls.by_kind[kind] = _compare(
@@ -180,9 +180,7 @@ def _sides_of(header: RunHeader, dump: Dump | None) -> dict[str, _Side]:
     """
     ours = [side.name for side in header.sides]
     theirs = ours if dump is None else [side.name for side in dump.sides]
-    shared: dict[str, _Side] = {
-        name: (dump, place) for place, name in enumerate(theirs) if name in ours
-    }
+    shared = {name: (dump, place) for place, name in enumerate(theirs) if name in ours}
     if len(shared) > 1 or len(shared) == len(theirs):
         return shared
     # with one name shared and another not, order would swap sides silently
@@ -239,7 +237,7 @@ def _pairs(figures: Measured, dump: Dump, tick: Progress) -> dict[str, dict[str,
         raise DumpError(
             f"The pair in float32 has {series([repr(name) for name in sides])}, not '{reference}'.",
         )
-    couples: _Couples = {
+    couples = {
         ("float32", name): (sides[reference], sides[name]) for name in sides if name != reference
     }
     if header.format is not FLOAT32:
@@ -280,7 +278,7 @@ def _exact(
             f"The exact result '{file}' holds {header.compute_dtype} values only, as the run does;"
             " expected one computed in float32 or float64.",
         )
-    exact: _Side = (dump, 0)
+    exact = (dump, 0)
     sides: dict[Any, _Side] = dict(_sides_of(header, None))
     sides |= {place: (dump, place) for place in range(1, len(dump.sides))}
     couples: _Couples = {("narrowing", key): (side, exact) for key, side in sides.items()}
@@ -364,7 +362,7 @@ def _floor(
     for name, side in _sides_of(header, pair).items():
         couples |= {(path, name): ((dump, path), side) for path in paths}
     couples_of_paths = [(a, b) for a, b in combinations(paths, 2) if a == 0 or b < _CROSSED]
-    of_paths: _Couples = {(a, b): ((dump, a), (dump, b)) for a, b in couples_of_paths}
+    of_paths = {(a, b): ((dump, a), (dump, b)) for a, b in couples_of_paths}
     results = _compare(figures, couples | of_paths, FLOAT32, tick)
     for path, name in couples:
         if not results[(path, name)].neq and results[(path, reference)].neq:
@@ -474,7 +472,7 @@ def _divergence(
         first = first_mismatch(values_of(reference[row], fmt), values_of(variant[row], fmt))
     return Divergence(
         rows.sum_squares / np.maximum(rows.finite, 1),
-        np.asarray(rows.nonfinite_mismatch),
+        rows.nonfinite_mismatch,
         first,
         int(rows.neq.sum()),
         bool(np.all(rows.bit_identical)),

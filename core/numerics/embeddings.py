@@ -115,6 +115,6 @@ def _unit(rows: Floats) -> tuple[Floats, Floats]:
 
 def _cosines(units: Floats) -> Floats:
     """Cosines of all pairs of rows, -1 beyond of a row with itself. [rows, rows]"""
-    cosines: Floats = units @ units.T
+    cosines = units @ units.T
     np.fill_diagonal(cosines, -np.inf)
     return cosines

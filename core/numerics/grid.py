@@ -221,7 +221,7 @@ def margin_ulps(values: Floats, grid: Grid) -> tuple[int, int] | None:
         return None
     if values[0] == values[1]:
         return 0, 0
-    counts: list[int] = []
+    counts = []
     for name in grid.formats:
         fits = _fits(values, grid.error, PRECISIONS[name])
         weights = fits.log_likelihood + np.log(grid.magnitudes[fits.place])

@@ -117,8 +117,7 @@ def peaks_of(differences: Floats, least: Floats) -> Floats:
     others = ordered[:, :-few]
     count = np.maximum((others > 0).sum(axis=1), 1)
     rms = np.sqrt(np.square(others).sum(axis=1) / count)
-    peaks: Floats = ordered[:, -few:].max(axis=1) / np.maximum(rms, least)
-    return peaks
+    return ordered[:, -few:].max(axis=1) / np.maximum(rms, least)
 
 
 def concatenate(parts: Sequence[Divergence]) -> Divergence:

@@ -7,7 +7,7 @@ bits drawn anew. All figures are ratios of rms to the rms of the draws: noise ra
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -46,7 +46,7 @@ class Places:
     worst: float
     worst_place: int
     limit: float
-    outliers: Ints = field(repr=False)
+    outliers: Ints
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def floor_test(
         where=(draws > 0) & (others > 0),
     )
 
-    def places_of(kind: str, mine: Floats, draws: Floats, numbers: Sequence[int]) -> Places:
+    def places_of(kind: str, mine: Floats, draws: Floats, numbers: Ints) -> Places:
         """mine [places], draws [draws, places]: ratios of mean squares; numbers: of the places."""
         logs = _logs(mine)
         differs = mine > 0
@@ -162,7 +162,7 @@ def floor_test(
                 bound = max(bound, _quantile(chance / len(mine)) * _robust_spread(logs[differs]))
         limit = center + bound
         worst = int(np.argmax(logs))
-        outliers = np.asarray(numbers)[(logs > limit) | np.isinf(logs)]
+        outliers = numbers[(logs > limit) | np.isinf(logs)]
         return Places(
             kind,
             math.exp(logs[worst]),
@@ -180,14 +180,14 @@ def floor_test(
         values = np.nan_to_num(np.stack([mine, *ratios])[:, is_member], posinf=np.inf)
         sums = np.stack([np.bincount(members, each)[numbers] for each in values])
         means = sums / counts[numbers]
-        places.append(places_of(kind, means[0], means[1:], numbers.tolist()))
+        places.append(places_of(kind, means[0], means[1:], numbers))
     sizes = draws.mean(axis=1)
     rest = (sizes.sum() - sizes) / max(count - 1, 1)
     return FloorTest(
         ratio=ratio,
         limits=limits,
         by_position=np.sqrt(mine),
-        position=places_of("position", mine, ratios, range(len(mine))),
+        position=places_of("position", mine, ratios, np.arange(len(mine))),
         groups=tuple(places),
         seed_ratios=tuple(
             np.sqrt(np.divide(sizes, rest, out=np.ones(count), where=rest > 0)).tolist(),

@@ -23,7 +23,7 @@ class PairTotal:
 
     def __init__(self) -> None:
         # extreme or sum of the rows so far, None of none
-        self._parts: dict[str, Any] = dict.fromkeys(_RULES)
+        self._parts = dict.fromkeys(_RULES)
         self._counts = dict.fromkeys(_RULES, 0)  # rows in which it is defined, or its denominator
         self._distances = np.zeros(BINS, np.int64)
 
@@ -36,7 +36,7 @@ class PairTotal:
                 int(getattr(figures, rule.denominator).sum()) if rule.denominator else len(defined)
             )
             defined += [] if self._parts[name] is None else [self._parts[name]]
-            reduce: Any = _EXTREMES.get(
+            reduce = _EXTREMES.get(
                 rule.reduction,
                 math.fsum if values.dtype.kind == "f" else sum,
             )
@@ -57,7 +57,7 @@ class PairTotal:
         has a figure for is None.
         """
         values = {name: self._reduced(name, rule.reduction) for name, rule in _RULES.items()}
-        empty: dict[str, Any] = {
+        empty = {
             name: 0.0
             for name in values
             if values[name] is None and name not in NULLABLE | COUNTS_OF_TOKENS

@@ -119,7 +119,7 @@ class Plan:
 
 def parsed_tests(text: str) -> tuple[tuple[str, ...], int]:
     """Parse `rerun,warm,load:8` to (names, load). UsageError for an unknown name."""
-    names: list[str] = []
+    names = []
     load = 8
     for part in text.split(","):
         match = re.fullmatch(r"\s*([a-z]+)(?::(\d{1,4}))?\s*", part)

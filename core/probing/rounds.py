@@ -55,7 +55,7 @@ def read_rounds(store: Store, pattern: str = "*.jsonl") -> list[list[Round]]:
         store.mirror.bring(FOLDER, LARGEST)
     histories = []
     for path in sorted((store.directory / FOLDER).glob(pattern)):
-        rounds: list[Round] = []
+        rounds = []
         for line in path.read_bytes().splitlines():
             # a process was killed while it wrote
             with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):

@@ -53,7 +53,7 @@ class Explanation:
 
 def explain(pair: PairRows) -> Explanation:
     """Look for every cause for which a pair has enough rows and values."""
-    looked_for: list[str] = []
+    looked_for = []
     missing: dict[str, list[str]] = {}  # what there was too little of -> causes that need it
 
     def look_for(finds: Sequence[Find], pair: PairRows) -> list[Cause]:

@@ -6,7 +6,6 @@ Each is given half of the rows and yields fits, which `scoring.score` undoes on 
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -143,7 +142,7 @@ def _apply(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair],
 @fit_and_score(least_tokens=1)
 def rounded_logits(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
     """One side is the other rounded to a coarser format, or to so many decimals."""
-    roundings: dict[str, Callable[[Values], Any]] = {}
+    roundings = {}
     if not pair.has_constants:
         for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
             if name != pair.dtype:

@@ -13,7 +13,7 @@ from ...cause import Cause
 from ...checks.choices import LARGEST_GAP
 from ...checks.list_floor import LISTS, list_floor_row
 from ...evidence import Evidence
-from ...numerics.arrays import Flags, Floats, Record
+from ...numerics.arrays import Flags, Floats
 from ...numerics.statistic import TINY, rms_ratio
 from ...rl.causes import explain_tokens
 from ...rl.figures import SampledTokens
@@ -329,7 +329,7 @@ def explain_routing(scores: Sequence[Rescoring]) -> list[Cause]:
         ties = f" {beyond:,} of {plural(len(one.gaps), 'other choice')} are no near ties."
     # |r| by the number of layers with other experts, in groups up to 0, 1, 3, 7, ...
     group = np.ceil(np.log2(layers + 1))
-    rows: list[Record] = []
+    rows = []
     for each in np.unique(group):
         part = group == each
         rows.append(
