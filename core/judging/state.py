@@ -104,16 +104,16 @@ def judge_state(
     pairs = pairs_of(sides)
     axes = {axis.name: axis for axis in AXES}
     sizes = {pair.variant: sizes_of(pair) for pair in pairs}
-    controls = [sizes[name] for name in sizes if axes[name].is_control]
+    controls = {name: each for name, each in sizes.items() if not axes[name].is_warm}
     blocks = _block_sizes(state)
-    cold = np.concatenate([*controls, np.empty(0)])
+    cold = np.concatenate([*controls.values(), np.empty(0)])
     usual = np.quantile(np.append(cold[cold > 0], 0.0), _USUAL)
     # no cache of lower precision makes it
     fault = _FAULT * float(np.median(blocks)) if len(blocks) else 0.0
     if fault <= LIMIT * usual:
         # a wrong block does no more than cold requests do
         fault = np.inf
-    noise = noise_of(controls, fault) if state.is_cold else None
+    noise = noise_of([*controls.values()], fault) if state.is_cold else None
     scale = _Scale(
         noise,
         sent_error(sides[0].rows.values),
@@ -131,12 +131,12 @@ def judge_state(
             side,
             scale,
         )
-        others = [sizes[name] for name in sizes if axes[name].is_control and name != axis.name]
+        others = [each for name, each in controls.items() if name != axis.name]
         rest = np.nanmax(np.concatenate([*others, np.zeros(1)]))
         worst = figures.worst_nats or 0.0
         # a gap above all other cold axes, and more than a float16 cache does
         makes_noise = 0 < _GAP * rest < worst and worst >= _LEAST_FAULT * fault
-        if axis.is_control and figures.result == WITHIN and makes_noise:
+        if axis.name in controls and figures.result == WITHIN and makes_noise:
             figures.result = UNDECIDED
             figures.reason = f"the other cold axes differ more than {_GAP:.0f} times less"
         row = state_row(figures, axis.meaning)

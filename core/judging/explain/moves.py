@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...numerics.arrays import Flags, Ints, Values
+from ...numerics.arrays import Ints, Values
 from ...numerics.formats import values_of
 from ...runs.measured import Measured
 
@@ -26,11 +26,6 @@ class Moves(NamedTuple):
     nearest: Ints
     own: Values
     least: Values
-
-    @property
-    def is_moved(self) -> Flags:
-        is_elsewhere = self.nearest != np.arange(len(self.nearest))
-        return is_elsewhere & (self.own > 0) & (self.least <= SAME_ROW * self.own)
 
 
 def moves_of_run(run: Measured, pair: int) -> Moves:

@@ -13,7 +13,7 @@ from ...numerics.formats import FORMATS, round_to
 from ...responses.alignment import extra_first_token
 from ...responses.records import UNKNOWN_TOKEN
 from ...text import number, plural
-from .moves import Moves
+from .moves import SAME_ROW, Moves
 from .rows import FARTHEST, LEAST_TOKENS, PairRows, TooFewError
 from .scoring import LEAST_ROWS, center
 
@@ -79,7 +79,8 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
         places = pair.every_place
         total = pair.positions
     nearest = rows.nearest
-    is_moved = rows.is_moved
+    is_elsewhere = nearest != np.arange(len(nearest))
+    is_moved = is_elsewhere & (rows.own > 0) & (rows.least <= SAME_ROW * rows.own)
     count = int(is_moved.sum())
     if are_single or not count or (not pair.dtype and 2 * count < total):
         return
