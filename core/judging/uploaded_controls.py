@@ -203,12 +203,11 @@ def _compare(
     # so that all chunks are of one size
     most = CHUNK_BYTES_TOGETHER // max([2, *(len(dump.sides) for dump in dumps)])
     for chunks in zip(*(dump.chunks(most) for dump in dumps), strict=True):
-        row = chunks[0][0]
-        stop = chunks[0][0] + len(chunks[0][1][0])
-        of_dump = {dump: bits for dump, (_, bits) in zip(dumps, chunks, strict=True)}
-        bits: dict[_Side, Bits] = {
-            (dump, place): of_dump[dump][place] for dump, place in sides if dump is not None
-        }
+        row, rows = chunks[0]
+        stop = row + len(rows[0])
+        bits: dict[_Side, Bits] = {}
+        for dump, (_, of_sides) in zip(dumps, chunks, strict=True):
+            bits |= {(dump, place): each for place, each in enumerate(of_sides)}
         for side in sides - bits.keys():
             bits[side] = figures.read_rows(side[1], row, stop)
             if figures.header.format is not fmt:

@@ -185,11 +185,7 @@ def complete_rows(
         text = np.array(tokens[prompt][: position + 1], np.int64)
         text = text[(text >= 0) & (text < vocab)]
         keys = np.where(is_usable, (x, y, shifts), -np.inf)
-        tops = [
-            largest(keys[0], _LARGEST),
-            largest(keys[1], _LARGEST),
-            largest(keys[2], _MOVED),
-        ]
+        tops = map(largest, keys, (_LARGEST, _LARGEST, _MOVED))
         ids = np.unique(np.concatenate([spread, text, *tops]))
         ids = ids[is_usable[ids]]
         if np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
