@@ -71,7 +71,7 @@ def screening_row(
     causes: Sequence[str],
     has_experts: bool,
     may_be_16_bits: bool,
-    peak: float | None = None,
+    peak: float | None,
 ) -> Evidence:
     """Screen a pair by its figures; the evidence is noted if undecided.
 

@@ -138,7 +138,7 @@ def error_rows(
     exact: Exact,
     dtype: str,
     lengths: Sequence[int],
-    blocks: Sequence[int] = BLOCKS,
+    blocks: Sequence[int],
     *,
     always_check_draws: bool,
 ) -> list[tuple[Evidence, FloorTest]]:

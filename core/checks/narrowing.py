@@ -61,7 +61,7 @@ def narrowing_row(
     subject: Subject,
     errors: Mapping[str, Divergence],
     one_rounding: float,
-    check: Check = NARROWING,
+    check: Check,
 ) -> Evidence:
     """Compare the errors of both sides.
 

@@ -456,7 +456,7 @@ def _divergence(
     variant: Bits,
     fmt: FloatFormat,
     *,
-    with_errors: bool = False,
+    with_errors: bool,
 ) -> Divergence:
     """with_errors: `reference` is `variant` in 16 bits."""
     system = SystematicError()

@@ -46,7 +46,7 @@ class Differences:
 def rms_row_ulps(
     row_squares: Floats,
     finite: Ints,
-    axis: int | None = None,
+    axis: int | None,
 ) -> Floats:
     """Root mean square in row ULPs of many rows together, along an axis or of all; NaN if no row
     has any.
@@ -59,7 +59,7 @@ def rms_row_ulps(
     return np.where(is_known.any(axis), np.sqrt(mean), np.nan)
 
 
-def max_row_ulps(by_row: Floats, axis: int | None = None) -> Floats:
+def max_row_ulps(by_row: Floats, axis: int | None) -> Floats:
     """Return the largest of many rows, along an axis or of all; NaN if no row has any."""
     largest = np.where(np.isnan(by_row), -1.0, by_row).max(axis, initial=-1.0)
     return np.where(largest < 0, np.nan, largest)

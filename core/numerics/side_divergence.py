@@ -84,7 +84,7 @@ class Divergence:
 
     squares: Floats
     mismatches: Ints
-    first_mismatch: tuple[int, float, float] | None = None
+    first_mismatch: tuple[int, float, float] | None
     neq: int | None = None
     is_bit_identical: bool | None = None
     peaks: Floats | None = None

@@ -64,7 +64,7 @@ class FloorTest:
     groups: tuple[Places, ...]
     seed_ratios: tuple[float, ...]
     spread: float
-    is_finite: bool = True
+    is_finite: bool
 
     @property
     def places(self) -> tuple[Places, ...]:
