@@ -28,24 +28,24 @@ class Directions(NamedTuple):
 class Neighbors(NamedTuple):
     """Rows whose nearest other row, by cosine, is another one on the variant.
 
-    rows: that were compared; margin: by how much more the reference prefers its own neighbor to the
-    variant's, the largest, 0 if none changes.
+    neighbors_of: rows that were compared; neighbor_margin: by how much more the reference prefers
+    its own neighbor to the variant's, the largest, 0 if none changes.
     """
 
-    rows: int
-    changed: int
-    margin: float
+    neighbors_of: int
+    neighbors_changed: int
+    neighbor_margin: float
 
 
 class ScoreOrder(NamedTuple):
-    """Pairs of scores of one prompt that change order. gap: largest between them on the reference,
+    """Pairs of scores of one prompt that change order. largest_gap: between them on the reference,
     0 if none does; near_ties: scores next to each other in the reference's order that are at most 2
     spacings of the dtype apart.
     """
 
     pairs: int
-    changed: int
-    gap: float
+    pairs_changed: int
+    largest_gap: float
     near_ties: int
 
 
