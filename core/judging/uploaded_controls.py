@@ -28,6 +28,7 @@ from ..runs.measured import Measured
 from ..text import multiple, number, plural, series
 from .dump_controls import UploadedControls
 from .validity import first_mismatch
+from .values import some_values
 
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
 _Couples = dict[Any, tuple[_Side, _Side]]
@@ -330,13 +331,9 @@ def _errors_of(divergence: Divergence) -> Errors:
 
 def _spread(figures: Measured) -> float:
     """Return the standard deviation over the vocabulary of the reference's first logits."""
-    bits = figures.read_rows(
-        0,
-        0,
-        min(_FIRST_ROWS, figures.header.rows),
-    )
+    span = 0, min(_FIRST_ROWS, figures.header.rows)
     with np.errstate(invalid="ignore"):
-        variances = values_of(bits, figures.header.format).var(axis=1, dtype=np.float64)
+        variances = some_values(figures, 0, span).var(axis=1)
     return rms_of(np.nan_to_num(variances))
 
 

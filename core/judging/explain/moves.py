@@ -5,8 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ...numerics.arrays import Ints, Values
-from ...numerics.formats import values_of
 from ...runs.measured import Measured
+from ..values import some_values
 
 SAME_ROW = 0.01  # of a row's squared difference, that one at another place leaves
 # A row's top tokens, each a random direction as long as its logit exceeds the last one, make a
@@ -56,7 +56,8 @@ def moves_of_run(run: Measured, pair: int) -> Moves:
     for row in moved[::step].tolist():
         variances = []
         for place in (int(nearest[row]), row):
-            difference = _values(run, pair + 1, row) - _values(run, 0, place)
+            variant_row = some_values(run, pair + 1, (row, row + 1))
+            difference = variant_row - some_values(run, 0, (place, place + 1))
             difference = difference[np.isfinite(difference)]
             variances.append(difference.var() if len(difference) else 0.0)
         left, whole = variances
@@ -81,8 +82,3 @@ def _vectors(run: Measured, side: int) -> Values:
     for rank in range(logits.shape[1]):
         vectors += excess[:, rank, None] * directions[tokens[:, rank]]
     return vectors
-
-
-def _values(run: Measured, side: int, row: int) -> Values:
-    bits = run.read_rows(side, row, row + 1)[0]
-    return values_of(bits, run.header.format).astype(float)
