@@ -8,7 +8,6 @@ rounding?
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checks.arrays_alone import screening_row
 from ..checks.emitted_tokens import sampler_evidence
@@ -18,7 +17,7 @@ from ..checks.shapes import shapes_row, value_shapes_row
 from ..checks.shift import shift_row
 from ..checks.truncation import truncation_row
 from ..evidence import Evidence
-from ..numerics.arrays import Array, Floats
+from ..numerics.arrays import Array, Floats, Values
 from ..numerics.constant_rows import Filling
 from ..numerics.formats import values_of
 from ..numerics.side_divergence import Divergence
@@ -27,6 +26,7 @@ from ..places import NotFinite
 from ..runs.dumps.source_dtype import looks_normalised
 from ..runs.file.records import Generation, RunHeader
 from ..runs.measured import Measured
+from .values import some_values
 
 _FIRST_ROWS = 64  # that tell logits from probabilities
 # float32 arrays may hold what a 16-bit model computed, if a cast, softcap or log-softmax hides its
@@ -118,10 +118,8 @@ def not_finite_of(figures: Measured, pair: int, wide: Divergence | None = None) 
     first = wide.first_mismatch if wide else None
     if first is None:
         row = int(np.flatnonzero(by_row)[0])
-        reference, variant = (
-            values_of(figures.read_rows(side, row, row + 1)[0], header.format)
-            for side in (0, pair + 1)
-        )
+        span = row, row + 1
+        reference, variant = (some_values(figures, side, span)[0] for side in (0, pair + 1))
         first = first_mismatch(reference, variant)
         other = variant if np.isfinite(first[2]) else reference
         largest = float(np.where(np.isfinite(other), other, -np.inf).max())
@@ -138,8 +136,8 @@ def not_finite_of(figures: Measured, pair: int, wide: Divergence | None = None) 
 
 
 def first_mismatch(
-    reference: NDArray[np.float32],
-    variant: NDArray[np.float32],
+    reference: Values,
+    variant: Values,
 ) -> tuple[int, float, float]:
     """Return the first token that is NaN or infinite and not alike on both sides [vocab], and its
     values.
