@@ -23,14 +23,14 @@ _OF_VALUES = {
 _QUOTED_OR_WORD = re.compile(r"(?<!\w)'[^']*'|\b\w+\b")
 
 
-def place_of(row: int, lengths: Sequence[int]) -> tuple[int, int]:
+def place_of(row: int | np.integer, lengths: Sequence[int]) -> tuple[int, int]:
     """(prompt, position) of a row of prompts of these lengths, one after another."""
     begins = np.cumsum([0, *lengths])
     prompt = int(np.searchsorted(begins, row, side="right")) - 1
     return prompt, int(row - begins[prompt])
 
 
-def place_in_words(row: int, lengths: Sequence[int]) -> str:
+def place_in_words(row: int | np.integer, lengths: Sequence[int]) -> str:
     """`position 3 of prompt 1`; of a single prompt the position alone."""
     return words_of(place_of(row, lengths), lengths)
 
@@ -56,17 +56,15 @@ def beyond_in_words(test: FloorTest, size: str, lengths: Sequence[int]) -> str:
     if test.ratio > test.limits.over_all or not exceeding:
         return f"{size} (limit for rounding: {test.limits.over_all:g}x)."
     most = exceeding[0]
-    place = f"at {most.kind} {most.worst_place}"
-    if most.kind == SYSTEMATIC:
-        place = "in its systematic part"
     worst = multiple(most.worst)
-    if most is test.position:
-        first = place_in_words(int(test.outliers[0]), lengths)
-        place = f"at {first}"
-        if len(test.outliers) > 1:
-            worst = f"up to {worst}"
-            place = f"from {first}"
-    return f"{size}, but {worst} {place} (limit for rounding: {number(most.limit)}x)."
+    place = f"{worst} at {most.kind} {most.worst_place}"
+    if most.kind == SYSTEMATIC:
+        place = f"{worst} in its systematic part"
+    elif most is test.position:
+        first = place_in_words(test.outliers[0], lengths)
+        is_one = len(test.outliers) == 1
+        place = f"{worst} at {first}" if is_one else f"up to {worst} from {first}"
+    return f"{size}, but {place} (limit for rounding: {number(most.limit)}x)."
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class NotFinite:
         """
         wrong = 0 if np.isfinite(self.values[1]) else 1
         text = f" ({self.text!r})" if self.text else ""
-        place = f"{place_in_words(int(self.rows[0]), lengths)}, token {self.token}{text}"
+        place = f"{place_in_words(self.rows[0], lengths)}, token {self.token}{text}"
         values = [
             f"{value:.6g}".replace("nan", "NaN").replace("inf", "infinity") for value in self.values
         ]
@@ -114,7 +112,7 @@ class NotFinite:
         return f"'{self.sides[wrong]}' is {values[wrong]} at {place}, {other}{more}"
 
     def place(self, lengths: Sequence[int]) -> tuple[int, int]:
-        return place_of(int(self.rows[0]), lengths)
+        return place_of(self.rows[0], lengths)
 
     def first(self, lengths: Sequence[int]) -> tuple[int, int, int]:
         """(prompt, position, token id) of the first such logit."""

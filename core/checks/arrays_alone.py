@@ -4,8 +4,6 @@
 (docs/explanation/calibration.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -24,6 +22,7 @@ from ..evidence import (
     Outliers,
 )
 from ..numerics.arrays import Floats
+from ..numerics.statistic import rms_of
 from ..places import place_in_words, place_of
 from ..text import multiple, number, plural, series
 from ..verdict import LIKELY_ROUNDING
@@ -72,7 +71,7 @@ def screening_row(
     causes: Sequence[str],
     has_experts: bool,
     may_be_16_bits: bool,
-    peak: float | None = None,
+    peak: float | None,
 ) -> Evidence:
     """Screen a pair by its figures; the evidence is noted if undecided.
 
@@ -83,8 +82,8 @@ def screening_row(
     no logits; peak: of those, the largest of a row over its median.
     """
     rounding, bug, step = ROW_ULPS[dtype]
-    size = float(np.sqrt((rms**2).mean()))
-    over_typical = rms / max(float(np.median(rms)), step)
+    size = rms_of(rms**2)
+    over_typical = rms / max(np.median(rms), step)
     worst = float(over_typical.max())
     outliers = np.flatnonzero(over_typical > STANDS_OUT)
     first = outliers[0] if len(outliers) else dominating
@@ -98,10 +97,16 @@ def screening_row(
         says = f"The mean KL is {number(kl, 3)} nats (limit {_KL}): a bug, or other weights."
     elif is_uneven and (size <= bug or np.isinf(peak or 0)):
         outcome = NOTED
-        says = f"{_uneven(peak or 0)}: bring an exact result to `ulpscope.close`."
+        reason = f"Rows have fewer than {LEAST_VALUES} values, too few to know what rounding does"
+        if np.isfinite(peak or 0):
+            reason = (
+                f"The largest value of a row is {multiple(peak or 0)} its median (limit"
+                f" {MOST_PEAK}x), so row ULPs hide differences of the others"
+            )
+        says = f"{reason}: bring an exact result to `ulpscope.close`."
     elif len(outliers) and not has_experts:
-        place = place_in_words(int(outliers[0]), lengths)
-        ratio = multiple(float(over_typical[outliers[0]]))
+        place = place_in_words(outliers[0], lengths)
+        ratio = multiple(over_typical[outliers[0]])
         reach = f"{ratio} the median position's (limit {STANDS_OUT}x)"
         says = (
             f"The difference at {place} is {reach}. A mixture of experts may do this"
@@ -146,17 +151,8 @@ def screening_row(
         position_ratio_allowed=float(STANDS_OUT_MOST),
         positions_beyond=len(outliers),
         flips_beyond_noise=flips,
-        first=None if first is None else place_of(int(first), lengths),
+        first=None if first is None else place_of(first, lengths),
         causes=tuple(causes),
         peak=peak if peak is not None and np.isfinite(peak) else None,
     )
     return Evidence(ARRAYS_ALONE, "the two arrays, without controls", figures, outcome, says)
-
-
-def _uneven(peak: float) -> str:
-    if not np.isfinite(peak):
-        return f"Rows have fewer than {LEAST_VALUES} values, too few to know what rounding does"
-    return (
-        f"The largest value of a row is {multiple(peak)} its median (limit {MOST_PEAK}x), so row"
-        " ULPs hide differences of the others"
-    )

@@ -1,7 +1,5 @@
 """Does a side take the experts or keys that the model takes, but for near ties?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter

@@ -1,9 +1,8 @@
 """Error against float32: each side's error in 16 bits over that of randomized rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -32,6 +31,7 @@ from ..numerics.statistic import (
     Limits,
     Places,
     floor_test,
+    rms_of,
     smallest_fault,
 )
 from ..places import beyond_in_words
@@ -138,7 +138,7 @@ def error_rows(
     exact: Exact,
     dtype: str,
     lengths: Sequence[int],
-    blocks: Sequence[int] = BLOCKS,
+    blocks: Sequence[int],
     *,
     always_check_draws: bool,
 ) -> list[tuple[Evidence, FloorTest]]:
@@ -148,19 +148,15 @@ def error_rows(
     If a row fails, a path of the model itself has to look like its randomized rounding, or no row
     decides. always_check_draws: also if every row passes, because the draws alone decide.
     """
-
-    def test_of(errors: Errors) -> FloorTest:
-        places = () if exact.has_experts else lengths
-        return error_test(
-            errors,
-            exact.draws,
-            places,
-            blocks,
-            own=exact.own,
-            limits=exact.limits,
-            shares_scale=exact.shares_scale,
-        )
-
+    test_of = partial(
+        error_test,
+        draws=exact.draws,
+        lengths=() if exact.has_experts else lengths,
+        blocks=blocks,
+        own=exact.own,
+        limits=exact.limits,
+        shares_scale=exact.shares_scale,
+    )
     tests = {name: test_of(errors) for name, errors in exact.errors.items()}
     rows = [_error_row(name, test, exact, dtype, lengths) for name, test in tests.items()]
     if always_check_draws or any(row.outcome != PASSED for row in rows):
@@ -214,11 +210,11 @@ def error_test(
         shares_scale=shares_scale,
     )
     systematic = np.array([draw.systematic for draw in draws])
-    typical = float(np.sqrt(np.square(systematic).mean()))
+    typical = rms_of(np.square(systematic))
     if not lengths or not typical:
         return test
     ratio = errors.systematic / typical
-    limit = max(limits.over_all, _SYSTEMATIC_OVER_DRAWS * float(systematic.max()) / typical)
+    limit = max(limits.over_all, _SYSTEMATIC_OVER_DRAWS * systematic.max() / typical)
     places = Places(SYSTEMATIC, ratio, 0, limit, np.flatnonzero([ratio > limit]))
     return replace(test, groups=(*test.groups, places))
 
@@ -268,16 +264,10 @@ def _error_row(
             f"In {dtype} '{name}' is NaN or infinite at {plural(nonfinite, 'position')}, unlike in"
             " float32."
         )
-    elif exact.has_experts and _is_rounding_but_for_jumps(test, exact, name):
-        outcome = NOTED
-        says = f"{says.removesuffix('.')}: another expert, by a near tie of the router?"
+    elif exact.has_experts and len(test.outliers) <= _JUMPS * len(test.by_position):
+        rest = np.delete(exact.errors[name].squares, test.outliers)
+        draws = np.delete([draw.squares for draw in exact.draws], test.outliers, axis=-1)
+        if rest.mean() <= exact.limits.over_all**2 * draws.mean():
+            outcome = NOTED
+            says = f"{says.removesuffix('.')}: another expert, by a near tie of the router?"
     return Evidence(DRAWN, control, figures, outcome, says, name)
-
-
-def _is_rounding_but_for_jumps(test: FloorTest, exact: Exact, name: str) -> bool:
-    """Return whether a side's error is that of rounding but for few positions."""
-    if len(test.outliers) > _JUMPS * len(test.by_position):
-        return False
-    rest = np.delete(exact.errors[name].squares, test.outliers)
-    draws = np.delete([draw.squares for draw in exact.draws], test.outliers, axis=-1)
-    return bool(rest.mean() <= exact.limits.over_all**2 * draws.mean())

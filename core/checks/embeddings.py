@@ -1,7 +1,5 @@
 """Do cosines, nearest neighbors or the order of scores change? It never decides."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -54,23 +52,22 @@ def embedding_row(
             f"Cosine is at least 1 - {number(largest)} ({place}), 1 - {number(mean)} on average;"
             f" norms change by at most {number(norm)} of their size."
         )
-    if nearest is not None and not nearest.changed:
-        says += f" All {plural(nearest.rows, 'row')} keep their nearest neighbor."
+    if nearest is not None and not nearest.neighbors_changed:
+        says += f" All {plural(nearest.neighbors_of, 'row')} keep their nearest neighbor."
     elif nearest is not None:
         says += (
-            f" {nearest.changed:,} of {plural(nearest.rows, 'row')} have another nearest neighbor,"
-            f" at margins in cosine up to {number(nearest.margin)}."
+            f" {nearest.neighbors_changed:,} of {plural(nearest.neighbors_of, 'row')} have another"
+            f" nearest neighbor, at margins in cosine up to {number(nearest.neighbor_margin)}."
         )
     elif len(distance) > MOST_ROWS:
         says += f" Neighbors of more than {MOST_ROWS:,} rows are not compared."
+    of_neighbors = dict.fromkeys(Neighbors._fields) if nearest is None else nearest._asdict()
     figures = EmbeddingFigures(
         largest_cosine_distance=largest,
         mean_cosine_distance=mean,
         first=first,
         largest_norm_change=norm,
-        neighbors_changed=None if nearest is None else nearest.changed,
-        neighbors_of=None if nearest is None else nearest.rows,
-        neighbor_margin=None if nearest is None else nearest.margin,
+        **of_neighbors,
     )
     return Evidence(EMBEDDINGS, "each row as a vector", figures, NOTED, says)
 
@@ -78,16 +75,11 @@ def embedding_row(
 def score_row(order: ScoreOrder) -> Evidence:
     """Return the row on one score a row."""
     says = f"All {plural(order.pairs, 'pair')} of scores keep their order"
-    if order.changed:
+    if order.pairs_changed:
         says = (
-            f"{order.changed:,} of {plural(order.pairs, 'pair')} of scores change order, at gaps up"
-            f" to {number(order.gap)}"
+            f"{order.pairs_changed:,} of {plural(order.pairs, 'pair')} of scores change order, at"
+            f" gaps up to {number(order.largest_gap)}"
         )
     says += f"; {plural(order.near_ties, 'near tie')}."
-    figures = ScoreFigures(
-        pairs_changed=order.changed,
-        pairs=order.pairs,
-        largest_gap=order.gap,
-        near_ties=order.near_ties,
-    )
+    figures = ScoreFigures(**order._asdict())
     return Evidence(SCORES, "scores of one prompt", figures, NOTED, says)

@@ -1,7 +1,5 @@
 """Is each emitted token the argmax of its own logits?"""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated
 

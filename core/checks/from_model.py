@@ -1,7 +1,5 @@
 """Is each recorded side what the model computes for these tokens?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 

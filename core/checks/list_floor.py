@@ -1,7 +1,5 @@
 """Is the difference of two lists of top tokens as large as a model's noise floor?"""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from ..evidence import MISSING, NOTED, OWN_DTYPE, PASSED, Check, Evidence, RatioFigures, Unmeasured
@@ -29,14 +27,20 @@ def list_floor_row(
     model: str,
     dtype: str,
     names: tuple[str, str],
-    ratios: tuple[float, float, float],
+    ratios: tuple[float, float, float] | None,
     worst: float,
 ) -> Evidence:
     """Return the row on a pair of lists.
 
-    ratios: of the pair, of the reference to the model and of the variant to it, in noise floors;
-    worst: of the pair at one position.
+    ratios: of the pair, of the reference to the model and of the variant to it, in noise floors,
+    None if the model's draws show no rounding; worst: of the pair at one position.
     """
+    if ratios is None:
+        says = (
+            f"'{model}' in {dtype} has no noise floor: sums in another order change no value, or"
+            " one is NaN."
+        )
+        return Evidence(LIST_FLOOR, f"'{model}'", Unmeasured(), MISSING, says)
     ratio, *distances = ratios
     outcome, says = NOTED, foreign(dict(zip(names, distances, strict=True)))[0]
     size = (
@@ -54,12 +58,3 @@ def list_floor_row(
     )
     says = says or f"The pair is {size}: a lower precision, or a fault."
     return Evidence(LIST_FLOOR, f"'{model}'", figures, outcome, says)
-
-
-def no_list_floor(model: str, dtype: str) -> Evidence:
-    """Return the row of a model whose draws show no rounding."""
-    says = (
-        f"'{model}' in {dtype} has no noise floor: sums in another order change no value, or one"
-        " is NaN."
-    )
-    return Evidence(LIST_FLOOR, f"'{model}'", Unmeasured(), MISSING, says)

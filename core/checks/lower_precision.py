@@ -1,7 +1,5 @@
 """Is a side the model in a lower precision, and has it a fault on top of it?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -118,7 +116,7 @@ def one_precision(
     says = f"'{side}' is the model with {name}: {size}; what remains is rounding-sized."
     if outcome == FAILED:
         place = structure_of(outliers, lengths).first
-        start = f", from {place_in_words(int(outliers[0]), lengths)}" if len(outliers) else ""
+        start = f", from {place_in_words(outliers[0], lengths)}" if len(outliers) else ""
         says = f"A fault besides a lower precision, {name}{start}."
     check = ONE_PRECISION if isinstance(figures, ExplainedFigures) else DRAWN_PRECISION
     return PrecisionVerdict(_row(check, figures, outcome, says, side), place)

@@ -2,8 +2,6 @@
 fewer bits.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +20,7 @@ LARGEST_ALONE = 10.0
 # is
 _ULP = 2.0**-23
 _TINY = np.finfo(np.float64).tiny
-_BLOCK = re.compile(r"\.\d+(?=\.|$)")
+_BLOCK = re.compile(r".*\.\d+(?=\.|$)")
 _NAMED = 2  # modules or kinds of them by name
 # A lower precision errs alike in nearly all blocks and at all positions. Of 20 in six models:
 # levels of the blocks 2.9 apart, positions 6.5 (ninth decile over first), the largest 5.4 times the
@@ -93,7 +91,7 @@ class ModulesAlone:
             np.maximum(self.own, self.own.mean(axis=1, keepdims=True)),
             self.outputs * _ULP**2,
         )
-        return np.asarray(np.sqrt(self.side / np.maximum(own, _TINY)))
+        return np.sqrt(self.side / np.maximum(own, _TINY))
 
 
 def alone_evidence(
@@ -142,7 +140,7 @@ def alone_evidence(
             " the head."
         )
     elif not levels:
-        most = multiple(float(ratios[list(faults)].max()))
+        most = multiple(ratios[list(faults)].max())
         says = f"{differ} (up to {most} the rounding error); other modules within {largest:.1f}x."
     else:
         figures.kind = series(
@@ -207,7 +205,7 @@ def _kind_noise(
     stands_out = error > _STANDS_OUT * level
     stands_out[:, : start == 0] = False  # position 0 sees itself alone
     low, high = np.nanquantile(np.where(stands_out, np.nan, error), (0.1, 0.9), axis=1)
-    typical = float(np.median(level[:, -1]))
+    typical = np.median(level[:, -1])
     on_top = dict.fromkeys(np.flatnonzero(level[:, -1] > _LEVELS * typical).tolist(), start)
     other_levels = np.delete(level[:, -1], list(on_top))
     bits = -np.log2(max(typical, _TINY)) - _OF_A_PRODUCT
@@ -227,7 +225,7 @@ def _kind_noise(
         ):
             return None
         on_top.setdefault(row, start + first)
-    levels = {module: float(level[row, -1]) for row, module in enumerate(modules)}
+    levels = {module: level[row, -1] for row, module in enumerate(modules)}
     return levels, {modules[row]: first for row, first in on_top.items()}
 
 
@@ -255,8 +253,8 @@ def _kind_of(name: str) -> str:
 
 def _block_of(name: str) -> str:
     """`model.layers.3` of `model.layers.3.self_attn`; '' elsewhere."""
-    blocks = list(_BLOCK.finditer(name))
-    return name[: blocks[-1].end()] if blocks else ""
+    block = _BLOCK.match(name)
+    return block[0] if block else ""
 
 
 def _rms(squares: Floats) -> tuple[float | None, ...]:

@@ -3,8 +3,6 @@
 A fault of one module hides in the rounding of all the others at the logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -59,7 +57,7 @@ class ModuleRounding:
         # a module that only hands on an output has no rounding: a ratio of 1e6 at most
         least = np.maximum(1e-12 * self.side, np.finfo(np.float64).tiny)
         drawn = np.maximum(self.draws.mean(axis=0), least)
-        return np.asarray(np.sqrt(self.side / drawn))
+        return np.sqrt(self.side / drawn)
 
 
 def module_rounding_row(rounding: ModuleRounding, side: str, dtype: str) -> Evidence:

@@ -3,8 +3,6 @@
 docs/explanation/calibration.md has the measurements behind the limits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -63,7 +61,7 @@ def narrowing_row(
     subject: Subject,
     errors: Mapping[str, Divergence],
     one_rounding: float,
-    check: Check = NARROWING,
+    check: Check,
 ) -> Evidence:
     """Compare the errors of both sides.
 
@@ -83,7 +81,7 @@ def narrowing_row(
     # all that is left of a side that computes in float32
     is_near_rounded_once = errors[near].rms <= one_rounding
     jumps = _jumps(errors[near].squares, errors[further].squares)
-    row = int(jumps.argmax())
+    row = jumps.argmax()
     jump = f"In {dtype} one side is {multiple(jumps[row])} further from {of_all} at"
     place = f"{jump} {place_in_words(row, subject.lengths)} than at others"
     other, side = sorted(names, key=lambda name: errors[name].system.size)
@@ -138,5 +136,4 @@ def _jumps(one: Floats, other: Floats) -> Floats:
     is_known = (one > 0) & (other > 0)
     logs = 0.5 * np.log(np.where(is_known, one, 1.0) / np.where(is_known, other, 1.0))
     middle = np.median(logs[is_known]) if is_known.any() else 0.0
-    jumps: Floats = np.exp(np.abs(np.where(is_known, logs - middle, 0.0)))
-    return jumps
+    return np.exp(np.abs(np.where(is_known, logs - middle, 0.0)))

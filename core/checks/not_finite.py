@@ -1,7 +1,5 @@
 """Are logits NaN or infinite on one side only?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -34,7 +32,7 @@ def numbers_row(
     says = f"{mismatch.says(lengths)}: {reason}."
     if is_masked:
         count = plural(mismatch.logits, "logit is", "logits are")
-        first = place_in_words(int(mismatch.rows[0]), lengths)
+        first = place_in_words(mismatch.rows[0], lengths)
         says = (
             f"{count} -inf on one side only, first at {first}, none is NaN: one side is masked,"
             " padded or cut."

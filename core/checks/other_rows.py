@@ -1,7 +1,5 @@
 """Do other prompts in the batch, or another row of it, change a side's logits?"""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -81,28 +79,46 @@ class OtherRows:
 
 def other_rows_row(subject: Subject, rows: OtherRows, floor: Floats | None) -> Evidence:
     """Return the row on other rows. floor: in the dtype of the difference, None without one."""
-    if isinstance(rows.figures, OtherPromptsFigures):
-        return _other_prompts(rows, rows.figures, has_experts=subject.has_experts)
+    bits = rows.figures
+    outcome = PASSED
+    if isinstance(bits, OtherPromptsFigures):
+        side = f"'{rows.side}'"
+        says = f"Other prompts in the batch do not change a bit of {side}."
+        if not bits.bit_identical and subject.has_experts:
+            shared = "in a mixture of experts rows share products, so no leak"
+            outcome, says = NOTED, f"Other prompts change bits of {side}: {shared}."
+        elif not bits.bit_identical:
+            outcome = FAILED
+            says = (
+                f"Other prompts in the batch change the logits of {side}: data leaks between rows."
+            )
+        return Evidence(OTHER_PROMPTS, rows.control, bits, outcome, says, rows.side)
     if rows.difference is None or floor is None:
-        return _other_row(rows, rows.figures)
-    return _other_row_over_floor(subject, rows, rows.figures, rows.difference, floor)
-
-
-def _other_prompts(
-    rows: OtherRows,
-    figures: OtherPromptsFigures,
-    *,
-    has_experts: bool,
-) -> Evidence:
-    side, outcome = f"'{rows.side}'", PASSED
-    says = f"Other prompts in the batch do not change a bit of {side}."
-    if not figures.bit_identical and has_experts:
-        shared = "in a mixture of experts rows share products, so no leak"
-        outcome, says = NOTED, f"Other prompts change bits of {side}: {shared}."
-    elif not figures.bit_identical:
-        outcome = FAILED
-        says = f"Other prompts in the batch change the logits of {side}: data leaks between rows."
-    return Evidence(OTHER_PROMPTS, rows.control, figures, outcome, says, rows.side)
+        same = "the same bits as"
+        if not bits.bit_identical:
+            outcome, same = NOTED, "other bits than"
+        says = f"Row {bits.other_row} of {bits.rows} gives {same} row {bits.row}."
+        return Evidence(OTHER_ROW, rows.control, bits, outcome, says, rows.side)
+    mismatch = rows.difference.not_finite
+    test = floor_test(rows.difference.sizes, floor, WIDE)
+    figures = OtherRowFloorFigures(
+        **structs.asdict(bits),
+        compute_dtype=rows.dtype,
+        noise_ratio=test.noise_ratio,
+        worst_position_ratio=test.worst,
+        positions_beyond=len(test.outliers),
+        nonfinite_mismatch=0 if mismatch is None else mismatch.logits,
+    )
+    size = f"{multiple(max(test.ratio, test.worst or 0.0))} the noise floor in {rows.dtype}"
+    differs = f"Row {bits.other_row} of {bits.rows} differs from row {bits.row}"
+    outcome, says = FAILED, f"{differs} by up to {size}: the result depends on the row."
+    if mismatch is not None:
+        says = f"{differs}: {mismatch.says(subject.lengths)}."
+    elif test.is_passed:
+        outcome, says = PASSED, f"{differs} by {size}, as rounding does."
+    elif subject.chooses_keys:
+        outcome, says = NOTED, f"{differs}: other keys, by near ties of the indexer?"
+    return Evidence(OTHER_ROW_FLOOR, rows.control, figures, outcome, says, rows.side)
 
 
 def without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Evidence]:
@@ -122,46 +138,11 @@ def without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Eviden
             return row.side in far
         return rms <= _MORE_THAN_A_RERUN * again
 
-    def without_leak(row: Evidence) -> Evidence:
-        says = f"Other prompts change bits of '{row.side}', but so does a rerun: no leak is shown."
-        return replace(row, outcome=NOTED, says=says)
-
-    return [without_leak(row) if is_unsteady(row) else row for row in evidence]
-
-
-def _other_row(rows: OtherRows, figures: OtherRowFigures) -> Evidence:
-    outcome, bits = NOTED, "other bits than"
-    if figures.bit_identical:
-        outcome, bits = PASSED, "the same bits as"
-    says = f"Row {figures.other_row} of {figures.rows} gives {bits} row {figures.row}."
-    return Evidence(OTHER_ROW, rows.control, figures, outcome, says, rows.side)
-
-
-def _other_row_over_floor(
-    subject: Subject,
-    rows: OtherRows,
-    bits: OtherRowFigures,
-    difference: Pair,
-    floor: Floats,
-) -> Evidence:
-    """Compare the logits of two rows of a batch with the noise floor."""
-    mismatch = difference.not_finite
-    test = floor_test(difference.sizes, floor, WIDE)
-    figures = OtherRowFloorFigures(
-        **structs.asdict(bits),
-        compute_dtype=rows.dtype,
-        noise_ratio=test.noise_ratio,
-        worst_position_ratio=test.worst,
-        positions_beyond=len(test.outliers),
-        nonfinite_mismatch=0 if mismatch is None else mismatch.logits,
-    )
-    size = f"{multiple(max(test.ratio, test.worst or 0.0))} the noise floor in {rows.dtype}"
-    differs = f"Row {bits.other_row} of {bits.rows} differs from row {bits.row}"
-    outcome, says = FAILED, f"{differs} by up to {size}: the result depends on the row."
-    if mismatch is not None:
-        says = f"{differs}: {mismatch.says(subject.lengths)}."
-    elif test.is_passed:
-        outcome, says = PASSED, f"{differs} by {size}, as rounding does."
-    elif subject.chooses_keys:
-        outcome, says = NOTED, f"{differs}: other keys, by near ties of the indexer?"
-    return Evidence(OTHER_ROW_FLOOR, rows.control, figures, outcome, says, rows.side)
+    rows = list(evidence)
+    for index, row in enumerate(rows):
+        if is_unsteady(row):
+            says = (
+                f"Other prompts change bits of '{row.side}', but so does a rerun: no leak is shown."
+            )
+            rows[index] = replace(row, outcome=NOTED, says=says)
+    return rows

@@ -2,8 +2,6 @@
 decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -59,30 +57,20 @@ def structure_of(
     places = outliers - begins[prompts]
     starts = places[np.append(True, (np.diff(outliers) > 1) | (np.diff(prompts) > 0))]
     counts = {p: (prompts == p).sum() for p in np.unique(prompts)}
+    # Of a block of b tokens a boundary is a multiple of B with probability b / B, so n places that
+    # are all multiples of B are B^n times likelier under B than under no block. Every prompt starts
+    # at a multiple of everything, so 0 is left out.
+    inner = np.unique(starts[starts > 0])
+    block = max((size for size in blocks if not (inner % size).any()), default=1)
+    is_block = len(inner) >= _LEAST_PLACES and block ** -len(inner) <= _NO_BLOCK
     return StructureFigures(
         positions=len(outliers),
         first=(int(prompts[0]), int(places[0])),
         starts=tuple(starts[:64].tolist()),
-        block=_likeliest_block(np.unique(starts[starts > 0]), blocks),
+        block=block if is_block else None,
         is_tail=all(
             count == lengths[p] - places[prompts == p].min() for p, count in counts.items()
         ),
-    )
-
-
-def _likeliest_block(places: Ints, blocks: Sequence[int]) -> int | None:
-    """Return the largest size of which these places are all multiples, None if chance explains them
-    or they are few.
-
-    Of a block of b tokens a boundary is a multiple of B with probability b / B, so n places that
-    are all multiples of B are B^n times likelier under B than under no block. Every prompt starts
-    at a multiple of everything, so 0 is left out.
-    """
-    largest = max((size for size in blocks if not (places % size).any()), default=1)
-    return (
-        largest
-        if len(places) >= _LEAST_PLACES and float(largest) ** -len(places) <= _NO_BLOCK
-        else None
     )
 
 
@@ -141,7 +129,7 @@ def differing_row(rows: Ints, lengths: Sequence[int]) -> Evidence:
     shape = structs.replace(structure_of(rows, lengths), of=total)
     tail = ", and all after it" if 1 < len(rows) < total and shape.is_tail else ""
     block = f"; differences begin at multiples of {shape.block}" if shape.block else ""
-    first = place_in_words(int(rows[0]), lengths)
+    first = place_in_words(rows[0], lengths)
     differ = "differs" if len(rows) == 1 else "differ"
     says = f"{len(rows):,} of {plural(total, 'position')} {differ}, first {first}{tail}{block}."
     return Evidence(DIFFERING, "positions with a bit that differs", shape, NOTED, says)

@@ -3,8 +3,6 @@
 Limits are in noise floors, rms over rms (docs/explanation/calibration.md).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated
 

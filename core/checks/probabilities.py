@@ -1,7 +1,5 @@
 """Do both sides of a dump hold logits, or one of them probabilities?"""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

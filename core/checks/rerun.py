@@ -1,7 +1,5 @@
 """Does each side repeat its bits when it is called again, and if not, how far does it go?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -81,7 +79,7 @@ def rerun_over_floor(subject: Subject, rerun: Rerun, squares: Floats, floor: Flo
     if np.isfinite(limit):
         at_one = max(at_one, limit)
     is_beyond = bool(rerun.mismatches) or test.ratio > limits.over_all or worst > at_one
-    sizes: dict[str, Any] = {}
+    sizes = {}
     size = f"differs between two calls by {multiple(test.ratio)} the noise floor"
     if rerun.mismatches:
         logits = plural(rerun.mismatches, "logit")

@@ -1,7 +1,5 @@
 """What servers sent: values of both sides, placeholders among them, inputs, the dtype of values."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from ..evidence import FAILED, NOTED, PASSED, VALIDITY, Check, CheckFigures, Evidence

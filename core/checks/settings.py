@@ -1,7 +1,5 @@
 """Do an engine's settings explain a side that differs from the model?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
@@ -66,7 +64,7 @@ def settings_row(
             " from the model."
         )
     elif not is_rounding:
-        farthest = multiple(max(share, float(over_allowed.max())))
+        farthest = multiple(max(share, over_allowed.max()))
         says = (
             f"{', '.join(words)} move '{side}' {farthest} as far as {bits}-bit rounding: a fault."
         )

@@ -1,7 +1,5 @@
 """Do both sides have the same shape and token ids, and are the ids in the vocabulary?"""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from ..evidence import (

@@ -1,7 +1,5 @@
 """Do rows of the two sides agree best as they stand, or one or two further along?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -36,35 +34,30 @@ def shift_row(columns: Mapping[str, Array], names: tuple[str, str]) -> Evidence 
     """Return the row on a shift, None if there is none. columns: argmaxes by position, as
     `run.columns` gives them.
     """
-    reference, variant = columns["reference_token"], columns["variant_token"]
-    same = {
-        name: _same_argmax(reference, variant, columns["prompt"], shift)
-        for name, shift in _SHIFTS.items()
-    }
-    shares = {name: float(rows.mean()) if len(rows) else 0.0 for name, rows in same.items()}
+    reference, variant, prompts = (
+        columns[name] for name in ("reference_token", "variant_token", "prompt")
+    )
+    counts = {}
+    shares = {}
+    for name, shift in _SHIFTS.items():
+        rows = np.arange(max(0, -shift), len(prompts) - max(0, shift))
+        others = rows + shift
+        # rows of a prompt of which both sides have an argmax
+        is_known = ~np.isnan(reference[rows]) & ~np.isnan(variant[others])
+        is_usable = is_known & (prompts[rows] == prompts[others])
+        is_same = (reference[rows] == variant[others])[is_usable]
+        counts[name] = len(is_same)
+        shares[name] = float(is_same.mean()) if len(is_same) else 0.0
     unshifted = shares["unshifted"]
     best = max(list(shares)[1:], key=shares.__getitem__)
-    is_varied = (
-        len(np.union1d(*(side[~np.isnan(side)] for side in (reference, variant)))) >= _LEAST_TOKENS
-        and len(same[best]) >= _LEAST_ROWS
-    )
+    tokens = np.unique(np.append(reference, variant))
+    is_varied = np.isfinite(tokens).sum() >= _LEAST_TOKENS and counts[best] >= _LEAST_ROWS
     if not is_varied or shares[best] < _AGREES or shares[best] <= _MORE_OFTEN * unshifted:
         return None
     agrees = f"argmaxes agree at {shares[best]:.0%} of positions, unshifted at {unshifted:.0%}"
     says = f"{shift_in_words(names, -_SHIFTS[best])} ({agrees})."
     control = "argmaxes of the two sides, up to two rows apart"
     return Evidence(SHIFT, control, ShiftFigures(**shares), FAILED, says)
-
-
-def _same_argmax(reference: Array, variant: Array, prompts: Array, shift: int) -> Array:
-    """Return of rows t of a prompt whether variant[t + shift] has the argmax of reference[t], if
-    both have one.
-    """
-    rows = np.arange(max(0, -shift), len(reference) - max(0, shift))
-    others = rows + shift
-    is_known = ~np.isnan(reference[rows]) & ~np.isnan(variant[others])
-    is_usable = is_known & (prompts[rows] == prompts[others])
-    return (reference[rows] == variant[others])[is_usable]
 
 
 def shift_in_words(names: tuple[str, str], shift: int) -> str:

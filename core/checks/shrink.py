@@ -2,8 +2,6 @@
 fault does not.
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec
@@ -22,7 +20,7 @@ from ..evidence import (
 )
 from ..numerics import formats
 from ..numerics.arrays import Floats
-from ..numerics.statistic import rms_of
+from ..numerics.statistic import rms_of, rms_ratio
 from ..places import place_in_words, place_of
 from ..text import multiple, number
 from ..verdict import ROUNDING
@@ -88,7 +86,7 @@ def shrink_row(
     outcome, shrink, worst, row, moving_share = PASSED, np.inf, 0.0, 0, 1.0
     says = "In float32 the two sides are equal."  # and rounding apart in 16 bits
     if differs.any():
-        shrink = float(np.sqrt(narrow[differs].mean() / wide[differs].mean()))
+        shrink = rms_ratio(narrow[differs], wide[differs])
         moving_share = float((narrow[differs] > 0).mean())
         relative = fine / np.median(fine[differs])
         lags = (coarse > 0) & (coarse < SHRINKS_TOO_LITTLE * full * fine)

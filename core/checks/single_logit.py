@@ -1,7 +1,5 @@
 """Does one logit differ far more than the others at its position? Rounding moves them alike."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Annotated
 

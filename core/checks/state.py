@@ -1,7 +1,5 @@
 """Is a server's answer the same in another state: of its caches, its batch, what came before?"""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Annotated
 

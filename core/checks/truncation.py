@@ -1,7 +1,5 @@
 """Are rows of a dump cut to few tokens, masked, padded, or of one value?"""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from ..evidence import FAILED, NOTED, VALIDITY, Check, CheckFigures, Evidence

@@ -3,17 +3,15 @@ no scale, constant or pattern explains much of it. A wrong scale, constant, epsi
 or a dropped tail has one, also far below the size of rounding.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from ..numerics.arrays import Floats, Ints, Values
-from ..numerics.statistic import TINY
+from ..numerics.statistic import TINY, rms_of
 
 # elements that are looked at: so many show a direction of a hundredth of the rounding, and ten
 # times as much by column
@@ -111,39 +109,42 @@ def sample_of(exact: Values) -> Sample:
     parts = np.arange(values.size) * _PARTS // values.size
     nonzero = values[values != 0]
     is_varied = 2 * len(np.unique(nonzero)) > len(nonzero)
-    return Sample(chosen, values, parts, _bins_of(values), is_varied)
-
-
-def _bins_of(values: Floats) -> Ints:
-    """Return the half binade of each value below the largest, by sign; zeros are the last."""
-    magnitudes = np.abs(values).ravel()
+    # the half binade of each value below the largest, by sign; zeros are the last
+    flat = values.ravel()
+    magnitudes = np.abs(flat)
     fraction, exponent = np.frexp(magnitudes / (magnitudes.max() or 1.0))
     bins = 2 * np.clip(-exponent, 0, _BINADES - 1) + (fraction < 0.75)
-    bins += 2 * _BINADES * (values.ravel() < 0)
-    return np.where(magnitudes == 0, _BINS - 1, bins).astype(np.int64)
+    bins += 2 * _BINADES * (flat < 0)
+    bins[magnitudes == 0] = _BINS - 1
+    return Sample(
+        chosen,
+        values,
+        parts,
+        bins.astype(np.int64),
+        is_varied,
+    )
 
 
 def directions(error: Values, sample: Sample) -> list[Direction]:
     """Measure each direction of an error [rows, columns]. None is evident if values are equal."""
     at_sample = error[sample.rows].astype(np.float64)
-    found = _directions(at_sample, sample)
-    return [each if sample.is_varied else replace(each, evidence=0.0) for each in found]
-
-
-def _directions(error: Floats, sample: Sample) -> Iterator[Direction]:
-    flat, exact = error.ravel(), sample.exact.ravel()
-    yield _regression("scale", flat, exact, sample.parts)
-    yield _regression("constant", flat, np.ones_like(exact), sample.parts)
-    yield _by_label("value", flat, sample.bins, sample.parts)
-    rows, columns = error.shape
+    flat = at_sample.ravel()
+    exact = sample.exact.ravel()
+    found = [
+        _regression("scale", flat, exact, sample.parts),
+        _regression("constant", flat, np.ones_like(exact), sample.parts),
+        _by_label("value", flat, sample.bins, sample.parts),
+    ]
+    rows, columns = at_sample.shape
     if rows >= _PARTS and columns > 1:
         labels = np.tile(np.arange(columns), rows)
         # one sign in a column, or that of each value: an offset of the column, or a scale
         ways = (flat, flat * np.sign(exact))
-        found = [_by_label("column", each, labels, sample.parts) for each in ways]
-        yield max(found, key=lambda each: each.evidence)
+        of_columns = [_by_label("column", each, labels, sample.parts) for each in ways]
+        found.append(max(of_columns, key=lambda each: each.evidence))
     if min(rows, columns) >= _FEWEST_FOR_PATTERN:
-        yield _pattern(error)
+        found.append(_pattern(at_sample))
+    return [each if sample.is_varied else replace(each, evidence=0.0) for each in found]
 
 
 def _regression(kind: str, error: Floats, on: Floats, parts: Ints) -> Direction:
@@ -154,12 +155,17 @@ def _regression(kind: str, error: Floats, on: Floats, parts: Ints) -> Direction:
     norm = float(on @ on) or 1.0
     spread = float(np.linalg.norm(sums)) or 1.0
     size = abs(total) / math.sqrt(norm * len(error))
-    return Direction(kind, size, abs(total) / spread, total / norm)
+    return Direction(
+        kind,
+        size,
+        abs(total) / spread,
+        total / norm,
+    )
 
 
 def _by_label(kind: str, error: Floats, labels: Ints, parts: Ints) -> Direction:
     """Measure the mean error of the elements of each label. evidence: chi squared of all."""
-    count = int(labels.max()) + 1
+    count = labels.max() + 1
     sums = np.bincount(parts * count + labels, error, _PARTS * count).reshape(_PARTS, count)
     squares = np.square(sums.sum(axis=0))
     variances = np.square(sums).sum(axis=0)
@@ -168,7 +174,7 @@ def _by_label(kind: str, error: Floats, labels: Ints, parts: Ints) -> Direction:
     chi = float((squares[known] / variances[known]).sum())
     # without what noise alone gives
     means = np.maximum(squares - variances, 0.0)[known] / np.bincount(labels)[known]
-    size = math.sqrt(float(means.sum()) / len(error))
+    size = math.sqrt(means.sum() / len(error))
     evidence = (chi - freedom) / math.sqrt(2 * freedom or 1)
     return Direction(kind, size, evidence)
 
@@ -176,17 +182,20 @@ def _by_label(kind: str, error: Floats, labels: Ints, parts: Ints) -> Direction:
 def _pattern(error: Floats) -> Direction:
     """Measure the largest part of an error that is one column of numbers times one row."""
     row = np.random.default_rng(0).standard_normal(error.shape[1:])
-    size = 0.0
     for _ in range(_ITERATIONS):
         column = error @ row
         column = column / max(float(np.linalg.norm(column)), TINY)
         row = column @ error
         size = float(np.linalg.norm(row))
         row = row / max(size, TINY)
-    rms = float(np.sqrt(np.square(error).mean()))
+    rms = rms_of(np.square(error))
     # the largest singular value of white noise: Geman, Annals of Probability 8 (1980)
     of_noise = rms * sum(math.sqrt(each) for each in error.shape)
-    return Direction(PATTERN, size / math.sqrt(error.size), size / (of_noise or 1.0))
+    return Direction(
+        PATTERN,
+        size / math.sqrt(error.size),
+        size / (of_noise or 1.0),
+    )
 
 
 def compare_directions(

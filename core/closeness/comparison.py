@@ -134,7 +134,13 @@ def close(
     Args: as of `compare_errors`.
     """
     __tracebackhide__ = True
-    found = compare_errors(actual, expected, exact, dtype=dtype, may_be_rounded=may_be_rounded)
+    found = compare_errors(
+        actual,
+        expected,
+        exact,
+        dtype=dtype,
+        may_be_rounded=may_be_rounded,
+    )
     found.check()
 
 
@@ -171,31 +177,37 @@ def compare_errors(
         trusted = [_rounded(exact_values, fmt)]
     is_nan = np.isnan(values) & np.isnan(trusted[0])
     differing = int(np.count_nonzero((values != trusted[0]) & ~is_nan))
-    conclude = partial(ErrorComparison, dtype=fmt.name, shape=values.shape, differing=differing)
+    conclude = partial(
+        ErrorComparison,
+        dtype=fmt.name,
+        shape=values.shape,
+        differing=differing,
+    )
     if not differing and (is_given or not may_be_rounded):
         return conclude(IDENTICAL, "it equals the trusted result, bit for bit.")
     if may_be_rounded:
         _refuse_inexact(exact_values, fmt)
 
     place = _first_nonfinite(values, trusted, exact_values)
-    if place is not None:
-        return conclude(BUG_SUSPECTED, _what_is_at(place, values, exact_values))
-    exact_values = _without_fill(exact_values, [values, *trusted])
-    errors = [_subtract(each, exact_values) for each in (values, *trusted)]
-    if any(each.any() for each in errors[1:]):
-        return _conclude(_in_one_unit(errors, exact_values, fmt), differing, is_given=is_given)
-    if may_be_rounded:
-        raise UsageError(
-            "'expected' has no error: it equals 'exact' everywhere. Pass a result in the working"
-            " dtype as 'expected', one in float32 or float64 as 'exact'.",
-        )
-    place = _index_of(np.argmax(np.abs(errors[0])), values.shape)
-    says = _what_is_at(place, values, exact_values)
-    return conclude(BUG_SUSPECTED, f"{says} The trusted result has no error.")
-
-
-def _what_is_at(place: tuple[int, ...], actual: Values, exact: Values) -> str:
-    return f"{Place('element', place, 1.0)} is {actual[place]}; 'exact' has {exact[place]}."
+    more = ""
+    if place is None:
+        exact_values = _without_fill(exact_values, [values, *trusted])
+        with np.errstate(invalid="ignore", over="ignore"):
+            errors = [each - exact_values for each in (values, *trusted)]
+        # 0 if either is not finite
+        errors = [np.where(np.isfinite(each), each, 0) for each in errors]
+        if any(each.any() for each in errors[1:]):
+            return _conclude(_in_one_unit(errors, exact_values, fmt), differing, is_given=is_given)
+        if may_be_rounded:
+            raise UsageError(
+                "'expected' has no error: it equals 'exact' everywhere. Pass a result in the"
+                " working dtype as 'expected', one in float32 or float64 as 'exact'.",
+            )
+        place = _index_of(np.argmax(np.abs(errors[0])), values.shape)
+        more = " The trusted result has no error."
+    element = Place("element", place, 1.0)
+    says = f"{element} is {values[place]}; 'exact' has {exact_values[place]}.{more}"
+    return conclude(BUG_SUSPECTED, says)
 
 
 def _index_of(number: Any, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -276,12 +288,14 @@ def _first_nonfinite(
     A trusted result that overflows there too excuses it.
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        if np.isfinite(actual.sum(dtype=np.float64) + exact.sum(dtype=np.float64)):
-            return None
+        total = actual.sum(dtype=np.float64) + exact.sum(dtype=np.float64)
+    if np.isfinite(total):
+        return None
     is_finite = np.isfinite(actual)
     is_alike = is_finite & np.isfinite(exact)
     for each in (exact, *trusted):
-        is_alike |= ~is_finite & ((each == actual) | (np.isnan(each) & np.isnan(actual)))
+        are_nan = np.isnan(each) & np.isnan(actual)
+        is_alike |= ~is_finite & (are_nan | (each == actual))
     return None if is_alike.all() else _index_of(np.argmin(is_alike), actual.shape)
 
 
@@ -332,14 +346,12 @@ def _in_one_unit(errors: Sequence[Values], exact: Values, fmt: FloatFormat) -> _
     scaled = [(each / unit).astype(np.float32).reshape(rows) for each in errors]
     # one impossible number makes float32 values vanish in its unit
     finite = np.where(np.isfinite(exact), exact, 0).astype(np.float64)
-    return _Errors(exact.shape, fmt, scaled, finite.reshape(rows) / unit)
-
-
-def _subtract(values: Values, exact: Values) -> Values:
-    """Return errors, 0 if either is not finite. Same shape."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        error = values - exact
-    return error if np.isfinite(error.sum()) else np.where(np.isfinite(error), error, 0)
+    return _Errors(
+        exact.shape,
+        fmt,
+        scaled,
+        finite.reshape(rows) / unit,
+    )
 
 
 def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorComparison:
@@ -374,9 +386,19 @@ def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorCompar
     if element.ratio > limit:
         places.append(element)
 
-    found = _directions(errors, rounding, larger)
+    sample = sample_of(errors.exact)
+    actual, *trusted = [directions(each, sample) for each in errors.all]
+    direction_limits = IN_16_BITS if errors.fmt.bits <= 16 else IN_FLOAT32
+    found = compare_directions(actual, trusted, rounding, larger, direction_limits)
     faults = [each for each in found if each.is_fault]
-    verdict, because = _verdict(errors, ratio, places, faults, most, is_given=is_given)
+    verdict, because = _verdict(
+        errors,
+        ratio,
+        places,
+        faults,
+        most,
+        is_given=is_given,
+    )
     return ErrorComparison(
         verdict,
         because,
@@ -401,7 +423,11 @@ def _by_place(errors: _Errors, over: str) -> Floats:
     squares = np.stack([np.einsum(over, each, each) for each in errors.all]).astype(np.float64)
     rounded = np.einsum(over, errors.exact, errors.exact) * errors.of_value**2
     trusted = np.maximum(squares[1:], rounded)
-    squares[1:] = np.where(trusted, trusted, trusted.mean())
+    squares[1:] = np.where(
+        trusted,
+        trusted,
+        trusted.mean(),
+    )
     return squares * squares.shape[1] / errors.exact.size
 
 
@@ -416,34 +442,29 @@ def _kinds_of_places(
     by_column: Floats,
 ) -> Iterator[tuple[str, Floats, Ints]]:
     """Return kinds of places with enough elements, mean squares at each and their numbers."""
-    rows, columns = errors.exact.shape
-    weights = _weights_of(errors.exact)
-    for kind, over, squares in (("row", "ij,ij->i", by_row), ("column", "ij,ij->j", by_column)):
-        enough = np.flatnonzero(_elements_that_count(weights, over) >= _FEWEST)
+    size = errors.exact.size
+    largest = np.abs(errors.exact).max() or 1.0
+    weights = np.square((errors.exact / largest).astype(np.float32))
+    for kind, axis, squares in (("row", 1, by_row), ("column", 0, by_column)):
+        # how many equal elements a place is worth: a few large ones are few, zeros are all alike
+        sums = weights.sum(axis, np.float64)
+        fourth = np.square(weights).sum(axis, np.float64)
+        elements = np.full(len(sums), size / len(sums))
+        np.divide(
+            sums**2,
+            fourth,
+            out=elements,
+            where=fourth > 0,
+        )
+        enough = np.flatnonzero(elements >= _FEWEST)
         if len(enough) > 1:
             yield kind, squares[:, enough], enough
     leading = errors.shape[:-1]
     for axis, length in enumerate(leading):
-        if len(leading) > 1 and length > 1 and rows * columns >= _FEWEST * length:
+        if len(leading) > 1 and length > 1 and size >= _FEWEST * length:
             others = tuple(1 + each for each in range(len(leading)) if each != axis)
             squares = by_row.reshape(-1, *leading).mean(axis=others)
             yield f"axis {axis}", squares, np.arange(length)
-
-
-def _weights_of(exact: Values) -> Values:
-    """Return squares of the values over the largest of all. [rows, columns]"""
-    largest = max(float(exact.max()), -float(exact.min())) or 1.0
-    scaled = np.multiply(exact, 1 / largest, dtype=np.float32, casting="same_kind")
-    return np.square(scaled, out=scaled)
-
-
-def _elements_that_count(weights: Values, over: str) -> Floats:
-    """Return how many equal elements a row or column is worth: a few large ones are few."""
-    sums = weights.sum(axis=1 if over.endswith("i") else 0, dtype=np.float64)
-    fourth = np.einsum(over, weights, weights).astype(np.float64)
-    # zeros are all alike
-    number = weights.size / len(sums)
-    return np.divide(sums**2, fourth, out=np.full(len(sums), number), where=fourth > 0)
 
 
 def _largest_element(
@@ -464,7 +485,12 @@ def _largest_element(
         chunk = slice(start, start + step)
         usual = np.maximum(rows[chunk, None], columns)
         rounded = np.abs(errors.exact[chunk]) * (2 * errors.of_value)
-        np.maximum(usual, rounded, out=usual, casting="same_kind")
+        np.maximum(
+            usual,
+            rounded,
+            out=usual,
+            casting="same_kind",
+        )
         for number, each in enumerate(errors.all):
             ratios = np.abs(each[chunk]) / np.maximum(usual, np.finfo(np.float32).tiny)
             place = int(ratios.argmax())
@@ -476,14 +502,6 @@ def _largest_element(
         by_chance *= _IN_FLOAT32
     limit = OVER_TRUSTED * max(by_chance, *(each for each, _ in trusted))
     return errors.place("element", place, ratio), limit
-
-
-def _directions(errors: _Errors, rounding: float, larger: float) -> list[Direction]:
-    """Return the directions of the errors, sizes in rms of the trusted ones."""
-    sample = sample_of(errors.exact)
-    actual, *trusted = [directions(each, sample) for each in errors.all]
-    limits = IN_16_BITS if errors.fmt.bits <= 16 else IN_FLOAT32
-    return compare_directions(actual, trusted, rounding, larger, limits)
 
 
 def _verdict(

@@ -74,7 +74,11 @@ def judge_op(
     dtype = _dtype_of(inputs)
     wide = [each.double() if _is_floating(each) else each for each in inputs]
     exact = _run(reference, wide, gradients=gradients)
-    draws = draws_of(lambda: _run(reference, inputs, gradients=gradients), (), dtype)
+    draws = draws_of(
+        lambda: _run(reference, inputs, gradients=gradients),
+        (),
+        dtype,
+    )
     actual = _run(function, inputs, gradients=gradients)
     if actual.keys() != exact.keys():
         raise UsageError(
@@ -94,7 +98,11 @@ def judge_op(
     )
 
 
-def draws_of(reference: Callable[..., Any], inputs: Sequence[Any], dtype: torch.dtype) -> list[Any]:
+def draws_of(
+    reference: Callable[..., Any],
+    inputs: Sequence[Any],
+    dtype: torch.dtype,
+) -> list[Any]:
     """Return eight randomized roundings of what a reference returns."""
     drawn = []
     for seed in range(_DRAWS):
@@ -117,7 +125,12 @@ def _is_floating(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
-def _run(function: Callable[..., Any], inputs: Sequence[Any], *, gradients: bool) -> _Results:
+def _run(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    gradients: bool,
+) -> _Results:
     """Return the outputs by name, and the gradients of a random projection of them."""
     with torch.set_grad_enabled(gradients):
         leaves = [
@@ -152,6 +165,11 @@ def _gradients(outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> _Resul
         for number, each in enumerate(inputs)
         if _is_floating(each)
     }
-    found = torch.autograd.grad(outputs, list(leaves.values()), projections, allow_unused=True)
+    found = torch.autograd.grad(
+        outputs,
+        list(leaves.values()),
+        projections,
+        allow_unused=True,
+    )
     gradients = zip(leaves, found, strict=True)
     return {name: each for name, each in gradients if each is not None}

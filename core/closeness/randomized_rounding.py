@@ -1,7 +1,6 @@
 """Randomized rounding: what the same function might as well have come out as in the same dtype."""
 
-from __future__ import annotations
-
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,10 +26,19 @@ class DrawnRounding(TorchDispatchMode):
         weights: dict[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         super().__init__()
-        self._dtype, self._seed, self._calls, self._weights = dtype, seed, 0, weights
+        self._dtype = dtype
+        self._seed = seed
+        self._calls = 0
+        self._weights = weights
         self.roundings = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         self._calls += 1
         is_view = any(each.alias_info is not None for each in func._schema.returns)
@@ -58,8 +66,7 @@ class DrawnRounding(TorchDispatchMode):
         if not isinstance(first, torch.Tensor) or first.dtype != torch.float32:
             # indices and comparisons have nothing to round
             return result
-        narrow = self._round(first)
-        return type(result)((narrow, *result[1:])) if isinstance(result, tuple | list) else narrow
+        return _with_first(result, self._round(first))
 
     def _wide(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Compute the same operation in float32."""
@@ -74,9 +81,7 @@ class DrawnRounding(TorchDispatchMode):
             if value not in self._weights:
                 self._weights[value] = value.float()
             return self._weights[value]
-        if isinstance(value, torch.Tensor) and value.dtype == self._dtype:
-            return value.float()
-        return torch.float32 if value is self._dtype else value
+        return _convert(value, self._dtype, torch.float32)
 
     def _round(self, wide: torch.Tensor) -> torch.Tensor:
         """Move values by up to a quarter of a unit in the last place and round; what is exact in 16
@@ -85,7 +90,8 @@ class DrawnRounding(TorchDispatchMode):
         The move is a hash of the value's bits, alike for the same: multiply and shift, as in
         splitmix.
         """
-        bits, spare = wide.contiguous().view(torch.int32), _SPARE_BITS[self._dtype]
+        bits = wide.contiguous().view(torch.int32)
+        spare = _SPARE_BITS[self._dtype]
         seed = self._seed * 1_000_003 + self._calls
         moves = bits.mul(-1640531535).add_((seed * 0x9E3779B1) & 0x7FFFFFFF)
         moves = moves.bitwise_xor_(moves >> 15).mul_(-2048144777).bitwise_right_shift_(33 - spare)
@@ -97,6 +103,16 @@ class DrawnRounding(TorchDispatchMode):
 
 def _first(result: Any) -> Any:
     return result[0] if isinstance(result, tuple | list) and result else result
+
+
+def _with_first(result: Any, first: Any) -> Any:
+    return type(result)((first, *result[1:])) if isinstance(result, tuple | list) else first
+
+
+def _convert(value: Any, narrow: torch.dtype, wide: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor) and value.dtype == narrow:
+        return value.to(wide)
+    return wide if value is narrow else value
 
 
 _aten = torch.ops.aten
@@ -125,9 +141,16 @@ class DrawnErrors(TorchDispatchMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._seed, self._calls = seed, 0
+        self._seed = seed
+        self._calls = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         self._calls += 1
         if any(each.alias_info is not None for each in func._schema.returns):
@@ -136,18 +159,20 @@ class DrawnErrors(TorchDispatchMode):
         first = _first(result)
         if not isinstance(first, torch.Tensor) or first.dtype != torch.float32:
             return result
-        wide = _first(func(*tree_map(_in_float64, args), **tree_map(_in_float64, kwargs)))
+        in_float64 = partial(_convert, narrow=torch.float32, wide=torch.float64)
+        wide = _first(func(*tree_map(in_float64, args), **tree_map(in_float64, kwargs)))
         if wide.shape != first.shape or wide.dtype != torch.float64:
             return result
         error = first.double() - wide
         drawn = wide + error * self._signs(wide)
         # infinities and what is exact stay
-        narrow = torch.where(error.isfinite() & (error != 0), drawn.float(), first)
-        return type(result)((narrow, *result[1:])) if isinstance(result, tuple | list) else narrow
+        is_rounded = error.isfinite() & (error != 0)
+        return _with_first(result, torch.where(is_rounded, drawn.float(), first))
 
     def _reordered(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Compute an operation with its sums in another order, if it has any."""
-        operation, changed = func.overloadpacket, list(args)
+        operation = func.overloadpacket
+        changed = list(args)
         if operation in _SUMMED:
             (number, axis), _ = _SUMMED[operation]
             order = self._order(args[number], axis)
@@ -175,9 +200,3 @@ class DrawnErrors(TorchDispatchMode):
         hashes = wide.contiguous().view(torch.int64).mul(-7046029254386353131).add_(seed)
         hashes = hashes.bitwise_xor_(hashes >> 31).mul_(-4658895280553007687)
         return torch.where(hashes < 0, -1.0, 1.0).double()
-
-
-def _in_float64(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
-        return value.double()
-    return torch.float64 if value is torch.float32 else value

@@ -1,7 +1,5 @@
 """Read tensors of NumPy, PyTorch, MLX and JAX as arrays of float32 or float64."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 
@@ -17,28 +15,20 @@ def read_tensor(name: str, tensor: Any) -> tuple[Values, str]:
 
     bfloat16, float16 and float8 become float32. UsageError if it holds no floating-point numbers.
     """
-    values = _as_numpy(tensor)
-    dtype = _dtype_name(tensor, values)
+    if hasattr(tensor, "detach"):
+        plain = tensor.detach().cpu()
+        # NumPy has no bfloat16 and no float8
+        values = (plain.float() if plain.element_size() < 4 else plain).numpy()
+    elif type(tensor).__module__.startswith("mlx."):
+        values = np.asarray(tensor.astype(sys.modules["mlx.core"].float32))
+    else:
+        values = np.asarray(tensor)
+    # bfloat16 of torch.bfloat16, mlx.core.bfloat16 and ml_dtypes alike
+    dtype = str(getattr(tensor, "dtype", values.dtype)).rsplit(".", 1)[-1]
     if dtype not in FORMATS and dtype != "float64":
         raise UsageError(f"'{name}' is {dtype}; expected a tensor of floating-point numbers.")
     wide = np.float64 if dtype == "float64" else np.float32
     return values.astype(wide, copy=False), dtype
-
-
-def _as_numpy(tensor: Any) -> Any:
-    if hasattr(tensor, "detach"):
-        tensor = tensor.detach().cpu()
-        # NumPy has no bfloat16 and no float8
-        return (tensor.float() if tensor.element_size() < 4 else tensor).numpy()
-    if type(tensor).__module__.startswith("mlx."):
-        mlx = sys.modules["mlx.core"]
-        return np.asarray(tensor.astype(mlx.float32))
-    return np.asarray(tensor)
-
-
-def _dtype_name(tensor: Any, values: Any) -> str:
-    """`bfloat16` of torch.bfloat16, mlx.core.bfloat16 and ml_dtypes alike."""
-    return str(getattr(tensor, "dtype", values.dtype)).rsplit(".", 1)[-1]
 
 
 def dtype_of_values(values: Values, dtype: str) -> str:

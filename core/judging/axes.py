@@ -26,8 +26,9 @@ SAME, OTHER, SAMPLED, CANCELED = "same", "other", "sampled", "canceled"
 
 @dataclass(frozen=True)
 class Axis:
-    """One way to ask. before: what is sent first, for each prompt; is_warm: the cache may be read;
-    tokens: to generate; is_continued: half of the reference's tokens are given with the prompt.
+    """One way to ask. before: what is sent first, for each prompt; is_warm: the cache may be read,
+    else no cache can be at fault; tokens: to generate; is_continued: half of the reference's tokens
+    are given with the prompt.
 
     has_neighbors: other requests are in flight; has_prompt_rows: the prompt's own rows are asked
     for; fillers: other prompts that are sent after all prompts and before the measured requests.
@@ -42,11 +43,6 @@ class Axis:
     has_neighbors: bool = False
     has_prompt_rows: bool = False
     fillers: int = 0
-
-    @property
-    def is_control(self) -> bool:
-        """Whether its requests are cold, so that no cache can be at fault."""
-        return not self.is_warm
 
     @property
     def reads_the_prompt(self) -> bool:
@@ -112,5 +108,9 @@ def with_wrong_block(case: Case, other: Case) -> Case:
     They are in reverse: cuts of a text that repeats itself would have the same block.
     """
     unit = _CHARACTERS if isinstance(case, str) else 1
-    end = min(BLOCK * unit, len(case) // 2, len(other))
+    end = min(
+        BLOCK * unit,
+        len(case) // 2,
+        len(other),
+    )
     return other[:end][::-1] + case[end:]

@@ -73,7 +73,10 @@ def conclude(
     rows = tuple(sorted(without_leaks_of_unsteady_sides(evidence), key=lambda row: row.check.order))
     name, row = _decide(rows, is_bit_identical, has_experts=has_experts)
     cause = next(iter(causes), None)
-    if name not in _BY_CAUSE or (row is not None and _is_of_a_nan(row)):
+    figures = None if row is None else row.figures
+    # a NaN says more than what caused it
+    is_of_a_nan = isinstance(figures, NumbersFigures) and figures.token is not None
+    if name not in _BY_CAUSE or is_of_a_nan:
         cause = None
     because = _BY_ITSELF[name] if row is None else row.says
     if cause is not None:
@@ -89,7 +92,13 @@ def conclude(
         if module:
             clauses.append(f", at {module}")
         doubt = undeclared_precision(row, rows) if cause is None else ""
-        because = doubt or _with_clauses(because, clauses)
+        if doubt:
+            because = doubt
+            clauses = []
+        for clause in clauses:
+            longer = f"{because.rstrip('.')}{clause}."
+            if len(longer.split()) <= _LONGEST:
+                because = longer
     return Verdict(name, because, rows, noise_ratio, first_place)
 
 
@@ -106,7 +115,11 @@ def _decide(
         others.
         """
         some = [row for row in rows if row.group == group and row.outcome == outcome]
-        return min(some, key=lambda row: row.side is None, default=None)
+        return min(
+            some,
+            key=lambda row: row.side is None,
+            default=None,
+        )
 
     if invalid := first(VALIDITY):
         return INVALID_DUMP, invalid
@@ -149,17 +162,3 @@ def _decide(
     if screening and not has_controls:
         return UNDECIDED, screening
     return UNDECIDED, first(FLOAT32, MISSING) or first(OWN_DTYPE, MISSING)
-
-
-def _is_of_a_nan(row: Evidence) -> bool:
-    """Return whether a dump is invalid for a NaN, which says more than what caused it."""
-    return isinstance(row.figures, NumbersFigures) and row.figures.token is not None
-
-
-def _with_clauses(sentence: str, clauses: Sequence[str]) -> str:
-    """Add the clauses with which the sentence is not too long."""
-    for clause in clauses:
-        longer = f"{sentence.rstrip('.')}{clause}."
-        if len(longer.split()) <= _LONGEST:
-            sentence = longer
-    return sentence

@@ -1,8 +1,6 @@
 """Judge an uploaded dump by its own arrays, and by the dumps that were uploaded with it."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -20,7 +18,7 @@ from ..checks.shrink import shrink_row
 from ..checks.single_logit import LARGEST_PEAK
 from ..evidence import Evidence
 from ..numerics.arrays import Floats
-from ..numerics.formats import FLOAT32, values_of
+from ..numerics.formats import FLOAT32
 from ..numerics.side_divergence import FEW, Divergence, peaks_of
 from ..runs.file.records import Generation
 from ..runs.measured import Measured
@@ -30,13 +28,13 @@ from .explain.causes import explain
 from .explain.rows import rows_of_run
 from .judge import judge
 from .validity import may_be_16_bits, not_finite_of, sampling, screen
-from .values import order_row, scale_of_values
+from .values import order_row, scale_of_values, some_values
 
 _LOGITS = 1 << 22  # of a side that are read at once
 MakeControls = Callable[..., "DumpControls"]  # with the arguments of DumpControls
 
 
-@dataclass(frozen=True)
+@dataclass
 class UploadedControls:
     """Figures of a run's controls. by_kind: by kind and side: `rerun` and `neighbours` of a side
     from its rerun, `float32` of a variant from the reference in float32, `narrowing` of one from
@@ -45,16 +43,11 @@ class UploadedControls:
     results to compare them with.
     """
 
-    by_kind: Mapping[str, Mapping[str, Divergence]] = field(default_factory=dict)
+    by_kind: dict[str, dict[str, Divergence]] = field(default_factory=dict)
     floor: NoiseFloor | str = ""
     has_experts: bool = False
     controls: frozenset[str] = frozenset()
     exact: Exact | None = None
-
-    def divergences(self, kind: str, names: Sequence[str]) -> dict[str, Divergence]:
-        """Return those of some sides."""
-        by_name = self.by_kind.get(kind, {})
-        return {name: by_name[name] for name in names if name in by_name}
 
 
 def judge_upload(
@@ -77,7 +70,12 @@ def judge_upload(
     for pair in range(len(figures.header.sides) - 1):
         rows = [*validity[pair], *(samplers[side] for side in (0, pair + 1) if side in samplers)]
         make = make_controls or DumpControls
-        controls = make(figures, pair, uploads or UploadedControls(), rows)
+        controls = make(
+            figures,
+            pair,
+            uploads or UploadedControls(),
+            rows,
+        )
         verdict = replace(judge(controls, earlier_by_pair.get(pair)), pair=pair)
         verdicts.append(verdict.worded(figures.header.worded))
     return verdicts
@@ -95,22 +93,40 @@ class DumpControls(Controls):
         uploads: UploadedControls,
         rows: Sequence[Evidence],
     ) -> None:
-        self.figures, self.index, self.uploads, self.rows = figures, pair, uploads, list(rows)
+        self.figures = figures
+        self.index = pair
+        self.uploads = uploads
+        self.rows = list(rows)
         self.header = figures.header
         self.names = self.header.sides[0].name, self.header.sides[pair + 1].name
         self.lengths = self.header.lengths
-        self.dtype, self.has_experts = self.header.compute_dtype, uploads.has_experts
+        self.dtype = self.header.compute_dtype
+        self.has_experts = uploads.has_experts
         self.columns = figures.columns(pair)
-        self.squares: Floats = self.columns["rms"] ** 2
+        self.squares = self.columns["rms"] ** 2
         self.available = tuple(sorted(uploads.controls)) or None
         self.is_identical = bool(self.columns["bit_identical"].all())
 
     def validity(self) -> list[Evidence]:
-        rows = [*self.rows, *self._narrowing()]
+        rows = list(self.rows)
+        errors = self._uploaded("narrowing")
+        # with trusted results, `exact` compares the errors of the sides
+        has_errors = len(errors) == len(self.names) and self.uploads.exact is None
+        if has_errors and self.squares.any():
+            check = NARROWING if "float32" in self.uploads.controls else AGAINST_EXACT
+            # what is left of a side that computes in float32
+            spacing = self.figures.spacing(self.index, (0, self.header.rows))[self.squares > 0]
+            one_rounding = float(np.sqrt(np.square(spacing).mean() / 12))
+            rows.append(narrowing_row(self, errors, one_rounding, check))
         if not self.header.has_tokens and self.figures.has_all_logits:
             order = order_row(self.figures, self.index)
             rows += [order] if order is not None else []
         return rows
+
+    def _uploaded(self, kind: str) -> dict[str, Divergence]:
+        """Return the divergences of the pair's sides."""
+        by_name = self.uploads.by_kind.get(kind, {})
+        return {name: by_name[name] for name in self.names if name in by_name}
 
     def pair(self, dtype: str) -> Pair:
         if dtype == self.dtype:
@@ -121,23 +137,25 @@ class DumpControls(Controls):
                 self._peaks(),
             )
         # of other dtypes nothing is uploaded
-        wide = self.uploads.divergences(dtype, self.names).get(self.names[1])
+        wide = self._uploaded(dtype).get(self.names[1])
         if wide is None:
             is_given = "float32" in self.uploads.controls
             missing = f"'{self.names[1]}' in {dtype}" if is_given else f"the same pair in {dtype}"
             raise NotAvailableError(
                 f"To decide, bring {missing}, with the same weights and tokens."
             )
-        return Pair(wide.squares, not_finite_of(self.figures, self.index, wide), wide.neq == 0)
+        return Pair(
+            wide.squares,
+            not_finite_of(self.figures, self.index, wide),
+            wide.neq == 0,
+        )
 
     def floor(self, dtype: str) -> NoiseFloor:
         floor = self.uploads.floor if dtype == "float32" else ""
-        if isinstance(floor, str):
-            is_asked = dtype == self.dtype == "float32"
-            raise NotAvailableError(
-                floor or "To decide, bring a noise floor in float32." * is_asked
-            )
-        return floor
+        if isinstance(floor, NoiseFloor):
+            return floor
+        is_asked = dtype == self.dtype == "float32"
+        raise NotAvailableError(floor or "To decide, bring a noise floor in float32." * is_asked)
 
     def exact(self) -> Exact:
         exact = self.uploads.exact
@@ -146,7 +164,7 @@ class DumpControls(Controls):
         return replace(exact, errors={name: exact.errors[name] for name in self.names})
 
     def rerun(self) -> Rerun:
-        again = self.uploads.divergences("rerun", self.names)
+        again = self._uploaded("rerun")
         if not again:
             raise NotAvailableError("")
         unstable = {name: other for name, other in again.items() if not other.is_bit_identical}
@@ -161,15 +179,21 @@ class DumpControls(Controls):
         squares = np.max([other.squares for other in others], axis=0) if others else None
         mismatches = max((other.nonfinite_mismatch for other in others), default=0)
         control = " and ".join(f"'{name}'" for name in again) + ", uploaded again from another call"
-        return Rerun(control, tuple(again), tuple(unstable), squares, mismatches, figures)
+        return Rerun(
+            control,
+            tuple(again),
+            tuple(unstable),
+            squares,
+            mismatches,
+            figures,
+        )
 
     def neighbours(self) -> list[OtherRows]:
         rows = []
-        for name, other in self.uploads.divergences("neighbours", self.names).items():
+        for name, other in self._uploaded("neighbours").items():
             control = f"'{name}' uploaded again, with other requests in its batch"
-            is_same = bool(other.is_bit_identical)
             figures = OtherPromptsFigures(
-                bit_identical=is_same,
+                bit_identical=bool(other.is_bit_identical),
                 neq=other.neq,
                 rms_logits=other.rms,
             )
@@ -192,10 +216,7 @@ class DumpControls(Controls):
     def _differences(self, start: int, stop: int) -> Floats:
         """Return differences of some rows, 0 if one is not finite. [rows, vocab]"""
         reference, variant = (
-            values_of(self.figures.read_rows(side, start, stop), self.header.format).astype(
-                np.float64,
-            )
-            for side in (0, self.index + 1)
+            some_values(self.figures, side, (start, stop)) for side in (0, self.index + 1)
         )
         with np.errstate(invalid="ignore"):
             differences = variant - reference
@@ -238,13 +259,13 @@ class DumpControls(Controls):
             return None
         dtype = "bfloat16" if may_be_16_bits(self.header) else self.dtype
         step = ROW_ULPS[dtype][2] * (FLOAT32_STEPS if dtype != self.dtype else 1)
-        largest, rms = (
-            np.nan_to_num(self.columns[name]) for name in ("max_row_ulps", "rms_row_ulps")
-        )
+        largest = np.nan_to_num(self.columns["max_row_ulps"])
+        rms = np.nan_to_num(self.columns["rms_row_ulps"])
         count = np.maximum(self.columns["neq"], 1.0)
         others = np.sqrt(np.maximum(rms**2 - FEW * largest**2 / count, 0.0))  # at least
         is_high = largest > LARGEST_PEAK * np.maximum(others, step)
-        peaks, size = np.zeros(len(largest)), max(1, _LOGITS // self.header.vocab)
+        peaks = np.zeros(len(largest))
+        size = max(1, _LOGITS // self.header.vocab)
         for start in range(0, len(peaks), size):
             stop = min(start + size, len(peaks))
             if is_high[start:stop].any():
@@ -254,16 +275,3 @@ class DumpControls(Controls):
                     step * self.figures.spacing(self.index, (start, stop)),
                 )
         return peaks
-
-    def _narrowing(self) -> list[Evidence]:
-        errors = self.uploads.divergences("narrowing", self.names)
-        if not self.squares.any() or len(errors) < len(self.names):
-            return []
-        if self.uploads.exact is not None:
-            # `exact` compares the errors of the sides
-            return []
-        check = NARROWING if "float32" in self.uploads.controls else AGAINST_EXACT
-        # what is left of a side that computes in float32
-        spacing = self.figures.spacing(self.index, (0, self.header.rows))[self.squares > 0]
-        one_rounding = float(np.sqrt(np.square(spacing).mean() / 12))
-        return [narrowing_row(self, errors, one_rounding, check)]

@@ -16,6 +16,7 @@ from ..rl.array_files import is_batch
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, Dump, open_dump
 from ..runs.measured import MemoryRun
 from .dump_controls import judge_upload
+from .uploaded_controls import controls_in
 from .validity import checks_of
 
 if TYPE_CHECKING:
@@ -73,10 +74,11 @@ def _compare(dump: Dump, on_progress: Progress) -> MemoryRun:
         filling.see(bits)
     run = MemoryRun(header, sides)
     on_progress(STORING, dump.rows, dump.rows)
-    controls = None
-    if dump.exact is not None:
-        from .uploaded_controls import controls_in
-
-        controls = controls_in(dump, run)
-    run.verdicts = judge_upload(run, checks_of(run, fillings), dump.generations, controls)
+    controls = controls_in(dump, run)
+    run.verdicts = judge_upload(
+        run,
+        checks_of(run, fillings),
+        dump.generations,
+        controls,
+    )
     return run

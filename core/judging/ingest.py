@@ -2,8 +2,6 @@
 chunks; or describe a file before it is stored.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +12,6 @@ from ..checks.responses import CONTEXT, GRID, PLACEHOLDERS, SentFigures
 from ..command_name import UNSTORED
 from ..errors import DumpError, StoreError, UsageError
 from ..numerics.constant_rows import Filling
-from ..numerics.formats import format_named
 from ..progress import STORING, Progress, no_progress
 from ..responses.alignment import align
 from ..responses.files import are_payloads, read_sides
@@ -75,12 +72,11 @@ def ingest(
     if any(taken_as.values()):
         raise UsageError(WHOLE_ROWS_ONLY)
     if is_tokens:
-        origin = Provenance("upload", model)
         return write_tokens(
             store,
             paths,
             title,
-            origin,
+            Provenance("upload", model),
             judge_tokens,
             run_id=run_id,
             on_progress=on_progress,
@@ -90,15 +86,12 @@ def ingest(
     pairs = pairs_of(sides)
     responses = [response for side in sides for response in side.responses]
     models = {model} if model else {response.model for response in responses if response.model}
-    origin, rows = (
-        Provenance("upload", models.pop() if len(models) == 1 else ""),
-        sum(len(each.rows) for each in sides),
-    )
+    rows = sum(len(each.rows) for each in sides)
     on_progress(STORING, rows, rows)
     return write_responses(
         store,
         title,
-        origin,
+        Provenance("upload", models.pop() if len(models) == 1 else ""),
         sides,
         pairs,
         judge_responses(sides, pairs),
@@ -188,7 +181,7 @@ def describe(
     taken_as: compute_dtype, reference and holds of open_dump. DumpError or StoreError if it cannot
     be taken.
     """
-    facts: dict[str, Any] = {"files": [clean(path.name) for path in paths]}
+    facts = {"files": [clean(path.name) for path in paths]}
     if any(is_run_file(path) for path in paths):
         if len(paths) != 1:
             raise UsageError("a run file stands for itself; give it alone.")
@@ -196,10 +189,8 @@ def describe(
     if are_tokens(paths) or are_payloads(paths):
         return facts | _responses(paths, **taken_as)
     with open_dump(paths, on_progress=on_progress, **taken_as) as dump:
-        first, tokens = dump.prompts[0], "none"
-        if first.token_ids:
-            tokens = "ids"
-        if first.token_texts:
+        tokens = "ids" if dump.prompts[0].token_ids else "none"
+        if dump.prompts[0].token_texts:
             tokens = "ids and texts"
         return facts | {
             "kind": "dump",
@@ -217,10 +208,7 @@ def describe(
             "exact": "" if dump.exact is None else clean(dump.exact.name),
             "meta": dump.meta,
             "warnings": list(dump.warnings),
-            "logits_bytes": dump.rows
-            * dump.vocab
-            * format_named(dump.compute_dtype).itemsize
-            * len(dump.sides),
+            "logits_bytes": dump.nbytes,
         }
 
 
@@ -234,12 +222,13 @@ def _responses(paths: Sequence[Path], **taken_as: Any) -> dict[str, Any]:
             values = f"{side.holds}s of at most {plural(side.k or 1, 'token')} per position"
             formats = sorted(set(responses["format"])) or [FORMAT]
             sides.append({"name": side.name, "source_dtype": values, "formats": formats})
-        keys, note = set(run.rows("side", side=0)["keys"]), run.header.provenance.note
+        keys = set(run.rows("side", side=0)["keys"])
+        note = run.header.provenance.note
         rows = [row for pair in run.pairs for row in run.evidence(pair.index)]
     grids = [f"{row.side}: {row.says}" for row in rows if row.check == GRID]
-    warnings = [row.says for row in rows if row.check in (PLACEHOLDERS, CONTEXT)] + [
-        note,
-    ] * bool(note)
+    warnings = [row.says for row in rows if row.check in (PLACEHOLDERS, CONTEXT)]
+    if note:
+        warnings.append(note)
     counts = [row.figures.positions for row in rows if isinstance(row.figures, SentFigures)]
     return facts | {
         "kind": "responses",

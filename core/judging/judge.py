@@ -6,7 +6,7 @@ the measurements behind every limit.
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -104,18 +104,9 @@ def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
     return trial.conclusion(earlier)
 
 
-@dataclass(frozen=True)
-class _Comparison:
-    """A pair and its noise floor in one dtype. floor, test: None if there is no floor."""
-
-    pair: Pair
-    floor: Floats | None = None
-    test: FloorTest | None = None
-
-
 class _Trial:
-    """A pair on trial. comparisons: with its noise floor, by dtype; error_tests: of each side in 16
-    bits.
+    """A pair on trial. pairs, floors, tests: the pair, its noise floor and their comparison by
+    dtype; error_tests: of each side in 16 bits.
     """
 
     def __init__(self, controls: Controls) -> None:
@@ -125,26 +116,29 @@ class _Trial:
         self.is_16_bits = controls.dtype not in WIDE_DTYPES
         self.evidence = controls.validity()  # and the sampler: is each emitted token the argmax?
         self.own = controls.pair(controls.dtype)
-        self.comparisons: dict[str, _Comparison] = {}
+        self.pairs: dict[str, Pair] = {}
+        self.floors: dict[str, Floats] = {}
+        self.tests: dict[str, FloorTest] = {}
         self.error_tests: dict[str, FloorTest] = {}
         self.precisions: Sequence[PrecisionVerdict] = []
-
-    def test(self, dtype: str) -> FloorTest | None:
-        """Return the pair in a dtype compared with its noise floor, None if it was not."""
-        return self.comparisons[dtype].test if dtype in self.comparisons else None
 
     @property
     def wide_dtype(self) -> str:
         """The dtype that decides: float64, float32, or '' if neither could be compared."""
-        return next((dtype for dtype in WIDE_DTYPES if self.test(dtype) is not None), "")
+        return next((dtype for dtype in WIDE_DTYPES if dtype in self.tests), "")
+
+    @property
+    def wide(self) -> FloorTest | None:
+        """The comparison in that dtype."""
+        return self.tests.get(self.wide_dtype)
 
     @property
     def is_open(self) -> bool:
         """True if float32 decides nothing."""
         return not any(_is_decided_by_float32(row) for row in self.evidence)
 
-    def floor(self, dtype: str) -> Floats | None:
-        return self.comparisons[dtype].floor if dtype in self.comparisons else None
+    def has_failed(self, *groups: str) -> bool:
+        return any(row.group in groups and row.outcome == FAILED for row in self.evidence)
 
     def add(self, row: Evidence | None) -> None:
         """Add a row of evidence, if there is one."""
@@ -164,23 +158,25 @@ class _Trial:
     def compare(self, dtype: str, pair: Pair, limits: Limits) -> bool:
         """Compare a pair with its noise floor; return whether there is one."""
         controls = self.controls
-        mismatch = pair.not_finite
-        self.comparisons[dtype] = _Comparison(pair)
+        self.pairs[dtype] = pair
         try:
             floor = controls.floor(dtype)
         except CaptureError as error:
-            if mismatch is None:
+            if pair.not_finite is None:
                 self.add_missing(pair_check(dtype), pair_control(controls, dtype), error)
             else:
-                self.add(not_finite_row(controls, dtype, mismatch))
+                self.add(not_finite_row(controls, dtype, pair.not_finite))
             return False
         row, test = pair_row(controls, dtype, pair, floor, limits)
-        if mismatch is None and _is_beyond_at_few(test):
+        is_beyond_at_few = not test.is_passed and test.ratio <= limits.over_all
+        # few draws may miss what rounding does at an unstable position
+        if is_beyond_at_few and (test.worst or 0.0) <= _UNSTABLE:
             with suppress(CaptureError):
                 floor = controls.larger_floor(dtype)
                 row, test = pair_row(controls, dtype, pair, floor, limits)
         self.add(row)
-        self.comparisons[dtype] = _Comparison(pair, floor.squares, test)
+        self.floors[dtype] = floor.squares
+        self.tests[dtype] = test
         return True
 
     # ---- checks, in order
@@ -200,8 +196,7 @@ class _Trial:
         try:
             pair = self.controls.pair("float32") if self.is_16_bits else self.own
         except CaptureError as error:
-            control = pair_control(self.controls, "float32")
-            self.add_missing(WIDE_PAIR, control, error)
+            self.add_missing(WIDE_PAIR, pair_control(self.controls, "float32"), error)
             return
         if not self.compare("float32", pair, WIDE):
             self.evidence += self.controls.without_floor(pair)
@@ -212,7 +207,7 @@ class _Trial:
         """Compare a mixture of experts in float64: in float32 near ties of the router choose other
         experts.
         """
-        single = self.test("float32")
+        single = self.tests.get("float32")
         if single is None or not single.is_finite or single.is_larger_everywhere:
             return
         reason: str | None = None
@@ -221,7 +216,7 @@ class _Trial:
             pair = self.controls.pair("float64")
             floor = self.controls.floor("float64")
             double = floor_test(pair.sizes, floor.squares, WIDE)
-            median = float(np.median(double.by_position))
+            median = np.median(double.by_position)
             is_of_float32 = WIDE.over_all < median <= WIDE.over_all * _FLOAT32_OVER_FLOAT64
             if not double.is_passed and is_of_float32:
                 return
@@ -232,7 +227,11 @@ class _Trial:
             if single.is_passed:
                 return
             reason = str(error)
-        self.evidence[index] = uncertain_row(self.evidence[index], single.ratio, reason)
+        self.evidence[index] = uncertain_row(
+            self.evidence[index],
+            single.ratio,
+            reason,
+        )
 
     def in_16_bits(self) -> None:
         """Compare each side's error to the model's float32 forward with that of randomized
@@ -253,14 +252,14 @@ class _Trial:
             self.dtype,
             self.lengths,
             self.controls.blocks,
-            always_check_draws=self.test("float32") is None,
+            always_check_draws="float32" not in self.tests,
         )
         for row, test in tests:
             self.add(row)
             if row.outcome in (PASSED, FAILED):
                 self.error_tests[str(row.side)] = test
         outcomes = {row.outcome for row, _ in tests}
-        wide = self.test(self.wide_dtype)
+        wide = self.wide
         # a fault in float32 too is looked for in its modules alone
         is_of_16_bits = FAILED in outcomes and wide is not None and wide.is_passed
         if outcomes <= {PASSED} or is_of_16_bits:
@@ -270,7 +269,7 @@ class _Trial:
         """Compare the experts that each side takes with the model's; a side that is beyond rounding
         takes others anyway.
         """
-        is_beyond = any(row.group in _BY_SIZE and row.outcome == FAILED for row in self.evidence)
+        is_beyond = self.has_failed(*_BY_SIZE)
         for row in self.controls.choices():
             self.add(replace(row, outcome=NOTED) if is_beyond and row.outcome == FAILED else row)
 
@@ -282,9 +281,8 @@ class _Trial:
             squares = self.controls.from_model()
         except NotAvailableError:
             return
-        floor = self.floor(self.dtype)
-        if floor is not None:
-            self.add(from_model_row(self.controls, squares, floor))
+        if self.dtype in self.floors:
+            self.add(from_model_row(self.controls, squares, self.floors[self.dtype]))
 
     def rerun(self) -> None:
         """Check whether each side repeats its bits when it is called again; if not, how far in
@@ -294,7 +292,7 @@ class _Trial:
             rerun = self.controls.rerun()
         except NotAvailableError:
             return
-        floor = self.floor(self.dtype)
+        floor = self.floors.get(self.dtype)
         if rerun.unstable and rerun.squares is not None and floor is not None:
             self.add(rerun_over_floor(self.controls, rerun, rerun.squares, floor))
         else:
@@ -309,24 +307,19 @@ class _Trial:
     def lower_precision(self) -> None:
         """Is a side that fails the same function in a lower precision?"""
         dtype = self.wide_dtype
-        wide = self.test(self.wide_dtype)
-        if wide is not None and not wide.is_passed:
-            tests = {dtype: wide}
+        if self.wide is not None and not self.wide.is_passed:
+            tests = {dtype: self.wide}
         else:
             dtype = self.dtype
             tests = {side: each for side, each in self.error_tests.items() if not each.is_passed}
-        if not tests or not all(each.is_finite for each in tests.values()):
+        are_finite = all(each.is_finite for each in tests.values())
+        if not tests or not are_finite or self.controls.chooses_keys:
             return
-        if self.controls.chooses_keys:
-            return
-        fails_in_own = any(
-            row.group == OWN_DTYPE and row.outcome == FAILED for row in self.evidence
-        )
         try:
             self.precisions = self.controls.lower_precision(
                 dtype,
                 tests,
-                also_in_16_bits=fails_in_own,
+                also_in_16_bits=self.has_failed(OWN_DTYPE),
             )
         except CaptureError as error:
             self.add_missing(PRECISIONS, PRECISIONS_CONTROL, error)
@@ -336,10 +329,16 @@ class _Trial:
 
     def conclusion(self, earlier: Verdict | None) -> Verdict:
         """Add the first places, carry over what earlier controls showed, and name the verdict."""
-        deciding, dtype = self.deciding_test()
-        measure = deciding or self.test(self.dtype)
+        deciding = self.wide
+        dtype = self.wide_dtype
+        failed = [each for each in self.error_tests.values() if not each.is_passed]
+        # in 16 bits if the widest passed and an error did not
+        if failed and (deciding is None or deciding.is_passed):
+            deciding = failed[0]
+            dtype = self.dtype
+        measure = deciding or self.tests.get(self.dtype)
         ratio = None if measure is None else measure.noise_ratio
-        mismatches = [each.pair.not_finite for each in self.comparisons.values()]
+        mismatches = [pair.not_finite for pair in self.pairs.values()]
         not_finite = next((each for each in mismatches if each is not None), None)
         if deciding is not None and not deciding.is_finite:
             not_finite = None  # its own outliers say where
@@ -371,16 +370,6 @@ class _Trial:
         )
         return replace(verdict, floors=self.floor_rows)
 
-    def deciding_test(self) -> tuple[FloorTest | None, str]:
-        """Return the comparison that decides, None if there is none, and its dtype: in 16 bits if
-        the widest passed and an error did not.
-        """
-        wide = self.test(self.wide_dtype)
-        failed = [each for each in self.error_tests.values() if not each.is_passed]
-        if failed and (wide is None or wide.is_passed):
-            return failed[0], self.dtype
-        return wide, self.wide_dtype
-
     def place_and_module(
         self,
         deciding: FloorTest | None,
@@ -392,52 +381,49 @@ class _Trial:
         """
         controls = self.controls
         module = ""
-        is_beyond = deciding is not None and not deciding.is_passed
+        beyond = deciding if deciding is not None and not deciding.is_passed else None
         outliers = np.zeros(0, np.int64) if deciding is None else deciding.outliers
         structure = structure_of(outliers, self.lengths, controls.blocks)
         place = structure.first
+        faults = [each for each in self.precisions if each.evidence.outcome == FAILED]
         if not_finite is not None:
             place = not_finite.place(self.lengths)
             module = controls.source_of(not_finite)
         elif deciding is None:
             place = self.place_without_floor()
-        is_wide = deciding is self.test(self.wide_dtype)
-        if deciding is not None and is_beyond and is_wide and not controls.chooses_keys:
-            alone = self.modules_alone(deciding, dtype)
-            module = next(filter(None, (each.first_module for each in alone)), module)
+        if beyond is not None and beyond is self.wide and not controls.chooses_keys:
+            sides = [each.evidence.side for each in faults]
+            rows = controls.modules(beyond.position.worst_place, sides, dtype)
+            self.evidence += rows
+            alone = [row.figures for row in rows if isinstance(row.figures, AloneFigures)]
+            module = next((each.first_module for each in alone if each.first_module), module)
             on_top = [each.first for each in alone if each.bits is not None and each.first]
             place = on_top[-1] if on_top else place  # of a fault on top of a lower precision
-        elif deciding is not None and is_beyond and not_finite is None:
-            module = self.module_beyond_its_rounding()
+        elif beyond is not None and not_finite is None:
+            for row in self.evidence:
+                # in 16 bits
+                if isinstance(row.figures, ModuleRoundingFigures):
+                    module = module or next(iter(row.figures.modules_beyond), "")
         outcomes = {each.evidence.outcome for each in self.precisions}
         if outcomes and outcomes <= {PASSED, FAILED}:
             # the fault's own place, not the precision's
-            faults = [each for each in self.precisions if each.evidence.outcome == FAILED]
-            place = next((each.place for each in faults), None)
+            place = faults[0].place if faults else None
             if any(each.is_of_choices for each in faults):
                 module = ""  # alone, modules show the precision
-        if deciding is not None and is_beyond and not_finite is None:
-            self.evidence.append(outliers_row(structure, place, deciding, dtype, self.lengths))
+        if beyond is not None and not_finite is None:
+            self.add(outliers_row(structure, place, beyond, dtype, self.lengths))
         for row in self.evidence:
             if place is None and isinstance(row.figures, SingleLogitFigures | ChoicesFigures):
                 place = row.figures.first
         return place, module
 
-    def module_beyond_its_rounding(self) -> str:
-        """Return the first module in 16 bits that is, '' if none is or they were not asked."""
-        for row in self.evidence:
-            if isinstance(row.figures, ModuleRoundingFigures) and row.figures.modules_beyond:
-                return row.figures.modules_beyond[0]
-        return ""
-
     @property
     def floor_rows(self) -> tuple[FloorRows, ...]:
         rows = []
-        for dtype, each in self.comparisons.items():
-            if each.floor is not None:
-                pair_rms = np.sqrt(each.pair.squares)
-                floor_rms = np.sqrt(each.floor.mean(axis=0))
-                rows.append(FloorRows(dtype, pair_rms, floor_rms))
+        for dtype, floor in self.floors.items():
+            pair_rms = np.sqrt(self.pairs[dtype].squares)
+            floor_rms = np.sqrt(floor.mean(axis=0))
+            rows.append(FloorRows(dtype, pair_rms, floor_rms))
         return tuple(rows)
 
     def place_without_floor(self) -> tuple[int, int] | None:
@@ -454,13 +440,6 @@ class _Trial:
                 return row.figures.worst_position
         self.evidence += self.controls.differing()
         return None
-
-    def modules_alone(self, test: FloorTest, dtype: str) -> list[AloneFigures]:
-        """Add what each module alone shows, and return it."""
-        faulty = [each.evidence.side for each in self.precisions if each.evidence.outcome == FAILED]
-        rows = self.controls.modules(test.position.worst_place, faulty, dtype)
-        self.evidence += rows
-        return [row.figures for row in rows if isinstance(row.figures, AloneFigures)]
 
     def token(self, test: FloorTest | None, dtype: str) -> int | None:
         """Return the token at which all of the difference is, None if it is at several."""
@@ -524,15 +503,6 @@ class _Trial:
         for index, row in enumerate(self.evidence):
             if row.group == FLOAT32 and row.outcome == FAILED:
                 self.evidence[index] = row_without_precision(row)
-
-
-def _is_beyond_at_few(test: FloorTest) -> bool:
-    """Return whether a pair is within the noise floor but for positions at which it is not far
-    beyond: few draws may miss what rounding does at an unstable position.
-    """
-    if test.is_passed or test.worst is None:
-        return False
-    return test.ratio <= test.limits.over_all and test.worst <= _UNSTABLE
 
 
 def _is_decided_by_float32(row: Evidence) -> bool:

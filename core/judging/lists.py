@@ -1,6 +1,6 @@
 """Lists of top tokens judged: of a probe, of uploaded responses, and with a model's noise floor."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -55,36 +55,39 @@ class _Lists:
             return []
         return explain(rows_of_lists(self.pair, self.sides[0], self.sides[1])).causes
 
-    def clauses(self) -> Iterator[str]:
-        """Yield what there is to say about the pair, the most telling first."""
+    @property
+    def says(self) -> str:
+        """The most telling clause about the pair."""
         pair = self.pair
         words = f"{pair.left_out}; {pair.in_words}" if pair.left_out else pair.in_words
-        placeholders = [one.clause for one in pair.placeholders[:1]]
-        for cause in self.simple_causes if placeholders else ():
-            if cause.name == "renormalized":  # of which what else is named is a part
-                yield f"{cause.says.removesuffix('.')}; {placeholders[0]}"
-        if pair.is_void:
-            yield from placeholders
+        placeholders = next((one.clause for one in pair.placeholders), "")
+        for cause in self.simple_causes:
+            # of which what else is named is a part
+            if cause.name == "renormalized" and placeholders:
+                return f"{cause.says.removesuffix('.')}; {placeholders}"
+        if pair.is_void and placeholders:
+            return placeholders
         for cause in self.simple_causes[:1]:
             if cause.is_fault or self.parting or not placeholders:
-                yield cause.says
+                return cause.says
         if self.parting is not None:
             place = f"position {self.parting.parting:,} of prompt {self.parting.prompt}"
-            yield f"the inputs differ from {place} on"
-        yield from placeholders
+            return f"the inputs differ from {place} on"
+        if placeholders:
+            return placeholders
         if not pair.is_most_compared:
-            yield f"only {words}"
+            return f"only {words}"
         if self.is_certain:
-            yield (
+            return (
                 f"both sides send probability 1 for a token at {pair.certain:,} positions:"
                 " placeholders, or a mask"
             )
         if self.is_text_alone:
-            yield f"the texts differ, although {words}"
+            return f"the texts differ, although {words}"
         has_ids = pair.keys == "token_id" and all(each.is_prompt_checked for each in pair.meetings)
         if pair.differing and has_ids:
-            words = f"{words}. To decide, bring the model's weights"
-        yield words
+            return f"{words}. To decide, bring the model's weights"
+        return words
 
 
 def _judge(lists: _Lists, others: Sequence[Evidence], floor: Evidence | None = None) -> Verdict:
@@ -95,10 +98,14 @@ def _judge(lists: _Lists, others: Sequence[Evidence], floor: Evidence | None = N
         if cause.is_fault:
             control = "the lists alone"
             rows.append(Evidence(ARRAYS_ALONE, control, Unmeasured(), FAILED, cause.says))
-    says = f"{opening(next(lists.clauses())).removesuffix('.')}."
+    says = f"{opening(lists.says).removesuffix('.')}."
     if floor:
         says = floor.says if lists.pair.is_most_compared else f"{says} {floor.says}"
-    return conclude(rows, is_bit_identical=lists.is_identical, causes=[Cause("", says)])
+    return conclude(
+        rows,
+        is_bit_identical=lists.is_identical,
+        causes=[Cause("", says)],
+    )
 
 
 def judge_probe(sides: Sequence[ResponseSide], pairs: Sequence[ResponsePair]) -> list[Verdict]:
@@ -127,7 +134,8 @@ def judge_responses(
     """Judge each pair of responses, the first side with each other. repeats: of a probe, whether a
     side gives the same answer again.
     """
-    repeats, verdicts = repeats or {}, []
+    repeats = repeats or {}
+    verdicts = []
     for index, (pair, side) in enumerate(zip(pairs, sides[1:], strict=True)):
         names = pair.reference, pair.variant
         repeated = tuple(name for name in names if name in repeats)
@@ -146,13 +154,20 @@ def judge_with_floor(
     floor: Evidence,
 ) -> Verdict:
     """Judge a stored, undecided pair again with a model's noise floor."""
-    # what had failed had not decided
-    kept = [row for row in earlier.evidence if row.group in (RERUN, STATE)]
-    reruns = [row for row in kept if row.outcome != FAILED]
+    reruns = [
+        row
+        for row in earlier.evidence
+        # what had failed had not decided
+        if row.group in (RERUN, STATE) and row.outcome != FAILED
+    ]
     if not pair.is_most_compared and floor.outcome == PASSED:
         floor = replace(floor, outcome=NOTED)
     ratio = getattr(floor.figures, "noise_ratio", None)
-    return replace(_judge(_Lists(pair, sides), reruns, floor), noise_ratio=ratio, pair=earlier.pair)
+    return replace(
+        _judge(_Lists(pair, sides), reruns, floor),
+        noise_ratio=ratio,
+        pair=earlier.pair,
+    )
 
 
 def judge_tokens(tokens: TokenPair) -> Verdict:
@@ -164,7 +179,11 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
     causes = []
     if constant is None and figures.finite and figures.neq:
         causes = explain_tokens(tokens.sample)
-    cause = min(causes, key=lambda cause: not cause.is_fault, default=None)  # a fault first
+    cause = min(
+        causes,
+        key=lambda cause: not cause.is_fault,
+        default=None,
+    )  # a fault first
     if constant is not None:
         name = INVALID_DUMP
         says = f"Every value of '{constant[0]}' is {constant[1]}: placeholders."

@@ -6,14 +6,11 @@ tokens in the prompt does to the same rows. Between them, a fault in some reques
 its fellows; one in all requests that is smaller may be a cache of lower precision: undecided.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import comb
 
 import numpy as np
-from msgspec import structs
 
 from ..cause import Cause
 from ..checks.responses import response_rows
@@ -107,19 +104,41 @@ def judge_state(
     pairs = pairs_of(sides)
     axes = {axis.name: axis for axis in AXES}
     sizes = {pair.variant: sizes_of(pair) for pair in pairs}
-    controls = [sizes[name] for name in sizes if axes[name].is_control]
+    controls = {name: each for name, each in sizes.items() if not axes[name].is_warm}
     blocks = _block_sizes(state)
-    fault = _fault_of(blocks, controls)
-    noise = noise_of(controls, fault) if state.is_cold else None
-    scale = _Scale(noise, sent_error(sides[0].rows.values), fault, blocks)
+    cold = np.concatenate([*controls.values(), np.empty(0)])
+    usual = np.quantile(np.append(cold[cold > 0], 0.0), _USUAL)
+    # no cache of lower precision makes it
+    fault = _FAULT * float(np.median(blocks)) if len(blocks) else 0.0
+    if fault <= LIMIT * usual:
+        # a wrong block does no more than cold requests do
+        fault = np.inf
+    noise = noise_of([*controls.values()], fault) if state.is_cold else None
+    scale = _Scale(
+        noise,
+        sent_error(sides[0].rows.values),
+        fault,
+        blocks,
+    )
     judged = []
     for pair, side in zip(pairs, sides[1:], strict=True):
         axis = axes[pair.variant]
         is_open = _open_requests(axis, pair, sides[0])
-        figures = _judge_axis(axis, sizes[axis.name], is_open, side, scale)
-        if axis.is_control and figures.result == WITHIN:
-            fellows = [sizes[name] for name in sizes if axes[name].is_control and name != axis.name]
-            figures = _without_own_noise(figures, fellows, scale)
+        figures = _judge_axis(
+            axis,
+            sizes[axis.name],
+            is_open,
+            side,
+            scale,
+        )
+        others = [each for name, each in controls.items() if name != axis.name]
+        rest = np.nanmax(np.concatenate([*others, np.zeros(1)]))
+        worst = figures.worst_nats or 0.0
+        # a gap above all other cold axes, and more than a float16 cache does
+        makes_noise = 0 < _GAP * rest < worst and worst >= _LEAST_FAULT * fault
+        if axis.name in controls and figures.result == WITHIN and makes_noise:
+            figures.result = UNDECIDED
+            figures.reason = f"the other cold axes differ more than {_GAP:.0f} times less"
         row = state_row(figures, axis.meaning)
         verdict = conclude(
             [row, *response_rows(pair, has_other_inputs=False)],
@@ -205,19 +224,13 @@ def _row_sizes(one: TopTokenRows, other: TopTokenRows, figures: TopTokenFigures)
     the first, which at least one value has moved; NaN without values. [rows]
     """
     lasts = np.append(one.values, np.nan)[one.offsets[1:] - 1]
-    sizes = np.where(figures.common > 0, figures.rms.filled(0.0), one.largest - lasts)
+    sizes = np.where(
+        figures.common > 0,
+        figures.rms.filled(0.0),
+        one.largest - lasts,
+    )
     sizes[(one.counts == 0) | (other.counts == 0)] = np.nan
     return sizes
-
-
-def _fault_of(blocks: Floats, controls: Sequence[Floats]) -> float:
-    """Return the least typical size of a difference that no cache of lower precision makes, nats,
-    infinite if a wrong block does no more than cold requests do.
-    """
-    cold = np.concatenate([*controls, np.empty(0)])
-    usual = np.quantile(np.append(cold[cold > 0], 0.0), _USUAL)
-    fault = _FAULT * float(np.median(blocks)) if len(blocks) else 0.0
-    return fault if fault > LIMIT * usual else np.inf
 
 
 def noise_of(controls: Sequence[Floats], fault: float) -> float | None:
@@ -251,27 +264,11 @@ def _block_sizes(state: StateAnswers) -> Floats:
         row = other.rows.part(np.arange(len(other.rows)) == 0)
         same = one.rows.part(np.isin(one.rows.positions, row.positions))
         if len(same) == len(row) == 1:
-            size = float(_row_sizes(same, row, compare_rows(same, row))[0])
+            size = _row_sizes(same, row, compare_rows(same, row))[0]
             has_block = size > 0 or prompt_tokens(one) != prompt_tokens(other)
             if has_block and not np.isnan(size):
                 sizes.append(size)
     return np.array(sizes)
-
-
-def _without_own_noise(
-    figures: StateFigures,
-    fellows: Sequence[Floats],
-    scale: _Scale,
-) -> StateFigures:
-    """Return the figures of a cold axis, undecided if it alone makes the noise: a gap above all
-    `fellows`, the other cold axes, and more than a float16 cache does.
-    """
-    largest = float(np.nanmax(np.concatenate([*fellows, np.zeros(1)])))
-    worst = figures.worst_nats or 0.0
-    if 0 < _GAP * largest < worst and worst >= _LEAST_FAULT * scale.fault:
-        reason = f"the other cold axes differ more than {_GAP:.0f} times less"
-        return structs.replace(figures, result=UNDECIDED, reason=reason)
-    return figures
 
 
 def _judge_axis(
@@ -286,33 +283,25 @@ def _judge_axis(
     cached = np.array([-1 if each.cached is None else each.cached for each in side.responses])
     worst = float(sizes[is_known].max(initial=0.0))
     is_beyond = is_known & (sizes > scale.limit)
-    figures = StateFigures(
-        axis=axis.name,
-        result=WITHIN if worst else BITWISE,
-        requests=int(is_known.sum()),
-        requests_beyond=int(is_beyond.sum()),
-        worst_nats=worst,
-        noise_nats=scale.noise,
-        noise_ratio=worst / scale.noise if scale.noise else None,
-        largest_ratio_allowed=LIMIT if scale.noise else None,
-        wrong_block_nats=float(np.median(scale.blocks)) if len(scale.blocks) else None,
-    )
+    blocks = scale.blocks
+    seen = (blocks > scale.limit).sum()
+    result = UNDECIDED
+    where = reason = ""
+    if axis.reads_the_prompt and (cached < 0).all():
+        reason = "the server reports no cache hits"
 
     if axis.reads_the_prompt and not cached.any() and not is_beyond.any():
-        return structs.replace(
-            figures, result=NOT_AVAILABLE, reason="the server read nothing from its cache"
-        )
-    if not (is_known | is_open).any():
-        return structs.replace(figures, result=NOT_AVAILABLE, reason="no row can be compared")
-    if axis.reads_the_prompt and (cached < 0).all():
-        figures = structs.replace(figures, reason="the server reports no cache hits")
-    if is_open.any() and not is_beyond.any():
+        result = NOT_AVAILABLE
+        reason = "the server read nothing from its cache"
+    elif not (is_known | is_open).any():
+        result = NOT_AVAILABLE
+        reason = "no row can be compared"
+    elif is_open.any() and not is_beyond.any():
         share = out_of(int(is_open.sum()), len(is_open))
         reason = f"{share} requests lack rows of the cold one, or have other tokens"
-        return structs.replace(figures, result=UNDECIDED, reason=reason)
-    if not worst:
-        return figures
-    if is_beyond.any():
+    elif not worst:
+        result = BITWISE
+    elif is_beyond.any():
         # what was not read from the cache is no fellow
         is_fellow = is_known & ~is_beyond
         if axis.is_warm:
@@ -320,33 +309,37 @@ def _judge_axis(
         where = _group(axis, side, cached, is_beyond, is_fellow)
         if is_fellow.any() and sizes[is_beyond].min() < _GROUP_GAP * sizes[is_fellow].max():
             where = ""
-        size = float(np.median(sizes[is_beyond]))
+        size = np.median(sizes[is_beyond])
         is_of_a_group = where and scale.noise and size >= _LEAST_FAULT * scale.fault
         if size >= scale.fault or is_of_a_group:
-            return structs.replace(figures, result=BEYOND, where=where)
-        reason = _doubt(scale, is_all=not is_fellow.any())
-        return structs.replace(figures, result=UNDECIDED, where=where, reason=reason)
-    if not len(scale.blocks):
+            result = BEYOND
+        elif not scale.noise:
+            reason = "no cold requests show how far rounding goes"
+        elif not is_fellow.any():
+            reason = "fewer bits in the cache, or a fault in all requests"
+        else:
+            reason = "few requests, and a wrong block of tokens does more"
+    elif not len(blocks):
         reason = "no wrong block could be measured"
-        return structs.replace(figures, result=UNDECIDED, reason=reason)
-    seen = int((scale.blocks > scale.limit).sum())
-    if seen < _LEAST_SEEN * len(scale.blocks):
-        prompts = plural(len(scale.blocks), "prompt")
-        reason = f"a wrong block would be seen in {seen} of {prompts} only"
-        return structs.replace(figures, result=UNDECIDED, reason=reason)
-    if worst >= scale.fault:
+    elif seen < _LEAST_SEEN * len(blocks):
+        reason = f"a wrong block would be seen in {seen} of {plural(len(blocks), 'prompt')} only"
+    elif worst >= scale.fault:
         reason = "it is half of what a wrong block does, and cold requests differ as much"
-        return structs.replace(figures, result=UNDECIDED, reason=reason)
-    return figures
-
-
-def _doubt(scale: _Scale, *, is_all: bool) -> str:
-    """Return why a difference that is beyond the limit may still be none of a fault."""
-    if not scale.noise:
-        return "no cold requests show how far rounding goes"
-    if is_all:
-        return "fewer bits in the cache, or a fault in all requests"
-    return "few requests, and a wrong block of tokens does more"
+    else:
+        result = WITHIN
+    return StateFigures(
+        axis=axis.name,
+        result=result,
+        requests=int(is_known.sum()),
+        requests_beyond=int(is_beyond.sum()),
+        worst_nats=worst,
+        noise_nats=scale.noise,
+        noise_ratio=worst / scale.noise if scale.noise else None,
+        largest_ratio_allowed=LIMIT if scale.noise else None,
+        wrong_block_nats=float(np.median(blocks)) if len(blocks) else None,
+        where=where,
+        reason=reason,
+    )
 
 
 def _group(
@@ -359,8 +352,8 @@ def _group(
     """Return what the requests beyond have in common and their fellows have not, '' if there is
     nothing, or if that may be chance.
     """
-    count = int(is_beyond.sum())
-    if comb(count + int(is_fellow.sum()), count) * _CHANCE < 1:
+    count = is_beyond.sum()
+    if comb(count + is_fellow.sum(), count) * _CHANCE < 1:
         return ""
     lengths = np.array([len(prompt_tokens(each) or ()) for each in side.responses])
     in_flight = np.array([neighbors_of(number) for number in range(len(lengths))])
@@ -371,7 +364,7 @@ def _group(
         (lengths.all(), -lengths, "if the prompt has at most {:,} tokens"),
     ]
     for is_asked, values, words in ranges:
-        least = int(values[is_beyond].min())
+        least = values[is_beyond].min()
         if is_asked and least > values[is_fellow].max():
             return f"only {words.format(abs(least))}"
     for page in _PAGES:

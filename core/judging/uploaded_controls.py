@@ -2,8 +2,6 @@
 a noise floor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import combinations
@@ -30,6 +28,7 @@ from ..runs.measured import Measured
 from ..text import multiple, number, plural, series
 from .dump_controls import UploadedControls
 from .validity import first_mismatch
+from .values import some_values
 
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
 _Couples = dict[Any, tuple[_Side, _Side]]
@@ -83,38 +82,37 @@ def measure_controls(
             for kind, paths in files.items()
             if paths
         }
-        ours, by_kind = _sides_of(header, None), dict[str, Mapping[str, Divergence]]()
-        floor: NoiseFloor | str = ""
-        exact: Exact | None = None
+        names = frozenset([*dumps, *["model"] * with_model])
+        controls = UploadedControls(has_experts=has_experts, controls=names)
+        ours = _sides_of(header, None)
         for kind in {"rerun", "neighbours"} & dumps.keys():
-            couples: _Couples = {
+            couples = {
                 name: (ours[name], side) for name, side in _sides_of(header, dumps[kind]).items()
             }
-            by_kind[kind] = _compare(figures, couples, header.format, on_progress)
+            controls.by_kind[kind] = _compare(
+                figures,
+                couples,
+                header.format,
+                on_progress,
+            )
         if "exact" in dumps:
-            by_kind["narrowing"], exact = _exact(
+            controls.by_kind["narrowing"], controls.exact = _exact(
                 figures,
                 dumps["exact"],
                 on_progress,
                 has_experts=has_experts,
             )
         if "float32" in dumps:
-            by_kind |= _pairs(figures, dumps["float32"], on_progress)
+            controls.by_kind |= _pairs(figures, dumps["float32"], on_progress)
         if "floor" in dumps:
-            floor = _floor(
+            controls.floor = _floor(
                 figures,
                 dumps["floor"],
                 dumps.get("float32"),
-                by_kind.get("narrowing", {}),
+                controls.by_kind.get("narrowing", {}),
                 on_progress,
             )
-    return UploadedControls(
-        by_kind,
-        floor,
-        has_experts,
-        frozenset([*dumps, *["model"] * with_model]),
-        exact,
-    )
+    return controls
 
 
 def controls_in(dump: Dump, figures: Measured) -> UploadedControls | None:
@@ -140,30 +138,24 @@ def side_in_float32(
 
 def _open(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
     """Open a control's dump, which has the run's positions and tokens."""
-    fmt, fewest = header.format, 1
-    if kind in ("float32", "floor"):
-        fmt, fewest = FLOAT32, 2 if kind == "float32" else _LEAST_PATHS
-    # detected: an upcast of 16-bit logits is no pair in float32
-    dtype = None if fmt is FLOAT32 else fmt.name
+    fmt = FLOAT32 if kind in ("float32", "floor", "exact") else header.format
     is_exact = kind == "exact"
-    if is_exact:
-        if fmt is FLOAT32:
-            raise UsageError(
-                "An exact result is for runs in 16 bits; leave it out, and give --floor.",
-            )
-        # trusted results in 16 bits are in the file too
-        fmt, dtype = FLOAT32, FLOAT32.name
+    if is_exact and header.format is FLOAT32:
+        raise UsageError(
+            "An exact result is for runs in 16 bits; leave it out, and give --floor.",
+        )
+    # Detected: an upcast of 16-bit logits is no pair in float32. Trusted results in 16 bits are in
+    # the file of an exact one.
+    is_detected = fmt is FLOAT32 and not is_exact
     dump = open_dump(
         paths,
-        compute_dtype=dtype,
+        compute_dtype=None if is_detected else fmt.name,
         holds=LOGITS if header.has_tokens else VALUES,
-        fewest_sides=fewest,
+        fewest_sides={"float32": 2, "floor": _LEAST_PATHS}.get(kind, 1),
         as_exact=is_exact,
     )
-    ids, ours = (
-        [i for prompt in prompts for i in prompt.token_ids]
-        for prompts in (dump.prompts, header.prompts)
-    )
+    ids = [i for prompt in dump.prompts for i in prompt.token_ids]
+    ours = [i for prompt in header.prompts for i in prompt.token_ids]
     wrong = ""
     if dump.compute_dtype != fmt.name:
         wrong = (
@@ -189,9 +181,7 @@ def _sides_of(header: RunHeader, dump: Dump | None) -> dict[str, _Side]:
     """
     ours = [side.name for side in header.sides]
     theirs = ours if dump is None else [side.name for side in dump.sides]
-    shared: dict[str, _Side] = {
-        name: (dump, place) for place, name in enumerate(theirs) if name in ours
-    }
+    shared = {name: (dump, place) for place, name in enumerate(theirs) if name in ours}
     if len(shared) > 1 or len(shared) == len(theirs):
         return shared
     # with one name shared and another not, order would swap sides silently
@@ -214,11 +204,11 @@ def _compare(
     # so that all chunks are of one size
     most = CHUNK_BYTES_TOGETHER // max([2, *(len(dump.sides) for dump in dumps)])
     for chunks in zip(*(dump.chunks(most) for dump in dumps), strict=True):
-        row, stop = chunks[0][0], chunks[0][0] + len(chunks[0][1][0])
-        of_dump = {dump: bits for dump, (_, bits) in zip(dumps, chunks, strict=True)}
-        bits: dict[_Side, Bits] = {
-            (dump, place): of_dump[dump][place] for dump, place in sides if dump is not None
-        }
+        row, rows = chunks[0]
+        stop = row + len(rows[0])
+        bits: dict[_Side, Bits] = {}
+        for dump, (_, of_sides) in zip(dumps, chunks, strict=True):
+            bits |= {(dump, place): each for place, each in enumerate(of_sides)}
         for side in sides - bits.keys():
             bits[side] = figures.read_rows(side[1], row, stop)
             if figures.header.format is not fmt:
@@ -240,24 +230,32 @@ def _pairs(figures: Measured, dump: Dump, tick: Progress) -> dict[str, dict[str,
     whatever the run holds.
     """
     header = figures.header
-    ours, sides, reference = _sides_of(header, None), _sides_of(header, dump), header.sides[0].name
+    ours = _sides_of(header, None)
+    sides = _sides_of(header, dump)
+    reference = header.sides[0].name
     if reference not in sides:
         raise DumpError(
             f"The pair in float32 has {series([repr(name) for name in sides])}, not '{reference}'.",
         )
-    couples: _Couples = {
+    couples = {
         ("float32", name): (sides[reference], sides[name]) for name in sides if name != reference
     }
     if header.format is not FLOAT32:
         couples |= {("narrowing", name): (ours[name], side) for name, side in sides.items()}
-    results: dict[str, dict[str, Divergence]] = {"float32": {}, "narrowing": {}}
+    results: dict[str, dict[str, Divergence]] = {}
     for (kind, name), result in _compare(figures, couples, FLOAT32, tick).items():
-        results[kind][name] = result
-    least = min((result.rms for result in results["narrowing"].values()), default=0.0)
-    if least > _UNRELATED * _spread(figures):
-        says = f"other weights or tokens: it differs from the run by {number(least)} logits (rms)"
-        raise DumpError(f"The pair in float32 has {says}.")
+        results.setdefault(kind, {})[name] = result
+    if "narrowing" in results:
+        _check_related(figures, results["narrowing"], "The pair in float32 has")
     return results
+
+
+def _check_related(figures: Measured, errors: Mapping[str, Divergence], start: str) -> None:
+    """DumpError that begins so if all errors of the run's sides are larger than rounding's."""
+    least = min(each.rms for each in errors.values())
+    if least > _UNRELATED * _spread(figures):
+        size = f"it differs from the run by {number(least)} logits (rms)"
+        raise DumpError(f"{start} other weights or tokens: {size}.")
 
 
 def _exact(
@@ -280,25 +278,19 @@ def _exact(
             f"The exact result '{file}' holds {header.compute_dtype} values only, as the run does;"
             " expected one computed in float32 or float64.",
         )
-    exact: _Side = (dump, 0)
+    exact = (dump, 0)
     sides: dict[Any, _Side] = dict(_sides_of(header, None))
     sides |= {place: (dump, place) for place in range(1, len(dump.sides))}
     couples: _Couples = {("narrowing", key): (side, exact) for key, side in sides.items()}
-    results = {
-        key: result for (_, key), result in _compare(figures, couples, FLOAT32, tick).items()
-    }
-    errors = {side.name: results.pop(side.name) for side in header.sides}
-    least = min(each.rms for each in errors.values())
-    if least > _UNRELATED * _spread(figures):
-        says = (
-            f"of other weights or tokens: it differs from the run by {number(least)} logits (rms)"
-        )
-        raise DumpError(f"The exact result '{file}' is {says}.")
-    if not results:
+    results = _compare(figures, couples, FLOAT32, tick)
+    errors = {side.name: results.pop(("narrowing", side.name)) for side in header.sides}
+    _check_related(figures, errors, f"The exact result '{file}' is of")
+    trusted = {place: each for (_, place), each in results.items()}
+    if not trusted:
         return errors, None
     return errors, Exact(
         {name: _errors_of(each) for name, each in errors.items()},
-        [_errors_of(each) for each in _distinct(dump, results)],
+        [_errors_of(each) for each in _distinct(dump, trusted)],
         own_paths=dict,
         has_experts=has_experts,
         limits=_TRUSTED_LIMITS,
@@ -318,26 +310,30 @@ def _distinct(dump: Dump, trusted: Mapping[int, Divergence]) -> list[Divergence]
             f"'{dump.sides[0].name}' comes with {plural(len(names), 'distinct trusted result')};"
             f" expected none, or at least {_FEWEST_TRUSTED}.",
         )
-    far, near = (pick(names, key=lambda place: trusted[place].rms) for pick in (max, min))
-    if trusted[far].rms > DRAWN_LIMITS.over_all * trusted[near].rms:
-        ratio = multiple(trusted[far].rms / trusted[near].rms)
+    near, *_, far = sorted(names, key=lambda place: trusted[place].rms)
+    ratio = trusted[far].rms / trusted[near].rms
+    if ratio > DRAWN_LIMITS.over_all:
         raise DumpError(
-            f"The trusted result {names[far]} is {ratio} as far from the exact one as"
+            f"The trusted result {names[far]} is {multiple(ratio)} as far from the exact one as"
             f" {names[near]}: one of them is no rounding.",
         )
     return [trusted[place] for place in names]
 
 
 def _errors_of(divergence: Divergence) -> Errors:
-    squares = np.where(divergence.mismatches > 0, np.inf, divergence.squares)
+    squares = np.where(
+        divergence.mismatches > 0,
+        np.inf,
+        divergence.squares,
+    )
     return Errors(squares, divergence.system.size)
 
 
 def _spread(figures: Measured) -> float:
     """Return the standard deviation over the vocabulary of the reference's first logits."""
-    bits = figures.read_rows(0, 0, min(_FIRST_ROWS, figures.header.rows))
+    span = 0, min(_FIRST_ROWS, figures.header.rows)
     with np.errstate(invalid="ignore"):
-        variances = values_of(bits, figures.header.format).var(axis=1, dtype=np.float64)
+        variances = some_values(figures, 0, span).var(axis=1)
     return rms_of(np.nan_to_num(variances))
 
 
@@ -354,18 +350,16 @@ def _floor(
     pair: in float32, None if the run is. DumpError if fewer than three are distinct, or if one is
     the variant itself.
     """
-    header, names = figures.header, [side.name for side in dump.sides]
-    pair_sides, reference, paths = _sides_of(header, pair), header.sides[0].name, range(len(names))
+    header = figures.header
+    names = [side.name for side in dump.sides]
+    paths = range(len(names))
+    reference = header.sides[0].name
+    couples: _Couples = {}
+    for name, side in _sides_of(header, pair).items():
+        couples |= {(path, name): ((dump, path), side) for path in paths}
     couples_of_paths = [(a, b) for a, b in combinations(paths, 2) if a == 0 or b < _CROSSED]
-    couples: _Couples = {
-        (path, name): ((dump, path), pair_sides[name]) for path in paths for name in pair_sides
-    }
-    results = _compare(
-        figures,
-        couples | {(a, b): ((dump, a), (dump, b)) for a, b in couples_of_paths},
-        FLOAT32,
-        tick,
-    )
+    of_paths = {(a, b): ((dump, a), (dump, b)) for a, b in couples_of_paths}
+    results = _compare(figures, couples | of_paths, FLOAT32, tick)
     for path, name in couples:
         if not results[(path, name)].neq and results[(path, reference)].neq:
             raise DumpError(
@@ -375,24 +369,31 @@ def _floor(
     if len(distinct) < _LEAST_PATHS:
         count = f"{len(distinct)} distinct of {len(names)} paths"
         raise DumpError(f"The noise floor has {count}; expected {_LEAST_PATHS} or more.")
-    squares = {two: results[two].squares for two in couples_of_paths if {*two} <= {*distinct}}
-    floor, widest = (
-        np.stack([squares[(0, path)] for path in distinct[1:]]),
-        FLOOR_OF_SPREAD * _spread(figures),
-    )
+    squares = {two: results[two].squares for two in of_paths if {*two} <= {*distinct}}
+    floor = np.stack([squares[(0, path)] for path in distinct[1:]])
+    widest = FLOOR_OF_SPREAD * _spread(figures)
     if reference in narrowing:
         finer = 2.0 ** (FLOAT32.mantissa_bits - header.format.mantissa_bits)
         widest = narrowing[reference].rms / finer / FLOOR_SHRINKS
     size = rms_of(floor)
-    ratios = {"start": results[(0, reference)].rms / size if size else 0.0, "width": size / widest}
-    if doubt := _doubt(squares, names, header.lengths, ratios):
+    start = results[(0, reference)].rms / size if size else 0.0
+    doubt = _doubt(
+        squares,
+        names,
+        header.lengths,
+        start,
+        size / widest,
+    )
+    if doubt:
         return f"The uploaded floor {doubt}."
     moves = (floor > 0).sum(axis=0) >= 2
-    floor[:, ~moves] = np.median(floor[:, moves], axis=1, keepdims=True)
-    return NoiseFloor(
-        floor,
-        f"the uploaded floor: {', '.join(repr(names[path]) for path in distinct)}",
+    floor[:, ~moves] = np.median(
+        floor[:, moves],
+        axis=1,
+        keepdims=True,
     )
+    used = ", ".join(repr(names[path]) for path in distinct)
+    return NoiseFloor(floor, f"the uploaded floor: {used}")
 
 
 @np.errstate(divide="ignore", invalid="ignore")
@@ -400,32 +401,33 @@ def _doubt(
     squares: Mapping[tuple[int, int], Floats],
     names: Sequence[str],
     lengths: list[int],
-    ratios: Mapping[str, float],
+    start: float,
+    width: float,
 ) -> str:
     """Say why paths may differ by more than rounding, '' if they do not: a floor with a fault makes
     rounding of it.
 
-    squares: of every two paths [positions]; ratios: of the first path to the pair's reference
-    ('start') and of rounding at most ('width'), over the floor.
+    squares: of every two paths [positions]; start: of the first path to the pair's reference over
+    the floor; width: of the floor over rounding at most.
     """
     rms = {two: rms_of(each) for two, each in squares.items()}
     others = {two: each for two, each in squares.items() if (each > 0).mean() >= OTHER_PATH}
-    if not any(
-        {(a, b), (a, c), (b, c)} <= {*others} for a, b, c in combinations(range(len(names)), 3)
-    ):
+    threes = combinations(range(len(names)), 3)
+    if not any({(a, b), (a, c), (b, c)} <= others.keys() for a, b, c in threes):
         return (
             f"is too narrow: no three paths differ from one another at {OTHER_PATH:.0%} of"
             " positions"
         )
-    far, near = max(rms, key=rms.__getitem__), min(others, key=rms.__getitem__)
+    far = max(rms, key=rms.__getitem__)
+    near = min(others, key=rms.__getitem__)
     least = np.min([np.where(each > 0, each, np.inf) for each in others.values()], axis=0)
     uneven = np.sqrt(np.max(list(squares.values()), axis=0) / least)
-    row = int(np.argmax(uneven))
+    row = np.argmax(uneven)
     a, b, c, d = (repr(names[path]) for path in (*far, *near))
     place = place_in_words(row, lengths)
     for ratio, most, says in (
         (
-            ratios["start"],
+            start,
             FLOOR_START,
             "is of another pair: its first path differs from the float32 reference",
         ),
@@ -439,7 +441,7 @@ def _doubt(
             FLOOR_UNEVEN,
             f"is uneven at {place}: two paths, over two others, differ",
         ),
-        (ratios["width"], 1.0, "is wider than float32 rounds: its paths differ"),
+        (width, 1.0, "is wider than float32 rounds: its paths differ"),
     ):
         if ratio > most:
             return f"{says} {multiple(ratio)} (rounding: up to {most:g}x)"
@@ -451,7 +453,7 @@ def _divergence(
     variant: Bits,
     fmt: FloatFormat,
     *,
-    with_errors: bool = False,
+    with_errors: bool,
 ) -> Divergence:
     """with_errors: `reference` is `variant` in 16 bits."""
     system = SystematicError()
@@ -461,16 +463,13 @@ def _divergence(
         exact = np.where(is_finite, wide, 0.0)
         system = systematic_error(np.where(is_finite, narrow, 0.0) - exact, exact)
     rows = compare(reference, variant, fmt)
-    mismatches = np.flatnonzero(rows.nonfinite_mismatch)
-    mismatch = (
-        [values_of(bits[mismatches[0]], fmt) for bits in (reference, variant)]
-        if len(mismatches)
-        else []
-    )
+    first = None
+    for row in np.flatnonzero(rows.nonfinite_mismatch)[:1]:
+        first = first_mismatch(values_of(reference[row], fmt), values_of(variant[row], fmt))
     return Divergence(
         rows.sum_squares / np.maximum(rows.finite, 1),
-        np.asarray(rows.nonfinite_mismatch),
-        first_mismatch(*mismatch) if mismatch else None,
+        rows.nonfinite_mismatch,
+        first,
         int(rows.neq.sum()),
         bool(np.all(rows.bit_identical)),
         system=system,

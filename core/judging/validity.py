@@ -8,7 +8,6 @@ rounding?
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checks.arrays_alone import screening_row
 from ..checks.emitted_tokens import sampler_evidence
@@ -18,7 +17,7 @@ from ..checks.shapes import shapes_row, value_shapes_row
 from ..checks.shift import shift_row
 from ..checks.truncation import truncation_row
 from ..evidence import Evidence
-from ..numerics.arrays import Array, Floats
+from ..numerics.arrays import Array, Floats, Values
 from ..numerics.constant_rows import Filling
 from ..numerics.formats import values_of
 from ..numerics.side_divergence import Divergence
@@ -27,6 +26,7 @@ from ..places import NotFinite
 from ..runs.dumps.source_dtype import looks_normalised
 from ..runs.file.records import Generation, RunHeader
 from ..runs.measured import Measured
+from .values import some_values
 
 _FIRST_ROWS = 64  # that tell logits from probabilities
 # float32 arrays may hold what a 16-bit model computed, if a cast, softcap or log-softmax hides its
@@ -43,13 +43,20 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
     fillings: of every side.
     """
     header = figures.header
-    if not header.has_tokens:
-        return [_value_checks(figures, pair) for pair in range(len(header.sides) - 1)]
-    highest_of_each = [max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids]
-    highest = max(highest_of_each, default=None)
-    shapes = shapes_row(header.rows, header.vocab, highest)
-    sides = []
     checks = []
+    if not header.has_tokens:
+        shapes = value_shapes_row(header.rows, header.vocab)
+        for pair in range(len(header.sides) - 1):
+            numbers = _numbers(figures, pair)
+            checks.append([shapes, *([numbers] if numbers else [])])
+        return checks
+    highest_of_each = [max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids]
+    shapes = shapes_row(
+        header.rows,
+        header.vocab,
+        max(highest_of_each, default=None),
+    )
+    sides = []
     for index, filling in enumerate(fillings):
         bits = figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows))
         rows = values_of(bits, header.format)
@@ -74,29 +81,27 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
             shift_row(columns, (sides[0].name, other.name)),
             logsumexp_row(both),
             truncation_row(both, header.rows, has_mismatch=has_mismatch),
-            _numbers(figures, pair, both),
+            _numbers(figures, pair, is_cut=sides[0].is_cut or other.is_cut),
         )
         checks.append([shapes, *filter(None, every)])
     return checks
 
 
-def _value_checks(figures: Measured, pair: int) -> list[Evidence]:
-    """Return the validity checks of a pair of values that are no logits."""
-    header, mismatch = figures.header, not_finite_of(figures, pair)
-    rows = [value_shapes_row(header.rows, header.vocab)]
-    if mismatch is not None:
-        rows.append(numbers_row(mismatch, header.lengths, header.compute_dtype, is_masked=False))
-    return rows
-
-
-def _numbers(figures: Measured, pair: int, sides: tuple[DumpSide, DumpSide]) -> Evidence | None:
+def _numbers(figures: Measured, pair: int, *, is_cut: bool = False) -> Evidence | None:
     mismatch = not_finite_of(figures, pair)
-    header = figures.header
-    is_masked = mismatch is not None and figures.is_only_masked(pair)
-    # a cut is named by itself
-    if mismatch is None or (is_masked and any(side.is_cut for side in sides)):
+    if mismatch is None:
         return None
-    return numbers_row(mismatch, header.lengths, header.compute_dtype, is_masked=is_masked)
+    header = figures.header
+    is_masked = figures.is_only_masked(pair)
+    # a cut is named by itself
+    if is_masked and is_cut:
+        return None
+    return numbers_row(
+        mismatch,
+        header.lengths,
+        header.compute_dtype,
+        is_masked=is_masked,
+    )
 
 
 def not_finite_of(figures: Measured, pair: int, wide: Divergence | None = None) -> NotFinite | None:
@@ -113,28 +118,26 @@ def not_finite_of(figures: Measured, pair: int, wide: Divergence | None = None) 
     first = wide.first_mismatch if wide else None
     if first is None:
         row = int(np.flatnonzero(by_row)[0])
-        reference, variant = (
-            values_of(figures.read_rows(side, row, row + 1)[0], header.format)
-            for side in (0, pair + 1)
-        )
+        span = row, row + 1
+        reference, variant = (some_values(figures, side, span)[0] for side in (0, pair + 1))
         first = first_mismatch(reference, variant)
         other = variant if np.isfinite(first[2]) else reference
         largest = float(np.where(np.isfinite(other), other, -np.inf).max())
-    token, *ends = first
+    text = header.vocabulary.get(first[0], "")
     names = header.sides[0].name, header.sides[pair + 1].name
     return NotFinite(
         by_row,
-        token,
-        header.vocabulary.get(token, ""),
+        first[0],
+        text,
         names,
-        (ends[0], ends[1]),
+        first[1:],
         largest,
     )
 
 
 def first_mismatch(
-    reference: NDArray[np.float32],
-    variant: NDArray[np.float32],
+    reference: Values,
+    variant: Values,
 ) -> tuple[int, float, float]:
     """Return the first token that is NaN or infinite and not alike on both sides [vocab], and its
     values.
@@ -191,8 +194,10 @@ def screen(
     `scale_of_values` of values that are no logits. The evidence is noted if undecided.
     """
     if scale is None:
-        rms, peak = np.nan_to_num(columns["rms_row_ulps"]), None
-        kl, flips = float(np.nan_to_num(columns["kl"]).mean()), int(beyond_noise(columns).sum())
+        rms = np.nan_to_num(columns["rms_row_ulps"])
+        peak = None
+        kl = float(np.nan_to_num(columns["kl"]).mean())
+        flips = int(beyond_noise(columns).sum())
     else:
         (rms, peak), kl, flips = scale, 0.0, None
     return screening_row(

@@ -1,7 +1,5 @@
 """Values that are no logits, of a dump: their size, cosines, neighbors and order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,13 +29,19 @@ def scale_of_values(figures: Measured, pair: int) -> tuple[Floats, float]:
     Rows of a few values, such as scores, have no size of their own: one near 0 is as uncertain as
     the others. Their unit is the spacing at the largest value of all.
     """
-    header, columns = figures.header, figures.columns(pair)
+    header = figures.header
+    columns = figures.columns(pair)
     rms = np.nan_to_num(columns["rms_row_ulps"])
     is_short = header.vocab < LEAST_VALUES
     step = header.rows if is_short else max(1, _VALUES // header.vocab)
-    largest, typical = [], []
+    largest = []
+    typical = []
     for start in range(0, header.rows, step):
-        values = _some_values(figures, 0, (start, min(start + step, header.rows)))
+        values = some_values(
+            figures,
+            0,
+            (start, min(start + step, header.rows)),
+        )
         sizes = np.abs(np.where(np.isfinite(values), values, 0.0))
         if is_short:
             sizes = sizes.reshape(1, -1)
@@ -63,8 +67,13 @@ def order_row(figures: Measured, pair: int) -> Evidence | None:
         is_small = max(header.lengths) <= MOST_ROWS
     if is_small:
         span = 0, header.rows
-        reference, variant = (_some_values(figures, side, span) for side in (0, pair + 1))
-        return order_of_rows(reference, variant, header.format, header.lengths)
+        reference, variant = (some_values(figures, side, span) for side in (0, pair + 1))
+        return order_of_rows(
+            reference,
+            variant,
+            header.format,
+            header.lengths,
+        )
     # too many scores
     if header.vocab == 1:
         return None
@@ -72,7 +81,7 @@ def order_row(figures: Measured, pair: int) -> Evidence | None:
     step = max(1, _VALUES // header.vocab)
     for start in range(0, header.rows, step):
         span = start, min(start + step, header.rows)
-        parts.append(directions(*(_some_values(figures, side, span) for side in (0, pair + 1))))
+        parts.append(directions(*(some_values(figures, side, span) for side in (0, pair + 1))))
     rows = Directions(*map(np.concatenate, zip(*parts, strict=True)))
     return embedding_row(rows, None, header.lengths)
 
@@ -95,7 +104,7 @@ def order_of_rows(
     )
 
 
-def _some_values(figures: Measured, side: int, rows: Span) -> Floats:
+def some_values(figures: Measured, side: int, rows: Span) -> Floats:
     """Return the values of some rows of a side. [rows, n]"""
     values = values_of(figures.read_rows(side, *rows), figures.header.format)
     return values.astype(np.float64)

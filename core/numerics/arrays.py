@@ -1,7 +1,5 @@
 """Names of the types that pass between rooms: arrays, tables, ranges."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

@@ -2,8 +2,6 @@
 core.numerics.compiled`: a fresh environment does it once.
 """
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np

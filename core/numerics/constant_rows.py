@@ -2,8 +2,6 @@
 masked vocabulary.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,12 +26,13 @@ def is_left_out(values: Values) -> Flags:
         return np.isneginf(values)
     rest = np.sort(rest).astype(np.float64)
     while len(rest) > 1 and rest[0] < 0:
-        low, above, gap = rest[:-1], rest[-1] - rest[1:], np.diff(rest)
+        low = rest[:-1]
+        above = rest[-1] - rest[1:]
+        gap = np.diff(rest)
         spread = low - rest[0]
         was_added = (low < min(rest[-1], _FAR_BELOW / 2) - _FAR_BELOW) & (gap > 10 * spread)
-        splits = np.flatnonzero(
-            (gap > _GAP * np.maximum(above, _LEAST_SPREAD)) & ((spread == 0) | was_added),
-        )
+        is_wide = gap > _GAP * np.maximum(above, _LEAST_SPREAD)
+        splits = np.flatnonzero(is_wide & ((spread == 0) | was_added))
         if not len(splits):
             break
         rest = rest[splits[0] + 1 :]
@@ -63,7 +62,8 @@ class Filling:
         vocab = bits.shape[1]
         if vocab < _LEAST_VOCAB:
             return
-        samples = np.sort(bits[:, np.linspace(0, vocab - 1, _SAMPLED).astype(np.int64)], axis=1)
+        places = np.linspace(0, vocab - 1, _SAMPLED).astype(np.int64)
+        samples = np.sort(bits[:, places], axis=1)
         is_run = samples[:, _ALIKE - 1 :] == samples[:, : 1 - _ALIKE]
         for row in np.flatnonzero(is_run.any(axis=1)):
             filler = samples[row, np.argmax(is_run[row])]

@@ -6,11 +6,9 @@ base is the reference and Q the variant, as llama.cpp calls them; p: probability
 which comes next.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -60,9 +58,8 @@ def score_rows(
     largest, so that a row adds up to more than 1.
     """
     terms = np.where(base > _LOWEST, np.exp(base), 0) * (base - other)
-    of_base, of_other = (
-        side[np.arange(len(targets)), targets].astype(np.float64) for side in (base, other)
-    )
+    rows = np.arange(len(targets))
+    of_base, of_other = (side[rows, targets].astype(np.float64) for side in (base, other))
     is_same = base.argmax(axis=1) == other.argmax(axis=1)
     return terms.sum(axis=1, dtype=np.float64), of_base, of_other, is_same
 
@@ -93,7 +90,8 @@ def _difference_error(b: Batch) -> float:
     return float(np.sqrt(max(squares, 0.0)))
 
 
-_MEANS: tuple[tuple[str, str, Value, Value | None], ...] = (
+_Row = tuple[str, str, Value, Value | None]  # name, unit, value, llama.cpp's uncertainty
+_MEANS: tuple[_Row, ...] = (
     ("Mean PPL(Q)", "", _Q, lambda b: _Q(b) * _error("nll")(b)),
     ("Mean PPL(base)", "", _BASE, lambda b: _BASE(b) * _error("base nll")(b)),
     ("Cor(ln(PPL(Q)), ln(PPL(base)))", "%", lambda b: 100 * b.pearson("nll", "base nll"), None),
@@ -123,28 +121,29 @@ def _percentiles(
     shares: tuple[float, ...],
     values: NDArray,
     place: NDArray,
-) -> list[Figure]:
+) -> list[_Row]:
     """Return figures of `values`, linear between two of them. place: document of each, counted from
     0.
     """
     order = np.argsort(values, kind="stable")
-    ascending, documents = values[order], place[order]
+    ascending = values[order]
+    documents = place[order]
 
     @lru_cache(maxsize=1)
     def ranks(batch: Batch) -> Floats:
         return np.cumsum(batch.weights[documents])
 
-    def value(batch: Batch, share: float) -> float:
+    def value(share: float, batch: Batch) -> float:
         ends = ranks(batch)
         rank = share * (ends[-1] - 1)
         low, high = ascending[np.searchsorted(ends, [np.floor(rank), np.ceil(rank)], side="right")]
         return float(low + (rank - np.floor(rank)) * (high - low))
 
-    def figure(share: float) -> Figure:
-        label = _LABELS.get(share, f"{share:.1%}")
-        return Figure(f"{label} {name}", "", lambda batch: value(batch, share), unit)
-
-    return [figure(share) for share in shares]
+    labels = [_LABELS.get(share, f"{share:.1%}") for share in shares]
+    return [
+        (f"{label} {name}", unit, partial(value, share), None)
+        for label, share in zip(labels, shares, strict=True)
+    ]
 
 
 def statistics(tokens: ScoredTokens) -> list[dict[str, Any]]:
@@ -154,7 +153,9 @@ def statistics(tokens: ScoredTokens) -> list[dict[str, Any]]:
     None of a single one.
     """
     _, place, counts = np.unique(tokens.document, return_inverse=True, return_counts=True)
-    nll, base, dp = -tokens.other, -tokens.base, tokens.dp
+    nll = -tokens.other
+    base = -tokens.base
+    dp = tokens.dp
     values = {
         "nll": nll,
         "base nll": base,
@@ -162,28 +163,26 @@ def statistics(tokens: ScoredTokens) -> list[dict[str, Any]]:
         "kl": tokens.kl,
         "dp": dp,
         "dp^2": dp**2,
+        "same": tokens.is_same_top.astype(np.float64),
     }
-    values |= {"same": tokens.is_same_top.astype(np.float64)}
     values |= {f"{name}^2": each**2 for name, each in values.items()}
     values["nll*base nll"] = nll * base
     sums = {name: np.bincount(place, each).astype(np.float64) for name, each in values.items()}
     sequences = Sequences(counts, sums, {})
-    figures = [Figure(name, "", value, unit) for name, unit, value, _ in _MEANS]
-    figures[7:7] = _percentiles("KLD", "nats", _KLD_SHARES, tokens.kl, place)
-    figures[-2:-2] = _percentiles("Δp", "%", _DP_SHARES, 100 * dp, place)
-    errors, batch = (
-        {name: error for name, _, _, error in _MEANS if error is not None},
-        Batch(sequences),
-    )
+    rows = list(_MEANS)
+    rows[7:7] = _percentiles("KLD", "nats", _KLD_SHARES, tokens.kl, place)
+    rows[-2:-2] = _percentiles("Δp", "%", _DP_SHARES, 100 * dp, place)
+    figures = [Figure(name, "", value, unit) for name, unit, value, _ in rows]
+    batch = Batch(sequences)
     bounds = intervals(sequences, figures) if len(sequences) > 1 else [(None, None)] * len(figures)
     return [
         {
-            "name": figure.name,
-            "value": figure.value(batch),
-            "unit": figure.unit,
+            "name": name,
+            "value": value(batch),
+            "unit": unit,
             "low": low,
             "high": high,
+            "uncertainty": error(batch) if error else None,
         }
-        | {"uncertainty": errors[figure.name](batch) if figure.name in errors else None}
-        for figure, (low, high) in zip(figures, bounds, strict=True)
+        for (name, unit, value, error), (low, high) in zip(rows, bounds, strict=True)
     ]

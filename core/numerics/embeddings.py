@@ -2,8 +2,6 @@
 of scores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,24 +28,24 @@ class Directions(NamedTuple):
 class Neighbors(NamedTuple):
     """Rows whose nearest other row, by cosine, is another one on the variant.
 
-    rows: that were compared; margin: by how much more the reference prefers its own neighbor to the
-    variant's, the largest, 0 if none changes.
+    neighbors_of: rows that were compared; neighbor_margin: by how much more the reference prefers
+    its own neighbor to the variant's, the largest, 0 if none changes.
     """
 
-    rows: int
-    changed: int
-    margin: float
+    neighbors_of: int
+    neighbors_changed: int
+    neighbor_margin: float
 
 
 class ScoreOrder(NamedTuple):
-    """Pairs of scores of one prompt that change order. gap: largest between them on the reference,
+    """Pairs of scores of one prompt that change order. largest_gap: between them on the reference,
     0 if none does; near_ties: scores next to each other in the reference's order that are at most 2
     spacings of the dtype apart.
     """
 
     pairs: int
-    changed: int
-    gap: float
+    pairs_changed: int
+    largest_gap: float
     near_ties: int
 
 
@@ -66,12 +64,14 @@ def neighbors(reference: Floats, variant: Floats) -> Neighbors | None:
     [rows, n] each, float64. The lowest of equally near rows counts.
     """
     (units, _), (others, _) = _unit(reference), _unit(variant)
-    has_direction = ~(np.isnan(units).any(axis=1) | np.isnan(others).any(axis=1))
+    is_undefined = np.isnan(units) | np.isnan(others)
+    has_direction = ~is_undefined.any(axis=1)
     count = int(has_direction.sum())
     if count < 3:
         return None
     cosines = _cosines(units[has_direction])
-    own, theirs = cosines.argmax(axis=1), _cosines(others[has_direction]).argmax(axis=1)
+    own = cosines.argmax(axis=1)
+    theirs = _cosines(others[has_direction]).argmax(axis=1)
     rows = np.arange(count)
     margins = (cosines[rows, own] - cosines[rows, theirs])[own != theirs]
     return Neighbors(count, len(margins), float(margins.max(initial=0.0)))
@@ -85,7 +85,8 @@ def score_order(
 ) -> ScoreOrder:
     """Compare the order of scores within each prompt. [rows] each; lengths: of the prompts."""
     pairs = changed = near_ties = 0
-    gap, start = 0.0, 0
+    gap = 0.0
+    start = 0
     for length in lengths:
         mine, theirs = (side[start : start + length] for side in (reference, variant))
         start += length
@@ -97,7 +98,8 @@ def score_order(
         changed += int(is_swapped.sum())
         gap = max(gap, float(np.abs(gaps[is_swapped]).max(initial=0.0)))
         ordered = np.sort(mine)
-        steps = spacings(np.maximum(np.abs(ordered[1:]), np.abs(ordered[:-1])), fmt)
+        sizes = np.abs(ordered)
+        steps = spacings(np.maximum(sizes[1:], sizes[:-1]), fmt)
         with np.errstate(invalid="ignore"):
             near_ties += int((np.diff(ordered) <= _NEAR_TIE_STEPS * steps).sum())
     return ScoreOrder(pairs, changed, gap, near_ties)
@@ -113,6 +115,6 @@ def _unit(rows: Floats) -> tuple[Floats, Floats]:
 
 def _cosines(units: Floats) -> Floats:
     """Cosines of all pairs of rows, -1 beyond of a row with itself. [rows, rows]"""
-    cosines: Floats = units @ units.T
+    cosines = units @ units.T
     np.fill_diagonal(cosines, -np.inf)
     return cosines

@@ -6,8 +6,6 @@ rounded values, so that NaN payloads and the sign of zero survive. A `FloatForma
 such bits.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import ml_dtypes

@@ -10,22 +10,21 @@ at that logit): the chance that a value from anywhere falls so near a point of t
 tolerance over the spacing, so coarser grids that still fit are likelier by what they forbid
 (Bayes). Against it stands float32 or more: values from anywhere.
 
-Claims are statistical, and say their evidence: the worst residual, and the chance that values from
-anywhere would fit as well. A grid is shown at a chance below CHANCE, never with tolerances above an
-eighth of the spacing. Nearly every bfloat16 number is a float16 number, so float16 is named only if
-bfloat16 fits nowhere, and bfloat16 only if it is NAMED times likelier.
+Claims are statistical: a grid is shown if values from anywhere would fit as well with a chance
+below CHANCE, never with tolerances above an eighth of the spacing. Nearly every bfloat16 number is
+a float16 number, so float16 is named only if bfloat16 fits nowhere, and bfloat16 only if it is
+NAMED times likelier.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
-from .arrays import Flags, Floats, Ints
+from .arrays import Floats, Ints
 
 PRECISIONS = {"bfloat16": 8, "float16": 11}  # bits of the significand, the hidden one counted
 # chance that values from anywhere would fit as well, over all rows read
@@ -52,18 +51,13 @@ _FLOAT32_BITS = 24
 class Grid:
     """Evidence of 16-bit logits in a side's values.
 
-    compute_dtype: 'bfloat16' or 'float16', None if that is open. formats: those that fit. residual:
-    largest distance from the grid that was found, in the values' unit; chance: that values from
-    anywhere would all lie as near; rows, values: read. magnitudes: share of the rows by sign and
-    size of their best logit. error: largest error of a value as it was sent.
+    compute_dtype: 'bfloat16' or 'float16', None if that is open. formats: those that fit.
+    magnitudes: share of the rows by sign and size of their best logit. error: largest error of a
+    value as it was sent.
     """
 
     compute_dtype: str | None
     formats: tuple[str, ...]
-    residual: float
-    chance: float
-    rows: int
-    values: int
     magnitudes: Floats
     error: float
 
@@ -79,20 +73,18 @@ def sent_error(values: Floats) -> float:
     for places in range(2, 9):
         if np.array_equal(np.round(finite, places), finite) and np.any(finite != np.round(finite)):
             return 0.5 * 10.0**-places
-    largest = float(np.abs(finite).max())
+    largest = np.abs(finite).max()
     return math.ldexp(2.0, math.frexp(max(largest, 0.5))[1] - _FLOAT32_BITS)
 
 
-@dataclass(frozen=True, eq=False)
-class _Fits:
+class _Fits(NamedTuple):
     """Hypotheses of one row under one format that hold: log likelihood, place of the best logit
-    among the bins of sign and magnitude, steps to the runner-up, worst residual. [hypotheses] each
+    among the bins of sign and magnitude, steps to the runner-up. [hypotheses] each
     """
 
     log_likelihood: Floats
     place: Ints
     steps: Ints
-    residual: Floats
 
 
 def _fits(values: Floats, error: float, precision: int) -> _Fits:
@@ -104,7 +96,6 @@ def _fits(values: Floats, error: float, precision: int) -> _Fits:
     tolerance = 2 * error
     best = _bests(tolerance, precision)
     likelihood = np.full(len(best), -math.log((1 << (precision - 1)) / _BINS_A_BINADE))
-    residual = np.zeros(len(best))
     # few hypotheses survive the first gaps, which keeps this loop short
     for gap in gaps:
         others = best - gap
@@ -113,14 +104,14 @@ def _fits(values: Floats, error: float, precision: int) -> _Fits:
         # a spacing too fine to say anything counts as values from anywhere
         is_free = spacing < 8 * tolerance
         holds = is_free | (off <= tolerance)
-        likelihood = (likelihood + np.where(is_free, 0.0, np.log(spacing / (2 * tolerance))))[holds]
-        residual, best = np.maximum(residual, np.where(is_free, 0.0, off))[holds], best[holds]
-    runner = float(values[0] - values[1]) if len(values) > 1 else 0.0
+        gain = np.where(is_free, 0.0, np.log(spacing / (2 * tolerance)))
+        likelihood = (likelihood + gain)[holds]
+        best = best[holds]
+    runner = values[0] - values[1] if len(values) > 1 else 0.0
     return _Fits(
         likelihood,
         _places(best),
         _ordinals(best, precision) - _ordinals(best - runner, precision),
-        residual,
     )
 
 
@@ -157,84 +148,67 @@ def _ordinals(values: Floats, precision: int) -> Ints:
     return np.sign(values).astype(np.int64) * np.maximum(ordinal, 0)
 
 
-def _log_sum(values: Floats) -> float:
-    if not len(values):
-        return -math.inf
-    top = float(values.max())
-    return top + math.log(math.fsum(np.exp(values - top)))
-
-
-def find_grid(rows: Sequence[Floats], error: float | None = None) -> Grid | None:
+def find_grid(rows: Sequence[Floats]) -> Grid | None:
     """Return the 16-bit grid that rows of log-probabilities or logits lie on, None if none is
     shown.
 
-    rows: values of one side's positions, best first. error: largest error of a value; None finds it
-    in the digits.
-    A row that fits nowhere is enough to refuse a format, for all logits of a side have one dtype.
+    rows: values of one side's positions, best first. A row that fits nowhere is enough to refuse a
+    format, for all logits of a side have one dtype.
     """
     sample = [row for row in rows if len(row) > 1][:_MOST_ROWS]
     if not sample:
         return None
-    error = sent_error(np.concatenate(sample)) if error is None else error
-    grids: dict[str, tuple[float, Grid]] = {}
+    error = sent_error(np.concatenate(sample))
+    evidences = {}
+    magnitudes = {}
     refused = 0.0
     for name, precision in PRECISIONS.items():
         fits = [_fits(row, error, precision) for row in sample]
         fits = [fit for fit in fits if len(fit.log_likelihood)]
-        evidence, magnitudes = _evidence(fits)
+        evidence, shares = _evidence(fits)
         if len(fits) < len(sample):
             refused = max(refused, evidence)
-            continue
-        residual = max(float(fit.residual[fit.log_likelihood.argmax()]) for fit in fits)
-        chance = math.exp(-min(max(evidence, 0.0), 700.0))
-        values = sum(len(row) for row in sample)
-        grids[name] = (
-            evidence,
-            Grid(name, (name,), residual, chance, len(sample), values, magnitudes, error),
-        )
-    if all(grid.chance >= CHANCE for _, grid in grids.values()):
+        else:
+            evidences[name] = evidence
+            magnitudes[name] = shares
+    if not evidences:
         return None
-    likeliest = max(grids, key=lambda name: grids[name][0])
-    # most rows are on the other's grid, and some on none: no one dtype
-    if grids[likeliest][0] < refused:
+    likeliest = max(evidences, key=evidences.__getitem__)
+    # by chance; or most rows are on the other's grid, and some on none: no one dtype
+    if evidences[likeliest] <= max(-math.log(CHANCE), refused):
         return None
-    grid = grids[likeliest][1]
-    if len(grids) == 1 or (
-        likeliest == "bfloat16" and grids[likeliest][0] - grids["float16"][0] >= math.log(NAMED)
-    ):
-        return grid
-    return replace(
-        grid,
-        compute_dtype=None,
-        formats=tuple(sorted(grids, key=lambda name: name != likeliest)),
+    others = [name for name in evidences if name != likeliest]
+    is_named = likeliest == "bfloat16" and all(
+        evidences[likeliest] - evidences[name] >= math.log(NAMED) for name in others
     )
+    if is_named:
+        others = []
+    dtype = None if others else likeliest
+    return Grid(dtype, (likeliest, *others), magnitudes[likeliest], error)
 
 
 def _evidence(fits: Sequence[_Fits]) -> tuple[float, Floats]:
     """Log evidence of all rows together, and the share of rows by magnitude of their best logit:
     expectation and maximisation, from the prior on.
     """
-    prior, is_usual = _prior()
-    shares = prior
-    for _ in range(_ROUNDS):
-        evidence, counts = 0.0, _PRIOR_ROWS * prior
-        for fit in fits:
-            weights = fit.log_likelihood + np.log(shares[fit.place])
-            together = _log_sum(weights)
-            evidence += together
-            np.add.at(counts, fit.place, np.exp(weights - together))
-        usual, rare = counts * is_usual, counts * ~is_usual
-        shares = (1 - _RARE) * usual / usual.sum() + _RARE * rare / rare.sum()
-    return evidence, shares
-
-
-def _prior() -> tuple[Floats, Flags]:
-    """Shares of best logits, even over usual magnitudes, mostly positive; which bins are usual. [2
-    bins] each
-    """
+    # even over usual magnitudes, mostly positive
     is_usual = np.arange(_BINS) < (math.log2(_LARGEST_LOGIT) - _SMALLEST_BINADE) * _BINS_A_BINADE
     prior = np.where(is_usual, (1 - _RARE) / is_usual.sum(), _RARE / (~is_usual).sum())
-    return np.concatenate([prior * (1 - _NEGATIVE), prior * _NEGATIVE]), np.tile(is_usual, 2)
+    prior = np.append(prior * (1 - _NEGATIVE), prior * _NEGATIVE)
+    is_usual = np.tile(is_usual, 2)
+    shares = prior
+    for _ in range(_ROUNDS):
+        evidence = 0.0
+        counts = _PRIOR_ROWS * prior
+        for fit in fits:
+            weights = fit.log_likelihood + np.log(shares[fit.place])
+            together = np.logaddexp.reduce(weights)
+            evidence += together
+            np.add.at(counts, fit.place, np.exp(weights - together))
+        usual = counts * is_usual
+        rare = counts * ~is_usual
+        shares = (1 - _RARE) * usual / usual.sum() + _RARE * rare / rare.sum()
+    return evidence, shares
 
 
 def margin_ulps(values: Floats, grid: Grid) -> tuple[int, int] | None:
@@ -247,24 +221,15 @@ def margin_ulps(values: Floats, grid: Grid) -> tuple[int, int] | None:
         return None
     if values[0] == values[1]:
         return 0, 0
-    counts = [
-        count for name in grid.formats for count in _likely_counts(values, grid, PRECISIONS[name])
-    ]
+    counts = []
+    for name in grid.formats:
+        fits = _fits(values, grid.error, PRECISIONS[name])
+        weights = fits.log_likelihood + np.log(grid.magnitudes[fits.place])
+        shares = np.exp(weights - np.logaddexp.reduce(weights))
+        steps, places = np.unique(fits.steps, return_inverse=True)
+        by_steps = np.bincount(places, shares)
+        # the likeliest ones first
+        order = np.argsort(-by_steps, kind="stable")
+        end = np.searchsorted(np.cumsum(by_steps[order]), SURE) + 1
+        counts += steps[order[:end]].tolist()
     return (min(counts), max(counts)) if counts else None
-
-
-def _likely_counts(values: Floats, grid: Grid, precision: int) -> list[int]:
-    """Return the likeliest steps of the margin under one format; none if the row does not fit
-    it.
-    """
-    fits = _fits(values, grid.error, precision)
-    if not len(fits.log_likelihood):
-        return []
-    weights = fits.log_likelihood + np.log(grid.magnitudes[fits.place])
-    shares = np.exp(weights - _log_sum(weights))
-    by_steps = {
-        int(count): float(shares[fits.steps == count].sum()) for count in np.unique(fits.steps)
-    }
-    ordered = sorted(by_steps, key=lambda count: (-by_steps[count], count))
-    together = np.cumsum([by_steps[count] for count in ordered])
-    return ordered[: int(np.searchsorted(together, SURE)) + 1]

@@ -9,8 +9,6 @@ elements are set aside first. Everything releases the GIL; threads are the calle
 pool aborts when two viewers use it at once).
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -123,7 +121,8 @@ def scan_row(a, b, fmt):
     """(any NaN or infinity on either side, any bit pattern that differs, spacing at a's largest
     finite magnitude).
     """
-    magnitude_mask, first_nonfinite = _MAGNITUDE_MASKS[fmt], _FIRST_NONFINITE[fmt]
+    magnitude_mask = _MAGNITUDE_MASKS[fmt]
+    first_nonfinite = _FIRST_NONFINITE[fmt]
     nonfinite = 0
     differing = 0
     largest = np.uint32(0)
@@ -222,7 +221,9 @@ def _lane_maxima(values, out):
 @njit(forceinline=True)
 def block_sums(ulps, n, fmt):
     """(sum, number that are not 0) of a block's distances."""
-    wide, narrow, nonzero = np.uint64(0), np.uint32(0), np.int32(0)
+    wide = np.uint64(0)
+    narrow = np.uint32(0)
+    nonzero = np.int32(0)
     if fmt == _FLOAT32:
         for i in range(n):
             wide += np.uint64(ulps[i])
@@ -303,13 +304,17 @@ def _terms(a, b, n, a_highest, b_highest, largest):
     Returned with the largest |a - b| so far, as bits. Without a fixed order of summation LLVM
     vectorizes them.
     """
-    a_sum, b_sum, weighted, squares = 0.0, 0.0, 0.0, 0.0
+    a_sum = 0.0
+    b_sum = 0.0
+    weighted = 0.0
+    squares = 0.0
     for i in range(n):
         difference = np.float64(a[i]) - np.float64(b[i])
         # in the magnitudes' order; integer maxima vectorize
         magnitude = np.float64(difference).view(np.int64) & 0x7FFFFFFFFFFFFFFF
         largest = magnitude if magnitude > largest else largest
-        x, y = _relative(a[i], a_highest), _relative(b[i], b_highest)
+        x = _relative(a[i], a_highest)
+        y = _relative(b[i], b_highest)
         mass = exp(x)
         a_sum += mass
         b_sum += exp(y)
@@ -326,10 +331,14 @@ def mask_nonfinite(a, b, ulps, n, is_mismatch):
     is_mismatch: set by group. Returns (elements replaced, mismatches, any that is not -inf on both
     sides, KL is undefined).
     """
-    masked, mismatched, is_odd, is_undefined = 0, 0, False, False
+    masked = 0
+    mismatched = 0
+    is_odd = False
+    is_undefined = False
     is_mismatch[:] = False
     for i in range(n):
-        x, y = np.float64(a[i]), np.float64(b[i])
+        x = np.float64(a[i])
+        y = np.float64(b[i])
         if math.isfinite(x) and math.isfinite(y):
             continue
         masked += 1
@@ -347,7 +356,8 @@ def _scan_side(bits, fmt, a_bits, b_bits, a_values, ulps, top_values, top_ids):
     """Find the top k of a row of any bits; return its largest value and the sum of exponentials
     relative to it.
     """
-    highest, total = -np.inf, 0.0
+    highest = -np.inf
+    total = 0.0
     top_ids[:] = -1
     top_values[:] = np.nan
     for start in range(0, bits.shape[0], BLOCK):
@@ -441,9 +451,15 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
         highest = np.uint32(0)
         highest_token = 0
         largest = np.int64(0)
-        a_sum, b_sum, weighted, squares = 0.0, 0.0, 0.0, 0.0
+        a_sum = 0.0
+        b_sum = 0.0
+        weighted = 0.0
+        squares = 0.0
         a_highest = b_highest = np.float64(_LOWEST)
-        masked, mismatched, is_odd, is_undefined = 0, 0, False, False
+        masked = 0
+        mismatched = 0
+        is_odd = False
+        is_undefined = False
         for start in range(0, vocab, BLOCK):
             n = min(BLOCK, vocab - start)
             load_block(
@@ -537,10 +553,12 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
             if a_block > a_highest:
                 scale = exp(a_highest - a_block)
                 weighted = (weighted - (a_block - a_highest) * a_sum) * scale
-                a_sum, a_highest = a_sum * scale, a_block
+                a_sum = a_sum * scale
+                a_highest = a_block
             if b_block > b_highest:
                 weighted += (b_block - b_highest) * a_sum
-                b_sum, b_highest = b_sum * exp(b_highest - b_block), b_block
+                b_sum = b_sum * exp(b_highest - b_block)
+                b_highest = b_block
             a_mass, b_mass, weights, gaps, largest = _terms(
                 a_values,
                 b_values,
@@ -563,7 +581,8 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
         figures[row, 0] = np.int64(largest).view(np.float64)
         figures[row, 1] = squares
         figures[row, 2] = spacing
-        a_log, b_log = a_highest + math.log(a_sum), b_highest + math.log(b_sum)
+        a_log = a_highest + math.log(a_sum)
+        b_log = b_highest + math.log(b_sum)
         kl = weighted / a_sum + math.log(b_sum / a_sum)
         if nonfinite:
             histogram[0, 0] -= masked
@@ -583,10 +602,8 @@ def compare_rows(a, b, fmt, outputs, histogram, ulps):
                     b_top_values[row],
                     b_top_ids[row],
                 )
-                a_log, b_log = (
-                    highest_of_a + math.log(total_of_a),
-                    highest_of_b + math.log(total_of_b),
-                )
+                a_log = highest_of_a + math.log(total_of_a)
+                b_log = highest_of_b + math.log(total_of_b)
                 kl = weighted / a_sum + (highest_of_b - b_highest) + math.log(total_of_b / a_sum)
             if is_undefined or masked == vocab:
                 kl = np.nan

@@ -1,7 +1,5 @@
 """The compiled loops of the heatmap pyramid; what each is for says core.numerics.pyramid."""
 
-from __future__ import annotations
-
 import numpy as np
 from numba import njit
 
@@ -9,55 +7,68 @@ from .kernel import row_cell
 
 
 @njit(nogil=True, cache=True)
-def ulps(a, b, width, first_nonfinite, out):
+def ulps(a, b, width, first_nonfinite):
+    out = np.empty_like(a)
     sign = np.int64(1) << (width - 1)
     low = sign - 1
     for row in range(a.shape[0]):
         largest = np.int64(0)
         for j in range(a.shape[1]):
-            x, y = np.int64(a[row, j]), np.int64(b[row, j])
-            p, q = x & low, y & low
+            x = np.int64(a[row, j])
+            y = np.int64(b[row, j])
+            p = x & low
+            q = y & low
             largest = max(largest, max(p, q))
             out[row, j] = abs((-p if x & sign else p) - (-q if y & sign else q))
         if largest < first_nonfinite:
             continue
         for j in range(a.shape[1]):
-            x, y = np.int64(a[row, j]), np.int64(b[row, j])
-            p, q = x & low, y & low
+            x = np.int64(a[row, j])
+            y = np.int64(b[row, j])
+            p = x & low
+            q = y & low
             if p < first_nonfinite and q < first_nonfinite:
                 continue
             both_nan = p > first_nonfinite and q > first_nonfinite
             out[row, j] = 0 if both_nan or x == y else (sign << 1) - 1
+    return out
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def row_ulps(a, b, spacing, out):
+def row_ulps(a, b, spacing):
+    out = np.empty(a.shape, np.uint32)
     for row in range(a.shape[0]):
         for j in range(a.shape[1]):
-            x, y = np.float64(a[row, j]), np.float64(b[row, j])
+            x = np.float64(a[row, j])
+            y = np.float64(b[row, j])
             if np.isfinite(x) and np.isfinite(y):
                 out[row, j] = row_cell(abs(x - y), spacing[row])
             else:
                 out[row, j] = 0 if x == y or (np.isnan(x) and np.isnan(y)) else 0xFFFFFFFF
+    return out
 
 
 @njit(nogil=True, cache=True)
-def maxima(cells, positions, tokens, out):
-    whole = cells.shape[1] // tokens
-    for row in range(cells.shape[0]):
+def maxima(cells, positions, tokens):
+    rows, columns = cells.shape
+    out = np.zeros((-(-rows // positions), -(-columns // tokens)), cells.dtype)
+    whole = columns // tokens
+    for row in range(rows):
         target = row // positions
         for j in range(whole):
             largest = out[target, j]
             for k in range(j * tokens, (j + 1) * tokens):
                 largest = max(largest, cells[row, k])
             out[target, j] = largest
-        for k in range(whole * tokens, cells.shape[1]):
+        for k in range(whole * tokens, columns):
             out[target, whole] = max(out[target, whole], cells[row, k])
+    return out
 
 
 @njit(nogil=True, cache=True)
-def descending(bits, width, first_nonfinite, out):
+def descending(bits, width, first_nonfinite):
     rows, vocab = bits.shape
+    out = np.empty(bits.shape, np.uint32)
     sign = np.int64(1) << (width - 1)
     low = sign - 1
     keys = np.empty(vocab, np.uint32)
@@ -89,3 +100,4 @@ def descending(bits, width, first_nonfinite, out):
                     out[row, starts[digit]] = j
                     starts[digit] += 1
                 ids[:] = out[row]
+    return out

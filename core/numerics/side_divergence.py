@@ -45,9 +45,9 @@ class SystematicError:
     @property
     def share(self) -> float:
         """Part of the error, rms, that goes with the logits."""
-        return (
-            self.size / math.sqrt(self.errors / self.logits) if self.errors and self.logits else 0.0
-        )
+        if not (self.errors and self.logits):
+            return 0.0
+        return self.size / math.sqrt(self.errors / self.logits)
 
 
 def systematic_error(errors: Any, logits: Any) -> SystematicError:
@@ -55,9 +55,14 @@ def systematic_error(errors: Any, logits: Any) -> SystematicError:
     [rows, vocab]
     """
     step = max(1, -(-len(errors) // ALIKE))
-    error, logit = (values[::step] - values[::step].mean(1)[:, None] for values in (errors, logits))
-    products, of_logits = error @ error.T, logit @ logit.T
-    own, own_of_logits = products.diagonal(), of_logits.diagonal()
+    errors = errors[::step]
+    logits = logits[::step]
+    error = errors - errors.mean(1)[:, None]
+    logit = logits - logits.mean(1)[:, None]
+    products = error @ error.T
+    of_logits = logit @ logit.T
+    own = products.diagonal()
+    own_of_logits = of_logits.diagonal()
     return SystematicError(
         float((products * of_logits).sum() - (own * own_of_logits).sum()),
         float((of_logits**2).sum() - (own_of_logits**2).sum()),
@@ -79,7 +84,7 @@ class Divergence:
 
     squares: Floats
     mismatches: Ints
-    first_mismatch: tuple[int, float, float] | None = None
+    first_mismatch: tuple[int, float, float] | None
     neq: int | None = None
     is_bit_identical: bool | None = None
     peaks: Floats | None = None
@@ -112,8 +117,7 @@ def peaks_of(differences: Floats, least: Floats) -> Floats:
     others = ordered[:, :-few]
     count = np.maximum((others > 0).sum(axis=1), 1)
     rms = np.sqrt(np.square(others).sum(axis=1) / count)
-    peaks: Floats = ordered[:, -few:].max(axis=1) / np.maximum(rms, least)
-    return peaks
+    return ordered[:, -few:].max(axis=1) / np.maximum(rms, least)
 
 
 def concatenate(parts: Sequence[Divergence]) -> Divergence:

@@ -5,11 +5,9 @@ A draw is the same function computed with other roundings: sums in another order
 bits drawn anew. All figures are ratios of rms to the rms of the draws: noise ratios.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -48,7 +46,7 @@ class Places:
     worst: float
     worst_place: int
     limit: float
-    outliers: Ints = field(repr=False)
+    outliers: Ints
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class FloorTest:
     groups: tuple[Places, ...]
     seed_ratios: tuple[float, ...]
     spread: float
-    is_finite: bool = True
+    is_finite: bool
 
     @property
     def places(self) -> tuple[Places, ...]:
@@ -129,12 +127,14 @@ def floor_test(
     then the draws alone tell which places stand out. shares_scale: every position is compared with
     the draws at all of them, as of a few values, whose draws may all be 0.
     """
-    total, count = float(draws.mean()), len(draws)
+    total = draws.mean()
+    count = len(draws)
     ratio = math.inf if difference.any() else 0.0
     if total:
         ratio = float(np.sqrt(difference.mean() / total))
     groups = dict(_groups_of(lengths, blocks)) if count >= _FEWEST_DRAWS and len(lengths) else {}
-    chance, is_fault = FALSE_ALARM / (1 + len(groups)), ratio > limits.over_all
+    chance = FALSE_ALARM / (1 + len(groups))
+    is_fault = ratio > limits.over_all
     mean = draws.mean(axis=0)
     # one draw alone is compared with the difference
     others = (draws.sum(axis=0) - draws) / (count - 1) if count > 1 else difference[None]
@@ -149,33 +149,45 @@ def floor_test(
         where=(draws > 0) & (others > 0),
     )
 
-    def places_of(kind: str, mine: Floats, draws: Floats, numbers: Sequence[int]) -> Places:
+    def places_of(kind: str, mine: Floats, draws: Floats, numbers: Ints) -> Places:
         """mine [places], draws [draws, places]: ratios of mean squares; numbers: of the places."""
-        logs, differs, center = _logs(mine), mine > 0, 0.0
+        logs = _logs(mine)
+        differs = mine > 0
+        center = 0.0
         bound = max(math.log(limits.at_a_place), _bound(draws, chance))
         if not is_fault and differs.any():
-            center = max(0.0, float(np.median(logs)))
+            center = max(0.0, np.median(logs))
             # else the others are no measure of themselves
             if limits.uses_own_spread and 2 * differs.sum() > len(mine):
                 bound = max(bound, _quantile(chance / len(mine)) * _robust_spread(logs[differs]))
-        limit, worst = center + bound, int(np.argmax(logs))
-        outliers = np.asarray(numbers)[(logs > limit) | np.isinf(logs)]
-        return Places(kind, math.exp(logs[worst]), int(numbers[worst]), math.exp(limit), outliers)
+        limit = center + bound
+        worst = int(np.argmax(logs))
+        outliers = numbers[(logs > limit) | np.isinf(logs)]
+        return Places(
+            kind,
+            math.exp(logs[worst]),
+            int(numbers[worst]),
+            math.exp(limit),
+            outliers,
+        )
 
     places = []
     for kind, labels in groups.items():
-        numbers, means = (
-            np.unique(labels[labels >= 0]),
-            _means_of(np.stack([mine, *ratios]), labels),
-        )
-        places.append(places_of(kind, means[0], means[1:], numbers.tolist()))
+        is_member = labels >= 0
+        members = labels[is_member]
+        counts = np.bincount(members)
+        numbers = np.flatnonzero(counts)
+        values = np.nan_to_num(np.stack([mine, *ratios])[:, is_member], posinf=np.inf)
+        sums = np.stack([np.bincount(members, each)[numbers] for each in values])
+        means = sums / counts[numbers]
+        places.append(places_of(kind, means[0], means[1:], numbers))
     sizes = draws.mean(axis=1)
     rest = (sizes.sum() - sizes) / max(count - 1, 1)
     return FloorTest(
         ratio=ratio,
         limits=limits,
         by_position=np.sqrt(mine),
-        position=places_of("position", mine, ratios, range(len(mine))),
+        position=places_of("position", mine, ratios, np.arange(len(mine))),
         groups=tuple(places),
         seed_ratios=tuple(
             np.sqrt(np.divide(sizes, rest, out=np.ones(count), where=rest > 0)).tolist(),
@@ -192,14 +204,14 @@ def rms_of(squares: Floats) -> float:
 
 def rms_ratio(squares: Floats, measure: Floats | float) -> float:
     """Return the ratio of rms of two arrays of mean squares."""
-    return float(np.sqrt(squares.mean() / max(float(np.mean(measure)), TINY)))
+    return float(np.sqrt(squares.mean() / max(np.mean(measure), TINY)))
 
 
 def scale_of(floor: Floats) -> Floats:
     """Return what the mean square at a position is compared with: a floor next to 0 is no scale, so
     a hundredth of the median floor is. [positions]
     """
-    return np.maximum(floor, max(float(np.median(floor)) * _NO_SCALE, TINY))
+    return np.maximum(floor, max(np.median(floor) * _NO_SCALE, TINY))
 
 
 def _logs(squares: Floats) -> Floats:
@@ -214,28 +226,22 @@ def _bound(draws: Floats, chance: float) -> float:
     tail of all places, and, since places of one draw move together, by the largest place of each
     draw, taken as Gumbel's.
     """
-    each, logs = chance / draws.shape[1], _logs(draws)
+    each = chance / draws.shape[1]
+    logs = _logs(draws)
     if len(draws) < _FEWEST_DRAWS:
         return _quantile(each) * _robust_spread(logs)
     logs -= np.median(logs, axis=1, keepdims=True)
     largest = logs.max(axis=1)
-    scale = float(largest.std(ddof=1)) * math.sqrt(6) / math.pi
-    return max(
-        tail_bound(logs.ravel(), each),
-        float(largest.mean()) - scale * (math.log(chance) + np.euler_gamma),
-    )
-
-
-def tail_bound(values: Floats, chance: float) -> float:
-    """Value that one sample of this distribution exceeds with `chance` at most, by the narrowest
-    normal that no value of its upper quarter lies outside of. Few values widen it by what a
-    standard deviation of so many may be off.
-    """
-    descending = np.sort(values)[::-1]
-    count, middle = max(1, len(descending) // 4), float(np.median(descending))
+    scale = largest.std(ddof=1) * math.sqrt(6) / math.pi
+    gumbel = largest.mean() - scale * (math.log(chance) + np.euler_gamma)
+    # The narrowest normal that no value of the upper quarter lies outside of. Few values widen it
+    # by what a standard deviation of so many may be off.
+    descending = np.sort(logs, axis=None)[::-1]
+    count = max(1, len(descending) // 4)
+    middle = np.median(descending)
     quantiles = np.array([_quantile((k + 0.5) / len(descending)) for k in range(count)])
-    spread = float(((descending[:count] - middle) / quantiles).max()) * (1 + 1 / math.sqrt(count))
-    return middle + spread * _quantile(min(chance, 0.5))
+    spread = ((descending[:count] - middle) / quantiles).max() * (1 + 1 / math.sqrt(count))
+    return max(middle + spread * _quantile(min(each, 0.5)), gumbel)
 
 
 def _quantile(chance: float) -> float:
@@ -266,17 +272,3 @@ def _groups_of(
         members = np.where(np.bincount(labels)[labels] >= _FEWEST_OF_A_GROUP, labels, -1)
         if len(np.unique(members[members >= 0])) >= 2:
             yield kind, members
-
-
-def _means_of(values: Floats, labels: Ints) -> Floats:
-    """Means over groups, those of label -1 left out. [n, rows] -> [n, groups], by number"""
-    is_member = labels >= 0
-    counts = np.bincount(labels[is_member])
-    sums = np.stack(
-        [
-            np.bincount(labels[is_member], weights=np.nan_to_num(row[is_member], posinf=np.inf))
-            for row in values
-        ],
-    )
-    means: Floats = sums[:, counts > 0] / counts[counts > 0]
-    return means

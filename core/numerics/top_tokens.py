@@ -66,6 +66,24 @@ class TopTokenRows:
         return values
 
     @property
+    def chosen_values(self) -> Floats:
+        """Value sent with each target, next to its list or in it, NaN without one. [rows]"""
+        return np.where(np.isfinite(self.chosen), self.chosen, self.target_values)
+
+    @property
+    def argmaxes(self) -> np.ma.MaskedArray:
+        """Top token of each row, masked if it was not sent. [rows]"""
+        first = np.append(self.token_ids, 0)[self.offsets[:-1]]
+        return np.ma.array(first, mask=self.best < 1)
+
+    @property
+    def margins(self) -> np.ma.MaskedArray:
+        """Top value of each row over the runner-up, masked if one was not sent. [rows]"""
+        first = self.offsets[:-1]
+        values = np.append(self.values, [0.0, 0.0])
+        return np.ma.array(values[first] - values[first + 1], mask=self.best < 2)
+
+    @property
     def has_repeats(self) -> Flags:
         """Whether a token stands twice in a row. [rows]"""
         is_repeat = np.ones(len(self.token_ids), np.bool_)
@@ -74,22 +92,21 @@ class TopTokenRows:
 
     def row(self, index: int) -> tuple[Ints, Floats]:
         """Return tokens and values of one row, largest first. [entries] each"""
-        part = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        part = slice(*self.offsets[index : index + 2])
         return self.token_ids[part], self.values[part]
 
     def part(self, rows: Flags) -> TopTokenRows:
         """Return some rows. rows [rows]: which stay."""
         entries = rows[self.row_of]
-        columns = {
-            name: getattr(self, name)[rows]
-            for name in ("positions", "best", "targets", "missing", "chosen")
-        }
-        offsets = np.append(0, np.cumsum(self.counts[rows]))
         return TopTokenRows(
-            offsets=offsets,
-            token_ids=self.token_ids[entries],
-            values=self.values[entries],
-            **columns,
+            self.positions[rows],
+            np.append(0, np.cumsum(self.counts[rows])),
+            self.token_ids[entries],
+            self.values[entries],
+            self.best[rows],
+            self.targets[rows],
+            self.missing[rows],
+            self.chosen[rows],
         )
 
     def without_values(self, rows: Flags) -> TopTokenRows:
@@ -126,12 +143,10 @@ def largest(values: NDArray[Any], count: int) -> Ints:
 
 def concatenate(parts: Sequence[TopTokenRows]) -> TopTokenRows:
     """Return the rows of all parts, one part after another."""
-    names = [field.name for field in fields(TopTokenRows) if field.name != "offsets"]
+    names = [field.name for field in fields(TopTokenRows)]
     columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return TopTokenRows(
-        offsets=np.cumsum([0, *np.concatenate([part.counts for part in parts])]),
-        **columns,
-    )
+    columns["offsets"] = np.cumsum([0, *np.concatenate([part.counts for part in parts])])
+    return TopTokenRows(**columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,75 +179,49 @@ class TopTokenFigures:
 
     @property
     def rms(self) -> np.ma.MaskedArray:
-        return np.ma.array(
-            np.sqrt(self.squares / np.maximum(self.common, 1)),
-            mask=self.common == 0,
-        )
+        mean = self.squares / np.maximum(self.common, 1)
+        return np.ma.array(np.sqrt(mean), mask=self.common == 0)
 
 
 def compare_rows(reference: TopTokenRows, variant: TopTokenRows) -> TopTokenFigures:
     """Compare the rows of two sides, each with the one at the same place."""
-    sides, rows = (reference, variant), len(reference)
-    keys, other_keys = (side.row_of << 32 | side.token_ids for side in sides)
+    rows = len(reference)
+    keys, other_keys = (side.row_of << 32 | side.token_ids for side in (reference, variant))
     both, own, other = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
-    row_of, changes = both >> 32, variant.values[other] - reference.values[own]
-    of_chosen, chosen_changes = _chosen_changes(reference, variant)
-    row_of, changes = np.append(row_of, of_chosen), np.append(changes, chosen_changes)
-    common, largest_change = np.bincount(row_of, minlength=rows), np.zeros(rows)
+    # chosen values next to a list are compared with chosen values, lists with lists
+    of_chosen = np.isfinite(reference.chosen) | np.isfinite(variant.chosen)
+    chosen_changes = variant.chosen_values - reference.chosen_values
+    of_chosen &= (reference.targets == variant.targets) & np.isfinite(chosen_changes)
+    row_of = np.append(both >> 32, np.flatnonzero(of_chosen))
+    changes = variant.values[other] - reference.values[own]
+    changes = np.append(changes, chosen_changes[of_chosen])
+    common = np.bincount(row_of, minlength=rows)
+    largest_change = np.zeros(rows)
     np.maximum.at(largest_change, row_of, np.abs(changes))
     max_abs = np.ma.array(largest_change, mask=common == 0)
-    tokens, margins = zip(*map(_tops, sides), strict=True)
+    tokens = reference.argmaxes, variant.argmaxes
+    margins = reference.margins, variant.margins
     is_tie = np.logical_or(*(margin.filled(1.0) == 0 for margin in margins))
     is_any_open = np.logical_or(*map(np.ma.getmaskarray, margins))
     smaller_margin = np.ma.stack(margins).min(axis=0)
     return TopTokenFigures(
-        common=common,
-        squares=np.bincount(row_of, np.square(changes), minlength=rows).astype(np.float64),
-        smaller_margin=smaller_margin,
-        neq=np.bincount(row_of[changes != 0], minlength=rows),
-        max_abs=max_abs,
-        reference_token=tokens[0],
-        variant_token=tokens[1],
-        reference_margin=margins[0],
-        variant_margin=margins[1],
+        common,
+        np.bincount(row_of, np.square(changes), minlength=rows).astype(np.float64),
+        smaller_margin,
+        np.bincount(row_of[changes != 0], minlength=rows),
+        max_abs,
+        *tokens,
+        *margins,
         is_flip=tokens[0] != tokens[1],
         is_tie=np.ma.array(is_tie, mask=~is_tie & is_any_open),
         could_flip=smaller_margin <= 2 * max_abs,
     )
 
 
-def _chosen_changes(
-    reference: TopTokenRows,
-    variant: TopTokenRows,
-) -> tuple[Ints, Floats]:
-    """Return rows with a chosen value next to the list on either side, and its change: chosen
-    values are compared with chosen values, lists with lists.
-    """
-    sides = reference, variant
-    has_own = [np.isfinite(side.chosen) for side in sides]
-    values = [
-        np.where(own, side.chosen, side.target_values)
-        for own, side in zip(has_own, sides, strict=True)
-    ]
-    changes = values[1] - values[0]
-    is_comparable = (
-        (has_own[0] | has_own[1]) & (reference.targets == variant.targets) & np.isfinite(changes)
-    )
-    return np.flatnonzero(is_comparable), changes[is_comparable]
-
-
-def _tops(rows: TopTokenRows) -> tuple[np.ma.MaskedArray, np.ma.MaskedArray]:
-    """Return the argmax of each row, and its margin over the runner-up; masked if not sent. [rows]
-    each
-    """
-    first, values = rows.offsets[:-1], np.append(rows.values, [0.0, 0.0])
-    tokens = np.ma.array(np.append(rows.token_ids, 0)[first], mask=rows.best < 1)
-    return tokens, np.ma.array(values[first] - values[first + 1], mask=rows.best < 2)
-
-
 def summary_of(figures: TopTokenFigures) -> Summary:
     """Return the summary of a pair; what a statement on whole rows would be is None."""
-    common, flips = int(figures.common.sum()), figures.is_flip.compressed()
+    common = int(figures.common.sum())
+    flips = figures.is_flip.compressed()
     margins = figures.smaller_margin.compressed()
     return summary_of_counts(
         int(figures.neq.sum()),

@@ -1,7 +1,5 @@
 """The figures of a pair over all its rows: added up chunk by chunk, and what stands out of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -25,7 +23,7 @@ class PairTotal:
 
     def __init__(self) -> None:
         # extreme or sum of the rows so far, None of none
-        self._parts: dict[str, Any] = dict.fromkeys(_RULES)
+        self._parts = dict.fromkeys(_RULES)
         self._counts = dict.fromkeys(_RULES, 0)  # rows in which it is defined, or its denominator
         self._distances = np.zeros(BINS, np.int64)
 
@@ -38,7 +36,7 @@ class PairTotal:
                 int(getattr(figures, rule.denominator).sum()) if rule.denominator else len(defined)
             )
             defined += [] if self._parts[name] is None else [self._parts[name]]
-            reduce: Any = _EXTREMES.get(
+            reduce = _EXTREMES.get(
                 rule.reduction,
                 math.fsum if values.dtype.kind == "f" else sum,
             )
@@ -59,7 +57,7 @@ class PairTotal:
         has a figure for is None.
         """
         values = {name: self._reduced(name, rule.reduction) for name, rule in _RULES.items()}
-        empty: dict[str, Any] = {
+        empty = {
             name: 0.0
             for name in values
             if values[name] is None and name not in NULLABLE | COUNTS_OF_TOKENS
@@ -67,7 +65,8 @@ class PairTotal:
         return Summary(**values | empty)
 
     def _reduced(self, name: str, kind: Reduction) -> Any:
-        part, count = self._parts[name], self._counts[name]
+        part = self._parts[name]
+        count = self._counts[name]
         if kind in _EXTREMES:
             return part
         if kind in (Reduction.SUM, Reduction.DEFINED):
@@ -94,7 +93,7 @@ def beyond_noise(table: Mapping[str, Any]) -> Flags:
     )
     if not flips.any() or np.isnan(in_row_ulps).all():  # lists have no row ULPs
         return np.zeros(len(flips), bool)
-    typical = max(NOISE_MARGIN * float(np.nanmedian(in_row_ulps)), NEAR_TIE_ROW_ULPS)
+    typical = max(NOISE_MARGIN * np.nanmedian(in_row_ulps), NEAR_TIE_ROW_ULPS)
     with np.errstate(divide="ignore", invalid="ignore"):
         return flips & (np.fmin(*margins) * in_row_ulps / difference > typical)
 
@@ -106,6 +105,7 @@ def dominating(rms: Floats) -> int | None:
     rms: by row, row ULPs; infinite if the row has NaN or infinity on one side only.
     """
     finite = np.nan_to_num(rms, posinf=1e150)
-    largest, squares = int(finite.argmax()), finite**2
+    largest = int(finite.argmax())
+    squares = finite**2
     is_far = finite[largest] > 10 * np.median(finite) and squares[largest] > 0.5 * squares.sum()
     return largest if len(squares) > 1 and is_far else None

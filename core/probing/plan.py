@@ -108,21 +108,18 @@ class Plan:
     @property
     def tokens_made(self) -> int:
         """Maximum of tokens that the servers generate."""
-        filler = (
-            2 * self.load * len(self.prompts) * self.tokens * (FILLER_FACTOR - 1)
-            if LOAD in self.tests
-            else 0
-        )
         made = {WALK: 1, ECHO: 1, STATE: TOKENS}
-        counts = (
+        count = sum(
             self.requests_of(test) * made.get(test, self.tokens) for test in ("", *self.tests)
         )
-        return (sum(counts) + filler) * self.servers
+        if LOAD in self.tests:
+            count += 2 * self.load * len(self.prompts) * self.tokens * (FILLER_FACTOR - 1)
+        return count * self.servers
 
 
 def parsed_tests(text: str) -> tuple[tuple[str, ...], int]:
     """Parse `rerun,warm,load:8` to (names, load). UsageError for an unknown name."""
-    names: list[str] = []
+    names = []
     load = 8
     for part in text.split(","):
         match = re.fullmatch(r"\s*([a-z]+)(?::(\d{1,4}))?\s*", part)
@@ -142,11 +139,9 @@ def parsed_tests(text: str) -> tuple[tuple[str, ...], int]:
 
 def about_tokens(prompt: Prompt) -> int:
     """Return the tokens of a prompt: exact for ids, else by its characters."""
-    return (
-        len(prompt)
-        if isinstance(prompt, tuple)
-        else max(1, round(len(prompt) / _CHARACTERS_A_TOKEN))
-    )
+    if isinstance(prompt, tuple):
+        return len(prompt)
+    return max(1, round(len(prompt) / _CHARACTERS_A_TOKEN))
 
 
 def costs(plan: Plan) -> list[str]:
@@ -186,13 +181,8 @@ def base_of(address: str) -> str:
             f"'{clean(address.rpartition('@')[2])}' is not a server address; expected"
             " http://HOST:PORT, without user, query or fragment.",
         )
-    path = (
-        parts.path.rstrip("/")
-        .removesuffix("/chat/completions")
-        .removesuffix("/completions")
-        .removesuffix("/v1")
-    )
-    return f"{parts.scheme}://{parts.netloc}{path.rstrip('/')}"
+    path = re.sub("/*(/v1)?(/(chat/)?completions)?/*$", "", parts.path)
+    return f"{parts.scheme}://{parts.netloc}{path}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,13 +38,10 @@ class Round(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """The state after the round, in words."""
         moved = f"moved since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else "not moved"
-        nats = number(self.distance_nats)
-        limit = number(self.limit_nats)
-        size = (
-            "other tokens"
-            if self.distance_nats is None
-            else f"{nats} nats from the baseline, limit {limit}"
-        )
+        size = "other tokens"
+        if self.distance_nats is not None:
+            nats = number(self.distance_nats)
+            size = f"{nats} nats from the baseline, limit {number(self.limit_nats)}"
         state = f"has {moved}: {size}"
         # versions before had no is_down
         if self.is_down or self.distance_nats is self.since is None:
@@ -58,12 +55,11 @@ def read_rounds(store: Store, pattern: str = "*.jsonl") -> list[list[Round]]:
         store.mirror.bring(FOLDER, LARGEST)
     histories = []
     for path in sorted((store.directory / FOLDER).glob(pattern)):
-        rounds: list[Round] = []
+        rounds = []
         for line in path.read_bytes().splitlines():
             # a process was killed while it wrote
             with suppress(msgspec.MsgspecError, UnicodeError, RecursionError):
                 rounds.append(msgspec.json.decode(line, type=Round))
-        histories += (
-            [[one for one in rounds if one.baseline == rounds[-1].baseline]] if rounds else []
-        )
+        if rounds:
+            histories.append([one for one in rounds if one.baseline == rounds[-1].baseline])
     return histories

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
+
 from ..errors import DumpError
 from ..responses.entries import count_of
 from ..responses.formats import read_payload
@@ -168,6 +170,10 @@ OLLAMA = Kind(
 )
 
 
+class _Tokenized(msgspec.Struct):
+    tokens: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Server:
     """One server. model: its name in requests; vocab: its size, if reported."""
@@ -189,15 +195,10 @@ class Server:
             return None
         try:
             answer = self.client.post("/tokenize", self.kind.tokenize(text, self.model))
-        except ProbeError:
+            return msgspec.convert(answer, _Tokenized).tokens or None
+        except (ProbeError, msgspec.ValidationError):
             # an older server has no such endpoint
             return None
-        ids = answer.get("tokens") if isinstance(answer, dict) else None
-        return (
-            tuple(ids)
-            if isinstance(ids, list) and ids and all(type(one) is int for one in ids)
-            else None
-        )
 
     def forget(self) -> None:
         """Clear the caches, if there is a request for it."""
@@ -227,11 +228,8 @@ class Server:
             raise ProbeError(f"{path}: the server sends no answer.")
         one = responses[0]
         top_logprobs = ask.top if one.top_logprobs is None else one.top_logprobs
-        return replace(
-            one,
-            top_logprobs=top_logprobs,
-            vocab=self.vocab if one.vocab is None else one.vocab,
-        )
+        vocab = self.vocab if one.vocab is None else one.vocab
+        return replace(one, top_logprobs=top_logprobs, vocab=vocab)
 
 
 def find_server(client: Client, model: str = "") -> Server:

@@ -13,8 +13,7 @@ import torch
 
 from ...errors import DumpError, UsageError
 from ...evidence import Evidence
-from ...judging.explain.rescoring import Rescoring, floor_evidence
-from ...judging.explain.routing import Routing
+from ...judging.explain.rescoring import Rescoring, Routing, floor_evidence
 from ...judging.explain.rows import PairRows, RowPair
 from ...numerics.arrays import Floats
 from ...progress import Progress

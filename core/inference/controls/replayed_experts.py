@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...errors import DumpError
-from ...judging.explain.routing import Routing
+from ...judging.explain.rescoring import Routing
 from ...judging.explain.rows import PairRows, RowPair
 from ...numerics.arrays import Floats
 from ...numerics.recorded_choices import MISSING, is_choice

@@ -53,7 +53,7 @@ class Explanation:
 
 def explain(pair: PairRows) -> Explanation:
     """Look for every cause for which a pair has enough rows and values."""
-    looked_for: list[str] = []
+    looked_for = []
     missing: dict[str, list[str]] = {}  # what there was too little of -> causes that need it
 
     def look_for(finds: Sequence[Find], pair: PairRows) -> list[Cause]:
@@ -76,7 +76,11 @@ def explain(pair: PairRows) -> Explanation:
     for cause in causes:
         if cause.undo:
             undone = [cause.undo.row(row) for row in pair.rows]
-            rest = replace(pair, rows=undone, factor=cause.parameters.get("factor", 1.0))
+            rest = replace(
+                pair,
+                rows=undone,
+                factor=cause.parameters.get("factor", 1.0),
+            )
     causes += [*look_for(OF_TOKENS, rest), *look_for(OBSERVED, pair)]
     names = {cause.name for cause in causes}
     implications = {name for name, others in _IMPLIED_BY.items() if names & others}

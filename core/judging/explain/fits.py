@@ -6,7 +6,6 @@ Each is given half of the rows and yields fits, which `scoring.score` undoes on 
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -81,7 +80,7 @@ def constant_offset(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     least = _LEAST_CONSTANT
     if pair.has_constants:
         rest = [np.median(np.abs(center(each))) for each in differences]
-        least = max(least, _OF_REST * float(np.median(rest)))
+        least = max(least, _OF_REST * np.median(rest))
     if is_one_sided and np.median(np.abs(constants)) >= least:
         middle = float(np.median(constants))
         amount = f"one number in each row (median {number(middle)})"
@@ -143,7 +142,7 @@ def _apply(side: int, change: Callable[[Values], Values]) -> Callable[[RowPair],
 @fit_and_score(least_tokens=1)
 def rounded_logits(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
     """One side is the other rounded to a coarser format, or to so many decimals."""
-    roundings: dict[str, Callable[[Values], Any]] = {}
+    roundings = {}
     if not pair.has_constants:
         for name in ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"):
             if name != pair.dtype:
@@ -186,7 +185,11 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     if not pair.has_constants and has_same_sign.any():
         own = x[has_same_sign]
         other = y[has_same_sign]
-        strengths["repetition"] = np.where(own > 0, own / other, other / own)
+        strengths["repetition"] = np.where(
+            own > 0,
+            own / other,
+            other / own,
+        )
     for form, of_tokens in strengths.items():
         strength = float(np.median(of_tokens))
         amount = strength if form == "repetition" else strength / pair.factor
@@ -201,7 +204,11 @@ def penalty(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
 
 def _penalize(form: str, strength: float, row: RowPair) -> RowPair:
     if form == "repetition":
-        penalized = np.where(row.x > 0, row.x / strength, row.x * strength)
+        penalized = np.where(
+            row.x > 0,
+            row.x / strength,
+            row.x * strength,
+        )
         return row._replace(x=np.where(row.in_text, penalized, row.x))
     times = row.times if form == "frequency" else row.in_text
     return row._replace(x=row.x - strength * times)
@@ -212,9 +219,9 @@ def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """Logit bias: the same few tokens are moved by the same amount wherever they stand."""
     differences = [center(row.y - row.x) for row in rows]
     quantiles = [np.quantile(np.abs(values), 0.75) for values in differences]
-    noise = float(np.median(quantiles))
+    noise = np.median(quantiles)
     # of rows that hardly differ, the noise is 0
-    grid = float(np.median([pair.rounding_rms(row) for row in rows]))
+    grid = np.median([pair.rounding_rms(row) for row in rows])
     least = _ABOVE_NOISE * max(noise, 2 * grid) + 1e-4
     ids = np.concatenate([row.token_ids for row in rows])
     values = np.concatenate(differences)

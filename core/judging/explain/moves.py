@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...numerics.arrays import Flags, Ints, Values
-from ...numerics.formats import values_of
+from ...numerics.arrays import Ints, Values
 from ...runs.measured import Measured
+from ..values import some_values
 
 SAME_ROW = 0.01  # of a row's squared difference, that one at another place leaves
 # A row's top tokens, each a random direction as long as its logit exceeds the last one, make a
@@ -26,11 +26,6 @@ class Moves(NamedTuple):
     nearest: Ints
     own: Values
     least: Values
-
-    @property
-    def is_moved(self) -> Flags:
-        is_elsewhere = self.nearest != np.arange(len(self.nearest))
-        return is_elsewhere & (self.own > 0) & (self.least <= SAME_ROW * self.own)
 
 
 def moves_of_run(run: Measured, pair: int) -> Moves:
@@ -56,12 +51,21 @@ def moves_of_run(run: Measured, pair: int) -> Moves:
         nearest[block[is_near]] = best[is_near]
     moved = np.flatnonzero(nearest != np.arange(rows))
     step = 1 + len(moved) // _CONFIRMED
-    sampled = moved[::step].tolist()
-    shares = np.array([_left(run, pair, row, int(nearest[row])) for row in sampled])
-    is_same = shares <= SAME_ROW
+    # what of a row's squared difference is left from its partner, each up to a constant
+    shares = []
+    for row in moved[::step].tolist():
+        variances = []
+        for place in (int(nearest[row]), row):
+            variant_row = some_values(run, pair + 1, (row, row + 1))
+            difference = variant_row - some_values(run, 0, (place, place + 1))
+            difference = difference[np.isfinite(difference)]
+            variances.append(difference.var() if len(difference) else 0.0)
+        left, whole = variances
+        shares.append(left / whole if whole else 1.0)
+    same = [share for share in shares if share <= SAME_ROW]
     least = own.copy()
-    if len(shares) and is_same.mean() >= _AGREES:
-        least[moved] *= shares[is_same].mean()
+    if same and len(same) >= _AGREES * len(shares):
+        least[moved] *= np.mean(same)
     return Moves(nearest, own, least)
 
 
@@ -78,22 +82,3 @@ def _vectors(run: Measured, side: int) -> Values:
     for rank in range(logits.shape[1]):
         vectors += excess[:, rank, None] * directions[tokens[:, rank]]
     return vectors
-
-
-def _left(run: Measured, pair: int, row: int, partner: int) -> float:
-    """Return what of a row's squared difference is left from another row of the reference, each up
-    to a constant.
-    """
-
-    def values(side: int, place: int) -> Values:
-        bits = run.read_rows(side, place, place + 1)[0]
-        return values_of(bits, run.header.format).astype(float)
-
-    variant = values(pair + 1, row)
-    squares = []
-    for place in (partner, row):
-        difference = variant - values(0, place)
-        difference = difference[np.isfinite(difference)]
-        squares.append(float(difference.var()) if len(difference) else 0.0)
-    left, own = squares
-    return left / own if own else 1.0

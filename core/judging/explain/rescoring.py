@@ -5,21 +5,44 @@ it agrees with.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
 
 from ...cause import Cause
-from ...checks.list_floor import LISTS, list_floor_row, no_list_floor
+from ...checks.choices import LARGEST_GAP
+from ...checks.list_floor import LISTS, list_floor_row
 from ...evidence import Evidence
 from ...numerics.arrays import Flags, Floats
+from ...numerics.statistic import TINY, rms_ratio
 from ...rl.causes import explain_tokens
 from ...rl.figures import SampledTokens
-from ...text import number
-from .routing import Routing, explain_routing
+from ...text import number, percent, plural
 from .rows import RowPair
 
 _FEW = 0.05  # of the tokens may be far off without deciding about the others
 _DISTINCT = 4.0  # standard errors, so that one tie in 30,000 is called distinct
+# Of the squared r: what replaying takes away at least if the experts account for it, and how many
+# times as much it leaves if others were recorded than used. Equal experts change nothing.
+_EXPLAINED = 0.5
+_WORSE = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class Routing:
+    """A rollout's experts and a checkpoint's, at tokens that both sides score.
+
+    routers: their modules; r, replayed: checkpoint minus rollout as it is, and with the recorded
+    experts, [tokens]; alike: whether a router takes the recorded experts, [tokens, routers], NaN if
+    none were; gaps: how far apart a router's scores are at each other choice, over what rounding
+    moves them.
+    """
+
+    routers: Sequence[str]
+    r: Floats
+    replayed: Floats
+    alike: Floats
+    gaps: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,14 +97,13 @@ class Rescoring:
         """Difference of the pair, of the reference to the model and of the variant to it, in noise
         floors.
         """
-        squares = self.squares[[0, -2, -1]].mean(axis=1)
-        pair, x, y = np.sqrt(squares / self.floor.mean())
-        return float(pair), float(x), float(y)
+        pair, x, y = (rms_ratio(self.squares[row], self.floor) for row in (0, -2, -1))
+        return pair, x, y
 
     @cached_property
     def scale(self) -> Floats:
         """Floor of each row; one next to 0 is no scale. [rows]"""
-        least = max(float(np.median(self.floor)), 1e-300)
+        least = max(np.median(self.floor), 1e-300)
         return np.maximum(self.floor, least)
 
     def outliers(self, side: int) -> Flags:
@@ -95,8 +117,7 @@ class Rescoring:
     def ratio(self, side: int) -> float:
         """Return a side's distance without outliers, in noise floors."""
         usual = ~self.outliers(side)
-        square = self.squares[-2 + side][usual].mean()
-        return float(np.sqrt(square / self.floor[usual].mean()))
+        return rms_ratio(self.squares[-2 + side][usual], self.floor[usual])
 
     @property
     def mean(self) -> Floats:
@@ -106,10 +127,18 @@ class Rescoring:
 
 def floor_evidence(scores: Rescoring) -> Evidence:
     """Return the noise floor check of a pair of lists."""
-    if not scores.has_floor:
-        return no_list_floor(scores.model, scores.dtype)
-    worst = float(np.sqrt(scores.squares[0] / scores.scale).max())
-    return list_floor_row(scores.model, scores.dtype, scores.names, scores.ratios, worst)
+    ratios = None
+    worst = 0.0
+    if scores.has_floor:
+        ratios = scores.ratios
+        worst = float(np.sqrt(scores.squares[0] / scores.scale).max())
+    return list_floor_row(
+        scores.model,
+        scores.dtype,
+        scores.names,
+        ratios,
+        worst,
+    )
 
 
 @dataclass(frozen=True)
@@ -140,7 +169,7 @@ def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
     close = [one for one in scores if one.ratio(side) <= LISTS.over_all]
 
     def usual_square(one: Rescoring) -> float:
-        return float(one.squares[-2 + side][~one.outliers(side)].mean())
+        return one.squares[-2 + side][~one.outliers(side)].mean()
 
     if close:
         nearest = min(close, key=usual_square)
@@ -250,3 +279,65 @@ def _verdict(sides: Sequence[_Agreement], scores: Sequence[Rescoring]) -> Cause:
     ]
     agrees = {"rollout": list(rollout.fits), "trainer": list(trainer.fits)}
     return Cause(kind, says, {"agrees": agrees, "noise_floors": table})
+
+
+def explain_routing(scores: Sequence[Rescoring]) -> list[Cause]:
+    """Return the cause *routing* by the checkpoint and dtype that are nearest to the rollout; none
+    if its experts do not account for r, or it recorded none.
+    """
+    near = []
+    for scored in scores:
+        one = scored.routing
+        if isinstance(one, str):
+            return [Cause("experts not compared", one)]
+        if one is not None:
+            square, replayed = ((values**2).mean() for values in (one.r, one.replayed))
+            near.append((min(square, replayed), square, replayed, scored, one))
+    if not near:
+        return []
+    _, square, replayed, scored, one = min(near, key=itemgetter(0))
+    layers = (one.alike == 0).sum(axis=1)
+    is_other = layers > 0
+    rollout, _ = scored.names
+    if is_other.any() and replayed <= (1 - _EXPLAINED) * square:
+        says = f"'{rollout}' takes other experts than {scored.model} in {scored.dtype}."
+    elif replayed > max(_WORSE * square, LISTS.over_all**2 * scored.floor.mean()):
+        says = f"'{rollout}' did not use the experts that it recorded."
+    else:
+        return []
+    of_others = float((one.r[is_other] ** 2).sum())
+    agreement = np.nanmean(one.alike, axis=0)
+    lowest = int(np.nanargmin(agreement))
+    figures = {
+        "mean_abs": float(np.abs(one.r).mean()),
+        "mean_abs_replayed": float(np.abs(one.replayed).mean()),
+        "tokens_with_others": float(is_other.mean()),
+        "share_of_square": of_others / max(float((one.r**2).sum()), TINY),
+        "agreement": float(np.nanmean(one.alike)),
+        "no_near_ties": int((one.gaps > LARGEST_GAP).sum()),
+    }
+    says += (
+        f" Mean |r| is {number(figures['mean_abs'])}, and"
+        f" {number(figures['mean_abs_replayed'])} with the recorded experts replayed."
+        f" {percent(figures['tokens_with_others'])} of the tokens have other experts, and"
+        f" {percent(figures['share_of_square'])} of the squared r."
+        f" {percent(figures['agreement'])} of the choices agree, fewest in"
+        f" {one.routers[lowest]} ({percent(agreement[lowest])})."
+    )
+    ties = " Every other choice is a near tie, as rounding makes."
+    if beyond := figures["no_near_ties"]:
+        ties = f" {beyond:,} of {plural(len(one.gaps), 'other choice')} are no near ties."
+    # |r| by the number of layers with other experts, in groups up to 0, 1, 3, 7, ...
+    group = np.ceil(np.log2(layers + 1))
+    rows = []
+    for each in np.unique(group):
+        part = group == each
+        rows.append(
+            {
+                "up_to_layers": int(2**each) - 1,
+                "tokens": int(part.sum()),
+                "mean_abs": float(np.abs(one.r[part]).mean()),
+                "mean_abs_replayed": float(np.abs(one.replayed[part]).mean()),
+            },
+        )
+    return [Cause("routing", says + ties, {**figures, "by_agreement": rows})]

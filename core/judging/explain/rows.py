@@ -31,6 +31,7 @@ LEAST_TOKENS = 3
 _MOST_PLACES, _BLOCK = 48, 8  # in blocks of consecutive ones
 _MOST_LOGITS = 1 << 22  # of a side that are read, but two blocks at least
 _MOST_LISTED = 512  # rows of lists that causes are fitted to
+_MOST_SCORED = 4096  # tokens of rollouts
 # Tokens of a complete row: evenly spread ones, the top ones of either side, and those that are
 # furthest moved.
 _SPREAD, _LARGEST, _MOVED = 2048, 64, 16
@@ -63,11 +64,8 @@ class RowPair(NamedTuple):
         return self.y if side else self.x
 
     def part(self, selection: Flags | slice) -> RowPair:
-        ids = self.token_ids[selection]
-        x = self.x[selection]
-        y = self.y[selection]
-        times = self.times[selection]
-        return RowPair(self.prompt, self.position, ids, x, y, times)
+        columns: list[Array] = [each[selection] for each in self[2:]]
+        return RowPair(self.prompt, self.position, *columns)
 
     def outside_text(self) -> RowPair:
         """Leave out the tokens of the text if enough others are there."""
@@ -142,7 +140,11 @@ def rows_of_run(run: Measured, pair: int) -> PairRows:
     )
     if len(rows.places) == header.rows or header.rows > MOST_ROWS:
         return rows
-    return replace(rows, every_place=header.places(), find_moves=partial(moves_of_run, run, pair))
+    return replace(
+        rows,
+        every_place=header.places(),
+        find_moves=partial(moves_of_run, run, pair),
+    )
 
 
 def complete_rows(
@@ -183,26 +185,22 @@ def complete_rows(
         text = np.array(tokens[prompt][: position + 1], np.int64)
         text = text[(text >= 0) & (text < vocab)]
         keys = np.where(is_usable, (x, y, shifts), -np.inf)
-        tops = [
-            largest(keys[0], _LARGEST),
-            largest(keys[1], _LARGEST),
-            largest(keys[2], _MOVED),
-        ]
+        tops = map(largest, keys, (_LARGEST, _LARGEST, _MOVED))
         ids = np.unique(np.concatenate([spread, text, *tops]))
         ids = ids[is_usable[ids]]
         if np.ptp(x[ids]) > 0 and np.ptp(y[ids]) > 0:
             times = np.bincount(text, minlength=vocab)[ids]
-            rows.append(
-                RowPair(
-                    prompt,
-                    position,
-                    ids,
-                    x[ids],
-                    y[ids],
-                    times,
-                )
-            )
-    return PairRows(names, "logit", dtype, rows, len(every), places, whole, is_masked)
+            rows.append(RowPair(prompt, position, ids, x[ids], y[ids], times))
+    return PairRows(
+        names,
+        "logit",
+        dtype,
+        rows,
+        len(every),
+        places,
+        whole,
+        is_masked,
+    )
 
 
 def _blocks(count: int, most: int) -> list[range]:
@@ -259,9 +257,9 @@ def rows_of_lists(
     for index, rows_of_side in enumerate(lists):
         for at, (tokens, values) in enumerate(rows_of_side):
             whole[index, at, np.searchsorted(ids, tokens)] = values
-    prompts = []
-    for side in (reference, variant):
-        prompts.append(tuple(prompt_tokens(each) or () for each in side.responses))
+    prompts = [
+        tuple(prompt_tokens(each) or () for each in side.responses) for side in (reference, variant)
+    ]
     return PairRows(
         names=(pair.reference, pair.variant),
         values="logprob",
@@ -275,16 +273,16 @@ def rows_of_lists(
     )
 
 
-def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[int, ...]], PairRows]:
-    """Return sequences of a run of chosen tokens by number, about `most` tokens in all, and the
-    rows that score the tokens of the loss; places are their indices in the response. UsageError if
-    the prompts' tokens are not known.
+def rows_of_rollouts(run: Figures) -> tuple[dict[int, tuple[int, ...]], PairRows]:
+    """Return sequences of a run of chosen tokens by number, about `_MOST_SCORED` tokens in all, and
+    the rows that score the tokens of the loss; places are their indices in the response. UsageError
+    if the prompts' tokens are not known.
     """
     table = run.query(
         "SELECT prompt, position, token_id, is_trained, reference, variant, prompt_token_ids FROM"
         " chosen_token JOIN sequence USING (prompt) WHERE prompt % (SELECT 1 +"
         " sum(positions)::BIGINT // ? FROM prompt) = 0 ORDER BY prompt, position",
-        most,
+        _MOST_SCORED,
     )
     if table["prompt_token_ids"].isna().any():
         raise UsageError(
@@ -300,19 +298,18 @@ def rows_of_rollouts(run: Figures, most: int = 4096) -> tuple[dict[int, tuple[in
         x = tokens["reference"].to_numpy(np.float64)
         y = tokens["variant"].to_numpy(np.float64)
         usable = tokens["is_trained"].to_numpy(bool) & np.isfinite(x) & np.isfinite(y)
-        for at in np.flatnonzero(usable):
-            one = slice(at, at + 1)
-            places.append((prompt, int(at)))
-            rows.append(
-                RowPair(
-                    prompt,
-                    len(first) + int(at) - 1,
-                    ids[one],
-                    x[one],
-                    y[one],
-                    np.zeros(1, np.int64),
-                ),
-            )
+        whole = RowPair(
+            prompt,
+            len(first) - 1,
+            ids,
+            x,
+            y,
+            np.zeros_like(ids),
+        )
+        for at in np.flatnonzero(usable).tolist():
+            places.append((prompt, at))
+            row = whole.part(slice(at, at + 1))
+            rows.append(row._replace(position=whole.position + at))
     pair = run.header.sides[0].name, run.header.sides[1].name
     return sequences, PairRows(
         pair,

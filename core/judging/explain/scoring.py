@@ -100,15 +100,15 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
     most of what unrelated sides differ by. If it moves few tokens, the others have to be three
     times closer.
     """
-    undo: Undo | None = cause.undo
+    undo = cause.undo
     if undo is None:
         return cause
     # whose own noise may look like a cause
     are_few = len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS
     bar = _OF_FEW_ROWS if are_few else 1 - EXPLAINED
-    scores: list[tuple[float, ...]] = []
+    scores = []
     unexplained = 0
-    disorders: list[Callable[[], float]] = []
+    disorders = []
     for row in rows:
         sides = undo.row(row)
         noise = pair.rounding_rms(row)

@@ -13,7 +13,7 @@ from ...numerics.formats import FORMATS, round_to
 from ...responses.alignment import extra_first_token
 from ...responses.records import UNKNOWN_TOKEN
 from ...text import number, plural
-from .moves import Moves
+from .moves import SAME_ROW, Moves
 from .rows import FARTHEST, LEAST_TOKENS, PairRows, TooFewError
 from .scoring import LEAST_ROWS, center
 
@@ -59,21 +59,28 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
                 squares.append((own[at], distances[at, to]))
         finite = [row for row in squares if np.isfinite(row).all()]
         original, remaining = np.array(finite).reshape(-1, 2).T
-        if len(original) >= least:
+        is_explained = remaining <= (1 - EXPLAINED) * original
+        is_whole_explained = remaining.sum() <= (1 - EXPLAINED) * original.sum()
+        if len(original) >= least and is_explained.mean() > share and is_whole_explained:
             says = f"{shift_in_words(pair.names, shift)}."
             cause = Cause("shifted rows", says, {"rows": shift})
-            yield from _if_explained(cause, original, remaining, share)
+            yield cause.score(original, remaining, len(original))
     # Two values tell no row from another: of a few pairs of tokens some are equally far apart by
     # chance.
     is_told = (shared >= LEAST_TOKENS) | np.eye(total, dtype=bool)
     identified = np.where(is_told, distances, _UNRELATED)
-    rows = Moves(identified.argmin(axis=1), own, identified.min(axis=1))
+    rows = Moves(
+        identified.argmin(axis=1),
+        own,
+        identified.min(axis=1),
+    )
     if pair.find_moves is not None:
         rows = pair.find_moves()
         places = pair.every_place
         total = pair.positions
     nearest = rows.nearest
-    is_moved = rows.is_moved
+    is_elsewhere = nearest != np.arange(len(nearest))
+    is_moved = is_elsewhere & (rows.own > 0) & (rows.least <= SAME_ROW * rows.own)
     count = int(is_moved.sum())
     if are_single or not count or (not pair.dtype and 2 * count < total):
         return
@@ -86,7 +93,11 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
             f" {_place(target)}."
         )
         name = "repeated rows"
-        parameters = {"prompt": target[0], "position": target[1], "positions": count + 1}
+        parameters = {
+            "prompt": target[0],
+            "position": target[1],
+            "positions": count + 1,
+        }
     else:
         one = f"at {_place(places[first])} that of {_place(places[nearest[first]])}"
         says = (
@@ -111,10 +122,18 @@ def _distances(pair: PairRows, farthest: int) -> tuple[Values, Ints, bool]:
     if pair.is_masked is not None:
         whole = np.where(pair.is_masked, np.nan, whole)
     step = 1 + whole.shape[2] // _COMPARED if pair.dtype else 1
-    whole = np.clip(whole[:, :, ::step], -FARTHEST, FARTHEST)
+    whole = np.clip(
+        whole[:, :, ::step],
+        -FARTHEST,
+        FARTHEST,
+    )
     sizes = np.isfinite(whole).sum(axis=2)
     if (sizes == 1).sum() > sizes.shape[1]:
-        x, y = np.where(sizes == 1, np.nansum(whole, axis=2), np.nan)
+        x, y = np.where(
+            sizes == 1,
+            np.nansum(whole, axis=2),
+            np.nan,
+        )
         none_shared = np.zeros((len(x), len(x)), np.int64)
         return (y[:, None] - x) ** 2, none_shared, True
     distances = np.full((sizes.shape[1],) * 2, _UNRELATED)
@@ -152,21 +171,6 @@ def _least_differences(x: Values, y: Values) -> Values:
 
 def _place(place: tuple[int, int]) -> str:
     return f"prompt {place[0]} position {place[1]}"
-
-
-def _if_explained(
-    cause: Cause,
-    original: Values,
-    remaining: Values,
-    share: float = 0.5,
-) -> Iterator[Cause]:
-    """Claim a move by squares before and after it, if so many rows, and nearly all of the whole,
-    are explained.
-    """
-    is_explained = remaining <= (1 - EXPLAINED) * original
-    is_whole_explained = remaining.sum() <= (1 - EXPLAINED) * original.sum()
-    if is_explained.mean() > share and is_whole_explained:
-        yield cause.score(original, remaining, len(original))
 
 
 def masks_and_padding(pair: PairRows) -> Iterator[Cause]:
@@ -224,7 +228,11 @@ def _mask(
             says = f"The vocabulary of {name} is {kind}: {filler} from id {first:,} on ({tokens})."
             return Cause(f"{kind} vocabulary", says, {"first": first, "tokens": len(always)})
         says = f"{name} masks {tokens} (from id {first:,}; {filler}) {place}."
-        parameters = {"tokens": always[:64].tolist(), "count": len(always), "positions": count}
+        parameters = {
+            "tokens": always[:64].tolist(),
+            "count": len(always),
+            "positions": count,
+        }
         return Cause("masking", says, parameters)
     # Of top tokens, rounding puts only a few below the largest masked one on the other side.
     largest = np.where(is_masked, likely, -np.inf).max(axis=1, keepdims=True)
@@ -235,7 +243,11 @@ def _mask(
             f"{name} masks other tokens in each row ({filler}) {place}, as a grammar or n-gram ban"
             " does."
         )
-        parameters = {"least": int(sizes.min()), "most": int(sizes.max()), "positions": count}
+        parameters = {
+            "least": int(sizes.min()),
+            "most": int(sizes.max()),
+            "positions": count,
+        }
         return Cause("masking", says, parameters)
     most = int(counts[are_top].max())
     weights = np.exp(likely - likely.max(axis=1, keepdims=True))
@@ -258,7 +270,11 @@ def renormalization(pair: PairRows) -> Iterator[Cause]:
     if not pair.has_constants:
         raise TooFewError("log-probabilities")
     is_sent = np.isfinite(pair.whole)
-    shares = np.where(is_sent, np.exp(np.minimum(pair.whole, 0.0)), 0.0)
+    shares = np.where(
+        is_sent,
+        np.exp(np.minimum(pair.whole, 0.0)),
+        0.0,
+    )
     least = np.where(is_sent, shares, np.inf).min(axis=2, initial=np.inf)
     counts = is_sent.sum(axis=2)
     sums = shares.sum(axis=2)
@@ -296,7 +312,7 @@ def upcast_values(pair: PairRows) -> Iterator[Cause]:
         for values in sides:
             rounded = round_to(FORMATS[name], values)
             on_grid.append(bool((rounded == values).all()))
-        side = int(on_grid[1])
+        side = on_grid[1]
         is_constant = np.ptp(sides[side]) == 0  # which is of every dtype
         if on_grid[0] != on_grid[1] and not is_constant:
             says = (
@@ -341,5 +357,9 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
                 f" {is_usable.sum():,} positions ({rows.targets[first]} for {tops[first]} at"
                 f" position {position}): sampled, penalized or masked."
             )
-            parameters = {"positions": len(others), "position": position, "prompt": prompt}
+            parameters = {
+                "positions": len(others),
+                "position": position,
+                "prompt": prompt,
+            }
             yield Cause("sampler", says, parameters)

@@ -34,7 +34,7 @@ def test_rows_without_a_direction_have_no_cosine():
     bad[3], bad[5, 0], bad[7, 1] = 0.0, np.nan, np.inf
     unknown = np.isnan(directions(ROWS, bad).cosine_distance)
     assert np.flatnonzero(unknown).tolist() == [3, 5, 7]
-    assert neighbors(ROWS, bad).rows == 57
+    assert neighbors(ROWS, bad).neighbors_of == 57
     assert neighbors(ROWS[:4], bad[2:6]) is None
 
 
@@ -48,8 +48,8 @@ def test_neighbors_that_change_are_those_of_scipy():
     changed = np.flatnonzero(nearest[0] != nearest[1])
     margins = [cosines[0][i, nearest[0][i]] - cosines[0][i, nearest[1][i]] for i in changed]
     found = neighbors(ROWS, NEAR)
-    assert found.changed == len(changed) > 5
-    assert found.margin == pytest.approx(max(margins))
+    assert found.neighbors_changed == len(changed) > 5
+    assert found.neighbor_margin == pytest.approx(max(margins))
     assert neighbors(ROWS, ROWS) == (60, 0, 0.0)
 
 
@@ -59,8 +59,8 @@ def test_scores_change_order_within_a_prompt_alone():
     pairs = [(i, j) for i, j in combinations(range(60), 2) if prompts[i] == prompts[j]]
     swapped = [(i, j) for i, j in pairs if (mine[i] < mine[j]) != (theirs[i] < theirs[j])]
     order = score_order(mine, theirs, FLOAT32, lengths)
-    assert (order.pairs, order.changed) == (len(pairs), len(swapped))
-    assert order.gap == max(abs(mine[i] - mine[j]) for i, j in swapped)
+    assert (order.pairs, order.pairs_changed) == (len(pairs), len(swapped))
+    assert order.largest_gap == max(abs(mine[i] - mine[j]) for i, j in swapped)
 
 
 @pytest.mark.parametrize(("fmt", "step"), [(BFLOAT16, 2.0**-7), (FLOAT32, 2.0**-23)])
