@@ -44,7 +44,8 @@ def is_explained(square: Floats, rest: Floats, most: float = MOST) -> bool:
     """Return whether a cause leaves little of the squared difference, whatever a few tokens do."""
     usual = len(rest) - int(_OUTLIERS * len(rest))
     kept = np.argsort(rest, kind="stable")[:usual]
-    is_small = rest[kept].sum() <= most * square[kept].sum()
+    # a difference of a few tokens alone is none that a cause of all of them explains
+    is_small = 0 < square[kept].sum() >= rest[kept].sum() / most
     is_shrunk = np.quantile(rest, _MANY) <= 0.5 * np.quantile(square, _MANY)
     return bool(is_small and is_shrunk)
 

@@ -259,3 +259,13 @@ def test_too_few_tokens_and_equal_sides_have_no_cause():
     assert explain_tokens(few) == []
     index = np.arange(200)
     assert explain_tokens(SampledTokens(index * 0, index, -1.0 - index, -1.0 - index)) == []
+
+
+@pytest.mark.parametrize("count", [1, 4, 7])
+def test_a_last_bit_of_a_few_tokens_has_no_cause(count):
+    trainer = -np.random.default_rng(0).exponential(size=len(PLAIN.r)).astype(np.float32)
+    rollout = trainer.copy()
+    places = 100 * np.arange(count) + 3
+    rollout[places] = np.nextafter(rollout[places], np.float32(0))
+    sides = {"rollout": rollout.astype(float), "trainer": trainer.astype(float)}
+    assert explain_tokens(with_values(PLAIN, **sides)) == []
