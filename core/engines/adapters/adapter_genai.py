@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from adapter_ort import LEVELS, require
@@ -101,21 +100,24 @@ CONFIG = "genai_config.json"
 NOT_OF_GRAPH = shutil.ignore_patterns("*.safetensors", "*.bin", "*.gguf", "*.pt")
 
 
+def kinds_of(options):
+    """Return the requested (type of matrices, of activations)."""
+    return options.get("weights", "f32"), options["activations"]
+
+
 def check(request):
     """Refuse if the folder or a package is incomplete.
 
     Return whether to use the folder's own graph.
     """
     options = request["modifiers"]
-    kind, rows = options.get("weights", "f32"), int(options.get("batch", 1))
-    activations = options.get("activations", "f32")
-    if request.get("modules") and (rows > 1 or kind != "f32"):
+    kinds = kinds_of(options)
+    if request["modules"] and (options["batch"] > 1 or kinds[0] != "f32"):
         raise Refused("modules can be followed with weights:f32 and without batch:N only.")
-    kinds = kind, activations
-    is_own = options.get("graph") == "own" and _is_own(Path(request["model"]), options, kinds)
+    is_own = options["graph"] == "own" and _is_own(Path(request["model"]), options, kinds)
     if not is_own:
         require(NEEDED)
-    elif request.get("modules"):
+    elif request["modules"]:
         require(["onnx"])
     return is_own
 
@@ -260,29 +262,27 @@ class GenAIEngine:
 
         self.genai, self.options = onnxruntime_genai, request["modifiers"]
         self.request = request
-        self.rows, self.slices = int(self.options.get("batch", 1)), {}
-        kind, activations = (self.options.get(name, "f32") for name in ("weights", "activations"))
+        self.rows, self.slices = self.options["batch"], {}
+        kind, activations = kinds_of(self.options)
         with tempfile.TemporaryDirectory() as target:
             folder = request["model"]
             if not is_own:
                 build(folder, target, kind, activations)
                 folder = target
-            elif request.get("modules"):
+            elif request["modules"]:
                 # modules change the graph, so it is changed in a copy
                 folder = shutil.copytree(folder, target, ignore=NOT_OF_GRAPH, dirs_exist_ok=True)
             vocab = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"][
                 "vocab_size"
             ]
-            if request.get("modules"):
+            if request["modules"]:
                 decoder = decoder_of(folder)
                 self.slices = show(Path(folder) / decoder["filename"], request["modules"], decoder)
             config = onnxruntime_genai.Config(str(folder))
-            settings: dict[str, Any] = {
-                "graph_optimization_level": LEVELS[self.options.get("optimize", "all")],
+            settings = {
+                "intra_op_num_threads": self.options["threads"] or len(os.sched_getaffinity(0)),
+                "graph_optimization_level": LEVELS[self.options["optimize"]],
             }
-            settings["intra_op_num_threads"] = int(self.options.get("threads", 0)) or len(
-                os.sched_getaffinity(0),
-            )
             config.overlay(json.dumps({"model": {"decoder": {"session_options": settings}}}))
             self.model = onnxruntime_genai.Model(config)
         wide = {"f32": "float32"}

@@ -37,7 +37,7 @@ HELLO = {
         ),
         "run": modifier("eager, or compiled as in serving", ["eager", "compiled"], default="eager"),
         "batch": BATCH,
-        "tensor": modifier("tensor parallel over N devices", least=1),
+        "tensor": modifier("tensor parallel over N devices", least=1, default=1),
     },
 }
 
@@ -91,8 +91,8 @@ class VLLMModules:
             return
         start = self.begin + self.done.get(name, 0)
         self.done[name] = self.done.get(name, 0) + len(values)
-        array, dtype = bits_of((values[-1:] if self.last_only else values).detach())
-        self.rows.module(name, start, array, dtype=dtype)
+        own = values[-1:] if self.last_only else values
+        self.rows.module(name, start, *bits_of(own.detach()))
 
 
 def load(request):
@@ -109,9 +109,9 @@ def load(request):
         llm = LLM(
             request["model"],
             dtype=request["dtype"],
-            enforce_eager=options.get("run", "eager") == "eager",
-            enable_prefix_caching=options.get("prefix", "off") == "on",
-            tensor_parallel_size=int(options.get("tensor", 1)),
+            enforce_eager=options["run"] == "eager",
+            enable_prefix_caching=options["prefix"] == "on",
+            tensor_parallel_size=options["tensor"],
             max_logprobs=-1,
             logprobs_mode="raw_logits",
             seed=0,
@@ -126,15 +126,11 @@ def load(request):
             f"this build of vLLM has no trace replay on this device; use walk ({reason}).",
         ) from error
     vocab = llm.llm_engine.model_config.get_vocab_size()
-    rows = int(options.get("batch", 1))
+    rows = options["batch"]
     modules = None
-    if request.get("modules"):
-        if (
-            base == "decode"
-            or rows > 1
-            or options.get("run") == "compiled"
-            or int(options.get("tensor", 1)) > 1
-        ):
+    if request["modules"]:
+        is_one = rows == options["tensor"] == 1
+        if base == "decode" or not is_one or options["run"] == "compiled":
             raise Refused(
                 "modules can be followed for one eager request on one device only, in prefill or"
                 " walk.",

@@ -251,7 +251,7 @@ def load(request):
     passes = [one for one in map(Pass, paths) if one.is_forward]
     if not passes:
         raise Refused(f"no file in {folder.name} has input_ids; expected them in every forward.")
-    translation, names = Translation(config), request.get("modules", ())
+    translation = Translation(config)
     first = translation.of(read(passes[0].path))
     ending = next((name for name in ("lm_head", "model.norm") if name in first), None)
     if ending is None:
@@ -274,14 +274,14 @@ def load(request):
             }
             if ending not in parts:
                 raise Refused(f"{each.path.name} has no {ending} of its {len(each.ids)} tokens.")
-            for name in names:
+            for name in request["modules"]:
                 if name in parts:
-                    array, kind = bits_of(parts[name])
-                    rows.module(name, position, array, dtype=kind)
+                    rows.module(name, position, *bits_of(parts[name]))
             for start in range(0, count, 64):
                 piece = parts[ending][start : start + 64]
-                array, kind = bits_of(piece if head is None else times_head(piece, head))
-                rows(position + start, array, dtype=kind)
+                if head is not None:
+                    piece = times_head(piece, head)
+                rows(position + start, *bits_of(piece))
 
     parts = {
         "weights": dtype,

@@ -35,7 +35,7 @@ from ...text import size
 from ..controls.choices import following_choices
 from ..models.devices import own_bits
 from ..models.model import LoadedModel, has_experts, revision_of
-from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
+from ..models.torch_errors import model_errors_stop, no_foreign_errors
 from ..paths import engine_side
 from ..paths.bases import without_cache
 from ..paths.batch import CacheWatch, Emit, kv_parts, neighbour_rows, rows_of_a_chunk
@@ -203,18 +203,17 @@ def run_capture(
     def tell(stage: str, rows_done: int = plan.header.rows) -> None:
         on_progress(stage, rows_done, plan.header.rows * len(plan.paths))
 
-    with quiet(), torch.inference_mode():
-        for side, path in enumerate(plan.paths):
-            torch.manual_seed(plan.request.seed)
-            with torch_errors_stop(path):
-                _run_side(plan, side, layers, sink, tell)
-            if layers is not None and side == 0:
-                try:
-                    with torch_errors_stop(path):
-                        layers.floor(path, tell)
-                except CaptureError as error:
-                    # the run has its sides without it
-                    missing.append(f"The modules have no noise floor: {error}")
+    for side, path in enumerate(plan.paths):
+        torch.manual_seed(plan.request.seed)
+        with torch_errors_stop(path):
+            _run_side(plan, side, layers, sink, tell)
+        if layers is not None and side == 0:
+            try:
+                with torch_errors_stop(path):
+                    layers.floor(path, tell)
+            except CaptureError as error:
+                # the run has its sides without it
+                missing.append(f"The modules have no noise floor: {error}")
     return missing
 
 
@@ -319,8 +318,8 @@ class _Chunks:
 
 
 def torch_errors_stop(path: Path) -> AbstractContextManager[None]:
-    """Turn torch's errors inside into one sentence that names the path."""
-    return foreign_errors_stop(
+    """Run torch; its errors inside become one sentence that names the path."""
+    return model_errors_stop(
         f"path '{path}'",
         "shorten the prompts, lower batch:N, or choose a narrower dtype",
     )

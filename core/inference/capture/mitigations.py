@@ -25,7 +25,7 @@ from ..controls.judge_model import JudgingSession
 from ..models.devices import own_bits
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
-from ..models.torch_errors import foreign_errors_stop, quiet
+from ..models.torch_errors import model_errors_stop
 from ..paths.batch import ignore
 from ..paths.engines import Prompts, whole_side
 from ..paths.paths import Path, check_path, open_path
@@ -71,11 +71,7 @@ def mitigations_of(
             sides = [mitigation.change(path) for path in paths]
             for path in sides:
                 check_path(path, loaded, max(map(len, prompts)))
-            with (
-                quiet(),
-                foreign_errors_stop(f"'{mitigation.name}'", "choose shorter prompts"),
-                torch.inference_mode(),
-            ):
+            with model_errors_stop(f"'{mitigation.name}'", "choose shorter prompts"):
                 figures = _compare(mitigation, loaded, prompts, sides, floor_rms)
         except UlpscopeError as error:
             if not rows:
@@ -157,7 +153,7 @@ def _throughput(
     for number in range(rounds + 1):
         for row, side in seconds:
             mitigation, paths = timed[row]
-            with quiet(), mitigation.model(loaded) as model:
+            with mitigation.model(loaded) as model:
                 took = _seconds(model, paths[side], ids[: tokens[side]])
             # the first round only warms up
             if number:
@@ -186,11 +182,8 @@ def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
             torch.cuda.synchronize(loaded.device)
         return time.perf_counter()
 
-    with (
-        foreign_errors_stop(f"path '{path}'", "choose a smaller batch"),
-        torch.inference_mode(),
-        open_path(path, loaded) as run,
-    ):
+    advice = "choose a smaller batch"
+    with model_errors_stop(f"path '{path}'", advice), open_path(path, loaded) as run:
         if path.is_one_piece:
             run(ids, ignore)  # compiles it
         began = now()

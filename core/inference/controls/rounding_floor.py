@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
-import torch
 
 from ...checks.pair import NoiseFloor
 from ...errors import CaptureError
@@ -16,7 +15,7 @@ from ...numerics.side_divergence import Divergence, concatenate, row_ulp_percent
 from ...places import NotFinite
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel, token_texts
-from ..models.torch_errors import foreign_errors_stop, quiet
+from ..models.torch_errors import model_errors_stop
 from ..paths.engines import PLAIN, Prompts, RunnableSide, divergence, whole_side
 from .reordering import reorder
 
@@ -44,12 +43,7 @@ def rounding_floor(
     draws: list[list[Divergence]] = [[] for _ in seeds]
     maps = 0
     advice = "shorten the prompts, choose a smaller model or another device"
-    with (
-        quiet(),
-        foreign_errors_stop("noise floor", advice),
-        torch.inference_mode(),
-        side.open(loaded, None) as run,
-    ):
+    with model_errors_stop("noise floor", advice), side.open(loaded, None) as run:
         for ids in prompts:
             own = whole_side(plain.run_on(loaded) if plain else run, ids)
             for draw, seed in zip(draws, seeds, strict=True):

@@ -20,7 +20,6 @@ from ...progress import Progress, no_progress
 from ...runs.file.records import Generation
 from ..capture.capture import CapturePlan, check_paths, plan_capture, torch_errors_stop
 from ..models.model import LoadedModel
-from ..models.torch_errors import quiet
 from ..paths.batch import ignore
 from ..paths.paths import OpenPath, Path, open_path, sides_of
 
@@ -76,11 +75,10 @@ def continue_all(
     An end-of-text token is the last. A margin may be infinite or NaN.
     """
     ends = end_tokens(loaded)
-    with quiet(), torch.inference_mode():
-        torch.manual_seed(seed)
-        with torch_errors_stop(path), open_path(path, loaded) as run:
-            for ids in prompts:
-                yield _continuation(run, ids, tokens, ends)
+    torch.manual_seed(seed)
+    with torch_errors_stop(path), open_path(path, loaded) as run:
+        for ids in prompts:
+            yield _continuation(run, ids, tokens, ends)
 
 
 def end_tokens(loaded: LoadedModel) -> frozenset[int]:

@@ -17,7 +17,6 @@ from ...errors import CaptureError, UsageError
 from ...progress import Progress, no_progress
 from ..capture.capture import check_paths, torch_errors_stop
 from ..models.model import LoadedModel
-from ..models.torch_errors import quiet
 from ..paths.paths import Path, open_path, parse_path
 from .generation import best_and_margin, continue_all
 
@@ -188,14 +187,13 @@ def _scores(
 ) -> Iterator[Scores]:
     """Yield argmax and margin of every position, computed on the device."""
     scored: list[tuple[torch.Tensor, torch.Tensor]] = []
-    with quiet(), torch.inference_mode(), torch_errors_stop(path):
-        torch.manual_seed(seed)
-        with open_path(path, loaded) as run:
-            for ids in prompts:
-                scored.clear()
-                run(ids, lambda _, logits: scored.append(best_and_margin(logits)))
-                tokens, margins = (torch.cat(each).tolist() for each in zip(*scored, strict=True))
-                yield tokens, margins
+    torch.manual_seed(seed)
+    with torch_errors_stop(path), open_path(path, loaded) as run:
+        for ids in prompts:
+            scored.clear()
+            run(ids, lambda _, logits: scored.append(best_and_margin(logits)))
+            tokens, margins = (torch.cat(each).tolist() for each in zip(*scored, strict=True))
+            yield tokens, margins
 
 
 def _usable(

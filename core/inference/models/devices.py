@@ -32,9 +32,13 @@ _SIGNED = {2: torch.int16, 4: torch.int32}
 
 def devices_here() -> list[tuple[str, str, int | None]]:
     """Return (name, chip, free bytes) of every device; None if the free memory is unknown."""
-    cards = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in cards)]
+    devices = [torch.device("cpu")]
+    devices += [torch.device("cuda", index) for index in range(_cuda_devices())]
     return [(str(device), name_of_device(device), free_bytes(device)) for device in devices]
+
+
+def _cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def usable_device(name: str | None) -> torch.device:
@@ -42,17 +46,17 @@ def usable_device(name: str | None) -> torch.device:
 
     CaptureError if it does not exist.
     """
+    count = _cuda_devices()
     if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if count else "cpu"
     try:
         device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
+    except RuntimeError as error:
         raise CaptureError(f"device '{name}' is unknown; expected cpu, cuda or cuda:N.") from error
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type != "cuda":
         raise CaptureError(f"device '{name}' is not supported; expected cpu, cuda or cuda:N.")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         raise CaptureError(
             f"device '{name}': torch {torch.__version__} sees no CUDA device; choose cpu.",

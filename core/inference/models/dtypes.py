@@ -85,9 +85,7 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
     affected; an engine's own code around the model, with its own weights, keeps its dtypes.
     """
     every = [*loaded.model.parameters(), *loaded.model.buffers()]
-    tensors = [
-        tensor for tensor in every if tensor.is_floating_point() and tensor.dtype != torch.float64
-    ]
+    tensors = [each for each in every if each.is_floating_point() and each.itemsize < 8]
     needed, free = 8 * sum(tensor.numel() for tensor in tensors), loaded.free_bytes
     if free is not None and needed > free:
         raise CaptureError(

@@ -53,8 +53,9 @@ class Encoder:
             # whole numbers, for bfloat16 counts to 256 only
             rows = (states * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
         else:
-            first = mask.argmax(1)
-            column = first if self.pooling == CLS else first + mask.sum(1) - 1
+            column = mask.argmax(1)
+            if self.pooling == LAST:
+                column = column + mask.sum(1) - 1
             rows = states[torch.arange(len(states)), column]
         return torch.nn.functional.normalize(rows) if self.is_normalized else rows
 
@@ -83,11 +84,11 @@ def encoder_of(source: ModelSource, config: Any) -> tuple[Any, Encoder]:
     """Return the class of transformers that loads a model without a causal head, by its
     `architectures`, and what becomes of its outputs.
     """
-    declared = (getattr(config, "architectures", None) or [config.model_type])[0]
+    declared = (config.architectures or [config.model_type])[0]
     if is_classifier(declared):
         return AutoModelForSequenceClassification, Encoder(int(config.num_labels))
     modules = _read(source, "modules.json", list[_Module])
-    if getattr(config, "is_encoder_decoder", False) or not (is_body(declared) or modules):
+    if config.is_encoder_decoder or not (is_body(declared) or modules):
         raise CaptureError(
             f"model '{source.name}' is a {declared}; expected an encoder or a sequence classifier."
             " For a causal language model choose prefill.",

@@ -37,7 +37,7 @@ from . import devices, gguf
 from .devices import name_of_device, usable_device
 from .encoder import Encoder, encoder_of, is_body, is_classifier, token_types
 from .module_state import ModuleState, state_at_start
-from .source import ModelSource, isolate, needed_bytes, source_of
+from .source import ModelSource, needed_bytes, source_of
 from .torch_errors import first_line, foreign_errors_stop, quiet
 
 # in a config it names the GGUF of the weights
@@ -101,16 +101,16 @@ class LoadedModel:
         """Width of its logits, in tokens; of an encoder the values of a row."""
         if self.encoder is not None:
             return self.encoder.width
-        head: Any = self.model.get_output_embeddings()
-        if head is not None and getattr(head, "weight", None) is not None:
-            return int(head.weight.shape[0])
+        weight = getattr(self.model.get_output_embeddings(), "weight", None)
+        if weight is not None:
+            return len(weight)
         return int(self.model.config.get_text_config(decoder=True).vocab_size)
 
     @property
     def token_limit(self) -> int:
         """Token ids below this have an embedding and a logit."""
         embedding: Any = self.model.get_input_embeddings()
-        tokens = int(embedding.weight.shape[0])
+        tokens = len(embedding.weight)
         return tokens if self.encoder is not None else min(self.vocab_size, tokens)
 
     @property
@@ -223,7 +223,9 @@ def load_model(
     target = usable_device(device)
     with quiet(), ExitStack() as stack:
         source = replace(source_of(name, revision), trust_remote_code=trust_remote_code)
-        source = stack.enter_context(isolate(source))
+        if source.gguf is not None:
+            place = stack.enter_context(gguf.alone(source.gguf.path))
+            source = replace(source, place=place)
         with foreign_errors_stop(
             f"model '{name}'",
             "close other programs or choose a smaller model",
@@ -336,8 +338,6 @@ def _config(source: ModelSource) -> Any:
         )
     try:
         config = AutoConfig.from_pretrained(source.place, **source.arguments)
-        _forget_kernels(config)
-        return config
     except Exception as error:
         # transformers' own refusal, over several lines
         if "trust_remote_code" in str(error):
@@ -346,6 +346,8 @@ def _config(source: ModelSource) -> Any:
         raise CaptureError(
             f"model '{source.name}': its {what} is invalid: {first_line(error)}.",
         ) from error
+    _forget_kernels(config)
+    return config
 
 
 def _forget_kernels(config: Any) -> None:
@@ -372,12 +374,12 @@ def _check_causal(source: ModelSource, config: Any) -> None:
     is_listed = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if not is_listed and brings_code and not source.trust_remote_code:
         raise _own_code(source.name)
-    declared = list(getattr(config, "architectures", None) or [])
+    declared = config.architectures or [kind]
     is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and any(map(is_body, declared))
-    is_encoder = is_encoder or any(map(is_classifier, declared))
-    if not (is_listed or brings_code) or is_encoder or getattr(config, "is_encoder_decoder", False):
+    is_other = is_encoder or any(map(is_classifier, declared)) or config.is_encoder_decoder
+    if is_other or not (is_listed or brings_code):
         raise CaptureError(
-            f"model '{source.name}' is a {(declared or [kind])[0]};"
+            f"model '{source.name}' is a {declared[0]};"
             " expected a causal language model. Paths of other models begin with encode.",
         )
 
@@ -427,25 +429,24 @@ def _weights(source: ModelSource, config: Any, dtype: str, kind: Any) -> Any:
     if source.gguf is not None:
         # else transformers may download kernels
         arguments["quantization_config"] = GgufConfig(dequantize=True)
-        first = torch.float32 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else target
-    loaded: Any = kind.from_pretrained(
+        if source.gguf.is_rounded_later:
+            first = torch.float32
+    model, report = kind.from_pretrained(
         source.place,
         config=config,  # as checked, not read again
         dtype=first,
         output_loading_info=True,
         **arguments,
     )
-    # a pair, because of output_loading_info
-    model, report = loaded
     # transformers would only warn, and fill them with random numbers; the pooler is never read
     # where states are pooled, and files of masked language models have none
     missing = sorted(report["missing_keys"])
     if kind is AutoModel:
         missing = [name for name in missing if not name.startswith("pooler.")]
-    if absent := missing:
-        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+    if missing:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise CaptureError(
-            f"model '{source.name}': its weights lack '{absent[0]}'{more};"
+            f"model '{source.name}': its weights lack '{missing[0]}'{more};"
             f" expected those of a {type(model).__name__}.",
         )
     if source.gguf is not None:

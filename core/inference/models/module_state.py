@@ -24,11 +24,9 @@ _STATE = (torch.Tensor, int, float, type(None))
 def state_at_start(model: Any) -> ModuleState:
     """Return the state in which a sequence begins: as constructed, if the model has run before."""
     state = {module: _held(module) for module in model.modules()}
-    has_state = any(
-        isinstance(value, torch.Tensor) for module in state for value in vars(module).values()
-    )
+    values = (value for module in state for value in vars(module).values())
     fresh: dict[str, torch.nn.Module] = {}
-    if has_state:
+    if any(isinstance(value, torch.Tensor) for value in values):
         # custom code may take more than a config
         with suppress(Exception), quiet(), torch.device("meta"):
             fresh = dict(type(model)(copy.deepcopy(model.config)).named_modules())

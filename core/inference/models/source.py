@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +70,12 @@ class ModelSource:
         """
         if self.gguf is not None:
             return self.gguf.sha256
-        total, folder = hashlib.sha256(), self.folder
-        every = (
-            []
-            if folder is None
-            else [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
-        )
-        files = sorted(path for path in every if path.is_file())
-        for path in files:
-            with path.open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
+        total, files = hashlib.sha256(), 0
+        for path in sorted(self.folder.iterdir()) if self.folder else ():
+            if path.suffix in (".safetensors", ".bin") and path.is_file():
+                with path.open("rb") as file:
+                    total.update(hashlib.file_digest(file, "sha256").digest())
+                files += 1
         return f"sha256:{total.hexdigest()}" if files else ""
 
 
@@ -127,25 +122,13 @@ def _cached_folder(name: str, revision: str | None) -> Path | None:
     return Path(config).parent if isinstance(config, str) else None
 
 
-@contextmanager
-def isolate(source: ModelSource) -> Iterator[ModelSource]:
-    """Yield the source for transformers: a GGUF without the files in its folder."""
-    if source.gguf is None:
-        yield source
-    else:
-        with gguf.alone(source.gguf.path) as place:
-            yield replace(source, place=place)
-
-
 def needed_bytes(source: ModelSource, config: Any, itemsize: int) -> int | None:
     """Return the bytes of the weights in the requested dtype; None if the hub does not report
     them.
     """
     saved = getattr(getattr(config, "dtype", None), "itemsize", 4)
     if source.gguf is not None:
-        return source.gguf.elements * (
-            4 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else itemsize
-        )
+        return source.gguf.elements * (4 if source.gguf.is_rounded_later else itemsize)
     if source.folder is not None:
         return _weight_bytes(source.folder, itemsize, saved)
     counts = getattr(source.hub.safetensors, "parameters", None)
@@ -168,12 +151,10 @@ def _weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
             with safe_open(file, framework="numpy") as tensors:
                 # an open file of safetensors is no mapping: it has keys, and no iterator
                 names = tensors.keys()
-                slices = [tensors.get_slice(name) for name in names]
-                sizes = [itemsize if each.get_dtype() in _FLOATS else _LARGEST for each in slices]
-                total += sum(
-                    math.prod(each.get_shape()) * size
-                    for each, size in zip(slices, sizes, strict=True)
-                )
+                for name in names:
+                    tensor = tensors.get_slice(name)
+                    size = itemsize if tensor.get_dtype() in _FLOATS else _LARGEST
+                    total += math.prod(tensor.get_shape()) * size
         except Exception as error:
             # a git-lfs pointer, or a truncated download
             raise CaptureError(
