@@ -233,7 +233,7 @@ def _deterministic(loaded: LoadedModel) -> Iterator[LoadedModel]:
 
 
 def _without_tf32(path: Path) -> Path:
-    if path.values_of("tf32") is None:
+    if "tf32" not in path.settings:
         raise CaptureError(f"path '{path}': TF32 is already off.")
     return replace(path, modifiers=tuple(each for each in path.modifiers if each.name != "tf32"))
 

@@ -258,7 +258,7 @@ class ModelControls(Controls):
         )
         self.dtype, self.has_experts = self.loaded.dtype, has_experts(self.loaded.model)
         self.shares_scale = self.loaded.has_few_values
-        self.blocks = sorted({*BLOCKS, *(int(size) for side in sides for size in side.block_sizes)})
+        self.blocks = sorted({*BLOCKS, *sides[0].block_sizes, *sides[1].block_sizes})
         self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])
         self.earlier_digests, self.digests = digests, ["", ""]
         self.floors: dict[str, NoiseFloor] = {}
@@ -485,9 +485,9 @@ class ModelControls(Controls):
         if path is None or path.rows < 2:
             return []
         self.say("other neighbors, another row")
-        row = int((path.values_of("row") or (0,))[0])
+        row = int(path.settings.get("row", (0,))[0])
         other_row = (row + path.rows // 2) % path.rows if row else path.rows - 1
-        neighbours = "same" if path.values_of("neighbours") == ("random",) else "random"
+        neighbours = "same" if path.settings.get("neighbours") == ("random",) else "random"
         with_others = side_of(str(path.with_modifier("neighbours", neighbours)))
         side_in_row = side_of(str(path.with_modifier("row", other_row)))
         is_same = [

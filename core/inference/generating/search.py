@@ -18,7 +18,7 @@ from ...progress import Progress, no_progress
 from ..capture.capture import check_paths, torch_errors_stop
 from ..models.model import LoadedModel
 from ..paths.paths import Path, open_path, parse_path
-from .generation import best_and_margin, continue_all
+from .generation import best_and_margin, check_continuing, continue_all
 
 # prompts: a first flip is reported early, a costly change of the model is rare
 _FIRST_BATCH, _LARGEST_BATCH = 4, 64
@@ -93,10 +93,8 @@ def search(
     check_paths(loaded, paths, None)
     if loaded.encoder is not None:
         raise CaptureError(f"path '{paths[0]}' gives no tokens that could flip; choose prefill.")
-    for path in paths if tokens else ():
-        reason = path.cannot_continue(loaded)
-        if reason:
-            raise CaptureError(f"path '{path}': {reason}.")
+    if tokens:
+        check_continuing(loaded, paths, None)
     usable, skipped = _usable(loaded, prompts, paths, tokens)
     if not usable:
         raise CaptureError(
@@ -104,14 +102,15 @@ def search(
         )
     results: list[Flip] = []
     hits = count = positions = 0
-    closest: float | None = None
+    closest = torch.inf
+    limit = torch.inf if minutes is None else 60 * minutes
 
     def seconds_left() -> float:
-        return float("inf") if minutes is None else 60 * minutes - (time.monotonic() - began)
+        return limit - (time.monotonic() - began)
 
     def make(path: Path, batch: Sequence[Ids]) -> Iterator[Scores]:
         if tokens:
-            return continue_all(path, loaded, batch, tokens, seed=seed)
+            return continue_all(path, loaded, batch, tokens, seed)
         return _scores(loaded, path, batch, seed)
 
     for number, ids, ours, theirs in _compare(usable, paths, make, seconds_left):
@@ -121,32 +120,35 @@ def search(
         first = len(ids) - 1 if tokens else 0
         # continuations differ after the first one anyway
         for place in places[: 1 if tokens else None]:
-            margins = (_finite(ours[1][place]), _finite(theirs[1][place]))
-            results.append(
-                Flip(number, first + place, int(ours[0][place]), int(theirs[0][place]), *margins),
-            )
+            tokens_here = int(ours[0][place]), int(theirs[0][place])
+            margins = _finite(ours[1][place]), _finite(theirs[1][place])
+            results.append(Flip(number, first + place, *tokens_here, *margins))
         hits, count = hits + bool(places), count + 1
         positions += places[0] + 1 if tokens and places else len(ours[0])
         if not places:
-            smallest = [margin for margin in (*ours[1], *theirs[1], closest) if margin is not None]
-            closest = min((margin for margin in smallest if margin < torch.inf), default=None)
+            # a comparison with NaN is false
+            closest = min(
+                [closest, *(margin for margin in (*ours[1], *theirs[1]) if margin < closest)]
+            )
         on_progress(f"{hits} with a flip", count, len(usable), "prompts")
         if hits >= flips or seconds_left() <= 0:
             break
-    if hits >= flips:
-        reason = (
-            f"{hits} prompts with a flip were found"
-            if hits > 1
-            else "a prompt with a flip was found"
-        )
+    if hits < flips:
+        is_whole = count == len(usable)
+        reason = "all prompts were tried" if is_whole else f"the {minutes:g} minutes were spent"
+    elif hits > 1:
+        reason = f"{hits} prompts with a flip were found"
     else:
-        reason = (
-            f"the {minutes or 0:g} minutes were spent"
-            if count < len(usable)
-            else "all prompts were tried"
-        )
-    spent = time.monotonic() - began
-    return SearchResult(tuple(results), count, positions, spent, closest, tuple(skipped), reason)
+        reason = "a prompt with a flip was found"
+    return SearchResult(
+        tuple(results),
+        count,
+        positions,
+        time.monotonic() - began,
+        _finite(closest),
+        tuple(skipped),
+        reason,
+    )
 
 
 def _compare(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -52,12 +51,9 @@ class RunnableSide:
     engine_path: Path | None = None
 
     @property
-    def block_sizes(self) -> tuple[Any, ...]:
-        return (
-            ()
-            if self.path is None
-            else tuple(v for v in self.path.base.values if isinstance(v, int) and v > 1)
-        )
+    def block_sizes(self) -> list[int]:
+        values = () if self.path is None else self.path.base.values
+        return [int(value) for value in values if int(value) > 1]
 
     @property
     def is_named(self) -> bool:

@@ -134,7 +134,7 @@ def _no_such_attention(loaded: LoadedModel, others: Others, name: str) -> str | 
     exist, kind = _attentions(loaded), type(loaded.model).__name__
     if name not in exist:
         return f"a {kind} on {loaded.device} has no attention '{name}'; choose {' or '.join(exist)}"
-    if name.startswith("flash_attention") and _dtype_of(loaded, others) == "float32":
+    if name.startswith("flash_attention") and dtype_of(loaded, others) == "float32":
         return f"{name} takes float16 and bfloat16 only; choose another dtype or attention"
     return None
 
@@ -161,7 +161,7 @@ def _not_representable(loaded: LoadedModel, others: Others, name: str) -> str | 
     return f"a second copy of the weights in {name} takes {size(needed)}, {hint}"
 
 
-def _dtype_of(loaded: LoadedModel, others: Others) -> str:
+def dtype_of(loaded: LoadedModel, others: Others) -> str:
     """Return the compute dtype of a path with these modifiers."""
     return str(others.get("dtype", (loaded.dtype,))[0])
 
@@ -201,7 +201,7 @@ def _no_tf32(loaded: LoadedModel, others: Others) -> str | None:
         return f"tf32 needs CUDA, and the model is on {loaded.device}; leave it out"
     if torch.cuda.get_device_capability(loaded.device) < _TF32_CAPABILITY:
         return f"{loaded.device_name} has no TF32; leave it out"
-    dtype = _dtype_of(loaded, others)
+    dtype = dtype_of(loaded, others)
     return (
         None
         if dtype == "float32"
@@ -235,7 +235,7 @@ def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None
     if (
         loaded.device != "cpu"
         and backend in ("flash", "cudnn")
-        and _dtype_of(loaded, others) == "float32"
+        and dtype_of(loaded, others) == "float32"
     ):
         return f"the {backend} backend takes float16 and bfloat16 only; choose efficient or math"
     return None
@@ -260,7 +260,7 @@ def _no_reductions(loaded: LoadedModel, others: Others, switch: str) -> str | No
     if not loaded.device.startswith("cuda"):
         hint = f"and the model is on {loaded.device}; leave reduced:{switch} out"
         return f"reduced-precision reductions need CUDA, {hint}"
-    if _dtype_of(loaded, others) == "float32":
+    if dtype_of(loaded, others) == "float32":
         return f"reduced:{switch} changes 16-bit products only, and these are float32; leave it out"
     return None
 
