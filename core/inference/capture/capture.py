@@ -38,9 +38,9 @@ from ..models.model import LoadedModel, has_experts, revision_of
 from ..models.torch_errors import model_errors_stop, no_foreign_errors
 from ..paths import engine_side
 from ..paths.bases import without_cache
-from ..paths.batch import CacheWatch, Emit, kv_parts, neighbour_rows, rows_of_a_chunk
+from ..paths.batch import CacheWatch, kv_parts, neighbour_rows, rows_of_a_chunk
 from ..paths.hooks import ModuleTrace
-from ..paths.paths import NamedPath, OpenPath, Path, check_path, open_path, sides_of
+from ..paths.paths import NamedPath, Path, check_path, open_path, sides_of
 from ..watching.choices import ChoiceRecorder
 from ..watching.layers import LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
 
@@ -96,14 +96,31 @@ def plan_capture(
     lengths = [len(ids) for ids in token_ids]
     for positions in sorted(set(lengths)):
         check_paths(loaded, paths, positions)
-    _check_batches(loaded, paths, token_ids)
+    free = free_beside_weights(loaded)
+    for path in paths:
+        needed = path.working_bytes(loaded, max(lengths))
+        if free is not None and needed > free:
+            raise CaptureError(
+                f"path '{path}': a batch of {path.rows} x {max(lengths)} positions needs at least"
+                f" {size(needed)}; {loaded.device} has {size(free)} free. Lower batch:N, shorten"
+                " the prompts or choose a narrower dtype.",
+            )
+    if any(path.has_real_neighbours for path in paths):
+        for ids in token_ids:
+            # CaptureError if there are none
+            neighbour_rows(loaded.tokenizer, ids, 1)
+    obstacle = without_cache(loaded, None)
+    if obstacle and request.kv:
+        raise CaptureError(f"{obstacle}, and leave --kv out.")
+    # if not requested, caches are compared if a path reads one
+    is_kv_wanted = any(path.reads_cache for path in paths) if request.kv is None else request.kv
     return CapturePlan(
         request,
         loaded,
         paths,
         token_ids,
         _header(loaded, sides, token_ids, request, command),
-        _compares_kv(loaded, paths, request),
+        obstacle is None and is_kv_wanted,
         tuple(generations),
         plan_layers(loaded, paths, lengths, request) if request.layers else None,
     )
@@ -118,23 +135,22 @@ def _header(
 ) -> RunHeader:
     vocabulary = loaded.vocabulary()
     # temporary files of a page by their names only
-    lists = (FilePath(each).name if is_passing(each) else each for each in request.prompt_lists)
+    lists = [FilePath(each).name if is_passing(each) else each for each in request.prompt_lists]
     stored = replace(request, prompt_lists=tuple(lists))
-    if loaded.encoder is None:
-        prompts = tuple(
-            Prompt(len(ids), ids, tuple(vocabulary[token] for token in ids)) for ids in token_ids
-        )
-    else:
+    prompts = [
+        Prompt(len(ids), ids, tuple(vocabulary.get(token, "") for token in ids))
+        for ids in token_ids
+    ]
+    if loaded.encoder is not None:
         # a text a row, on a line of its own
-        texts = [
-            f"{str(loaded.tokenizer.decode(list(ids)))[: LONGEST_TOKEN - 1]}\n" for ids in token_ids
-        ]
-        prompts = (Prompt(len(texts), token_texts=tuple(texts)),)
+        texts = [str(loaded.tokenizer.decode(list(ids))) for ids in token_ids]
+        lines = tuple(f"{text[: LONGEST_TOKEN - 1]}\n" for text in texts)
+        prompts = [Prompt(len(lines), token_texts=lines)]
     return RunHeader(
         name=request.name or _title(loaded, sides, request),
         compute_dtype=loaded.dtype,
         vocab=loaded.vocab_size,
-        prompts=prompts,
+        prompts=tuple(prompts),
         sides=tuple(
             SideHeader(side.name, str(side.path), side.path.compute_dtype(loaded)) for side in sides
         ),
@@ -168,16 +184,6 @@ def _title(loaded: LoadedModel, sides: Sequence[NamedPath], request: CaptureRequ
     return f"{model}: {sides[0].name} vs {variants}{generated}"
 
 
-def _compares_kv(loaded: LoadedModel, paths: Sequence[Path], request: CaptureRequest) -> bool:
-    """Return whether KV caches are compared: as requested, else if a path reads one."""
-    obstacle = without_cache(loaded, None)
-    if obstacle is None:
-        return any(path.reads_cache for path in paths) if request.kv is None else request.kv
-    if request.kv:
-        raise CaptureError(f"{obstacle}, and leave --kv out.")
-    return False
-
-
 def run_capture(
     plan: CapturePlan,
     sink: RunWriter,
@@ -193,12 +199,9 @@ def run_capture(
         sink.write_generation(generation)
     layers = None
     if plan.layers is not None:
-        layers = LayerCapture(
-            plan.loaded,
-            plan.layers,
-            plan.token_ids,
-            sink.layers(plan.layers.positions, is_async=has_a_core_to_spare(plan.loaded)),
-        )
+        is_async = has_a_core_to_spare(plan.loaded)
+        rows = sink.layers(plan.layers.positions, is_async=is_async)
+        layers = LayerCapture(plan.loaded, plan.layers, plan.token_ids, rows)
 
     def tell(stage: str, rows_done: int = plan.header.rows) -> None:
         on_progress(stage, rows_done, plan.header.rows * len(plan.paths))
@@ -230,11 +233,13 @@ def _run_side(
     outputs = layers.trace(side, path) if layers is not None else None
     trace: ModuleTrace | None = outputs
     choices = None
+    following: AbstractContextManager[None] = nullcontext()
     # not in another process, nor compiled; positions of generated tokens are not told
     is_seen = path.engine is None and not path.is_one_piece and not plan.generations
     if is_seen and has_experts(plan.loaded.model):
         choices = ChoiceRecorder(max(map(len, plan.token_ids)))
         trace = trace or ModuleTrace()
+        following = following_choices(plan.loaded, trace, choices.note)
     chunks = _Chunks(plan, side, sink)
 
     def emit(position: int, logits: torch.Tensor) -> None:
@@ -247,11 +252,20 @@ def _run_side(
     with (
         open_path(path, plan.loaded, watch, trace) as run,
         nullcontext() if outputs is None else outputs.watching(),
-        following_choices(plan.loaded, trace, choices.note) if choices and trace else nullcontext(),
+        following,
     ):
         for prompt, ids in enumerate(plan.token_ids):
             with nullcontext() if outputs is None else outputs.of_prompt(prompt):
-                _run_prompt(run, ids, plan.generations[prompt] if plan.generations else None, emit)
+                if plan.generations:
+                    # generated tokens are fed one by one after the prompt, as before
+                    given = plan.generations[prompt].given_positions
+                    rest = iter(ids[given:])
+                    most = plan.generations[prompt].max_tokens
+                    run.continue_prompt(
+                        ids[:given], most, lambda _, rest=rest: next(rest, None), emit
+                    )
+                else:
+                    run(ids, emit)
             if watch is not None:
                 for part in kv_parts(watch, prompt, plan.loaded.torch_dtype):
                     with no_foreign_errors():
@@ -262,26 +276,6 @@ def _run_side(
                     sink.write_choices(choices.take(side, prompt))
     with no_foreign_errors():
         chunks.finish()
-
-
-def _run_prompt(
-    run: OpenPath,
-    ids: Sequence[int],
-    generation: Generation | None,
-    emit: Emit,
-) -> None:
-    """Run all positions of `ids`; generated tokens are fed one by one after the prompt, as
-    before.
-    """
-    if generation is None:
-        return run(ids, emit)
-    rest = iter(ids[generation.given_positions :])
-    return run.continue_prompt(
-        ids[: generation.given_positions],
-        generation.max_tokens,
-        lambda _: next(rest, None),
-        emit,
-    )
 
 
 class _Chunks:
@@ -341,29 +335,9 @@ def free_beside_weights(loaded: LoadedModel) -> int | None:
     unknown.
     """
     free = loaded.free_bytes
-    is_dry = next(loaded.model.parameters()).is_meta
-    return free if free is None or not is_dry else max(0, free - loaded.weight_bytes)
-
-
-def _check_batches(
-    loaded: LoadedModel,
-    paths: Sequence[Path],
-    token_ids: Sequence[Sequence[int]],
-) -> None:
-    """CaptureError if there are no neighbors, or the logits of a path do not fit."""
-    longest = max(len(ids) for ids in token_ids)
-    free = free_beside_weights(loaded)
-    for path in paths:
-        needed = path.working_bytes(loaded, longest)
-        if free is not None and needed > free:
-            raise CaptureError(
-                f"path '{path}': a batch of {path.rows} x {longest} positions needs at least"
-                f" {size(needed)}; {loaded.device} has {size(free)} free. Lower batch:N, shorten"
-                " the prompts or choose a narrower dtype.",
-            )
-    if any(path.has_real_neighbours for path in paths):
-        for ids in token_ids:
-            neighbour_rows(loaded.tokenizer, ids, 1)
+    if free is not None and next(loaded.model.parameters()).is_meta:
+        return max(0, free - loaded.weight_bytes)
+    return free
 
 
 def _versions(loaded: LoadedModel, paths: Sequence[Path]) -> dict[str, str]:
@@ -391,20 +365,14 @@ def _versions(loaded: LoadedModel, paths: Sequence[Path]) -> dict[str, str]:
 def environment_of(plan: CapturePlan) -> dict[str, Any]:
     """Return what determines the bits besides the request. The plan needs no weights."""
     request, loaded, about = plan.request, plan.loaded, plan.header.provenance
-    config = {
-        name: value
-        for name, value in loaded.model.config.to_dict().items()
-        if not name.startswith("_")
-    }
+    config = loaded.model.config.to_dict().items()
+    public = {name: value for name, value in config if not name.startswith("_")}
     tokenizer = getattr(loaded.tokenizer, "backend_tokenizer", None)
+    kind = type(loaded.tokenizer).__name__
     return {
         "revision": about.revision or _revision_of(request.model, request.revision),
-        "config": _digest(json.dumps(config, sort_keys=True, default=str)),
-        "tokenizer": (
-            _digest(tokenizer.to_str())
-            if tokenizer is not None
-            else type(loaded.tokenizer).__name__
-        ),
+        "config": _digest(json.dumps(public, sort_keys=True, default=str)),
+        "tokenizer": kind if tokenizer is None else _digest(tokenizer.to_str()),
         "device": loaded.device,
         "device_name": loaded.device_name,
         "versions": dict(about.versions),

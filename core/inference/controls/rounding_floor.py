@@ -19,7 +19,7 @@ from ..models.torch_errors import model_errors_stop
 from ..paths.engines import PLAIN, Prompts, RunnableSide, divergence, whole_side
 from .reordering import reorder
 
-SEEDS = range(4)
+SEEDS = 4
 # of logits of one side at once: prompts of a group share the widening of the weights
 LOGIT_BYTES = 256 << 20
 # what the heatmap marks: of a vocabulary of 50,000, 50 logits of a row are beyond it
@@ -29,7 +29,7 @@ _PERCENTILE = 0.999
 def rounding_floor(
     loaded: LoadedModel,
     prompts: Prompts,
-    seeds: Sequence[int] = SEEDS,
+    seeds: Sequence[int] = range(SEEDS),
     side: RunnableSide = PLAIN,
     *,
     row_ulps_of: FloatFormat | None = None,

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-from ...errors import CaptureError
-
 SLICE_BYTES = 128 << 20  # logits of all rows of the batch that exist at once
 
 
@@ -42,29 +40,19 @@ def sliced_logits(
         for piece in logits[:, start:stop].split(size, dim=1):
             emit(piece)
 
-    def hand_on(logits: torch.Tensor, columns: int) -> None:
-        if standing.output is None:
-            emit_slices(logits)
-        elif logits.shape[1] == columns:
-            emit(logits)
-        else:
-            kind = type(model).__name__
-            raise CaptureError(
-                f"a {kind} gave logits of {logits.shape[1]} columns for {columns}; shorten the"
-                " prompts.",
-            )
-
     body = getattr(model, model.base_model_prefix, None)
-    if not isinstance(body, torch.nn.Module) or body is model:
+    if stop - start <= size or not isinstance(body, torch.nn.Module) or body is model:
         return emit_slices(model(**arguments).logits)
     standing = _Standing(body.forward)
     with attribute_replaced(body, "forward", standing):
         for first in range(start, stop, size):
-            last = min(first + size, stop)
-            standing.columns = slice(first, last)
-            hand_on(model(**arguments).logits, last - first)
+            standing.columns = slice(first, min(first + size, stop))
+            logits = model(**arguments).logits
             if standing.output is None:
-                return None
+                return emit_slices(logits)
+            emit(logits)
+            # gone before the next one is computed
+            del logits
     return None
 
 
