@@ -73,7 +73,13 @@ class Choices:
         groups, candidates]
         """
         if call[0] in self.choosers:
-            ids, scores = _by_position(self.positions, ids, scores)
+            # by position of the prompt instead of by slot
+            is_seen = _is_seen(scores)
+            first = slot_of_first(scores)
+            ids = torch.where(is_seen.gather(-1, ids), ids - first, -1)
+            scores = scores.where(is_seen, -torch.inf)[..., first : first + self.positions]
+            ids = pad(ids, (0, self.positions - ids.shape[-1]), value=-1)
+            scores = pad(scores, (0, self.positions - scores.shape[-1]), value=-torch.inf)
         if call not in self.ids:
             self.ids[call] = torch.full((self.positions, *ids.shape[1:]), -1)
             shape = self.positions, *scores.shape[1:]
@@ -96,22 +102,6 @@ def slot_of_first(scores: torch.Tensor) -> int:
 def _is_seen(scores: torch.Tensor) -> torch.Tensor:
     """Return which keys are not masked: a mask adds negative infinity, or the lowest number."""
     return scores > torch.finfo(scores.dtype).min / 2
-
-
-def _by_position(
-    positions: int, ids: torch.Tensor, scores: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids of keys, scores) by position of the prompt instead of by slot, [n, groups,
-    positions] both.
-    """
-    is_seen, first = _is_seen(scores), slot_of_first(scores)
-    places = torch.where(is_seen.gather(-1, ids), ids - first, -1)
-    scores = scores.where(is_seen, -torch.inf)[..., first : first + positions]
-    missing = positions - scores.shape[-1]
-    return (
-        pad(places, (0, positions - places.shape[-1]), value=-1),
-        pad(scores, (0, missing), value=-torch.inf),
-    )
 
 
 @contextmanager
@@ -142,8 +132,16 @@ def following_choices(
         call = module, trace.chosen[module]
         trace.chosen[module] += 1
         note(call, trace.start, own_ids, own_scores)
-        if forced is not None and call in forced.ids:
-            own_ids.copy_(_forced_on(forced, call, trace.start, own_scores, own_ids))
+        if forced is None or call not in forced.ids:
+            return result
+        chosen = forced.ids[call][trace.start : trace.start + len(own_ids)].to(ids.device)
+        if module in forced.choosers:
+            # what is not masked comes first, on both sides
+            slots = torch.where(chosen < 0, -1, chosen + slot_of_first(own_scores))
+            chosen = slots[..., : own_ids.shape[-1]]
+        # another number of choices is for the comparison of choices to tell
+        if chosen.shape == own_ids.shape:
+            own_ids.copy_(torch.where(chosen < 0, own_ids, chosen))
             values.copy_(input.gather(-1, ids))
         return result
 
@@ -162,26 +160,12 @@ def following_choices(
         yield
 
 
-def _forced_on(
-    forced: Choices, call: Call, start: int, scores: torch.Tensor, ids: torch.Tensor
-) -> torch.Tensor:
-    """Return the ids that a call has to choose instead of `ids`."""
-    chosen = forced.ids[call][start : start + len(ids)].to(ids.device)
-    if call[0] in forced.choosers:
-        # what is not masked comes first, on both sides
-        slots = torch.where(chosen < 0, -1, chosen + slot_of_first(scores))
-        chosen = slots[..., : ids.shape[-1]]
-    # another number of choices is for the comparison of choices to tell
-    if chosen.shape != ids.shape:
-        return ids
-    return torch.where(chosen < 0, ids, chosen)
-
-
 def key_choosers(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, bool]:
     """Return the modules that choose among positions, as a sparse-attention indexer does: a longer
     prompt has more candidates. False if one takes every key of this prompt.
     """
-    whole, half = (choices_of(loaded, PLAIN, part) for part in (ids, ids[: (len(ids) + 1) // 2]))
+    whole = choices_of(loaded, PLAIN, ids)
+    half = choices_of(loaded, PLAIN, ids[: (len(ids) + 1) // 2])
     found = {}
     for call, scores in whole.scores.items():
         candidates = scores.shape[-1]
@@ -202,18 +186,6 @@ def choices_of(
     with side.open(loaded, trace) as run, following_choices(loaded, trace, noted.note):
         run(ids, ignore)
     return noted
-
-
-def follows(ours: Choices, theirs: Choices) -> bool:
-    """Return whether the choice that each module of the model ends with is one of a side too, of as
-    many candidates at every position, and ends with that too. Earlier ones, of groups of experts,
-    only lead to it.
-    """
-    last, last_of_theirs = ours.last_calls, theirs.last_calls
-    return bool(last) and all(
-        call == last_of_theirs.get(module) and theirs.makes(call, ours.scores[call])
-        for module, call in last.items()
-    )
 
 
 @dataclass
@@ -274,8 +246,19 @@ class Replay:
     def is_followed_by(self, noted: Mapping[Ids, Choices]) -> bool:
         """Return whether a side makes these choices, though it may take others. noted: its own, by
         prompt.
+
+        The choice that each module of the model ends with has to be the last one of a side too, of
+        as many candidates at every position. Earlier ones, of groups of experts, only lead to it.
         """
-        return all(ids in noted and follows(ours, noted[ids]) for ids, ours in self.choices.items())
+        for ids, ours in self.choices.items():
+            if ids not in noted or not ours.ids:
+                return False
+            theirs = noted[ids]
+            last = theirs.last_calls
+            for module, call in ours.last_calls.items():
+                if call != last.get(module) or not theirs.makes(call, ours.scores[call]):
+                    return False
+        return True
 
     def moved_row_ulps(self, fmt: FloatFormat) -> float:
         """Return how far rounding moves a score at most, in spacings of `fmt` at the largest score
@@ -309,8 +292,10 @@ def compare_choices(
     for call, scores in plain.scores.items():
         if not other.makes(call, scores):
             continue
-        exact, by_rounding = scores.double(), moved[call]
-        is_ours, is_theirs = (_as_set(each.ids[call], scores) for each in (plain, other))
+        exact = scores.double()
+        by_rounding = moved[call]
+        is_ours = _as_set(plain.ids[call], scores)
+        is_theirs = _as_set(other.ids[call], scores)
         # no choice if all candidates are taken
         total += int(((exact > -torch.inf) & ~is_ours).any(-1).sum())
         last, following = _cut(exact, is_ours)

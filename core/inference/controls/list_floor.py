@@ -209,7 +209,7 @@ def _forced(loaded: LoadedModel, own: Choices, recorded: Experts) -> Choices:
     _, layers, k = recorded.shape
     calls = [call for call in own.last_calls.values() if own.ids[call].shape[1:] == (1, k)]
     numbers = list(range(layers))
-    if layers == dimension(loaded.model.config.get_text_config(), "num_hidden_layers"):
+    if layers == dimension(loaded.text_config, "num_hidden_layers"):
         # also of layers without experts
         numbers = [int(re.findall(r"\d+", module)[0]) for module, _ in calls]
     most = max((own.scores[call].shape[-1] for call in calls), default=0)

@@ -40,7 +40,7 @@ def gguf_of(loaded: LoadedModel, dtype: str) -> Path:
     vocabulary.
     """
     require_gguf()
-    config = loaded.model.config.get_text_config(decoder=True)
+    config = loaded.text_config
     kind = config.model_type
     if kind not in _ARCHITECTURES:
         raise CaptureError(

@@ -71,6 +71,11 @@ class LoadedModel:
         return getattr(torch, self.dtype)
 
     @property
+    def text_config(self) -> Any:
+        """The part of the configuration that is of its decoder."""
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
     def device_name(self) -> str:
         """The chip."""
         return name_of_device(torch.device(self.device))
@@ -83,8 +88,7 @@ class LoadedModel:
     @property
     def context(self) -> int | None:
         """The most positions, None if unlimited."""
-        text = self.model.config.get_text_config(decoder=True)
-        lengths = [getattr(text, key, None) for key in _CONTEXT_KEYS]
+        lengths = [getattr(self.text_config, key, None) for key in _CONTEXT_KEYS]
         longest = next((each for each in lengths if isinstance(each, int) and each > 0), None)
         return longest and longest - self.first_position
 
@@ -104,7 +108,7 @@ class LoadedModel:
         weight = getattr(self.model.get_output_embeddings(), "weight", None)
         if weight is not None:
             return len(weight)
-        return int(self.model.config.get_text_config(decoder=True).vocab_size)
+        return int(self.text_config.vocab_size)
 
     @property
     def token_limit(self) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -96,10 +97,9 @@ class ModuleTrace:
         rows, columns = self._shape
         is_by_row = tensor.ndim > 2 and tensor.shape[:2] == self._shape
         is_known = is_by_row or tensor.shape[0] == rows * columns
-        if self._computed is None or self.is_ambiguous or not is_known:
-            return None
         # nothing to choose from, as before the first compressed key of a DeepSeek V4
-        if tensor.numel() == 0:
+        is_empty = tensor.numel() == 0
+        if self._computed is None or self.is_ambiguous or not is_known or is_empty:
             return None
         row, skipped, start, stop = self._computed
         batch = tensor.reshape(rows, columns, -1, tensor.shape[-1])
@@ -109,19 +109,14 @@ class ModuleTrace:
     def following(self, model: Any, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
         """Take every output of the modules inside the `with`, by name."""
         with ExitStack() as hooks:
-            begin = model.register_forward_pre_hook(
-                lambda _, *call: self._begin(*call),
-                with_kwargs=True,
-            )
+            begin = model.register_forward_pre_hook(self._begin, with_kwargs=True)
             hooks.enter_context(begin)
             for name, module in modules.items():
-                see = module.register_forward_hook(
-                    lambda _, __, output, name=name: self._see(name, output),
-                )
+                see = module.register_forward_hook(partial(self._see, name))
                 hooks.enter_context(see)
             yield
 
-    def _begin(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def _begin(self, _: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self._columns = None
         self._calls.clear()
         self.chosen.clear()
@@ -130,37 +125,30 @@ class ModuleTrace:
             return
         if not self.is_told:
             # transformers 5.24, 5.23
-            self._infer(ids, keywords.get("cache", keywords.get("past_key_values")))
+            cache = keywords.get("cache", keywords.get("past_key_values"))
+            start = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
+            stop = start + ids.shape[1]
+            own = list(self.prompt[start:stop])
+            rows = [row for row, tokens in enumerate(ids.tolist()) if tokens == own]
+            self.is_ambiguous = self.is_ambiguous or len(rows) > 1
+            self._computed = (rows[0], 0, start, stop) if rows else None
         if self._computed is None:
             return
         _, skipped, start, stop = self._computed
-        self._shape = (int(ids.shape[0]), int(ids.shape[1]))
+        self._shape = ids.shape[0], ids.shape[1]
         self._first, self._columns = self._chosen(start, stop, start - skipped, ids.device)
 
-    def _infer(self, ids: torch.Tensor, cache: Any) -> None:
-        start = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
-        stop = start + ids.shape[1]
-        rows = [
-            row
-            for row, tokens in enumerate(ids.tolist())
-            if tokens == list(self.prompt[start:stop])
-        ]
-        self.is_ambiguous = self.is_ambiguous or len(rows) > 1
-        self._computed = (rows[0], 0, start, stop) if rows else None
-
-    def _see(self, name: str, output: Any) -> None:
+    def _see(self, name: str, _: Any, __: Any, output: Any) -> None:
         self._calls[name] += 1
-        call = name_of_call(name, self._calls[name])
         first = output[0] if isinstance(output, tuple) and output else output
-        if self._columns is None:
-            return
-        if not isinstance(first, torch.Tensor) or not first.is_floating_point():
-            return
-        own = self._own_row(first)
-        if own is None:
-            self.not_understood(call, first)
-        else:
-            self.take(call, self._first, own[self._columns].detach())
+        is_float = isinstance(first, torch.Tensor) and first.is_floating_point()
+        if self._columns is not None and is_float:
+            call = name_of_call(name, self._calls[name])
+            own = self._own_row(first)
+            if own is None:
+                self.not_understood(call, first)
+            else:
+                self.take(call, self._first, own[self._columns].detach())
 
     def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
         """Return the prompt's row of an output, [columns, width]; None if its axes are
@@ -168,22 +156,21 @@ class ModuleTrace:
         """
         assert self._computed is not None
         rows, columns = self._shape
-        row, shape = self._computed[0], output.shape
-        if output.ndim == 2:
-            return (
-                output[row * columns : (row + 1) * columns] if shape[0] == rows * columns else None
-            )
-        if output.ndim not in (3, 4) or shape[0] not in (1, rows):
+        row = self._computed[0]
+        if output.ndim == 2 and len(output) == rows * columns:
+            return output[row * columns : (row + 1) * columns]
+        if output.ndim not in (3, 4) or len(output) not in (1, rows):
             return None
         # position embeddings are one row for all
-        own = output[row if shape[0] == rows else 0]
+        own = output[row if len(output) == rows else 0]
+        is_first, is_second = own.shape[0] == columns, own.shape[1] == columns
         if output.ndim == 3:
-            return own if shape[1] == columns else None
+            return own if is_first else None
         # the layout of a norm of each head
-        if shape[1] == columns and (shape[2] != columns or columns == 1):
+        if is_first and (not is_second or columns == 1):
             return own.reshape(columns, -1)
         # the other layout is [rows, heads, columns, width]
-        if shape[2] == columns and shape[1] != columns:
+        if is_second and not is_first:
             return own.transpose(0, 1).reshape(columns, -1)
         return None
 

@@ -114,7 +114,7 @@ class Path:
         # an engine has a process of its own
         if self.engine is not None:
             return self.logits_bytes(loaded, positions)
-        text = loaded.model.config.get_text_config(decoder=True)
+        text = loaded.text_config
         hidden = dimension(text, "hidden_size")
         wide = dimension(text, "intermediate_size") or 4 * hidden
         heads = dimension(text, "num_attention_heads") or 1

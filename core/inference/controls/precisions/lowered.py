@@ -543,7 +543,7 @@ def coarse_activation(loaded: LoadedModel, side: RunnableSide) -> tuple[str, str
     """Return (activation function of this model, dtype) that the side's engine computes it in
     whatever its settings.
     """
-    config = loaded.model.config.get_text_config(decoder=True)
+    config = loaded.text_config
     own = str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", ""))
     engine = None if side.engine_path is None else side.engine_path.engine
     activations = {} if engine is None else engine.activations
