@@ -316,7 +316,7 @@ def print_costs(plan: CapturePlan, as_json_: bool) -> None:
         "model": loaded.name,
         **{key: getattr(loaded, key) for key in ("dtype", "device", "device_name")},
     }
-    figures = {**asdict(costs), "forwards": costs.forwards, "tokens": costs.tokens}
+    figures = asdict(costs)
     if (layers := plan.layers) is not None:
         figures |= {"modules": layers.modules, "module_positions": layers.looked_at}
         figures |= {"module_floor_prefills": layers.seeds, "module_spool_bytes": layers.spool_bytes}

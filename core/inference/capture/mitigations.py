@@ -4,6 +4,7 @@ and throughput.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -90,10 +91,9 @@ def mitigations_of(
 
 def floor_of(session: JudgingSession) -> float:
     """Return the RMS noise floor of prefill, in logits; NaN if there is none."""
-    try:
+    with suppress(UlpscopeError):
         return rms_of(session.floor(session.loaded, Replay()).squares)
-    except UlpscopeError:
-        return float("nan")
+    return float("nan")
 
 
 def _compare(
@@ -145,7 +145,7 @@ def _throughput(
     rounds.
     """
     seconds: dict[tuple[int, int], list[float]] = {
-        (row, side): [] for row in timed for side in (0, 1)
+        each: [] for each in itertools.product(timed, (0, 1))
     }
     most = min(len(ids), TIMED_TOKENS)
     counts = [len(path.forwards(loaded, most)) for path in timed[0][1]]
@@ -161,12 +161,11 @@ def _throughput(
     figures: dict[int, dict[str, Any]] = {row: {} for row in timed}
     for (row, side), own in seconds.items():
         plain, name = seconds[0, side], ("reference", "variant")[side]
-        share = statistics.median(plain) / statistics.median(own)
+        median = statistics.median(own)
+        share = statistics.median(plain) / median
         ratios = [first / second for first, second in zip(plain, own, strict=True)]
         figures[row] |= {
-            f"{name}_tokens_per_second": timed[row][1][side].rows
-            * tokens[side]
-            / statistics.median(own),
+            f"{name}_tokens_per_second": timed[row][1][side].rows * tokens[side] / median,
             f"{name}_share": share,
             f"{name}_share_low": min(share, *ratios),
             f"{name}_share_high": max(share, *ratios),
@@ -191,12 +190,10 @@ def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
         return now() - began
 
 
-@contextmanager
-def _model_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
+def _model_in_float32(loaded: LoadedModel) -> AbstractContextManager[LoadedModel]:
     if loaded.dtype == "float32":
         raise CaptureError("The model already computes in float32.")
-    with in_float32(loaded) as model:
-        yield model
+    return in_float32(loaded)
 
 
 @contextmanager
@@ -209,11 +206,8 @@ def _head_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
         raise CaptureError(f"The head of a {type(loaded.model).__name__} is not a linear layer.")
     weight = head.weight.float()
     bias = None if head.bias is None else head.bias.float()
-    with attribute_replaced(
-        head,
-        "forward",
-        lambda x: torch.nn.functional.linear(x.float(), weight, bias),
-    ):
+    linear = torch.nn.functional.linear
+    with attribute_replaced(head, "forward", lambda x: linear(x.float(), weight, bias)):
         # the logits become float32 as well
         yield replace(loaded, dtype="float32")
 
@@ -221,15 +215,13 @@ def _head_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
 @contextmanager
 def _deterministic(loaded: LoadedModel) -> Iterator[LoadedModel]:
     """Use torch's deterministic algorithms; operations without one are unchanged."""
-    state = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    is_on = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield loaded
     finally:
-        torch.use_deterministic_algorithms(state[0], warn_only=state[1])
+        torch.use_deterministic_algorithms(is_on, warn_only=warns)
 
 
 def _without_tf32(path: Path) -> Path:

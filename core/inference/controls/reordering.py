@@ -65,15 +65,13 @@ def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
                 hook = module.register_forward_hook(
                     lambda module, *_, name=name: ran.update({module: name}),
                 )
-                hooks.callback(hook.remove)
+                hooks.enter_context(hook)
         with mode:
             yield mode.products
     for module, name in ran.items():
-        products = (
-            mode.products
-            if isinstance(module, torch.nn.Linear | Conv1D)
-            else mode.products | mode.computed_with
-        )
+        products = mode.products
+        if not isinstance(module, torch.nn.Linear | Conv1D):
+            products = products | mode.computed_with
         if not any(weights.parameter(matrix) in products for _, matrix in _matrices(module)):
             raise CaptureError(
                 f"reordering: a fused kernel computes '{name}' ({type(module).__name__}); choose"
@@ -86,28 +84,21 @@ def reordering_refusal(model: torch.nn.Module) -> str | None:
     None.
     """
     for name, module in model.named_modules():
-        subject = (
-            f"'{name}' ({type(module).__name__})"
-            if name
-            else f"the model ({type(module).__name__})"
-        )
-        if (
-            "_orig_mod" in module._modules
-            or getattr(module, "_compiled_call_impl", None) is not None
-        ):
+        called = f"'{name}'" if name else "the model"
+        subject = f"{called} ({type(module).__name__})"
+        is_compiled = getattr(module, "_compiled_call_impl", None) is not None
+        if is_compiled or "_orig_mod" in module._modules:
             return f"{subject} is compiled; load the model without compiling it"
         tensors = dict(
             [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)],
         )
         kinds = ["no weight"] if hasattr(module, "in_features") and "weight" not in tensors else []
         for key, tensor in tensors.items():
-            is_narrow = not tensor.is_floating_point() or tensor.dtype.itemsize < 2
-            if "weight" in key and (
-                is_narrow or type(tensor) not in (torch.nn.Parameter, torch.Tensor)
-            ):
-                kinds.append(
-                    f"{key}: {type(tensor).__name__} of {str(tensor.dtype).removeprefix('torch.')}",
-                )
+            is_plain = type(tensor) in (torch.nn.Parameter, torch.Tensor)
+            is_wide = tensor.is_floating_point() and tensor.dtype.itemsize >= 2
+            if "weight" in key and not (is_plain and is_wide):
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                kinds.append(f"{key}: {type(tensor).__name__} of {dtype}")
         if kinds:
             return f"{subject} is quantized ({kinds[0]}); load the model without quantization"
         if any(tensor.device.type == "meta" for tensor in tensors.values()):
@@ -162,14 +153,14 @@ class _Reorder(TorchDispatchMode):
         operation = func._schema.name
         if operation in _PRODUCTS:
             return self._product(func, operation, args, kwargs)
-        floats = _floats((args, kwargs))
+        floats = float_tensors((args, kwargs))
         names = [name for name in map(self._weights.name, floats) if name is not None]
         if not names:
             return func(*args, **kwargs)
         # a view, a gathered copy, another dtype
         if len(names) == len(floats) and operation not in _NO_PRODUCTS:
             result = func(*args, **kwargs)
-            for tensor in _floats(result):
+            for tensor in float_tensors(result):
                 if self._weights.parameter(tensor) is None:
                     self.computed_with.update(names)
                     self._weights.copies[tensor] = names[0]
@@ -199,11 +190,8 @@ class _Reorder(TorchDispatchMode):
             name = f"a weight of {list(second.shape)}"
         self.products.add(name)
         arguments = list(args)
-        for number, axis in zip(
-            factors,
-            (-1, -1 if is_linear or second.ndim == 1 else -2),
-            strict=True,
-        ):
+        axes = -1, -1 if is_linear or second.ndim == 1 else -2
+        for number, axis in zip(factors, axes, strict=True):
             arguments[number] = self._permute(args[number], axis, name)
         return func(*arguments, **kwargs)
 
@@ -249,19 +237,14 @@ def _select(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tenso
     return bits.gather(axis, order.expand(tensor.shape)).view(tensor.dtype)
 
 
-def _floats(values: Any) -> list[torch.Tensor]:
-    """Return the floating-point tensors among arguments."""
+def float_tensors(values: Any) -> list[torch.Tensor]:
+    """Return the floating-point tensors among arguments or outputs."""
     tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
     return [each for each in tensors if each.is_floating_point() and each.layout is torch.strided]
 
 
 def _matrices(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
     """Yield the matrices that a module itself owns, by their names in it."""
-    for key, parameter in module._parameters.items():
-        if (
-            parameter is not None
-            and parameter.ndim >= 2
-            and parameter.is_floating_point()
-            and parameter.numel()
-        ):
+    for key, parameter in module.named_parameters(recurse=False):
+        if parameter.ndim >= 2 and parameter.is_floating_point() and parameter.numel():
             yield key, parameter

@@ -94,7 +94,8 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
         )
     with ExitStack() as stack:
         stack.enter_context(data_replaced(tensors, lambda tensor: tensor.data.double()))
-        stack.enter_context(_eager_experts(loaded.model))
+        # their grouped product has no float64
+        stack.enter_context(experts_by(loaded.model, "eager"))
         widening = _Widening()
         for module in loaded.model.modules():
             stack.enter_context(module.register_forward_pre_hook(widening.enter, prepend=True))
@@ -104,14 +105,14 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
 
 
 @contextmanager
-def _eager_experts(model: Any) -> Iterator[None]:
-    """Use eager experts, as their grouped product has no float64."""
+def experts_by(model: Any, name: str) -> Iterator[None]:
+    """Use another implementation of experts inside, if the model has any."""
     experts = getattr(model.config, "_experts_implementation", None)
-    if experts in (None, "eager") or not hasattr(model, "set_experts_implementation"):
+    if experts in (None, name):
         yield
         return
     try:
-        model.set_experts_implementation("eager")
+        model.set_experts_implementation(name)
         yield
     finally:
         model.set_experts_implementation(experts)

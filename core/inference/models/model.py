@@ -248,13 +248,15 @@ def load_model(
             if weights:
                 model: Any = _weights(source, config, fmt.name, kind).to(target)
             else:
+                more = {"dtype": getattr(torch, fmt.name), "trust_remote_code": trust_remote_code}
                 with torch.device("meta"):
-                    model = kind.from_config(
-                        config,
-                        dtype=getattr(torch, fmt.name),
-                        trust_remote_code=trust_remote_code,
-                    )
+                    model = kind.from_config(config, **more)
         model.eval().requires_grad_(False)
+    origin = getattr(model.config, _ORIGIN, None)
+    made_of = ""
+    if isinstance(origin, dict):
+        file = f"{origin.get('quantization')} of the GGUF {origin.get('sha256')}"
+        made_of = clean(f"dequantized from {file}", 200)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -262,7 +264,7 @@ def load_model(
         revision=source.revision or (source.digest if weights else ""),
         dtype=fmt.name,
         device=str(target),
-        weights=_origin(model.config),
+        weights=made_of,
         start=state_at_start(model),
         encoder=encoder,
     )
@@ -320,17 +322,6 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
         dtype=dtype,
         device=str(model.device),
         start=state_at_start(model),
-    )
-
-
-def _origin(config: Any) -> str:
-    """Return a description of the GGUF of a model's weights; '' if there is none."""
-    origin = getattr(config, _ORIGIN, None)
-    if not isinstance(origin, dict):
-        return ""
-    return clean(
-        f"dequantized from {origin.get('quantization')} of the GGUF {origin.get('sha256')}",
-        200,
     )
 
 
@@ -473,15 +464,17 @@ def rounded_parameters(
     """Yield the parameters that a conversion changes: all but those that transformers loads in
     float32. Those of a model that was cast whole are widened like the others.
     """
-    float32_names: set[str] = set()
+    if target == source:
+        return
+    float32_names: list[str] = []
     if target.itemsize < torch.float32.itemsize:
-        float32_names |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+        float32_names += getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     # modeling_utils: the second list is for overflows of float16
     if target is torch.float16:
-        float32_names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+        float32_names += getattr(model, "_keep_in_fp32_modules", None) or ()
     for name, parameter in model.named_parameters():
         is_kept = any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in float32_names)
-        if parameter.dtype == source and not is_kept and target != source:
+        if parameter.dtype == source and not is_kept:
             yield parameter
 
 
@@ -525,10 +518,10 @@ def _text(tokenizer: PreTrainedTokenizerBase, token: int, raw: str | None) -> st
         tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False),
     )
     if "\ufffd" in text:
-        is_byte_level = all(char in BYTE_LEVEL for char in raw)
-        return (
-            readable(bytes(BYTE_LEVEL[char] for char in raw)) if is_byte_level else raw
-        )  # sentencepiece: raw is '<0xE2>'
+        if all(char in BYTE_LEVEL for char in raw):
+            return readable(bytes(BYTE_LEVEL[char] for char in raw))
+        # sentencepiece: '<0xE2>'
+        return raw
     if raw.startswith("▁") and not text.startswith(" "):
         # sentencepiece drops the space of a first word
         return f" {text}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -86,18 +86,17 @@ def plan_layers(
         raise CaptureError(
             f"the noise floor of the modules: {refusal}; capture with --layer-floor 0.",
         )
-    row_bytes = (
-        sum(each.width for each in modules) + loaded.vocab_size
-    ) * loaded.torch_dtype.itemsize
+    width = sum(each.width for each in modules) + loaded.vocab_size
+    row_bytes = width * loaded.torch_dtype.itemsize
     room = max(1, min(SPOOL_BYTES // row_bytes, MOST_CELLS // (len(modules) + 1)))
     begins = np.cumsum([0, *lengths])
-    extra = []
+    wanted: list[int] = []
     for begin, length in zip(begins[:-1], lengths, strict=True):
-        extra += [begin + place for place in request.layer_positions if place < length]
-    first = list(dict.fromkeys([*extra, *(begins[1:] - 1)]))[:room]
-    spread = np.linspace(0, begins[-1] - 1, min(int(begins[-1]), room)).astype(int)
-    others = [row for row in spread.tolist() if row not in set(first)][: max(0, room - len(first))]
-    rows = np.array(sorted({int(row) for row in (*first, *others)}))
+        wanted += [begin + place for place in request.layer_positions if place < length]
+    wanted += [*(begins[1:] - 1)]
+    # evenly spread
+    wanted += [*np.linspace(0, begins[-1] - 1, min(int(begins[-1]), room)).astype(int)]
+    rows = np.sort(list(dict.fromkeys(wanted))[:room])
     places = tuple(
         tuple((rows[(rows >= a) & (rows < b)] - a).tolist()) for a, b in pairwise(begins)
     )
@@ -126,24 +125,19 @@ class SpooledOutputs(ModuleTrace):
 
     def watching(self) -> AbstractContextManager[None]:
         """Follow the forwards inside."""
-        return self.following(
-            self._of.loaded.model,
-            {name: each.module for name, each in self._of.modules.items()},
-        )
+        modules = {name: each.module for name, each in self._of.modules.items()}
+        return self.following(self._of.loaded.model, modules)
 
     @contextmanager
     def of_prompt(self, number: int) -> Iterator[None]:
         """Assign the forwards inside to this prompt; at the end, send the buffered rows on."""
-        self._number, self.prompt, self.positions = (
-            number,
-            self._of.token_ids[number],
-            self._of.plan.positions[number],
-        )
+        self._number = number
+        self.prompt = self._of.token_ids[number]
+        self.positions = self._of.plan.positions[number]
         self._waiting, self._spoiled = {}, set()
         yield
         for waiting in self._waiting.values():
             self._hand_on(waiting)
-        self._waiting = {}
         self._of.sink.end(self._side, number)
 
     def not_understood(self, name: str, output: torch.Tensor) -> None:
@@ -169,10 +163,11 @@ class SpooledOutputs(ModuleTrace):
         if module is None:
             if self._side != 0:
                 return
+            module = LayerModule(len(self._of.order), name, "head", None)
             # the logits belong to no module
-            watched = self._of.modules.get(module_of_call(name))
-            kind, block = (watched.kind, watched.block) if watched is not None else ("head", None)
-            module = self._of.order[name] = LayerModule(len(self._of.order), name, kind, block)
+            if watched := self._of.modules.get(module_of_call(name)):
+                module = replace(module, kind=watched.kind, block=watched.block)
+            self._of.order[name] = module
         waiting = self._waiting.get(name)
         if waiting is not None and not waiting.takes(output, first):
             self._hand_on(self._waiting.pop(name))
@@ -236,10 +231,8 @@ class LayerCapture:
         self.loaded, self.plan, self.token_ids, self.sink = loaded, plan, token_ids, sink
         self.order: dict[str, LayerModule] = {}
         self.modules = {each.name: each for each in watched_modules(loaded.model)}
-        self.part_bytes = min(
-            _LARGER_PART_BYTES,
-            max(_PART_BYTES, _PARTS_TOGETHER_BYTES // max(1, plan.modules)),
-        )
+        of_each = _PARTS_TOGETHER_BYTES // plan.modules
+        self.part_bytes = min(_LARGER_PART_BYTES, max(_PART_BYTES, of_each))
         self.is_kept = has_a_core_to_spare(loaded)
 
     def trace(self, side: int, path: Path) -> SpooledOutputs | None:

@@ -49,19 +49,20 @@ def watched_modules(model: Any) -> list[WatchedModule]:
     """
     config = model.config.get_text_config(decoder=True)
     hidden = dimension(config, "hidden_size") or 1
-    prefix, blocks = _blocks_of(model, "; leave --layers out")
+    prefix, _ = _blocks_of(model, "; leave --layers out")
     owner_name = prefix.rpartition(".")[0]
     modules = []
     for name, module in model.get_submodule(owner_name).named_modules(prefix=owner_name):
-        inside = name.removeprefix(f"{prefix}.") if name.startswith(f"{prefix}.") else None
-        block = int(inside.partition(".")[0]) if inside is not None else None
+        block, place = None, ""
+        if name.startswith(f"{prefix}."):
+            number, _, place = name.removeprefix(f"{prefix}.").partition(".")
+            block = int(number)
         # each sees the tokens routed to it, in another order
         is_of_experts = "experts" in name.split(".")[:-1]
         is_rotary = "rotary" in type(module).__name__.lower()
         if name == owner_name or is_of_experts or is_rotary or isinstance(module, _LEFT_OUT):
             continue
-        place = "" if inside is None else inside.partition(".")[2]
-        is_block = block is not None and module is blocks[block]
+        is_block = block is not None and not place
         kind = "residual" if is_block else _kind(place, name, module)
         # an activation in a mixer, whose axes have another order
         if kind == "other" and not _has_weights(module):
@@ -119,11 +120,8 @@ def _kind(place: str, name: str, module: torch.nn.Module) -> str:
             return "mlp"
     # Two linear maps and an activation that stand in the block itself are its MLP (OPT); a mixer's
     # own parts are neither.
-    return (
-        "mlp"
-        if not parent and (isinstance(module, _LINEAR) or not _has_weights(module))
-        else "other"
-    )
+    is_of_mlp = isinstance(module, _LINEAR) or not _has_weights(module)
+    return "mlp" if is_of_mlp and not parent else "other"
 
 
 def _has_weights(module: torch.nn.Module) -> bool:
