@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.pytorch_utils import Conv1D
@@ -55,7 +55,7 @@ class Operation:
     words: str
     rows: tuple[str, ...]
     shared: tuple[str, ...]
-    run: Callable[..., torch.Tensor]
+    run: Callable[..., Tensor]
     sizes: tuple[tuple[int, ...], ...]
     backend: str = ""
     is_on_cpu: bool = True
@@ -67,21 +67,21 @@ class Operation:
         return dict(zip(names, numbers, strict=True))
 
 
-def _add_into(x: torch.Tensor, places: torch.Tensor, name: str) -> torch.Tensor:
+def _add_into(x: Tensor, places: Tensor, name: str) -> Tensor:
     """Add the values of each row into as many sums as there are places."""
     index = torch.arange(x.shape[1], device=x.device) * 7919 % len(places)
     if name == "scatter_add":
         index = index.expand_as(x)
-    sums: torch.Tensor = getattr(x.new_zeros(len(x), len(places)), name)(1, index, x)
+    sums: Tensor = getattr(x.new_zeros(len(x), len(places)), name)(1, index, x)
     return sums
 
 
 def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     backend: SDPBackend,
-) -> torch.Tensor:
+) -> Tensor:
     is_causal = query.shape[2] > 1
     with sdpa_kernel([backend]):
         return functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
@@ -264,7 +264,7 @@ class _Probe:
         seed = hashlib.sha256(f"{operation.name} {size}".encode()).digest()
         draws = np.random.default_rng(list(seed))
 
-        def values(*shape: int) -> torch.Tensor:
+        def values(*shape: int) -> Tensor:
             """Return values uniform in [-2, 2), whose sums round."""
             numbers = draws.random(shape, dtype=np.float32) * np.float32(4) - np.float32(2)
             return torch.from_numpy(numbers).to(plan.device, getattr(torch, fmt.name))
@@ -300,7 +300,7 @@ class _Probe:
             "row_positions": positions,
         }
 
-    def _call(self, start: int, count: int) -> torch.Tensor:
+    def _call(self, start: int, count: int) -> Tensor:
         """Return the result for `count` rows from `start` on, copied so that they are aligned like
         the first.
         """

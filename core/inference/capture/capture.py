@@ -16,6 +16,7 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from torch import Tensor
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
@@ -242,7 +243,7 @@ def _run_side(
         following = following_choices(plan.loaded, trace, choices.note)
     chunks = _Chunks(plan, side, sink)
 
-    def emit(position: int, logits: torch.Tensor) -> None:
+    def emit(position: int, logits: Tensor) -> None:
         if outputs is not None:
             outputs.see_logits(position, logits)
         with no_foreign_errors():
@@ -287,10 +288,10 @@ class _Chunks:
     def __init__(self, plan: CapturePlan, side: int, sink: RunWriter) -> None:
         self._path, self._side, self._sink = plan.paths[side], side, sink
         self._capacity = min(rows_of_a_chunk(plan.loaded), plan.header.rows)
-        self._waiting: list[torch.Tensor] = []
+        self._waiting: list[Tensor] = []
         self.rows = self._written = 0
 
-    def add(self, logits: torch.Tensor) -> None:
+    def add(self, logits: Tensor) -> None:
         self.rows += len(logits)
         for piece in logits.split(self._capacity):
             is_whole = not self._waiting and len(piece) == self._capacity

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...errors import CaptureError, UlpscopeError
 from ...numerics.divergence import compare
@@ -109,7 +110,7 @@ def _compare(
         with mitigation.model(loaded) as model, open_path(paths[0], model) as run:
             plain = whole_side(run, ids)
 
-        def add(position: int, logits: torch.Tensor, plain: torch.Tensor = plain) -> None:
+        def add(position: int, logits: Tensor, plain: Tensor = plain) -> None:
             nonlocal dtype
             dtype = str(logits.dtype).removeprefix("torch.")
             rows = plain[position : position + len(logits)].to(logits.dtype)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
@@ -46,7 +47,7 @@ def narrow_answers(
         return None
     shortest, dtype = as_many_as(sorted(prompts, key=len), _POSITIONS), loaded.dtype
 
-    def answers(model: LoadedModel, of: RunnableSide = side) -> torch.Tensor:
+    def answers(model: LoadedModel, of: RunnableSide = side) -> Tensor:
         return torch.cat([whole_side(of.run_on(model), ids) for ids in shortest])
 
     def narrow(dtype: str, reason: str) -> Narrow:
@@ -76,7 +77,7 @@ def narrow_answers(
     return None
 
 
-def grid_of(logits: torch.Tensor) -> str | None:
+def grid_of(logits: Tensor) -> str | None:
     """Return the coarsest 16-bit dtype that holds nearly all logits that are finite and not 0."""
     values = logits[logits.isfinite() & (logits != 0)]
     for dtype in (torch.bfloat16, torch.float16):
@@ -88,6 +89,6 @@ def grid_of(logits: torch.Tensor) -> str | None:
     return None
 
 
-def _rms(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def _rms(first: Tensor, second: Tensor) -> Tensor:
     """Differences at each position over what is not infinite on both sides. [positions]"""
     return (first.double() - second.double()).square().nanmean(1).sqrt()

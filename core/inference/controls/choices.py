@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ...checks.choices import OtherChoices
@@ -32,7 +33,7 @@ Call = tuple[str, int]
 """A module that chooses, and how often it chose before in a forward."""
 See = Callable[[Ids, "Choices"], None]
 """Gets a prompt, and what a side chooses by itself."""
-Note = Callable[[Call, int, torch.Tensor, torch.Tensor], None]
+Note = Callable[[Call, int, Tensor, Tensor], None]
 """Gets what a call chooses, as `Choices.note`."""
 
 _TOPK = torch.topk
@@ -52,15 +53,15 @@ class Choices:
 
     positions: int
     choosers: Collection[str] = ()
-    ids: dict[Call, torch.Tensor] = field(default_factory=dict)
-    scores: dict[Call, torch.Tensor] = field(default_factory=dict)
+    ids: dict[Call, Tensor] = field(default_factory=dict)
+    scores: dict[Call, Tensor] = field(default_factory=dict)
 
     @property
     def last_calls(self) -> dict[str, Call]:
         """The last choice of each module that chooses."""
         return {call[0]: call for call in self.ids}
 
-    def makes(self, call: Call, scores: torch.Tensor) -> bool:
+    def makes(self, call: Call, scores: Tensor) -> bool:
         """Return whether a choice is made at every position, among as many candidates as there are
         scores.
         """
@@ -68,7 +69,7 @@ class Choices:
             return False
         return bool((self.ids[call] >= 0).any(-1).all())
 
-    def note(self, call: Call, start: int, ids: torch.Tensor, scores: torch.Tensor) -> None:
+    def note(self, call: Call, start: int, ids: Tensor, scores: Tensor) -> None:
         """Note what a call chooses from position `start` on. ids: [n, groups, k]; scores: [n,
         groups, candidates]
         """
@@ -92,14 +93,14 @@ class Choices:
             noted[rows] = new.cpu()
 
 
-def slot_of_first(scores: torch.Tensor) -> int:
+def slot_of_first(scores: Tensor) -> int:
     """Return the slot of the key of position 0 in a batch or cache, the first that a position sees.
     scores: [n, groups, slots]
     """
     return int(_is_seen(scores[0, 0]).int().argmax())
 
 
-def _is_seen(scores: torch.Tensor) -> torch.Tensor:
+def _is_seen(scores: Tensor) -> Tensor:
     """Return which keys are not masked: a mask adds negative infinity, or the lowest number."""
     return scores > torch.finfo(scores.dtype).min / 2
 
@@ -119,7 +120,7 @@ def following_choices(
     running = [""]  # modules, the innermost last
     own_thread = get_ident()
 
-    def topk(input: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+    def topk(input: Tensor, *arguments: Any, **keywords: Any) -> Any:
         result = _TOPK(input, *arguments, **keywords)
         values, ids = result
         # along another axis
@@ -156,7 +157,7 @@ def following_choices(
             stack.enter_context(module.register_forward_hook(leave))
         # Tensor inherits its own, which `patch` uncovers again
         stack.enter_context(patch.object(torch, "topk", topk))
-        stack.enter_context(patch.object(torch.Tensor, "topk", topk))
+        stack.enter_context(patch.object(Tensor, "topk", topk))
         yield
 
 
@@ -196,7 +197,7 @@ class Replay:
     """
 
     choices: dict[Ids, Choices] = field(default_factory=dict)
-    moved: dict[Ids, dict[Call, torch.Tensor]] = field(default_factory=dict)
+    moved: dict[Ids, dict[Call, Tensor]] = field(default_factory=dict)
 
     def of(self, side: RunnableSide, see: See = ignore) -> RunnableSide:
         """Return a side that makes these choices. see: gets those that it would have made."""
@@ -284,7 +285,7 @@ class Replay:
 def compare_choices(
     plain: Choices,
     other: Choices,
-    moved: Mapping[Call, torch.Tensor],
+    moved: Mapping[Call, Tensor],
 ) -> OtherChoices:
     """Compare what a side chooses with what the model does. moved: by rounding, as of `Replay`."""
     others = []
@@ -309,14 +310,14 @@ def compare_choices(
     return OtherChoices(total, others)
 
 
-def _as_set(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+def _as_set(ids: Tensor, scores: Tensor) -> Tensor:
     """Return whether each candidate is among the ids; -1 is none. [..., candidates]"""
     is_chosen = pad(torch.zeros_like(scores, dtype=torch.bool), (0, 1))
     is_chosen.scatter_(-1, torch.where(ids < 0, scores.shape[-1], ids), value=True)
     return is_chosen[..., :-1]
 
 
-def _cut(scores: torch.Tensor, is_chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _cut(scores: Tensor, is_chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Return the lowest score that was chosen, and the highest that was not."""
     lowest = scores.masked_fill(~is_chosen, torch.inf).amin(-1)
     return lowest, scores.masked_fill(is_chosen, -torch.inf).amax(-1)

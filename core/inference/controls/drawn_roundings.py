@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...checks.drawn import Errors, Exact, error_rows
 from ...closeness.randomized_rounding import DTYPES, DrawnRounding
@@ -113,7 +114,7 @@ class RoundingDraws:
             raise CaptureError(
                 f"randomized rounding needs bfloat16 or float16, not {loaded.dtype}.",
             )
-        weights: dict[torch.Tensor, torch.Tensor] | None = {} if self.plain is PLAIN else None
+        weights: dict[Tensor, Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
         wide_side = self.exact or self.plain
         forced = {side: self.replay.of(side) for side in (*sides, self.plain, wide_side)}
@@ -132,7 +133,7 @@ class RoundingDraws:
             for side, of_side in pieces.items():
                 say(f"'{side.name}' compared with it")
                 for ids, wide in zip(group, exact, strict=True):
-                    rows: list[torch.Tensor] = []
+                    rows: list[Tensor] = []
                     add = partial(_add_error, wide, of_side, rows, is_shift_seen=is_shift_seen)
                     forced[side].run_on(loaded)(ids, add)
                     logits = wide[:: _step(wide)]
@@ -170,7 +171,7 @@ class RoundingDraws:
 def draw_of(
     plain: RunnableSide,
     seed: int,
-    weights: dict[torch.Tensor, torch.Tensor] | None = None,
+    weights: dict[Tensor, Tensor] | None = None,
 ) -> RunnableSide:
     """Return a forward with randomized rounding; weights: as of `DrawnRounding`."""
 
@@ -188,17 +189,17 @@ def draw_of(
     return RunnableSide(f"draw {seed}", drawing)
 
 
-def _step(exact: torch.Tensor) -> int:
+def _step(exact: Tensor) -> int:
     """Return the step between positions whose errors are compared with one another."""
     return -(-len(exact) // ALIKE)
 
 
 def _add_error(
-    exact: torch.Tensor,
+    exact: Tensor,
     pieces: list[Floats],
-    rows: list[torch.Tensor],
+    rows: list[Tensor],
     start: int,
-    logits: torch.Tensor,
+    logits: Tensor,
     *,
     is_shift_seen: bool = False,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...checks.arrays_alone import LEAST_VALUES
@@ -73,7 +74,7 @@ Computed = TypeVar("Computed")
 
 def judge(
     model: LoadedModel | PreTrainedModel,
-    prompts: Sequence[Sequence[int] | torch.Tensor],
+    prompts: Sequence[Sequence[int] | Tensor],
     *,
     reference: str | Engine = "prefill",
     variant: str | Engine,
@@ -143,7 +144,7 @@ class JudgingSession:
         self.loaded = loaded
         self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
         self._results: dict[Any, Any] = {}
-        self._logits: dict[tuple[str, str, Ids], torch.Tensor] = {}
+        self._logits: dict[tuple[str, str, Ids], Tensor] = {}
 
     def once(
         self,
@@ -357,7 +358,7 @@ class ModelControls(Controls):
                 raise NotAvailableError(f"'{side.name}' is compiled.")
         is_wide = [dtype == "float32"] * 2
 
-        def see(side: int, logits: torch.Tensor) -> None:
+        def see(side: int, logits: Tensor) -> None:
             if not is_wide[side]:
                 # numpy narrows here, because torch would not
                 wide = logits.cpu().numpy()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ...checks.modules_alone import ALONE, LARGEST_ALONE, ModulesAlone, alone_evidence
 from ...errors import CaptureError
@@ -79,10 +80,10 @@ class ModuleOutputs(ModuleTrace):
 
     def __init__(self, prompt: Sequence[int]) -> None:
         super().__init__(prompt, range(len(prompt)))
-        self.outputs: dict[str, torch.Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
         self.is_computed: dict[str, NDArray[np.bool_]] = {}
 
-    def take(self, name: str, first: int, output: torch.Tensor) -> None:
+    def take(self, name: str, first: int, output: Tensor) -> None:
         places = slice(first, first + len(output))
         count = len(self.positions)
         is_computed = self.is_computed.setdefault(name, np.zeros(count, bool))
@@ -93,7 +94,7 @@ class ModuleOutputs(ModuleTrace):
             self.outputs[name] = output.new_full((count, output.shape[1]), torch.nan)
         self.outputs[name][places] = output
 
-    def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
+    def _own_row(self, output: Tensor) -> Tensor | None:
         """Row of the prompt, of [rows, columns, width] alone: both sides compare the same
         modules.
         """
@@ -115,9 +116,9 @@ def modules_alone(
     modules = followed_modules(loaded.model)
     with in_float32(loaded) as model:
         outputs, recorded_calls = record_outputs(model, prompt, side, modules)
-        own: dict[str, torch.Tensor] = {}
+        own: dict[str, Tensor] = {}
 
-        def keep(name: str, output: torch.Tensor, _: torch.Tensor) -> None:
+        def keep(name: str, output: Tensor, _: Tensor) -> None:
             own[name] = output.clone()
 
         with graft_outputs(modules, outputs, keep) as calls:
@@ -130,7 +131,7 @@ def modules_alone(
     }
     squares: dict[str, list[NDArray[np.float64]]] = {}
 
-    def compare(name: str, exact: torch.Tensor, output: torch.Tensor) -> None:
+    def compare(name: str, exact: Tensor, output: Tensor) -> None:
         values = output.double()
         error = values - exact
         norms = np.maximum(row_sums(values.square()), np.finfo(np.float64).tiny)
@@ -166,7 +167,7 @@ def record_outputs(
     prompt: Sequence[int],
     side: RunnableSide,
     modules: Mapping[str, torch.nn.Module],
-) -> tuple[dict[str, torch.Tensor], Counter[str]]:
+) -> tuple[dict[str, Tensor], Counter[str]]:
     """Run a side and return what its modules put out at every position, by call, and the calls of
     each module. CaptureError if they cannot be followed or are not finite.
     """
@@ -201,8 +202,8 @@ def fits(loaded: LoadedModel, positions: int) -> int:
 @contextmanager
 def graft_outputs(
     modules: dict[str, torch.nn.Module],
-    outputs: dict[str, torch.Tensor],
-    see: Callable[[str, torch.Tensor, torch.Tensor], Any],
+    outputs: dict[str, Tensor],
+    see: Callable[[str, Tensor, Tensor], Any],
 ) -> Iterator[Counter[str]]:
     """Show every output of one forward inside and replace it. outputs: by call, [positions, width]
     -> calls of each module
@@ -216,7 +217,7 @@ def graft_outputs(
             return None
         own = output[0] if isinstance(output, tuple) and output else output
         other = outputs[name]
-        if not isinstance(own, torch.Tensor):
+        if not isinstance(own, Tensor):
             return None
         if own.numel() != other.numel() or own.shape[-1] != other.shape[-1]:
             return None

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...checks.modules_in_16_bits import ModuleRounding
 from ...closeness.coherence import (
@@ -32,7 +33,7 @@ from ..paths.hooks import module_of_call
 from .drawn_roundings import DRAWS, DrawnRounding
 from .modules_alone import fits, followed_modules, graft_outputs, record_outputs
 
-Outputs = Mapping[str, torch.Tensor]  # by module, [positions, width]
+Outputs = Mapping[str, Tensor]  # by module, [positions, width]
 _POSITIONS = 256
 # sound modules reach 0.8 of these (docs/explanation/calibration.md); in a column 0.37 of rounding
 # if a bias is added to a rounded sum: the same happens in all rows
@@ -67,9 +68,9 @@ def module_rounding(
     def replay(model: LoadedModel, mode: AbstractContextManager[Any]) -> Outputs:
         pieces = defaultdict(list)
         for ids, outputs, calls_of_side in recorded:
-            own: dict[str, torch.Tensor] = {}
+            own: dict[str, Tensor] = {}
 
-            def keep(name: str, output: torch.Tensor, _: Any, own: Any = own) -> None:
+            def keep(name: str, output: Tensor, _: Any, own: Any = own) -> None:
                 own[name] = output.clone()
 
             with mode, graft_outputs(modules, outputs, keep) as calls:
@@ -123,7 +124,7 @@ class _Errors:
                 found = directions(error.cpu().numpy(), self._samples[name])
                 self._found[name].append(found)
 
-    def _errors(self, outputs: Outputs) -> Iterator[tuple[str, torch.Tensor]]:
+    def _errors(self, outputs: Outputs) -> Iterator[tuple[str, Tensor]]:
         for name, exact in self._exact.items():
             error = outputs[name].double() - exact.double()
             self.squares[name].append(float(error.square().mean()))

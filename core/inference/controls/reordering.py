@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -38,7 +39,7 @@ _ALIGNED = 64
 _NO_MAP = (torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
 
 
-def order_of(seed: int, name: str, length: int) -> torch.Tensor:
+def order_of(seed: int, name: str, length: int) -> Tensor:
     """Return the permutation of `length` terms for a seed and a weight's name, the same everywhere.
     [length], int64
     """
@@ -94,7 +95,7 @@ def reordering_refusal(model: torch.nn.Module) -> str | None:
         )
         kinds = ["no weight"] if hasattr(module, "in_features") and "weight" not in tensors else []
         for key, tensor in tensors.items():
-            is_plain = type(tensor) in (torch.nn.Parameter, torch.Tensor)
+            is_plain = type(tensor) in (torch.nn.Parameter, Tensor)
             is_wide = tensor.is_floating_point() and tensor.dtype.itemsize >= 2
             if "weight" in key and not (is_plain and is_wide):
                 dtype = str(tensor.dtype).removeprefix("torch.")
@@ -126,13 +127,13 @@ class _Weights:
         self._begins = sorted(self._ranges)
         self.copies: Any = WeakTensorKeyDictionary()
 
-    def parameter(self, tensor: torch.Tensor) -> str | None:
+    def parameter(self, tensor: Tensor) -> str | None:
         """Return the name of the parameter that the tensor is, or is a view of."""
         place = bisect_right(self._begins, tensor.data_ptr()) - 1
         end, name = self._ranges[self._begins[place]] if place >= 0 else (0, "")
         return name if tensor.data_ptr() < end else None
 
-    def name(self, tensor: torch.Tensor) -> str | None:
+    def name(self, tensor: Tensor) -> str | None:
         """Return the name of the parameter that the tensor is, views or is a function of."""
         return self.parameter(tensor) or self.copies.get(tensor)
 
@@ -146,7 +147,7 @@ class _Reorder(TorchDispatchMode):
         # named by weight, so experts in one parameter are one
         self.products: set[str] = set()
         self.computed_with: set[str] = set()
-        self._orders: dict[Any, torch.Tensor] = {}
+        self._orders: dict[Any, Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -195,7 +196,7 @@ class _Reorder(TorchDispatchMode):
             arguments[number] = self._permute(args[number], axis, name)
         return func(*arguments, **kwargs)
 
-    def _permute(self, tensor: torch.Tensor, axis: int, name: str) -> torch.Tensor:
+    def _permute(self, tensor: Tensor, axis: int, name: str) -> Tensor:
         """Put one axis of a tensor in another order, laid out in memory as it was. Same shape
 
         Some kernels round by strides and by alignment. An expanded tensor is one copy of its rows,
@@ -216,7 +217,7 @@ class _Reorder(TorchDispatchMode):
         return _laid_out_like(tensor, selection).expand(shape)
 
 
-def _laid_out_like(tensor: torch.Tensor, selection: torch.Tensor) -> torch.Tensor:
+def _laid_out_like(tensor: Tensor, selection: Tensor) -> Tensor:
     """Give a copy the strides and the alignment of a view into a wider tensor."""
     if selection.stride() == tensor.stride():
         return selection
@@ -228,7 +229,7 @@ def _laid_out_like(tensor: torch.Tensor, selection: torch.Tensor) -> torch.Tenso
     return room.as_strided(tensor.shape, tensor.stride(), start).copy_(selection)
 
 
-def _select(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tensor:
+def _select(tensor: Tensor, axis: int, order: Tensor) -> Tensor:
     if tensor.device.type != "cpu" or axis != tensor.ndim - 1:
         return tensor.index_select(axis, order)
     # On a CPU index_select along the last axis takes up to 7 times as long ([4096, 384] in
@@ -237,9 +238,9 @@ def _select(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tenso
     return bits.gather(axis, order.expand(tensor.shape)).view(tensor.dtype)
 
 
-def float_tensors(values: Any) -> list[torch.Tensor]:
+def float_tensors(values: Any) -> list[Tensor]:
     """Return the floating-point tensors among arguments or outputs."""
-    tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+    tensors = (value for value in tree_leaves(values) if isinstance(value, Tensor))
     return [each for each in tensors if each.is_floating_point() and each.layout is torch.strided]
 
 

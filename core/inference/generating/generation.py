@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
@@ -96,7 +97,7 @@ def end_tokens(loaded: LoadedModel) -> frozenset[int]:
     return frozenset(value if isinstance(value, list) else [value])
 
 
-def best_and_margin(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def best_and_margin(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return (argmax, margin in logits): lowest id on ties, NaN never wins. [rows, vocab] -> [rows]
     each
     """
@@ -112,9 +113,9 @@ def _continuation(
     ends: frozenset[int],
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     own: list[int] = []
-    margins: list[torch.Tensor] = []
+    margins: list[Tensor] = []
 
-    def choose(logits: torch.Tensor) -> int | None:
+    def choose(logits: Tensor) -> int | None:
         if own and own[-1] in ends:
             return None
         token, margin = best_and_margin(logits)

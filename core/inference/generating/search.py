@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ...errors import CaptureError, UsageError
 from ...progress import Progress, no_progress
@@ -188,7 +189,7 @@ def _scores(
     seed: int,
 ) -> Iterator[Scores]:
     """Yield argmax and margin of every position, computed on the device."""
-    scored: list[tuple[torch.Tensor, torch.Tensor]] = []
+    scored: list[tuple[Tensor, Tensor]] = []
     torch.manual_seed(seed)
     with torch_errors_stop(path), open_path(path, loaded) as run:
         for ids in prompts:

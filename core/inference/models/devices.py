@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ...errors import CaptureError
 from ...numerics.arrays import Bits, Floats
@@ -104,14 +105,14 @@ def free_bytes(device: torch.device) -> int | None:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def integers_of(tensor: torch.Tensor) -> torch.Tensor:
+def integers_of(tensor: Tensor) -> Tensor:
     """Return the bits of a float tensor as integers on the same device: NaN equals NaN, and -0 is
     not +0.
     """
     return tensor.contiguous().view(_SIGNED[tensor.dtype.itemsize])
 
 
-def bits_of(tensor: torch.Tensor) -> Bits:
+def bits_of(tensor: Tensor) -> Bits:
     """Return the bits of a float tensor on any device.
 
     Same shape; on a CPU the same memory if contiguous.
@@ -119,14 +120,14 @@ def bits_of(tensor: torch.Tensor) -> Bits:
     return integers_of(tensor).cpu().numpy().view(f"<u{tensor.dtype.itemsize}")
 
 
-def own_bits(tensor: torch.Tensor) -> Bits:
+def own_bits(tensor: Tensor) -> Bits:
     """Return bits like `bits_of`, copied if the tensor is a small part of larger memory."""
     if tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return bits_of(tensor)
 
 
-def row_sums(values: torch.Tensor) -> Floats:
+def row_sums(values: Tensor) -> Floats:
     """Return sums of rows, [rows, n] float64 -> [rows]; on a CPU in numpy's order, the same on
     every processor.
     """

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import CaptureError
@@ -37,11 +38,11 @@ def converted(loaded: LoadedModel, dtype: str) -> Iterator[LoadedModel]:
 
 @contextmanager
 def data_replaced(
-    tensors: Iterable[torch.Tensor],
-    change: Callable[[torch.Tensor], torch.Tensor],
+    tensors: Iterable[Tensor],
+    change: Callable[[Tensor], Tensor],
 ) -> Iterator[None]:
     """Replace the data of tensors inside; the original bits are restored."""
-    originals: list[tuple[torch.Tensor, torch.Tensor]] = []
+    originals: list[tuple[Tensor, Tensor]] = []
     try:
         # a weight that is an inference tensor could not be restored
         with torch.inference_mode(False), torch.no_grad():

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.utils import cached_file
 
@@ -41,12 +42,12 @@ class Encoder:
         pooling = f"{self.pooling} of token states" if self.pooling else "class logits"
         return pooling + ", normalized" * self.is_normalized
 
-    def rows(self, outputs: Any, mask: torch.Tensor) -> torch.Tensor:
+    def rows(self, outputs: Any, mask: Tensor) -> Tensor:
         """Return the values of each text. mask: 1 for a token of it [texts, columns]. -> [texts,
         width]
         """
         if not self.pooling:
-            logits: torch.Tensor = outputs.logits
+            logits: Tensor = outputs.logits
             return logits
         states = outputs.last_hidden_state
         if self.pooling == MEAN:
@@ -134,7 +135,7 @@ def _read(source: ModelSource, name: str, kind: Any) -> Any:
         raise CaptureError(f"model '{source.name}': {name} is invalid: {error}.") from error
 
 
-def token_types(ids: torch.Tensor, separator: int) -> torch.Tensor:
+def token_types(ids: Tensor, separator: int) -> Tensor:
     """Return 0 up to the first separator of a row, then 1: the second text of a pair. Same
     shape
     """

@@ -13,12 +13,13 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .torch_errors import quiet
 
 ModuleState = Mapping[torch.nn.Module, Mapping[str, Any]]
 """Module -> its attributes and buffers, by name."""
-_STATE = (torch.Tensor, int, float, type(None))
+_STATE = (Tensor, int, float, type(None))
 
 
 def state_at_start(model: Any) -> ModuleState:
@@ -26,7 +27,7 @@ def state_at_start(model: Any) -> ModuleState:
     state = {module: _held(module) for module in model.modules()}
     values = (value for module in state for value in vars(module).values())
     fresh: dict[str, torch.nn.Module] = {}
-    if any(isinstance(value, torch.Tensor) for value in values):
+    if any(isinstance(value, Tensor) for value in values):
         # custom code may take more than a config
         with suppress(Exception), quiet(), torch.device("meta"):
             fresh = dict(type(model)(copy.deepcopy(model.config)).named_modules())
@@ -42,7 +43,7 @@ def restore_state(state: ModuleState) -> None:
     """
     for module, before in state.items():
         for key, value in _held(module).items():
-            if key not in before and isinstance(value, torch.Tensor):
+            if key not in before and isinstance(value, Tensor):
                 delattr(module, key)
             elif (
                 # others are transformers' own marks, such as that outputs are captured

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from transformers import Cache, PreTrainedTokenizerBase, StaticCache
 
 from ...errors import CaptureError
@@ -42,13 +43,13 @@ _GOLDEN = 0.6180339887498949
 # logits leave the device and reach the sink in pieces of about this size
 CHUNK_BYTES = 8 << 20
 
-Emit = Callable[[int, torch.Tensor], None]
+Emit = Callable[[int, Tensor], None]
 """Takes (first position, logits[rows, vocab] of consecutive positions) in order, in their compute
 dtype.
 """
 Run = Callable[[Sequence[int], Emit], None]
 """(token ids of a prompt, emit): hands all of its logits to `emit`."""
-Neighbours = Callable[[LoadedModel, Sequence[int], int], torch.Tensor]
+Neighbours = Callable[[LoadedModel, Sequence[int], int], Tensor]
 """(model, prompt, count) -> token ids of the other rows, [count, positions]."""
 
 
@@ -115,7 +116,7 @@ class PromptBatch:
         return self.left_padding + self.positions + self.right_padding
 
     @cached_property
-    def token_ids(self) -> torch.Tensor:
+    def token_ids(self) -> Tensor:
         """The whole batch on the model's device. [rows, columns], int64"""
         rows = self._among_others(self.prompt)
         padding = 0
@@ -126,7 +127,7 @@ class PromptBatch:
         sides = self.left_padding, self.right_padding
         return torch.nn.functional.pad(rows, sides, value=padding).to(self.loaded.device)
 
-    def _among_others(self, own: Sequence[int]) -> torch.Tensor:
+    def _among_others(self, own: Sequence[int]) -> Tensor:
         """Return a sequence in its row among its neighbors. [rows, tokens]"""
         row = torch.tensor([own], dtype=torch.long)
         if self.rows == 1:
@@ -135,14 +136,14 @@ class PromptBatch:
         return torch.cat([others[: self.row], row, others[self.row :]])
 
     @cached_property
-    def attention_mask(self) -> torch.Tensor:
+    def attention_mask(self) -> Tensor:
         """1 for a token, 0 for padding. [rows, columns], int64"""
         mask = torch.zeros_like(self.token_ids)
         mask[:, self.left_padding : self.left_padding + self.positions] = 1
         return mask
 
     @cached_property
-    def position_ids(self) -> torch.Tensor:
+    def position_ids(self) -> Tensor:
         """The place of each token in its prompt, as the model counts; padding shares that of the
         token it touches. [rows, columns], int64
         """
@@ -186,7 +187,7 @@ class PromptBatch:
         end = skipped + stop - start
         position = start
 
-        def split(logits: torch.Tensor) -> None:
+        def split(logits: Tensor) -> None:
             """Emit the prompt's row of a slice. [rows, columns, vocab]"""
             nonlocal position
             self._note(cache)
@@ -209,7 +210,7 @@ class PromptBatch:
             else:
                 sliced_logits(loaded.model, arguments, skipped, end, size, split)
 
-    def step(self, tokens: torch.Tensor, done: int, cache: AnyCache) -> torch.Tensor:
+    def step(self, tokens: Tensor, done: int, cache: AnyCache) -> Tensor:
         """Feed one more token per row, after the prompt and `done` tokens: [rows] -> [1, vocab] of
         the prompt's row.
         """
@@ -223,7 +224,7 @@ class PromptBatch:
         self._note(cache)
         return logits[-1:]
 
-    def _logits(self, arguments: dict[str, Any], cache: AnyCache | None) -> torch.Tensor:
+    def _logits(self, arguments: dict[str, Any], cache: AnyCache | None) -> Tensor:
         reason = ""
         # what a model cannot do that fails
         if cache is not None and self.call is None:
@@ -244,7 +245,7 @@ class PromptBatch:
         call: Any = self.loaded.model if self.call is None else self.call
         return call(**arguments)
 
-    def tokens_after(self, own: Sequence[int]) -> torch.Tensor:
+    def tokens_after(self, own: Sequence[int]) -> Tensor:
         """Return the last token of `own` among those of the other rows, which continue their own
         texts. [rows]
         """
@@ -279,7 +280,7 @@ def neighbour_rows(
     tokenizer: PreTrainedTokenizerBase,
     ids: Sequence[int],
     count: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Return token ids of other prompts, each as long as `ids`. [count, positions], int64, on the
     CPU.
 
@@ -325,7 +326,7 @@ def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvP
     value = cache.value if isinstance(cache, ReturnedState) else cache
     for index, layer in enumerate(value.layers if isinstance(value, Cache) else ()):
         for kind, tensor in keys_of_layer(batch.loaded, layer).items():
-            is_by_slot = isinstance(tensor, torch.Tensor) and tensor.ndim == 4
+            is_by_slot = isinstance(tensor, Tensor) and tensor.ndim == 4
             if is_by_slot and torch.promote_types(tensor.dtype, dtype) == dtype:
                 first, slots = _slots(layer, tensor.shape[2], batch)
                 if slots.start < slots.stop:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import (
@@ -97,7 +97,7 @@ def keys_of_layer(loaded: LoadedModel, layer: Any) -> dict[str, Any]:
 def running_states(
     loaded: LoadedModel,
     cache: AnyCache,
-) -> Iterator[tuple[int, str, list[torch.Tensor]]]:
+) -> Iterator[tuple[int, str, list[Tensor]]]:
     """Yield the running states in a cache and in the model's modules: layer, the name that the
     family gives it, tensors [rows, ...].
     """
@@ -124,17 +124,17 @@ def running_states(
                     yield from ((numbers[0], *each) for each in _states(held, name))
 
 
-def _states(held: Any, name: str) -> Iterator[tuple[str, list[torch.Tensor]]]:
+def _states(held: Any, name: str) -> Iterator[tuple[str, list[Tensor]]]:
     """Yield names and tensors of what is held for one layer: tensors, or an object that has
     them.
     """
-    if isinstance(held, torch.Tensor | list | tuple | dict):
-        tensors = [each for each in tree_leaves(held) if isinstance(each, torch.Tensor)]
+    if isinstance(held, Tensor | list | tuple | dict):
+        tensors = [each for each in tree_leaves(held) if isinstance(each, Tensor)]
         # counts are not states
         tensors = [each for each in tensors if each.ndim > 1 and each.is_floating_point()]
         if tensors:
             yield name, tensors
         return
     for own, inner in getattr(held, "__dict__", {}).items():
-        if own not in _KEYS and isinstance(inner, torch.Tensor | dict):
+        if own not in _KEYS and isinstance(inner, Tensor | dict):
             yield from _states(inner, own)

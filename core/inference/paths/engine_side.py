@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...engines import registry
 from ...engines.process import EngineDescription, EngineRows
@@ -153,7 +154,7 @@ class EngineRun:
             registry.drop(self._process)
             raise
 
-    def _logits(self, rows: EngineRows) -> torch.Tensor:
+    def _logits(self, rows: EngineRows) -> Tensor:
         """Return rows in the model's dtype if that is exact; a padded vocabulary is cut."""
         vocab = self._loaded.vocab_size
         logits = self._tensor(rows)[:, :vocab]
@@ -167,7 +168,7 @@ class EngineRun:
         is_exact = torch.equal(converted.to(logits.dtype), logits)
         return converted if is_exact and wider in (logits.dtype, converted.dtype) else logits
 
-    def _tensor(self, rows: EngineRows) -> torch.Tensor:
+    def _tensor(self, rows: EngineRows) -> Tensor:
         """Return a copy of the bits as a tensor on the model's device."""
         integers = np.array(rows.bits).view(f"i{rows.bits.itemsize}")
         values = torch.from_numpy(integers).view(getattr(torch, rows.dtype))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...checks.arrays_alone import ROW_ULPS
 from ...checks.single_logit import LARGEST_PEAK
@@ -27,7 +28,7 @@ from .batch import Emit, Run, ignore
 from .hooks import ModuleTrace
 from .paths import Path, open_path, parse_path
 
-Engine = Callable[..., torch.Tensor]
+Engine = Callable[..., Tensor]
 """(model, token_ids [positions]) -> logits [positions, vocab]; if it has a third parameter `watch`,
 it gets a Watch.
 """
@@ -118,7 +119,7 @@ def side_of(source: str | Engine) -> RunnableSide:
             except Exception as error:
                 reason = f"{type(error).__name__}: {first_line(error)}"
                 raise CaptureError(f"'{name}' failed in {loaded.dtype}: {reason}.") from error
-            shape = list(logits.shape) if isinstance(logits, torch.Tensor) else []
+            shape = list(logits.shape) if isinstance(logits, Tensor) else []
             if len(shape) != 2 or shape[0] != len(ids) or shape[1] < 2:
                 came = shape or type(logits).__name__
                 raise CaptureError(f"'{name}' gave {came}; expected logits [{len(ids)}, vocab].")
@@ -158,7 +159,7 @@ class Watch:
             # a model without blocks: its modules are not compared
             self._names = []
 
-    def __call__(self, name: str, tensor: torch.Tensor, start: int = 0) -> None:
+    def __call__(self, name: str, tensor: Tensor, start: int = 0) -> None:
         if self._names and name not in self._names:
             near = difflib.get_close_matches(str(name), self._names, 1)
             every = f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
@@ -169,7 +170,7 @@ class Watch:
             )
         came = type(tensor).__name__
         is_float = False
-        if isinstance(tensor, torch.Tensor):
+        if isinstance(tensor, Tensor):
             came = f"{list(tensor.shape)} from position {start} on"
             is_float = tensor.is_floating_point() and tensor.ndim == 2
         if not is_float or not 0 <= start < start + len(tensor) <= self._positions:
@@ -181,15 +182,15 @@ class Watch:
             self._trace.hand_in(name, tensor, start)
 
 
-def whole_side(run: Run, ids: Sequence[int]) -> torch.Tensor:
+def whole_side(run: Run, ids: Sequence[int]) -> Tensor:
     """Return all logits of a prompt. [positions, vocab]"""
-    pieces: list[torch.Tensor] = []
+    pieces: list[Tensor] = []
     # a view would keep its base alive
     run(ids, lambda _, logits: pieces.append(logits.clone()))
     return torch.cat(pieces)
 
 
-def answering(name: str, prompts: Prompts, answers: Sequence[torch.Tensor]) -> RunnableSide:
+def answering(name: str, prompts: Prompts, answers: Sequence[Tensor]) -> RunnableSide:
     """Return a side that emits the recorded answer to each of these prompts, identified by
     object.
     """
@@ -202,12 +203,12 @@ def answering(name: str, prompts: Prompts, answers: Sequence[torch.Tensor]) -> R
 
 
 def divergence(
-    plain: torch.Tensor,
+    plain: Tensor,
     run: Run,
     ids: Sequence[int],
     row_ulps_of: FloatFormat | None = None,
     peaks_in: FloatFormat | None = None,
-    check: Callable[[torch.Tensor], None] = ignore,
+    check: Callable[[Tensor], None] = ignore,
 ) -> Divergence:
     """Return the divergence of a prompt's logits from `plain`, in pieces; differences in float64,
     which holds those of float32 values to 2^-53. row_ulps_of, peaks_in: dtype of a histogram in row
@@ -218,7 +219,7 @@ def divergence(
     peaks: list[Floats] = []
     first: tuple[int, float, float] | None = None
 
-    def add(position: int, logits: torch.Tensor) -> None:
+    def add(position: int, logits: Tensor) -> None:
         nonlocal first
         check(logits)
         reference, variant = plain[position : position + len(logits)].double(), logits.double()
@@ -262,7 +263,7 @@ def divergence(
     )
 
 
-def _spacings(reference: torch.Tensor, fmt: FloatFormat) -> Floats:
+def _spacings(reference: Tensor, fmt: FloatFormat) -> Floats:
     """Return the row ULP of each row."""
     largest = torch.where(reference.isfinite(), reference.abs(), -1.0).amax(1).cpu().numpy()
     return spacings(np.maximum(largest, 0.0), fmt)
@@ -276,7 +277,7 @@ def measure(
     """Return (divergence, digest of each side's bits)."""
     hashes = [hashlib.sha256(), hashlib.sha256()]
 
-    def see(side: int, logits: torch.Tensor) -> None:
+    def see(side: int, logits: Tensor) -> None:
         hashes[side].update(bits_of(logits).data)
 
     pair = divergence_of(loaded, prompts, sides, see, LOGIT_FORMATS.get(loaded.dtype))
@@ -287,7 +288,7 @@ def divergence_of(
     loaded: LoadedModel,
     prompts: Prompts,
     sides: tuple[RunnableSide, RunnableSide],
-    see: Callable[[int, torch.Tensor], None] = ignore,
+    see: Callable[[int, Tensor], None] = ignore,
     peaks_in: FloatFormat | None = None,
 ) -> Divergence:
     """Compare two sides over all prompts. see: called with (side, its logits); peaks_in: as of
@@ -298,7 +299,7 @@ def divergence_of(
         plain = whole_side(sides[0].run_on(loaded), ids)
         see(0, plain)
 
-        def check(logits: torch.Tensor, vocab: int = plain.shape[1]) -> None:
+        def check(logits: Tensor, vocab: int = plain.shape[1]) -> None:
             if logits.shape[1] != vocab:
                 raise CaptureError(
                     f"'{sides[1].name}' gave logits of {logits.shape[1]} tokens, '{sides[0].name}'"

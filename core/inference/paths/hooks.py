@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import Cache
 
 _CALL = " (call "  # no module's name has a space
@@ -51,20 +52,20 @@ class ModuleTrace:
         self._computed: tuple[int, int, int, int] | None = None
         self._shape = (0, 0)  # rows and columns of the batch of this forward
         # of the chosen positions; None: there are none
-        self._columns: slice | torch.Tensor | None = None
+        self._columns: slice | Tensor | None = None
         self._first = 0  # place of the first of them in `positions`
         self._calls: Counter[str] = Counter()  # of each module in this forward
         # choices by module in this forward (core.inference.controls.choices)
         self.chosen: Counter[str] = Counter()
 
-    def take(self, name: str, first: int, output: torch.Tensor) -> None:
+    def take(self, name: str, first: int, output: Tensor) -> None:
         """Take a module's output [chosen, width] from the `first` chosen position on.
 
         Copy it: models add in place.
         """
         raise NotImplementedError
 
-    def not_understood(self, name: str, output: torch.Tensor) -> None:
+    def not_understood(self, name: str, output: Tensor) -> None:
         """Note that the axes of this module's output are unknown."""
 
     @contextmanager
@@ -76,7 +77,7 @@ class ModuleTrace:
         finally:
             self._computed, self.is_told = None, False
 
-    def hand_in(self, name: str, output: torch.Tensor, start: int) -> None:
+    def hand_in(self, name: str, output: Tensor, start: int) -> None:
         """Take a module's output from an engine, for positions from `start` on. [positions,
         width]
         """
@@ -90,7 +91,7 @@ class ModuleTrace:
         assert self._computed is not None
         return self._computed[2]
 
-    def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def own(self, tensor: Tensor) -> Tensor | None:
         """Return the prompt's part of what a forward computes, a view [positions, groups, n]; None
         if its row or the axes are not known.
         """
@@ -121,7 +122,7 @@ class ModuleTrace:
         self._calls.clear()
         self.chosen.clear()
         ids = keywords.get("input_ids", arguments[0] if arguments else None)
-        if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
+        if not isinstance(ids, Tensor) or ids.ndim != 2:
             return
         if not self.is_told:
             # transformers 5.24, 5.23
@@ -141,7 +142,7 @@ class ModuleTrace:
     def _see(self, name: str, _: Any, __: Any, output: Any) -> None:
         self._calls[name] += 1
         first = output[0] if isinstance(output, tuple) and output else output
-        is_float = isinstance(first, torch.Tensor) and first.is_floating_point()
+        is_float = isinstance(first, Tensor) and first.is_floating_point()
         if self._columns is not None and is_float:
             call = name_of_call(name, self._calls[name])
             own = self._own_row(first)
@@ -150,7 +151,7 @@ class ModuleTrace:
             else:
                 self.take(call, self._first, own[self._columns].detach())
 
-    def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
+    def _own_row(self, output: Tensor) -> Tensor | None:
         """Return the prompt's row of an output, [columns, width]; None if its axes are
         ambiguous.
         """
@@ -180,7 +181,7 @@ class ModuleTrace:
         stop: int,
         origin: int,
         device: torch.device,
-    ) -> tuple[int, slice | torch.Tensor | None]:
+    ) -> tuple[int, slice | Tensor | None]:
         """Return (place in `positions` of the first from `start` up to `stop`, offsets of those
         from `origin`): a slice if they are consecutive, None if there are none.
         """

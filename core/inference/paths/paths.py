@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...capture_request import CaptureRequest
 from ...engines.process import EngineDescription
@@ -29,7 +30,7 @@ from .hooks import ModuleTrace
 from .modifiers import MODIFIERS, Others, dtype_of
 from .sliced_head import columns_at_once
 
-Choose = Callable[[torch.Tensor], int | None]
+Choose = Callable[[Tensor], int | None]
 """logits [1, vocab] of a position -> the token that follows it, or None to end."""
 
 
@@ -279,9 +280,9 @@ class OpenPath:
         """
         watch = self._batch.watch or CacheWatch()
         batch = replace(self._batch, prompt=tuple(token_ids), watch=watch, room=count)
-        last: torch.Tensor | None = None
+        last: Tensor | None = None
 
-        def keep_last(position: int, logits: torch.Tensor) -> None:
+        def keep_last(position: int, logits: Tensor) -> None:
             nonlocal last
             # a view would keep its base alive
             last = logits[-1:].clone()
@@ -310,7 +311,7 @@ class OpenPath:
         restore_state(self._asked.start)
         done = 0
 
-        def check_emit(position: int, logits: torch.Tensor) -> None:
+        def check_emit(position: int, logits: Tensor) -> None:
             nonlocal done
             self._check(position, done, logits)
             done += len(logits)
@@ -325,7 +326,7 @@ class OpenPath:
                 f" {expected}.",
             )
 
-    def _check(self, position: int, done: int, logits: torch.Tensor) -> None:
+    def _check(self, position: int, done: int, logits: Tensor) -> None:
         label, loaded = f"path '{self.path}'", self._batch.loaded
         if logits.dtype != loaded.torch_dtype and not _is_widened(logits, loaded.torch_dtype):
             came = str(logits.dtype).removeprefix("torch.")
@@ -341,7 +342,7 @@ class OpenPath:
             raise CaptureError(f"{label}: the model gave no logits of position {done}.")
 
 
-def _is_widened(logits: torch.Tensor, dtype: torch.dtype) -> bool:
+def _is_widened(logits: Tensor, dtype: torch.dtype) -> bool:
     """Return whether logits were rounded to `dtype` and then widened to float32, as a Mamba's."""
     if logits.dtype != torch.float32:
         return False

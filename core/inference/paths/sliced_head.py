@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 SLICE_BYTES = 128 << 20  # logits of all rows of the batch that exist at once
 
@@ -28,7 +29,7 @@ def sliced_logits(
     start: int,
     stop: int,
     size: int,
-    emit: Callable[[torch.Tensor], None],
+    emit: Callable[[Tensor], None],
 ) -> None:
     """Send `emit` the logits of columns start..stop-1 of one forward, [rows, up to `size`, vocab]
     each.
@@ -36,7 +37,7 @@ def sliced_logits(
     If a model's forward bypasses its body (custom code), its whole logits are sliced instead.
     """
 
-    def emit_slices(logits: torch.Tensor) -> None:
+    def emit_slices(logits: Tensor) -> None:
         for piece in logits[:, start:stop].split(size, dim=1):
             emit(piece)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from ...runs.tables.choices import choice_rows
 from ..controls.choices import Call, Choices, slot_of_first
@@ -31,7 +32,7 @@ class ChoiceRecorder:
             figures = ids[:, 0].numpy(), cut[:, 0].double().numpy()
             yield choice_rows(side, prompt, self._order.index(call), call, *figures, dtype)
 
-    def note(self, call: Call, start: int, ids: torch.Tensor, scores: torch.Tensor) -> None:
+    def note(self, call: Call, start: int, ids: Tensor, scores: Tensor) -> None:
         """Note what a call chooses, as core.inference.controls.choices.Note."""
         # the best of each group of experts, which only lead to the groups
         if scores.shape[1] > 1:

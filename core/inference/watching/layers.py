@@ -15,6 +15,7 @@ from itertools import pairwise
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
@@ -140,7 +141,7 @@ class SpooledOutputs(ModuleTrace):
             self._hand_on(waiting)
         self._of.sink.end(self._side, number)
 
-    def not_understood(self, name: str, output: torch.Tensor) -> None:
+    def not_understood(self, name: str, output: Tensor) -> None:
         """Drop the module, with its outputs of earlier forwards."""
         if output.dtype not in _DTYPES:
             return
@@ -150,13 +151,13 @@ class SpooledOutputs(ModuleTrace):
             self._emit(module, 0, output.new_empty((1, 0)))
         self._spoiled.add(name)
 
-    def see_logits(self, position: int, logits: torch.Tensor) -> None:
+    def see_logits(self, position: int, logits: Tensor) -> None:
         """Take the logits [positions, vocab] of the prompt from `position` on, as the last
         output.
         """
         self.hand_in(LOGITS, logits, position)
 
-    def take(self, name: str, first: int, output: torch.Tensor) -> None:
+    def take(self, name: str, first: int, output: Tensor) -> None:
         if name in self._spoiled or output.dtype not in _DTYPES:
             return
         module = self._of.order.get(name)
@@ -188,7 +189,7 @@ class SpooledOutputs(ModuleTrace):
     def _hand_on(self, waiting: _RowBuffer) -> None:
         self._emit(waiting.module, waiting.first, waiting.space[: waiting.filled])
 
-    def _emit(self, module: LayerModule, first: int, output: torch.Tensor) -> None:
+    def _emit(self, module: LayerModule, first: int, output: Tensor) -> None:
         part = LayerPart(self._number, module, first, bits_of(output), _DTYPES[output.dtype])
         self._of.sink.write(self._side, part)
 
@@ -199,10 +200,10 @@ class _RowBuffer:
 
     module: LayerModule
     first: int
-    space: torch.Tensor
+    space: Tensor
     filled: int = 0
 
-    def takes(self, output: torch.Tensor, first: int) -> bool:
+    def takes(self, output: Tensor, first: int) -> bool:
         return (
             first == self.first + self.filled
             and self.filled + len(output) <= len(self.space)
@@ -210,7 +211,7 @@ class _RowBuffer:
             and output.dtype == self.space.dtype
         )
 
-    def add(self, output: torch.Tensor) -> None:
+    def add(self, output: Tensor) -> None:
         self.space[self.filled : self.filled + len(output)] = output
         self.filled += len(output)
 

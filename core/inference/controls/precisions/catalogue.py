@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.pytorch_utils import Conv1D
@@ -24,7 +25,7 @@ from ...paths.caches import keeps_keys
 from ...paths.engines import RunnableSide, side_of
 from ...paths.hooks import ModuleTrace
 
-Rounding = Callable[[torch.Tensor], torch.Tensor]
+Rounding = Callable[[Tensor], Tensor]
 """Values -> the nearest ones that a format has; same shape and dtype."""
 
 CACHE, LAYERS, PRODUCTS = "KV cache", "weights of linear layers", "products"
@@ -122,7 +123,7 @@ class Precision:
         store = cache.update
         start = 0
 
-        def update(keys: torch.Tensor, values: torch.Tensor, *rest: Any, **keywords: Any) -> Any:
+        def update(keys: Tensor, values: Tensor, *rest: Any, **keywords: Any) -> Any:
             return store(rounding(keys), rounding(values), *rest, **keywords)
 
         if self.storage is None:
@@ -135,17 +136,17 @@ class Precision:
             for layer in cache.layers if self.storage else ():
                 for name in ("keys", "values"):
                     tensor = getattr(layer, name, None)
-                    if isinstance(tensor, torch.Tensor) and tensor.ndim == 4:
+                    if isinstance(tensor, Tensor) and tensor.ndim == 4:
                         tensor[:, :, start - stop :] = rounding(tensor[:, :, start - stop :])
             start = stop
 
-    def _function(self, module: Any, inputs: Any, _: torch.Tensor) -> torch.Tensor:
+    def _function(self, module: Any, inputs: Any, _: Tensor) -> Tensor:
         """Compute a function of rounded inputs and round it, as one that is looked up in a
         table.
         """
         return self.rounding(module.forward(self.rounding(inputs[0])))
 
-    def _head(self, module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    def _head(self, module: Any, inputs: Any, output: Tensor) -> Tensor:
         """Compute the last product in another dtype, by that dtype's own kernel, or of rounded
         weights.
         """
@@ -160,7 +161,7 @@ class Precision:
 def _in(dtype: torch.dtype, rounding: Rounding) -> Rounding:
     """Round in this dtype at least, as engines do whatever they compute in."""
 
-    def in_wider(values: torch.Tensor) -> torch.Tensor:
+    def in_wider(values: Tensor) -> Tensor:
         wider = torch.promote_types(values.dtype, dtype)
         return rounding(values.to(wider)).to(values.dtype)
 
@@ -178,7 +179,7 @@ def _round_weights(model: Any, rounding: Rounding) -> AbstractContextManager[Non
         if is_linear and module.weight.is_floating_point():
             weights[module.weight] = isinstance(module, Conv1D)
 
-    def round_weight(weight: torch.Tensor) -> torch.Tensor:
+    def round_weight(weight: Tensor) -> Tensor:
         # of Conv1D [in, out]
         matrix = rounding(weight.data.T).T if weights[weight] else rounding(weight.data)
         return matrix.to(weight.dtype).contiguous()
@@ -199,14 +200,14 @@ class RoundedOperands(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _round(self, value: Any) -> Any:
-        is_tensor = isinstance(value, torch.Tensor) and value.is_floating_point()
+        is_tensor = isinstance(value, Tensor) and value.is_floating_point()
         return self._rounding(value) if is_tensor and value.ndim > 1 else value
 
 
 # Formats
 
 
-def cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Round to the nearest value of a torch dtype; of 8 bits the largest one stands for what is
     beyond it.
     """
@@ -214,7 +215,7 @@ def cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.clamp(-largest, largest).to(dtype).to(values.dtype)
 
 
-def tf32(values: torch.Tensor, *, truncates: bool = False) -> torch.Tensor:
+def tf32(values: Tensor, *, truncates: bool = False) -> Tensor:
     """Round to the 10 bits after the leading one that TF32 has, half to even; truncates: toward
     zero.
     """
@@ -223,7 +224,7 @@ def tf32(values: torch.Tensor, *, truncates: bool = False) -> torch.Tensor:
     return torch.ldexp(steps * 2.0**-11, exponent).to(values.dtype)
 
 
-def int8(values: torch.Tensor, axis: int = -1) -> torch.Tensor:
+def int8(values: Tensor, axis: int = -1) -> Tensor:
     """Round to symmetric integers, scaled to the largest magnitude along an axis."""
     largest = values.abs().amax(axis, keepdim=True).clamp_min(_TINY)
     # CUDA multiplies by the reciprocal of a plain number
@@ -231,7 +232,7 @@ def int8(values: torch.Tensor, axis: int = -1) -> torch.Tensor:
     return (values / scale).round() * scale
 
 
-def gguf(values: torch.Tensor, kind: str) -> torch.Tensor:
+def gguf(values: Tensor, kind: str) -> Tensor:
     """Round to one of GGUF's formats (Q8_0, Q4_0), groups of 32 of the last axis."""
     from gguf import GGMLQuantizationType, quants
 
@@ -239,7 +240,7 @@ def gguf(values: torch.Tensor, kind: str) -> torch.Tensor:
     return torch.from_numpy(quants.dequantize(blocks, GGMLQuantizationType[kind])).to(values)
 
 
-def q4_0(values: torch.Tensor) -> torch.Tensor:
+def q4_0(values: Tensor) -> Tensor:
     """Round to GGUF's Q4_0 by a division; `gguf` multiplies by a reciprocal, which decides the
     middles otherwise.
     """
@@ -259,7 +260,7 @@ _NF4 = (
 NF4_LEVELS = tuple(map(float, _NF4.split()))
 
 
-def nf4(values: torch.Tensor) -> torch.Tensor:
+def nf4(values: Tensor) -> Tensor:
     """NF4: groups of 64 along the rows, scaled to their largest magnitude, to the nearest of 16
     levels.
     """
