@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...checks.modules_alone import ALONE, LARGEST_ALONE, ModulesAlone, alone_evidence
 from ...errors import CaptureError
@@ -149,7 +149,7 @@ def modules_alone(
     return ModulesAlone(names, *map(np.array, parts))
 
 
-def followed_modules(model: Any) -> dict[str, torch.nn.Module]:
+def followed_modules(model: Any) -> dict[str, nn.Module]:
     """Return the modules that are compared, by name."""
     modules = traced_modules(model)
     for each in watched_modules(model):
@@ -166,7 +166,7 @@ def record_outputs(
     loaded: LoadedModel,
     prompt: Sequence[int],
     side: RunnableSide,
-    modules: Mapping[str, torch.nn.Module],
+    modules: Mapping[str, nn.Module],
 ) -> tuple[dict[str, Tensor], Counter[str]]:
     """Run a side and return what its modules put out at every position, by call, and the calls of
     each module. CaptureError if they cannot be followed or are not finite.
@@ -201,7 +201,7 @@ def fits(loaded: LoadedModel, positions: int) -> int:
 
 @contextmanager
 def graft_outputs(
-    modules: dict[str, torch.nn.Module],
+    modules: dict[str, nn.Module],
     outputs: dict[str, Tensor],
     see: Callable[[str, Tensor, Tensor], Any],
 ) -> Iterator[Counter[str]]:

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -36,7 +36,7 @@ _NO_PRODUCTS = {
 }
 # so many elements of 2 bytes or more are a multiple of the 64 bytes that kernels look at
 _ALIGNED = 64
-_NO_MAP = (torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
+_NO_MAP = (nn.Embedding, nn.modules.conv._ConvNd)
 
 
 def order_of(seed: int, name: str, length: int) -> Tensor:
@@ -49,7 +49,7 @@ def order_of(seed: int, name: str, length: int) -> Tensor:
 
 
 @contextmanager
-def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
+def reorder(model: nn.Module, seed: int) -> Iterator[Collection[str]]:
     """Sum every linear map of the model that runs inside in an order drawn from (seed, name of its
     weight).
 
@@ -58,7 +58,7 @@ def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
     """
     if refusal := reordering_refusal(model):
         raise CaptureError(f"reordering: {refusal}.")
-    weights, ran = _Weights(model), dict[torch.nn.Module, str]()
+    weights, ran = _Weights(model), dict[nn.Module, str]()
     mode = _Reorder(weights, seed)
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -71,7 +71,7 @@ def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
             yield mode.products
     for module, name in ran.items():
         products = mode.products
-        if not isinstance(module, torch.nn.Linear | Conv1D):
+        if not isinstance(module, nn.Linear | Conv1D):
             products = products | mode.computed_with
         if not any(weights.parameter(matrix) in products for _, matrix in _matrices(module)):
             raise CaptureError(
@@ -80,7 +80,7 @@ def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
             )
 
 
-def reordering_refusal(model: torch.nn.Module) -> str | None:
+def reordering_refusal(model: nn.Module) -> str | None:
     """Return why the linear maps of this model cannot be reordered and what to do about it, or
     None.
     """
@@ -95,7 +95,7 @@ def reordering_refusal(model: torch.nn.Module) -> str | None:
         )
         kinds = ["no weight"] if hasattr(module, "in_features") and "weight" not in tensors else []
         for key, tensor in tensors.items():
-            is_plain = type(tensor) in (torch.nn.Parameter, Tensor)
+            is_plain = type(tensor) in (nn.Parameter, Tensor)
             is_wide = tensor.is_floating_point() and tensor.dtype.itemsize >= 2
             if "weight" in key and not (is_plain and is_wide):
                 dtype = str(tensor.dtype).removeprefix("torch.")
@@ -115,7 +115,7 @@ class _Weights:
     dtype.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._ranges: dict[int, tuple[int, str]] = {}  # begin -> end and name
         for prefix, module in model.named_modules():
             for key, matrix in _matrices(module):
@@ -244,7 +244,7 @@ def float_tensors(values: Any) -> list[Tensor]:
     return [each for each in tensors if each.is_floating_point() and each.layout is torch.strided]
 
 
-def _matrices(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def _matrices(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the matrices that a module itself owns, by their names in it."""
     for key, parameter in module.named_parameters(recurse=False):
         if parameter.ndim >= 2 and parameter.is_floating_point() and parameter.numel():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -96,7 +97,7 @@ class LoadedModel:
     def first_position(self) -> int:
         """The number of a prompt's first position: RoBERTa's follows the padding's."""
         for name, module in self.model.named_modules():
-            if name.endswith(".position_embeddings") and isinstance(module, torch.nn.Embedding):
+            if name.endswith(".position_embeddings") and isinstance(module, nn.Embedding):
                 return 0 if module.padding_idx is None else module.padding_idx + 1
         return 0
 
@@ -457,10 +458,10 @@ def _weights(source: ModelSource, config: Any, dtype: str, kind: Any) -> Any:
 
 
 def rounded_parameters(
-    model: torch.nn.Module,
+    model: nn.Module,
     source: torch.dtype,
     target: torch.dtype,
-) -> Iterator[torch.nn.Parameter]:
+) -> Iterator[nn.Parameter]:
     """Yield the parameters that a conversion changes: all but those that transformers loads in
     float32. Those of a model that was cast whole are widened like the others.
     """

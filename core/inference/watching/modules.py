@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ...errors import CaptureError
@@ -17,13 +17,13 @@ from ..models.model import dimension
 
 LOGITS = "logits"
 _LEFT_OUT = (
-    torch.nn.Dropout,
-    torch.nn.Identity,
-    torch.nn.modules.conv._ConvNd,
-    torch.nn.ModuleList,
-    torch.nn.ModuleDict,
+    nn.Dropout,
+    nn.Identity,
+    nn.modules.conv._ConvNd,
+    nn.ModuleList,
+    nn.ModuleDict,
 )
-_LINEAR = (torch.nn.Linear, Conv1D)
+_LINEAR = (nn.Linear, Conv1D)
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _MLP = re.compile(r"mlp|moe|expert|feed_?forward|ffn", re.IGNORECASE)
 _NORM = re.compile(r"norm|^ln_", re.IGNORECASE)
@@ -36,7 +36,7 @@ class WatchedModule:
     """
 
     name: str
-    module: torch.nn.Module
+    module: nn.Module
     kind: str
     block: int | None
     width: int
@@ -73,7 +73,7 @@ def watched_modules(model: Any) -> list[WatchedModule]:
     return modules
 
 
-def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
+def traced_modules(model: Any) -> dict[str, nn.Module]:
     """Return the embedding, every block with its direct children, and the modules after the blocks,
     by name.
     """
@@ -92,18 +92,18 @@ def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
     return modules
 
 
-def _blocks_of(model: Any, fix: str = "") -> tuple[str, torch.nn.ModuleList]:
+def _blocks_of(model: Any, fix: str = "") -> tuple[str, nn.ModuleList]:
     count = dimension(model.config.get_text_config(decoder=True), "num_hidden_layers")
     for name, module in model.named_modules():
-        if count and isinstance(module, torch.nn.ModuleList) and len(module) == count:
+        if count and isinstance(module, nn.ModuleList) and len(module) == count:
             return name, module
     raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks{fix}.")
 
 
-def _kind(place: str, name: str, module: torch.nn.Module) -> str:
+def _kind(place: str, name: str, module: nn.Module) -> str:
     """Return the kind of a module. place: its name within its block, empty outside the blocks."""
     last, kind = name.rpartition(".")[2], type(module).__name__
-    if isinstance(module, torch.nn.Embedding) or "Embedding" in kind:
+    if isinstance(module, nn.Embedding) or "Embedding" in kind:
         return "embedding"
     if _NORM.search(kind) or _NORM.search(last):
         return "norm"
@@ -124,12 +124,12 @@ def _kind(place: str, name: str, module: torch.nn.Module) -> str:
     return "mlp" if is_of_mlp and not parent else "other"
 
 
-def _has_weights(module: torch.nn.Module) -> bool:
+def _has_weights(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _width(module: torch.nn.Module, kind: str, hidden: int, config: Any) -> int:
-    if isinstance(module, torch.nn.Linear):
+def _width(module: nn.Module, kind: str, hidden: int, config: Any) -> int:
+    if isinstance(module, nn.Linear):
         return int(module.out_features)
     if isinstance(module, Conv1D):
         return int(module.nf)

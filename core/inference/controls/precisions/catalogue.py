@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.pytorch_utils import Conv1D
@@ -35,7 +35,7 @@ _OPERANDS = frozenset(
     {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"},
 )
 # where activation functions are defined
-_FUNCTIONS = ("transformers.activations", "torch.nn.modules.activation")
+_FUNCTIONS = ("transformers.activations", "nn.modules.activation")
 _OWN_TF32 = "prefill+tf32"
 # the least scale, so that a group of zeros stays zeros
 _TINY = 1e-8
@@ -154,7 +154,7 @@ class Precision:
         weight = module.weight if self.dtype else self.rounding(module.weight)
         bias = getattr(module, "bias", None)
         bias = None if bias is None else bias.to(dtype)
-        product = torch.nn.functional.linear(inputs[0].to(dtype), weight.to(dtype), bias)
+        product = nn.functional.linear(inputs[0].to(dtype), weight.to(dtype), bias)
         return product.to(output.dtype)
 
 
@@ -175,7 +175,7 @@ def _round_weights(model: Any, rounding: Rounding) -> AbstractContextManager[Non
     head = model.get_output_embeddings()
     weights = {}
     for module in model.modules():
-        is_linear = isinstance(module, torch.nn.Linear | Conv1D) and module is not head
+        is_linear = isinstance(module, nn.Linear | Conv1D) and module is not head
         if is_linear and module.weight.is_floating_point():
             weights[module.weight] = isinstance(module, Conv1D)
 
@@ -266,7 +266,7 @@ def nf4(values: Tensor) -> Tensor:
     """
     levels = torch.tensor(NF4_LEVELS, dtype=values.dtype, device=values.device)
     middles = (levels[1:] + levels[:-1]) / 2
-    flat = torch.nn.functional.pad(values.reshape(-1), (0, -values.numel() % 64)).reshape(-1, 64)
+    flat = nn.functional.pad(values.reshape(-1), (0, -values.numel() % 64)).reshape(-1, 64)
     scale = flat.abs().amax(-1, keepdim=True).clamp_min(_TINY)
     nearest = levels[torch.bucketize((flat / scale).contiguous(), middles)] * scale
     return nearest.reshape(-1)[: values.numel()].reshape(values.shape)
