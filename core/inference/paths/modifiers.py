@@ -43,23 +43,13 @@ Others = Mapping[str, tuple[Value, ...]]
 
 @dataclass(frozen=True)
 class Modifier:
-    """A change while the base runs. contradiction: with other modifiers; refuse: why this model
-    cannot do it.
-    """
+    """A change while the base runs. refuse: why this model cannot do it."""
 
     change: Callable[..., AbstractContextManager[PromptBatch]]
-    contradiction: Callable[..., str | None] = lambda others, *values: None
     refuse: Callable[..., str | None] = lambda loaded, others, *values: None
 
 
 # The batch.
-
-
-def _beyond_batch(others: Others, row: int) -> str | None:
-    (rows,) = others.get("batch", (0,))
-    return (
-        None if row < int(rows) else f"row:{row} needs a batch of at least {row + 1}; add batch:N"
-    )
 
 
 def _random(loaded: LoadedModel, prompt: Sequence[int], count: int) -> torch.Tensor:
@@ -82,9 +72,9 @@ def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> 
     # a decoder reads the last token of the text
     if is_classifier and side == "left" and "past_key_values" not in parameters:
         return f"a {kind} reads its classes from column 0, which is padding then; choose pad:right"
-    if not lacking:
-        return None
-    return f"a {kind} has no {lacking[0]}, so padding would change its function; leave pad out"
+    if lacking:
+        return f"a {kind} has no {lacking[0]}, so padding would change its function; leave pad out"
+    return None
 
 
 def _takes_no_positions(loaded: LoadedModel, others: Others, source: str) -> str | None:
@@ -202,11 +192,9 @@ def _no_tf32(loaded: LoadedModel, others: Others) -> str | None:
     if torch.cuda.get_device_capability(loaded.device) < _TF32_CAPABILITY:
         return f"{loaded.device_name} has no TF32; leave it out"
     dtype = dtype_of(loaded, others)
-    return (
-        None
-        if dtype == "float32"
-        else f"tf32 changes float32 products only, and these are {dtype}; leave it out"
-    )
+    if dtype != "float32":
+        return f"tf32 changes float32 products only, and these are {dtype}; leave it out"
+    return None
 
 
 @contextmanager
@@ -218,11 +206,10 @@ def _sdpa(batch: PromptBatch, backend: str) -> Iterator[PromptBatch]:
     except RuntimeError as error:
         if "No available kernel" not in str(error):
             raise
-        message = (
+        raise CaptureError(
             f"sdpa:{backend} has no kernel for this model's attention (grouped queries?); choose"
-            " sdpa:math."
-        )
-        raise CaptureError(message) from error
+            " sdpa:math.",
+        ) from error
 
 
 def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None:
@@ -232,11 +219,8 @@ def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None
     if attention != "sdpa":
         fix = "choose attn:sdpa" if "sdpa" in _attentions(loaded) else "leave it out"
         return f"sdpa:{backend} needs sdpa attention, and this is {attention}; {fix}"
-    if (
-        loaded.device != "cpu"
-        and backend in ("flash", "cudnn")
-        and dtype_of(loaded, others) == "float32"
-    ):
+    is_narrow_only = loaded.device != "cpu" and backend in ("flash", "cudnn")
+    if is_narrow_only and dtype_of(loaded, others) == "float32":
         return f"the {backend} backend takes float16 and bfloat16 only; choose efficient or math"
     return None
 
@@ -306,10 +290,6 @@ def _no_compiler(loaded: LoadedModel, others: Others) -> str | None:
     return None
 
 
-def _no_neighbours(others: Others, kind: str) -> str | None:
-    return None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N"
-
-
 _threads = _switching(torch.get_num_threads, torch.set_num_threads, lambda count: count)
 _tf32 = _switching(
     torch.get_float32_matmul_precision,
@@ -320,10 +300,9 @@ _reduced = _switching(_reductions, _reduce, lambda switch: [switch == "on"] * le
 MODIFIERS: dict[str, Modifier] = {
     # N rows, 1..N-1 of other sequences of the same length: same work, different shapes
     "batch": Modifier(lambda batch, rows: nullcontext(replace(batch, rows=rows))),
-    "row": Modifier(lambda batch, row: nullcontext(replace(batch, row=row)), _beyond_batch),
+    "row": Modifier(lambda batch, row: nullcontext(replace(batch, row=row))),
     "neighbours": Modifier(
         lambda batch, kind: nullcontext(replace(batch, neighbours=_NEIGHBOURS[kind])),
-        _no_neighbours,
     ),
     # N masked tokens before or after every row, the prompt's own positions unchanged
     "pad": Modifier(
@@ -335,8 +314,8 @@ MODIFIERS: dict[str, Modifier] = {
         lambda batch, source: nullcontext(replace(batch, gives_positions=True)),
         refuse=_takes_no_positions,
     ),
-    "attn": Modifier(_attn, refuse=_no_such_attention),
-    "dtype": Modifier(_dtype, refuse=_not_representable),
+    "attn": Modifier(_attn, _no_such_attention),
+    "dtype": Modifier(_dtype, _not_representable),
     # CPU kernels share their work among N threads, and some split their reductions accordingly
     "threads": Modifier(_threads, refuse=_not_on_cpu),
     # operands of float32 products rounded to 10 bits of mantissa

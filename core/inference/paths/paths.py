@@ -150,8 +150,13 @@ class Path:
             refused = self.engine.contradiction(self.base.name, values)
             return f"{self.engine.engine} refuses it: {refused}" if refused else None
         others = self.settings
-        reasons = [MODIFIERS[name].contradiction(others, *of) for name, of in others.items()]
-        return next(filter(None, reasons), None)
+        (row,) = others.get("row", (-1,))
+        (rows,) = others.get("batch", (0,))
+        if int(row) >= int(rows):
+            return f"row:{row} needs a batch of at least {int(row) + 1}; add batch:N"
+        if "neighbours" in others and not rows:
+            return f"neighbours:{others['neighbours'][0]} needs other rows; add batch:N"
+        return None
 
     def refusal(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
         """Return why this model cannot run so many tokens (None: any) on this path, and the fix,
