@@ -128,7 +128,7 @@ def _is_own(folder, options, kinds):
     """
     if not (folder / CONFIG).is_file():
         raise Refused(f"graph:own needs {CONFIG} in the model's folder; leave it out.")
-    own = matrices_of(folder / decoder_of(folder)["filename"])
+    own = matrices_of(folder / model_of(folder)["decoder"]["filename"])
     if own == kinds:
         return True
     if "weights" in options and kinds == ("f32", "f32"):
@@ -153,30 +153,19 @@ def matrices_of(path):
     raise Refused("the matrices of the folder's graph have neither 4 nor 8 bits.")
 
 
-def decoder_of(folder):
-    """Return the decoder's section of genai_config.json."""
-    return json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"]["decoder"]
+def model_of(folder):
+    """Return the section of genai_config.json that describes the model."""
+    return json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"]
 
 
 def build(folder, target, kind, activations):
     """Run the model builder on a transformers folder, in its own process."""
-    builder = [
-        "-m",
-        "onnxruntime_genai.models.builder",
-        "-i",
-        folder,
-        "-o",
-        target,
-        "-c",
-        target,
-        "-e",
-        "cpu",
-    ]
-    options = (
-        [] if kind == "f32" else ["--extra_options", f"accuracy_level={ACCURACY[activations]}"]
-    )
+    builder = ["-m", "onnxruntime_genai.models.builder", "-e", "cpu", "-p"]
+    command = [sys.executable, *builder, PRECISIONS[kind], "-i", folder, "-o", target, "-c", target]
+    if kind != "f32":
+        command += ["--extra_options", f"accuracy_level={ACCURACY[activations]}"]
     done = subprocess.run(
-        [sys.executable, *builder, "-p", PRECISIONS[kind], *options],
+        command,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -199,13 +188,13 @@ def show(path, modules, decoder):
     """
     import onnx
 
-    size, heads, pair = (
-        decoder[name] for name in ("head_size", "num_attention_heads", "num_key_value_heads")
-    )
+    size = decoder["head_size"]
+    keys = decoder["num_attention_heads"] * size
+    values = keys + decoder["num_key_value_heads"] * size
     ends = {
-        "q_proj": (0, heads),
-        "k_proj": (heads, heads + pair),
-        "v_proj": (heads + pair, heads + 2 * pair),
+        "q_proj": (0, keys),
+        "k_proj": (keys, values),
+        "v_proj": (values, 2 * values - keys),
     }
     model = onnx.load(path, load_external_data=False)
     # an output that a node leaves out has the empty name
@@ -242,7 +231,7 @@ def show(path, modules, decoder):
         name = module.rpartition(".")[2]
         if output not in outputs and name in ends:
             output = f"/model/layers.{block}/{MERGED}"
-            begin, end = (place * size for place in ends[name])
+            begin, end = ends[name]
         if output in outputs:
             slices[module] = output, begin, end
     for output in dict.fromkeys(output for output, _, _ in slices.values()):
@@ -272,11 +261,9 @@ class GenAIEngine:
             elif request["modules"]:
                 # modules change the graph, so it is changed in a copy
                 folder = shutil.copytree(folder, target, ignore=NOT_OF_GRAPH, dirs_exist_ok=True)
-            vocab = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"][
-                "vocab_size"
-            ]
+            about = model_of(folder)
             if request["modules"]:
-                decoder = decoder_of(folder)
+                decoder = about["decoder"]
                 self.slices = show(Path(folder) / decoder["filename"], request["modules"], decoder)
             config = onnxruntime_genai.Config(str(folder))
             settings = {
@@ -287,7 +274,7 @@ class GenAIEngine:
             self.model = onnxruntime_genai.Model(config)
         wide = {"f32": "float32"}
         self.said = {
-            "vocab": int(vocab),
+            "vocab": int(about["vocab_size"]),
             "parts": parts_in(
                 "float32",
                 weights=wide.get(kind, kind),

@@ -5,6 +5,7 @@ prefix of it.
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import numpy as np
 from ulpscope_engine import (
@@ -48,11 +49,9 @@ class VLLMModules:
     """
 
     def __init__(self, model, names):
-        self.names, self.begin, self.last_only = set(names), None, False
+        self.names, self.begin = names, None
         for name, module in model.named_modules():
-            module.register_forward_hook(
-                lambda module, _, output, name=name: self.see(name, module, output),
-            )
+            module.register_forward_hook(partial(self.see, name))
 
     def start(self, rows, place=0, *, last_only=False):
         """Begin a request whose rows begin at `place`. last_only: only the last row is of this
@@ -60,24 +59,20 @@ class VLLMModules:
         """
         self.rows, self.begin, self.last_only, self.done = rows, place, last_only, {}
 
-    def see(self, name, module, output):
+    def see(self, name, module, _, output):
         if self.begin is None:
             return
         first = output[0] if isinstance(output, tuple) else output
         stem, _, part = name.rpartition(".")
         if part == "qkv_proj":
-            sizes = [module.num_heads * module.head_size] + 2 * [
-                module.num_kv_heads * module.head_size,
-            ]
-            for own, piece in zip(
-                ("q_proj", "k_proj", "v_proj"),
-                first.split(sizes, -1),
-                strict=True,
-            ):
-                self.hand_on(f"{stem}.{own}", piece)
+            pair = module.num_kv_heads * module.head_size
+            pieces = first.split([module.num_heads * module.head_size, pair, pair], -1)
+            for own, piece in zip("qkv", pieces, strict=True):
+                self.hand_on(f"{stem}.{own}_proj", piece)
         elif part == "gate_up_proj":
-            for own, piece in zip(("gate_proj", "up_proj"), first.chunk(2, -1), strict=True):
-                self.hand_on(f"{stem}.{own}", piece)
+            gate, up = first.chunk(2, -1)
+            self.hand_on(f"{stem}.gate_proj", gate)
+            self.hand_on(f"{stem}.up_proj", up)
         elif part.isdigit() and isinstance(output, tuple):
             self.hand_on(name, output[0] + output[1])
         # which multiplies by the other half, where transformers does that outside
@@ -89,8 +84,8 @@ class VLLMModules:
 
         if name not in self.names or not isinstance(values, torch.Tensor) or values.ndim != 2:
             return
-        start = self.begin + self.done.get(name, 0)
-        self.done[name] = self.done.get(name, 0) + len(values)
+        start = self.done.get(name, self.begin)
+        self.done[name] = start + len(values)
         own = values[-1:] if self.last_only else values
         self.rows.module(name, start, *bits_of(own.detach()))
 
@@ -144,6 +139,7 @@ def load(request):
             temperature=0.0,
             detokenize=False,
             flat_logprobs=True,
+            logprobs=-1,
             **more,
         )
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -159,34 +155,25 @@ def load(request):
         return row[None]
 
     def run(ids, emit):
-        others = with_neighbors(ids, rows)[1:]
+        prompts = with_neighbors(ids, rows)
         if base == "walk":
             for place in range(len(ids)):
                 if modules is not None:
                     modules.start(emit, place, last_only=True)
-                outputs = ask(
-                    [ids[: place + 1], *(other[: place + 1] for other in others)],
-                    logprobs=-1,
-                )
+                outputs = ask([prompt[: place + 1] for prompt in prompts])
                 emit(place, dense(outputs[0].outputs[0].logprobs, 0))
             return
         if base == "decode":
-            begins = [ids[:1], *(other[:1] for other in others)]
+            begins = [prompt[:1] for prompt in prompts]
             # the last one is generated and ignored
             forced = [*ids[1:], ids[0]]
-            outputs = ask(
-                begins,
-                len(ids),
-                logprobs=-1,
-                ignore_eos=True,
-                trace_decode_token_ids=forced,
-            )
+            outputs = ask(begins, len(ids), ignore_eos=True, trace_decode_token_ids=forced)
             for place in range(len(ids)):
                 emit(place, dense(outputs[0].outputs[0].logprobs, place))
             return
         if modules is not None:
             modules.start(emit)
-        outputs = ask([ids, *others], logprobs=-1, prompt_logprobs=-1)[0]
+        outputs = ask(prompts, prompt_logprobs=-1)[0]
         for place in range(1, len(ids)):
             emit(place - 1, dense(outputs.prompt_logprobs, place))
         emit(len(ids) - 1, dense(outputs.outputs[0].logprobs, 0))
