@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 from functools import partial
+from typing import Any
 
 import numpy as np
 from ulpscope_engine import (
@@ -49,7 +50,8 @@ class VLLMModules:
     """
 
     def __init__(self, model, names):
-        self.names, self.begin = names, None
+        self.names = names
+        self.begin: Any = None
         for name, module in model.named_modules():
             module.register_forward_hook(partial(self.see, name))
 
