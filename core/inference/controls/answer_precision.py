@@ -51,23 +51,20 @@ def narrow_answers(
         return torch.cat([whole_side(of.run_on(model), ids) for ids in shortest])
 
     def narrow(dtype: str, reason: str) -> Narrow:
-        says = (
-            f"'{side.name}' computes in {dtype} in a float32 run ({reason}); load its weights in"
-            " model.dtype."
-        )
-        return Narrow(side.name, dtype, says)
+        says = f"'{side.name}' computes in {dtype} in a float32 run ({reason})"
+        return Narrow(side.name, dtype, f"{says}; load its weights in model.dtype.")
 
     with in_float32(loaded) as model:
         wide = answers(model)
-        if (grid := grid_of(wide)) is not None:
+        if grid := grid_of(wide):
             return narrow(grid, f"its logits are {grid} values")
         if side.path is not None:
             return None
         again, exact = answers(model), answers(model, plain)
-    own, error = _rms(answers(loaded, plain), exact).clamp_min(1e-300), _rms(wide, exact)
-    if (error / own).quantile(
-        0.1,
-    ) < _LEAST_ROUNDING or error.norm() > _LARGEST_ROUNDING * own.norm():
+    own = _rms(answers(loaded, plain), exact).clamp_min(1e-300)
+    error = _rms(wide, exact)
+    is_far = error.norm() > _LARGEST_ROUNDING * own.norm()
+    if is_far or (error / own).quantile(0.1) < _LEAST_ROUNDING:
         return None
     is_same = answers(loaded).to(loaded.torch_dtype) == wide.to(loaded.torch_dtype)
     if float(is_same[wide.isfinite()].double().mean()) >= _MOST:
@@ -81,10 +78,9 @@ def grid_of(logits: Tensor) -> str | None:
     """Return the coarsest 16-bit dtype that holds nearly all logits that are finite and not 0."""
     values = logits[logits.isfinite() & (logits != 0)]
     for dtype in (torch.bfloat16, torch.float16):
-        if (
-            len(values)
-            and float((values.to(dtype).to(values.dtype) == values).double().mean()) >= _MOST
-        ):
+        is_on_grid = values.to(dtype).to(values.dtype) == values
+        # NaN, the mean of none, is not
+        if float(is_on_grid.double().mean()) >= _MOST:
             return str(dtype).removeprefix("torch.")
     return None
 

@@ -136,9 +136,12 @@ def _recording_of(
     in it too.
     """
     header, name = figures.header, figures.header.sides[index].name
-    starts = {
-        ids: sum(map(len, prompts[:number])) for number, ids in reversed(list(enumerate(prompts)))
-    }
+    starts: dict[tuple[int, ...], int] = {}
+    begin = 0
+    for ids in prompts:
+        # the first of equal ones
+        starts.setdefault(ids, begin)
+        begin += len(ids)
 
     @cache
     def in_float32() -> NDArray[np.float32] | None:
@@ -150,10 +153,8 @@ def _recording_of(
             start = starts[tuple(ids)]
             stop = start + len(ids)
             if loaded.dtype == header.compute_dtype:
-                values = values_of(figures.read_rows(index, start, stop), header.format).astype(
-                    np.float32,
-                )
-                return torch.from_numpy(values).to(loaded.device)
+                values = values_of(figures.read_rows(index, start, stop), header.format)
+                return torch.from_numpy(values.astype(np.float32)).to(loaded.device)
             wide = in_float32() if loaded.dtype == "float32" else None
             if wide is None:
                 raise CaptureError(f"'{name}' was not uploaded in {loaded.dtype}.")

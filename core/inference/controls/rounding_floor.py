@@ -108,10 +108,8 @@ def own_rounding_of(
         for group in groups_of(loaded, prompts):
             narrow = [whole_side(plain.run_on(loaded), ids) for ids in group]
             with in_float32(loaded) as model:
-                parts += [
-                    divergence(own, plain.run_on(model), ids)
-                    for own, ids in zip(narrow, group, strict=True)
-                ]
+                for own, ids in zip(narrow, group, strict=True):
+                    parts.append(divergence(own, plain.run_on(model), ids))
         return concatenate(parts).squares
     return None
 

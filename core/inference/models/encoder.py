@@ -95,29 +95,25 @@ def encoder_of(source: ModelSource, config: Any) -> tuple[Any, Encoder]:
             " For a causal language model choose prefill.",
         )
     folders = {module.type.rpartition(".")[2]: module.path for module in modules or ()}
-    others = sorted(folders.keys() - {"Transformer", "Pooling", "Normalize"})
-    if others:
+    if others := sorted(folders.keys() - {"Transformer", "Pooling", "Normalize"}):
         raise CaptureError(
             f"model '{source.name}': modules.json lists {others[0]}; expected Transformer, Pooling"
             " and Normalize only.",
         )
     pooling = MEAN
     if "Pooling" in folders:
-        pooling = _pooling_of(source, f"{folders['Pooling']}/config.json")
+        name = f"{folders['Pooling']}/config.json"
+        values = _read(source, name, dict[str, Any]) or {}
+        # newer files name it, older ones have a switch for each
+        switched = [key for key, on in values.items() if key.startswith("pooling_mode_") and on]
+        switches = ", ".join(_POOLINGS.get(key, key) for key in switched)
+        pooling = values.get("pooling_mode") or switches
+        if pooling not in _POOLINGS.values():
+            raise CaptureError(
+                f"model '{source.name}': {name} has the pooling '{pooling}'; expected one of"
+                f" {', '.join(_POOLINGS.values())}.",
+            )
     return AutoModel, Encoder(int(config.hidden_size), pooling, "Normalize" in folders)
-
-
-def _pooling_of(source: ModelSource, name: str) -> str:
-    values = _read(source, name, dict[str, Any]) or {}
-    # newer files name it, older ones have a switch for each
-    switched = [key for key, value in values.items() if key.startswith("pooling_mode_") and value]
-    pooling = values.get("pooling_mode") or ", ".join(_POOLINGS.get(key, key) for key in switched)
-    if pooling not in _POOLINGS.values():
-        raise CaptureError(
-            f"model '{source.name}': {name} has the pooling '{pooling}'; expected one of"
-            f" {', '.join(_POOLINGS.values())}.",
-        )
-    return str(pooling)
 
 
 def _read(source: ModelSource, name: str, kind: Any) -> Any:

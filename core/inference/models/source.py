@@ -104,22 +104,17 @@ def source_of(name: str, revision: str | None) -> ModelSource:
         reason = next(words for kind, words in _OF_HUB.items() if isinstance(error, kind))
         raise CaptureError(f"model '{name}'{reason.format(revision=revision)}") from error
     except Exception as error:
-        # without a network the HTTP client raises errors of its own: use a copy in the cache
-        cached = _cached_folder(name, revision)
-        if cached is None:
-            raise CaptureError(
-                f"model '{name}': no such folder, and the hub cannot be reached"
-                f" ({first_line(error)}); give the path of a model folder, or connect.",
-            ) from error
-        return ModelSource(name, str(cached), cached, cached.name)
-
-
-def _cached_folder(name: str, revision: str | None) -> Path | None:
-    """Return the snapshot in the hub client's cache; its folder is named by the commit."""
-    config: Any = None
-    with suppress(Exception):
-        config = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
-    return Path(config).parent if isinstance(config, str) else None
+        # without a network the HTTP client raises errors of its own: use a copy in its cache
+        with suppress(Exception):
+            config = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
+            if isinstance(config, str):
+                # named by the commit
+                folder = Path(config).parent
+                return ModelSource(name, str(folder), folder, folder.name)
+        raise CaptureError(
+            f"model '{name}': no such folder, and the hub cannot be reached"
+            f" ({first_line(error)}); give the path of a model folder, or connect.",
+        ) from error
 
 
 def needed_bytes(source: ModelSource, config: Any, itemsize: int) -> int | None:
@@ -131,8 +126,7 @@ def needed_bytes(source: ModelSource, config: Any, itemsize: int) -> int | None:
         return source.gguf.elements * (4 if source.gguf.is_rounded_later else itemsize)
     if source.folder is not None:
         return _weight_bytes(source.folder, itemsize, saved)
-    counts = getattr(source.hub.safetensors, "parameters", None)
-    if counts:
+    if counts := getattr(source.hub.safetensors, "parameters", None):
         return sum(counts.values()) * itemsize
     binaries = [f.size or 0 for f in source.hub.siblings or [] if f.rfilename.endswith(".bin")]
     return sum(binaries) * itemsize // saved if binaries else None

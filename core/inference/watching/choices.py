@@ -29,8 +29,10 @@ class ChoiceRecorder:
         for call, ids in noted.ids.items():
             cut = noted.scores[call]
             dtype = str(cut.dtype).removeprefix("torch.")
-            figures = ids[:, 0].numpy(), cut[:, 0].double().numpy()
-            yield choice_rows(side, prompt, self._order.index(call), call, *figures, dtype)
+            ordinal = self._order.index(call)
+            chosen = ids[:, 0].numpy()
+            figures = cut[:, 0].double().numpy()
+            yield choice_rows(side, prompt, ordinal, call, chosen, figures, dtype)
 
     def note(self, call: Call, start: int, ids: Tensor, scores: Tensor) -> None:
         """Note what a call chooses, as core.inference.controls.choices.Note."""
