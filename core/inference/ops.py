@@ -250,7 +250,9 @@ class _Probe:
         fmt: FloatFormat,
         plan: ProbePlan,
     ) -> None:
-        self._run, self._format, self._plan = operation.run, fmt, plan
+        self._run = operation.run
+        self._format = fmt
+        self._plan = plan
         axes = operation.axes(size)
         rows, shared = (
             [[axes[axis] for axis in each.split()] for each in inputs]

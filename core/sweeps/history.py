@@ -57,7 +57,8 @@ class CellChange:
         with_ = f" ({clean(since, 400)})" if since else ""
         if not self.what:
             return f"unchanged{with_}."
-        old, new = self.baseline, self.now
+        old = self.baseline
+        new = self.now
         phrases = {
             "bits": "different bits",
             "flips": f"{old.flips:,} -> {plural(new.flips, 'flip')}",

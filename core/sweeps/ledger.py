@@ -269,11 +269,13 @@ class Ledger:
         states = []
         for digest, axes in cells:
             cards = tuple(of_cell.get(digest, ()))
-            state, says = DONE if cards else MISSING, ""
+            state = DONE if cards else MISSING
+            says = ""
             if digest in running:
                 state = RUNNING
             elif digest in failures:
-                state, says = FAILED, failures[digest]
+                state = FAILED
+                says = failures[digest]
             states.append(CellState(digest, axes, state, says, cards))
         return states
 

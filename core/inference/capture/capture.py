@@ -174,7 +174,8 @@ def _header(
 
 def _title(loaded: LoadedModel, sides: Sequence[NamedPath], request: CaptureRequest) -> str:
     """Return a title of the model and its sides: the first few, and how many more."""
-    model, repeat = FilePath(loaded.name).name, request.repeat
+    model = FilePath(loaded.name).name
+    repeat = request.repeat
     if repeat > 1:
         paths = ", ".join(dict.fromkeys(str(side.path) for side in sides[repeat - 1 :: repeat]))
         return f"{model}: {paths}, {repeat} calls"
@@ -286,7 +287,9 @@ class _Chunks:
     """
 
     def __init__(self, plan: CapturePlan, side: int, sink: RunWriter) -> None:
-        self._path, self._side, self._sink = plan.paths[side], side, sink
+        self._path = plan.paths[side]
+        self._side = side
+        self._sink = sink
         self._capacity = min(rows_of_a_chunk(plan.loaded), plan.header.rows)
         self._waiting: list[Tensor] = []
         self.rows = self._written = 0
@@ -365,7 +368,9 @@ def _versions(loaded: LoadedModel, paths: Sequence[Path]) -> dict[str, str]:
 
 def environment_of(plan: CapturePlan) -> dict[str, Any]:
     """Return what determines the bits besides the request. The plan needs no weights."""
-    request, loaded, about = plan.request, plan.loaded, plan.header.provenance
+    request = plan.request
+    loaded = plan.loaded
+    about = plan.header.provenance
     config = loaded.model.config.to_dict().items()
     public = {name: value for name, value in config if not name.startswith("_")}
     tokenizer = getattr(loaded.tokenizer, "backend_tokenizer", None)

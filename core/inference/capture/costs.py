@@ -53,7 +53,8 @@ class Costs:
 
 def costs_of(plan: CapturePlan) -> Costs:
     """Return the costs of a plan; its model may have no weights."""
-    loaded, header = plan.loaded, plan.header
+    loaded = plan.loaded
+    header = plan.header
     longest = max(map(len, plan.token_ids))
     sides = []
     for side, path in zip(header.sides, plan.paths, strict=True):

@@ -105,7 +105,8 @@ def _compare(
     floor_rms: float,
 ) -> dict[str, Any]:
     """Compare the sides prompt by prompt. Return figures of a row."""
-    total, dtype = PairTotal(), ""
+    total = PairTotal()
+    dtype = ""
     for ids in prompts:
         with mitigation.model(loaded) as model, open_path(paths[0], model) as run:
             plain = whole_side(run, ids)
@@ -161,7 +162,8 @@ def _throughput(
                 seconds[row, side].append(took)
     figures: dict[int, dict[str, Any]] = {row: {} for row in timed}
     for (row, side), own in seconds.items():
-        plain, name = seconds[0, side], ("reference", "variant")[side]
+        plain = seconds[0, side]
+        name = ("reference", "variant")[side]
         median = statistics.median(own)
         share = statistics.median(plain) / median
         ratios = [first / second for first, second in zip(plain, own, strict=True)]

@@ -45,7 +45,8 @@ def narrow_answers(
     """
     if loaded.dtype == "float32":
         return None
-    shortest, dtype = as_many_as(sorted(prompts, key=len), _POSITIONS), loaded.dtype
+    shortest = as_many_as(sorted(prompts, key=len), _POSITIONS)
+    dtype = loaded.dtype
 
     def answers(model: LoadedModel, of: RunnableSide = side) -> Tensor:
         return torch.cat([whole_side(of.run_on(model), ids) for ids in shortest])
@@ -60,7 +61,8 @@ def narrow_answers(
             return narrow(grid, f"its logits are {grid} values")
         if side.path is not None:
             return None
-        again, exact = answers(model), answers(model, plain)
+        again = answers(model)
+        exact = answers(model, plain)
     own = _rms(answers(loaded, plain), exact).clamp_min(1e-300)
     error = _rms(wide, exact)
     is_far = error.norm() > _LARGEST_ROUNDING * own.norm()

@@ -126,7 +126,8 @@ def following_choices(
         # along another axis
         if values.shape[:-1] != input.shape[:-1] or get_ident() != own_thread:
             return result
-        own_scores, own_ids = trace.own(input), trace.own(ids)
+        own_scores = trace.own(input)
+        own_ids = trace.own(ids)
         if own_scores is None or own_ids is None:
             return result
         module = running[-1]

@@ -85,7 +85,8 @@ class _DumpOfModel(DumpControls):
 
     def __init__(self, model: ModelControls, *dump: Any) -> None:
         super().__init__(*dump)
-        self.model, self.has_experts = model, self.has_experts or model.has_experts
+        self.model = model
+        self.has_experts = self.has_experts or model.has_experts
 
     @property
     @model_errors_stop()
@@ -122,7 +123,9 @@ class _DumpOfModel(DumpControls):
     @model_errors_stop()
     def from_model(self) -> Mapping[str, Floats]:
         self.model.say("the uploaded sides compared with the model")
-        loaded, prompts, sides = self.model.loaded, self.model.prompts, self.model.sides
+        loaded = self.model.loaded
+        prompts = self.model.prompts
+        sides = self.model.sides
         return {side.name: divergence_of(loaded, prompts, (PLAIN, side)).squares for side in sides}
 
 
@@ -135,7 +138,8 @@ def _recording_of(
     """Replay an uploaded side: its logits in the dump's dtype, and in float32 if they were uploaded
     in it too.
     """
-    header, name = figures.header, figures.header.sides[index].name
+    header = figures.header
+    name = figures.header.sides[index].name
     starts: dict[tuple[int, ...], int] = {}
     begin = 0
     for ids in prompts:

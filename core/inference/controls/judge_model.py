@@ -119,7 +119,8 @@ def judge(
     session = session or JudgingSession(loaded, ids)
     if session.loaded is not loaded or session.prompts != ids:
         raise CaptureError("judging: the session is of another model or of other prompts.")
-    one, other = side_of(reference), side_of(variant)
+    one = side_of(reference)
+    other = side_of(variant)
     # results are kept by name: callables may share one, or have that of a path
     if one.name == other.name:
         if not other.is_named:
@@ -249,14 +250,18 @@ class ModelControls(Controls):
         digests: tuple[str, str] | None = None,
     ) -> None:
         self.session, self.sides, self.say = session, sides, say
-        self.loaded, self.prompts, self.precisions = session.loaded, session.prompts, precisions
+        self.loaded = session.loaded
+        self.prompts = session.prompts
+        self.precisions = precisions
         self.names = sides[0].name, sides[1].name
         self.lengths = self.loaded.lengths_of(session.prompts)
-        self.dtype, self.has_experts = self.loaded.dtype, has_experts(self.loaded.model)
+        self.dtype = self.loaded.dtype
+        self.has_experts = has_experts(self.loaded.model)
         self.shares_scale = self.loaded.has_few_values
         self.blocks = sorted({*BLOCKS, *sides[0].block_sizes, *sides[1].block_sizes})
         self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])
-        self.earlier_digests, self.digests = digests, ["", ""]
+        self.earlier_digests = digests
+        self.digests = ["", ""]
         self.floors: dict[str, NoiseFloor] = {}
         # by dtype: the model's choices, and those that each side would have made
         self.noted: dict[str, tuple[Replay, dict[str, dict[Ids, Choices]]]] = {}
@@ -412,7 +417,8 @@ class ModelControls(Controls):
             raise NotAvailableError(
                 f"The noise floor in {dtype} cannot be measured: {error}",
             ) from error
-        squares, control = floor.squares, floor.control
+        squares = floor.squares
+        control = floor.control
         if rounding is not None:
             squares = np.maximum(squares, rounding)
             control += f" and rounding to {dtype}"
@@ -459,7 +465,8 @@ class ModelControls(Controls):
         return Rerun(control, self.names, names, size, mismatches)
 
     def neighbours(self) -> list[OtherRows]:
-        side, path = self.sides[1], self.sides[1].path
+        side = self.sides[1]
+        path = self.sides[1].path
         if path is None or path.rows < 2:
             return []
         self.say("other neighbors, another row")
@@ -577,7 +584,8 @@ class ModelControls(Controls):
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
         if any(side.is_one_piece for side in self.sides):
             return []
-        (number, position), rows = self._prompt_of(row), []
+        (number, position) = self._prompt_of(row)
+        rows = []
         # as they were compared: while outputs are replaced, another forward would be recorded
         replay, _ = self.noted.get("float32", (Replay(), {}))
         for side in [side for side in self.sides if not side.is_plain]:

@@ -58,7 +58,8 @@ def reorder(model: nn.Module, seed: int) -> Iterator[Collection[str]]:
     """
     if refusal := reordering_refusal(model):
         raise CaptureError(f"reordering: {refusal}.")
-    weights, ran = _Weights(model), dict[nn.Module, str]()
+    weights = _Weights(model)
+    ran = dict[nn.Module, str]()
     mode = _Reorder(weights, seed)
     with ExitStack() as hooks:
         for name, module in model.named_modules():

@@ -124,7 +124,8 @@ def search(
             tokens_here = int(ours[0][place]), int(theirs[0][place])
             margins = _finite(ours[1][place]), _finite(theirs[1][place])
             results.append(Flip(number, first + place, *tokens_here, *margins))
-        hits, count = hits + bool(places), count + 1
+        hits = hits + bool(places)
+        count = count + 1
         positions += places[0] + 1 if tokens and places else len(ours[0])
         if not places:
             # a comparison with NaN is false
@@ -163,7 +164,8 @@ def _compare(
     """
     start, size = 0, _FIRST_BATCH
     while start < len(usable) and seconds_left() > 0:
-        batch, half = usable[start : start + size], seconds_left() / 2
+        batch = usable[start : start + size]
+        half = seconds_left() / 2
         references = []
         for scores in make(paths[0], [ids for _, ids in batch]):
             references.append(scores)
@@ -174,7 +176,8 @@ def _compare(
         # the variants first, so that their path is exhausted and the model restored
         for theirs, ours, (number, ids) in zip(variants, references, batch, strict=False):
             yield number, ids, ours, theirs
-        start, size = start + size, min(2 * size, _LARGEST_BATCH)
+        start = start + size
+        size = min(2 * size, _LARGEST_BATCH)
 
 
 def _finite(margin: float) -> float | None:
@@ -208,7 +211,8 @@ def _usable(
     """Return (index, token ids) of the prompts that both paths can run, and the others with the
     reason.
     """
-    usable, skipped = [], []
+    usable = []
+    skipped = []
     for number, prompt in enumerate(prompts):
         label = f"prompt {number + 1} of {len(prompts)}"
         try:

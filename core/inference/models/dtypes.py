@@ -69,7 +69,8 @@ def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
     are restored.
     """
     if loaded.dtype != "float32":
-        needed, free = converted_bytes(loaded, "float32"), loaded.free_bytes
+        needed = converted_bytes(loaded, "float32")
+        free = loaded.free_bytes
         if free is not None and needed > free:
             raise CaptureError(
                 f"model '{loaded.name}': its weights in float32 take another {size(needed)};"
@@ -87,7 +88,8 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
     """
     every = [*loaded.model.parameters(), *loaded.model.buffers()]
     tensors = [each for each in every if each.is_floating_point() and each.itemsize < 8]
-    needed, free = 8 * sum(tensor.numel() for tensor in tensors), loaded.free_bytes
+    needed = 8 * sum(tensor.numel() for tensor in tensors)
+    free = loaded.free_bytes
     if free is not None and needed > free:
         raise CaptureError(
             f"the weights in float64 take another {size(needed)}; {loaded.device} has {size(free)}"

@@ -141,7 +141,8 @@ def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) 
     import gguf
 
     architecture = getattr(gguf.MODEL_ARCH, _ARCHITECTURES[kind])
-    layers, heads = int(config.num_hidden_layers), int(config.num_attention_heads)
+    layers = int(config.num_hidden_layers)
+    heads = int(config.num_attention_heads)
     kv_heads = int(config.num_key_value_heads)
     size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     names = gguf.get_tensor_name_map(architecture, layers)

@@ -89,7 +89,8 @@ def look(path: Path) -> GgufFile:
         raise CaptureError(
             f"{path} is a broken GGUF file ({first_line(error)}); copy the model again.",
         ) from error
-    architecture, parts = facts.get("general.architecture"), facts.get("split.count")
+    architecture = facts.get("general.architecture")
+    parts = facts.get("split.count")
     if not isinstance(architecture, str):
         raise CaptureError(f"{path} names no architecture; expected the GGUF of a language model.")
     if isinstance(parts, int) and parts > 1:

@@ -420,7 +420,8 @@ def _check_memory(source: ModelSource, config: Any, dtype: str, device: torch.de
 
 def _weights(source: ModelSource, config: Any, dtype: str, kind: Any) -> Any:
     # No .to(dtype) afterwards: buffers such as rotary frequencies stay in float32.
-    target, arguments = getattr(torch, dtype), source.arguments
+    target = getattr(torch, dtype)
+    arguments = source.arguments
     first = target
     if source.gguf is not None:
         # else transformers may download kernels

@@ -70,7 +70,8 @@ class ModelSource:
         """
         if self.gguf is not None:
             return self.gguf.sha256
-        total, files = hashlib.sha256(), 0
+        total = hashlib.sha256()
+        files = 0
         for path in sorted(self.folder.iterdir()) if self.folder else ():
             if path.suffix in (".safetensors", ".bin") and path.is_file():
                 with path.open("rb") as file:

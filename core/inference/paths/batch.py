@@ -168,10 +168,12 @@ class PromptBatch:
         If they are too many at once, the head runs on slices of the columns (sliced_head.py). Of an
         encoder the row of values of the whole text.
         """
-        loaded, encoder = self.loaded, self.loaded.encoder
+        loaded = self.loaded
+        encoder = self.loaded.encoder
         if cache is None and self.watch is not None:
             cache = new_cache(loaded)
-        first, last = self.column(start), self.column_after(stop)
+        first = self.column(start)
+        last = self.column_after(stop)
         arguments: dict[str, Any] = {"input_ids": self.token_ids[:, first:last]}
         if encoder is None:
             arguments |= arguments_of(loaded, cache)
@@ -320,7 +322,8 @@ def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvP
     """Yield the prompt's row of all keys, values and running states by layer, without padding, in
     `dtype` if exact; states in float32 otherwise.
     """
-    batch, cache = watch.batch, watch.cache
+    batch = watch.batch
+    cache = watch.cache
     if batch is None or cache is None:
         return
     value = cache.value if isinstance(cache, ReturnedState) else cache

@@ -85,7 +85,8 @@ def keys_of_layer(loaded: LoadedModel, layer: Any) -> dict[str, Any]:
     """Return what a layer of a cache keeps of each token, by kind: [rows, heads, slots, width], or
     None. Multi-head latent attention keeps one latent, and the part of the keys that is rotated.
     """
-    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    keys = getattr(layer, "keys", None)
+    values = getattr(layer, "values", None)
     rank = getattr(loaded.text_config, "kv_lora_rank", None)
     is_latent = keys is not None and keys.ndim == 4 and (1, rank) == (keys.shape[1], keys.shape[3])
     kinds = ("latent", "rotary key") if is_latent else ("key", "value")

@@ -214,7 +214,8 @@ def divergence(
     which holds those of float32 values to 2^-53. row_ulps_of, peaks_in: dtype of a histogram in row
     ULPs, of peaks; check: called with each piece first.
     """
-    squares, mismatches = [], []
+    squares = []
+    mismatches = []
     counts: list[Ints] = []
     peaks: list[Floats] = []
     first: tuple[int, float, float] | None = None
@@ -222,7 +223,8 @@ def divergence(
     def add(position: int, logits: Tensor) -> None:
         nonlocal first
         check(logits)
-        reference, variant = plain[position : position + len(logits)].double(), logits.double()
+        reference = plain[position : position + len(logits)].double()
+        variant = logits.double()
         difference = reference - variant
         is_finite = difference.isfinite()
         elements = is_finite.sum(1).cpu()

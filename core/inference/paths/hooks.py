@@ -71,7 +71,8 @@ class ModuleTrace:
     @contextmanager
     def forward(self, row: int, skipped: int, start: int, stop: int) -> Iterator[None]:
         """core.inference.paths.batch.Follower"""
-        self._computed, self.is_told = (row, skipped, start, stop), True
+        self._computed = (row, skipped, start, stop)
+        self.is_told = True
         try:
             yield
         finally:
@@ -164,7 +165,8 @@ class ModuleTrace:
             return None
         # position embeddings are one row for all
         own = output[row if len(output) == rows else 0]
-        is_first, is_second = own.shape[0] == columns, own.shape[1] == columns
+        is_first = own.shape[0] == columns
+        is_second = own.shape[1] == columns
         if output.ndim == 3:
             return own if is_first else None
         # the layout of a norm of each head

@@ -121,7 +121,8 @@ def _attentions(loaded: LoadedModel) -> list[str]:
 
 
 def _no_such_attention(loaded: LoadedModel, others: Others, name: str) -> str | None:
-    exist, kind = _attentions(loaded), type(loaded.model).__name__
+    exist = _attentions(loaded)
+    kind = type(loaded.model).__name__
     if name not in exist:
         return f"a {kind} on {loaded.device} has no attention '{name}'; choose {' or '.join(exist)}"
     if name.startswith("flash_attention") and dtype_of(loaded, others) == "float32":
@@ -144,7 +145,8 @@ def _not_representable(loaded: LoadedModel, others: Others, name: str) -> str | 
             f"{name} logits do not fit a run in {loaded.dtype} bit for bit; choose --dtype float32"
             " for the run"
         )
-    needed, free = converted_bytes(loaded, name), loaded.free_bytes
+    needed = converted_bytes(loaded, name)
+    free = loaded.free_bytes
     if free is None or needed <= free:
         return None
     hint = f"{loaded.device} has {size(free)} free; leave dtype:{name} out"

@@ -203,7 +203,8 @@ def sides_of(request: CaptureRequest) -> tuple[NamedPath, ...]:
     With block or prefix reuse call 1 of `blocks:16` finds no cache and is a prefill; the later ones
     are `blocks:16`. Refuses engines that are not installed.
     """
-    repeat, reference = request.repeat, parse_path(request.reference)
+    repeat = request.repeat
+    reference = parse_path(request.reference)
     if repeat < 1:
         raise UsageError(f"--repeat {repeat}: expected at least 1.")
     variants = [parse_path(text) for text in request.variants]
@@ -308,7 +309,8 @@ class OpenPath:
 
     def _run(self, batch: PromptBatch, emit: Emit) -> None:
         check_path(self.path, self._asked, batch.positions)
-        limit, highest = batch.loaded.token_limit, int(batch.token_ids.max())
+        limit = batch.loaded.token_limit
+        highest = int(batch.token_ids.max())
         if highest >= limit:
             raise CaptureError(
                 f"path '{self.path}': token {highest} is outside the vocabulary of {limit}.",
@@ -332,7 +334,8 @@ class OpenPath:
             )
 
     def _check(self, position: int, done: int, logits: Tensor) -> None:
-        label, loaded = f"path '{self.path}'", self._batch.loaded
+        label = f"path '{self.path}'"
+        loaded = self._batch.loaded
         if logits.dtype != loaded.torch_dtype and not _is_widened(logits, loaded.torch_dtype):
             came = str(logits.dtype).removeprefix("torch.")
             raise CaptureError(

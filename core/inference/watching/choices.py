@@ -24,7 +24,8 @@ class ChoiceRecorder:
 
     def take(self, side: int, prompt: int) -> Iterator[pa.Table]:
         """Yield rows of the prompt's choices, by call, and forget them."""
-        noted, self._noted = self._noted, Choices(self._positions)
+        noted = self._noted
+        self._noted = Choices(self._positions)
         self._order += [call for call in noted.ids if call not in self._order]
         for call, ids in noted.ids.items():
             cut = noted.scores[call]

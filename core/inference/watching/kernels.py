@@ -262,7 +262,8 @@ def _shapes(event: Any) -> str:
     changes.
     """
     dtypes = getattr(event, "input_dtypes", None) or ()
-    last, parts = "", []
+    last = ""
+    parts = []
     for number, shape in enumerate(event.input_shapes or ()):
         if not shape:
             continue

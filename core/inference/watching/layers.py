@@ -71,7 +71,8 @@ def plan_layers(
     for path in paths:
         if path.engine is not None and not path.engine.shows_modules:
             raise UsageError(f"'{path}' does not send module outputs; leave --layers out.")
-    reference, seeds = paths[0], request.layer_floor
+    reference = paths[0]
+    seeds = request.layer_floor
     if seeds < 0:
         raise UsageError(f"--layer-floor {seeds}: expected a number of reorderings, 0 for none.")
     modules = watched_modules(loaded.model)
@@ -135,7 +136,8 @@ class SpooledOutputs(ModuleTrace):
         self._number = number
         self.prompt = self._of.token_ids[number]
         self.positions = self._of.plan.positions[number]
-        self._waiting, self._spoiled = {}, set()
+        self._waiting = {}
+        self._spoiled = set()
         yield
         for waiting in self._waiting.values():
             self._hand_on(waiting)

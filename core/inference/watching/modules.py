@@ -102,7 +102,8 @@ def _blocks_of(model: Any, fix: str = "") -> tuple[str, nn.ModuleList]:
 
 def _kind(place: str, name: str, module: nn.Module) -> str:
     """Return the kind of a module. place: its name within its block, empty outside the blocks."""
-    last, kind = name.rpartition(".")[2], type(module).__name__
+    last = name.rpartition(".")[2]
+    kind = type(module).__name__
     if isinstance(module, nn.Embedding) or "Embedding" in kind:
         return "embedding"
     if _NORM.search(kind) or _NORM.search(last):

@@ -191,7 +191,8 @@ def lowered_in_16_bits(
     """Judge a side that has nothing but 16 bits. loaded: in its 16 bits; error_test: of its
     error.
     """
-    ratio, outliers = error_test.ratio, error_test.outliers
+    ratio = error_test.ratio
+    outliers = error_test.outliers
     suspect = _Suspect(question, side, ratio)
     differs = np.isin(np.arange(sum(question.lengths)), outliers) | (not len(outliers))
     tried = list(question.precisions)
@@ -297,7 +298,8 @@ def best_precisions(
 
 def _best_of(candidates: Iterable[_Candidate]) -> _Candidate | None:
     """Return the first that passes, or else the one that leaves a fault at the fewest positions."""
-    best, fewest = None, np.inf
+    best = None
+    fewest = np.inf
     for each in candidates:
         row = each[1].evidence
         if row.outcome == PASSED:
@@ -328,14 +330,17 @@ class _Suspect:
         outcome: str,
         outliers: Ints,
     ) -> PrecisionVerdict:
-        side, lengths = self.side.name, self.question.lengths
+        side = self.side.name
+        lengths = self.question.lengths
         return one_precision(side, self.ratio, figures, outcome, outliers, lengths)
 
     def in_wide(self, loaded: LoadedModel, far: Floats, floor: Floats) -> Iterator[_Candidate]:
         """Compare what each precision leaves in float32 or float64 with reorderings. far: to the
         model [positions].
         """
-        question, side, size = self.question, self.side, float(floor.mean())
+        question = self.question
+        side = self.side
+        size = float(floor.mean())
         differs = far > _ALIKE**2 * size
         candidates = [*question.precisions, *catalogue(loaded)]
         for precision in best_precisions(question, loaded, loaded, side, differs, candidates, size):
@@ -411,9 +416,11 @@ class _Suspect:
         rounding.
         """
         question = self.question
-        name, plain = f"all of it in {loaded.dtype}", PLAIN
+        name = f"all of it in {loaded.dtype}"
+        plain = PLAIN
         if precision is not None:
-            name, plain = precision.name, precision.side
+            name = precision.name
+            plain = precision.side
         question.say(f"randomized rounding with {name}")
         draws = question.draws_of(loaded, plain)
         row, test = draws.compare(self.side, question.blocks, question.say)
