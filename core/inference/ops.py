@@ -100,7 +100,14 @@ _HEAD_SIZES = ((8, 64, 64, 64), (8, 1, 512, 64), (8, 1, 2048, 64))
 _ADDED = ((4096, 64), (16_384, 64))
 
 OPERATIONS = (
-    Operation("mm", _TO, ("k",), ("k n",), torch.mm, (*_SQUARES, (4096, 4096))),
+    Operation(
+        "mm",
+        _TO,
+        ("k",),
+        ("k n",),
+        torch.mm,
+        (*_SQUARES, (4096, 4096)),
+    ),
     Operation(
         "addmm",
         _TO,
@@ -109,12 +116,54 @@ OPERATIONS = (
         lambda x, w, b: torch.addmm(b, x, w),
         (*_SQUARES, (4096, 1024)),
     ),
-    Operation("linear", _TO, ("k",), ("n k",), functional.linear, (*_SQUARES, (1024, 4096))),
-    Operation("bmm", "{m} x {k} by {n}", ("m k", "k n"), (), torch.bmm, _BMM),
-    Operation("sum", _WIDE, ("w",), (), lambda x: x.sum(-1, keepdim=True), _SUMS),
-    Operation("mean", _WIDE, ("w",), (), lambda x: x.mean(-1, keepdim=True), _SUMS[:3]),
-    Operation("softmax", _WIDE, ("w",), (), lambda x: x.softmax(-1), _WIDTHS),
-    Operation("log_softmax", _WIDE, ("w",), (), lambda x: x.log_softmax(-1), _WIDTHS),
+    Operation(
+        "linear",
+        _TO,
+        ("k",),
+        ("n k",),
+        functional.linear,
+        (*_SQUARES, (1024, 4096)),
+    ),
+    Operation(
+        "bmm",
+        "{m} x {k} by {n}",
+        ("m k", "k n"),
+        (),
+        torch.bmm,
+        _BMM,
+    ),
+    Operation(
+        "sum",
+        _WIDE,
+        ("w",),
+        (),
+        lambda x: x.sum(-1, keepdim=True),
+        _SUMS,
+    ),
+    Operation(
+        "mean",
+        _WIDE,
+        ("w",),
+        (),
+        lambda x: x.mean(-1, keepdim=True),
+        _SUMS[:3],
+    ),
+    Operation(
+        "softmax",
+        _WIDE,
+        ("w",),
+        (),
+        lambda x: x.softmax(-1),
+        _WIDTHS,
+    ),
+    Operation(
+        "log_softmax",
+        _WIDE,
+        ("w",),
+        (),
+        lambda x: x.log_softmax(-1),
+        _WIDTHS,
+    ),
     Operation(
         "rms_norm",
         _WIDE,
@@ -144,12 +193,33 @@ OPERATIONS = (
         )
         for name in ("math", "flash", "efficient", "cudnn")
     ),
-    Operation("cumsum", _WIDE, ("w",), (), lambda x: x.cumsum(-1), _SUMS[1:]),
+    Operation(
+        "cumsum",
+        _WIDE,
+        ("w",),
+        (),
+        lambda x: x.cumsum(-1),
+        _SUMS[1:],
+    ),
     *(
-        Operation(name, _INTO, ("w",), ("p",), partial(_add_into, name=name), _ADDED)
+        Operation(
+            name,
+            _INTO,
+            ("w",),
+            ("p",),
+            partial(_add_into, name=name),
+            _ADDED,
+        )
         for name in ("scatter_add", "index_add")
     ),
-    Operation("topk", "20 of {w}", ("w",), (), lambda x: x.topk(20, dim=-1).values, _WIDTHS[1:]),
+    Operation(
+        "topk",
+        "20 of {w}",
+        ("w",),
+        (),
+        lambda x: x.topk(20, dim=-1).values,
+        _WIDTHS[1:],
+    ),
 )
 
 

@@ -69,7 +69,13 @@ class Choices:
             return False
         return bool((self.ids[call] >= 0).any(-1).all())
 
-    def note(self, call: Call, start: int, ids: Tensor, scores: Tensor) -> None:
+    def note(
+        self,
+        call: Call,
+        start: int,
+        ids: Tensor,
+        scores: Tensor,
+    ) -> None:
         """Note what a call chooses from position `start` on. ids: [n, groups, k]; scores: [n,
         groups, candidates]
         """

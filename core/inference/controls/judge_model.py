@@ -521,7 +521,16 @@ class ModelControls(Controls):
                 found = replay.compare(self.prompts, noted[side])
                 moved = replay.moved_row_ulps(LOGIT_FORMATS[dtype])
                 share = self.replayed_share if dtype == self.dtype else None
-                rows.append(choices_row(found, self.lengths, side, dtype, moved, share))
+                rows.append(
+                    choices_row(
+                        found,
+                        self.lengths,
+                        side,
+                        dtype,
+                        moved,
+                        share,
+                    )
+                )
         return rows
 
     def module_rounding(self) -> list[Evidence]:
@@ -544,7 +553,14 @@ class ModelControls(Controls):
             except CaptureError as error:
                 # modules that cannot be followed, or do not fit into memory
                 says = f"Not run: {error}"
-                row = Evidence(MODULE_ROUNDING, control, Unmeasured(), MISSING, says, side.name)
+                row = Evidence(
+                    MODULE_ROUNDING,
+                    control,
+                    Unmeasured(),
+                    MISSING,
+                    says,
+                    side.name,
+                )
                 rows.append(row)
         return rows
 

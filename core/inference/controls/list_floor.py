@@ -142,7 +142,14 @@ def _scores_of(
 
     restore_state(loaded.start)
     size = columns_at_once(len(batch), loaded.vocab_size, loaded.torch_dtype.itemsize)
-    sliced_logits(loaded.model, arguments, 0, ids.shape[1], size, add)
+    sliced_logits(
+        loaded.model,
+        arguments,
+        0,
+        ids.shape[1],
+        size,
+        add,
+    )
     return scores
 
 

@@ -69,7 +69,14 @@ def module_row(
     except CaptureError as error:
         says = f"The modules cannot be taken one at a time: {error}"
         control = f"every module of '{name}' {inputs}"
-        return Evidence(ALONE, control, Unmeasured(), MISSING, says, name)
+        return Evidence(
+            ALONE,
+            control,
+            Unmeasured(),
+            MISSING,
+            says,
+            name,
+        )
     return None if is_below_float32 else row
 
 
@@ -244,7 +251,13 @@ def first_not_finite(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide
         tensors = float_tensors(values)
         return not any(bool((each.isnan() | each.isposinf()).any()) for each in tensors)
 
-    def look(name: str, _: Any, arguments: Any, keywords: Any, output: Any) -> None:
+    def look(
+        name: str,
+        _: Any,
+        arguments: Any,
+        keywords: Any,
+        output: Any,
+    ) -> None:
         if name and not names and is_finite((arguments, keywords)) and not is_finite(output):
             names.append(name)
 

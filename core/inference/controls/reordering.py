@@ -150,7 +150,13 @@ class _Reorder(TorchDispatchMode):
         self.computed_with: set[str] = set()
         self._orders: dict[Any, Tensor] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         operation = func._schema.name
         if operation in _PRODUCTS:
@@ -180,7 +186,13 @@ class _Reorder(TorchDispatchMode):
             )
         return result
 
-    def _product(self, func: Any, operation: str, args: Any, kwargs: Any) -> Any:
+    def _product(
+        self,
+        func: Any,
+        operation: str,
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
         factors = _PRODUCTS[operation]
         first, second = (args[number] for number in factors)
         name = self._weights.name(second) or self._weights.name(first)

@@ -136,7 +136,13 @@ class _Widening(TorchDispatchMode):
     def leave(self, *_: Any) -> None:
         self.depth -= 1
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         if not self.depth:
             return func(*args, **(kwargs or {}))
         return func(

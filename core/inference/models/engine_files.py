@@ -137,7 +137,13 @@ def digest_of(loaded: LoadedModel) -> str:
     return entry[1]
 
 
-def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) -> None:
+def _write(
+    path: Path,
+    kind: str,
+    config: Any,
+    loaded: LoadedModel,
+    dtype: str,
+) -> None:
     import gguf
 
     architecture = getattr(gguf.MODEL_ARCH, _ARCHITECTURES[kind])

@@ -163,7 +163,13 @@ class PromptBatch:
         """
         return self.columns if stop == self.positions else self.left_padding + stop
 
-    def forward(self, start: int, stop: int, emit: Emit, cache: AnyCache | None = None) -> None:
+    def forward(
+        self,
+        start: int,
+        stop: int,
+        emit: Emit,
+        cache: AnyCache | None = None,
+    ) -> None:
         """Send `emit` the logits of positions start..stop-1 by one forward that continues `cache`.
         If they are too many at once, the head runs on slices of the columns (sliced_head.py). Of an
         encoder the row of values of the whole text.
@@ -210,7 +216,14 @@ class PromptBatch:
             elif is_whole or last - first <= size:
                 split(self._logits(arguments, cache)[:, skipped:end])
             else:
-                sliced_logits(loaded.model, arguments, skipped, end, size, split)
+                sliced_logits(
+                    loaded.model,
+                    arguments,
+                    skipped,
+                    end,
+                    size,
+                    split,
+                )
 
     def step(self, tokens: Tensor, done: int, cache: AnyCache) -> Tensor:
         """Feed one more token per row, after the prompt and `done` tokens: [rows] -> [1, vocab] of

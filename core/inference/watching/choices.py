@@ -33,9 +33,23 @@ class ChoiceRecorder:
             ordinal = self._order.index(call)
             chosen = ids[:, 0].numpy()
             figures = cut[:, 0].double().numpy()
-            yield choice_rows(side, prompt, ordinal, call, chosen, figures, dtype)
+            yield choice_rows(
+                side,
+                prompt,
+                ordinal,
+                call,
+                chosen,
+                figures,
+                dtype,
+            )
 
-    def note(self, call: Call, start: int, ids: Tensor, scores: Tensor) -> None:
+    def note(
+        self,
+        call: Call,
+        start: int,
+        ids: Tensor,
+        scores: Tensor,
+    ) -> None:
         """Note what a call chooses, as core.inference.controls.choices.Note."""
         # the best of each group of experts, which only lead to the groups
         if scores.shape[1] > 1:

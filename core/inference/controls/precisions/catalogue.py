@@ -194,7 +194,13 @@ class RoundedOperands(TorchDispatchMode):
         super().__init__()
         self._rounding = rounding
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         if func._schema.name.split("::")[1] in _OPERANDS:
             args = map(self._round, args)
         return func(*args, **(kwargs or {}))

@@ -198,7 +198,14 @@ def lowered_in_16_bits(
     tried = list(question.precisions)
     tried += [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
     with in_float32(loaded) as model:
-        best = best_precisions(question, model, loaded, side, differs, tried)
+        best = best_precisions(
+            question,
+            model,
+            loaded,
+            side,
+            differs,
+            tried,
+        )
 
     def candidates() -> Iterator[_Candidate]:
         for precision in best:
@@ -332,7 +339,14 @@ class _Suspect:
     ) -> PrecisionVerdict:
         side = self.side.name
         lengths = self.question.lengths
-        return one_precision(side, self.ratio, figures, outcome, outliers, lengths)
+        return one_precision(
+            side,
+            self.ratio,
+            figures,
+            outcome,
+            outliers,
+            lengths,
+        )
 
     def in_wide(self, loaded: LoadedModel, far: Floats, floor: Floats) -> Iterator[_Candidate]:
         """Compare what each precision leaves in float32 or float64 with reorderings. far: to the
@@ -343,7 +357,15 @@ class _Suspect:
         size = float(floor.mean())
         differs = far > _ALIKE**2 * size
         candidates = [*question.precisions, *catalogue(loaded)]
-        for precision in best_precisions(question, loaded, loaded, side, differs, candidates, size):
+        for precision in best_precisions(
+            question,
+            loaded,
+            loaded,
+            side,
+            differs,
+            candidates,
+            size,
+        ):
             question.say(f"reorderings with {precision.name}")
             walk = question.squares(loaded, precision.walk)
             if not question.is_rounding(loaded, walk, floor):
