@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import cycle, islice
 from math import gcd
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -34,6 +34,7 @@ from .caches import (
     new_cache,
     running_states,
 )
+from .hooks import ModuleTrace
 from .sliced_head import columns_at_once, sliced_logits
 
 _TEXT = Path(__file__).with_name("neighbours.txt")
@@ -51,26 +52,6 @@ Run = Callable[[Sequence[int], Emit], None]
 """(token ids of a prompt, emit): hands all of its logits to `emit`."""
 Neighbours = Callable[[LoadedModel, Sequence[int], int], Tensor]
 """(model, prompt, count) -> token ids of the other rows, [count, positions]."""
-
-
-class Follower(Protocol):
-    """Interface of an observer of forwards: which positions of the prompt they compute, and where
-    in the batch.
-
-    One forward may be several calls: above a number of logits the model is called again for each
-    slice of its head.
-    """
-
-    def forward(
-        self,
-        row: int,
-        skipped: int,
-        start: int,
-        stop: int,
-    ) -> AbstractContextManager[None]:
-        """Positions start..stop-1 of the prompt, in columns from `skipped` on of batch row
-        `row`.
-        """
 
 
 @dataclass
@@ -103,7 +84,7 @@ class PromptBatch:
     call: Callable[..., Any] | None = None
     room: int = 0
     watch: CacheWatch | None = None
-    trace: Follower | None = None
+    trace: ModuleTrace | None = None
 
     @property
     def positions(self) -> int:

@@ -76,7 +76,12 @@ class ModuleTrace:
         start: int,
         stop: int,
     ) -> Iterator[None]:
-        """core.inference.paths.batch.Follower"""
+        """Follow the forward of positions start..stop-1 of the prompt, in columns from `skipped` on
+        of batch row `row`.
+
+        One forward may be several calls: above a number of logits the model is called again for
+        each slice of its head.
+        """
         self._computed = (row, skipped, start, stop)
         self.is_told = True
         try:

@@ -23,7 +23,7 @@ from ..models.model import LoadedModel, dimension
 from ..models.module_state import restore_state
 from . import engine_side
 from .bases import BASES, without_cache
-from .batch import CacheWatch, Emit, Follower, PromptBatch, ignore, rows_of_a_chunk
+from .batch import CacheWatch, Emit, PromptBatch, ignore, rows_of_a_chunk
 from .caches import AnyCache
 from .grammar import read_steps, swept_paths
 from .hooks import ModuleTrace
@@ -363,7 +363,7 @@ def open_path(
     path: Path,
     loaded: LoadedModel,
     watch: CacheWatch | None = None,
-    trace: Follower | None = None,
+    trace: ModuleTrace | None = None,
 ) -> Iterator[Any]:
     """Prepare the model for the path; changes of modifiers apply to the whole process until the end
     of the `with`. watch: gets the cache of each forward, which then always makes one; trace:
@@ -372,8 +372,7 @@ def open_path(
     check_path(path, loaded, None)
     if path.engine is not None:
         steps = (path.base, *path.modifiers)
-        modules = trace if isinstance(trace, ModuleTrace) else None
-        yield engine_side.EngineRun(str(path), path.engine, steps, loaded, modules)
+        yield engine_side.EngineRun(str(path), path.engine, steps, loaded, trace)
         return
     with ExitStack() as stack:
         batch = PromptBatch(loaded, watch=watch, trace=trace)

@@ -26,6 +26,7 @@ from ...runs.tables.kernels import KernelList, KernelRow
 from ..models.model import LoadedModel
 from ..models.torch_errors import model_errors_stop
 from ..paths.batch import ignore
+from ..paths.hooks import ModuleTrace
 from ..paths.paths import Path, open_path
 
 # else the profiler writes on standard error
@@ -63,12 +64,13 @@ Launches = defaultdict[tuple[str, str, str, str], list[float]]
 """(module, library, name, detail) of a kernel -> microseconds of each launch."""
 
 
-class _ProfiledForwards:
+class _ProfiledForwards(ModuleTrace):
     """Profiles the forwards of a model that are picked. A forward that a path announces may be
     several calls of the model, one for each slice of its logits.
     """
 
     def __init__(self, device: str) -> None:
+        super().__init__()
         self._device = device
         self.picks: Collection[int] = ()
         self.count = 0
@@ -76,7 +78,7 @@ class _ProfiledForwards:
 
     @contextmanager
     def forward(self, *_: int) -> Iterator[None]:
-        """core.inference.paths.batch.Follower"""
+        """Profile a forward if it is picked."""
         is_picked = self.count in self.picks
         self.count += 1
         with _profile_forward(self._device, self.launches) if is_picked else nullcontext():
