@@ -359,7 +359,7 @@ def _versions(loaded: LoadedModel, paths: Sequence[Path]) -> dict[str, str]:
         versions["values"] = str(loaded.encoder)
     if loaded.weights:
         versions["weights"] = loaded.weights
-    if loaded.device.startswith("cuda") and torch.version.cuda:
+    if loaded.is_on_cuda and torch.version.cuda:
         versions["cuda"] = torch.version.cuda
     return versions | {
         path.engine.name: path.engine.version or "unknown" for path in paths if path.engine

@@ -180,7 +180,7 @@ def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
     """Return the seconds of one run of the path, logits discarded."""
 
     def now() -> float:
-        if loaded.device.startswith("cuda"):
+        if loaded.is_on_cuda:
             torch.cuda.synchronize(loaded.device)
         return time.perf_counter()
 
@@ -206,7 +206,7 @@ def _head_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
     if loaded.dtype == "float32":
         raise CaptureError("The model already computes in float32.")
     if not isinstance(head, torch.nn.Linear):
-        raise CaptureError(f"The head of a {type(loaded.model).__name__} is not a linear layer.")
+        raise CaptureError(f"The head of a {loaded.kind} is not a linear layer.")
     weight = head.weight.float()
     bias = None if head.bias is None else head.bias.float()
     linear = torch.nn.functional.linear

@@ -141,7 +141,7 @@ def _scores_of(
         start = stop
 
     restore_state(loaded.start)
-    size = columns_at_once(len(batch), loaded.vocab_size, loaded.torch_dtype.itemsize)
+    size = columns_at_once(len(batch), loaded.row_bytes)
     sliced_logits(
         loaded.model,
         arguments,

@@ -72,6 +72,20 @@ class LoadedModel:
         return getattr(torch, self.dtype)
 
     @property
+    def kind(self) -> str:
+        """The class of the model."""
+        return type(self.model).__name__
+
+    @property
+    def is_on_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the logits of one position."""
+        return self.vocab_size * self.torch_dtype.itemsize
+
+    @property
     def text_config(self) -> Any:
         """The part of the configuration that is of its decoder."""
         return self.model.config.get_text_config(decoder=True)

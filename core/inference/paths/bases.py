@@ -95,7 +95,7 @@ def _static(batch: PromptBatch, emit: Emit) -> None:
 
 def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:
     """Return why this model cannot compute a prompt in several forwards with a cache, or None."""
-    kind = type(loaded.model).__name__
+    kind = loaded.kind
     if loaded.encoder is not None:
         return f"a {kind} computes a whole text at once, without a KV cache; capture it by encode"
     if cache_argument(loaded) is None:
@@ -113,8 +113,7 @@ def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> s
 def _has_causal_head(loaded: LoadedModel, positions: int | None) -> str | None:
     if loaded.encoder is not None:
         return None
-    kind = type(loaded.model).__name__
-    return f"a {kind} has a causal head; choose prefill, or encode as the reference too"
+    return f"a {loaded.kind} has a causal head; choose prefill, or encode as the reference too"
 
 
 def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
@@ -155,8 +154,7 @@ def _no_static_cache(loaded: LoadedModel, positions: int | None) -> str | None:
         with suppress(Exception):
             StaticCache(config=loaded.model.config, max_cache_len=1)
             return None
-    kind = type(loaded.model).__name__
-    return f"a {kind} has no cache that can be allocated beforehand; choose decode"
+    return f"a {loaded.kind} has no cache that can be allocated beforehand; choose decode"
 
 
 BASES: dict[str, Base] = {

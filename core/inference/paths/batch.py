@@ -184,7 +184,7 @@ class PromptBatch:
                 emit(position, piece)
                 position += len(piece)
 
-        size = columns_at_once(self.rows, loaded.vocab_size, loaded.torch_dtype.itemsize)
+        size = columns_at_once(self.rows, loaded.row_bytes)
         following: AbstractContextManager[None] = nullcontext()
         if self.trace is not None:
             following = self.trace.forward(self.row, skipped, start, stop)
@@ -229,7 +229,7 @@ class PromptBatch:
                 what = "use a cache allocated beforehand"
             elif arguments["input_ids"].shape[1] > 1:
                 what = "continue a cache by several tokens"
-            reason = f"a {type(self.loaded.model).__name__} cannot {what}; choose prefill"
+            reason = f"a {self.loaded.kind} cannot {what}; choose prefill"
         with foreign_errors_mean(reason):
             output = self._outputs(arguments)
         if isinstance(cache, ReturnedState):
@@ -258,7 +258,7 @@ def ignore(*_: object) -> None:
 
 def rows_of_a_chunk(loaded: LoadedModel) -> int:
     """Return the rows of logits that make about CHUNK_BYTES; at least one."""
-    return max(1, CHUNK_BYTES // (loaded.vocab_size * loaded.torch_dtype.itemsize))
+    return max(1, CHUNK_BYTES // loaded.row_bytes)
 
 
 def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:

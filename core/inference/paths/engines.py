@@ -152,7 +152,7 @@ class Watch:
         trace: ModuleTrace | None,
     ) -> None:
         self._engine, self._positions, self._trace = engine, positions, trace
-        self._model = type(loaded.model).__name__
+        self._model = loaded.kind
         try:
             self._names = list(traced_modules(loaded.model))
         except CaptureError:

@@ -67,7 +67,7 @@ _NEIGHBOURS: dict[str, Neighbours] = {
 def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> str | None:
     parameters = signature(loaded.model.forward).parameters
     lacking = [name for name in ("attention_mask", "position_ids") if name not in parameters]
-    kind = type(loaded.model).__name__
+    kind = loaded.kind
     is_classifier = loaded.encoder is not None and not loaded.encoder.pooling
     # a decoder reads the last token of the text
     if is_classifier and side == "left" and "past_key_values" not in parameters:
@@ -80,8 +80,7 @@ def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> 
 def _takes_no_positions(loaded: LoadedModel, others: Others, source: str) -> str | None:
     if "position_ids" in signature(loaded.model.forward).parameters:
         return None
-    kind = type(loaded.model).__name__
-    return f"a {kind} has no position_ids, so it counts its tokens; leave positions:{source} out"
+    return f"a {loaded.kind} has no position_ids, so it counts its tokens; leave positions:{source} out"
 
 
 # The model.
@@ -108,7 +107,7 @@ def _attentions(loaded: LoadedModel) -> list[str]:
     slow to serve.
     """
     model: Any = loaded.model
-    has_cuda = loaded.device.startswith("cuda")
+    has_cuda = loaded.is_on_cuda
     has_flash = has_cuda and getattr(model, "_supports_flash_attn", False)
     available = {
         "eager": True,
@@ -122,9 +121,8 @@ def _attentions(loaded: LoadedModel) -> list[str]:
 
 def _no_such_attention(loaded: LoadedModel, others: Others, name: str) -> str | None:
     exist = _attentions(loaded)
-    kind = type(loaded.model).__name__
     if name not in exist:
-        return f"a {kind} on {loaded.device} has no attention '{name}'; choose {' or '.join(exist)}"
+        return f"a {loaded.kind} on {loaded.device} has no attention '{name}'; choose {' or '.join(exist)}"
     if name.startswith("flash_attention") and dtype_of(loaded, others) == "float32":
         return f"{name} takes float16 and bfloat16 only; choose another dtype or attention"
     return None
@@ -189,7 +187,7 @@ def _not_on_cpu(loaded: LoadedModel, others: Others, count: int) -> str | None:
 
 
 def _no_tf32(loaded: LoadedModel, others: Others) -> str | None:
-    if not loaded.device.startswith("cuda"):
+    if not loaded.is_on_cuda:
         return f"tf32 needs CUDA, and the model is on {loaded.device}; leave it out"
     if torch.cuda.get_device_capability(loaded.device) < _TF32_CAPABILITY:
         return f"{loaded.device_name} has no TF32; leave it out"
@@ -243,7 +241,7 @@ def _reduce(values: Sequence[Any]) -> None:
 
 
 def _no_reductions(loaded: LoadedModel, others: Others, switch: str) -> str | None:
-    if not loaded.device.startswith("cuda"):
+    if not loaded.is_on_cuda:
         hint = f"and the model is on {loaded.device}; leave reduced:{switch} out"
         return f"reduced-precision reductions need CUDA, {hint}"
     if dtype_of(loaded, others) == "float32":
@@ -268,7 +266,7 @@ def _compile(batch: PromptBatch) -> Iterator[PromptBatch]:
 
 
 def _no_compiler(loaded: LoadedModel, others: Others) -> str | None:
-    if loaded.device.startswith("cuda"):
+    if loaded.is_on_cuda:
         from torch.utils._triton import has_triton
 
         if has_triton():

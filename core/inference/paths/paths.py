@@ -99,14 +99,12 @@ class Path:
         """Return the bytes of the logits on the device at once, for a prompt of `positions`
         tokens.
         """
-        row_bytes = loaded.vocab_size * loaded.torch_dtype.itemsize
         if self.engine is not None:
-            return rows_of_a_chunk(loaded) * row_bytes
+            return rows_of_a_chunk(loaded) * loaded.row_bytes
         columns = max(self.forwards(loaded, positions))
         if not self.is_one_piece:
-            itemsize = loaded.torch_dtype.itemsize
-            columns = min(columns, columns_at_once(self.rows, loaded.vocab_size, itemsize))
-        return self.rows * columns * row_bytes
+            columns = min(columns, columns_at_once(self.rows, loaded.row_bytes))
+        return self.rows * columns * loaded.row_bytes
 
     def working_bytes(self, loaded: LoadedModel, positions: int) -> int:
         """Return a lower bound of a forward's bytes without weights: logits, one layer's

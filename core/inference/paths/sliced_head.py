@@ -18,9 +18,11 @@ from torch import Tensor
 SLICE_BYTES = 128 << 20  # logits of all rows of the batch that exist at once
 
 
-def columns_at_once(rows: int, vocab: int, itemsize: int) -> int:
-    """Return the columns of `rows` rows whose logits take up to SLICE_BYTES; at least one."""
-    return max(1, SLICE_BYTES // (rows * vocab * itemsize))
+def columns_at_once(rows: int, row_bytes: int) -> int:
+    """Return the columns of `rows` rows whose logits take up to SLICE_BYTES; at least one.
+    row_bytes: of one row's logits of a column
+    """
+    return max(1, SLICE_BYTES // (rows * row_bytes))
 
 
 def sliced_logits(
