@@ -80,7 +80,8 @@ def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> 
 def _takes_no_positions(loaded: LoadedModel, others: Others, source: str) -> str | None:
     if "position_ids" in signature(loaded.model.forward).parameters:
         return None
-    return f"a {loaded.kind} has no position_ids, so it counts its tokens; leave positions:{source} out"
+    hint = f"so it counts its tokens; leave positions:{source} out"
+    return f"a {loaded.kind} has no position_ids, {hint}"
 
 
 # The model.
@@ -122,7 +123,8 @@ def _attentions(loaded: LoadedModel) -> list[str]:
 def _no_such_attention(loaded: LoadedModel, others: Others, name: str) -> str | None:
     exist = _attentions(loaded)
     if name not in exist:
-        return f"a {loaded.kind} on {loaded.device} has no attention '{name}'; choose {' or '.join(exist)}"
+        hint = f"choose {' or '.join(exist)}"
+        return f"a {loaded.kind} on {loaded.device} has no attention '{name}'; {hint}"
     if name.startswith("flash_attention") and dtype_of(loaded, others) == "float32":
         return f"{name} takes float16 and bfloat16 only; choose another dtype or attention"
     return None
