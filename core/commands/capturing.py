@@ -318,7 +318,8 @@ def print_costs(plan: CapturePlan, as_json_: bool) -> None:
     }
     figures = asdict(costs)
     if (layers := plan.layers) is not None:
-        figures |= {"modules": layers.modules, "module_positions": layers.looked_at}
+        positions = sum(map(len, layers.positions))
+        figures |= {"modules": layers.modules, "module_positions": positions}
         figures |= {"module_floor_prefills": layers.seeds, "module_spool_bytes": layers.spool_bytes}
     if as_json_:
         devices = [

@@ -106,10 +106,12 @@ def plan_capture(
                 f" {size(needed)}; {loaded.device} has {size(free)} free. Lower batch:N, shorten"
                 " the prompts or choose a narrower dtype.",
             )
-    if any(path.has_real_neighbours for path in paths):
-        for ids in token_ids:
-            # CaptureError if there are none
-            neighbour_rows(loaded.tokenizer, ids, 1)
+    for path in paths:
+        # the other rows of its batch are windows of real text
+        if path.engine is None and path.rows > 1 and "neighbours" not in path.settings:
+            for ids in token_ids:
+                # CaptureError if there are none
+                neighbour_rows(loaded.tokenizer, ids, 1)
     obstacle = without_cache(loaded, None)
     if obstacle and request.kv:
         raise CaptureError(f"{obstacle}, and leave --kv out.")

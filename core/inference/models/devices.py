@@ -131,6 +131,6 @@ def row_sums(values: Tensor) -> Floats:
     """Return sums of rows, [rows, n] float64 -> [rows]; on a CPU in numpy's order, the same on
     every processor.
     """
-    return (
-        values.numpy().sum(axis=1) if values.device.type == "cpu" else values.sum(1).cpu().numpy()
-    )
+    if values.device.type == "cpu":
+        return values.numpy().sum(axis=1)
+    return values.sum(1).cpu().numpy()

@@ -145,10 +145,8 @@ class _Widening(TorchDispatchMode):
     ) -> Any:
         if not self.depth:
             return func(*args, **(kwargs or {}))
-        return func(
-            *map(_widen, args),
-            **{key: _widen(value) for key, value in (kwargs or {}).items()},
-        )
+        keywords = {key: _widen(value) for key, value in (kwargs or {}).items()}
+        return func(*map(_widen, args), **keywords)
 
 
 def _widen(value: Any) -> Any:

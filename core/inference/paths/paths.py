@@ -65,11 +65,6 @@ class Path:
         return int(self.settings.get("batch", (1,))[0])
 
     @property
-    def has_real_neighbours(self) -> bool:
-        """True if the other rows of its batch are windows of real text."""
-        return self.engine is None and self.rows > 1 and "neighbours" not in self.settings
-
-    @property
     def padding(self) -> tuple[int, int]:
         """Tokens before and after every row."""
         if self.engine is not None:

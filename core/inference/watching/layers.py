@@ -50,11 +50,6 @@ class LayerPlan:
     modules: int
     spool_bytes: int
 
-    @property
-    def looked_at(self) -> int:
-        """Positions of all prompts together."""
-        return sum(map(len, self.positions))
-
 
 def plan_layers(
     loaded: LoadedModel,
