@@ -115,9 +115,8 @@ def search(
         return _scores(loaded, path, batch, seed)
 
     for number, ids, ours, theirs in _compare(usable, paths, make, seconds_left):
-        places = [
-            place for place, (a, b) in enumerate(zip(ours[0], theirs[0], strict=False)) if a != b
-        ]
+        pairs = enumerate(zip(ours[0], theirs[0], strict=False))
+        places = [place for place, (a, b) in pairs if a != b]
         first = len(ids) - 1 if tokens else 0
         # continuations differ after the first one anyway
         for place in places[: 1 if tokens else None]:
@@ -188,7 +187,7 @@ def _finite(margin: float) -> float | None:
 def _scores(
     loaded: LoadedModel,
     path: Path,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Ids],
     seed: int,
 ) -> Iterator[Scores]:
     """Yield argmax and margin of every position, computed on the device."""
