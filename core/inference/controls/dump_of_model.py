@@ -22,7 +22,6 @@ from ...judging.dump_controls import DumpControls, MakeControls
 from ...judging.uploaded_controls import side_in_float32
 from ...numerics.arrays import Floats
 from ...numerics.formats import values_of
-from ...numerics.statistic import FloorTest
 from ...progress import Progress, no_progress
 from ...runs.figures import Figures
 from ..models.model import LoadedModel
@@ -111,14 +110,8 @@ class _DumpOfModel(DumpControls):
         return replace(exact, own_paths=model_errors_stop()(exact.own_paths))
 
     @model_errors_stop()
-    def lower_precision(
-        self,
-        dtype: str,
-        tests: Mapping[str, FloorTest],
-        *,
-        also_in_16_bits: bool,
-    ) -> Sequence[PrecisionVerdict]:
-        return self.model.lower_precision(dtype, tests, also_in_16_bits=also_in_16_bits)
+    def lower_precision(self, *about: Any, **more: Any) -> Sequence[PrecisionVerdict]:
+        return self.model.lower_precision(*about, **more)
 
     @model_errors_stop()
     def from_model(self) -> Mapping[str, Floats]:
