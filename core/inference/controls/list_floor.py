@@ -39,7 +39,12 @@ Prompts = Sequence[Ids] | Mapping[int, Ids]  # by number
 Scores = dict[tuple[int, int], tuple[Floats, float]]  # by prompt and position: values, entropy
 
 
-def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress) -> Rescoring:
+def rescore(
+    loaded: LoadedModel,
+    prompts: Prompts,
+    pair: PairRows,
+    say: Progress,
+) -> Rescoring:
     """Score the tokens of a pair's rows by a model, and by its reorderings. prompts: all tokens
     that were read.
     """
@@ -163,7 +168,13 @@ def _replay_experts(
     parts = []
     for prompt, recorded in pair.experts.items():
         of_prompt = [row for row in rows if row.prompt == prompt]
-        routers, *arrays = _replay(loaded, ids_of[prompt], of_prompt, recorded, pair.values)
+        routers, *arrays = _replay(
+            loaded,
+            ids_of[prompt],
+            of_prompt,
+            recorded,
+            pair.values,
+        )
         parts.append(arrays)
     return Routing(routers, *map(np.concatenate, zip(*parts, strict=True)))
 

@@ -209,7 +209,12 @@ class _Reorder(TorchDispatchMode):
             arguments[number] = self._permute(args[number], axis, name)
         return func(*arguments, **kwargs)
 
-    def _permute(self, tensor: Tensor, axis: int, name: str) -> Tensor:
+    def _permute(
+        self,
+        tensor: Tensor,
+        axis: int,
+        name: str,
+    ) -> Tensor:
         """Put one axis of a tensor in another order, laid out in memory as it was. Same shape
 
         Some kernels round by strides and by alignment. An expanded tensor is one copy of its rows,

@@ -154,7 +154,12 @@ class SpooledOutputs(ModuleTrace):
         """
         self.hand_in(LOGITS, logits, position)
 
-    def take(self, name: str, first: int, output: Tensor) -> None:
+    def take(
+        self,
+        name: str,
+        first: int,
+        output: Tensor,
+    ) -> None:
         if name in self._spoiled or output.dtype not in _DTYPES:
             return
         module = self._of.order.get(name)
@@ -186,8 +191,19 @@ class SpooledOutputs(ModuleTrace):
     def _hand_on(self, waiting: _RowBuffer) -> None:
         self._emit(waiting.module, waiting.first, waiting.space[: waiting.filled])
 
-    def _emit(self, module: LayerModule, first: int, output: Tensor) -> None:
-        part = LayerPart(self._number, module, first, bits_of(output), _DTYPES[output.dtype])
+    def _emit(
+        self,
+        module: LayerModule,
+        first: int,
+        output: Tensor,
+    ) -> None:
+        part = LayerPart(
+            self._number,
+            module,
+            first,
+            bits_of(output),
+            _DTYPES[output.dtype],
+        )
         self._of.sink.write(self._side, part)
 
 

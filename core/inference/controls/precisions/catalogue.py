@@ -114,7 +114,12 @@ class Precision:
             else:
                 yield run
 
-    def _with_cache(self, loaded: LoadedModel, ids: Sequence[int], emit: Emit) -> None:
+    def _with_cache(
+        self,
+        loaded: LoadedModel,
+        ids: Sequence[int],
+        emit: Emit,
+    ) -> None:
         model: Any = loaded.model
         cache: Any = DynamicCache(config=model.config)
         tokens = torch.tensor([list(ids)], device=loaded.device)
@@ -140,13 +145,23 @@ class Precision:
                         tensor[:, :, start - stop :] = rounding(tensor[:, :, start - stop :])
             start = stop
 
-    def _function(self, module: Any, inputs: Any, _: Tensor) -> Tensor:
+    def _function(
+        self,
+        module: Any,
+        inputs: Any,
+        _: Tensor,
+    ) -> Tensor:
         """Compute a function of rounded inputs and round it, as one that is looked up in a
         table.
         """
         return self.rounding(module.forward(self.rounding(inputs[0])))
 
-    def _head(self, module: Any, inputs: Any, output: Tensor) -> Tensor:
+    def _head(
+        self,
+        module: Any,
+        inputs: Any,
+        output: Tensor,
+    ) -> Tensor:
         """Compute the last product in another dtype, by that dtype's own kernel, or of rounded
         weights.
         """
@@ -319,7 +334,13 @@ def parse_precisions(texts: Sequence[str]) -> tuple[Precision, ...]:
         part, name = part_and_format(text)
         paths = ("prefill", "prefill+attn:eager") if part == "products" else ("prefill",)
         every += [
-            Precision(PART_OF[part], name, rounding, dtype=_DTYPES.get(name), path=path)
+            Precision(
+                PART_OF[part],
+                name,
+                rounding,
+                dtype=_DTYPES.get(name),
+                path=path,
+            )
             for path, rounding in product(paths, FORMATS[name])
         ]
         # the GPU's own tf32, since its library chooses which kernels round
