@@ -35,7 +35,7 @@ from ...runs.writer import RunWriter
 from ...text import size
 from ..controls.choices import following_choices
 from ..models.devices import own_bits
-from ..models.model import LoadedModel, has_experts, revision_of
+from ..models.model import Inputs, LoadedModel, has_experts, revision_of
 from ..models.torch_errors import model_errors_stop, no_foreign_errors
 from ..paths import engine_side
 from ..paths.bases import without_cache
@@ -70,7 +70,7 @@ class CapturePlan:
 
 def plan_capture(
     loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Inputs,
     request: CaptureRequest,
     *,
     generations: Sequence[Generation] = (),

@@ -5,7 +5,7 @@ module. At the logits a fault of one module adds to the rounding of all of them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -28,7 +28,7 @@ from ...numerics.statistic import TINY
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..paths.batch import ignore
-from ..paths.engines import PLAIN, RunnableSide
+from ..paths.engines import PLAIN, Prompts, RunnableSide
 from ..paths.hooks import module_of_call
 from .drawn_roundings import DRAWS, DrawnRounding
 from .modules_alone import fits, followed_modules, graft_outputs, record_outputs
@@ -42,7 +42,7 @@ _LIMITS = limits_of(0.1, evidence=4.5, column=0.5)
 
 def module_rounding(
     loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     side: RunnableSide,
     plain: RunnableSide = PLAIN,
 ) -> ModuleRounding:

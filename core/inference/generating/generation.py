@@ -19,14 +19,14 @@ from ...errors import CaptureError, UsageError
 from ...progress import Progress, no_progress
 from ...runs.file.records import Generation
 from ..capture.capture import CapturePlan, check_paths, plan_capture, torch_errors_stop
-from ..models.model import LoadedModel
+from ..models.model import Inputs, LoadedModel
 from ..paths.batch import ignore
 from ..paths.paths import OpenPath, Path, open_path, sides_of
 
 
 def plan_generation(
     loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Inputs,
     request: CaptureRequest,
     *,
     command: str = "",
@@ -142,7 +142,7 @@ def _common(generation: Generation) -> tuple[int, ...]:
 
 def _check(
     loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Inputs,
     request: CaptureRequest,
 ) -> tuple[list[tuple[int, ...]], list[Path]]:
     """Return (token ids of the prompts, paths of the sides).

@@ -17,7 +17,7 @@ from torch import Tensor
 from ...errors import CaptureError, UsageError
 from ...progress import Progress, no_progress
 from ..capture.capture import check_paths, torch_errors_stop
-from ..models.model import LoadedModel
+from ..models.model import Inputs, LoadedModel
 from ..paths.paths import Path, open_path, parse_path
 from .generation import best_and_margin, check_continuing, continue_all
 
@@ -66,7 +66,7 @@ class SearchResult:
 
 def search(
     loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Inputs,
     reference: str,
     variant: str,
     *,
@@ -203,7 +203,7 @@ def _scores(
 
 def _usable(
     loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Inputs,
     paths: Sequence[Path],
     tokens: int,
 ) -> tuple[list[tuple[int, Ids]], list[tuple[int, str]]]:

@@ -45,6 +45,9 @@ from .torch_errors import first_line, foreign_errors_stop, quiet
 _ORIGIN = "dequantized_from"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
+Inputs = Sequence[str | Sequence[int]]
+"""Prompts: texts, or token ids."""
+
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -209,7 +212,7 @@ class LoadedModel:
                 )
         return ids
 
-    def tokens_of_all(self, prompts: Sequence[str | Sequence[int]]) -> list[tuple[int, ...]]:
+    def tokens_of_all(self, prompts: Inputs) -> list[tuple[int, ...]]:
         """Return the tokens of every prompt. CaptureError names one that the model cannot take."""
         count = len(prompts)
         return [self.tokens_of(each, f"prompt {n} of {count}") for n, each in enumerate(prompts, 1)]

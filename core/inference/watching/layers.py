@@ -23,7 +23,7 @@ from ...runs.tables.layers import FLOOR, PLAIN_PREFILL, LayerModule, LayerPart, 
 from ..controls.reordering import reorder, reordering_refusal
 from ..models.devices import bits_of
 from ..models.model import LoadedModel
-from ..paths.engines import PLAIN
+from ..paths.engines import PLAIN, Prompts
 from ..paths.hooks import ModuleTrace, module_of_call
 from ..paths.paths import Path
 from .modules import LOGITS, watched_modules
@@ -239,7 +239,7 @@ class LayerCapture:
         self,
         loaded: LoadedModel,
         plan: LayerPlan,
-        token_ids: Sequence[Sequence[int]],
+        token_ids: Prompts,
         sink: LayerRows,
     ) -> None:
         self.loaded, self.plan, self.token_ids, self.sink = loaded, plan, token_ids, sink
