@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -121,15 +120,21 @@ class ModuleTrace:
     @contextmanager
     def following(self, model: Any, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
         """Take every output of the modules inside the `with`, by name."""
+        # functions: a callable may copy the model, and methods would copy this trace too
         with ExitStack() as hooks:
-            begin = model.register_forward_pre_hook(self._begin, with_kwargs=True)
+            begin = model.register_forward_pre_hook(
+                lambda _, *call: self._begin(*call),
+                with_kwargs=True,
+            )
             hooks.enter_context(begin)
             for name, module in modules.items():
-                see = module.register_forward_hook(partial(self._see, name))
+                see = module.register_forward_hook(
+                    lambda _, __, output, name=name: self._see(name, output),
+                )
                 hooks.enter_context(see)
             yield
 
-    def _begin(self, _: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def _begin(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self._columns = None
         self._calls.clear()
         self.chosen.clear()
