@@ -156,13 +156,7 @@ class ModuleTrace:
         self._shape = ids.shape[0], ids.shape[1]
         self._first, self._columns = self._chosen(start, stop, start - skipped, ids.device)
 
-    def _see(
-        self,
-        name: str,
-        _: Any,
-        __: Any,
-        output: Any,
-    ) -> None:
+    def _see(self, name: str, output: Any) -> None:
         self._calls[name] += 1
         first = output[0] if isinstance(output, tuple) and output else output
         is_float = isinstance(first, Tensor) and first.is_floating_point()
