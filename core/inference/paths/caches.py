@@ -8,7 +8,6 @@ from inspect import signature
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import (
     DummyLayer,
@@ -130,7 +129,9 @@ def _states(held: Any, name: str) -> Iterator[tuple[str, list[Tensor]]]:
     them.
     """
     if isinstance(held, Tensor | list | tuple | dict):
-        tensors = [each for each in tree_leaves(held) if isinstance(each, Tensor)]
+        every = list(held.values()) if isinstance(held, dict) else held
+        every = [every] if isinstance(every, Tensor) else every
+        tensors = [each for each in every if isinstance(each, Tensor)]
         # counts are not states
         tensors = [each for each in tensors if each.ndim > 1 and each.is_floating_point()]
         if tensors:
