@@ -218,7 +218,6 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]
 
 
 def _run_kernels(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]:
-    from ..inference.paths.engines import side_of
     from ..inference.watching.kernels import kernels_of
 
     failures = []
@@ -227,7 +226,7 @@ def _run_kernels(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[st
         # the table of kernels has rows of prompt 0 alone
         ids, seed = plan.token_ids[0], plan.request.seed
         try:
-            rows = kernels_of(plan.loaded, side_of(str(path)), ids, side, seed=seed)
+            rows = kernels_of(plan.loaded, path, ids, side, seed=seed)
             writer.write_kernels(rows)
         except UlpscopeError as error:
             failures.append(f"The kernels of '{header.name}' were not recorded: {error}")
@@ -317,9 +316,10 @@ def print_costs(plan: CapturePlan, as_json_: bool) -> None:
         "model": loaded.name,
         **{key: getattr(loaded, key) for key in ("dtype", "device", "device_name")},
     }
-    figures = {**asdict(costs), "forwards": costs.forwards, "tokens": costs.tokens}
+    figures = asdict(costs)
     if (layers := plan.layers) is not None:
-        figures |= {"modules": layers.modules, "module_positions": layers.looked_at}
+        positions = sum(map(len, layers.positions))
+        figures |= {"modules": layers.modules, "module_positions": positions}
         figures |= {"module_floor_prefills": layers.seeds, "module_spool_bytes": layers.spool_bytes}
     if as_json_:
         devices = [

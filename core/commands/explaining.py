@@ -166,10 +166,10 @@ def explanations_of(
         if loaded is not None and (
             pair.summary.finite if lists else not pair.summary.bit_identical
         ):
-            from ..inference.controls.list_floor import floor_of_rows
+            from ..inference.controls.list_floor import rescore
 
             rows = rows_of_lists(pairing, *both) if lists else rows_of_run(run, pair.index)
-            weights = _weights(floor_of_rows(loaded, tokens, rows, say))
+            weights = _weights(floor_evidence(rescore(loaded, tokens, rows, say)))
         causes = [*weights, *explanation.causes]
         if lists:
             causes.sort(

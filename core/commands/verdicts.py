@@ -12,6 +12,7 @@ from typer import Exit, Option
 from ..capture_request import DECLARE, part_and_format
 from ..cause import Cause
 from ..errors import UsageError
+from ..judging.explain.rescoring import floor_evidence
 from ..judging.explain.rows import rows_of_lists
 from ..judging.lists import judge_with_floor
 from ..judging.stored import check_upload, explain_pair, judge_stored, stored_verdict
@@ -206,7 +207,7 @@ def _judge_by_model(
     prompts = [prompt.token_ids for prompt in run.header.prompts]
     with stoppable(), steps() as say:
         say("loading the model")
-        from ..inference.controls.list_floor import floor_of_rows
+        from ..inference.controls.list_floor import rescore
 
         loaded = load(dtype or run.header.compute_dtype or "float32")
         sides, verdicts = run.responses(), []
@@ -216,12 +217,8 @@ def _judge_by_model(
                 both = sides[0], sides[pair.index + 1]
                 pairing = compare_sides(*both)
                 rows = rows_of_lists(pairing, *both, most=len(pairing.positions))
-                verdict = judge_with_floor(
-                    verdict,
-                    pairing,
-                    both,
-                    floor_of_rows(loaded, prompts, rows, say),
-                )
+                floor = floor_evidence(rescore(loaded, prompts, rows, say))
+                verdict = judge_with_floor(verdict, pairing, both, floor)
             verdicts.append(verdict)
         return revise(
             store,

@@ -79,14 +79,11 @@ class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "m
     def contradiction(self, base: str, options: Mapping[str, Value]) -> str | None:
         """Return the adapter's reason why a base and modifiers are incompatible, or None."""
         path: dict[str, Value | None] = {"base": base}
-        path |= {
-            name: options.get(name, about.get("default")) for name, about in self.modifiers.items()
-        }
+        for name, about in self.modifiers.items():
+            path[name] = options.get(name, about.get("default"))
         for one in self.refuses:
-            if all(
-                path.get(name) in values if values else name in options
-                for name, values in one.conditions.items()
-            ):
+            conditions = one.conditions.items()
+            if all(path.get(n) in values if values else n in options for n, values in conditions):
                 return one.says.rstrip(".")
         return None
 
@@ -226,14 +223,12 @@ class EngineProcess:
         self.end()
         if child.is_late:
             what = f"sent nothing for {self._quiet:.0f} s and was ended"
-        elif what == "ended" and code == -signal.SIGKILL:
-            what = "ended by SIGKILL, probably out of memory"
         elif what == "ended" and code is not None:
-            what = (
-                f"ended by {signal.Signals(-code).name}"
-                if code < 0
-                else f"ended with exit code {code}"
-            )
+            what = f"ended with exit code {code}"
+            if code < 0:
+                what = f"ended by {signal.Signals(-code).name}"
+            if code == -signal.SIGKILL:
+                what += ", probably out of memory"
         lines = [printable(line) for line in child.error_lines[-40:]] if with_lines else []
         # lines that name an error say more than the last ones
         worth = [line for line in lines if any(word in line.lower() for word in _WORTH)]

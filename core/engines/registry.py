@@ -36,13 +36,8 @@ class EngineLocation:
     folder: str = ""
 
     def start(self, name: str, **more: Any) -> EngineProcess:
-        return EngineProcess(
-            name,
-            self.python,
-            self.adapter,
-            [self.folder] if self.folder else (),
-            **more,
-        )
+        arguments = [self.folder] if self.folder else []
+        return EngineProcess(name, self.python, self.adapter, arguments, **more)
 
 
 # A prefix, as an adapter's folder is on its path: `vllm.py` would be imported in place of vLLM.
@@ -101,11 +96,8 @@ def location_of(name: str) -> EngineLocation:
 
 def _location(name: str, place: str) -> EngineLocation:
     if Path(place).is_dir():
-        return EngineLocation(
-            sys.executable,
-            ADAPTERS / "replay_dump.py",
-            str(Path(place).resolve()),
-        )
+        replay = ADAPTERS / "replay_dump.py"
+        return EngineLocation(sys.executable, replay, str(Path(place).resolve()))
     python, comma, adapter = place.partition(",")
     if not comma and name not in ADAPTER_OF:
         raise UsageError(

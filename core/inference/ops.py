@@ -8,21 +8,22 @@ all rows share.
 from __future__ import annotations
 
 import hashlib
+import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from string import Formatter
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.pytorch_utils import Conv1D
 
+from ..numerics.arrays import Bits
 from ..numerics.differences import differences
 from ..numerics.formats import FloatFormat, format_named
 from ..progress import Progress, no_progress
@@ -43,8 +44,6 @@ _ELEMENTS = 2048  # of a comparison, at least
 _MOST_ROWS = 16  # tried as row 0 to reach them
 _REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
-Bits = NDArray[np.unsignedinteger]
-
 
 @dataclass(frozen=True)
 class Operation:
@@ -56,58 +55,42 @@ class Operation:
     words: str
     rows: tuple[str, ...]
     shared: tuple[str, ...]
-    run: Callable[..., torch.Tensor]
+    run: Callable[..., Tensor]
     sizes: tuple[tuple[int, ...], ...]
     backend: str = ""
     is_on_cpu: bool = True
     modules: str = ""
 
-    def size(self, numbers: tuple[int, ...]) -> str:
-        return self.words.format(**self._axes(numbers))
-
-    def shapes(self, inputs: Sequence[str], numbers: tuple[int, ...]) -> list[list[int]]:
-        """Return the shapes of a row's inputs, or of the shared ones."""
-        axes = self._axes(numbers)
-        return [[axes[axis] for axis in one.split()] for one in inputs]
-
-    def _axes(self, numbers: tuple[int, ...]) -> dict[str, int]:
-        names = [name for _, name, _, _ in Formatter().parse(self.words) if name]
+    def axes(self, numbers: tuple[int, ...]) -> dict[str, int]:
+        """Return the axes of a size by name."""
+        names = re.findall(r"{(\w)}", self.words)
         return dict(zip(names, numbers, strict=True))
 
 
-def _index(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """Return the place of each value of a row."""
-    return torch.arange(x.shape[1], device=x.device) * 7919 % len(places)
+def _add_into(x: Tensor, places: Tensor, name: str) -> Tensor:
+    """Add the values of each row into as many sums as there are places."""
+    index = torch.arange(x.shape[1], device=x.device) * 7919 % len(places)
+    if name == "scatter_add":
+        index = index.expand_as(x)
+    sums: Tensor = getattr(x.new_zeros(len(x), len(places)), name)(1, index, x)
+    return sums
 
 
-def _scatter_add(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    sums = x.new_zeros(len(x), len(places))
-    return sums.scatter_add(1, _index(x, places).expand_as(x), x)
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    backend: SDPBackend,
+) -> Tensor:
+    is_causal = query.shape[2] > 1
+    with sdpa_kernel([backend]):
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
 
 
-def _index_add(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    return x.new_zeros(len(x), len(places)).index_add(1, _index(x, places), x)
-
-
-def _attention(backend: SDPBackend) -> Callable[..., torch.Tensor]:
-    def run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        with sdpa_kernel([backend]):
-            return functional.scaled_dot_product_attention(
-                query,
-                key,
-                value,
-                is_causal=query.shape[2] > 1,
-            )
-
-    return run
-
-
-_TO, _WIDE, _HEADS, _INTO = (
-    "{k} to {n}",
-    "width {w}",
-    "{h} heads, q {q}, kv {k}, width {d}",
-    "{w} values into {p}",
-)
+_TO = "{k} to {n}"
+_WIDE = "width {w}"
+_HEADS = "{h} heads, q {q}, kv {k}, width {d}"
+_INTO = "{w} values into {p}"
 _SQUARES = ((256, 256), (1024, 1024))
 _WIDTHS = ((256,), (4096,), (32_768,))
 _SUMS = ((256,), (4096,), (65_536,), (1_048_576,))
@@ -117,7 +100,14 @@ _HEAD_SIZES = ((8, 64, 64, 64), (8, 1, 512, 64), (8, 1, 2048, 64))
 _ADDED = ((4096, 64), (16_384, 64))
 
 OPERATIONS = (
-    Operation("mm", _TO, ("k",), ("k n",), torch.mm, (*_SQUARES, (4096, 4096))),
+    Operation(
+        "mm",
+        _TO,
+        ("k",),
+        ("k n",),
+        torch.mm,
+        (*_SQUARES, (4096, 4096)),
+    ),
     Operation(
         "addmm",
         _TO,
@@ -126,12 +116,54 @@ OPERATIONS = (
         lambda x, w, b: torch.addmm(b, x, w),
         (*_SQUARES, (4096, 1024)),
     ),
-    Operation("linear", _TO, ("k",), ("n k",), functional.linear, (*_SQUARES, (1024, 4096))),
-    Operation("bmm", "{m} x {k} by {n}", ("m k", "k n"), (), torch.bmm, _BMM),
-    Operation("sum", _WIDE, ("w",), (), lambda x: x.sum(-1, keepdim=True), _SUMS),
-    Operation("mean", _WIDE, ("w",), (), lambda x: x.mean(-1, keepdim=True), _SUMS[:3]),
-    Operation("softmax", _WIDE, ("w",), (), lambda x: x.softmax(-1), _WIDTHS),
-    Operation("log_softmax", _WIDE, ("w",), (), lambda x: x.log_softmax(-1), _WIDTHS),
+    Operation(
+        "linear",
+        _TO,
+        ("k",),
+        ("n k",),
+        functional.linear,
+        (*_SQUARES, (1024, 4096)),
+    ),
+    Operation(
+        "bmm",
+        "{m} x {k} by {n}",
+        ("m k", "k n"),
+        (),
+        torch.bmm,
+        _BMM,
+    ),
+    Operation(
+        "sum",
+        _WIDE,
+        ("w",),
+        (),
+        lambda x: x.sum(-1, keepdim=True),
+        _SUMS,
+    ),
+    Operation(
+        "mean",
+        _WIDE,
+        ("w",),
+        (),
+        lambda x: x.mean(-1, keepdim=True),
+        _SUMS[:3],
+    ),
+    Operation(
+        "softmax",
+        _WIDE,
+        ("w",),
+        (),
+        lambda x: x.softmax(-1),
+        _WIDTHS,
+    ),
+    Operation(
+        "log_softmax",
+        _WIDE,
+        ("w",),
+        (),
+        lambda x: x.log_softmax(-1),
+        _WIDTHS,
+    ),
     Operation(
         "rms_norm",
         _WIDE,
@@ -154,17 +186,40 @@ OPERATIONS = (
             _HEADS,
             ("h q d", "h k d", "h k d"),
             (),
-            _attention(SDPA[name]),
+            partial(_attend, backend=SDPA[name]),
             _HEAD_SIZES,
             backend=name,
             is_on_cpu=name in ("math", "flash"),
         )
         for name in ("math", "flash", "efficient", "cudnn")
     ),
-    Operation("cumsum", _WIDE, ("w",), (), lambda x: x.cumsum(-1), _SUMS[1:]),
-    Operation("scatter_add", _INTO, ("w",), ("p",), _scatter_add, _ADDED),
-    Operation("index_add", _INTO, ("w",), ("p",), _index_add, _ADDED),
-    Operation("topk", "20 of {w}", ("w",), (), lambda x: x.topk(20, dim=-1).values, _WIDTHS[1:]),
+    Operation(
+        "cumsum",
+        _WIDE,
+        ("w",),
+        (),
+        lambda x: x.cumsum(-1),
+        _SUMS[1:],
+    ),
+    *(
+        Operation(
+            name,
+            _INTO,
+            ("w",),
+            ("p",),
+            partial(_add_into, name=name),
+            _ADDED,
+        )
+        for name in ("scatter_add", "index_add")
+    ),
+    Operation(
+        "topk",
+        "20 of {w}",
+        ("w",),
+        (),
+        lambda x: x.topk(20, dim=-1).values,
+        _WIDTHS[1:],
+    ),
 )
 
 
@@ -181,20 +236,10 @@ def linear_operations(model: nn.Module) -> tuple[Operation, ...]:
             continue
         modules.setdefault(shape, {})[name.rsplit(".", 1)[-1]] = None
     operations = []
-    for (into, out, has_bias), names in modules.items():
+    for (*size, has_bias), names in modules.items():
         name, shared = ("linear with bias", ("n k", "n")) if has_bias else ("linear", ("n k",))
-        sizes = ((into, out),)
-        operations.append(
-            Operation(
-                name,
-                _TO,
-                ("k",),
-                shared,
-                functional.linear,
-                sizes,
-                modules=", ".join(names),
-            ),
-        )
+        about = name, _TO, ("k",), shared, functional.linear, (tuple(size),)
+        operations.append(Operation(*about, modules=", ".join(names)))
     return tuple(operations)
 
 
@@ -222,10 +267,8 @@ def probes_of(
     """Return (operation, size) of all probes, each once. names: of operations, empty for all."""
     probes = {}
     for operation in (*table, *of_model):
-        is_own = operation in of_model
-        if (operation.is_on_cpu or device.type != "cpu") and (
-            not names or operation.name in names or is_own
-        ):
+        is_named = not names or operation.name in names or operation in of_model
+        if is_named and (operation.is_on_cpu or device.type != "cpu"):
             for size in operation.sizes[:2] if is_quick else operation.sizes:
                 probes[operation.name, operation.backend, size] = (operation, size)
     return tuple(probes.values())
@@ -239,7 +282,8 @@ def probe_all(
     probes = [(operation, size, dtype) for operation, size in plan.probes for dtype in plan.dtypes]
     for done, (operation, size, dtype) in enumerate(probes):
         words = f"{operation.name} {operation.backend}".strip()
-        on_progress(f"{words}, {operation.size(size)}, {dtype}", done, len(probes), "probes")
+        in_words = operation.words.format(**operation.axes(size))
+        on_progress(f"{words}, {in_words}, {dtype}", done, len(probes), "probes")
         yield probe(operation, size, dtype, plan)
     on_progress("probed", len(probes), len(probes), "probes")
 
@@ -253,7 +297,7 @@ def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePl
         op=operation.name,
         backend=operation.backend,
         dtype=dtype,
-        size=operation.size(size),
+        size=operation.words.format(**operation.axes(size)),
         modules=operation.modules,
     )
     began = time.monotonic()
@@ -276,8 +320,14 @@ class _Probe:
         fmt: FloatFormat,
         plan: ProbePlan,
     ) -> None:
-        self._run, self._format, self._plan = operation.run, fmt, plan
-        rows = operation.shapes(operation.rows, size)
+        self._run = operation.run
+        self._format = fmt
+        self._plan = plan
+        axes = operation.axes(size)
+        rows, shared = (
+            [[axes[axis] for axis in each.split()] for each in inputs]
+            for inputs in (operation.rows, operation.shared)
+        )
         row_bytes = 4 * sum(map(prod, rows))
         batches = _BATCHES if plan.is_quick else (*_BATCHES, *_MORE_BATCHES)
         self._batches = [
@@ -286,13 +336,13 @@ class _Probe:
         seed = hashlib.sha256(f"{operation.name} {size}".encode()).digest()
         draws = np.random.default_rng(list(seed))
 
-        def values(*shape: int) -> torch.Tensor:
+        def values(*shape: int) -> Tensor:
             """Return values uniform in [-2, 2), whose sums round."""
             numbers = draws.random(shape, dtype=np.float32) * np.float32(4) - np.float32(2)
             return torch.from_numpy(numbers).to(plan.device, getattr(torch, fmt.name))
 
         self._rows = [values(max(self._batches) + _MOST_ROWS - 1, *shape) for shape in rows]
-        self._shared = [values(*shape) for shape in operation.shapes(operation.shared, size)]
+        self._shared = [values(*shape) for shape in shared]
 
     def figures(self) -> OpRow:
         figures, row_bits = self._repeats()
@@ -322,7 +372,7 @@ class _Probe:
             "row_positions": positions,
         }
 
-    def _call(self, start: int, count: int) -> torch.Tensor:
+    def _call(self, start: int, count: int) -> Tensor:
         """Return the result for `count` rows from `start` on, copied so that they are aligned like
         the first.
         """
@@ -378,11 +428,8 @@ class _Probe:
         """Return the classes of batch sizes with equal bits, that of batch 1 first, with the
         distance to it.
         """
-        groups: dict[str, list[int]] = {}
-        for batch, bits in row_bits.items():
-            groups.setdefault(hashlib.sha256(bits.tobytes()).hexdigest()[:16], []).append(batch)
         classes = []
-        for digest, batches in groups.items():
+        for digest, batches in _equal(row_bits.items()).items():
             neq, max_ulps = self._distance(row_bits[1], row_bits[batches[0]])
             classes.append({"batches": batches, "digest": digest, "neq": neq, "max_ulps": max_ulps})
         return classes
@@ -390,15 +437,21 @@ class _Probe:
     def _positions(self, batch: int) -> dict[str, Any]:
         """Return the indices of a batch of copies of one row, in groups of equal bits."""
         copies = [rows[:1].repeat(batch, *[1] * (rows.ndim - 1)) for rows in self._rows]
-        groups: dict[bytes, list[int]] = {}
-        for index, row in enumerate(integers_of(self._run(*copies, *self._shared)).cpu().numpy()):
-            groups.setdefault(row.tobytes(), []).append(index)
-        return {"batch": batch, "groups": list(groups.values())}
+        rows = bits_of(self._run(*copies, *self._shared))
+        return {"batch": batch, "groups": list(_equal(enumerate(rows)).values())}
 
     def _distance(self, a: Bits, b: Bits) -> tuple[int, int]:
         """Return (differing elements, largest distance in ULPs over those finite on both sides)."""
         figures = differences(a.reshape(1, -1), b.reshape(1, -1), self._format)
         return int(figures.neq[0]), int(figures.max_ulps[0])
+
+
+def _equal(every: Iterable[tuple[int, Bits]]) -> dict[str, list[int]]:
+    """Return the numbers whose bits are equal, by their digest."""
+    groups: dict[str, list[int]] = {}
+    for number, bits in every:
+        groups.setdefault(hashlib.sha256(bits.tobytes()).hexdigest()[:16], []).append(number)
+    return groups
 
 
 def machine_settings(device: torch.device) -> dict[str, str]:

@@ -50,21 +50,19 @@ class CellChange:
             return self.state.says or "no run."
         if self.baseline is None:
             return "first run of this cell."
+        changes = self.builds.items()
         since = series(
-            [
-                f"{name} {old or 'none'} -> {new or 'none'}"
-                for name, (old, new) in self.builds.items()
-            ],
+            [f"{name} {old or 'none'} -> {new or 'none'}" for name, (old, new) in changes]
         )
         with_ = f" ({clean(since, 400)})" if since else ""
         if not self.what:
             return f"unchanged{with_}."
-        now = self.now
-        baseline = self.baseline
+        old = self.baseline
+        new = self.now
         phrases = {
             "bits": "different bits",
-            "flips": f"{baseline.flips:,} -> {plural(now.flips, 'flip')}",
-            "verdict": f"{clean(baseline.verdict)} -> {clean(now.verdict)}",
+            "flips": f"{old.flips:,} -> {plural(new.flips, 'flip')}",
+            "verdict": f"{clean(old.verdict)} -> {clean(new.verdict)}",
         }
         return f"changed: {series([phrases[one] for one in self.what])}{with_}."
 
@@ -91,27 +89,22 @@ def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) 
     if not state.cards:
         return CellChange(state, None, None)
     now = next((card for card in state.cards if card.run_id == run_id), state.cards[0])
-    others = [card for card in state.cards if card is not now]
-    baseline = next(
-        (c for c in others if (c.run_id in pinned if pinned else c.verdict not in FAILING)),
-        None,
-    )
-    if baseline is None:
+    baseline = None
+    for card in state.cards:
+        is_good = card.run_id in pinned if pinned else card.verdict not in FAILING
+        if is_good and card is not now:
+            baseline = card
+            break
+    else:
         return CellChange(state, now, None)
-    what = tuple(
-        name
-        for name in ("bits", "flips", "verdict")
-        if getattr(now, name) != getattr(baseline, name)
-    )
-    names = sorted({*now.versions, *baseline.versions})
-    pairs = {name: (baseline.versions.get(name, ""), now.versions.get(name, "")) for name in names}
-    return CellChange(
-        state,
-        now,
-        baseline,
-        what,
-        {name: pair for name, pair in pairs.items() if pair[0] != pair[1]},
-    )
+    names = ("bits", "flips", "verdict")
+    what = tuple(name for name in names if getattr(now, name) != getattr(baseline, name))
+    builds = {}
+    for name in sorted({*now.versions, *baseline.versions}):
+        pair = baseline.versions.get(name, ""), now.versions.get(name, "")
+        if pair[0] != pair[1]:
+            builds[name] = pair
+    return CellChange(state, now, baseline, what, builds)
 
 
 def conditions_of(texts: Sequence[str]) -> list[str]:
@@ -135,13 +128,9 @@ def gate_of(changes: Sequence[CellChange], conditions: Sequence[str]) -> GateRep
     A cell that failed fails, a missing one is undecided.
     """
     outcomes = [_outcome(change, condition) for change in changes for condition in conditions]
-    failed = sum(change.state.state != DONE for change in changes)
-    notes = (
-        [f"{plural(failed, 'cell')} of {len(changes):,} have no finished run of this plan."]
-        if failed
-        else []
-    )
-    return GateReport(tuple(outcomes), (), {}, tuple(notes))
+    unfinished = sum(change.state.state != DONE for change in changes)
+    note = f"{plural(unfinished, 'cell')} of {len(changes):,} have no finished run of this plan."
+    return GateReport(tuple(outcomes), notes=(note,) if unfinished else ())
 
 
 def _outcome(change: CellChange, condition: str) -> Outcome:
@@ -153,17 +142,18 @@ def _outcome(change: CellChange, condition: str) -> Outcome:
     if change.state.state == CELL_FAILED:
         outcome = FAILED
         says = f"failed: {change.state.says}"
-    elif now is not None and condition == "bug":
-        is_failed = now.verdict in FAILING
-        figure = now.verdict
-        says = f"is {clean(now.verdict)}."
-    elif now is not None and condition == "flips":
-        is_failed = now.flips > 0
-        figure = now.flips
-        says = f"has {plural(now.flips, 'flip')}."
     elif now is not None:
+        # of a cell that runs again, too
         is_failed = bool(change.what)
         figure = ", ".join(change.what) or "nothing"
+        if condition == "bug":
+            is_failed = now.verdict in FAILING
+            figure = now.verdict
+            says = f"is {clean(now.verdict)}."
+        elif condition == "flips":
+            is_failed = now.flips > 0
+            figure = now.flips
+            says = f"has {plural(now.flips, 'flip')}."
     if not change.done:
         figure = None
     elif condition != "changed" or change.baseline:

@@ -42,14 +42,15 @@ from ..verdict import (
 from .plan import Cell, SweepPlan, short_digest
 
 _WORST_FIRST = (
-    *(
-        BUG_SUSPECTED,
-        INVALID_DUMP,
-        NONDETERMINISTIC,
-        UNDECIDED,
-        NOT_JUDGED,
-    ),
-    *(LOWER_PRECISION, LIKELY_ROUNDING, ROUNDING, IDENTICAL),
+    BUG_SUSPECTED,
+    INVALID_DUMP,
+    NONDETERMINISTIC,
+    UNDECIDED,
+    NOT_JUDGED,
+    LOWER_PRECISION,
+    LIKELY_ROUNDING,
+    ROUNDING,
+    IDENTICAL,
 )
 SEVERITY = {name: place for place, name in enumerate(_WORST_FIRST)}
 _MOST_BLOCKS = 1 << 16  # of all prompts
@@ -59,7 +60,7 @@ FOLDER = ".sweeps"
 DONE, FAILED, RUNNING, MISSING = "done", "failed", "running", "missing"
 # a plan of 100,000 cells takes some 30 MB
 _LARGEST = 64 << 20
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 _SETTLED_SECONDS = 1.0  # after which a writer that lives has locked its folder
 
 
@@ -90,8 +91,10 @@ class CellCard(msgspec.Struct, frozen=True):
 def read_card(database: Database) -> CellCard:
     """Read the card of a run file. StoreError if the run is not of a cell."""
     about = read_run(database)
-    of_pair = "bit_identical, verdict, neq_share"
-    pairs = database.rows(f"SELECT {of_pair} FROM run_file.pair ORDER BY pair", most=_MOST_SIDES)
+    pairs = database.rows(
+        "SELECT bit_identical, verdict, neq_share FROM run_file.pair ORDER BY pair",
+        most=_MOST_SIDES,
+    )
     bits = database.rows(
         "SELECT left(sha256, 64) FROM run_file.side ORDER BY side",
         most=_MOST_SIDES + 1,
@@ -103,14 +106,9 @@ def read_card(database: Database) -> CellCard:
         build = json.loads(about["request"] or "{}").get("build")
         versions |= {name: about[name] for name in ("revision", "device", "device_name")}
         versions |= {"build": str(build)} if build else {}
-    verdicts = [
-        shown_verdict(about["kind"], bool(is_identical), verdict)
-        for is_identical, verdict, _ in pairs
-    ]
-    worst = min(
-        range(len(pairs)),
-        key=lambda n: (SEVERITY.get(verdicts[n], len(SEVERITY)), -pairs[n][2]),
-    )
+    verdicts = [shown_verdict(about["kind"], bool(pair[0]), pair[1]) for pair in pairs]
+    places = [SEVERITY.get(verdict, len(SEVERITY)) for verdict in verdicts]
+    worst = min(range(len(pairs)), key=lambda n: (places[n], -pairs[n][2]))
     names = ("noise_ratio", "flips", "neq_share", "max_abs", "max_row_ulps")
     (largest,) = database.rows(
         f"SELECT {', '.join(f'max({name})' for name in names)} FROM run_file.pair",
@@ -122,9 +120,10 @@ def read_card(database: Database) -> CellCard:
         [worst],
         most=_MOST_BLOCKS,
     )
-    figures: dict[str, Any] = {
-        n: v if math.isfinite(v or 0) else None for n, v in zip(names, largest, strict=True)
-    }
+    figures: dict[str, Any] = dict(zip(names, largest, strict=True))
+    for name, value in figures.items():
+        if value is not None and not math.isfinite(value):
+            figures[name] = None
     return CellCard(
         run_id=database.path.stem,
         created=about["created"].isoformat(),
@@ -175,12 +174,6 @@ class StoredPlan(msgspec.Struct, frozen=True):
     cells: tuple[tuple[str, dict[str, str]], ...]
 
 
-class Failure(msgspec.Struct):
-    """Reason why a cell failed."""
-
-    says: str
-
-
 class Ledger:
     """The sweeps of a store."""
 
@@ -214,7 +207,8 @@ class Ledger:
         failure = f"failed/{outcome.cell.digest}.json"
         with suppress(StoreError):
             if outcome.state == FAILED:
-                self._write(failure, Failure(outcome.says.encode("utf-8", "replace").decode()))
+                says = outcome.says.encode("utf-8", "replace").decode()
+                self._write(failure, {"says": says})
             elif outcome.state == DONE:
                 self._finished.add(outcome.run_id)
                 self._bring("failed")
@@ -230,12 +224,12 @@ class Ledger:
     def failures(self) -> dict[str, str]:
         """Return the reason of each cell whose last try failed."""
         self._bring("failed")
-        read = {path.stem: _read(path, Failure) for path in self.folder.glob("failed/*.json")}
-        return {
-            digest: clean(failure.says, 600)
-            for digest, failure in read.items()
-            if failure is not None
-        }
+        failures = {}
+        for path in self.folder.glob("failed/*.json"):
+            failure = _read(path, dict[str, str])
+            if failure and "says" in failure:
+                failures[path.stem] = clean(failure["says"], 600)
+        return failures
 
     def running(self) -> set[str]:
         """Return the cells that a process is writing into this directory."""
@@ -275,21 +269,14 @@ class Ledger:
         states = []
         for digest, axes in cells:
             cards = tuple(of_cell.get(digest, ()))
+            state = DONE if cards else MISSING
+            says = ""
             if digest in running:
                 state = RUNNING
             elif digest in failures:
                 state = FAILED
-            else:
-                state = DONE if cards else MISSING
-            states.append(
-                CellState(
-                    digest,
-                    axes,
-                    state,
-                    failures.get(digest, "") if state == FAILED else "",
-                    cards,
-                ),
-            )
+                says = failures[digest]
+            states.append(CellState(digest, axes, state, says, cards))
         return states
 
     def _write_card(self, card: CellCard) -> None:
@@ -303,7 +290,7 @@ class Ledger:
         if self.store.mirror is not None:
             self.store.mirror.bring(f"{FOLDER}/{folder}", _LARGEST)
 
-    def _write(self, name: str, record: msgspec.Struct | None) -> None:
+    def _write(self, name: str, record: Any) -> None:
         """Write a small file; None removes it."""
         path = self.folder / name
         try:

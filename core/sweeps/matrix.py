@@ -49,11 +49,8 @@ def varying(changes: Sequence[CellChange]) -> list[str]:
 
 def filter_changes(changes: Sequence[CellChange], values: Mapping[str, str]) -> list[CellChange]:
     """Return the cells with these values. values: axis -> value."""
-    return [
-        change
-        for change in changes
-        if all(change.state.axes[axis] == value for axis, value in values.items())
-    ]
+    # keys and values are both text, so a subset of items is one of axes
+    return [change for change in changes if values.items() <= change.state.axes.items()]
 
 
 def matrix_of(changes: Sequence[CellChange], rows: str, columns: str, figure: str) -> Matrix:
@@ -62,17 +59,16 @@ def matrix_of(changes: Sequence[CellChange], rows: str, columns: str, figure: st
     for change in changes:
         axes = change.state.axes
         at.setdefault((axes[rows], axes[columns]), []).append(change)
-    names = [
-        tuple(dict.fromkeys(change.state.axes[axis] for change in changes))
-        for axis in (rows, columns)
-    ]
-    entries = tuple(
-        tuple(_entry(at.get((row, column), []), figure) for column in names[1]) for row in names[0]
-    )
+    row_names = dict.fromkeys(change.state.axes[rows] for change in changes)
+    column_names = dict.fromkeys(change.state.axes[columns] for change in changes)
+    entries = []
+    for row in row_names:
+        of_row = [_entry(at.get((row, column), []), figure) for column in column_names]
+        entries.append(tuple(of_row))
     return Matrix(
-        tuple(in_short(rows, name) or "-" for name in names[0]),
-        tuple(in_short(columns, name) or "-" for name in names[1]),
-        entries,
+        tuple(in_short(rows, name) or "-" for name in row_names),
+        tuple(in_short(columns, name) or "-" for name in column_names),
+        tuple(entries),
     )
 
 
@@ -98,15 +94,12 @@ def _entry(changes: Sequence[CellChange], figure: str) -> MatrixEntry:
         text = "" if largest is None else form(largest)
     if len(changes) == 1:
         return MatrixEntry(gravest, f"{mark}{text}")
-    alike = sum(_status(change) == _status(gravest) for change in changes)
-    of_all = (
-        f"{alike}/{len(changes)}" if figure == "verdict" or not gravest.done else f"×{len(changes)}"
-    )
-    others = Counter(
-        change.state.state
-        for change in changes
-        if change.state.state not in (gravest.state.state, DONE)
-    )
+    of_all = f"×{len(changes)}"
+    if figure == "verdict" or not gravest.done:
+        alike = sum(_status(change) == _status(gravest) for change in changes)
+        of_all = f"{alike}/{len(changes)}"
+    others = Counter(change.state.state for change in changes)
+    del others[DONE], others[gravest.state.state]
     states = "".join(f", {count} {state}" for state, count in sorted(others.items()))
     return MatrixEntry(gravest, f"{mark}{text} {of_all}{states}")
 

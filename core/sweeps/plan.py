@@ -8,7 +8,6 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -28,7 +27,7 @@ OWN_ENGINE = "transformers"
 APART = ", apart"
 MOST_CELLS = 100_000
 # hexadecimal digits, 64 bits: of 100,000 cells two collide with a chance of 3e-10
-_DIGEST = 16
+_DIGITS = 16
 Values = tuple[str, ...]
 
 
@@ -65,23 +64,15 @@ class Cell:
     @property
     def title(self) -> str:
         """The cell in a line: `model, decode vs prefill, bfloat16, parser.txt`."""
-        axes = self.axes
-        sides = f"{self.request.variants[0]} vs {axes['reference']}"
-        parts = (
-            in_short("model", axes["model"]),
-            sides,
-            axes["dtype"],
-            in_short("prompts", axes["prompts"]),
-        )
-        return ", ".join(filter(None, (*parts, axes["device"])))
+        short = {axis: in_short(axis, value) for axis, value in self.axes.items()}
+        sides = f"{self.request.variants[0]} vs {short['reference']}"
+        parts = short["model"], sides, short["dtype"], short["prompts"], short["device"]
+        return ", ".join(filter(None, parts))
 
     def is_unchanged(self) -> bool:
         """Return whether the files of its prompts are the same as when the plan was read."""
-        return self.digest == _digest_of(
-            self.request,
-            self.axes["model"],
-            _digest_of_prompts(self.request),
-        )
+        prompts = _digest_of_prompts(self.request)
+        return self.digest == _digest_of(self.request, self.axes["model"], prompts)
 
 
 @dataclass(frozen=True)
@@ -91,15 +82,12 @@ class SweepPlan:
     name: str
     cells: tuple[Cell, ...]
 
-    @cached_property
-    def _by_digest(self) -> dict[str, Cell]:
-        return {cell.digest: cell for cell in self.cells}
-
     def cell(self, digest: str) -> Cell:
         """Return the cell of a digest. UsageError if there is none."""
-        if digest not in self._by_digest:
-            raise UsageError(f"the plan has no cell '{clean(digest)}'; --dry-run lists them.")
-        return self._by_digest[digest]
+        for cell in self.cells:
+            if cell.digest == digest:
+                return cell
+        raise UsageError(f"the plan has no cell '{clean(digest)}'; --dry-run lists them.")
 
 
 def read_plan(path: Path, build: str = "") -> SweepPlan:
@@ -184,14 +172,13 @@ def _resolve(path: Path, name: str) -> Path:
 
 
 def _digest_of_prompts(request: CaptureRequest) -> str:
-    prompts = [asdict(prompt) for prompt in prompts_of(request)]
-    entries = [
-        {name: each[name] for name in ("text", "token_ids", "messages")} | {"where": ""}
-        for each in prompts
-    ]
-    return hashlib.sha256(
-        json.dumps(entries, sort_keys=True, ensure_ascii=False).encode(),
-    ).hexdigest()
+    entries = []
+    for prompt in prompts_of(request):
+        entry = asdict(prompt)
+        entries.append({name: entry[name] for name in ("text", "token_ids", "messages")})
+        # a part of every digest since 1.0.0
+        entries[-1]["where"] = ""
+    return _digest(entries)
 
 
 def _digest_of(request: CaptureRequest, model: str, prompts: str) -> str:
@@ -204,12 +191,19 @@ def _digest_of(request: CaptureRequest, model: str, prompts: str) -> str:
 
 def short_digest(value: Any) -> str:
     """Return the first digits of the sha256 of a value as JSON with sorted keys."""
+    return _digest(value)[:_DIGITS]
+
+
+def _digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST]
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def cell_counts(cells: Sequence[Cell]) -> str:
     """`12 cells: 2 models x 3 paths x 2 dtypes`."""
-    counts = [(axis, len({cell.axes[axis] for cell in cells})) for axis in AXES]
-    parts = [f"{count} {axis.rstrip('s')}s" for axis, count in counts if count > 1]
+    parts = []
+    for axis in AXES:
+        count = len({cell.axes[axis] for cell in cells})
+        if count > 1:
+            parts.append(f"{count} {axis.rstrip('s')}s")
     return plural(len(cells), "cell") + (f": {' x '.join(parts)}" if parts else "")

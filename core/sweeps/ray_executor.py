@@ -47,11 +47,10 @@ def compute_on_ray(
     with connection(address) as ray:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         has_gpu = any(node.get("GPU") for node in nodes)
-        cpus = max(
-            1,
-            min((int(node["CPU"]) for node in nodes if node.get("CPU")), default=1) // jobs,
-        )
-        threads = {name: os.environ[name] for name in ("OMP_NUM_THREADS",) if name in os.environ}
+        cores = min((int(node["CPU"]) for node in nodes if node.get("CPU")), default=1)
+        cpus = max(1, cores // jobs)
+        name = "OMP_NUM_THREADS"
+        threads = {name: os.environ[name]} if name in os.environ else {}
         task = ray.remote(_compute_there)
         waiting = deque(by_model(cells))
         in_flight: dict[Any, Cell] = {}
@@ -59,9 +58,8 @@ def compute_on_ray(
         while waiting or in_flight:
             while waiting and len(in_flight) < _IN_FLIGHT:
                 cell = waiting.popleft()
-                wants_gpu = cell.axes["device"].startswith("cuda") or (
-                    has_gpu and not cell.axes["device"]
-                )
+                device = cell.axes["device"]
+                wants_gpu = device.startswith("cuda") or (has_gpu and not device)
                 if wants_gpu and not has_gpu:
                     yield CellOutcome(cell, FAILED, says="no node of the cluster has a GPU.")
                     continue
@@ -72,9 +70,9 @@ def compute_on_ray(
                     **place,
                 )
                 in_flight[task_here.remote(compute, cell, str(Path.cwd()))] = cell
-            for reference in (
-                ray.wait(list(in_flight), timeout=_WAIT_SECONDS)[0] if in_flight else ()
-            ):
+            if not in_flight:
+                break
+            for reference in ray.wait(list(in_flight), timeout=_WAIT_SECONDS)[0]:
                 cell = in_flight.pop(reference)
                 try:
                     outcome: CellOutcome = ray.get(reference)
@@ -105,9 +103,8 @@ def _compute_there(compute: Compute, cell: Cell, folder: str) -> CellOutcome:
 def _reason(error: Exception) -> str:
     """Return the message of a Ray exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = type(error).__name__
-    if lines:
-        reason = clean(lines[-1] if len(lines) < 3 else lines[0], 300)
+    lines = lines or [type(error).__name__]
+    reason = clean(lines[-1] if len(lines) < 3 else lines[0], 300)
     return f"its process was lost, {RETRIES + 1} times in all: {reason}"
 
 

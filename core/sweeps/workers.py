@@ -139,6 +139,8 @@ def compute_here(
 
 
 def by_model(cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells ordered by model and dtype, so that a worker loads each once."""
-    keys = [(cell.axes["model"], cell.axes["dtype"]) for cell in cells]
-    return sorted(cells, key=lambda cell: keys.index((cell.axes["model"], cell.axes["dtype"])))
+    """Return the cells grouped by model and dtype, so that a worker loads each once."""
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.axes["model"], cell.axes["dtype"]), []).append(cell)
+    return [cell for group in groups.values() for cell in group]

@@ -56,18 +56,17 @@ def load(request):
         )
     with tempfile.TemporaryDirectory() as target:
         TransformersConverter(request["model"]).convert(target, force=True)
-        threads = int(options.get("threads", 0))
         generator = ctranslate2.Generator(
             target,
             device="cpu",
             compute_type=kind,
-            intra_threads=threads,
+            intra_threads=options["threads"],
             inter_threads=1,
         )
-    rows = int(options.get("batch", 1))
 
     def run(ids, emit):
-        emit(0, np.asarray(generator.forward_batch(with_neighbors(ids, rows)))[0])
+        rows = with_neighbors(ids, options["batch"])
+        emit(0, np.asarray(generator.forward_batch(rows))[0])
 
     vocab = np.asarray(generator.forward_batch([[0]])).shape[-1]
     return {"vocab": vocab, "parts": parts_in(kind, accumulation="float32")}, run

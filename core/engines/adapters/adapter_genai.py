@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from adapter_ort import LEVELS, require
@@ -101,21 +100,24 @@ CONFIG = "genai_config.json"
 NOT_OF_GRAPH = shutil.ignore_patterns("*.safetensors", "*.bin", "*.gguf", "*.pt")
 
 
+def kinds_of(options):
+    """Return the requested (type of matrices, of activations)."""
+    return options.get("weights", "f32"), options["activations"]
+
+
 def check(request):
     """Refuse if the folder or a package is incomplete.
 
     Return whether to use the folder's own graph.
     """
     options = request["modifiers"]
-    kind, rows = options.get("weights", "f32"), int(options.get("batch", 1))
-    activations = options.get("activations", "f32")
-    if request.get("modules") and (rows > 1 or kind != "f32"):
+    kinds = kinds_of(options)
+    if request["modules"] and (options["batch"] > 1 or kinds[0] != "f32"):
         raise Refused("modules can be followed with weights:f32 and without batch:N only.")
-    kinds = kind, activations
-    is_own = options.get("graph") == "own" and _is_own(Path(request["model"]), options, kinds)
+    is_own = options["graph"] == "own" and _is_own(Path(request["model"]), options, kinds)
     if not is_own:
         require(NEEDED)
-    elif request.get("modules"):
+    elif request["modules"]:
         require(["onnx"])
     return is_own
 
@@ -126,7 +128,7 @@ def _is_own(folder, options, kinds):
     """
     if not (folder / CONFIG).is_file():
         raise Refused(f"graph:own needs {CONFIG} in the model's folder; leave it out.")
-    own = matrices_of(folder / decoder_of(folder)["filename"])
+    own = matrices_of(folder / model_of(folder)["decoder"]["filename"])
     if own == kinds:
         return True
     if "weights" in options and kinds == ("f32", "f32"):
@@ -151,30 +153,19 @@ def matrices_of(path):
     raise Refused("the matrices of the folder's graph have neither 4 nor 8 bits.")
 
 
-def decoder_of(folder):
-    """Return the decoder's section of genai_config.json."""
-    return json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"]["decoder"]
+def model_of(folder):
+    """Return the section of genai_config.json that describes the model."""
+    return json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"]
 
 
 def build(folder, target, kind, activations):
     """Run the model builder on a transformers folder, in its own process."""
-    builder = [
-        "-m",
-        "onnxruntime_genai.models.builder",
-        "-i",
-        folder,
-        "-o",
-        target,
-        "-c",
-        target,
-        "-e",
-        "cpu",
-    ]
-    options = (
-        [] if kind == "f32" else ["--extra_options", f"accuracy_level={ACCURACY[activations]}"]
-    )
+    builder = ["-m", "onnxruntime_genai.models.builder", "-e", "cpu", "-p"]
+    command = [sys.executable, *builder, PRECISIONS[kind], "-i", folder, "-o", target, "-c", target]
+    if kind != "f32":
+        command += ["--extra_options", f"accuracy_level={ACCURACY[activations]}"]
     done = subprocess.run(
-        [sys.executable, *builder, "-p", PRECISIONS[kind], *options],
+        command,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -197,13 +188,13 @@ def show(path, modules, decoder):
     """
     import onnx
 
-    size, heads, pair = (
-        decoder[name] for name in ("head_size", "num_attention_heads", "num_key_value_heads")
-    )
+    size = decoder["head_size"]
+    keys = decoder["num_attention_heads"] * size
+    values = keys + decoder["num_key_value_heads"] * size
     ends = {
-        "q_proj": (0, heads),
-        "k_proj": (heads, heads + pair),
-        "v_proj": (heads + pair, heads + 2 * pair),
+        "q_proj": (0, keys),
+        "k_proj": (keys, values),
+        "v_proj": (values, 2 * values - keys),
     }
     model = onnx.load(path, load_external_data=False)
     # an output that a node leaves out has the empty name
@@ -240,7 +231,7 @@ def show(path, modules, decoder):
         name = module.rpartition(".")[2]
         if output not in outputs and name in ends:
             output = f"/model/layers.{block}/{MERGED}"
-            begin, end = (place * size for place in ends[name])
+            begin, end = ends[name]
         if output in outputs:
             slices[module] = output, begin, end
     for output in dict.fromkeys(output for output, _, _ in slices.values()):
@@ -260,34 +251,30 @@ class GenAIEngine:
 
         self.genai, self.options = onnxruntime_genai, request["modifiers"]
         self.request = request
-        self.rows, self.slices = int(self.options.get("batch", 1)), {}
-        kind, activations = (self.options.get(name, "f32") for name in ("weights", "activations"))
+        self.rows, self.slices = self.options["batch"], {}
+        kind, activations = kinds_of(self.options)
         with tempfile.TemporaryDirectory() as target:
             folder = request["model"]
             if not is_own:
                 build(folder, target, kind, activations)
                 folder = target
-            elif request.get("modules"):
+            elif request["modules"]:
                 # modules change the graph, so it is changed in a copy
                 folder = shutil.copytree(folder, target, ignore=NOT_OF_GRAPH, dirs_exist_ok=True)
-            vocab = json.loads((Path(folder) / CONFIG).read_text(encoding="utf-8"))["model"][
-                "vocab_size"
-            ]
-            if request.get("modules"):
-                decoder = decoder_of(folder)
+            about = model_of(folder)
+            if request["modules"]:
+                decoder = about["decoder"]
                 self.slices = show(Path(folder) / decoder["filename"], request["modules"], decoder)
             config = onnxruntime_genai.Config(str(folder))
-            settings: dict[str, Any] = {
-                "graph_optimization_level": LEVELS[self.options.get("optimize", "all")],
+            settings = {
+                "intra_op_num_threads": self.options["threads"] or len(os.sched_getaffinity(0)),
+                "graph_optimization_level": LEVELS[self.options["optimize"]],
             }
-            settings["intra_op_num_threads"] = int(self.options.get("threads", 0)) or len(
-                os.sched_getaffinity(0),
-            )
             config.overlay(json.dumps({"model": {"decoder": {"session_options": settings}}}))
             self.model = onnxruntime_genai.Model(config)
         wide = {"f32": "float32"}
         self.said = {
-            "vocab": int(vocab),
+            "vocab": int(about["vocab_size"]),
             "parts": parts_in(
                 "float32",
                 weights=wide.get(kind, kind),

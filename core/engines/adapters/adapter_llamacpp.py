@@ -261,11 +261,11 @@ class LlamaCppEngine:
             raise Refused(f"llama.cpp cannot load {Path(request['model']).name}.")
         self.vocab = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
         self.options = request["modifiers"]
-        self.rows = int(self.options.get("batch", 1))
-        kind = self.options.get("kv", "f16")
-        self.modules = GraphTensors(self, request["modules"]) if request.get("modules") else None
+        self.rows = self.options["batch"]
+        kind = self.options["kv"]
+        self.modules = GraphTensors(self, request["modules"]) if request["modules"] else None
         has_own = self.options.get("weights") == "own"
-        is_wide = self.options.get("flash") == "off"
+        is_wide = self.options["flash"] == "off"
         self.said = {
             "vocab": self.vocab,
             "parts": {
@@ -284,19 +284,19 @@ class LlamaCppEngine:
             if self.context is not None:
                 self.lib.llama_free(self.context)
             params = ContextParams(self.lib.llama_context_default_params())
-            kind = TYPES[self.options.get("kv", "f16")]
+            kind = TYPES[self.options["kv"]]
             room = max(256, -(-positions // 256) * 256) * self.rows
-            threads = int(self.options.get("threads", 0)) or len(os.sched_getaffinity(0))
+            threads = self.options["threads"] or len(os.sched_getaffinity(0))
             if self.modules is not None:
                 params.follow(self.modules.callback)
             params.set(
                 n_ctx=room,
                 n_batch=room,
-                n_ubatch=min(room, int(self.options.get("ubatch", room))),
+                n_ubatch=min(room, self.options.get("ubatch", room)),
                 n_seq_max=self.rows,
                 type_k=kind,
                 type_v=kind,
-                flash=FLASH[self.options.get("flash", "auto")],
+                flash=FLASH[self.options["flash"]],
                 threads=threads,
                 threads_batch=threads,
             )
@@ -348,7 +348,7 @@ class LlamaCppEngine:
                 # an earlier call of the same prompt; what follows its first tokens is let go, as a
                 # server does
                 self.step(others, 0, rows, start)
-                if self.options.get("swap") == "on":
+                if self.options["swap"] == "on":
                     self.swap(others, rows)
                 for row in range(self.rows):
                     self.lib.llama_memory_seq_rm(

@@ -61,8 +61,7 @@ class MLXModules:
 
     def see(self, name, output):
         if self.rows is not None and output.ndim == 3:
-            values, dtype = bits_of(output[0])
-            self.rows.module(name, self.start, values, dtype=dtype)
+            self.rows.module(name, self.start, *bits_of(output[0]))
 
 
 def load(request):
@@ -73,19 +72,17 @@ def load(request):
 
     model, _ = load_model(Path(request["model"]))
     model.set_dtype(getattr(mx, request["dtype"]))
-    modules = MLXModules(model, set(request["modules"])) if request.get("modules") else None
-    kind = request["modifiers"].get("kv", "own")
+    modules = MLXModules(model, request["modules"])
+    kind = request["modifiers"]["kv"]
 
     def run(ids, rows):
         cache = make_prompt_cache(model)
         if kind != "own":
             cache = [layer.to_quantized(group_size=64, bits=int(kind[1:])) for layer in cache]
         for start, tokens in chunks(request, ids):
-            if modules is not None:
-                modules.rows, modules.start = rows, start
+            modules.rows, modules.start = rows, start
             logits = model(mx.array([tokens]), cache=cache)[0]
-            array, dtype = bits_of(logits)
-            rows(start, array, dtype=dtype)
+            rows(start, *bits_of(logits))
 
     vocab = int(model(mx.array([[0]])).shape[-1])
     kv = request["dtype"] if kind == "own" else kind

@@ -130,13 +130,13 @@ def load(request):
 
     options = request["modifiers"]
     settings = onnxruntime.SessionOptions()
-    level = LEVELS[options.get("optimize", "all")]
+    level = LEVELS[options["optimize"]]
     settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    settings.intra_op_num_threads = int(options.get("threads", 0))
+    settings.intra_op_num_threads = options["threads"]
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.onnx")
         vocab = export(request["model"], path)
-        output_of = show(path, request["modules"]) if request.get("modules") else {}
+        output_of = show(path, request["modules"]) if request["modules"] else {}
         session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
 
     names = [one.name for one in session.get_outputs()]

@@ -43,16 +43,16 @@ def load(request):
     import openvino
 
     options, core = request["modifiers"], openvino.Core()
-    settings = {"INFERENCE_PRECISION_HINT": options.get("precision", "f32")}
-    if "threads" in options:
-        settings["INFERENCE_NUM_THREADS"] = int(options["threads"])
+    settings = {"INFERENCE_PRECISION_HINT": options["precision"]}
+    if options["threads"]:
+        settings["INFERENCE_NUM_THREADS"] = options["threads"]
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "model.onnx")
         vocab = export(request["model"], path)
-        output_of = show(path, request["modules"]) if request.get("modules") else {}
+        output_of = show(path, request["modules"]) if request["modules"] else {}
         compiled = core.compile_model(core.read_model(path), "CPU", settings)
     computes_in = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
-    if computes_in != options.get("precision", "f32"):
+    if computes_in != options["precision"]:
         raise Refused(
             f"this CPU has no {options['precision']}: the plugin would compute in {computes_in}.",
         )

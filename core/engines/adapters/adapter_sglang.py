@@ -48,13 +48,12 @@ def load(request):
     args = ServerArgs(
         model_path=request["model"],
         dtype=request["dtype"],
-        disable_cuda_graph=options.get("run", "eager") == "eager",
+        disable_cuda_graph=options["run"] == "eager",
         disable_radix_cache=True,
         random_seed=0,
         **settings,
     )
     runner, _ = bench.load_model(args, PortArgs.init_new(args), 0, 0)
-    rows = int(options.get("batch", 1))
 
     def extend(prompts):
         runner.clear()
@@ -71,7 +70,7 @@ def load(request):
         emit(place, np.ascontiguousarray(row))
 
     def run(ids, emit):
-        prompts = with_neighbors(ids, rows)
+        prompts = with_neighbors(ids, options["batch"])
         if base == "walk":
             for place in range(len(ids)):
                 hand_on(emit, place, extend([prompt[: place + 1] for prompt in prompts])[0])

@@ -38,11 +38,11 @@ def load(request):
     from transformers import AutoModelForCausalLM
 
     base, options = request["base"][0], request["modifiers"]
-    mode = options.get("run", "eager")
+    mode = options["run"]
     if mode == "compile" and base == "decode":
         raise Refused("only prefill is compiled; leave run:compile out of decode.")
-    if "threads" in options:
-        torch.set_num_threads(int(options["threads"]))
+    if options["threads"]:
+        torch.set_num_threads(options["threads"])
     dtype = getattr(torch, request["dtype"])
     more = {"attn_implementation": options["attn"]} if "attn" in options else {}
     model = AutoModelForCausalLM.from_pretrained(
@@ -61,14 +61,13 @@ def load(request):
     def see(name, _, __, output):
         first = output[0] if isinstance(output, tuple) else output
         if first.ndim == 3:
-            array, dtype = bits_of(first[0].detach())
-            taker.module(name, place, array, dtype=dtype)
+            taker.module(name, place, *bits_of(first[0].detach()))
 
-    if request.get("modules") and mode != "eager":
+    if request["modules"] and mode != "eager":
         raise Refused(
             f"run:{mode} fuses the model into one graph, so its modules cannot be followed.",
         )
-    for name in request.get("modules", ()):
+    for name in request["modules"]:
         model.get_submodule(name).register_forward_hook(partial(see, name))
 
     def run(ids, rows):
@@ -78,8 +77,7 @@ def load(request):
             for place, tokens in chunks(request, ids):
                 output = forward(torch.tensor([tokens]), past_key_values=cache)
                 cache = output.past_key_values
-                array, dtype = bits_of(output.logits[0])
-                rows(place, array, dtype=dtype)
+                rows(place, *bits_of(output.logits[0]))
 
     return {"vocab": model.get_output_embeddings().weight.shape[0], "parts": {}}, run
 

@@ -5,6 +5,8 @@ prefix of it.
 from __future__ import annotations
 
 import os
+from functools import partial
+from typing import Any
 
 import numpy as np
 from ulpscope_engine import (
@@ -37,7 +39,7 @@ HELLO = {
         ),
         "run": modifier("eager, or compiled as in serving", ["eager", "compiled"], default="eager"),
         "batch": BATCH,
-        "tensor": modifier("tensor parallel over N devices", least=1),
+        "tensor": modifier("tensor parallel over N devices", least=1, default=1),
     },
 }
 
@@ -48,11 +50,10 @@ class VLLMModules:
     """
 
     def __init__(self, model, names):
-        self.names, self.begin, self.last_only = set(names), None, False
+        self.names = names
+        self.begin: Any = None
         for name, module in model.named_modules():
-            module.register_forward_hook(
-                lambda module, _, output, name=name: self.see(name, module, output),
-            )
+            module.register_forward_hook(partial(self.see, name))
 
     def start(self, rows, place=0, *, last_only=False):
         """Begin a request whose rows begin at `place`. last_only: only the last row is of this
@@ -60,24 +61,20 @@ class VLLMModules:
         """
         self.rows, self.begin, self.last_only, self.done = rows, place, last_only, {}
 
-    def see(self, name, module, output):
+    def see(self, name, module, _, output):
         if self.begin is None:
             return
         first = output[0] if isinstance(output, tuple) else output
         stem, _, part = name.rpartition(".")
         if part == "qkv_proj":
-            sizes = [module.num_heads * module.head_size] + 2 * [
-                module.num_kv_heads * module.head_size,
-            ]
-            for own, piece in zip(
-                ("q_proj", "k_proj", "v_proj"),
-                first.split(sizes, -1),
-                strict=True,
-            ):
-                self.hand_on(f"{stem}.{own}", piece)
+            pair = module.num_kv_heads * module.head_size
+            pieces = first.split([module.num_heads * module.head_size, pair, pair], -1)
+            for own, piece in zip("qkv", pieces, strict=True):
+                self.hand_on(f"{stem}.{own}_proj", piece)
         elif part == "gate_up_proj":
-            for own, piece in zip(("gate_proj", "up_proj"), first.chunk(2, -1), strict=True):
-                self.hand_on(f"{stem}.{own}", piece)
+            gate, up = first.chunk(2, -1)
+            self.hand_on(f"{stem}.gate_proj", gate)
+            self.hand_on(f"{stem}.up_proj", up)
         elif part.isdigit() and isinstance(output, tuple):
             self.hand_on(name, output[0] + output[1])
         # which multiplies by the other half, where transformers does that outside
@@ -89,10 +86,10 @@ class VLLMModules:
 
         if name not in self.names or not isinstance(values, torch.Tensor) or values.ndim != 2:
             return
-        start = self.begin + self.done.get(name, 0)
-        self.done[name] = self.done.get(name, 0) + len(values)
-        array, dtype = bits_of((values[-1:] if self.last_only else values).detach())
-        self.rows.module(name, start, array, dtype=dtype)
+        start = self.done.get(name, self.begin)
+        self.done[name] = start + len(values)
+        own = values[-1:] if self.last_only else values
+        self.rows.module(name, start, *bits_of(own.detach()))
 
 
 def load(request):
@@ -109,9 +106,9 @@ def load(request):
         llm = LLM(
             request["model"],
             dtype=request["dtype"],
-            enforce_eager=options.get("run", "eager") == "eager",
-            enable_prefix_caching=options.get("prefix", "off") == "on",
-            tensor_parallel_size=int(options.get("tensor", 1)),
+            enforce_eager=options["run"] == "eager",
+            enable_prefix_caching=options["prefix"] == "on",
+            tensor_parallel_size=options["tensor"],
             max_logprobs=-1,
             logprobs_mode="raw_logits",
             seed=0,
@@ -126,15 +123,11 @@ def load(request):
             f"this build of vLLM has no trace replay on this device; use walk ({reason}).",
         ) from error
     vocab = llm.llm_engine.model_config.get_vocab_size()
-    rows = int(options.get("batch", 1))
+    rows = options["batch"]
     modules = None
-    if request.get("modules"):
-        if (
-            base == "decode"
-            or rows > 1
-            or options.get("run") == "compiled"
-            or int(options.get("tensor", 1)) > 1
-        ):
+    if request["modules"]:
+        is_one = rows == options["tensor"] == 1
+        if base == "decode" or not is_one or options["run"] == "compiled":
             raise Refused(
                 "modules can be followed for one eager request on one device only, in prefill or"
                 " walk.",
@@ -148,6 +141,7 @@ def load(request):
             temperature=0.0,
             detokenize=False,
             flat_logprobs=True,
+            logprobs=-1,
             **more,
         )
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
@@ -163,34 +157,25 @@ def load(request):
         return row[None]
 
     def run(ids, emit):
-        others = with_neighbors(ids, rows)[1:]
+        prompts = with_neighbors(ids, rows)
         if base == "walk":
             for place in range(len(ids)):
                 if modules is not None:
                     modules.start(emit, place, last_only=True)
-                outputs = ask(
-                    [ids[: place + 1], *(other[: place + 1] for other in others)],
-                    logprobs=-1,
-                )
+                outputs = ask([prompt[: place + 1] for prompt in prompts])
                 emit(place, dense(outputs[0].outputs[0].logprobs, 0))
             return
         if base == "decode":
-            begins = [ids[:1], *(other[:1] for other in others)]
+            begins = [prompt[:1] for prompt in prompts]
             # the last one is generated and ignored
             forced = [*ids[1:], ids[0]]
-            outputs = ask(
-                begins,
-                len(ids),
-                logprobs=-1,
-                ignore_eos=True,
-                trace_decode_token_ids=forced,
-            )
+            outputs = ask(begins, len(ids), ignore_eos=True, trace_decode_token_ids=forced)
             for place in range(len(ids)):
                 emit(place, dense(outputs[0].outputs[0].logprobs, place))
             return
         if modules is not None:
             modules.start(emit)
-        outputs = ask([ids, *others], logprobs=-1, prompt_logprobs=-1)[0]
+        outputs = ask(prompts, prompt_logprobs=-1)[0]
         for place in range(1, len(ids)):
             emit(place - 1, dense(outputs.prompt_logprobs, place))
         emit(len(ids) - 1, dense(outputs.outputs[0].logprobs, 0))

@@ -101,16 +101,15 @@ class Pass:
 
     def begins(self, position, prompt):
         """Return [(row, count)] of the runs of the prompt's tokens from this position on."""
-        places, tokens = (
-            list(zip(self.positions, self.ids, strict=True)),
-            list(enumerate(prompt))[position:],
-        )
-        rows = [row for row, place in enumerate(places) if place == tokens[0]]
-        runs = (
-            takewhile(lambda pair: pair[0] == pair[1], zip(places[row:], tokens, strict=False))
-            for row in rows
-        )
-        return [(row, len(list(run))) for row, run in zip(rows, runs, strict=True)]
+        places = list(zip(self.positions, self.ids, strict=True))
+        tokens = list(enumerate(prompt))[position:]
+        runs = []
+        for row, place in enumerate(places):
+            if place == tokens[0]:
+                pairs = zip(places[row:], tokens, strict=False)
+                count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+                runs.append((row, count))
+        return runs
 
 
 def chain(passes, prompt):
@@ -155,12 +154,10 @@ class Translation:
         for name, tensors in entries.items():
             if all(one.ndim > 1 and one.is_floating_point() for one in tensors):
                 modules.update(self.one(name, [one.flatten(0, -2) for one in tensors]))
-        for stem in {
-            name.rpartition(".self_attn.")[0] or name.rpartition(".mlp.")[0] for name in modules
-        } - {""}:
+        for name in list(modules):
             for whole, end in ENDS.items():
-                if f"{stem}.{end}" in modules:
-                    modules.setdefault(f"{stem}.{whole}", modules[f"{stem}.{end}"])
+                if name.endswith(f".{end}"):
+                    modules.setdefault(name.removesuffix(end) + whole, modules[name])
         return modules
 
     def one(self, name, tensors):
@@ -176,17 +173,15 @@ class Translation:
         block, part = int(inside[2]), inside[3].replace("attention.qkv_linear.", "attention.")
         stem = f"model.layers.{block}"
         if part.endswith("qkv_proj"):
-            sizes = [self.heads * self.size] + 2 * [self.kv_heads * self.size]
+            pair = self.kv_heads * self.size
+            sizes = [self.heads * self.size, pair, pair]
             if first.shape[-1] != sum(sizes):
                 return {}
-            pieces = zip(("q_proj", "k_proj", "v_proj"), first.split(sizes, -1), strict=True)
-            return {f"{stem}.self_attn.{own}": piece for own, piece in pieces}
+            pieces = zip("qkv", first.split(sizes, -1), strict=True)
+            return {f"{stem}.self_attn.{own}_proj": piece for own, piece in pieces}
         if part.endswith("gate_up_proj"):
-            half = first.shape[-1] // 2
-            return {
-                f"{stem}.mlp.gate_proj": first[:, :half],
-                f"{stem}.mlp.up_proj": first[:, half:],
-            }
+            gate, up = first.chunk(2, -1)
+            return {f"{stem}.mlp.gate_proj": gate, f"{stem}.mlp.up_proj": up}
         if part == "input_layernorm" and len(tensors) == 2:
             return {f"{stem}.{part}": first, f"model.layers.{block - 1}": tensors[1]}
         # which multiplies by the other half, where transformers does that outside
@@ -195,11 +190,8 @@ class Translation:
         is_titan = inside[1] is None
         if is_titan and part not in OF_TITAN:
             return {}
-        if (
-            is_titan
-            and part in ("attention.wq", "attention.wk")
-            and self.config.get("model_type") == "llama"
-        ):
+        is_rotated = is_titan and part in ("attention.wq", "attention.wk")
+        if is_rotated and self.config.get("model_type") == "llama":
             # rotated as neighbours, not as halves
             count = self.heads if part == "attention.wq" else self.kv_heads
             first = first.reshape(len(first), count, -1, 2).swapaxes(2, 3).reshape(first.shape)
@@ -251,7 +243,7 @@ def load(request):
     passes = [one for one in map(Pass, paths) if one.is_forward]
     if not passes:
         raise Refused(f"no file in {folder.name} has input_ids; expected them in every forward.")
-    translation, names = Translation(config), request.get("modules", ())
+    translation = Translation(config)
     first = translation.of(read(passes[0].path))
     ending = next((name for name in ("lm_head", "model.norm") if name in first), None)
     if ending is None:
@@ -274,14 +266,14 @@ def load(request):
             }
             if ending not in parts:
                 raise Refused(f"{each.path.name} has no {ending} of its {len(each.ids)} tokens.")
-            for name in names:
+            for name in request["modules"]:
                 if name in parts:
-                    array, kind = bits_of(parts[name])
-                    rows.module(name, position, array, dtype=kind)
+                    rows.module(name, position, *bits_of(parts[name]))
             for start in range(0, count, 64):
                 piece = parts[ending][start : start + 64]
-                array, kind = bits_of(piece if head is None else times_head(piece, head))
-                rows(position + start, array, dtype=kind)
+                if head is not None:
+                    piece = times_head(piece, head)
+                rows(position + start, *bits_of(piece))
 
     parts = {
         "weights": dtype,

@@ -96,6 +96,9 @@ def serve(
                 frames.write(payload.data)
             frames.flush()
 
+    def say(kind: str, says: str) -> None:
+        send({"type": kind, "says": says})
+
     requests: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def listen() -> None:
@@ -108,38 +111,31 @@ def serve(
     send(dict(hello, type="hello", protocol=PROTOCOL))
     run: Callable[..., None] | None = None
     rows = Rows(send)
+    every = hello.get("modifiers", {}).items()
+    defaults = {name: about["default"] for name, about in every if "default" in about}
     while True:
         head = requests.get()
         try:
             if head["type"] == "load":
                 # frees the old model before the new one is loaded
                 run = None
-                about, run = load(head)
+                about, run = load(dict(head, modifiers={**defaults, **head.get("modifiers", {})}))
                 send(dict(about, type="loaded"))
             elif head["type"] == "run" and run is not None:
                 run([int(token) for token in head["ids"]], rows)
                 send({"type": "done"})
             else:
-                send(
-                    {
-                        "type": "error",
-                        "says": f"the adapter does not know the request '{head['type']}'.",
-                    },
-                )
+                say("error", f"the adapter does not know the request '{head['type']}'.")
         except Refused as error:
-            send({"type": "refused", "says": str(error)})
+            say("refused", str(error))
         except MemoryError:
-            send({"type": "error", "says": "out of memory."})
+            say("error", "out of memory.")
         except Exception as error:
             import traceback
 
             traceback.print_exc()
-            send(
-                {
-                    "type": "error",
-                    "says": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}",
-                },
-            )
+            reason = " ".join(str(error).split())[:500]
+            say("error", f"{type(error).__name__}: {reason}")
 
 
 def chunks(request: dict[str, Any], ids: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
@@ -199,5 +195,5 @@ def modifier(says: str, values: Sequence[Any] = (), **more: Any) -> dict[str, An
     return dict(more, says=says)
 
 
-THREADS = modifier("threads of the CPU", least=1)
-BATCH = modifier("this prompt with N - 1 others in one batch", least=1)
+THREADS = modifier("threads of the CPU", least=1, default=0)
+BATCH = modifier("this prompt with N - 1 others in one batch", least=1, default=1)

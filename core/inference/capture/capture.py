@@ -16,6 +16,7 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from torch import Tensor
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
@@ -34,13 +35,13 @@ from ...runs.writer import RunWriter
 from ...text import size
 from ..controls.choices import following_choices
 from ..models.devices import own_bits
-from ..models.model import LoadedModel, has_experts, revision_of
-from ..models.torch_errors import foreign_errors_stop, no_foreign_errors, quiet
+from ..models.model import Inputs, LoadedModel, has_experts, revision_of
+from ..models.torch_errors import model_errors_stop, no_foreign_errors
 from ..paths import engine_side
 from ..paths.bases import without_cache
-from ..paths.batch import CacheWatch, Emit, kv_parts, neighbour_rows, rows_of_a_chunk
+from ..paths.batch import CacheWatch, kv_parts, neighbour_rows, rows_of_a_chunk
 from ..paths.hooks import ModuleTrace
-from ..paths.paths import NamedPath, OpenPath, Path, check_path, open_path, sides_of
+from ..paths.paths import NamedPath, Path, check_path, open_path, sides_of
 from ..watching.choices import ChoiceRecorder
 from ..watching.layers import LayerCapture, LayerPlan, has_a_core_to_spare, plan_layers
 
@@ -69,7 +70,7 @@ class CapturePlan:
 
 def plan_capture(
     loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Inputs,
     request: CaptureRequest,
     *,
     generations: Sequence[Generation] = (),
@@ -96,14 +97,33 @@ def plan_capture(
     lengths = [len(ids) for ids in token_ids]
     for positions in sorted(set(lengths)):
         check_paths(loaded, paths, positions)
-    _check_batches(loaded, paths, token_ids)
+    free = free_beside_weights(loaded)
+    for path in paths:
+        needed = path.working_bytes(loaded, max(lengths))
+        if free is not None and needed > free:
+            raise CaptureError(
+                f"path '{path}': a batch of {path.rows} x {max(lengths)} positions needs at least"
+                f" {size(needed)}; {loaded.device} has {size(free)} free. Lower batch:N, shorten"
+                " the prompts or choose a narrower dtype.",
+            )
+    for path in paths:
+        # the other rows of its batch are windows of real text
+        if path.engine is None and path.rows > 1 and "neighbours" not in path.settings:
+            for ids in token_ids:
+                # CaptureError if there are none
+                neighbour_rows(loaded.tokenizer, ids, 1)
+    obstacle = without_cache(loaded, None)
+    if obstacle and request.kv:
+        raise CaptureError(f"{obstacle}, and leave --kv out.")
+    # if not requested, caches are compared if a path reads one
+    is_kv_wanted = any(path.reads_cache for path in paths) if request.kv is None else request.kv
     return CapturePlan(
         request,
         loaded,
         paths,
         token_ids,
         _header(loaded, sides, token_ids, request, command),
-        _compares_kv(loaded, paths, request),
+        obstacle is None and is_kv_wanted,
         tuple(generations),
         plan_layers(loaded, paths, lengths, request) if request.layers else None,
     )
@@ -118,23 +138,22 @@ def _header(
 ) -> RunHeader:
     vocabulary = loaded.vocabulary()
     # temporary files of a page by their names only
-    lists = (FilePath(each).name if is_passing(each) else each for each in request.prompt_lists)
+    lists = [FilePath(each).name if is_passing(each) else each for each in request.prompt_lists]
     stored = replace(request, prompt_lists=tuple(lists))
-    if loaded.encoder is None:
-        prompts = tuple(
-            Prompt(len(ids), ids, tuple(vocabulary[token] for token in ids)) for ids in token_ids
-        )
-    else:
+    prompts = [
+        Prompt(len(ids), ids, tuple(vocabulary.get(token, "") for token in ids))
+        for ids in token_ids
+    ]
+    if loaded.encoder is not None:
         # a text a row, on a line of its own
-        texts = [
-            f"{str(loaded.tokenizer.decode(list(ids)))[: LONGEST_TOKEN - 1]}\n" for ids in token_ids
-        ]
-        prompts = (Prompt(len(texts), token_texts=tuple(texts)),)
+        texts = [str(loaded.tokenizer.decode(list(ids))) for ids in token_ids]
+        lines = tuple(f"{text[: LONGEST_TOKEN - 1]}\n" for text in texts)
+        prompts = [Prompt(len(lines), token_texts=lines)]
     return RunHeader(
         name=request.name or _title(loaded, sides, request),
         compute_dtype=loaded.dtype,
         vocab=loaded.vocab_size,
-        prompts=prompts,
+        prompts=tuple(prompts),
         sides=tuple(
             SideHeader(side.name, str(side.path), side.path.compute_dtype(loaded)) for side in sides
         ),
@@ -157,7 +176,8 @@ def _header(
 
 def _title(loaded: LoadedModel, sides: Sequence[NamedPath], request: CaptureRequest) -> str:
     """Return a title of the model and its sides: the first few, and how many more."""
-    model, repeat = FilePath(loaded.name).name, request.repeat
+    model = FilePath(loaded.name).name
+    repeat = request.repeat
     if repeat > 1:
         paths = ", ".join(dict.fromkeys(str(side.path) for side in sides[repeat - 1 :: repeat]))
         return f"{model}: {paths}, {repeat} calls"
@@ -166,16 +186,6 @@ def _title(loaded: LoadedModel, sides: Sequence[NamedPath], request: CaptureRequ
         variants += f" and {len(sides) - 4} more"
     generated = f", {request.tokens} tokens generated" if request.tokens else ""
     return f"{model}: {sides[0].name} vs {variants}{generated}"
-
-
-def _compares_kv(loaded: LoadedModel, paths: Sequence[Path], request: CaptureRequest) -> bool:
-    """Return whether KV caches are compared: as requested, else if a path reads one."""
-    obstacle = without_cache(loaded, None)
-    if obstacle is None:
-        return any(path.reads_cache for path in paths) if request.kv is None else request.kv
-    if request.kv:
-        raise CaptureError(f"{obstacle}, and leave --kv out.")
-    return False
 
 
 def run_capture(
@@ -193,28 +203,24 @@ def run_capture(
         sink.write_generation(generation)
     layers = None
     if plan.layers is not None:
-        layers = LayerCapture(
-            plan.loaded,
-            plan.layers,
-            plan.token_ids,
-            sink.layers(plan.layers.positions, is_async=has_a_core_to_spare(plan.loaded)),
-        )
+        is_async = has_a_core_to_spare(plan.loaded)
+        rows = sink.layers(plan.layers.positions, is_async=is_async)
+        layers = LayerCapture(plan.loaded, plan.layers, plan.token_ids, rows)
 
     def tell(stage: str, rows_done: int = plan.header.rows) -> None:
         on_progress(stage, rows_done, plan.header.rows * len(plan.paths))
 
-    with quiet(), torch.inference_mode():
-        for side, path in enumerate(plan.paths):
-            torch.manual_seed(plan.request.seed)
-            with torch_errors_stop(path):
-                _run_side(plan, side, layers, sink, tell)
-            if layers is not None and side == 0:
-                try:
-                    with torch_errors_stop(path):
-                        layers.floor(path, tell)
-                except CaptureError as error:
-                    # the run has its sides without it
-                    missing.append(f"The modules have no noise floor: {error}")
+    for side, path in enumerate(plan.paths):
+        torch.manual_seed(plan.request.seed)
+        with torch_errors_stop(path):
+            _run_side(plan, side, layers, sink, tell)
+        if layers is not None and side == 0:
+            try:
+                with torch_errors_stop(path):
+                    layers.floor(path, tell)
+            except CaptureError as error:
+                # the run has its sides without it
+                missing.append(f"The modules have no noise floor: {error}")
     return missing
 
 
@@ -231,14 +237,16 @@ def _run_side(
     outputs = layers.trace(side, path) if layers is not None else None
     trace: ModuleTrace | None = outputs
     choices = None
+    following: AbstractContextManager[None] = nullcontext()
     # not in another process, nor compiled; positions of generated tokens are not told
     is_seen = path.engine is None and not path.is_one_piece and not plan.generations
     if is_seen and has_experts(plan.loaded.model):
         choices = ChoiceRecorder(max(map(len, plan.token_ids)))
         trace = trace or ModuleTrace()
+        following = following_choices(plan.loaded, trace, choices.note)
     chunks = _Chunks(plan, side, sink)
 
-    def emit(position: int, logits: torch.Tensor) -> None:
+    def emit(position: int, logits: Tensor) -> None:
         if outputs is not None:
             outputs.see_logits(position, logits)
         with no_foreign_errors():
@@ -248,11 +256,20 @@ def _run_side(
     with (
         open_path(path, plan.loaded, watch, trace) as run,
         nullcontext() if outputs is None else outputs.watching(),
-        following_choices(plan.loaded, trace, choices.note) if choices and trace else nullcontext(),
+        following,
     ):
         for prompt, ids in enumerate(plan.token_ids):
             with nullcontext() if outputs is None else outputs.of_prompt(prompt):
-                _run_prompt(run, ids, plan.generations[prompt] if plan.generations else None, emit)
+                if plan.generations:
+                    # generated tokens are fed one by one after the prompt, as before
+                    given = plan.generations[prompt].given_positions
+                    rest = iter(ids[given:])
+                    most = plan.generations[prompt].max_tokens
+                    run.continue_prompt(
+                        ids[:given], most, lambda _, rest=rest: next(rest, None), emit
+                    )
+                else:
+                    run(ids, emit)
             if watch is not None:
                 for part in kv_parts(watch, prompt, plan.loaded.torch_dtype):
                     with no_foreign_errors():
@@ -265,26 +282,6 @@ def _run_side(
         chunks.finish()
 
 
-def _run_prompt(
-    run: OpenPath,
-    ids: Sequence[int],
-    generation: Generation | None,
-    emit: Emit,
-) -> None:
-    """Run all positions of `ids`; generated tokens are fed one by one after the prompt, as
-    before.
-    """
-    if generation is None:
-        return run(ids, emit)
-    rest = iter(ids[generation.given_positions :])
-    return run.continue_prompt(
-        ids[: generation.given_positions],
-        generation.max_tokens,
-        lambda _: next(rest, None),
-        emit,
-    )
-
-
 class _Chunks:
     """Rows of one side on the device, written to the sink in chunks: one copy to the host for each.
 
@@ -292,12 +289,14 @@ class _Chunks:
     """
 
     def __init__(self, plan: CapturePlan, side: int, sink: RunWriter) -> None:
-        self._path, self._side, self._sink = plan.paths[side], side, sink
+        self._path = plan.paths[side]
+        self._side = side
+        self._sink = sink
         self._capacity = min(rows_of_a_chunk(plan.loaded), plan.header.rows)
-        self._waiting: list[torch.Tensor] = []
+        self._waiting: list[Tensor] = []
         self.rows = self._written = 0
 
-    def add(self, logits: torch.Tensor) -> None:
+    def add(self, logits: Tensor) -> None:
         self.rows += len(logits)
         for piece in logits.split(self._capacity):
             is_whole = not self._waiting and len(piece) == self._capacity
@@ -319,8 +318,8 @@ class _Chunks:
 
 
 def torch_errors_stop(path: Path) -> AbstractContextManager[None]:
-    """Turn torch's errors inside into one sentence that names the path."""
-    return foreign_errors_stop(
+    """Run torch; its errors inside become one sentence that names the path."""
+    return model_errors_stop(
         f"path '{path}'",
         "shorten the prompts, lower batch:N, or choose a narrower dtype",
     )
@@ -342,29 +341,9 @@ def free_beside_weights(loaded: LoadedModel) -> int | None:
     unknown.
     """
     free = loaded.free_bytes
-    is_dry = next(loaded.model.parameters()).is_meta
-    return free if free is None or not is_dry else max(0, free - loaded.weight_bytes)
-
-
-def _check_batches(
-    loaded: LoadedModel,
-    paths: Sequence[Path],
-    token_ids: Sequence[Sequence[int]],
-) -> None:
-    """CaptureError if there are no neighbors, or the logits of a path do not fit."""
-    longest = max(len(ids) for ids in token_ids)
-    free = free_beside_weights(loaded)
-    for path in paths:
-        needed = path.working_bytes(loaded, longest)
-        if free is not None and needed > free:
-            raise CaptureError(
-                f"path '{path}': a batch of {path.rows} x {longest} positions needs at least"
-                f" {size(needed)}; {loaded.device} has {size(free)} free. Lower batch:N, shorten"
-                " the prompts or choose a narrower dtype.",
-            )
-    if any(path.has_real_neighbours for path in paths):
-        for ids in token_ids:
-            neighbour_rows(loaded.tokenizer, ids, 1)
+    if free is not None and next(loaded.model.parameters()).is_meta:
+        return max(0, free - loaded.weight_bytes)
+    return free
 
 
 def _versions(loaded: LoadedModel, paths: Sequence[Path]) -> dict[str, str]:
@@ -382,7 +361,7 @@ def _versions(loaded: LoadedModel, paths: Sequence[Path]) -> dict[str, str]:
         versions["values"] = str(loaded.encoder)
     if loaded.weights:
         versions["weights"] = loaded.weights
-    if loaded.device.startswith("cuda") and torch.version.cuda:
+    if loaded.is_on_cuda and torch.version.cuda:
         versions["cuda"] = torch.version.cuda
     return versions | {
         path.engine.name: path.engine.version or "unknown" for path in paths if path.engine
@@ -391,21 +370,17 @@ def _versions(loaded: LoadedModel, paths: Sequence[Path]) -> dict[str, str]:
 
 def environment_of(plan: CapturePlan) -> dict[str, Any]:
     """Return what determines the bits besides the request. The plan needs no weights."""
-    request, loaded, about = plan.request, plan.loaded, plan.header.provenance
-    config = {
-        name: value
-        for name, value in loaded.model.config.to_dict().items()
-        if not name.startswith("_")
-    }
+    request = plan.request
+    loaded = plan.loaded
+    about = plan.header.provenance
+    config = loaded.model.config.to_dict().items()
+    public = {name: value for name, value in config if not name.startswith("_")}
     tokenizer = getattr(loaded.tokenizer, "backend_tokenizer", None)
+    kind = type(loaded.tokenizer).__name__
     return {
         "revision": about.revision or _revision_of(request.model, request.revision),
-        "config": _digest(json.dumps(config, sort_keys=True, default=str)),
-        "tokenizer": (
-            _digest(tokenizer.to_str())
-            if tokenizer is not None
-            else type(loaded.tokenizer).__name__
-        ),
+        "config": _digest(json.dumps(public, sort_keys=True, default=str)),
+        "tokenizer": kind if tokenizer is None else _digest(tokenizer.to_str()),
         "device": loaded.device,
         "device_name": loaded.device_name,
         "versions": dict(about.versions),

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 
 from ...numerics.formats import format_named
 from ...runs.file.keep import expected_bytes
+from ..models.dtypes import experts_by
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
 from .capture import CapturePlan, free_beside_weights
@@ -46,19 +47,14 @@ class Costs:
     kv_bytes: int | None
     free_bytes: int | None
     has_kv: bool
-
-    @property
-    def forwards(self) -> int:
-        return sum(side.forwards for side in self.sides)
-
-    @property
-    def tokens(self) -> int:
-        return sum(side.tokens for side in self.sides)
+    forwards: int
+    tokens: int
 
 
 def costs_of(plan: CapturePlan) -> Costs:
     """Return the costs of a plan; its model may have no weights."""
-    loaded, header = plan.loaded, plan.header
+    loaded = plan.loaded
+    header = plan.header
     longest = max(map(len, plan.token_ids))
     sides = []
     for side, path in zip(header.sides, plan.paths, strict=True):
@@ -95,6 +91,8 @@ def costs_of(plan: CapturePlan) -> Costs:
         kv_bytes=max(sizes) if len(sizes) == len(sides) else None,
         free_bytes=free_beside_weights(loaded),
         has_kv=plan.has_kv,
+        forwards=sum(side.forwards for side in sides),
+        tokens=sum(side.tokens for side in sides),
     )
 
 
@@ -107,18 +105,12 @@ def _cache_bytes(loaded: LoadedModel, columns: int) -> int | None:
         return None
     cache = DynamicCache(config=model.config)
     ids = torch.zeros((1, columns), dtype=torch.long, device="meta")
-    experts = getattr(model.config, "_experts_implementation", None)
     try:
         # experts count their tokens, unless they multiply in one batch; shapes are the same
-        if experts is not None:
-            model.set_experts_implementation("batched_mm")
-        with quiet(), torch.inference_mode():
+        with experts_by(model, "batched_mm"), quiet(), torch.inference_mode():
             model(input_ids=ids, past_key_values=cache, use_cache=True)
     except Exception:
         # code that branches on values has no estimate, and the capture still runs
         return None
-    finally:
-        if experts is not None:
-            model.set_experts_implementation(experts)
     tensors = [getattr(layer, kind, None) for layer in cache.layers for kind in ("keys", "values")]
     return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))

@@ -4,6 +4,7 @@ and throughput.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...errors import CaptureError, UlpscopeError
 from ...numerics.divergence import compare
@@ -25,7 +27,7 @@ from ..controls.judge_model import JudgingSession
 from ..models.devices import own_bits
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
-from ..models.torch_errors import foreign_errors_stop, quiet
+from ..models.torch_errors import model_errors_stop
 from ..paths.batch import ignore
 from ..paths.engines import Prompts, whole_side
 from ..paths.paths import Path, check_path, open_path
@@ -71,11 +73,7 @@ def mitigations_of(
             sides = [mitigation.change(path) for path in paths]
             for path in sides:
                 check_path(path, loaded, max(map(len, prompts)))
-            with (
-                quiet(),
-                foreign_errors_stop(f"'{mitigation.name}'", "choose shorter prompts"),
-                torch.inference_mode(),
-            ):
+            with model_errors_stop(f"'{mitigation.name}'", "choose shorter prompts"):
                 figures = _compare(mitigation, loaded, prompts, sides, floor_rms)
         except UlpscopeError as error:
             if not rows:
@@ -94,10 +92,9 @@ def mitigations_of(
 
 def floor_of(session: JudgingSession) -> float:
     """Return the RMS noise floor of prefill, in logits; NaN if there is none."""
-    try:
+    with suppress(UlpscopeError):
         return rms_of(session.floor(session.loaded, Replay()).squares)
-    except UlpscopeError:
-        return float("nan")
+    return float("nan")
 
 
 def _compare(
@@ -108,12 +105,13 @@ def _compare(
     floor_rms: float,
 ) -> dict[str, Any]:
     """Compare the sides prompt by prompt. Return figures of a row."""
-    total, dtype = PairTotal(), ""
+    total = PairTotal()
+    dtype = ""
     for ids in prompts:
         with mitigation.model(loaded) as model, open_path(paths[0], model) as run:
             plain = whole_side(run, ids)
 
-        def add(position: int, logits: torch.Tensor, plain: torch.Tensor = plain) -> None:
+        def add(position: int, logits: Tensor, plain: Tensor = plain) -> None:
             nonlocal dtype
             dtype = str(logits.dtype).removeprefix("torch.")
             rows = plain[position : position + len(logits)].to(logits.dtype)
@@ -149,7 +147,7 @@ def _throughput(
     rounds.
     """
     seconds: dict[tuple[int, int], list[float]] = {
-        (row, side): [] for row in timed for side in (0, 1)
+        each: [] for each in itertools.product(timed, (0, 1))
     }
     most = min(len(ids), TIMED_TOKENS)
     counts = [len(path.forwards(loaded, most)) for path in timed[0][1]]
@@ -157,20 +155,20 @@ def _throughput(
     for number in range(rounds + 1):
         for row, side in seconds:
             mitigation, paths = timed[row]
-            with quiet(), mitigation.model(loaded) as model:
+            with mitigation.model(loaded) as model:
                 took = _seconds(model, paths[side], ids[: tokens[side]])
             # the first round only warms up
             if number:
                 seconds[row, side].append(took)
     figures: dict[int, dict[str, Any]] = {row: {} for row in timed}
     for (row, side), own in seconds.items():
-        plain, name = seconds[0, side], ("reference", "variant")[side]
-        share = statistics.median(plain) / statistics.median(own)
+        plain = seconds[0, side]
+        name = ("reference", "variant")[side]
+        median = statistics.median(own)
+        share = statistics.median(plain) / median
         ratios = [first / second for first, second in zip(plain, own, strict=True)]
         figures[row] |= {
-            f"{name}_tokens_per_second": timed[row][1][side].rows
-            * tokens[side]
-            / statistics.median(own),
+            f"{name}_tokens_per_second": timed[row][1][side].rows * tokens[side] / median,
             f"{name}_share": share,
             f"{name}_share_low": min(share, *ratios),
             f"{name}_share_high": max(share, *ratios),
@@ -182,15 +180,12 @@ def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
     """Return the seconds of one run of the path, logits discarded."""
 
     def now() -> float:
-        if loaded.device.startswith("cuda"):
+        if loaded.is_on_cuda:
             torch.cuda.synchronize(loaded.device)
         return time.perf_counter()
 
-    with (
-        foreign_errors_stop(f"path '{path}'", "choose a smaller batch"),
-        torch.inference_mode(),
-        open_path(path, loaded) as run,
-    ):
+    advice = "choose a smaller batch"
+    with model_errors_stop(f"path '{path}'", advice), open_path(path, loaded) as run:
         if path.is_one_piece:
             run(ids, ignore)  # compiles it
         began = now()
@@ -198,12 +193,10 @@ def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
         return now() - began
 
 
-@contextmanager
-def _model_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
+def _model_in_float32(loaded: LoadedModel) -> AbstractContextManager[LoadedModel]:
     if loaded.dtype == "float32":
         raise CaptureError("The model already computes in float32.")
-    with in_float32(loaded) as model:
-        yield model
+    return in_float32(loaded)
 
 
 @contextmanager
@@ -213,14 +206,11 @@ def _head_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
     if loaded.dtype == "float32":
         raise CaptureError("The model already computes in float32.")
     if not isinstance(head, torch.nn.Linear):
-        raise CaptureError(f"The head of a {type(loaded.model).__name__} is not a linear layer.")
+        raise CaptureError(f"The head of a {loaded.kind} is not a linear layer.")
     weight = head.weight.float()
     bias = None if head.bias is None else head.bias.float()
-    with attribute_replaced(
-        head,
-        "forward",
-        lambda x: torch.nn.functional.linear(x.float(), weight, bias),
-    ):
+    linear = torch.nn.functional.linear
+    with attribute_replaced(head, "forward", lambda x: linear(x.float(), weight, bias)):
         # the logits become float32 as well
         yield replace(loaded, dtype="float32")
 
@@ -228,19 +218,17 @@ def _head_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
 @contextmanager
 def _deterministic(loaded: LoadedModel) -> Iterator[LoadedModel]:
     """Use torch's deterministic algorithms; operations without one are unchanged."""
-    state = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    is_on = torch.are_deterministic_algorithms_enabled()
+    warns = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield loaded
     finally:
-        torch.use_deterministic_algorithms(state[0], warn_only=state[1])
+        torch.use_deterministic_algorithms(is_on, warn_only=warns)
 
 
 def _without_tf32(path: Path) -> Path:
-    if path.values_of("tf32") is None:
+    if "tf32" not in path.settings:
         raise CaptureError(f"path '{path}': TF32 is already off.")
     return replace(path, modifiers=tuple(each for each in path.modifiers if each.name != "tf32"))
 

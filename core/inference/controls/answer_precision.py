@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
@@ -44,29 +45,28 @@ def narrow_answers(
     """
     if loaded.dtype == "float32":
         return None
-    shortest, dtype = as_many_as(sorted(prompts, key=len), _POSITIONS), loaded.dtype
+    shortest = as_many_as(sorted(prompts, key=len), _POSITIONS)
+    dtype = loaded.dtype
 
-    def answers(model: LoadedModel, of: RunnableSide = side) -> torch.Tensor:
+    def answers(model: LoadedModel, of: RunnableSide = side) -> Tensor:
         return torch.cat([whole_side(of.run_on(model), ids) for ids in shortest])
 
     def narrow(dtype: str, reason: str) -> Narrow:
-        says = (
-            f"'{side.name}' computes in {dtype} in a float32 run ({reason}); load its weights in"
-            " model.dtype."
-        )
-        return Narrow(side.name, dtype, says)
+        says = f"'{side.name}' computes in {dtype} in a float32 run ({reason})"
+        return Narrow(side.name, dtype, f"{says}; load its weights in model.dtype.")
 
     with in_float32(loaded) as model:
         wide = answers(model)
-        if (grid := grid_of(wide)) is not None:
+        if grid := grid_of(wide):
             return narrow(grid, f"its logits are {grid} values")
         if side.path is not None:
             return None
-        again, exact = answers(model), answers(model, plain)
-    own, error = _rms(answers(loaded, plain), exact).clamp_min(1e-300), _rms(wide, exact)
-    if (error / own).quantile(
-        0.1,
-    ) < _LEAST_ROUNDING or error.norm() > _LARGEST_ROUNDING * own.norm():
+        again = answers(model)
+        exact = answers(model, plain)
+    own = _rms(answers(loaded, plain), exact).clamp_min(1e-300)
+    error = _rms(wide, exact)
+    is_far = error.norm() > _LARGEST_ROUNDING * own.norm()
+    if is_far or (error / own).quantile(0.1) < _LEAST_ROUNDING:
         return None
     is_same = answers(loaded).to(loaded.torch_dtype) == wide.to(loaded.torch_dtype)
     if float(is_same[wide.isfinite()].double().mean()) >= _MOST:
@@ -76,18 +76,17 @@ def narrow_answers(
     return None
 
 
-def grid_of(logits: torch.Tensor) -> str | None:
+def grid_of(logits: Tensor) -> str | None:
     """Return the coarsest 16-bit dtype that holds nearly all logits that are finite and not 0."""
     values = logits[logits.isfinite() & (logits != 0)]
     for dtype in (torch.bfloat16, torch.float16):
-        if (
-            len(values)
-            and float((values.to(dtype).to(values.dtype) == values).double().mean()) >= _MOST
-        ):
+        is_on_grid = values.to(dtype).to(values.dtype) == values
+        # NaN, the mean of none, is not
+        if float(is_on_grid.double().mean()) >= _MOST:
             return str(dtype).removeprefix("torch.")
     return None
 
 
-def _rms(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def _rms(first: Tensor, second: Tensor) -> Tensor:
     """Differences at each position over what is not infinite on both sides. [positions]"""
     return (first.double() - second.double()).square().nanmean(1).sqrt()

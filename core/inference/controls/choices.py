@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 from ...checks.choices import OtherChoices
@@ -32,7 +33,7 @@ Call = tuple[str, int]
 """A module that chooses, and how often it chose before in a forward."""
 See = Callable[[Ids, "Choices"], None]
 """Gets a prompt, and what a side chooses by itself."""
-Note = Callable[[Call, int, torch.Tensor, torch.Tensor], None]
+Note = Callable[[Call, int, Tensor, Tensor], None]
 """Gets what a call chooses, as `Choices.note`."""
 
 _TOPK = torch.topk
@@ -52,15 +53,15 @@ class Choices:
 
     positions: int
     choosers: Collection[str] = ()
-    ids: dict[Call, torch.Tensor] = field(default_factory=dict)
-    scores: dict[Call, torch.Tensor] = field(default_factory=dict)
+    ids: dict[Call, Tensor] = field(default_factory=dict)
+    scores: dict[Call, Tensor] = field(default_factory=dict)
 
     @property
     def last_calls(self) -> dict[str, Call]:
         """The last choice of each module that chooses."""
         return {call[0]: call for call in self.ids}
 
-    def makes(self, call: Call, scores: torch.Tensor) -> bool:
+    def makes(self, call: Call, scores: Tensor) -> bool:
         """Return whether a choice is made at every position, among as many candidates as there are
         scores.
         """
@@ -68,12 +69,24 @@ class Choices:
             return False
         return bool((self.ids[call] >= 0).any(-1).all())
 
-    def note(self, call: Call, start: int, ids: torch.Tensor, scores: torch.Tensor) -> None:
+    def note(
+        self,
+        call: Call,
+        start: int,
+        ids: Tensor,
+        scores: Tensor,
+    ) -> None:
         """Note what a call chooses from position `start` on. ids: [n, groups, k]; scores: [n,
         groups, candidates]
         """
         if call[0] in self.choosers:
-            ids, scores = _by_position(self.positions, ids, scores)
+            # by position of the prompt instead of by slot
+            is_seen = _is_seen(scores)
+            first = slot_of_first(scores)
+            ids = torch.where(is_seen.gather(-1, ids), ids - first, -1)
+            scores = scores.where(is_seen, -torch.inf)[..., first : first + self.positions]
+            ids = pad(ids, (0, self.positions - ids.shape[-1]), value=-1)
+            scores = pad(scores, (0, self.positions - scores.shape[-1]), value=-torch.inf)
         if call not in self.ids:
             self.ids[call] = torch.full((self.positions, *ids.shape[1:]), -1)
             shape = self.positions, *scores.shape[1:]
@@ -86,32 +99,16 @@ class Choices:
             noted[rows] = new.cpu()
 
 
-def slot_of_first(scores: torch.Tensor) -> int:
+def slot_of_first(scores: Tensor) -> int:
     """Return the slot of the key of position 0 in a batch or cache, the first that a position sees.
     scores: [n, groups, slots]
     """
     return int(_is_seen(scores[0, 0]).int().argmax())
 
 
-def _is_seen(scores: torch.Tensor) -> torch.Tensor:
+def _is_seen(scores: Tensor) -> Tensor:
     """Return which keys are not masked: a mask adds negative infinity, or the lowest number."""
     return scores > torch.finfo(scores.dtype).min / 2
-
-
-def _by_position(
-    positions: int, ids: torch.Tensor, scores: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (ids of keys, scores) by position of the prompt instead of by slot, [n, groups,
-    positions] both.
-    """
-    is_seen, first = _is_seen(scores), slot_of_first(scores)
-    places = torch.where(is_seen.gather(-1, ids), ids - first, -1)
-    scores = scores.where(is_seen, -torch.inf)[..., first : first + positions]
-    missing = positions - scores.shape[-1]
-    return (
-        pad(places, (0, positions - places.shape[-1]), value=-1),
-        pad(scores, (0, missing), value=-torch.inf),
-    )
 
 
 @contextmanager
@@ -129,21 +126,30 @@ def following_choices(
     running = [""]  # modules, the innermost last
     own_thread = get_ident()
 
-    def topk(input: torch.Tensor, *arguments: Any, **keywords: Any) -> Any:
+    def topk(input: Tensor, *arguments: Any, **keywords: Any) -> Any:
         result = _TOPK(input, *arguments, **keywords)
         values, ids = result
         # along another axis
         if values.shape[:-1] != input.shape[:-1] or get_ident() != own_thread:
             return result
-        own_scores, own_ids = trace.own(input), trace.own(ids)
+        own_scores = trace.own(input)
+        own_ids = trace.own(ids)
         if own_scores is None or own_ids is None:
             return result
         module = running[-1]
         call = module, trace.chosen[module]
         trace.chosen[module] += 1
         note(call, trace.start, own_ids, own_scores)
-        if forced is not None and call in forced.ids:
-            own_ids.copy_(_forced_on(forced, call, trace.start, own_scores, own_ids))
+        if forced is None or call not in forced.ids:
+            return result
+        chosen = forced.ids[call][trace.start : trace.start + len(own_ids)].to(ids.device)
+        if module in forced.choosers:
+            # what is not masked comes first, on both sides
+            slots = torch.where(chosen < 0, -1, chosen + slot_of_first(own_scores))
+            chosen = slots[..., : own_ids.shape[-1]]
+        # another number of choices is for the comparison of choices to tell
+        if chosen.shape == own_ids.shape:
+            own_ids.copy_(torch.where(chosen < 0, own_ids, chosen))
             values.copy_(input.gather(-1, ids))
         return result
 
@@ -158,30 +164,16 @@ def following_choices(
             stack.enter_context(module.register_forward_hook(leave))
         # Tensor inherits its own, which `patch` uncovers again
         stack.enter_context(patch.object(torch, "topk", topk))
-        stack.enter_context(patch.object(torch.Tensor, "topk", topk))
+        stack.enter_context(patch.object(Tensor, "topk", topk))
         yield
-
-
-def _forced_on(
-    forced: Choices, call: Call, start: int, scores: torch.Tensor, ids: torch.Tensor
-) -> torch.Tensor:
-    """Return the ids that a call has to choose instead of `ids`."""
-    chosen = forced.ids[call][start : start + len(ids)].to(ids.device)
-    if call[0] in forced.choosers:
-        # what is not masked comes first, on both sides
-        slots = torch.where(chosen < 0, -1, chosen + slot_of_first(scores))
-        chosen = slots[..., : ids.shape[-1]]
-    # another number of choices is for the comparison of choices to tell
-    if chosen.shape != ids.shape:
-        return ids
-    return torch.where(chosen < 0, ids, chosen)
 
 
 def key_choosers(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, bool]:
     """Return the modules that choose among positions, as a sparse-attention indexer does: a longer
     prompt has more candidates. False if one takes every key of this prompt.
     """
-    whole, half = (choices_of(loaded, PLAIN, part) for part in (ids, ids[: (len(ids) + 1) // 2]))
+    whole = choices_of(loaded, PLAIN, ids)
+    half = choices_of(loaded, PLAIN, ids[: (len(ids) + 1) // 2])
     found = {}
     for call, scores in whole.scores.items():
         candidates = scores.shape[-1]
@@ -204,18 +196,6 @@ def choices_of(
     return noted
 
 
-def follows(ours: Choices, theirs: Choices) -> bool:
-    """Return whether the choice that each module of the model ends with is one of a side too, of as
-    many candidates at every position, and ends with that too. Earlier ones, of groups of experts,
-    only lead to it.
-    """
-    last, last_of_theirs = ours.last_calls, theirs.last_calls
-    return bool(last) and all(
-        call == last_of_theirs.get(module) and theirs.makes(call, ours.scores[call])
-        for module, call in last.items()
-    )
-
-
 @dataclass
 class Replay:
     """Choices of the model's plain forward in one dtype, by prompt, which others are forced to
@@ -224,7 +204,7 @@ class Replay:
     """
 
     choices: dict[Ids, Choices] = field(default_factory=dict)
-    moved: dict[Ids, dict[Call, torch.Tensor]] = field(default_factory=dict)
+    moved: dict[Ids, dict[Call, Tensor]] = field(default_factory=dict)
 
     def of(self, side: RunnableSide, see: See = ignore) -> RunnableSide:
         """Return a side that makes these choices. see: gets those that it would have made."""
@@ -274,8 +254,19 @@ class Replay:
     def is_followed_by(self, noted: Mapping[Ids, Choices]) -> bool:
         """Return whether a side makes these choices, though it may take others. noted: its own, by
         prompt.
+
+        The choice that each module of the model ends with has to be the last one of a side too, of
+        as many candidates at every position. Earlier ones, of groups of experts, only lead to it.
         """
-        return all(ids in noted and follows(ours, noted[ids]) for ids, ours in self.choices.items())
+        for ids, ours in self.choices.items():
+            if ids not in noted or not ours.ids:
+                return False
+            theirs = noted[ids]
+            last = theirs.last_calls
+            for module, call in ours.last_calls.items():
+                if call != last.get(module) or not theirs.makes(call, ours.scores[call]):
+                    return False
+        return True
 
     def moved_row_ulps(self, fmt: FloatFormat) -> float:
         """Return how far rounding moves a score at most, in spacings of `fmt` at the largest score
@@ -301,7 +292,7 @@ class Replay:
 def compare_choices(
     plain: Choices,
     other: Choices,
-    moved: Mapping[Call, torch.Tensor],
+    moved: Mapping[Call, Tensor],
 ) -> OtherChoices:
     """Compare what a side chooses with what the model does. moved: by rounding, as of `Replay`."""
     others = []
@@ -309,8 +300,10 @@ def compare_choices(
     for call, scores in plain.scores.items():
         if not other.makes(call, scores):
             continue
-        exact, by_rounding = scores.double(), moved[call]
-        is_ours, is_theirs = (_as_set(each.ids[call], scores) for each in (plain, other))
+        exact = scores.double()
+        by_rounding = moved[call]
+        is_ours = _as_set(plain.ids[call], scores)
+        is_theirs = _as_set(other.ids[call], scores)
         # no choice if all candidates are taken
         total += int(((exact > -torch.inf) & ~is_ours).any(-1).sum())
         last, following = _cut(exact, is_ours)
@@ -324,14 +317,14 @@ def compare_choices(
     return OtherChoices(total, others)
 
 
-def _as_set(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+def _as_set(ids: Tensor, scores: Tensor) -> Tensor:
     """Return whether each candidate is among the ids; -1 is none. [..., candidates]"""
     is_chosen = pad(torch.zeros_like(scores, dtype=torch.bool), (0, 1))
     is_chosen.scatter_(-1, torch.where(ids < 0, scores.shape[-1], ids), value=True)
     return is_chosen[..., :-1]
 
 
-def _cut(scores: torch.Tensor, is_chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _cut(scores: Tensor, is_chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Return the lowest score that was chosen, and the highest that was not."""
     lowest = scores.masked_fill(~is_chosen, torch.inf).amin(-1)
     return lowest, scores.masked_fill(is_chosen, -torch.inf).amax(-1)

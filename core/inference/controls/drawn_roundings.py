@@ -17,6 +17,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...checks.drawn import Errors, Exact, error_rows
 from ...closeness.randomized_rounding import DTYPES, DrawnRounding
@@ -67,19 +68,19 @@ class RoundingDraws:
         """Measure the sides, and the model's own paths when they are asked for."""
 
         def by_name(sides: Sequence[RunnableSide]) -> dict[str, Errors]:
-            return {
-                side.name: each for side, each in zip(sides, self.errors(sides, say), strict=True)
-            }
+            errors = self.errors(sides, say)
+            return {side.name: each for side, each in zip(sides, errors, strict=True)}
 
-        errors, model = by_name(sides), self.loaded  # and the draws
-        experts = has_experts(model.model) and not self.replay.choices
+        # and the draws
+        errors = by_name(sides)
+        model = self.loaded
         return Exact(
             errors,
             self.draws,
             lambda: by_name(self._own_paths()),
             None if model.has_few_values else self.own,
             f"'{model.name}'",
-            experts,
+            has_experts(model.model) and not self.replay.choices,
             shares_scale=model.has_few_values,
         )
 
@@ -94,11 +95,10 @@ class RoundingDraws:
         """Compare a side's error in 16 bits with that of randomized rounding. always_check_draws:
         as of `error_rows`
         """
-        lengths, exact = self.loaded.lengths_of(self.prompts), self.measure([side], say)
         return error_rows(
-            exact,
+            self.measure([side], say),
             self.loaded.dtype,
-            lengths,
+            self.loaded.lengths_of(self.prompts),
             blocks,
             always_check_draws=always_check_draws,
         )[0]
@@ -114,38 +114,31 @@ class RoundingDraws:
             raise CaptureError(
                 f"randomized rounding needs bfloat16 or float16, not {loaded.dtype}.",
             )
-        weights: dict[torch.Tensor, torch.Tensor] | None = {} if self.plain is PLAIN else None
+        weights: dict[Tensor, Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
-        replay = self.replay
-        every = *sides, self.plain, self.exact or self.plain
-        forced = {side: replay.of(side) for side in every}
-        forced |= {draw: replay.of_rounding(draw) for draw in draws}
-        measured = [*sides, *draws]
+        wide_side = self.exact or self.plain
+        forced = {side: self.replay.of(side) for side in (*sides, self.plain, wide_side)}
+        forced |= {draw: self.replay.of_rounding(draw) for draw in draws}
+        pieces: dict[RunnableSide, list[Floats]] = {side: [] for side in (*sides, *draws)}
         if self.own is None:
-            measured.append(self.plain)
-        pieces: dict[RunnableSide, list[Floats]] = {side: [] for side in measured}
+            pieces[self.plain] = []
         systems = dict.fromkeys(pieces, SystematicError())
+        is_shift_seen = loaded.encoder is not None
         for group in groups_of(loaded, self.prompts):
             if weights:
                 weights.clear()
             say("a forward in float32")
             with in_float32(loaded) as wide_model:
-                exact = [
-                    whole_side(forced[self.exact or self.plain].run_on(wide_model), ids)
-                    for ids in group
-                ]
+                exact = [whole_side(forced[wide_side].run_on(wide_model), ids) for ids in group]
             for side, of_side in pieces.items():
                 say(f"'{side.name}' compared with it")
                 for ids, wide in zip(group, exact, strict=True):
-                    rows: list[torch.Tensor] = []
-                    is_shift_seen = loaded.encoder is not None
+                    rows: list[Tensor] = []
                     add = partial(_add_error, wide, of_side, rows, is_shift_seen=is_shift_seen)
                     forced[side].run_on(loaded)(ids, add)
                     logits = wide[:: _step(wide)]
-                    systems[side] += systematic_error(
-                        torch.cat(rows),
-                        logits.where(logits.isfinite(), 0.0),
-                    )
+                    logits = logits.where(logits.isfinite(), 0.0)
+                    systems[side] += systematic_error(torch.cat(rows), logits)
         errors = {
             side: Errors(np.concatenate(each), systems[side].size) for side, each in pieces.items()
         }
@@ -163,15 +156,13 @@ class RoundingDraws:
 
         paths = [self.plain]
         base = "prefill" if self.loaded.encoder is None else "encode"
-        # eager attention rounds its weights too, which others do not
+        names = []
         if self.plain is PLAIN:
-            names = [
-                f"{base}+attn:eager",
-                *(["decode"] if sum(map(len, self.prompts)) <= _DECODED else []),
-            ]
-            paths += [
-                side_of(name) for name in names if parse_path(name).refusal(self.loaded) is None
-            ]
+            # eager attention rounds its weights too, which others do not
+            names.append(f"{base}+attn:eager")
+            if sum(map(len, self.prompts)) <= _DECODED:
+                names.append("decode")
+        paths += [side_of(name) for name in names if not parse_path(name).refusal(self.loaded)]
         if reordering_refusal(self.loaded.model) is None:
             paths.append(RunnableSide(f"{self.plain.name}, reordered sums", reordering))
         return paths
@@ -180,7 +171,7 @@ class RoundingDraws:
 def draw_of(
     plain: RunnableSide,
     seed: int,
-    weights: dict[torch.Tensor, torch.Tensor] | None = None,
+    weights: dict[Tensor, Tensor] | None = None,
 ) -> RunnableSide:
     """Return a forward with randomized rounding; weights: as of `DrawnRounding`."""
 
@@ -198,17 +189,17 @@ def draw_of(
     return RunnableSide(f"draw {seed}", drawing)
 
 
-def _step(exact: torch.Tensor) -> int:
+def _step(exact: Tensor) -> int:
     """Return the step between positions whose errors are compared with one another."""
     return -(-len(exact) // ALIKE)
 
 
 def _add_error(
-    exact: torch.Tensor,
+    exact: Tensor,
     pieces: list[Floats],
-    rows: list[torch.Tensor],
+    rows: list[Tensor],
     start: int,
-    logits: torch.Tensor,
+    logits: Tensor,
     *,
     is_shift_seen: bool = False,
 ) -> None:
@@ -222,20 +213,16 @@ def _add_error(
     wide = exact[start : start + len(logits)]
     error = logits - wide
     finite = error.isfinite()
-    is_same = (
-        finite
-        if bool(finite.all())
-        else finite | (logits == wide) | (logits.isnan() & wide.isnan())
-    )
+    is_whole = bool(finite.all())
+    if not is_whole:
+        error = torch.where(finite, error, 0.0)
     step = _step(exact)
-    rows.append(torch.where(finite, error, 0.0)[-start % step :: step])
-    error, count = (
-        error if is_same is finite else torch.where(finite, error, 0.0),
-        finite.sum(1).clamp_min(1),
-    )
+    rows.append(error[-start % step :: step])
+    count = finite.sum(1).clamp_min(1)
     mean = error.sum(1, dtype=torch.float64) / count
     squares = torch.linalg.vector_norm(error, dim=1, dtype=torch.float64).square() / count
     errors = squares if is_shift_seen else (squares - mean.square()).clamp_min(0)
-    pieces.append(
-        (errors if is_same is finite else errors.where(is_same.all(1), torch.inf)).cpu().numpy(),
-    )
+    if not is_whole:
+        is_same = finite | (logits == wide) | (logits.isnan() & wide.isnan())
+        errors = errors.where(is_same.all(1), torch.inf)
+    pieces.append(errors.cpu().numpy())

@@ -22,7 +22,6 @@ from ...judging.dump_controls import DumpControls, MakeControls
 from ...judging.uploaded_controls import side_in_float32
 from ...numerics.arrays import Floats
 from ...numerics.formats import values_of
-from ...numerics.statistic import FloorTest
 from ...progress import Progress, no_progress
 from ...runs.figures import Figures
 from ..models.model import LoadedModel
@@ -85,7 +84,8 @@ class _DumpOfModel(DumpControls):
 
     def __init__(self, model: ModelControls, *dump: Any) -> None:
         super().__init__(*dump)
-        self.model, self.has_experts = model, self.has_experts or model.has_experts
+        self.model = model
+        self.has_experts = self.has_experts or model.has_experts
 
     @property
     @model_errors_stop()
@@ -110,19 +110,15 @@ class _DumpOfModel(DumpControls):
         return replace(exact, own_paths=model_errors_stop()(exact.own_paths))
 
     @model_errors_stop()
-    def lower_precision(
-        self,
-        dtype: str,
-        tests: Mapping[str, FloorTest],
-        *,
-        also_in_16_bits: bool,
-    ) -> Sequence[PrecisionVerdict]:
-        return self.model.lower_precision(dtype, tests, also_in_16_bits=also_in_16_bits)
+    def lower_precision(self, *about: Any, **more: Any) -> Sequence[PrecisionVerdict]:
+        return self.model.lower_precision(*about, **more)
 
     @model_errors_stop()
     def from_model(self) -> Mapping[str, Floats]:
         self.model.say("the uploaded sides compared with the model")
-        loaded, prompts, sides = self.model.loaded, self.model.prompts, self.model.sides
+        loaded = self.model.loaded
+        prompts = self.model.prompts
+        sides = self.model.sides
         return {side.name: divergence_of(loaded, prompts, (PLAIN, side)).squares for side in sides}
 
 
@@ -135,10 +131,14 @@ def _recording_of(
     """Replay an uploaded side: its logits in the dump's dtype, and in float32 if they were uploaded
     in it too.
     """
-    header, name = figures.header, figures.header.sides[index].name
-    starts = {
-        ids: sum(map(len, prompts[:number])) for number, ids in reversed(list(enumerate(prompts)))
-    }
+    header = figures.header
+    name = figures.header.sides[index].name
+    starts: dict[tuple[int, ...], int] = {}
+    begin = 0
+    for ids in prompts:
+        # the first of equal ones
+        starts.setdefault(ids, begin)
+        begin += len(ids)
 
     @cache
     def in_float32() -> NDArray[np.float32] | None:
@@ -150,10 +150,8 @@ def _recording_of(
             start = starts[tuple(ids)]
             stop = start + len(ids)
             if loaded.dtype == header.compute_dtype:
-                values = values_of(figures.read_rows(index, start, stop), header.format).astype(
-                    np.float32,
-                )
-                return torch.from_numpy(values).to(loaded.device)
+                values = values_of(figures.read_rows(index, start, stop), header.format)
+                return torch.from_numpy(values.astype(np.float32)).to(loaded.device)
             wide = in_float32() if loaded.dtype == "float32" else None
             if wide is None:
                 raise CaptureError(f"'{name}' was not uploaded in {loaded.dtype}.")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...checks.arrays_alone import LEAST_VALUES
@@ -61,7 +62,7 @@ from .precisions.lowered import Question, at_widest, lowered_in_16_bits, lowered
 from .rounding_floor import SEEDS, check_prompts, not_finite_of, own_rounding_of, rounding_floor
 
 # few reorderings in 16 bits, since they do not decide
-_OWN_SEEDS = range(2)
+_OWN_SEEDS = 2
 MEMOIZED_BYTES = 256 << 20  # of the logits of paths, in all dtypes together
 # bytes of a logit of another engine, some of which give float32 whatever they compute in
 _WIDEST = 4
@@ -73,7 +74,7 @@ Computed = TypeVar("Computed")
 
 def judge(
     model: LoadedModel | PreTrainedModel,
-    prompts: Sequence[Sequence[int] | torch.Tensor],
+    prompts: Sequence[Sequence[int] | Tensor],
     *,
     reference: str | Engine = "prefill",
     variant: str | Engine,
@@ -118,28 +119,21 @@ def judge(
     session = session or JudgingSession(loaded, ids)
     if session.loaded is not loaded or session.prompts != ids:
         raise CaptureError("judging: the session is of another model or of other prompts.")
-    sides = _told_apart(side_of(reference), side_of(variant))
+    one = side_of(reference)
+    other = side_of(variant)
+    # results are kept by name: callables may share one, or have that of a path
+    if one.name == other.name:
+        if not other.is_named:
+            other = replace(other, name=f"{other.name} (variant)")
+        elif not one.is_named:
+            one = replace(one, name=f"{one.name} (reference)")
     with model_errors_stop():
         try:
-            controls = ModelControls(session, sides, precisions, on_progress, digests)
+            controls = ModelControls(session, (one, other), precisions, on_progress, digests)
             verdict = judging.judge(controls)
             return verdict if loaded.encoder is None else verdict.worded(of_values)
         finally:
-            session.forget(sides[1])
-
-
-def _told_apart(
-    reference: RunnableSide,
-    variant: RunnableSide,
-) -> tuple[RunnableSide, RunnableSide]:
-    """Return both sides by names that differ, since results are kept by name: callables may share
-    one, or have that of a path.
-    """
-    if reference.name == variant.name and not variant.is_named:
-        variant = replace(variant, name=f"{variant.name} (variant)")
-    elif reference.name == variant.name and not reference.is_named:
-        reference = replace(reference, name=f"{reference.name} (reference)")
-    return reference, variant
+            session.forget(other)
 
 
 class JudgingSession:
@@ -151,7 +145,7 @@ class JudgingSession:
         self.loaded = loaded
         self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
         self._results: dict[Any, Any] = {}
-        self._logits: dict[tuple[str, str, Ids], torch.Tensor] = {}
+        self._logits: dict[tuple[str, str, Ids], Tensor] = {}
 
     def once(
         self,
@@ -182,61 +176,66 @@ class JudgingSession:
 
     def draws(self, replay: Replay) -> RoundingDraws:
         """Return draws in the model's dtype. replay: choices that they are forced to make."""
-        about = self.loaded, self.prompts
         exact = self.memoize(PLAIN)
-        make = partial(RoundingDraws, *about, exact=exact, replay=replay)
-        return self.once(("draws", bool(replay.choices)), make)
+        return self.once(
+            ("draws", bool(replay.choices)),
+            lambda: RoundingDraws(self.loaded, self.prompts, exact=exact, replay=replay),
+        )
 
     def floor(self, model: LoadedModel, replay: Replay, times: int = 1) -> NoiseFloor:
         """Noise floor in the dtype of `model`: the session's, or the same weights widened. replay:
         choices that its forwards are forced to make; times: as many draws as usual.
         """
         fmt = LOGIT_FORMATS.get(model.dtype) if model is self.loaded else None
-        usual = SEEDS if model.dtype in WIDENING else _OWN_SEEDS
-        seeds = range(times * len(usual))
-        measure = partial(
-            rounding_floor,
-            model,
-            self.prompts,
-            seeds,
-            replay.of_rounding(PLAIN),
-            row_ulps_of=fmt,
-            plain=self.memoize(PLAIN),
+        seeds = range(times * (SEEDS if model.dtype in WIDENING else _OWN_SEEDS))
+        return self.once(
+            ("floor", model.dtype, bool(replay.choices), times),
+            lambda: rounding_floor(
+                model,
+                self.prompts,
+                seeds,
+                replay.of_rounding(PLAIN),
+                row_ulps_of=fmt,
+                plain=self.memoize(PLAIN),
+            ),
         )
-        return self.once(("floor", model.dtype, bool(replay.choices), times), measure)
 
     def memoize(self, side: RunnableSide) -> RunnableSide:
         """Keep the logits of a path in each dtype, as far as MEMOIZED_BYTES go; not if it is
         followed.
         """
-        return replace(side, open=partial(self._open, side)) if side.is_named else side
+        if not side.is_named:
+            return side
+
+        def open_memoized(
+            model: LoadedModel,
+            trace: ModuleTrace | None,
+        ) -> AbstractContextManager[Run]:
+            if trace is not None:
+                return side.open(model, trace)
+            itemsize = model.torch_dtype.itemsize if side.engine_path is None else _WIDEST
+
+            def run(ids: Sequence[int], emit: Emit) -> None:
+                key = side.name, model.dtype, tuple(ids)
+                if key not in self._logits:
+                    size = model.rows_of(ids) * model.vocab_size * itemsize
+                    kept = sum(logits.nbytes for logits in self._logits.values())
+                    if kept + size > MEMOIZED_BYTES:
+                        return side.run_on(model)(ids, emit)
+                    self._logits[key] = whole_side(side.run_on(model), ids)
+                logits = self._logits[key]
+                step = max(1, CHUNK_BYTES // logits[:1].nbytes)
+                for start in range(0, len(logits), step):
+                    emit(start, logits[start : start + step])
+                return None
+
+            return nullcontext(run)
+
+        return replace(side, open=open_memoized)
 
     def forget(self, side: RunnableSide) -> None:
         """Let the logits of a side go, which no other pair has."""
         self._logits = {key: logits for key, logits in self._logits.items() if key[0] != side.name}
-
-    def _open(
-        self,
-        side: RunnableSide,
-        model: LoadedModel,
-        trace: ModuleTrace | None,
-    ) -> AbstractContextManager[Run]:
-        itemsize = model.torch_dtype.itemsize if side.engine_path is None else _WIDEST
-
-        def run(ids: Sequence[int], emit: Emit) -> None:
-            key = side.name, model.dtype, tuple(ids)
-            size = model.rows_of(ids) * model.vocab_size * itemsize
-            if key not in self._logits:
-                if sum(logits.nbytes for logits in self._logits.values()) + size > MEMOIZED_BYTES:
-                    return side.run_on(model)(ids, emit)
-                self._logits[key] = whole_side(side.run_on(model), ids)
-            logits = self._logits[key]
-            step = max(1, CHUNK_BYTES // logits[:1].nbytes)
-            for start in range(0, len(logits), step):
-                emit(start, logits[start : start + step])
-            return None
-
-        return nullcontext(run) if trace is None else side.open(model, trace)
 
 
 class ModelControls(Controls):
@@ -246,21 +245,23 @@ class ModelControls(Controls):
         self,
         session: JudgingSession,
         sides: tuple[RunnableSide, RunnableSide],
-        precisions: Sequence[Precision] = (),
-        say: Progress = no_progress,
+        precisions: Sequence[Precision],
+        say: Progress,
         digests: tuple[str, str] | None = None,
     ) -> None:
         self.session, self.sides, self.say = session, sides, say
-        self.loaded, self.prompts, self.precisions = session.loaded, session.prompts, precisions
-        self.names, self.lengths = (
-            (sides[0].name, sides[1].name),
-            self.loaded.lengths_of(session.prompts),
-        )
-        self.dtype, self.has_experts = self.loaded.dtype, has_experts(self.loaded.model)
+        self.loaded = session.loaded
+        self.prompts = session.prompts
+        self.precisions = precisions
+        self.names = sides[0].name, sides[1].name
+        self.lengths = self.loaded.lengths_of(session.prompts)
+        self.dtype = self.loaded.dtype
+        self.has_experts = has_experts(self.loaded.model)
         self.shares_scale = self.loaded.has_few_values
-        self.blocks = sorted({*BLOCKS, *(int(size) for side in sides for size in side.block_sizes)})
+        self.blocks = sorted({*BLOCKS, *sides[0].block_sizes, *sides[1].block_sizes})
         self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])
-        self.earlier_digests, self.digests = digests, ["", ""]
+        self.earlier_digests = digests
+        self.digests = ["", ""]
         self.floors: dict[str, NoiseFloor] = {}
         # by dtype: the model's choices, and those that each side would have made
         self.noted: dict[str, tuple[Replay, dict[str, dict[Ids, Choices]]]] = {}
@@ -272,23 +273,22 @@ class ModelControls(Controls):
         """Whether both sides can be forced to make the choices that the model makes."""
         if not self.has_experts and not any(self.session.key_choosers.values()):
             return False
+        # in another process, or compiled
+        if any(side.engine_path is not None or side.is_one_piece for side in self.sides):
+            return False
         session = self.session
         replay = session.replay(self.loaded)
 
         def is_followed_by(side: RunnableSide) -> bool:
-            # in another process, or compiled
-            if side.engine_path is not None or side.is_one_piece:
-                return False
             return replay.is_followed_by(session.choices(self.loaded, side))
 
-        try:
+        # a side that fails is for the comparison of the sides to report
+        with suppress(CaptureError):
             return all(
                 session.once(("replays", side.name), partial(is_followed_by, side), side)
                 for side in self.sides
             )
-        except CaptureError:
-            # for the comparison of the sides to report
-            return False
+        return False
 
     def replay(self, model: LoadedModel) -> Replay:
         """Return the choices that sides are forced to make in the dtype of `model`, if they can
@@ -312,13 +312,8 @@ class ModelControls(Controls):
         for side in self.sides:
             # an engine is asked whether it repeats itself
             one = side if side.path is None else self.session.memoize(side)
-            ask = partial(
-                narrow_answers,
-                self.loaded,
-                self.prompts,
-                one,
-                self.session.memoize(PLAIN),
-            )
+            plain = self.session.memoize(PLAIN)
+            ask = partial(narrow_answers, self.loaded, self.prompts, one, plain)
             # a side that cannot be asked is for the float32 comparison to report
             with suppress(CaptureError):
                 narrow.append(self.session.once(("narrow", side.name), ask, side))
@@ -349,27 +344,26 @@ class ModelControls(Controls):
         self.say(f"both sides in {dtype}")
         if dtype == self.dtype:
             divergence, self.digests = measure(self.loaded, self.prompts, self.memoized_sides)
-            if self.replays and self.digests[0] != self.digests[1]:
-                peaks_in = LOGIT_FORMATS.get(dtype)
-                sides = self.sides_in(self.loaded)
+            is_identical = self.digests[0] == self.digests[1]
+            if self.replays and not is_identical:
                 natural_rms = divergence.rms
-                divergence = divergence_of(self.loaded, self.prompts, sides, peaks_in=peaks_in)
+                divergence = divergence_of(
+                    self.loaded,
+                    self.prompts,
+                    self.sides_in(self.loaded),
+                    peaks_in=LOGIT_FORMATS.get(dtype),
+                )
                 if natural_rms > 0:
                     self.replayed_share = divergence.rms / natural_rms
-            return self._pair(
-                divergence,
-                self.names,
-                is_identical=self.digests[0] == self.digests[1],
-            )
+            return self._pair(divergence, self.names, is_identical=is_identical)
         if dtype == "float32" and self.narrow:
             raise NotAvailableError(self.narrow[0].says)
-        if dtype == "float64" and (
-            one_piece := next((side.name for side in self.sides if side.is_one_piece), None)
-        ):
-            raise NotAvailableError(f"'{one_piece}' is compiled.")
+        for side in self.sides:
+            if dtype == "float64" and side.is_one_piece:
+                raise NotAvailableError(f"'{side.name}' is compiled.")
         is_wide = [dtype == "float32"] * 2
 
-        def see(side: int, logits: torch.Tensor) -> None:
+        def see(side: int, logits: Tensor) -> None:
             if not is_wide[side]:
                 # numpy narrows here, because torch would not
                 wide = logits.cpu().numpy()
@@ -417,20 +411,20 @@ class ModelControls(Controls):
                 floor = self.session.floor(model, replay, times)
             if dtype not in WIDENING:
                 plain = replay.of_rounding(self.session.memoize(PLAIN))
-                rounding = self.session.once(
-                    ("rounding", self.replays),
-                    partial(own_rounding_of, self.loaded, self.prompts, plain),
-                )
+                measure = partial(own_rounding_of, self.loaded, self.prompts, plain)
+                rounding = self.session.once(("rounding", self.replays), measure)
         except CaptureError as error:
             raise NotAvailableError(
                 f"The noise floor in {dtype} cannot be measured: {error}",
             ) from error
-        squares, control = floor.squares, floor.control
+        squares = floor.squares
+        control = floor.control
         if rounding is not None:
-            squares, control = np.maximum(squares, rounding), f"{control} and rounding to {dtype}"
-        control += "".join(
-            f"; in '{side}' {parts}" for side in self.names if (parts := parts_of(side, dtype))
-        )
+            squares = np.maximum(squares, rounding)
+            control += f" and rounding to {dtype}"
+        for name in self.names:
+            if parts := parts_of(name, dtype):
+                control += f"; in '{name}' {parts}"
         return replace(floor, squares=squares, control=control)
 
     def _check_values(self) -> None:
@@ -451,12 +445,9 @@ class ModelControls(Controls):
         if again is None:
             self.say("both sides once more")
             digest = partial(digest_of, self.loaded, self.prompts)
-            reference = self.session.once(
-                ("digest", self.names[0]),
-                partial(digest, self.sides[0]),
-                self.sides[0],
-            )
-            again = reference, digest(self.sides[1])
+            first, second = self.sides
+            of_first = self.session.once(("digest", first.name), partial(digest, first), first)
+            again = of_first, digest(second)
         unstable = [
             side for side, a, b in zip(self.sides, self.digests, again, strict=True) if a != b
         ]
@@ -464,62 +455,51 @@ class ModelControls(Controls):
         if not unstable:
             return Rerun(control, self.names, ())
         self.say("how far a rerun goes")
-        calls = [
-            divergence_of(self.loaded, self.prompts, (side, side))
-            for side in map(self.replay(self.loaded).of, unstable)
-            for _ in range(_RERUNS)
-        ]
+        calls = []
+        for side in map(self.replay(self.loaded).of, unstable * _RERUNS):
+            calls.append(divergence_of(self.loaded, self.prompts, (side, side)))
         squares = np.max([call.squares for call in calls], axis=0)
         mismatches = max(call.nonfinite_mismatch for call in calls)
         size = squares if squares.any() or mismatches else None
-        return Rerun(
-            control,
-            self.names,
-            tuple(side.name for side in unstable),
-            size,
-            mismatches,
-        )
+        names = tuple(side.name for side in unstable)
+        return Rerun(control, self.names, names, size, mismatches)
 
     def neighbours(self) -> list[OtherRows]:
-        side, path = self.sides[1], self.sides[1].path
+        side = self.sides[1]
+        path = self.sides[1].path
         if path is None or path.rows < 2:
             return []
         self.say("other neighbors, another row")
-        row = int((path.values_of("row") or (0,))[0])
+        row = int(path.settings.get("row", (0,))[0])
         other_row = (row + path.rows // 2) % path.rows if row else path.rows - 1
-        neighbours = "same" if path.values_of("neighbours") == ("random",) else "random"
+        neighbours = "same" if path.settings.get("neighbours") == ("random",) else "random"
         with_others = side_of(str(path.with_modifier("neighbours", neighbours)))
         side_in_row = side_of(str(path.with_modifier("row", other_row)))
-        is_same = [
+        is_same, is_same_in_row = (
             digest_of(self.loaded, self.prompts, one) == self.digests[1]
             for one in (with_others, side_in_row)
-        ]
-        of_prompts = OtherPromptsFigures(rows=path.rows, bit_identical=is_same[0])
+        )
+        of_prompts = OtherPromptsFigures(rows=path.rows, bit_identical=is_same)
         of_row = OtherRowFigures(
             rows=path.rows,
             row=row,
             other_row=other_row,
-            bit_identical=is_same[1],
+            bit_identical=is_same_in_row,
         )
-        dtype, difference = (
-            next((name for name in ("float64", "float32") if name in self.floors), ""),
-            None,
-        )
-        if not is_same[1] and dtype:
+        dtype = next((name for name in ("float64", "float32") if name in self.floors), "")
+        difference = None
+        if not is_same_in_row and dtype:
             with suppress(CaptureError), self._in(dtype) as model:
                 replay = self.replay(model)
                 sides = replay.of(self.memoized_sides[1]), replay.of(side_in_row)
                 divergence = divergence_of(model, self.prompts, sides)
                 difference = self._pair(divergence, (side.name, side_in_row.name))
+        controls = [
+            f"'{one.name}' compared with '{side.name}'" for one in (with_others, side_in_row)
+        ]
         return [
-            OtherRows(side.name, f"'{with_others.name}' compared with '{side.name}'", of_prompts),
-            OtherRows(
-                side.name,
-                f"'{side_in_row.name}' compared with '{side.name}'",
-                of_row,
-                dtype,
-                difference,
-            ),
+            OtherRows(side.name, controls[0], of_prompts),
+            OtherRows(side.name, controls[1], of_row, dtype, difference),
         ]
 
     def exact(self) -> Exact:
@@ -531,9 +511,8 @@ class ModelControls(Controls):
 
     def choices(self) -> list[Evidence]:
         rows = []
-        others = [side.name for side in self.sides if side.path != PLAIN.path]
         for dtype, (replay, noted) in self.noted.items():
-            for side in others:
+            for side in [side.name for side in self.sides if side.path != PLAIN.path]:
                 # without a floor some are not known
                 has_moved = set(self.prompts) <= replay.moved.keys()
                 # of a side that failed, or of a callable that chooses otherwise in this dtype
@@ -542,21 +521,26 @@ class ModelControls(Controls):
                 found = replay.compare(self.prompts, noted[side])
                 moved = replay.moved_row_ulps(LOGIT_FORMATS[dtype])
                 share = self.replayed_share if dtype == self.dtype else None
-                rows.append(choices_row(found, self.lengths, side, dtype, moved, share))
+                rows.append(
+                    choices_row(
+                        found,
+                        self.lengths,
+                        side,
+                        dtype,
+                        moved,
+                        share,
+                    )
+                )
         return rows
 
     def module_rounding(self) -> list[Evidence]:
         # near ties choose other experts or keys; a declared precision is no rounding of 16 bits
         is_torn = (self.has_experts and not self.replays) or self.chooses_keys
-        if is_torn or self.precisions:
-            return []
         # its limit is that of decoders; BERT's eager attention rounds its scores too, to 2.4 times
-        if self.loaded.encoder is not None:
+        if is_torn or self.precisions or self.loaded.encoder is not None:
             return []
         rows = []
-        for side in self.sides:
-            if side.is_plain:
-                continue
+        for side in [side for side in self.sides if not side.is_plain]:
             control = f"modules of '{side.name}' in {self.dtype}"
             self.say(control)
             replay = self.replay(self.loaded)
@@ -569,8 +553,15 @@ class ModelControls(Controls):
             except CaptureError as error:
                 # modules that cannot be followed, or do not fit into memory
                 says = f"Not run: {error}"
-                about = MODULE_ROUNDING, control, Unmeasured(), MISSING, says, side.name
-                rows.append(Evidence(*about))
+                row = Evidence(
+                    MODULE_ROUNDING,
+                    control,
+                    Unmeasured(),
+                    MISSING,
+                    says,
+                    side.name,
+                )
+                rows.append(row)
         return rows
 
     def lower_precision(
@@ -591,9 +582,10 @@ class ModelControls(Controls):
             self.replay,
         )
         if dtype == self.dtype and dtype != "float32":
-            sides = [side for side in self.sides if side.name in tests]
             return [
-                lowered_in_16_bits(question, self.loaded, side, tests[side.name]) for side in sides
+                lowered_in_16_bits(question, self.loaded, side, tests[side.name])
+                for side in self.sides
+                if side.name in tests
             ]
         floors = {name: floor.squares for name, floor in self.floors.items()}
         return lowered_of_pair(
@@ -608,7 +600,8 @@ class ModelControls(Controls):
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
         if any(side.is_one_piece for side in self.sides):
             return []
-        (number, position), rows = self._prompt_of(row), []
+        (number, position) = self._prompt_of(row)
+        rows = []
         # as they were compared: while outputs are replaced, another forward would be recorded
         replay, _ = self.noted.get("float32", (Replay(), {}))
         for side in [side for side in self.sides if not side.is_plain]:

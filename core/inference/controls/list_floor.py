@@ -1,44 +1,49 @@
-"""Noise floor of lists: the model's own reorderings on a run's tokens, over the tokens that both
-sides sent.
+"""Lists that a model scores again: their noise floor, by the model's own reorderings on a run's
+tokens, over the tokens that both sides sent; and a rollout's recorded experts in its forward: what
+its routers choose instead, and what the tokens score with the rollout's choices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from ...errors import DumpError, UsageError
-from ...evidence import Evidence
-from ...judging.explain.rescoring import Rescoring, Routing, floor_evidence
+from ...judging.explain.rescoring import Rescoring, Routing
 from ...judging.explain.rows import PairRows, RowPair
 from ...numerics.arrays import Floats
+from ...numerics.recorded_choices import MISSING, is_choice
+from ...numerics.recorded_choices import Choices as Experts
 from ...progress import Progress
-from ..models.model import LoadedModel
+from ..models.model import LoadedModel, dimension
 from ..models.module_state import restore_state
 from ..models.torch_errors import model_errors_stop
+from ..paths.batch import ignore
+from ..paths.engines import PLAIN
+from ..paths.hooks import ModuleTrace
 from ..paths.sliced_head import columns_at_once, sliced_logits
+from .choices import Choices, Ids, Replay, compare_choices, following_choices
 from .reordering import reorder
-from .replayed_experts import Scores, replay_experts
 from .rounding_floor import check_prompts
 
 _SEEDS = range(4)
+_ROUTER_SEEDS = range(2)  # draws that show how far rounding moves a router's scores
 _MOST_TOKENS = 1 << 12  # of a batch with its padding, about all that `rows_of_rollouts` takes
-Ids = tuple[int, ...]
 Prompts = Sequence[Ids] | Mapping[int, Ids]  # by number
+Scores = dict[tuple[int, int], tuple[Floats, float]]  # by prompt and position: values, entropy
 
 
-def floor_of_rows(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress) -> Evidence:
-    """Compare rows of a pair with a model's noise floor. prompts: all tokens that were read, or
-    more.
-    """
-    return floor_evidence(rescore(loaded, prompts, pair, say))
-
-
-def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress) -> Rescoring:
+def rescore(
+    loaded: LoadedModel,
+    prompts: Prompts,
+    pair: PairRows,
+    say: Progress,
+) -> Rescoring:
     """Score the tokens of a pair's rows by a model, and by its reorderings. prompts: all tokens
     that were read.
     """
@@ -54,7 +59,13 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress
             f"model '{loaded.name}' has {loaded.vocab_size:,} tokens, and the run token"
             f" {largest:,}.",
         )
-    batches = list(_batches(ids_of))
+    # those of like lengths together: reordering permutes all weights in every forward, so that
+    # forwards are few
+    batches: list[dict[int, Ids]] = [{}]
+    for prompt, ids in sorted(ids_of.items(), key=lambda item: len(item[1])):
+        if batches[-1] and (len(batches[-1]) + 1) * len(ids) > _MOST_TOKENS:
+            batches.append({})
+        batches[-1][prompt] = ids
     with model_errors_stop():
 
         def score(what: str) -> tuple[Floats, Floats]:
@@ -63,10 +74,9 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress
             for number, batch in enumerate(batches):
                 say(says, number, len(batches), "batches")
                 scores |= _scores_of(loaded, batch, rows, pair.values)
-            values, entropies = zip(
-                *(scores[row.prompt, row.position] for row in rows), strict=True
-            )
-            return np.concatenate(values), np.array(entropies)
+            of_rows = [scores[row.prompt, row.position] for row in rows]
+            values = np.concatenate([each for each, _ in of_rows])
+            return values, np.array([entropy for _, entropy in of_rows])
 
         plain, entropy = score("as it is")
         draws = []
@@ -75,11 +85,10 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress
                 draws.append(score(f"reordering {seed + 1} of {len(_SEEDS)}")[0])
         routing: Routing | str | None = None
         if pair.experts:
-            score_again = partial(_scores_of, loaded, rows=rows, values=pair.values)
             try:
-                routing = replay_experts(loaded, ids_of, pair, score_again)
+                routing = _replay_experts(loaded, ids_of, pair, rows)
             except DumpError as error:
-                routing = str(error)
+                routing = f"'{pair.names[0]}' {error}"
     return Rescoring(
         loaded.name,
         loaded.dtype,
@@ -91,20 +100,6 @@ def rescore(loaded: LoadedModel, prompts: Prompts, pair: PairRows, say: Progress
         pair.places,
         routing,
     )
-
-
-def _batches(ids_of: Mapping[int, Ids]) -> Iterator[dict[int, Ids]]:
-    """Yield the prompts in batches, those of like lengths together.
-
-    Reordering permutes all weights in every forward, so that forwards are few.
-    """
-    batch: dict[int, Ids] = {}
-    for prompt, ids in sorted(ids_of.items(), key=lambda item: len(item[1])):
-        if batch and (len(batch) + 1) * len(ids) > _MOST_TOKENS:
-            yield batch
-            batch = {}
-        batch[prompt] = ids
-    yield batch
 
 
 def _scores_of(
@@ -122,9 +117,9 @@ def _scores_of(
     ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(loaded.device)
     arguments: dict[str, Any] = {"input_ids": ids, "use_cache": False}
     if len(set(map(len, texts))) > 1:
-        masks = [torch.ones_like(text) for text in texts]
-        padded = torch.nn.utils.rnn.pad_sequence(masks, batch_first=True)
-        arguments["attention_mask"] = padded.to(loaded.device)
+        lengths = torch.tensor([len(text) for text in texts])
+        mask = torch.arange(ids.shape[1]) < lengths[:, None]
+        arguments["attention_mask"] = mask.long().to(loaded.device)
     scores: Scores = {}
     start = 0
 
@@ -150,9 +145,101 @@ def _scores_of(
         start = stop
 
     restore_state(loaded.start)
-    size = columns_at_once(len(batch), loaded.vocab_size, loaded.torch_dtype.itemsize)
-    if ids.shape[1] <= size:
-        add(loaded.model(**arguments).logits)
-    else:
-        sliced_logits(loaded.model, arguments, 0, ids.shape[1], size, add)
+    size = columns_at_once(len(batch), loaded.row_bytes)
+    sliced_logits(
+        loaded.model,
+        arguments,
+        0,
+        ids.shape[1],
+        size,
+        add,
+    )
     return scores
+
+
+def _replay_experts(
+    loaded: LoadedModel,
+    ids_of: Mapping[int, Ids],
+    pair: PairRows,
+    rows: Sequence[RowPair],
+) -> Routing:
+    """Compare a rollout's experts with the model's. DumpError, a clause, if they do not fit."""
+    parts = []
+    for prompt, recorded in pair.experts.items():
+        of_prompt = [row for row in rows if row.prompt == prompt]
+        routers, *arrays = _replay(
+            loaded,
+            ids_of[prompt],
+            of_prompt,
+            recorded,
+            pair.values,
+        )
+        parts.append(arrays)
+    return Routing(routers, *map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _replay(
+    loaded: LoadedModel,
+    ids: Ids,
+    rows: Sequence[RowPair],
+    recorded: Experts,
+    values: str,
+) -> tuple[Any, ...]:
+    """Return what `Routing` has, of one prompt."""
+    prompt = rows[0].prompt
+    positions = [row.position for row in rows]
+    rollout = np.concatenate([row.x for row in rows])
+
+    def forward(forced: Choices | None = None) -> tuple[Choices, Floats]:
+        """Return what the model chooses by itself, and r, if it makes the choices `forced`."""
+        noted = Choices(len(ids))
+        with following_choices(loaded, ModuleTrace(ids), noted.note, forced):
+            scores = _scores_of(loaded, {prompt: ids}, rows, values)
+        of_rows = [scores[prompt, position][0] for position in positions]
+        return noted, np.concatenate(of_rows) - rollout
+
+    own, r = forward()
+    forced = _forced(loaded, own, recorded)
+    noted, replayed = forward(forced)
+    alike = []
+    # earlier choices are the recorded ones
+    merged = dict(noted.ids)
+    for call, experts in forced.ids.items():
+        both = own.ids[call].sort().values == experts.sort().values
+        alike.append(both.all(-1).double().where(experts[..., 0] >= 0, torch.nan)[positions])
+        merged[call] = torch.where(experts < 0, noted.ids[call], experts)
+    made = replace(noted, ids=merged)
+    replay = Replay({ids: made})
+    for seed in _ROUTER_SEEDS:
+        with reorder(loaded.model, seed):
+            replay.of_rounding(PLAIN).run_on(loaded)(ids, ignore)
+    others = compare_choices(noted, made, replay.moved[ids]).others
+    gaps = np.array([gap for *_, gap in others])
+    routers = [module for module, _ in forced.ids]
+    return routers, r, replayed, torch.cat(alike, 1).numpy(), gaps
+
+
+def _forced(loaded: LoadedModel, own: Choices, recorded: Experts) -> Choices:
+    """Return the recorded choices of each router, of the last call if it chooses groups of experts
+    first. DumpError, a clause, if they do not fit.
+    """
+    _, layers, k = recorded.shape
+    calls = [call for call in own.last_calls.values() if own.ids[call].shape[1:] == (1, k)]
+    numbers = list(range(layers))
+    if layers == dimension(loaded.text_config, "num_hidden_layers"):
+        # also of layers without experts
+        numbers = [int(re.findall(r"\d+", module)[0]) for module, _ in calls]
+    most = max((own.scores[call].shape[-1] for call in calls), default=0)
+    largest = int(recorded[:, numbers].max(initial=0))
+    if len(numbers) != len(calls) or largest >= most:
+        raise DumpError(
+            f"recorded {k} of at least {largest + 1} experts in {layers} layers; the checkpoint has"
+            f" {len(calls)} routers that take {k} of {most}.",
+        )
+    forced = Choices(own.positions)
+    for call, number in zip(calls, numbers, strict=True):
+        experts = recorded[: own.positions, number].astype(np.int64)
+        usable = np.where(is_choice(experts)[:, None], experts, MISSING)
+        forced.ids[call] = torch.full_like(own.ids[call], MISSING)
+        forced.ids[call][: len(experts), 0] = torch.from_numpy(usable)
+    return forced

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils._pytree import tree_leaves
+from torch import Tensor, nn
 
 from ...checks.modules_alone import ALONE, LARGEST_ALONE, ModulesAlone, alone_evidence
 from ...errors import CaptureError
@@ -30,6 +30,7 @@ from ..paths.batch import ignore
 from ..paths.engines import PLAIN, RunnableSide
 from ..paths.hooks import ModuleTrace, module_of_call, name_of_call
 from ..watching.modules import traced_modules, watched_modules
+from .reordering import float_tensors
 
 OUTPUT_BYTES = 256 << 20  # of the side's outputs at once
 # kinds of the modules inside attention and MLP that are looked at beside these
@@ -54,7 +55,8 @@ def module_row(
     name = sides[-1].name
     inputs = f"on prompt {number}, fed identical inputs, compared with float64"
     try:
-        if (count := fits(loaded, len(ids))) <= position:
+        count = fits(loaded, len(ids))
+        if count <= position:
             raise CaptureError(f"position {position} of prompt {number} does not fit into memory.")
         with foreign_errors_stop("modules one at a time", "choose a smaller model"):
             for side in dict.fromkeys(sides):
@@ -67,7 +69,14 @@ def module_row(
     except CaptureError as error:
         says = f"The modules cannot be taken one at a time: {error}"
         control = f"every module of '{name}' {inputs}"
-        return Evidence(ALONE, control, Unmeasured(), MISSING, says, name)
+        return Evidence(
+            ALONE,
+            control,
+            Unmeasured(),
+            MISSING,
+            says,
+            name,
+        )
     return None if is_below_float32 else row
 
 
@@ -78,42 +87,27 @@ class ModuleOutputs(ModuleTrace):
 
     def __init__(self, prompt: Sequence[int]) -> None:
         super().__init__(prompt, range(len(prompt)))
-        self.outputs: dict[str, torch.Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
         self.is_computed: dict[str, NDArray[np.bool_]] = {}
 
-    def take(self, name: str, first: int, output: torch.Tensor) -> None:
+    def take(self, name: str, first: int, output: Tensor) -> None:
         places = slice(first, first + len(output))
-        is_computed = self.is_computed.setdefault(name, np.zeros(len(self.positions), bool))
-        self.is_ambiguous = self.is_ambiguous or (
-            not self.is_told and bool(is_computed[places].any())
-        )
+        count = len(self.positions)
+        is_computed = self.is_computed.setdefault(name, np.zeros(count, bool))
+        if is_computed[places].any() and not self.is_told:
+            self.is_ambiguous = True
         is_computed[places] = True
         if name not in self.outputs:
-            self.outputs[name] = output.new_full(
-                (len(self.positions), output.shape[1]),
-                float("nan"),
-            )
+            self.outputs[name] = output.new_full((count, output.shape[1]), torch.nan)
         self.outputs[name][places] = output
 
-    def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
+    def _own_row(self, output: Tensor) -> Tensor | None:
         """Row of the prompt, of [rows, columns, width] alone: both sides compare the same
         modules.
         """
-        is_of_rows = (
-            self._computed is not None and output.ndim == 3 and output.shape[0] > self._computed[0]
-        )
+        assert self._computed is not None
+        is_of_rows = output.ndim == 3 and len(output) > self._computed[0]
         return super()._own_row(output) if is_of_rows else None
-
-    def run(
-        self,
-        loaded: LoadedModel,
-        side: RunnableSide,
-        modules: Mapping[str, torch.nn.Module],
-    ) -> None:
-        """Run a side on the prompt, its modules followed or handed in."""
-        self.modules = modules.keys()
-        with nullcontext() if side.hands_in else self.following(loaded.model, modules):
-            side.run_on(loaded, self)(self.prompt, ignore)
 
 
 def modules_alone(
@@ -129,12 +123,12 @@ def modules_alone(
     modules = followed_modules(loaded.model)
     with in_float32(loaded) as model:
         outputs, recorded_calls = record_outputs(model, prompt, side, modules)
-        own: dict[str, torch.Tensor] = {}
-        with graft_outputs(
-            modules,
-            outputs,
-            lambda name, output, _: own.update({name: output.clone()}),
-        ) as calls:
+        own: dict[str, Tensor] = {}
+
+        def keep(name: str, output: Tensor, _: Tensor) -> None:
+            own[name] = output.clone()
+
+        with graft_outputs(modules, outputs, keep) as calls:
             plain.run_on(model)(prompt, ignore)
     # if a forward of the side calls a module less often, its calls are not those of the model
     outputs = {
@@ -144,33 +138,25 @@ def modules_alone(
     }
     squares: dict[str, list[NDArray[np.float64]]] = {}
 
-    def compare(name: str, exact: torch.Tensor, output: torch.Tensor) -> None:
-        values, width = output.double(), output.shape[1]
-        error, norms = (
-            values - exact,
-            np.maximum(row_sums(values.square()), np.finfo(np.float64).tiny),
-        )
+    def compare(name: str, exact: Tensor, output: Tensor) -> None:
+        values = output.double()
+        error = values - exact
+        norms = np.maximum(row_sums(values.square()), np.finfo(np.float64).tiny)
         along = row_sums(error * values) ** 2 / norms
-        parts = (
-            row_sums(error.square()),
-            along,
-            row_sums((own[name].double() - exact).square()),
-            norms,
-        )
-        squares[name] = [part / width for part in parts]
+        rounding = row_sums((own[name].double() - exact).square())
+        parts = row_sums(error.square()), along, rounding, norms
+        squares[name] = [part / output.shape[1] for part in parts]
 
     with in_float64(loaded) as model, graft_outputs(modules, outputs, compare):
         plain.run_on(model)(prompt, ignore)
     names = tuple(name for name in outputs if name in squares)
     if not names:
         raise CaptureError(f"'{side.name}' hands on no module's outputs at every position.")
-    return ModulesAlone(
-        names,
-        *(np.array(rows) for rows in zip(*(squares[name] for name in names), strict=True)),
-    )
+    parts = zip(*(squares[name] for name in names), strict=True)
+    return ModulesAlone(names, *map(np.array, parts))
 
 
-def followed_modules(model: Any) -> dict[str, torch.nn.Module]:
+def followed_modules(model: Any) -> dict[str, nn.Module]:
     """Return the modules that are compared, by name."""
     modules = traced_modules(model)
     for each in watched_modules(model):
@@ -187,29 +173,29 @@ def record_outputs(
     loaded: LoadedModel,
     prompt: Sequence[int],
     side: RunnableSide,
-    modules: Mapping[str, torch.nn.Module],
-) -> tuple[dict[str, torch.Tensor], Counter[str]]:
+    modules: Mapping[str, nn.Module],
+) -> tuple[dict[str, Tensor], Counter[str]]:
     """Run a side and return what its modules put out at every position, by call, and the calls of
     each module. CaptureError if they cannot be followed or are not finite.
     """
     trace = ModuleOutputs(prompt)
-    trace.run(loaded, side, modules)
+    trace.modules = modules.keys()
+    with nullcontext() if side.hands_in else trace.following(loaded.model, modules):
+        side.run_on(loaded, trace)(prompt, ignore)
     if trace.is_ambiguous:
         raise CaptureError(
             f"'{side.name}' computes positions twice, so its forwards could not be followed.",
         )
-    outputs = {
-        name: rows for name, rows in trace.outputs.items() if bool(trace.is_computed[name].all())
-    }
-    calls = Counter(map(module_of_call, outputs))
-    for name, rows in outputs.items():
+    every = {name: rows for name, rows in trace.outputs.items() if trace.is_computed[name].all()}
+    outputs = {}
+    for name, rows in every.items():
         if not bool(rows.isfinite().all()):
             raise CaptureError(f"'{side.name}' gives NaN or infinity, first at {name}.")
-    for name, parent in [(name, outputs.get(name.rpartition(".")[0])) for name in outputs]:
-        # the parent's name says more
-        if parent is not None and torch.equal(parent, outputs[name]):
-            del outputs[name]
-    return outputs, calls
+        parent = every.get(name.rpartition(".")[0])
+        # if they are the same, the parent's name says more
+        if parent is None or not torch.equal(parent, rows):
+            outputs[name] = rows
+    return outputs, Counter(map(module_of_call, every))
 
 
 def fits(loaded: LoadedModel, positions: int) -> int:
@@ -222,9 +208,9 @@ def fits(loaded: LoadedModel, positions: int) -> int:
 
 @contextmanager
 def graft_outputs(
-    modules: dict[str, torch.nn.Module],
-    outputs: dict[str, torch.Tensor],
-    see: Callable[[str, torch.Tensor, torch.Tensor], Any],
+    modules: dict[str, nn.Module],
+    outputs: dict[str, Tensor],
+    see: Callable[[str, Tensor, Tensor], Any],
 ) -> Iterator[Counter[str]]:
     """Show every output of one forward inside and replace it. outputs: by call, [positions, width]
     -> calls of each module
@@ -236,12 +222,11 @@ def graft_outputs(
         name = name_of_call(module, calls[module])
         if name not in outputs:
             return None
-        own, other = output[0] if isinstance(output, tuple) and output else output, outputs[name]
-        if (
-            not isinstance(own, torch.Tensor)
-            or own.numel() != other.numel()
-            or own.shape[-1] != other.shape[-1]
-        ):
+        own = output[0] if isinstance(output, tuple) and output else output
+        other = outputs[name]
+        if not isinstance(own, Tensor):
+            return None
+        if own.numel() != other.numel() or own.shape[-1] != other.shape[-1]:
             return None
         see(name, own.detach().reshape(other.shape), other)
         # a copy: models multiply in place
@@ -250,7 +235,8 @@ def graft_outputs(
 
     with ExitStack() as hooks:
         for module in dict.fromkeys(map(module_of_call, outputs)):
-            hooks.callback(modules[module].register_forward_hook(partial(graft, module)).remove)
+            hook = modules[module].register_forward_hook(partial(graft, module))
+            hooks.enter_context(hook)
         yield calls
 
 
@@ -262,21 +248,22 @@ def first_not_finite(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide
 
     # negative infinity is a mask
     def is_finite(values: Any) -> bool:
-        tensors = [
-            each
-            for each in tree_leaves(values)
-            if isinstance(each, torch.Tensor) and each.is_floating_point()
-        ]
+        tensors = float_tensors(values)
         return not any(bool((each.isnan() | each.isposinf()).any()) for each in tensors)
 
-    def look(name: str, _: Any, arguments: Any, keywords: Any, output: Any) -> None:
+    def look(
+        name: str,
+        _: Any,
+        arguments: Any,
+        keywords: Any,
+        output: Any,
+    ) -> None:
         if name and not names and is_finite((arguments, keywords)) and not is_finite(output):
             names.append(name)
 
     with ExitStack() as hooks:
         for name, module in loaded.model.named_modules():
-            hooks.callback(
-                module.register_forward_hook(partial(look, name), with_kwargs=True).remove,
-            )
+            hook = module.register_forward_hook(partial(look, name), with_kwargs=True)
+            hooks.enter_context(hook)
         side.run_on(loaded)(ids, ignore)
     return next(iter(names), None)

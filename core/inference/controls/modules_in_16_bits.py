@@ -5,12 +5,13 @@ module. At the logits a fault of one module adds to the rounding of all of them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...checks.modules_in_16_bits import ModuleRounding
 from ...closeness.coherence import (
@@ -27,12 +28,12 @@ from ...numerics.statistic import TINY
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..paths.batch import ignore
-from ..paths.engines import PLAIN, RunnableSide
+from ..paths.engines import PLAIN, Prompts, RunnableSide
 from ..paths.hooks import module_of_call
 from .drawn_roundings import DRAWS, DrawnRounding
 from .modules_alone import fits, followed_modules, graft_outputs, record_outputs
 
-Outputs = Mapping[str, torch.Tensor]  # by module, [positions, width]
+Outputs = Mapping[str, Tensor]  # by module, [positions, width]
 _POSITIONS = 256
 # sound modules reach 0.8 of these (docs/explanation/calibration.md); in a column 0.37 of rounding
 # if a bias is added to a rounded sum: the same happens in all rows
@@ -41,7 +42,7 @@ _LIMITS = limits_of(0.1, evidence=4.5, column=0.5)
 
 def module_rounding(
     loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
+    prompts: Prompts,
     side: RunnableSide,
     plain: RunnableSide = PLAIN,
 ) -> ModuleRounding:
@@ -67,9 +68,9 @@ def module_rounding(
     def replay(model: LoadedModel, mode: AbstractContextManager[Any]) -> Outputs:
         pieces = defaultdict(list)
         for ids, outputs, calls_of_side in recorded:
-            own: dict[str, torch.Tensor] = {}
+            own: dict[str, Tensor] = {}
 
-            def keep(name: str, output: torch.Tensor, _: Any, own: Any = own) -> None:
+            def keep(name: str, output: Tensor, _: Any, own: Any = own) -> None:
                 own[name] = output.clone()
 
             with mode, graft_outputs(modules, outputs, keep) as calls:
@@ -89,54 +90,39 @@ def module_rounding(
     if not exact:
         raise CaptureError(f"'{side.name}' hands on no module's outputs at every position.")
     of_side = {name: torch.cat([outputs[name] for _, outputs, _ in recorded]) for name in exact}
-    errors = _Errors(exact, of_side)
-    # the model's own too: constants and polynomials of its kernels have directions, draws have none
-    errors.add(replay(loaded, nullcontext()))
-    for seed in range(DRAWS):
-        errors.add(replay(loaded, DrawnRounding(loaded.torch_dtype, seed)))
-    squares = np.array(list(errors.squares.values()))
-    return ModuleRounding(tuple(exact), squares[:, 0], squares[:, 2:].T, errors.faults())
+    # mean squares [forwards] of the side, of the model's own forward, and of each draw
+    squares: dict[str, list[float]] = {name: [] for name in exact}
 
-
-class _Errors:
-    """Errors of forwards by module, of the side, of the model's own, and of each draw.
-
-    squares: mean squares [forwards] of each; found: directions of those that have one on the side.
-    """
-
-    def __init__(self, exact: Outputs, of_side: Outputs) -> None:
-        self._exact = exact
-        self._samples: dict[str, Sample] = {}
-        self._found: dict[str, list[list[Direction]]] = {}
-        self.squares: dict[str, list[float]] = {name: [] for name in exact}
-        for name, error in self._errors(of_side):
-            sample = sample_of(exact[name].cpu().numpy())
-            found = directions(error.cpu().numpy(), sample)
-            if any(each.evidence > _LIMITS[each.kind].evidence for each in found):
-                self._samples[name] = sample
-                self._found[name] = [found]
-
-    def add(self, outputs: Outputs) -> None:
-        """Add what the modules put out in a forward that is trusted."""
-        for name, error in self._errors(outputs):
-            if name in self._found:
-                found = directions(error.cpu().numpy(), self._samples[name])
-                self._found[name].append(found)
-
-    def _errors(self, outputs: Outputs) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, exact in self._exact.items():
-            error = outputs[name].double() - exact.double()
-            self.squares[name].append(float(error.square().mean()))
+    def errors_of(outputs: Outputs) -> Iterator[tuple[str, Tensor]]:
+        for name, rows in exact.items():
+            error = outputs[name].double() - rows.double()
+            squares[name].append(float(error.square().mean()))
             yield name, error
 
-    def faults(self) -> dict[str, str]:
-        """Return the modules whose errors have a direction that rounding has not, and which."""
-        result = {}
-        for name, (actual, *trusted) in self._found.items():
-            side, _, *draws = np.sqrt(self.squares[name])
-            rounding = max(float(np.mean(draws)), TINY)
-            larger = max(1.0, side / rounding)
-            compared = compare_directions(actual, trusted, rounding, larger, _LIMITS)
-            if faults := [each for each in compared if each.is_fault]:
-                result[name] = str(most_telling(faults))
-        return result
+    # of modules whose errors have a direction on the side
+    samples: dict[str, Sample] = {}
+    found: dict[str, list[list[Direction]]] = {}
+    for name, error in errors_of(of_side):
+        sample = sample_of(exact[name].cpu().numpy())
+        actual = directions(error.cpu().numpy(), sample)
+        if any(each.evidence > _LIMITS[each.kind].evidence for each in actual):
+            samples[name] = sample
+            found[name] = [actual]
+    # the model's own too: constants and polynomials of its kernels have directions, draws have none
+    modes: list[AbstractContextManager[Any]] = [nullcontext()]
+    modes += [DrawnRounding(loaded.torch_dtype, seed) for seed in range(DRAWS)]
+    for mode in modes:
+        for name, error in errors_of(replay(loaded, mode)):
+            if name in found:
+                found[name].append(directions(error.cpu().numpy(), samples[name]))
+    # directions that rounding has not
+    faults = {}
+    for name, (actual, *trusted) in found.items():
+        side_rms, _, *draws_rms = np.sqrt(squares[name])
+        rounding = max(float(np.mean(draws_rms)), TINY)
+        larger = max(1.0, side_rms / rounding)
+        compared = compare_directions(actual, trusted, rounding, larger, _LIMITS)
+        if of_module := [each for each in compared if each.is_fault]:
+            faults[name] = str(most_telling(of_module))
+    every = np.array(list(squares.values()))
+    return ModuleRounding(tuple(exact), every[:, 0], every[:, 2:].T, faults)

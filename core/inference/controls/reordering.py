@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -35,10 +36,10 @@ _NO_PRODUCTS = {
 }
 # so many elements of 2 bytes or more are a multiple of the 64 bytes that kernels look at
 _ALIGNED = 64
-_NO_MAP = (torch.nn.Embedding, torch.nn.modules.conv._ConvNd)
+_NO_MAP = (nn.Embedding, nn.modules.conv._ConvNd)
 
 
-def order_of(seed: int, name: str, length: int) -> torch.Tensor:
+def order_of(seed: int, name: str, length: int) -> Tensor:
     """Return the permutation of `length` terms for a seed and a weight's name, the same everywhere.
     [length], int64
     """
@@ -48,7 +49,7 @@ def order_of(seed: int, name: str, length: int) -> torch.Tensor:
 
 
 @contextmanager
-def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
+def reorder(model: nn.Module, seed: int) -> Iterator[Collection[str]]:
     """Sum every linear map of the model that runs inside in an order drawn from (seed, name of its
     weight).
 
@@ -57,7 +58,8 @@ def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
     """
     if refusal := reordering_refusal(model):
         raise CaptureError(f"reordering: {refusal}.")
-    weights, ran = _Weights(model), dict[torch.nn.Module, str]()
+    weights = _Weights(model)
+    ran = dict[nn.Module, str]()
     mode = _Reorder(weights, seed)
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -65,15 +67,13 @@ def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
                 hook = module.register_forward_hook(
                     lambda module, *_, name=name: ran.update({module: name}),
                 )
-                hooks.callback(hook.remove)
+                hooks.enter_context(hook)
         with mode:
             yield mode.products
     for module, name in ran.items():
-        products = (
-            mode.products
-            if isinstance(module, torch.nn.Linear | Conv1D)
-            else mode.products | mode.computed_with
-        )
+        products = mode.products
+        if not isinstance(module, nn.Linear | Conv1D):
+            products = products | mode.computed_with
         if not any(weights.parameter(matrix) in products for _, matrix in _matrices(module)):
             raise CaptureError(
                 f"reordering: a fused kernel computes '{name}' ({type(module).__name__}); choose"
@@ -81,33 +81,26 @@ def reorder(model: torch.nn.Module, seed: int) -> Iterator[Collection[str]]:
             )
 
 
-def reordering_refusal(model: torch.nn.Module) -> str | None:
+def reordering_refusal(model: nn.Module) -> str | None:
     """Return why the linear maps of this model cannot be reordered and what to do about it, or
     None.
     """
     for name, module in model.named_modules():
-        subject = (
-            f"'{name}' ({type(module).__name__})"
-            if name
-            else f"the model ({type(module).__name__})"
-        )
-        if (
-            "_orig_mod" in module._modules
-            or getattr(module, "_compiled_call_impl", None) is not None
-        ):
+        called = f"'{name}'" if name else "the model"
+        subject = f"{called} ({type(module).__name__})"
+        is_compiled = getattr(module, "_compiled_call_impl", None) is not None
+        if is_compiled or "_orig_mod" in module._modules:
             return f"{subject} is compiled; load the model without compiling it"
         tensors = dict(
             [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)],
         )
         kinds = ["no weight"] if hasattr(module, "in_features") and "weight" not in tensors else []
         for key, tensor in tensors.items():
-            is_narrow = not tensor.is_floating_point() or tensor.dtype.itemsize < 2
-            if "weight" in key and (
-                is_narrow or type(tensor) not in (torch.nn.Parameter, torch.Tensor)
-            ):
-                kinds.append(
-                    f"{key}: {type(tensor).__name__} of {str(tensor.dtype).removeprefix('torch.')}",
-                )
+            is_plain = type(tensor) in (nn.Parameter, Tensor)
+            is_wide = tensor.is_floating_point() and tensor.dtype.itemsize >= 2
+            if "weight" in key and not (is_plain and is_wide):
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                kinds.append(f"{key}: {type(tensor).__name__} of {dtype}")
         if kinds:
             return f"{subject} is quantized ({kinds[0]}); load the model without quantization"
         if any(tensor.device.type == "meta" for tensor in tensors.values()):
@@ -123,7 +116,7 @@ class _Weights:
     dtype.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._ranges: dict[int, tuple[int, str]] = {}  # begin -> end and name
         for prefix, module in model.named_modules():
             for key, matrix in _matrices(module):
@@ -135,13 +128,13 @@ class _Weights:
         self._begins = sorted(self._ranges)
         self.copies: Any = WeakTensorKeyDictionary()
 
-    def parameter(self, tensor: torch.Tensor) -> str | None:
+    def parameter(self, tensor: Tensor) -> str | None:
         """Return the name of the parameter that the tensor is, or is a view of."""
         place = bisect_right(self._begins, tensor.data_ptr()) - 1
         end, name = self._ranges[self._begins[place]] if place >= 0 else (0, "")
         return name if tensor.data_ptr() < end else None
 
-    def name(self, tensor: torch.Tensor) -> str | None:
+    def name(self, tensor: Tensor) -> str | None:
         """Return the name of the parameter that the tensor is, views or is a function of."""
         return self.parameter(tensor) or self.copies.get(tensor)
 
@@ -155,21 +148,27 @@ class _Reorder(TorchDispatchMode):
         # named by weight, so experts in one parameter are one
         self.products: set[str] = set()
         self.computed_with: set[str] = set()
-        self._orders: dict[Any, torch.Tensor] = {}
+        self._orders: dict[Any, Tensor] = {}
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         operation = func._schema.name
         if operation in _PRODUCTS:
             return self._product(func, operation, args, kwargs)
-        floats = _floats((args, kwargs))
+        floats = float_tensors((args, kwargs))
         names = [name for name in map(self._weights.name, floats) if name is not None]
         if not names:
             return func(*args, **kwargs)
         # a view, a gathered copy, another dtype
         if len(names) == len(floats) and operation not in _NO_PRODUCTS:
             result = func(*args, **kwargs)
-            for tensor in _floats(result):
+            for tensor in float_tensors(result):
                 if self._weights.parameter(tensor) is None:
                     self.computed_with.update(names)
                     self._weights.copies[tensor] = names[0]
@@ -187,7 +186,13 @@ class _Reorder(TorchDispatchMode):
             )
         return result
 
-    def _product(self, func: Any, operation: str, args: Any, kwargs: Any) -> Any:
+    def _product(
+        self,
+        func: Any,
+        operation: str,
+        args: Any,
+        kwargs: Any,
+    ) -> Any:
         factors = _PRODUCTS[operation]
         first, second = (args[number] for number in factors)
         name = self._weights.name(second) or self._weights.name(first)
@@ -199,15 +204,17 @@ class _Reorder(TorchDispatchMode):
             name = f"a weight of {list(second.shape)}"
         self.products.add(name)
         arguments = list(args)
-        for number, axis in zip(
-            factors,
-            (-1, -1 if is_linear or second.ndim == 1 else -2),
-            strict=True,
-        ):
+        axes = -1, -1 if is_linear or second.ndim == 1 else -2
+        for number, axis in zip(factors, axes, strict=True):
             arguments[number] = self._permute(args[number], axis, name)
         return func(*arguments, **kwargs)
 
-    def _permute(self, tensor: torch.Tensor, axis: int, name: str) -> torch.Tensor:
+    def _permute(
+        self,
+        tensor: Tensor,
+        axis: int,
+        name: str,
+    ) -> Tensor:
         """Put one axis of a tensor in another order, laid out in memory as it was. Same shape
 
         Some kernels round by strides and by alignment. An expanded tensor is one copy of its rows,
@@ -228,7 +235,7 @@ class _Reorder(TorchDispatchMode):
         return _laid_out_like(tensor, selection).expand(shape)
 
 
-def _laid_out_like(tensor: torch.Tensor, selection: torch.Tensor) -> torch.Tensor:
+def _laid_out_like(tensor: Tensor, selection: Tensor) -> Tensor:
     """Give a copy the strides and the alignment of a view into a wider tensor."""
     if selection.stride() == tensor.stride():
         return selection
@@ -240,7 +247,7 @@ def _laid_out_like(tensor: torch.Tensor, selection: torch.Tensor) -> torch.Tenso
     return room.as_strided(tensor.shape, tensor.stride(), start).copy_(selection)
 
 
-def _select(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tensor:
+def _select(tensor: Tensor, axis: int, order: Tensor) -> Tensor:
     if tensor.device.type != "cpu" or axis != tensor.ndim - 1:
         return tensor.index_select(axis, order)
     # On a CPU index_select along the last axis takes up to 7 times as long ([4096, 384] in
@@ -249,19 +256,14 @@ def _select(tensor: torch.Tensor, axis: int, order: torch.Tensor) -> torch.Tenso
     return bits.gather(axis, order.expand(tensor.shape)).view(tensor.dtype)
 
 
-def _floats(values: Any) -> list[torch.Tensor]:
-    """Return the floating-point tensors among arguments."""
-    tensors = (value for value in tree_leaves(values) if isinstance(value, torch.Tensor))
+def float_tensors(values: Any) -> list[Tensor]:
+    """Return the floating-point tensors among arguments or outputs."""
+    tensors = (value for value in tree_leaves(values) if isinstance(value, Tensor))
     return [each for each in tensors if each.is_floating_point() and each.layout is torch.strided]
 
 
-def _matrices(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
+def _matrices(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the matrices that a module itself owns, by their names in it."""
-    for key, parameter in module._parameters.items():
-        if (
-            parameter is not None
-            and parameter.ndim >= 2
-            and parameter.is_floating_point()
-            and parameter.numel()
-        ):
+    for key, parameter in module.named_parameters(recurse=False):
+        if parameter.ndim >= 2 and parameter.is_floating_point() and parameter.numel():
             yield key, parameter

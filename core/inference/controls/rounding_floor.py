@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
-import torch
 
 from ...checks.pair import NoiseFloor
 from ...errors import CaptureError
@@ -16,11 +15,11 @@ from ...numerics.side_divergence import Divergence, concatenate, row_ulp_percent
 from ...places import NotFinite
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel, token_texts
-from ..models.torch_errors import foreign_errors_stop, quiet
+from ..models.torch_errors import model_errors_stop
 from ..paths.engines import PLAIN, Prompts, RunnableSide, divergence, whole_side
 from .reordering import reorder
 
-SEEDS = range(4)
+SEEDS = 4
 # of logits of one side at once: prompts of a group share the widening of the weights
 LOGIT_BYTES = 256 << 20
 # what the heatmap marks: of a vocabulary of 50,000, 50 logits of a row are beyond it
@@ -30,7 +29,7 @@ _PERCENTILE = 0.999
 def rounding_floor(
     loaded: LoadedModel,
     prompts: Prompts,
-    seeds: Sequence[int] = SEEDS,
+    seeds: Sequence[int] = range(SEEDS),
     side: RunnableSide = PLAIN,
     *,
     row_ulps_of: FloatFormat | None = None,
@@ -44,12 +43,7 @@ def rounding_floor(
     draws: list[list[Divergence]] = [[] for _ in seeds]
     maps = 0
     advice = "shorten the prompts, choose a smaller model or another device"
-    with (
-        quiet(),
-        foreign_errors_stop("noise floor", advice),
-        torch.inference_mode(),
-        side.open(loaded, None) as run,
-    ):
+    with model_errors_stop("noise floor", advice), side.open(loaded, None) as run:
         for ids in prompts:
             own = whole_side(plain.run_on(loaded) if plain else run, ids)
             for draw, seed in zip(draws, seeds, strict=True):
@@ -114,10 +108,8 @@ def own_rounding_of(
         for group in groups_of(loaded, prompts):
             narrow = [whole_side(plain.run_on(loaded), ids) for ids in group]
             with in_float32(loaded) as model:
-                parts += [
-                    divergence(own, plain.run_on(model), ids)
-                    for own, ids in zip(narrow, group, strict=True)
-                ]
+                for own, ids in zip(narrow, group, strict=True):
+                    parts.append(divergence(own, plain.run_on(model), ids))
         return concatenate(parts).squares
     return None
 

@@ -10,24 +10,23 @@ divergence. That second pass is an ordinary capture: this module finds the token
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
 from ...progress import Progress, no_progress
 from ...runs.file.records import Generation
 from ..capture.capture import CapturePlan, check_paths, plan_capture, torch_errors_stop
-from ..models.model import LoadedModel
-from ..models.torch_errors import quiet
+from ..models.model import Inputs, LoadedModel
 from ..paths.batch import ignore
 from ..paths.paths import OpenPath, Path, open_path, sides_of
 
 
 def plan_generation(
     loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Inputs,
     request: CaptureRequest,
     *,
     command: str = "",
@@ -43,22 +42,29 @@ def plan_generation(
     """
     tokens = request.tokens
     ids, paths = _check(loaded, prompts, request)
-    continuations: list[list[tuple[int, ...]]] = [[] for _ in paths]
-    if not is_dry:
+    # of each prompt, by side
+    continuations: list[list[tuple[int, ...]]] = [[] for _ in ids]
+    if is_dry:
+        continuations = [[()] * len(paths)] * len(ids)
+    else:
         # raises its errors before any forward
         plan_capture(loaded, ids, request)
-        for path, own in zip(paths, continuations, strict=True):
-            for one, _ in continue_all(path, loaded, ids, tokens, seed=request.seed):
-                own.append(one)
-                done = sum(map(len, continuations))
+        done = 0
+        for path in paths:
+            every = continue_all(path, loaded, ids, tokens, request.seed)
+            for own, (continuation, _) in zip(continuations, every, strict=True):
+                own.append(continuation)
+                done += 1
                 on_progress(f"{path} writes", done, len(ids) * len(paths), "prompts")
-    generations, whole = [], []
-    for number, prompt in enumerate(ids):
-        sides = tuple(() if is_dry else own[number] for own in continuations)
-        plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    generations = []
+    whole: list[Sequence[int]] = []
+    plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    for number, (prompt, sides) in enumerate(zip(ids, continuations, strict=True)):
         texts = tuple(str(loaded.tokenizer.decode(list(side), **plain)) for side in sides)
-        generations.append(Generation(number, len(prompt), tokens, sides, texts))
-        whole.append((*prompt, *((0,) * (tokens - 1) if is_dry else _common(generations[-1]))))
+        generation = Generation(number, len(prompt), tokens, tuple(sides), texts)
+        generations.append(generation)
+        fed = (0,) * (tokens - 1) if is_dry else _common(generation)
+        whole.append(prompt + fed)
     return plan_capture(loaded, whole, request, generations=generations, command=command)
 
 
@@ -67,7 +73,6 @@ def continue_all(
     loaded: LoadedModel,
     prompts: Sequence[Sequence[int]],
     tokens: int,
-    *,
     seed: int = 0,
 ) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
     """Yield the greedy continuation of each prompt on one path: up to `tokens` token ids, and their
@@ -76,24 +81,23 @@ def continue_all(
     An end-of-text token is the last. A margin may be infinite or NaN.
     """
     ends = end_tokens(loaded)
-    with quiet(), torch.inference_mode():
-        torch.manual_seed(seed)
-        with torch_errors_stop(path), open_path(path, loaded) as run:
-            for ids in prompts:
-                yield _continuation(run, ids, tokens, ends)
+    torch.manual_seed(seed)
+    with torch_errors_stop(path), open_path(path, loaded) as run:
+        for ids in prompts:
+            yield _continuation(run, ids, tokens, ends)
 
 
 def end_tokens(loaded: LoadedModel) -> frozenset[int]:
     """Return the end-of-text token ids: of the generation config, else the tokenizer's."""
-    config: Any = getattr(loaded.model, "generation_config", None)
-    value = getattr(config, "eos_token_id", None)
+    value = getattr(loaded.model.generation_config, "eos_token_id", None)
     if value is None:
         value = loaded.tokenizer.eos_token_id
-    tokens = value if isinstance(value, list) else [value]
-    return frozenset(token for token in tokens if isinstance(token, int))
+    if value is None:
+        return frozenset()
+    return frozenset(value if isinstance(value, list) else [value])
 
 
-def best_and_margin(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def best_and_margin(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return (argmax, margin in logits): lowest id on ties, NaN never wins. [rows, vocab] -> [rows]
     each
     """
@@ -109,9 +113,9 @@ def _continuation(
     ends: frozenset[int],
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     own: list[int] = []
-    margins: list[torch.Tensor] = []
+    margins: list[Tensor] = []
 
-    def choose(logits: torch.Tensor) -> int | None:
+    def choose(logits: Tensor) -> int | None:
         if own and own[-1] in ends:
             return None
         token, margin = best_and_margin(logits)
@@ -126,16 +130,19 @@ def _continuation(
 
 def _common(generation: Generation) -> tuple[int, ...]:
     """Return the reference's tokens to feed: up to the last divergence, or all but its last one."""
-    partings = [generation.parting(side) for side in range(1, len(generation.tokens))]
     own = generation.tokens[0]
-    last = max((parting for parting in partings if parting is not None), default=0)
-    count = len(own) - 1 if None in partings else last - generation.given_positions + 1
-    return own[:count]
+    last = 0
+    for side in range(1, len(generation.tokens)):
+        parting = generation.parting(side)
+        if parting is None:
+            return own[:-1]
+        last = max(last, parting)
+    return own[: last - generation.given_positions + 1]
 
 
 def _check(
     loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Inputs,
     request: CaptureRequest,
 ) -> tuple[list[tuple[int, ...]], list[Path]]:
     """Return (token ids of the prompts, paths of the sides).
@@ -146,14 +153,7 @@ def _check(
     if tokens < 1:
         raise UsageError(f"--tokens {tokens}: expected at least 1.")
     paths = [side.path for side in sides_of(request)]
-
-    def refuse(positions: int | None) -> None:
-        check_paths(loaded, paths, None)
-        for path in paths:
-            if reason := path.cannot_continue(loaded, positions):
-                raise CaptureError(f"path '{path}': {reason}.")
-
-    refuse(None)
+    check_paths(loaded, paths, None)
     ids = loaded.tokens_of_all(prompts)
     for number, prompt in enumerate(ids, start=1):
         if loaded.context is not None and len(prompt) + tokens > loaded.context:
@@ -162,5 +162,12 @@ def _check(
                 f" the model's context of {loaded.context}; shorten it or lower --tokens.",
             )
     for length in sorted({len(prompt) + tokens - 1 for prompt in ids}):
-        refuse(length)
+        check_continuing(loaded, paths, length)
     return ids, paths
+
+
+def check_continuing(loaded: LoadedModel, paths: Sequence[Path], positions: int | None) -> None:
+    """CaptureError if a path cannot generate after so many tokens (None: any)."""
+    for path in paths:
+        if reason := path.cannot_continue(loaded, positions):
+            raise CaptureError(f"path '{path}': {reason}.")

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ...errors import CaptureError, UsageError
 from ...progress import Progress, no_progress
 from ..capture.capture import check_paths, torch_errors_stop
-from ..models.model import LoadedModel
-from ..models.torch_errors import quiet
+from ..models.model import Inputs, LoadedModel
 from ..paths.paths import Path, open_path, parse_path
-from .generation import best_and_margin, continue_all
+from .generation import best_and_margin, check_continuing, continue_all
 
 # prompts: a first flip is reported early, a costly change of the model is rare
 _FIRST_BATCH, _LARGEST_BATCH = 4, 64
@@ -66,7 +66,7 @@ class SearchResult:
 
 def search(
     loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Inputs,
     reference: str,
     variant: str,
     *,
@@ -94,10 +94,8 @@ def search(
     check_paths(loaded, paths, None)
     if loaded.encoder is not None:
         raise CaptureError(f"path '{paths[0]}' gives no tokens that could flip; choose prefill.")
-    for path in paths if tokens else ():
-        reason = path.cannot_continue(loaded)
-        if reason:
-            raise CaptureError(f"path '{path}': {reason}.")
+    if tokens:
+        check_continuing(loaded, paths, None)
     usable, skipped = _usable(loaded, prompts, paths, tokens)
     if not usable:
         raise CaptureError(
@@ -105,49 +103,53 @@ def search(
         )
     results: list[Flip] = []
     hits = count = positions = 0
-    closest: float | None = None
+    closest = torch.inf
+    limit = torch.inf if minutes is None else 60 * minutes
 
     def seconds_left() -> float:
-        return float("inf") if minutes is None else 60 * minutes - (time.monotonic() - began)
+        return limit - (time.monotonic() - began)
 
     def make(path: Path, batch: Sequence[Ids]) -> Iterator[Scores]:
         if tokens:
-            return continue_all(path, loaded, batch, tokens, seed=seed)
+            return continue_all(path, loaded, batch, tokens, seed)
         return _scores(loaded, path, batch, seed)
 
     for number, ids, ours, theirs in _compare(usable, paths, make, seconds_left):
-        places = [
-            place for place, (a, b) in enumerate(zip(ours[0], theirs[0], strict=False)) if a != b
-        ]
+        pairs = enumerate(zip(ours[0], theirs[0], strict=False))
+        places = [place for place, (a, b) in pairs if a != b]
         first = len(ids) - 1 if tokens else 0
         # continuations differ after the first one anyway
         for place in places[: 1 if tokens else None]:
-            margins = (_finite(ours[1][place]), _finite(theirs[1][place]))
-            results.append(
-                Flip(number, first + place, int(ours[0][place]), int(theirs[0][place]), *margins),
-            )
-        hits, count = hits + bool(places), count + 1
+            tokens_here = int(ours[0][place]), int(theirs[0][place])
+            margins = _finite(ours[1][place]), _finite(theirs[1][place])
+            results.append(Flip(number, first + place, *tokens_here, *margins))
+        hits = hits + bool(places)
+        count = count + 1
         positions += places[0] + 1 if tokens and places else len(ours[0])
         if not places:
-            smallest = [margin for margin in (*ours[1], *theirs[1], closest) if margin is not None]
-            closest = min((margin for margin in smallest if margin < torch.inf), default=None)
+            # a comparison with NaN is false
+            closest = min(
+                [closest, *(margin for margin in (*ours[1], *theirs[1]) if margin < closest)]
+            )
         on_progress(f"{hits} with a flip", count, len(usable), "prompts")
         if hits >= flips or seconds_left() <= 0:
             break
-    if hits >= flips:
-        reason = (
-            f"{hits} prompts with a flip were found"
-            if hits > 1
-            else "a prompt with a flip was found"
-        )
+    if hits < flips:
+        is_whole = count == len(usable)
+        reason = "all prompts were tried" if is_whole else f"the {minutes:g} minutes were spent"
+    elif hits > 1:
+        reason = f"{hits} prompts with a flip were found"
     else:
-        reason = (
-            f"the {minutes or 0:g} minutes were spent"
-            if count < len(usable)
-            else "all prompts were tried"
-        )
-    spent = time.monotonic() - began
-    return SearchResult(tuple(results), count, positions, spent, closest, tuple(skipped), reason)
+        reason = "a prompt with a flip was found"
+    return SearchResult(
+        tuple(results),
+        count,
+        positions,
+        time.monotonic() - began,
+        _finite(closest),
+        tuple(skipped),
+        reason,
+    )
 
 
 def _compare(
@@ -161,7 +163,8 @@ def _compare(
     """
     start, size = 0, _FIRST_BATCH
     while start < len(usable) and seconds_left() > 0:
-        batch, half = usable[start : start + size], seconds_left() / 2
+        batch = usable[start : start + size]
+        half = seconds_left() / 2
         references = []
         for scores in make(paths[0], [ids for _, ids in batch]):
             references.append(scores)
@@ -172,7 +175,8 @@ def _compare(
         # the variants first, so that their path is exhausted and the model restored
         for theirs, ours, (number, ids) in zip(variants, references, batch, strict=False):
             yield number, ids, ours, theirs
-        start, size = start + size, min(2 * size, _LARGEST_BATCH)
+        start = start + size
+        size = min(2 * size, _LARGEST_BATCH)
 
 
 def _finite(margin: float) -> float | None:
@@ -183,31 +187,31 @@ def _finite(margin: float) -> float | None:
 def _scores(
     loaded: LoadedModel,
     path: Path,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Ids],
     seed: int,
 ) -> Iterator[Scores]:
     """Yield argmax and margin of every position, computed on the device."""
-    scored: list[tuple[torch.Tensor, torch.Tensor]] = []
-    with quiet(), torch.inference_mode(), torch_errors_stop(path):
-        torch.manual_seed(seed)
-        with open_path(path, loaded) as run:
-            for ids in prompts:
-                scored.clear()
-                run(ids, lambda _, logits: scored.append(best_and_margin(logits)))
-                tokens, margins = (torch.cat(each).tolist() for each in zip(*scored, strict=True))
-                yield tokens, margins
+    scored: list[tuple[Tensor, Tensor]] = []
+    torch.manual_seed(seed)
+    with torch_errors_stop(path), open_path(path, loaded) as run:
+        for ids in prompts:
+            scored.clear()
+            run(ids, lambda _, logits: scored.append(best_and_margin(logits)))
+            tokens, margins = (torch.cat(each).tolist() for each in zip(*scored, strict=True))
+            yield tokens, margins
 
 
 def _usable(
     loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Inputs,
     paths: Sequence[Path],
     tokens: int,
 ) -> tuple[list[tuple[int, Ids]], list[tuple[int, str]]]:
     """Return (index, token ids) of the prompts that both paths can run, and the others with the
     reason.
     """
-    usable, skipped = [], []
+    usable = []
+    skipped = []
     for number, prompt in enumerate(prompts):
         label = f"prompt {number + 1} of {len(prompts)}"
         try:

@@ -4,7 +4,7 @@ endpoint.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from ...capture_request import CaptureRequest
@@ -18,7 +18,9 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
     """Return the prompts of a request for a plan: chats as token ids, texts and token ids
     unchanged.
     """
-    is_chat, system = request.is_chat, request.system
+    opening = []
+    if request.system is not None:
+        opening = [Message("system", request.system)]
     inputs: list[str | Sequence[int]] = []
     for prompt in prompts_of(request):
         messages = prompt.messages
@@ -29,19 +31,13 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
                 )
             inputs.append(loaded.encode_pair(prompt.text, prompt.text_pair, prompt.source))
             continue
-        if messages is None and is_chat and prompt.text is not None:
+        if messages is None and request.is_chat and prompt.text is not None:
             if not prompt.text:
                 raise UsageError(f"{prompt.source}: is empty; expected at least one character.")
             messages = (Message("user", prompt.text),)
         if messages is not None:
-            opening = (Message("system", system),) if system is not None else ()
-            inputs.append(
-                chat_tokens(
-                    loaded,
-                    [asdict(message) for message in (*opening, *messages)],
-                    prompt.source,
-                ),
-            )
+            chat = [asdict(message) for message in (*opening, *messages)]
+            inputs.append(chat_tokens(loaded, chat, prompt.source))
         elif prompt.token_ids is not None:
             inputs.append(prompt.token_ids)
         else:
@@ -51,7 +47,7 @@ def plan_inputs(loaded: LoadedModel, request: CaptureRequest) -> list[str | Sequ
 
 def chat_tokens(
     loaded: LoadedModel,
-    messages: Sequence[Mapping[str, str]],
+    messages: list[dict[str, str]],
     label: str,
 ) -> tuple[int, ...]:
     """Return the token ids of a chat, up to the model's turn.
@@ -72,7 +68,7 @@ def chat_tokens(
     try:
         with quiet():
             rendered = loaded.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                messages,
                 chat_template=template,
                 tokenize=False,
                 add_generation_prompt=not is_answered,

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ...errors import CaptureError
 from ...numerics.arrays import Bits, Floats
@@ -32,9 +33,13 @@ _SIGNED = {2: torch.int16, 4: torch.int32}
 
 def devices_here() -> list[tuple[str, str, int | None]]:
     """Return (name, chip, free bytes) of every device; None if the free memory is unknown."""
-    cards = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    devices = [torch.device("cpu"), *(torch.device("cuda", index) for index in cards)]
+    devices = [torch.device("cpu")]
+    devices += [torch.device("cuda", index) for index in range(_cuda_devices())]
     return [(str(device), name_of_device(device), free_bytes(device)) for device in devices]
+
+
+def _cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def usable_device(name: str | None) -> torch.device:
@@ -42,17 +47,17 @@ def usable_device(name: str | None) -> torch.device:
 
     CaptureError if it does not exist.
     """
+    count = _cuda_devices()
     if name is None:
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda" if count else "cpu"
     try:
         device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
+    except RuntimeError as error:
         raise CaptureError(f"device '{name}' is unknown; expected cpu, cuda or cuda:N.") from error
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type != "cuda":
         raise CaptureError(f"device '{name}' is not supported; expected cpu, cuda or cuda:N.")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count == 0:
         raise CaptureError(
             f"device '{name}': torch {torch.__version__} sees no CUDA device; choose cpu.",
@@ -100,14 +105,14 @@ def free_bytes(device: torch.device) -> int | None:
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
-def integers_of(tensor: torch.Tensor) -> torch.Tensor:
+def integers_of(tensor: Tensor) -> Tensor:
     """Return the bits of a float tensor as integers on the same device: NaN equals NaN, and -0 is
     not +0.
     """
     return tensor.contiguous().view(_SIGNED[tensor.dtype.itemsize])
 
 
-def bits_of(tensor: torch.Tensor) -> Bits:
+def bits_of(tensor: Tensor) -> Bits:
     """Return the bits of a float tensor on any device.
 
     Same shape; on a CPU the same memory if contiguous.
@@ -115,17 +120,17 @@ def bits_of(tensor: torch.Tensor) -> Bits:
     return integers_of(tensor).cpu().numpy().view(f"<u{tensor.dtype.itemsize}")
 
 
-def own_bits(tensor: torch.Tensor) -> Bits:
+def own_bits(tensor: Tensor) -> Bits:
     """Return bits like `bits_of`, copied if the tensor is a small part of larger memory."""
     if tensor.device.type == "cpu" and tensor.untyped_storage().nbytes() > 2 * tensor.nbytes:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return bits_of(tensor)
 
 
-def row_sums(values: torch.Tensor) -> Floats:
+def row_sums(values: Tensor) -> Floats:
     """Return sums of rows, [rows, n] float64 -> [rows]; on a CPU in numpy's order, the same on
     every processor.
     """
-    return (
-        values.numpy().sum(axis=1) if values.device.type == "cpu" else values.sum(1).cpu().numpy()
-    )
+    if values.device.type == "cpu":
+        return values.numpy().sum(axis=1)
+    return values.sum(1).cpu().numpy()

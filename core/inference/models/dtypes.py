@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import CaptureError
@@ -37,11 +38,11 @@ def converted(loaded: LoadedModel, dtype: str) -> Iterator[LoadedModel]:
 
 @contextmanager
 def data_replaced(
-    tensors: Iterable[torch.Tensor],
-    change: Callable[[torch.Tensor], torch.Tensor],
+    tensors: Iterable[Tensor],
+    change: Callable[[Tensor], Tensor],
 ) -> Iterator[None]:
     """Replace the data of tensors inside; the original bits are restored."""
-    originals: list[tuple[torch.Tensor, torch.Tensor]] = []
+    originals: list[tuple[Tensor, Tensor]] = []
     try:
         # a weight that is an inference tensor could not be restored
         with torch.inference_mode(False), torch.no_grad():
@@ -68,7 +69,8 @@ def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
     are restored.
     """
     if loaded.dtype != "float32":
-        needed, free = converted_bytes(loaded, "float32"), loaded.free_bytes
+        needed = converted_bytes(loaded, "float32")
+        free = loaded.free_bytes
         if free is not None and needed > free:
             raise CaptureError(
                 f"model '{loaded.name}': its weights in float32 take another {size(needed)};"
@@ -85,10 +87,9 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
     affected; an engine's own code around the model, with its own weights, keeps its dtypes.
     """
     every = [*loaded.model.parameters(), *loaded.model.buffers()]
-    tensors = [
-        tensor for tensor in every if tensor.is_floating_point() and tensor.dtype != torch.float64
-    ]
-    needed, free = 8 * sum(tensor.numel() for tensor in tensors), loaded.free_bytes
+    tensors = [each for each in every if each.is_floating_point() and each.itemsize < 8]
+    needed = 8 * sum(tensor.numel() for tensor in tensors)
+    free = loaded.free_bytes
     if free is not None and needed > free:
         raise CaptureError(
             f"the weights in float64 take another {size(needed)}; {loaded.device} has {size(free)}"
@@ -96,7 +97,8 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
         )
     with ExitStack() as stack:
         stack.enter_context(data_replaced(tensors, lambda tensor: tensor.data.double()))
-        stack.enter_context(_eager_experts(loaded.model))
+        # their grouped product has no float64
+        stack.enter_context(experts_by(loaded.model, "eager"))
         widening = _Widening()
         for module in loaded.model.modules():
             stack.enter_context(module.register_forward_pre_hook(widening.enter, prepend=True))
@@ -106,14 +108,14 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
 
 
 @contextmanager
-def _eager_experts(model: Any) -> Iterator[None]:
-    """Use eager experts, as their grouped product has no float64."""
+def experts_by(model: Any, name: str) -> Iterator[None]:
+    """Use another implementation of experts inside, if the model has any."""
     experts = getattr(model.config, "_experts_implementation", None)
-    if experts in (None, "eager") or not hasattr(model, "set_experts_implementation"):
+    if experts in (None, name):
         yield
         return
     try:
-        model.set_experts_implementation("eager")
+        model.set_experts_implementation(name)
         yield
     finally:
         model.set_experts_implementation(experts)
@@ -134,13 +136,17 @@ class _Widening(TorchDispatchMode):
     def leave(self, *_: Any) -> None:
         self.depth -= 1
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         if not self.depth:
             return func(*args, **(kwargs or {}))
-        return func(
-            *map(_widen, args),
-            **{key: _widen(value) for key, value in (kwargs or {}).items()},
-        )
+        keywords = {key: _widen(value) for key, value in (kwargs or {}).items()}
+        return func(*map(_widen, args), **keywords)
 
 
 def _widen(value: Any) -> Any:

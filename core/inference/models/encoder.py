@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import Tensor
 from transformers import AutoModel, AutoModelForSequenceClassification
 from transformers.utils import cached_file
 
@@ -41,20 +42,21 @@ class Encoder:
         pooling = f"{self.pooling} of token states" if self.pooling else "class logits"
         return pooling + ", normalized" * self.is_normalized
 
-    def rows(self, outputs: Any, mask: torch.Tensor) -> torch.Tensor:
+    def rows(self, outputs: Any, mask: Tensor) -> Tensor:
         """Return the values of each text. mask: 1 for a token of it [texts, columns]. -> [texts,
         width]
         """
         if not self.pooling:
-            logits: torch.Tensor = outputs.logits
+            logits: Tensor = outputs.logits
             return logits
         states = outputs.last_hidden_state
         if self.pooling == MEAN:
             # whole numbers, for bfloat16 counts to 256 only
             rows = (states * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
         else:
-            first = mask.argmax(1)
-            column = first if self.pooling == CLS else first + mask.sum(1) - 1
+            column = mask.argmax(1)
+            if self.pooling == LAST:
+                column = column + mask.sum(1) - 1
             rows = states[torch.arange(len(states)), column]
         return torch.nn.functional.normalize(rows) if self.is_normalized else rows
 
@@ -83,39 +85,35 @@ def encoder_of(source: ModelSource, config: Any) -> tuple[Any, Encoder]:
     """Return the class of transformers that loads a model without a causal head, by its
     `architectures`, and what becomes of its outputs.
     """
-    declared = (getattr(config, "architectures", None) or [config.model_type])[0]
+    declared = (config.architectures or [config.model_type])[0]
     if is_classifier(declared):
         return AutoModelForSequenceClassification, Encoder(int(config.num_labels))
     modules = _read(source, "modules.json", list[_Module])
-    if getattr(config, "is_encoder_decoder", False) or not (is_body(declared) or modules):
+    if config.is_encoder_decoder or not (is_body(declared) or modules):
         raise CaptureError(
             f"model '{source.name}' is a {declared}; expected an encoder or a sequence classifier."
             " For a causal language model choose prefill.",
         )
     folders = {module.type.rpartition(".")[2]: module.path for module in modules or ()}
-    others = sorted(folders.keys() - {"Transformer", "Pooling", "Normalize"})
-    if others:
+    if others := sorted(folders.keys() - {"Transformer", "Pooling", "Normalize"}):
         raise CaptureError(
             f"model '{source.name}': modules.json lists {others[0]}; expected Transformer, Pooling"
             " and Normalize only.",
         )
     pooling = MEAN
     if "Pooling" in folders:
-        pooling = _pooling_of(source, f"{folders['Pooling']}/config.json")
+        name = f"{folders['Pooling']}/config.json"
+        values = _read(source, name, dict[str, Any]) or {}
+        # newer files name it, older ones have a switch for each
+        switched = [key for key, on in values.items() if key.startswith("pooling_mode_") and on]
+        switches = ", ".join(_POOLINGS.get(key, key) for key in switched)
+        pooling = values.get("pooling_mode") or switches
+        if pooling not in _POOLINGS.values():
+            raise CaptureError(
+                f"model '{source.name}': {name} has the pooling '{pooling}'; expected one of"
+                f" {', '.join(_POOLINGS.values())}.",
+            )
     return AutoModel, Encoder(int(config.hidden_size), pooling, "Normalize" in folders)
-
-
-def _pooling_of(source: ModelSource, name: str) -> str:
-    values = _read(source, name, dict[str, Any]) or {}
-    # newer files name it, older ones have a switch for each
-    switched = [key for key, value in values.items() if key.startswith("pooling_mode_") and value]
-    pooling = values.get("pooling_mode") or ", ".join(_POOLINGS.get(key, key) for key in switched)
-    if pooling not in _POOLINGS.values():
-        raise CaptureError(
-            f"model '{source.name}': {name} has the pooling '{pooling}'; expected one of"
-            f" {', '.join(_POOLINGS.values())}.",
-        )
-    return str(pooling)
 
 
 def _read(source: ModelSource, name: str, kind: Any) -> Any:
@@ -133,7 +131,7 @@ def _read(source: ModelSource, name: str, kind: Any) -> Any:
         raise CaptureError(f"model '{source.name}': {name} is invalid: {error}.") from error
 
 
-def token_types(ids: torch.Tensor, separator: int) -> torch.Tensor:
+def token_types(ids: Tensor, separator: int) -> Tensor:
     """Return 0 up to the first separator of a row, then 1: the second text of a pair. Same
     shape
     """

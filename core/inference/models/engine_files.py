@@ -40,24 +40,20 @@ def gguf_of(loaded: LoadedModel, dtype: str) -> Path:
     vocabulary.
     """
     require_gguf()
-    config = loaded.model.config.get_text_config(decoder=True)
-    kind = str(getattr(config, "model_type", ""))
+    config = loaded.text_config
+    kind = config.model_type
     if kind not in _ARCHITECTURES:
         raise CaptureError(
             f"ULPscope writes no GGUF of a '{kind}' model, only of {', '.join(_ARCHITECTURES)};"
             " give a GGUF as the model.",
         )
-    if dtype not in ("float32", "float16", "bfloat16"):
-        raise CaptureError(
-            f"llama.cpp has no weights in {dtype}; choose float32 or a 16-bit dtype.",
-        )
-    if kind == "mistral" and getattr(config, "sliding_window", None):
+    if kind == "mistral" and config.sliding_window:
         raise CaptureError(
             "ULPscope writes no GGUF of a Mistral with a sliding window; give one as the model.",
         )
-    if getattr(config, "attention_bias", False) and kind == "llama":
+    if kind == "llama" and config.attention_bias:
         raise CaptureError("ULPscope writes no GGUF of a Llama with biases; give one as the model.")
-    if _ARCHITECTURES[kind] != "LLAMA" and _rope(config)["rope_type"] != "default":
+    if _ARCHITECTURES[kind] != "LLAMA" and config.rope_parameters["rope_type"] != "default":
         raise CaptureError(
             f"ULPscope writes no GGUF of a {kind} with scaled RoPE; give one as the model.",
         )
@@ -96,9 +92,8 @@ def _write_once(
     remove the oldest.
     """
     place = cache_folder() / "engines"
-    path = place / (
-        hashlib.sha256(f"2 {dtype} {digest_of(loaded)}".encode()).hexdigest()[:32] + ending
-    )
+    digest = hashlib.sha256(f"2 {dtype} {digest_of(loaded)}".encode()).hexdigest()
+    path = place / (digest[:32] + ending)
     try:
         if not path.exists():
             place.mkdir(parents=True, exist_ok=True)
@@ -119,10 +114,8 @@ def _write_once(
 def _make_room(place: Path) -> None:
     """Remove the oldest models of the cache, and leftovers of killed processes."""
     begun = list(place.glob(f"{WRITING}*"))
-    whole = sorted(
-        set(place.iterdir()) - {*begun, place / _LOCK},
-        key=lambda one: one.stat().st_mtime,
-    )
+    others = set(place.iterdir()) - {*begun, place / _LOCK}
+    whole = sorted(others, key=lambda one: one.stat().st_mtime)
     for one in (*begun, *whole[: -_KEPT_FILES + 1]):
         discard(one)
 
@@ -144,16 +137,23 @@ def digest_of(loaded: LoadedModel) -> str:
     return entry[1]
 
 
-def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) -> None:
+def _write(
+    path: Path,
+    kind: str,
+    config: Any,
+    loaded: LoadedModel,
+    dtype: str,
+) -> None:
     import gguf
 
     architecture = getattr(gguf.MODEL_ARCH, _ARCHITECTURES[kind])
-    layers, heads = int(config.num_hidden_layers), int(config.num_attention_heads)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+    layers = int(config.num_hidden_layers)
+    heads = int(config.num_attention_heads)
+    kv_heads = int(config.num_key_value_heads)
     size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     names = gguf.get_tensor_name_map(architecture, layers)
     file = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
-    file.add_context_length(int(getattr(config, "max_position_embeddings", 0) or 4096))
+    file.add_context_length(int(config.max_position_embeddings))
     file.add_embedding_length(int(config.hidden_size))
     file.add_block_count(layers)
     file.add_feed_forward_length(int(config.intermediate_size))
@@ -162,10 +162,11 @@ def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) 
     file.add_key_length(size)
     file.add_value_length(size)
     file.add_rope_dimension_count(size)
-    file.add_rope_freq_base(float(_rope(config)["rope_theta"]))
+    file.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
     file.add_layer_norm_rms_eps(float(config.rms_norm_eps))
     file.add_vocab_size(loaded.vocab_size)
     file.add_tokenizer_model("no_vocab")
+    is_llama = _ARCHITECTURES[kind] == "LLAMA"
     for name, values in _tensors(loaded):
         stem, _, ending = name.rpartition(".")
         tensor = names.get_name(stem)
@@ -173,30 +174,24 @@ def _write(path: Path, kind: str, config: Any, loaded: LoadedModel, dtype: str) 
             raise CaptureError(
                 f"a GGUF has no tensor for the model's '{name}'; give a GGUF as the model.",
             )
-        if (
-            _ARCHITECTURES[kind] == "LLAMA"
-            and ending == "weight"
-            and tensor.endswith(("attn_q", "attn_k"))
-        ):
+        if is_llama and ending == "weight" and tensor.endswith(("attn_q", "attn_k")):
             # llama.cpp's Llama rotates neighboring rows of queries and keys instead of halves
-            of_heads = values.reshape(
-                heads if tensor.endswith("attn_q") else kv_heads,
-                2,
-                size // 2,
-                -1,
-            )
+            of_heads = values.reshape(-1, 2, size // 2, values.shape[1])
             values = np.ascontiguousarray(of_heads.swapaxes(1, 2).reshape(values.shape))
         if kind == "gemma" and tensor.endswith("norm"):
             # transformers adds it, llama.cpp has it in the file
             values = values + np.float32(1)
-        is_matrix = values.ndim > 1 and dtype != "float32"
-        data, raw_dtype = (
-            _in_dtype(name, values, dtype) if is_matrix else (values, gguf.GGMLQuantizationType.F32)
-        )
+        data: NDArray[Any] = values
+        raw_dtype = gguf.GGMLQuantizationType.F32
+        if values.ndim > 1 and dtype != "float32":
+            data, raw_dtype = _in_dtype(name, values, dtype)
         file.add_tensor(f"{tensor}.{ending}", data, raw_dtype=raw_dtype)
-    factors = _frequency_factors(config, loaded, size)
-    if factors is not None:
-        file.add_tensor("rope_freqs.weight", factors)
+    if config.rope_parameters["rope_type"] != "default":
+        # llama.cpp divides the base's frequencies by these
+        exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
+        plain = 1.0 / float(config.rope_parameters["rope_theta"]) ** exponents
+        factors = plain / _rotary(loaded).inv_freq.double().cpu()
+        file.add_tensor("rope_freqs.weight", factors.float().numpy())
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
@@ -227,23 +222,5 @@ def _in_dtype(name: str, values: NDArray[np.float32], dtype: str) -> tuple[NDArr
     return bits_of(half).view(np.uint8), gguf.GGMLQuantizationType.BF16
 
 
-def _rope(config: Any) -> dict[str, Any]:
-    defaults = {"rope_type": "default", "rope_theta": getattr(config, "rope_theta", 10000.0)}
-    return defaults | (getattr(config, "rope_parameters", None) or {})
-
-
 def _rotary(loaded: LoadedModel) -> Any:
     return next((module for module in loaded.model.modules() if hasattr(module, "inv_freq")), None)
-
-
-def _frequency_factors(config: Any, loaded: LoadedModel, size: int) -> NDArray[np.float32] | None:
-    """Return the divisors of llama.cpp for each RoPE frequency; None if they are the base's. [size
-    / 2]
-    """
-    rotary = _rotary(loaded)
-    if rotary is None or _rope(config)["rope_type"] == "default":
-        return None
-    plain = 1.0 / float(_rope(config)["rope_theta"]) ** (
-        torch.arange(0, size, 2, dtype=torch.float64) / size
-    )
-    return (plain / rotary.inv_freq.double().cpu()).float().numpy()

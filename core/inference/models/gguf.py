@@ -26,7 +26,7 @@ from .torch_errors import first_line
 
 FILE = "model.gguf"  # name of the file for transformers
 # Architectures whose reader in transformers rounds in between: read in float32 and rounded once.
-ROUNDED_AFTERWARDS = ("qwen35", "qwen35moe", "lfm2")
+_ROUNDED_AFTERWARDS = ("qwen35", "qwen35moe", "lfm2")
 _MAGIC = b"GGUF"
 _SCALES_ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _READS_SCALED_ROPE = ("gpt-oss",)
@@ -45,6 +45,11 @@ class GgufFile:
     quantization: str
     elements: int
     splits_digits: bool
+
+    @property
+    def is_rounded_later(self) -> bool:
+        """True if its weights have to be read in float32 and rounded once."""
+        return self.architecture in _ROUNDED_AFTERWARDS
 
     @cached_property
     def sha256(self) -> str:
@@ -69,22 +74,23 @@ def look(path: Path) -> GgufFile:
 
     try:
         file = GGUFReader(path)
-        fields = [
-            field for field in file.fields.values() if field.types[:1] != [GGUFValueType.ARRAY]
-        ]
-        facts = {field.name: field.contents() for field in fields if field.types}
-        types = {
-            tensor.name: (tensor.tensor_type.name, int(tensor.n_elements))
-            for tensor in file.tensors
-        }
-        if not types:
+        facts: dict[str, Any] = {}
+        for field in file.fields.values():
+            if field.types and field.types[0] != GGUFValueType.ARRAY:
+                facts[field.name] = field.contents()
+        # elements of each type
+        elements = Counter[str]()
+        for tensor in file.tensors:
+            elements[tensor.tensor_type.name] += int(tensor.n_elements)
+        if not elements:
             raise ValueError("no weights")
     except Exception as error:
         # reading beyond the end of a truncated file raises errors of any kind
         raise CaptureError(
             f"{path} is a broken GGUF file ({first_line(error)}); copy the model again.",
         ) from error
-    architecture, parts = facts.get("general.architecture"), facts.get("split.count")
+    architecture = facts.get("general.architecture")
+    parts = facts.get("split.count")
     if not isinstance(architecture, str):
         raise CaptureError(f"{path} names no architecture; expected the GGUF of a language model.")
     if isinstance(parts, int) and parts > 1:
@@ -92,31 +98,25 @@ def look(path: Path) -> GgufFile:
             f"{path} is one of {parts} parts of a model; join them with llama-gguf-split --merge.",
         )
     scaling = facts.get(f"{architecture}.rope.scaling.type", "none")
-    if (
-        scaling != "none" or types.keys() & set(_SCALES_ROPE)
-    ) and architecture not in _READS_SCALED_ROPE:
+    is_scaled = scaling != "none" or any(tensor.name in _SCALES_ROPE for tensor in file.tensors)
+    if is_scaled and architecture not in _READS_SCALED_ROPE:
         raise CaptureError(
             f"{path} scales its rotary embeddings, which transformers ignores in a GGUF of"
             f" {clean(architecture, 40)}; give the model's folder or hub id.",
         )
-    pre_tokenizer = (
-        facts.get("tokenizer.ggml.pre") if facts.get("tokenizer.ggml.model") == "gpt2" else None
-    )
-    file_type: Any = facts.get("general.file_type")
+    is_byte_level = facts.get("tokenizer.ggml.model") == "gpt2"
     try:
-        quantization = LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        file_type = LlamaFileType(facts.get("general.file_type", -1))
+        quantization = file_type.name.removeprefix("MOSTLY_").removeprefix("ALL_")
     except ValueError:
         # a number without a name in llama.cpp: the type of most elements
-        elements = Counter[str]()
-        for kind, count in types.values():
-            elements[kind] += count
         quantization = elements.most_common(1)[0][0]
     return GgufFile(
         path=path,
         architecture=architecture,
         quantization=quantization,
-        elements=sum(elements for _, elements in types.values()),
-        splits_digits=pre_tokenizer in _DIGITS_APART,
+        elements=elements.total(),
+        splits_digits=is_byte_level and facts.get("tokenizer.ggml.pre") in _DIGITS_APART,
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -37,12 +38,15 @@ from . import devices, gguf
 from .devices import name_of_device, usable_device
 from .encoder import Encoder, encoder_of, is_body, is_classifier, token_types
 from .module_state import ModuleState, state_at_start
-from .source import ModelSource, isolate, needed_bytes, source_of
+from .source import ModelSource, needed_bytes, source_of
 from .torch_errors import first_line, foreign_errors_stop, quiet
 
 # in a config it names the GGUF of the weights
 _ORIGIN = "dequantized_from"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+
+Inputs = Sequence[str | Sequence[int]]
+"""Prompts: texts, or token ids."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,25 @@ class LoadedModel:
         return getattr(torch, self.dtype)
 
     @property
+    def kind(self) -> str:
+        """The class of the model."""
+        return type(self.model).__name__
+
+    @property
+    def is_on_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of the logits of one position."""
+        return self.vocab_size * self.torch_dtype.itemsize
+
+    @property
+    def text_config(self) -> Any:
+        """The part of the configuration that is of its decoder."""
+        return self.model.config.get_text_config(decoder=True)
+
+    @property
     def device_name(self) -> str:
         """The chip."""
         return name_of_device(torch.device(self.device))
@@ -83,8 +106,7 @@ class LoadedModel:
     @property
     def context(self) -> int | None:
         """The most positions, None if unlimited."""
-        text = self.model.config.get_text_config(decoder=True)
-        lengths = [getattr(text, key, None) for key in _CONTEXT_KEYS]
+        lengths = [getattr(self.text_config, key, None) for key in _CONTEXT_KEYS]
         longest = next((each for each in lengths if isinstance(each, int) and each > 0), None)
         return longest and longest - self.first_position
 
@@ -92,7 +114,7 @@ class LoadedModel:
     def first_position(self) -> int:
         """The number of a prompt's first position: RoBERTa's follows the padding's."""
         for name, module in self.model.named_modules():
-            if name.endswith(".position_embeddings") and isinstance(module, torch.nn.Embedding):
+            if name.endswith(".position_embeddings") and isinstance(module, nn.Embedding):
                 return 0 if module.padding_idx is None else module.padding_idx + 1
         return 0
 
@@ -101,16 +123,16 @@ class LoadedModel:
         """Width of its logits, in tokens; of an encoder the values of a row."""
         if self.encoder is not None:
             return self.encoder.width
-        head: Any = self.model.get_output_embeddings()
-        if head is not None and getattr(head, "weight", None) is not None:
-            return int(head.weight.shape[0])
-        return int(self.model.config.get_text_config(decoder=True).vocab_size)
+        weight = getattr(self.model.get_output_embeddings(), "weight", None)
+        if weight is not None:
+            return len(weight)
+        return int(self.text_config.vocab_size)
 
     @property
     def token_limit(self) -> int:
         """Token ids below this have an embedding and a logit."""
         embedding: Any = self.model.get_input_embeddings()
-        tokens = int(embedding.weight.shape[0])
+        tokens = len(embedding.weight)
         return tokens if self.encoder is not None else min(self.vocab_size, tokens)
 
     @property
@@ -190,7 +212,7 @@ class LoadedModel:
                 )
         return ids
 
-    def tokens_of_all(self, prompts: Sequence[str | Sequence[int]]) -> list[tuple[int, ...]]:
+    def tokens_of_all(self, prompts: Inputs) -> list[tuple[int, ...]]:
         """Return the tokens of every prompt. CaptureError names one that the model cannot take."""
         count = len(prompts)
         return [self.tokens_of(each, f"prompt {n} of {count}") for n, each in enumerate(prompts, 1)]
@@ -223,7 +245,9 @@ def load_model(
     target = usable_device(device)
     with quiet(), ExitStack() as stack:
         source = replace(source_of(name, revision), trust_remote_code=trust_remote_code)
-        source = stack.enter_context(isolate(source))
+        if source.gguf is not None:
+            place = stack.enter_context(gguf.alone(source.gguf.path))
+            source = replace(source, place=place)
         with foreign_errors_stop(
             f"model '{name}'",
             "close other programs or choose a smaller model",
@@ -242,13 +266,15 @@ def load_model(
             if weights:
                 model: Any = _weights(source, config, fmt.name, kind).to(target)
             else:
+                more = {"dtype": getattr(torch, fmt.name), "trust_remote_code": trust_remote_code}
                 with torch.device("meta"):
-                    model = kind.from_config(
-                        config,
-                        dtype=getattr(torch, fmt.name),
-                        trust_remote_code=trust_remote_code,
-                    )
+                    model = kind.from_config(config, **more)
         model.eval().requires_grad_(False)
+    origin = getattr(model.config, _ORIGIN, None)
+    made_of = ""
+    if isinstance(origin, dict):
+        file = f"{origin.get('quantization')} of the GGUF {origin.get('sha256')}"
+        made_of = clean(f"dequantized from {file}", 200)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -256,7 +282,7 @@ def load_model(
         revision=source.revision or (source.digest if weights else ""),
         dtype=fmt.name,
         device=str(target),
-        weights=_origin(model.config),
+        weights=made_of,
         start=state_at_start(model),
         encoder=encoder,
     )
@@ -317,17 +343,6 @@ def loaded_from(model: PreTrainedModel, tokenizer: Any = None) -> LoadedModel:
     )
 
 
-def _origin(config: Any) -> str:
-    """Return a description of the GGUF of a model's weights; '' if there is none."""
-    origin = getattr(config, _ORIGIN, None)
-    if not isinstance(origin, dict):
-        return ""
-    return clean(
-        f"dequantized from {origin.get('quantization')} of the GGUF {origin.get('sha256')}",
-        200,
-    )
-
-
 def _config(source: ModelSource) -> Any:
     if source.folder is not None and not (source.folder / "config.json").is_file():
         raise CaptureError(
@@ -336,8 +351,6 @@ def _config(source: ModelSource) -> Any:
         )
     try:
         config = AutoConfig.from_pretrained(source.place, **source.arguments)
-        _forget_kernels(config)
-        return config
     except Exception as error:
         # transformers' own refusal, over several lines
         if "trust_remote_code" in str(error):
@@ -346,6 +359,8 @@ def _config(source: ModelSource) -> Any:
         raise CaptureError(
             f"model '{source.name}': its {what} is invalid: {first_line(error)}.",
         ) from error
+    _forget_kernels(config)
+    return config
 
 
 def _forget_kernels(config: Any) -> None:
@@ -372,12 +387,12 @@ def _check_causal(source: ModelSource, config: Any) -> None:
     is_listed = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if not is_listed and brings_code and not source.trust_remote_code:
         raise _own_code(source.name)
-    declared = list(getattr(config, "architectures", None) or [])
+    declared = config.architectures or [kind]
     is_encoder = kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and any(map(is_body, declared))
-    is_encoder = is_encoder or any(map(is_classifier, declared))
-    if not (is_listed or brings_code) or is_encoder or getattr(config, "is_encoder_decoder", False):
+    is_other = is_encoder or any(map(is_classifier, declared)) or config.is_encoder_decoder
+    if is_other or not (is_listed or brings_code):
         raise CaptureError(
-            f"model '{source.name}' is a {(declared or [kind])[0]};"
+            f"model '{source.name}' is a {declared[0]};"
             " expected a causal language model. Paths of other models begin with encode.",
         )
 
@@ -422,30 +437,30 @@ def _check_memory(source: ModelSource, config: Any, dtype: str, device: torch.de
 
 def _weights(source: ModelSource, config: Any, dtype: str, kind: Any) -> Any:
     # No .to(dtype) afterwards: buffers such as rotary frequencies stay in float32.
-    target, arguments = getattr(torch, dtype), source.arguments
+    target = getattr(torch, dtype)
+    arguments = source.arguments
     first = target
     if source.gguf is not None:
         # else transformers may download kernels
         arguments["quantization_config"] = GgufConfig(dequantize=True)
-        first = torch.float32 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else target
-    loaded: Any = kind.from_pretrained(
+        if source.gguf.is_rounded_later:
+            first = torch.float32
+    model, report = kind.from_pretrained(
         source.place,
         config=config,  # as checked, not read again
         dtype=first,
         output_loading_info=True,
         **arguments,
     )
-    # a pair, because of output_loading_info
-    model, report = loaded
     # transformers would only warn, and fill them with random numbers; the pooler is never read
     # where states are pooled, and files of masked language models have none
     missing = sorted(report["missing_keys"])
     if kind is AutoModel:
         missing = [name for name in missing if not name.startswith("pooler.")]
-    if absent := missing:
-        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+    if missing:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise CaptureError(
-            f"model '{source.name}': its weights lack '{absent[0]}'{more};"
+            f"model '{source.name}': its weights lack '{missing[0]}'{more};"
             f" expected those of a {type(model).__name__}.",
         )
     if source.gguf is not None:
@@ -461,22 +476,24 @@ def _weights(source: ModelSource, config: Any, dtype: str, kind: Any) -> Any:
 
 
 def rounded_parameters(
-    model: torch.nn.Module,
+    model: nn.Module,
     source: torch.dtype,
     target: torch.dtype,
-) -> Iterator[torch.nn.Parameter]:
+) -> Iterator[nn.Parameter]:
     """Yield the parameters that a conversion changes: all but those that transformers loads in
     float32. Those of a model that was cast whole are widened like the others.
     """
-    float32_names: set[str] = set()
+    if target == source:
+        return
+    float32_names: list[str] = []
     if target.itemsize < torch.float32.itemsize:
-        float32_names |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+        float32_names += getattr(model, "_keep_in_fp32_modules_strict", None) or ()
     # modeling_utils: the second list is for overflows of float16
     if target is torch.float16:
-        float32_names |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+        float32_names += getattr(model, "_keep_in_fp32_modules", None) or ()
     for name, parameter in model.named_parameters():
         is_kept = any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in float32_names)
-        if parameter.dtype == source and not is_kept and target != source:
+        if parameter.dtype == source and not is_kept:
             yield parameter
 
 
@@ -520,10 +537,10 @@ def _text(tokenizer: PreTrainedTokenizerBase, token: int, raw: str | None) -> st
         tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False),
     )
     if "\ufffd" in text:
-        is_byte_level = all(char in BYTE_LEVEL for char in raw)
-        return (
-            readable(bytes(BYTE_LEVEL[char] for char in raw)) if is_byte_level else raw
-        )  # sentencepiece: raw is '<0xE2>'
+        if all(char in BYTE_LEVEL for char in raw):
+            return readable(bytes(BYTE_LEVEL[char] for char in raw))
+        # sentencepiece: '<0xE2>'
+        return raw
     if raw.startswith("▁") and not text.startswith(" "):
         # sentencepiece drops the space of a first word
         return f" {text}"

@@ -13,22 +13,21 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from .torch_errors import quiet
 
-ModuleState = Mapping[torch.nn.Module, Mapping[str, Any]]
+ModuleState = Mapping[nn.Module, Mapping[str, Any]]
 """Module -> its attributes and buffers, by name."""
-_STATE = (torch.Tensor, int, float, type(None))
+_STATE = (Tensor, int, float, type(None))
 
 
 def state_at_start(model: Any) -> ModuleState:
     """Return the state in which a sequence begins: as constructed, if the model has run before."""
     state = {module: _held(module) for module in model.modules()}
-    has_state = any(
-        isinstance(value, torch.Tensor) for module in state for value in vars(module).values()
-    )
-    fresh: dict[str, torch.nn.Module] = {}
-    if has_state:
+    values = (value for module in state for value in vars(module).values())
+    fresh: dict[str, nn.Module] = {}
+    if any(isinstance(value, Tensor) for value in values):
         # custom code may take more than a config
         with suppress(Exception), quiet(), torch.device("meta"):
             fresh = dict(type(model)(copy.deepcopy(model.config)).named_modules())
@@ -44,7 +43,7 @@ def restore_state(state: ModuleState) -> None:
     """
     for module, before in state.items():
         for key, value in _held(module).items():
-            if key not in before and isinstance(value, torch.Tensor):
+            if key not in before and isinstance(value, Tensor):
                 delattr(module, key)
             elif (
                 # others are transformers' own marks, such as that outputs are captured
@@ -56,5 +55,5 @@ def restore_state(state: ModuleState) -> None:
                 setattr(module, key, before[key])
 
 
-def _held(module: torch.nn.Module) -> dict[str, Any]:
+def _held(module: nn.Module) -> dict[str, Any]:
     return {**vars(module), **module._buffers}

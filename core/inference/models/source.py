@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,16 +70,13 @@ class ModelSource:
         """
         if self.gguf is not None:
             return self.gguf.sha256
-        total, folder = hashlib.sha256(), self.folder
-        every = (
-            []
-            if folder is None
-            else [path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin")]
-        )
-        files = sorted(path for path in every if path.is_file())
-        for path in files:
-            with path.open("rb") as file:
-                total.update(hashlib.file_digest(file, "sha256").digest())
+        total = hashlib.sha256()
+        files = 0
+        for path in sorted(self.folder.iterdir()) if self.folder else ():
+            if path.suffix in (".safetensors", ".bin") and path.is_file():
+                with path.open("rb") as file:
+                    total.update(hashlib.file_digest(file, "sha256").digest())
+                files += 1
         return f"sha256:{total.hexdigest()}" if files else ""
 
 
@@ -109,32 +105,17 @@ def source_of(name: str, revision: str | None) -> ModelSource:
         reason = next(words for kind, words in _OF_HUB.items() if isinstance(error, kind))
         raise CaptureError(f"model '{name}'{reason.format(revision=revision)}") from error
     except Exception as error:
-        # without a network the HTTP client raises errors of its own: use a copy in the cache
-        cached = _cached_folder(name, revision)
-        if cached is None:
-            raise CaptureError(
-                f"model '{name}': no such folder, and the hub cannot be reached"
-                f" ({first_line(error)}); give the path of a model folder, or connect.",
-            ) from error
-        return ModelSource(name, str(cached), cached, cached.name)
-
-
-def _cached_folder(name: str, revision: str | None) -> Path | None:
-    """Return the snapshot in the hub client's cache; its folder is named by the commit."""
-    config: Any = None
-    with suppress(Exception):
-        config = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
-    return Path(config).parent if isinstance(config, str) else None
-
-
-@contextmanager
-def isolate(source: ModelSource) -> Iterator[ModelSource]:
-    """Yield the source for transformers: a GGUF without the files in its folder."""
-    if source.gguf is None:
-        yield source
-    else:
-        with gguf.alone(source.gguf.path) as place:
-            yield replace(source, place=place)
+        # without a network the HTTP client raises errors of its own: use a copy in its cache
+        with suppress(Exception):
+            config = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
+            if isinstance(config, str):
+                # named by the commit
+                folder = Path(config).parent
+                return ModelSource(name, str(folder), folder, folder.name)
+        raise CaptureError(
+            f"model '{name}': no such folder, and the hub cannot be reached"
+            f" ({first_line(error)}); give the path of a model folder, or connect.",
+        ) from error
 
 
 def needed_bytes(source: ModelSource, config: Any, itemsize: int) -> int | None:
@@ -143,13 +124,10 @@ def needed_bytes(source: ModelSource, config: Any, itemsize: int) -> int | None:
     """
     saved = getattr(getattr(config, "dtype", None), "itemsize", 4)
     if source.gguf is not None:
-        return source.gguf.elements * (
-            4 if source.gguf.architecture in gguf.ROUNDED_AFTERWARDS else itemsize
-        )
+        return source.gguf.elements * (4 if source.gguf.is_rounded_later else itemsize)
     if source.folder is not None:
         return _weight_bytes(source.folder, itemsize, saved)
-    counts = getattr(source.hub.safetensors, "parameters", None)
-    if counts:
+    if counts := getattr(source.hub.safetensors, "parameters", None):
         return sum(counts.values()) * itemsize
     binaries = [f.size or 0 for f in source.hub.siblings or [] if f.rfilename.endswith(".bin")]
     return sum(binaries) * itemsize // saved if binaries else None
@@ -168,12 +146,10 @@ def _weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
             with safe_open(file, framework="numpy") as tensors:
                 # an open file of safetensors is no mapping: it has keys, and no iterator
                 names = tensors.keys()
-                slices = [tensors.get_slice(name) for name in names]
-                sizes = [itemsize if each.get_dtype() in _FLOATS else _LARGEST for each in slices]
-                total += sum(
-                    math.prod(each.get_shape()) * size
-                    for each, size in zip(slices, sizes, strict=True)
-                )
+                for name in names:
+                    tensor = tensors.get_slice(name)
+                    size = itemsize if tensor.get_dtype() in _FLOATS else _LARGEST
+                    total += math.prod(tensor.get_shape()) * size
         except Exception as error:
             # a git-lfs pointer, or a truncated download
             raise CaptureError(

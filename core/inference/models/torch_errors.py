@@ -96,8 +96,10 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def model_errors_stop() -> Iterator[None]:
+def model_errors_stop(
+    label: str = "judging",
+    when_out_of_memory: str = "shorten the prompts or choose a smaller model",
+) -> Iterator[None]:
     """Run torch quietly, without gradients; its errors become a CaptureError."""
-    advice = "shorten the prompts or choose a smaller model"
-    with quiet(), torch.inference_mode(), foreign_errors_stop("judging", advice):
+    with quiet(), torch.inference_mode(), foreign_errors_stop(label, when_out_of_memory):
         yield

@@ -68,11 +68,7 @@ def _blocks(batch: PromptBatch, emit: Emit, size: int) -> None:
     """
     reused = (batch.positions - 1) // size * size
     if keeps_state(batch.loaded):
-        if reused:
-            _reuse(batch, emit, reused)
-        else:
-            batch.forward(0, batch.positions, emit)
-        return
+        return _reuse(batch, emit, reused) if reused else _prefill(batch, emit)
     earlier = DynamicCache(config=batch.loaded.model.config)
     # sliding windows keep their dropped entries, which cropping needs
     earlier.activate_past_recording()
@@ -87,6 +83,7 @@ def _blocks(batch: PromptBatch, emit: Emit, size: int) -> None:
         cache = copy.deepcopy(earlier)
         cache.crop(batch.column(reused) - batch.columns)
         batch.forward(reused, batch.positions, emit, cache)
+    return None
 
 
 def _static(batch: PromptBatch, emit: Emit) -> None:
@@ -98,7 +95,7 @@ def _static(batch: PromptBatch, emit: Emit) -> None:
 
 def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> str | None:
     """Return why this model cannot compute a prompt in several forwards with a cache, or None."""
-    kind = type(loaded.model).__name__
+    kind = loaded.kind
     if loaded.encoder is not None:
         return f"a {kind} computes a whole text at once, without a KV cache; capture it by encode"
     if cache_argument(loaded) is None:
@@ -116,8 +113,7 @@ def without_cache(loaded: LoadedModel, positions: int | None, *values: int) -> s
 def _has_causal_head(loaded: LoadedModel, positions: int | None) -> str | None:
     if loaded.encoder is not None:
         return None
-    kind = type(loaded.model).__name__
-    return f"a {kind} has a causal head; choose prefill, or encode as the reference too"
+    return f"a {loaded.kind} has a causal head; choose prefill, or encode as the reference too"
 
 
 def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
@@ -128,7 +124,7 @@ def _positions_of_one_rotation(loaded: LoadedModel) -> int | None:
     and 'dynamic' scales them when the longest position of a *forward* passes the length of
     pretraining; keys cached before keep the old rotation.
     """
-    config = loaded.model.config.get_text_config(decoder=True)
+    config = loaded.text_config
     table = getattr(config, "rope_parameters", None) or {}
     limits = []
     # or one per layer type
@@ -151,17 +147,14 @@ def _nothing_fresh(loaded: LoadedModel, positions: int | None, prefix: int) -> s
 
 
 def _no_static_cache(loaded: LoadedModel, positions: int | None) -> str | None:
-    reason = without_cache(loaded, positions)
-    if reason is not None:
+    if reason := without_cache(loaded, positions):
         return reason
-    is_static = not isinstance(new_cache(loaded), ReturnedState)
-    if is_static:
+    if not isinstance(new_cache(loaded), ReturnedState):
         # a configuration may name kinds of layers that StaticCache does not have
         with suppress(Exception):
             StaticCache(config=loaded.model.config, max_cache_len=1)
             return None
-    kind = type(loaded.model).__name__
-    return f"a {kind} has no cache that can be allocated beforehand; choose decode"
+    return f"a {loaded.kind} has no cache that can be allocated beforehand; choose decode"
 
 
 BASES: dict[str, Base] = {

@@ -6,16 +6,18 @@ alive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle, islice
 from math import gcd
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
 from transformers import Cache, PreTrainedTokenizerBase, StaticCache
 
 from ...errors import CaptureError
@@ -32,6 +34,7 @@ from .caches import (
     new_cache,
     running_states,
 )
+from .hooks import ModuleTrace
 from .sliced_head import columns_at_once, sliced_logits
 
 _TEXT = Path(__file__).with_name("neighbours.txt")
@@ -41,34 +44,14 @@ _GOLDEN = 0.6180339887498949
 # logits leave the device and reach the sink in pieces of about this size
 CHUNK_BYTES = 8 << 20
 
-Emit = Callable[[int, torch.Tensor], None]
+Emit = Callable[[int, Tensor], None]
 """Takes (first position, logits[rows, vocab] of consecutive positions) in order, in their compute
 dtype.
 """
 Run = Callable[[Sequence[int], Emit], None]
 """(token ids of a prompt, emit): hands all of its logits to `emit`."""
-Neighbours = Callable[[LoadedModel, Sequence[int], int], torch.Tensor]
+Neighbours = Callable[[LoadedModel, Sequence[int], int], Tensor]
 """(model, prompt, count) -> token ids of the other rows, [count, positions]."""
-
-
-class Follower(Protocol):
-    """Interface of an observer of forwards: which positions of the prompt they compute, and where
-    in the batch.
-
-    One forward may be several calls: above a number of logits the model is called again for each
-    slice of its head.
-    """
-
-    def forward(
-        self,
-        row: int,
-        skipped: int,
-        start: int,
-        stop: int,
-    ) -> AbstractContextManager[None]:
-        """Positions start..stop-1 of the prompt, in columns from `skipped` on of batch row
-        `row`.
-        """
 
 
 @dataclass
@@ -101,7 +84,7 @@ class PromptBatch:
     call: Callable[..., Any] | None = None
     room: int = 0
     watch: CacheWatch | None = None
-    trace: Follower | None = None
+    trace: ModuleTrace | None = None
 
     @property
     def positions(self) -> int:
@@ -114,16 +97,18 @@ class PromptBatch:
         return self.left_padding + self.positions + self.right_padding
 
     @cached_property
-    def token_ids(self) -> torch.Tensor:
+    def token_ids(self) -> Tensor:
         """The whole batch on the model's device. [rows, columns], int64"""
-        padded = torch.nn.functional.pad(
-            self._among_others(self.prompt),
-            (self.left_padding, self.right_padding),
-            value=_padding_token(self.loaded),
-        )
-        return padded.to(self.loaded.device)
+        rows = self._among_others(self.prompt)
+        padding = 0
+        # all are masked
+        for token in (self.loaded.tokenizer.eos_token_id, self.loaded.tokenizer.pad_token_id):
+            if isinstance(token, int) and 0 <= token < self.loaded.token_limit:
+                padding = token
+        sides = self.left_padding, self.right_padding
+        return torch.nn.functional.pad(rows, sides, value=padding).to(self.loaded.device)
 
-    def _among_others(self, own: Sequence[int]) -> torch.Tensor:
+    def _among_others(self, own: Sequence[int]) -> Tensor:
         """Return a sequence in its row among its neighbors. [rows, tokens]"""
         row = torch.tensor([own], dtype=torch.long)
         if self.rows == 1:
@@ -132,14 +117,14 @@ class PromptBatch:
         return torch.cat([others[: self.row], row, others[self.row :]])
 
     @cached_property
-    def attention_mask(self) -> torch.Tensor:
+    def attention_mask(self) -> Tensor:
         """1 for a token, 0 for padding. [rows, columns], int64"""
         mask = torch.zeros_like(self.token_ids)
         mask[:, self.left_padding : self.left_padding + self.positions] = 1
         return mask
 
     @cached_property
-    def position_ids(self) -> torch.Tensor:
+    def position_ids(self) -> Tensor:
         """The place of each token in its prompt, as the model counts; padding shares that of the
         token it touches. [rows, columns], int64
         """
@@ -159,60 +144,73 @@ class PromptBatch:
         """
         return self.columns if stop == self.positions else self.left_padding + stop
 
-    def forward(self, start: int, stop: int, emit: Emit, cache: AnyCache | None = None) -> None:
+    def forward(
+        self,
+        start: int,
+        stop: int,
+        emit: Emit,
+        cache: AnyCache | None = None,
+    ) -> None:
         """Send `emit` the logits of positions start..stop-1 by one forward that continues `cache`.
         If they are too many at once, the head runs on slices of the columns (sliced_head.py). Of an
         encoder the row of values of the whole text.
         """
-        loaded, encoder = self.loaded, self.loaded.encoder
+        loaded = self.loaded
+        encoder = self.loaded.encoder
         if cache is None and self.watch is not None:
-            cache = new_cache(self.loaded)
-        first, last = self.column(start), self.column_after(stop)
+            cache = new_cache(loaded)
+        first = self.column(start)
+        last = self.column_after(stop)
         arguments: dict[str, Any] = {"input_ids": self.token_ids[:, first:last]}
         if encoder is None:
             arguments |= arguments_of(loaded, cache)
         elif loaded.separator is not None:
             arguments["token_type_ids"] = token_types(self.token_ids, loaded.separator)
         # without padding, the model's defaults apply, as everywhere
-        if self.left_padding or self.right_padding:
+        is_padded = self.columns > self.positions
+        if is_padded:
             arguments["attention_mask"] = self.attention_mask[:, :last]
-        if self.left_padding or self.right_padding or self.gives_positions:
+        if is_padded or self.gives_positions:
             arguments["position_ids"] = self.position_ids[:, first:last]
         skipped = self.left_padding + start - first
-        begin, end, position = skipped, skipped + stop - start, start
+        end = skipped + stop - start
+        position = start
 
-        def split(logits: torch.Tensor) -> None:
+        def split(logits: Tensor) -> None:
             """Emit the prompt's row of a slice. [rows, columns, vocab]"""
             nonlocal position
             self._note(cache)
-            for piece in logits[self.row].split(rows_of_a_chunk(self.loaded)):
+            for piece in logits[self.row].split(rows_of_a_chunk(loaded)):
                 emit(position, piece)
                 position += len(piece)
 
-        size = columns_at_once(self.rows, self.loaded.vocab_size, self.loaded.torch_dtype.itemsize)
-        with (
-            nullcontext()
-            if self.trace is None
-            else self.trace.forward(self.row, skipped, start, stop)
-        ):
-            # a compiled model has no body to replace, and slices return no state
-            is_whole = self.call is not None or isinstance(cache, ReturnedState)
+        size = columns_at_once(self.rows, loaded.row_bytes)
+        following: AbstractContextManager[None] = nullcontext()
+        if self.trace is not None:
+            following = self.trace.forward(self.row, skipped, start, stop)
+        # a compiled model has no body to replace, and slices return no state
+        is_whole = self.call is not None or isinstance(cache, ReturnedState)
+        with following:
             if encoder is not None:
                 rows = encoder.rows(self._outputs(arguments), self.attention_mask)
                 emit(0, rows[self.row : self.row + 1])
             elif is_whole or last - first <= size:
-                split(self._logits(arguments, cache)[:, begin:end])
+                split(self._logits(arguments, cache)[:, skipped:end])
             else:
-                sliced_logits(self.loaded.model, arguments, begin, end, size, split)
+                sliced_logits(
+                    loaded.model,
+                    arguments,
+                    skipped,
+                    end,
+                    size,
+                    split,
+                )
 
-    def step(self, tokens: torch.Tensor, done: int, cache: AnyCache) -> torch.Tensor:
+    def step(self, tokens: Tensor, done: int, cache: AnyCache) -> Tensor:
         """Feed one more token per row, after the prompt and `done` tokens: [rows] -> [1, vocab] of
         the prompt's row.
         """
-        arguments: dict[str, Any] = {
-            "input_ids": tokens[:, None],
-            **arguments_of(self.loaded, cache),
-        }
+        arguments = arguments_of(self.loaded, cache) | {"input_ids": tokens[:, None]}
         if self.left_padding:
             mask = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
             arguments["attention_mask"] = torch.cat([self.attention_mask, mask], dim=1)
@@ -222,30 +220,28 @@ class PromptBatch:
         self._note(cache)
         return logits[-1:]
 
-    def _logits(self, arguments: dict[str, Any], cache: AnyCache | None) -> torch.Tensor:
-        with foreign_errors_mean(self._failure(arguments, cache)):
+    def _logits(self, arguments: dict[str, Any], cache: AnyCache | None) -> Tensor:
+        reason = ""
+        # what a model cannot do that fails
+        if cache is not None and self.call is None:
+            what = "continue a cache"
+            if isinstance(cache, StaticCache):
+                what = "use a cache allocated beforehand"
+            elif arguments["input_ids"].shape[1] > 1:
+                what = "continue a cache by several tokens"
+            reason = f"a {self.loaded.kind} cannot {what}; choose prefill"
+        with foreign_errors_mean(reason):
             output = self._outputs(arguments)
         if isinstance(cache, ReturnedState):
-            cache.keep(output)
+            cache.value = output[cache.name]
         return output.logits
-
-    def _failure(self, arguments: Mapping[str, Any], cache: AnyCache | None) -> str:
-        """Say what a model cannot do that fails on these arguments, "" if that is not known."""
-        if cache is None or self.call is not None:
-            return ""
-        what = "continue a cache"
-        if isinstance(cache, StaticCache):
-            what = "use a cache allocated beforehand"
-        elif arguments["input_ids"].shape[1] > 1:
-            what = "continue a cache by several tokens"
-        return f"a {type(self.loaded.model).__name__} cannot {what}; choose prefill"
 
     def _outputs(self, arguments: dict[str, Any]) -> Any:
         # a compiled model has no truth
         call: Any = self.loaded.model if self.call is None else self.call
         return call(**arguments)
 
-    def tokens_after(self, own: Sequence[int]) -> torch.Tensor:
+    def tokens_after(self, own: Sequence[int]) -> Tensor:
         """Return the last token of `own` among those of the other rows, which continue their own
         texts. [rows]
         """
@@ -262,15 +258,7 @@ def ignore(*_: object) -> None:
 
 def rows_of_a_chunk(loaded: LoadedModel) -> int:
     """Return the rows of logits that make about CHUNK_BYTES; at least one."""
-    return max(1, CHUNK_BYTES // (loaded.vocab_size * loaded.torch_dtype.itemsize))
-
-
-def _padding_token(loaded: LoadedModel) -> int:
-    """Return the tokenizer's padding token, else its end token, else 0: all are masked."""
-    for token in (loaded.tokenizer.pad_token_id, loaded.tokenizer.eos_token_id):
-        if isinstance(token, int) and 0 <= token < loaded.token_limit:
-            return token
-    return 0
+    return max(1, CHUNK_BYTES // loaded.row_bytes)
 
 
 def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -278,11 +266,9 @@ def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     step.
     """
     if tokenizer not in _KNOWN:
+        text = _TEXT.read_text(encoding="utf-8")
         with quiet():
-            tokens = tokenizer(_TEXT.read_text(encoding="utf-8"), add_special_tokens=False)[
-                "input_ids"
-            ]
-        _KNOWN[tokenizer] = [int(token) for token in tokens]
+            _KNOWN[tokenizer] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return _KNOWN[tokenizer]
 
 
@@ -290,7 +276,7 @@ def neighbour_rows(
     tokenizer: PreTrainedTokenizerBase,
     ids: Sequence[int],
     count: int,
-) -> torch.Tensor:
+) -> Tensor:
     """Return token ids of other prompts, each as long as `ids`. [count, positions], int64, on the
     CPU.
 
@@ -298,9 +284,7 @@ def neighbour_rows(
     is the beginning of a batch of 8. None equals `ids`, and all differ until the text has no new
     window.
     """
-    prompt = [int(token) for token in ids]
-    if count == 0:
-        return torch.empty((0, len(prompt)), dtype=torch.long)
+    prompt = list(ids)
     text = _tokens_of_text(tokenizer)
     # If a prompt begins with the BOS token, its neighbors do too, like any request to a server.
     opening = prompt[:1] if len(prompt) > 1 and prompt[0] == tokenizer.bos_token_id else []
@@ -311,65 +295,53 @@ def neighbour_rows(
     # a step coprime to the text brings up each offset once
     while gcd(step, len(text)) > 1:
         step += 1
-    rows: list[list[int]] = []
-    windows = {tuple(prompt)}
+    # in the order in which they are met
+    windows: dict[tuple[int, ...], None] = {}
     for number in range(len(text)):
-        if len(rows) == count:
+        if len(windows) == count:
             break
         offset = (1 + number) * step % len(text)
         window = opening + around[offset : offset + length]
-        if tuple(window) not in windows:
-            windows.add(tuple(window))
-            rows.append(window)
-    if not rows:
+        if window != prompt:
+            windows[tuple(window)] = None
+    if not windows:
         raise CaptureError(
             f"the tokenizer turns every neighbor of a prompt of {len(prompt)} tokens into that"
             " prompt; lengthen it.",
         )
-    different = len(rows)
-    rows += [rows[k % different] for k in range(count - different)]
-    return torch.tensor(rows, dtype=torch.long)
+    return torch.tensor(list(islice(cycle(windows), count)), dtype=torch.long)
 
 
 def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvPart]:
     """Yield the prompt's row of all keys, values and running states by layer, without padding, in
     `dtype` if exact; states in float32 otherwise.
     """
-    batch, cache = watch.batch, watch.cache
+    batch = watch.batch
+    cache = watch.cache
     if batch is None or cache is None:
         return
     value = cache.value if isinstance(cache, ReturnedState) else cache
     for index, layer in enumerate(value.layers if isinstance(value, Cache) else ()):
         for kind, tensor in keys_of_layer(batch.loaded, layer).items():
-            if (
-                not isinstance(tensor, torch.Tensor)
-                or tensor.ndim != 4
-                or torch.promote_types(tensor.dtype, dtype) != dtype
-            ):
-                continue
-            first, slots = _slots(layer, tensor.shape[2], batch)
-            if slots.start < slots.stop:
-                own = tensor[batch.row, :, slots].to(dtype)
-                yield KvPart(prompt, index, kind, first, own_bits(own))
-    for index, name, states in running_states(batch.loaded, cache):
-        whole = _by_head([state[batch.row] for state in states])
+            is_by_slot = isinstance(tensor, Tensor) and tensor.ndim == 4
+            if is_by_slot and torch.promote_types(tensor.dtype, dtype) == dtype:
+                first, slots = _slots(layer, tensor.shape[2], batch)
+                if slots.start < slots.stop:
+                    own = tensor[batch.row, :, slots].to(dtype)
+                    yield KvPart(prompt, index, kind, first, own_bits(own))
+    for index, name, by_row in running_states(batch.loaded, cache):
+        states = [state[batch.row] for state in by_row]
+        # heads are the first axis of a state of three
+        heads = states[0].shape[0] if states[0].ndim == 3 else 1
+        if any(state.shape[0] % heads for state in states):
+            heads = 1
+        # [heads, 1, width]
+        whole = torch.cat([state.reshape(heads, 1, -1) for state in states], dim=2)
         is_exact = torch.promote_types(whole.dtype, dtype) == dtype
-        if whole.numel() == 0:
-            continue
-        if is_exact or whole.dtype == torch.float32:
+        if whole.numel() and (is_exact or whole.dtype == torch.float32):
             bits = own_bits(whole.to(dtype) if is_exact else whole)
             kind = name.removesuffix("s").replace("_", " ")
             yield KvPart(prompt, index, kind, batch.positions - 1, bits)
-
-
-def _by_head(states: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a layer's states of one name as one. Heads are the first axis of a state of three.
-    [heads, 1, width]
-    """
-    heads = states[0].shape[0] if states[0].ndim == 3 else 1
-    if any(state.shape[0] % heads for state in states):
-        heads = 1
-    return torch.cat([state.reshape(heads, 1, -1) for state in states], dim=2)
 
 
 def _slots(layer: Any, size: int, batch: PromptBatch) -> tuple[int, slice]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-import torch
+from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import (
     DummyLayer,
@@ -36,10 +36,6 @@ class ReturnedState:
     name: str
     value: Any = None
 
-    def keep(self, output: Any) -> None:
-        """Keep what a forward returned."""
-        self.value = output[self.name]
-
 
 # of a layer: an entry for each token, so no running state
 _KEYS = ("keys", "values", "indexer_keys")
@@ -56,17 +52,16 @@ def cache_argument(loaded: LoadedModel) -> str | None:
 def new_cache(loaded: LoadedModel) -> AnyCache:
     """Return an empty cache of the model's own kind."""
     config = loaded.model.config
-    if config.model_type in _RETURNED:
-        return ReturnedState(_RETURNED[config.model_type])
-    return DynamicCache(config=config)
+    name = _RETURNED.get(config.model_type)
+    return DynamicCache(config=config) if name is None else ReturnedState(name)
 
 
 def keeps_state(loaded: LoadedModel) -> bool:
     """Return whether some of a model's layers keep a running state, which cannot be trimmed."""
     cache = new_cache(loaded)
-    if isinstance(cache, ReturnedState):
-        return True
-    return any(type(layer) not in _TRIMMABLE for layer in cache.layers)
+    return isinstance(cache, ReturnedState) or any(
+        type(layer) not in _TRIMMABLE for layer in cache.layers
+    )
 
 
 def keeps_keys(loaded: LoadedModel) -> bool:
@@ -89,8 +84,9 @@ def keys_of_layer(loaded: LoadedModel, layer: Any) -> dict[str, Any]:
     """Return what a layer of a cache keeps of each token, by kind: [rows, heads, slots, width], or
     None. Multi-head latent attention keeps one latent, and the part of the keys that is rotated.
     """
-    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
-    rank = getattr(loaded.model.config.get_text_config(decoder=True), "kv_lora_rank", None)
+    keys = getattr(layer, "keys", None)
+    values = getattr(layer, "values", None)
+    rank = getattr(loaded.text_config, "kv_lora_rank", None)
     is_latent = keys is not None and keys.ndim == 4 and (1, rank) == (keys.shape[1], keys.shape[3])
     kinds = ("latent", "rotary key") if is_latent else ("key", "value")
     indexer = getattr(layer, "indexer_keys", None)
@@ -101,7 +97,7 @@ def keys_of_layer(loaded: LoadedModel, layer: Any) -> dict[str, Any]:
 def running_states(
     loaded: LoadedModel,
     cache: AnyCache,
-) -> Iterator[tuple[int, str, list[torch.Tensor]]]:
+) -> Iterator[tuple[int, str, list[Tensor]]]:
     """Yield the running states in a cache and in the model's modules: layer, the name that the
     family gives it, tensors [rows, ...].
     """
@@ -112,36 +108,35 @@ def running_states(
             yield layer, "state", [each[..., layer] for each in value]
         return
     for name, by_layer in vars(value).items():
-        if not isinstance(by_layer, list | dict):
-            continue
-        entries = by_layer.items() if isinstance(by_layer, dict) else enumerate(by_layer)
+        entries: Iterable[tuple[Any, Any]] = ()
+        if isinstance(by_layer, list):
+            entries = enumerate(by_layer)
+        elif isinstance(by_layer, dict):
+            entries = by_layer.items()
         for layer, held in entries:
             yield from ((layer, *each) for each in _states(held, name))
     for path, module in loaded.model.named_modules():
-        at_start = loaded.start.get(module)
         numbers = [int(part) for part in path.split(".") if part.isdigit()]
-        if at_start is None or not numbers:
-            continue
-        written = {
-            name: held for name, held in vars(module).items() if at_start.get(name) is not held
-        }
-        for name, held in written.items():
-            yield from ((numbers[0], *each) for each in _states(held, name))
+        if numbers and module in loaded.start:
+            at_start = loaded.start[module]
+            for name, held in vars(module).items():
+                if at_start.get(name) is not held:
+                    yield from ((numbers[0], *each) for each in _states(held, name))
 
 
-def _states(held: Any, name: str) -> Iterator[tuple[str, list[torch.Tensor]]]:
+def _states(held: Any, name: str) -> Iterator[tuple[str, list[Tensor]]]:
     """Yield names and tensors of what is held for one layer: tensors, or an object that has
     them.
     """
-    if isinstance(held, torch.Tensor | list | tuple | dict):
+    if isinstance(held, Tensor | list | tuple | dict):
         every = list(held.values()) if isinstance(held, dict) else held
-        every = [every] if isinstance(every, torch.Tensor) else every
-        tensors = [each for each in every if isinstance(each, torch.Tensor)]
+        every = [every] if isinstance(every, Tensor) else every
+        tensors = [each for each in every if isinstance(each, Tensor)]
         # counts are not states
         tensors = [each for each in tensors if each.ndim > 1 and each.is_floating_point()]
         if tensors:
             yield name, tensors
         return
     for own, inner in getattr(held, "__dict__", {}).items():
-        if own not in _KEYS and isinstance(inner, torch.Tensor | dict):
+        if own not in _KEYS and isinstance(inner, Tensor | dict):
             yield from _states(inner, own)

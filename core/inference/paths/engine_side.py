@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
 from ...engines import registry
 from ...engines.process import EngineDescription, EngineRows
@@ -86,18 +85,27 @@ class EngineRun:
         engine: EngineDescription,
         steps: tuple[Step, ...],
         loaded: LoadedModel,
-        trace: ModuleTrace | None = None,
+        trace: ModuleTrace | None,
     ) -> None:
-        self._name, self._engine, self._loaded, self._trace = name, engine, loaded, trace
+        self._name, self._loaded, self._trace = name, loaded, trace
         modules = [] if trace is None else list(trace.modules)
         if modules and not engine.shows_modules:
             raise CaptureError(f"path '{name}': {engine.engine} does not send module outputs.")
         base, *modifiers = steps
         dtype = computes_in(modifiers, loaded)
+        model = Path(loaded.name)
+        if Step("weights", (OWN,)) in modifiers:
+            if not model.exists():
+                raise CaptureError(
+                    f"path '{name}': the model has no local file; leave weights:own out.",
+                )
+            model = model.resolve()
+        else:
+            model = gguf_of(loaded, dtype) if engine.model == "gguf" else folder_of(loaded)
         self._process = registry.running(
             engine.name,
             {
-                "model": str(self._model(modifiers, dtype)),
+                "model": str(model),
                 "dtype": dtype,
                 "base": [base.name, *base.values],
                 "modifiers": {
@@ -108,10 +116,9 @@ class EngineRun:
         )
         about = self._process.about
         parts = about.get("parts")
-        words = (
-            [f"{part} {dtype}" for part, dtype in parts.items()] if isinstance(parts, dict) else []
-        )
-        _parts[name, loaded.dtype] = printable(", ".join(words))[:200]
+        if isinstance(parts, dict):
+            words = ", ".join(f"{part} {dtype}" for part, dtype in parts.items())
+            _parts[name, loaded.dtype] = printable(words)[:200]
         if about["vocab"] < loaded.vocab_size:
             raise CaptureError(
                 f"path '{name}': {engine.engine} has {about['vocab']} tokens, the model"
@@ -120,81 +127,49 @@ class EngineRun:
 
     def __call__(self, token_ids: Sequence[int], emit: Emit) -> None:
         """Send `emit` the logits of a prompt's token ids; CaptureError at a gap."""
-        done, is_whole = 0, False
+        done = 0
+        count = len(token_ids)
         try:
-            for rows in self._process.run([int(token) for token in token_ids]):
-                if rows.module:
-                    self._hand_in(rows, len(token_ids))
-                    continue
-                if rows.start != done or done + len(rows.bits) > len(token_ids):
-                    raise CaptureError(
-                        f"path '{self._name}': got positions {rows.start} to"
-                        f" {rows.start + len(rows.bits) - 1}; expected {done} of {len(token_ids)}.",
-                    )
-                emit(done, self._logits(rows))
-                done += len(rows.bits)
-            is_whole = done == len(token_ids)
-            if not is_whole:
-                raise CaptureError(
-                    f"path '{self._name}': got {done} positions; expected {len(token_ids)}.",
-                )
-        finally:
-            if not is_whole:
-                registry.drop(self._process)
+            for rows in self._process.run(token_ids):
+                stop = rows.start + len(rows.bits)
+                if not rows.module:
+                    if rows.start != done or stop > count:
+                        raise CaptureError(
+                            f"path '{self._name}': got positions {rows.start} to {stop - 1};"
+                            f" expected {done} of {count}.",
+                        )
+                    emit(done, self._logits(rows))
+                    done = stop
+                elif self._trace is not None and rows.module in self._trace.modules:
+                    if not 0 <= rows.start < stop <= count:
+                        raise CaptureError(
+                            f"path '{self._name}': got '{rows.module}' for positions {rows.start}"
+                            f" to {stop - 1} of {count}.",
+                        )
+                    self._trace.hand_in(rows.module, self._tensor(rows), rows.start)
+            if done < count:
+                raise CaptureError(f"path '{self._name}': got {done} positions; expected {count}.")
+        except BaseException:
+            # also after Ctrl-C: it would send rows of this prompt next
+            registry.drop(self._process)
+            raise
 
-    def _model(self, modifiers: Sequence[Step], dtype: str) -> Path:
-        """Return the file or folder for the engine to load: the model's own, or a GGUF of the same
-        weights.
-        """
-        own = Path(self._loaded.name)
-        if any(step.name == "weights" and step.values == (OWN,) for step in modifiers):
-            if own.exists():
-                return own.resolve()
+    def _logits(self, rows: EngineRows) -> Tensor:
+        """Return rows in the model's dtype if that is exact; a padded vocabulary is cut."""
+        vocab = self._loaded.vocab_size
+        logits = self._tensor(rows)[:, :vocab]
+        if logits.shape[1] != vocab:
             raise CaptureError(
-                f"path '{self._name}': the model has no local file; leave weights:own out.",
+                f"path '{self._name}': got rows of {logits.shape[1]} logits; expected {vocab}, the"
+                " vocabulary.",
             )
-        return (
-            gguf_of(self._loaded, dtype)
-            if self._engine.model == "gguf"
-            else folder_of(self._loaded)
-        )
+        converted = logits.to(self._loaded.torch_dtype)
+        wider = torch.promote_types(logits.dtype, converted.dtype)
+        is_exact = torch.equal(converted.to(logits.dtype), logits)
+        return converted if is_exact and wider in (logits.dtype, converted.dtype) else logits
 
-    def _hand_in(self, rows: EngineRows, positions: int) -> None:
-        """Pass the output of a module to the trace."""
-        if self._trace is None or rows.module not in self._trace.modules:
-            return
-        if not 0 <= rows.start < rows.start + len(rows.bits) <= positions:
-            raise CaptureError(
-                f"path '{self._name}': got '{rows.module}' for positions {rows.start} to"
-                f" {rows.start + len(rows.bits) - 1} of {positions}.",
-            )
-        self._trace.hand_in(
-            rows.module,
-            _tensor(rows.bits, rows.dtype).to(self._loaded.device),
-            rows.start,
-        )
-
-    def _logits(self, rows: EngineRows) -> torch.Tensor:
-        """Return rows on the model's device, in its dtype if that is exact; a padded vocabulary is
-        cut.
-        """
-        bits = rows.bits[:, : self._loaded.vocab_size]
-        if bits.shape[1] != self._loaded.vocab_size:
-            raise CaptureError(
-                f"path '{self._name}': got rows of {bits.shape[1]} logits; expected"
-                f" {self._loaded.vocab_size}, the vocabulary.",
-            )
-        logits = _tensor(bits, rows.dtype).to(self._loaded.device)
-        if logits.dtype == self._loaded.torch_dtype:
-            return logits
-        converted: Any = logits.to(self._loaded.torch_dtype)
-        is_exact = torch.equal(converted.to(logits.dtype), logits) and torch.promote_types(
-            logits.dtype,
-            converted.dtype,
-        ) in (logits.dtype, converted.dtype)
-        return converted if is_exact else logits
-
-
-def _tensor(bits: NDArray[np.unsignedinteger], dtype: str) -> torch.Tensor:
-    """Return a copy of the bits as a tensor."""
-    return torch.from_numpy(np.array(bits).view(f"i{bits.itemsize}")).view(getattr(torch, dtype))
+    def _tensor(self, rows: EngineRows) -> Tensor:
+        """Return a copy of the bits as a tensor on the model's device."""
+        integers = np.array(rows.bits).view(f"i{rows.bits.itemsize}")
+        values = torch.from_numpy(integers).view(getattr(torch, rows.dtype))
+        return values.to(self._loaded.device)

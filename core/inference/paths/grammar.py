@@ -57,18 +57,21 @@ def read_steps(text: str) -> tuple[Step, tuple[Step, ...], EngineDescription | N
         try:
             engine = describe(name)
         except UsageError as error:
-            message = (
-                f"path '{text}': no base '{name}', and {str(error)[0].lower()}{str(error)[1:]}"
-            )
-            raise UsageError(message) from error
-        base_text, bases, choices = own, engine.arguments("base"), engine.arguments("modifier")
+            # begins with "no engine"
+            raise UsageError(f"path '{text}': no base '{name}', and {error}") from error
+        base_text = own
+        bases = engine.arguments("base")
+        choices = engine.arguments("modifier")
     of = "" if engine is None else f"{engine.engine} "
     base = read_step(text, base_text, f"{of}base", bases)
     modifiers = [read_step(text, part, f"{of}modifier", choices) for part in modifier_texts]
-    names = [step.name for step in modifiers]
-    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
-    if twice:
-        raise UsageError(f"path '{text}': modifier '{twice}' is given twice; expected once.")
+    seen = set()
+    for step in modifiers:
+        if step.name in seen:
+            raise UsageError(
+                f"path '{text}': modifier '{step.name}' is given twice; expected once."
+            )
+        seen.add(step.name)
     order = list(choices)
     return base, tuple(sorted(modifiers, key=lambda step: order.index(step.name))), engine
 
@@ -85,7 +88,9 @@ def swept_paths(reference: str, text: str) -> list[str]:
     base, modifiers, _ = read_steps(reference)
     kept = [step for step in modifiers if step.name != name]
     if name in MODIFIER_ARGUMENTS:
-        stem, end = "+".join(map(str, (base, *kept))) + "+", ""
+        stem = "+".join(map(str, (base, *kept))) + "+"
+        end = ""
     else:
-        stem, end = "", "".join(f"+{step}" for step in kept)
+        stem = ""
+        end = "".join(f"+{step}" for step in kept)
     return [f"{stem}{name}:{value.strip()}{end}" for value in values.split(",")]

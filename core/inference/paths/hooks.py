@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import Cache
 
 _CALL = " (call "  # no module's name has a space
@@ -50,32 +51,44 @@ class ModuleTrace:
         self._computed: tuple[int, int, int, int] | None = None
         self._shape = (0, 0)  # rows and columns of the batch of this forward
         # of the chosen positions; None: there are none
-        self._columns: slice | torch.Tensor | None = None
+        self._columns: slice | Tensor | None = None
         self._first = 0  # place of the first of them in `positions`
         self._calls: Counter[str] = Counter()  # of each module in this forward
         # choices by module in this forward (core.inference.controls.choices)
         self.chosen: Counter[str] = Counter()
 
-    def take(self, name: str, first: int, output: torch.Tensor) -> None:
+    def take(self, name: str, first: int, output: Tensor) -> None:
         """Take a module's output [chosen, width] from the `first` chosen position on.
 
         Copy it: models add in place.
         """
         raise NotImplementedError
 
-    def not_understood(self, name: str, output: torch.Tensor) -> None:
+    def not_understood(self, name: str, output: Tensor) -> None:
         """Note that the axes of this module's output are unknown."""
 
     @contextmanager
-    def forward(self, row: int, skipped: int, start: int, stop: int) -> Iterator[None]:
-        """core.inference.paths.batch.Follower"""
-        self._computed, self.is_told = (row, skipped, start, stop), True
+    def forward(
+        self,
+        row: int,
+        skipped: int,
+        start: int,
+        stop: int,
+    ) -> Iterator[None]:
+        """Follow the forward of positions start..stop-1 of the prompt, in columns from `skipped` on
+        of batch row `row`.
+
+        One forward may be several calls: above a number of logits the model is called again for
+        each slice of its head.
+        """
+        self._computed = (row, skipped, start, stop)
+        self.is_told = True
         try:
             yield
         finally:
             self._computed, self.is_told = None, False
 
-    def hand_in(self, name: str, output: torch.Tensor, start: int) -> None:
+    def hand_in(self, name: str, output: Tensor, start: int) -> None:
         """Take a module's output from an engine, for positions from `start` on. [positions,
         width]
         """
@@ -89,17 +102,16 @@ class ModuleTrace:
         assert self._computed is not None
         return self._computed[2]
 
-    def own(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def own(self, tensor: Tensor) -> Tensor | None:
         """Return the prompt's part of what a forward computes, a view [positions, groups, n]; None
         if its row or the axes are not known.
         """
         rows, columns = self._shape
         is_by_row = tensor.ndim > 2 and tensor.shape[:2] == self._shape
         is_known = is_by_row or tensor.shape[0] == rows * columns
-        if self._computed is None or self.is_ambiguous or not is_known:
-            return None
         # nothing to choose from, as before the first compressed key of a DeepSeek V4
-        if tensor.numel() == 0:
+        is_empty = tensor.numel() == 0
+        if self._computed is None or self.is_ambiguous or not is_known or is_empty:
             return None
         row, skipped, start, stop = self._computed
         batch = tensor.reshape(rows, columns, -1, tensor.shape[-1])
@@ -108,6 +120,7 @@ class ModuleTrace:
     @contextmanager
     def following(self, model: Any, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
         """Take every output of the modules inside the `with`, by name."""
+        # functions: a callable may copy the model, and methods would copy this trace too
         with ExitStack() as hooks:
             begin = model.register_forward_pre_hook(
                 lambda _, *call: self._begin(*call),
@@ -126,64 +139,57 @@ class ModuleTrace:
         self._calls.clear()
         self.chosen.clear()
         ids = keywords.get("input_ids", arguments[0] if arguments else None)
-        if not isinstance(ids, torch.Tensor) or ids.ndim != 2:
+        if not isinstance(ids, Tensor) or ids.ndim != 2:
             return
         if not self.is_told:
             # transformers 5.24, 5.23
-            self._infer(ids, keywords.get("cache", keywords.get("past_key_values")))
+            cache = keywords.get("cache", keywords.get("past_key_values"))
+            start = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
+            stop = start + ids.shape[1]
+            own = list(self.prompt[start:stop])
+            rows = [row for row, tokens in enumerate(ids.tolist()) if tokens == own]
+            self.is_ambiguous = self.is_ambiguous or len(rows) > 1
+            self._computed = (rows[0], 0, start, stop) if rows else None
         if self._computed is None:
             return
         _, skipped, start, stop = self._computed
-        self._shape = (int(ids.shape[0]), int(ids.shape[1]))
+        self._shape = ids.shape[0], ids.shape[1]
         self._first, self._columns = self._chosen(start, stop, start - skipped, ids.device)
-
-    def _infer(self, ids: torch.Tensor, cache: Any) -> None:
-        start = int(cache.get_seq_length()) if isinstance(cache, Cache) else 0
-        stop = start + ids.shape[1]
-        rows = [
-            row
-            for row, tokens in enumerate(ids.tolist())
-            if tokens == list(self.prompt[start:stop])
-        ]
-        self.is_ambiguous = self.is_ambiguous or len(rows) > 1
-        self._computed = (rows[0], 0, start, stop) if rows else None
 
     def _see(self, name: str, output: Any) -> None:
         self._calls[name] += 1
-        call = name_of_call(name, self._calls[name])
         first = output[0] if isinstance(output, tuple) and output else output
-        if self._columns is None:
-            return
-        if not isinstance(first, torch.Tensor) or not first.is_floating_point():
-            return
-        own = self._own_row(first)
-        if own is None:
-            self.not_understood(call, first)
-        else:
-            self.take(call, self._first, own[self._columns].detach())
+        is_float = isinstance(first, Tensor) and first.is_floating_point()
+        if self._columns is not None and is_float:
+            call = name_of_call(name, self._calls[name])
+            own = self._own_row(first)
+            if own is None:
+                self.not_understood(call, first)
+            else:
+                self.take(call, self._first, own[self._columns].detach())
 
-    def _own_row(self, output: torch.Tensor) -> torch.Tensor | None:
+    def _own_row(self, output: Tensor) -> Tensor | None:
         """Return the prompt's row of an output, [columns, width]; None if its axes are
         ambiguous.
         """
         assert self._computed is not None
         rows, columns = self._shape
-        row, shape = self._computed[0], output.shape
-        if output.ndim == 2:
-            return (
-                output[row * columns : (row + 1) * columns] if shape[0] == rows * columns else None
-            )
-        if output.ndim not in (3, 4) or shape[0] not in (1, rows):
+        row = self._computed[0]
+        if output.ndim == 2 and len(output) == rows * columns:
+            return output[row * columns : (row + 1) * columns]
+        if output.ndim not in (3, 4) or len(output) not in (1, rows):
             return None
         # position embeddings are one row for all
-        own = output[row if shape[0] == rows else 0]
+        own = output[row if len(output) == rows else 0]
+        is_first = own.shape[0] == columns
+        is_second = own.shape[1] == columns
         if output.ndim == 3:
-            return own if shape[1] == columns else None
+            return own if is_first else None
         # the layout of a norm of each head
-        if shape[1] == columns and (shape[2] != columns or columns == 1):
+        if is_first and (not is_second or columns == 1):
             return own.reshape(columns, -1)
         # the other layout is [rows, heads, columns, width]
-        if shape[2] == columns and shape[1] != columns:
+        if is_second and not is_first:
             return own.transpose(0, 1).reshape(columns, -1)
         return None
 
@@ -193,7 +199,7 @@ class ModuleTrace:
         stop: int,
         origin: int,
         device: torch.device,
-    ) -> tuple[int, slice | torch.Tensor | None]:
+    ) -> tuple[int, slice | Tensor | None]:
         """Return (place in `positions` of the first from `start` up to `stop`, offsets of those
         from `origin`): a slice if they are consecutive, None if there are none.
         """

@@ -43,23 +43,13 @@ Others = Mapping[str, tuple[Value, ...]]
 
 @dataclass(frozen=True)
 class Modifier:
-    """A change while the base runs. contradiction: with other modifiers; refuse: why this model
-    cannot do it.
-    """
+    """A change while the base runs. refuse: why this model cannot do it."""
 
     change: Callable[..., AbstractContextManager[PromptBatch]]
-    contradiction: Callable[..., str | None] = lambda others, *values: None
     refuse: Callable[..., str | None] = lambda loaded, others, *values: None
 
 
 # The batch.
-
-
-def _beyond_batch(others: Others, row: int) -> str | None:
-    (rows,) = others.get("batch", (0,))
-    return (
-        None if row < int(rows) else f"row:{row} needs a batch of at least {row + 1}; add batch:N"
-    )
 
 
 def _random(loaded: LoadedModel, prompt: Sequence[int], count: int) -> torch.Tensor:
@@ -77,21 +67,21 @@ _NEIGHBOURS: dict[str, Neighbours] = {
 def _cannot_mask(loaded: LoadedModel, others: Others, side: str, count: int) -> str | None:
     parameters = signature(loaded.model.forward).parameters
     lacking = [name for name in ("attention_mask", "position_ids") if name not in parameters]
-    kind = type(loaded.model).__name__
+    kind = loaded.kind
     is_classifier = loaded.encoder is not None and not loaded.encoder.pooling
     # a decoder reads the last token of the text
     if is_classifier and side == "left" and "past_key_values" not in parameters:
         return f"a {kind} reads its classes from column 0, which is padding then; choose pad:right"
-    if not lacking:
-        return None
-    return f"a {kind} has no {lacking[0]}, so padding would change its function; leave pad out"
+    if lacking:
+        return f"a {kind} has no {lacking[0]}, so padding would change its function; leave pad out"
+    return None
 
 
 def _takes_no_positions(loaded: LoadedModel, others: Others, source: str) -> str | None:
     if "position_ids" in signature(loaded.model.forward).parameters:
         return None
-    kind = type(loaded.model).__name__
-    return f"a {kind} has no position_ids, so it counts its tokens; leave positions:{source} out"
+    hint = f"so it counts its tokens; leave positions:{source} out"
+    return f"a {loaded.kind} has no position_ids, {hint}"
 
 
 # The model.
@@ -118,7 +108,7 @@ def _attentions(loaded: LoadedModel) -> list[str]:
     slow to serve.
     """
     model: Any = loaded.model
-    has_cuda = loaded.device.startswith("cuda")
+    has_cuda = loaded.is_on_cuda
     has_flash = has_cuda and getattr(model, "_supports_flash_attn", False)
     available = {
         "eager": True,
@@ -131,10 +121,11 @@ def _attentions(loaded: LoadedModel) -> list[str]:
 
 
 def _no_such_attention(loaded: LoadedModel, others: Others, name: str) -> str | None:
-    exist, kind = _attentions(loaded), type(loaded.model).__name__
+    exist = _attentions(loaded)
     if name not in exist:
-        return f"a {kind} on {loaded.device} has no attention '{name}'; choose {' or '.join(exist)}"
-    if name.startswith("flash_attention") and _dtype_of(loaded, others) == "float32":
+        hint = f"choose {' or '.join(exist)}"
+        return f"a {loaded.kind} on {loaded.device} has no attention '{name}'; {hint}"
+    if name.startswith("flash_attention") and dtype_of(loaded, others) == "float32":
         return f"{name} takes float16 and bfloat16 only; choose another dtype or attention"
     return None
 
@@ -154,14 +145,15 @@ def _not_representable(loaded: LoadedModel, others: Others, name: str) -> str | 
             f"{name} logits do not fit a run in {loaded.dtype} bit for bit; choose --dtype float32"
             " for the run"
         )
-    needed, free = converted_bytes(loaded, name), loaded.free_bytes
+    needed = converted_bytes(loaded, name)
+    free = loaded.free_bytes
     if free is None or needed <= free:
         return None
     hint = f"{loaded.device} has {size(free)} free; leave dtype:{name} out"
     return f"a second copy of the weights in {name} takes {size(needed)}, {hint}"
 
 
-def _dtype_of(loaded: LoadedModel, others: Others) -> str:
+def dtype_of(loaded: LoadedModel, others: Others) -> str:
     """Return the compute dtype of a path with these modifiers."""
     return str(others.get("dtype", (loaded.dtype,))[0])
 
@@ -197,16 +189,14 @@ def _not_on_cpu(loaded: LoadedModel, others: Others, count: int) -> str | None:
 
 
 def _no_tf32(loaded: LoadedModel, others: Others) -> str | None:
-    if not loaded.device.startswith("cuda"):
+    if not loaded.is_on_cuda:
         return f"tf32 needs CUDA, and the model is on {loaded.device}; leave it out"
     if torch.cuda.get_device_capability(loaded.device) < _TF32_CAPABILITY:
         return f"{loaded.device_name} has no TF32; leave it out"
-    dtype = _dtype_of(loaded, others)
-    return (
-        None
-        if dtype == "float32"
-        else f"tf32 changes float32 products only, and these are {dtype}; leave it out"
-    )
+    dtype = dtype_of(loaded, others)
+    if dtype != "float32":
+        return f"tf32 changes float32 products only, and these are {dtype}; leave it out"
+    return None
 
 
 @contextmanager
@@ -218,11 +208,10 @@ def _sdpa(batch: PromptBatch, backend: str) -> Iterator[PromptBatch]:
     except RuntimeError as error:
         if "No available kernel" not in str(error):
             raise
-        message = (
+        raise CaptureError(
             f"sdpa:{backend} has no kernel for this model's attention (grouped queries?); choose"
-            " sdpa:math."
-        )
-        raise CaptureError(message) from error
+            " sdpa:math.",
+        ) from error
 
 
 def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None:
@@ -232,11 +221,8 @@ def _no_backend(loaded: LoadedModel, others: Others, backend: str) -> str | None
     if attention != "sdpa":
         fix = "choose attn:sdpa" if "sdpa" in _attentions(loaded) else "leave it out"
         return f"sdpa:{backend} needs sdpa attention, and this is {attention}; {fix}"
-    if (
-        loaded.device != "cpu"
-        and backend in ("flash", "cudnn")
-        and _dtype_of(loaded, others) == "float32"
-    ):
+    is_narrow_only = loaded.device != "cpu" and backend in ("flash", "cudnn")
+    if is_narrow_only and dtype_of(loaded, others) == "float32":
         return f"the {backend} backend takes float16 and bfloat16 only; choose efficient or math"
     return None
 
@@ -257,10 +243,10 @@ def _reduce(values: Sequence[Any]) -> None:
 
 
 def _no_reductions(loaded: LoadedModel, others: Others, switch: str) -> str | None:
-    if not loaded.device.startswith("cuda"):
+    if not loaded.is_on_cuda:
         hint = f"and the model is on {loaded.device}; leave reduced:{switch} out"
         return f"reduced-precision reductions need CUDA, {hint}"
-    if _dtype_of(loaded, others) == "float32":
+    if dtype_of(loaded, others) == "float32":
         return f"reduced:{switch} changes 16-bit products only, and these are float32; leave it out"
     return None
 
@@ -282,7 +268,7 @@ def _compile(batch: PromptBatch) -> Iterator[PromptBatch]:
 
 
 def _no_compiler(loaded: LoadedModel, others: Others) -> str | None:
-    if loaded.device.startswith("cuda"):
+    if loaded.is_on_cuda:
         from torch.utils._triton import has_triton
 
         if has_triton():
@@ -306,10 +292,6 @@ def _no_compiler(loaded: LoadedModel, others: Others) -> str | None:
     return None
 
 
-def _no_neighbours(others: Others, kind: str) -> str | None:
-    return None if "batch" in others else f"neighbours:{kind} needs other rows; add batch:N"
-
-
 _threads = _switching(torch.get_num_threads, torch.set_num_threads, lambda count: count)
 _tf32 = _switching(
     torch.get_float32_matmul_precision,
@@ -320,10 +302,9 @@ _reduced = _switching(_reductions, _reduce, lambda switch: [switch == "on"] * le
 MODIFIERS: dict[str, Modifier] = {
     # N rows, 1..N-1 of other sequences of the same length: same work, different shapes
     "batch": Modifier(lambda batch, rows: nullcontext(replace(batch, rows=rows))),
-    "row": Modifier(lambda batch, row: nullcontext(replace(batch, row=row)), _beyond_batch),
+    "row": Modifier(lambda batch, row: nullcontext(replace(batch, row=row))),
     "neighbours": Modifier(
         lambda batch, kind: nullcontext(replace(batch, neighbours=_NEIGHBOURS[kind])),
-        _no_neighbours,
     ),
     # N masked tokens before or after every row, the prompt's own positions unchanged
     "pad": Modifier(
@@ -335,8 +316,8 @@ MODIFIERS: dict[str, Modifier] = {
         lambda batch, source: nullcontext(replace(batch, gives_positions=True)),
         refuse=_takes_no_positions,
     ),
-    "attn": Modifier(_attn, refuse=_no_such_attention),
-    "dtype": Modifier(_dtype, refuse=_not_representable),
+    "attn": Modifier(_attn, _no_such_attention),
+    "dtype": Modifier(_dtype, _not_representable),
     # CPU kernels share their work among N threads, and some split their reductions accordingly
     "threads": Modifier(_threads, refuse=_not_on_cpu),
     # operands of float32 products rounded to 10 bits of mantissa

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...capture_request import CaptureRequest
 from ...engines.process import EngineDescription
@@ -21,14 +23,14 @@ from ..models.model import LoadedModel, dimension
 from ..models.module_state import restore_state
 from . import engine_side
 from .bases import BASES, without_cache
-from .batch import CacheWatch, Emit, Follower, PromptBatch, ignore, rows_of_a_chunk
+from .batch import CacheWatch, Emit, PromptBatch, ignore, rows_of_a_chunk
 from .caches import AnyCache
 from .grammar import read_steps, swept_paths
 from .hooks import ModuleTrace
-from .modifiers import MODIFIERS, Others
+from .modifiers import MODIFIERS, Others, dtype_of
 from .sliced_head import columns_at_once
 
-Choose = Callable[[torch.Tensor], int | None]
+Choose = Callable[[Tensor], int | None]
 """logits [1, vocab] of a position -> the token that follows it, or None to end."""
 
 
@@ -46,9 +48,10 @@ class Path:
         steps = "+".join(map(str, (self.base, *self.modifiers)))
         return steps if self.engine is None else f"{self.engine.name}:{steps}"
 
-    def values_of(self, name: str) -> tuple[Value, ...] | None:
-        """Return the values of a modifier; None if the path does not have it."""
-        return next((step.values for step in self.modifiers if step.name == name), None)
+    @property
+    def settings(self) -> Others:
+        """Modifiers and their values."""
+        return {step.name: step.values for step in self.modifiers}
 
     def with_modifier(self, name: str, *values: Value) -> Path:
         """Return the same path with one modifier set to these values."""
@@ -59,26 +62,20 @@ class Path:
     @property
     def rows(self) -> int:
         """Sequences in the batch."""
-        return int((self.values_of("batch") or (1,))[0])
-
-    @property
-    def has_real_neighbours(self) -> bool:
-        """True if the other rows of its batch are windows of real text."""
-        return self.engine is None and self.rows > 1 and self.values_of("neighbours") is None
+        return int(self.settings.get("batch", (1,))[0])
 
     @property
     def padding(self) -> tuple[int, int]:
         """Tokens before and after every row."""
-        pad = self.values_of("pad") if self.engine is None else None
-        if pad is None:
+        if self.engine is not None:
             return 0, 0
-        side, count = pad
+        side, count = self.settings.get("pad", ("left", 0))
         return (int(count), 0) if side == "left" else (0, int(count))
 
     @property
     def is_one_piece(self) -> bool:
         """True if it is compiled, so that hooks do not see its modules."""
-        return self.engine is None and self.values_of("compile") is not None
+        return self.engine is None and "compile" in self.settings
 
     def forwards(self, loaded: LoadedModel, positions: int) -> list[int]:
         """Return the columns of each forward for a prompt, padding included, by walking it without
@@ -88,12 +85,8 @@ class Path:
         if self.engine is not None and self.base.name not in BASES:
             return list(range(1, positions + 1))
         left, right = self.padding
-        counting = _Counting(
-            loaded,
-            prompt=(0,) * positions,
-            left_padding=left,
-            right_padding=right,
-        )
+        prompt = (0,) * positions
+        counting = _Counting(loaded, prompt, left_padding=left, right_padding=right)
         BASES[self.base.name].compute(counting, ignore, *self.base.values)
         return counting.columns_of_forwards
 
@@ -101,16 +94,12 @@ class Path:
         """Return the bytes of the logits on the device at once, for a prompt of `positions`
         tokens.
         """
-        row_bytes = loaded.vocab_size * loaded.torch_dtype.itemsize
         if self.engine is not None:
-            return rows_of_a_chunk(loaded) * row_bytes
-        columns = max(self.forwards(loaded, positions), default=positions)
+            return rows_of_a_chunk(loaded) * loaded.row_bytes
+        columns = max(self.forwards(loaded, positions))
         if not self.is_one_piece:
-            columns = min(
-                columns,
-                columns_at_once(self.rows, loaded.vocab_size, loaded.torch_dtype.itemsize),
-            )
-        return self.rows * columns * row_bytes
+            columns = min(columns, columns_at_once(self.rows, loaded.row_bytes))
+        return self.rows * columns * loaded.row_bytes
 
     def working_bytes(self, loaded: LoadedModel, positions: int) -> int:
         """Return a lower bound of a forward's bytes without weights: logits, one layer's
@@ -119,13 +108,13 @@ class Path:
         # an engine has a process of its own
         if self.engine is not None:
             return self.logits_bytes(loaded, positions)
-        text = loaded.model.config.get_text_config(decoder=True)
+        text = loaded.text_config
         hidden = dimension(text, "hidden_size")
         wide = dimension(text, "intermediate_size") or 4 * hidden
         heads = dimension(text, "num_attention_heads") or 1
         kv_heads = dimension(text, "num_key_value_heads") or heads
         layers = dimension(text, "num_hidden_layers") or 1
-        columns = max(self.forwards(loaded, positions), default=positions)
+        columns = max(self.forwards(loaded, positions))
         elements = columns * (2 * hidden + wide)
         if self.reads_cache:
             of_token = layers * 2 * kv_heads * (hidden // heads)
@@ -137,9 +126,7 @@ class Path:
     def reads_cache(self) -> bool:
         """True if any of its forwards reads the keys and values of an earlier one."""
         # the cache of an engine is not visible
-        if self.engine is not None:
-            return False
-        return BASES[self.base.name].reads_cache
+        return self.engine is None and BASES[self.base.name].reads_cache
 
     def compute_dtype(self, loaded: LoadedModel) -> str:
         """Return the dtype in which this path computes logits; the model's dtype holds them
@@ -147,7 +134,7 @@ class Path:
         """
         if self.engine is not None:
             return engine_side.computes_in(self.modifiers, loaded)
-        return str((self.values_of("dtype") or (loaded.dtype,))[0])
+        return dtype_of(loaded, self.settings)
 
     def contradiction(self) -> str | None:
         """Return a fault of the path for any model, and the fix, or None."""
@@ -155,11 +142,14 @@ class Path:
             values = {step.name: step.values[0] for step in self.modifiers if step.values}
             refused = self.engine.contradiction(self.base.name, values)
             return f"{self.engine.engine} refuses it: {refused}" if refused else None
-        others: Others = {step.name: step.values for step in self.modifiers}
-        reasons = (
-            MODIFIERS[step.name].contradiction(others, *step.values) for step in self.modifiers
-        )
-        return next((sentence for sentence in reasons if sentence), None)
+        others = self.settings
+        (row,) = others.get("row", (-1,))
+        (rows,) = others.get("batch", (0,))
+        if int(row) >= int(rows):
+            return f"row:{row} needs a batch of at least {int(row) + 1}; add batch:N"
+        if "neighbours" in others and not rows:
+            return f"neighbours:{others['neighbours'][0]} needs other rows; add batch:N"
+        return None
 
     def refusal(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
         """Return why this model cannot run so many tokens (None: any) on this path, and the fix,
@@ -167,12 +157,10 @@ class Path:
         """
         if self.engine is not None:
             return engine_side.refusal(self.engine, self.modifiers, loaded)
-        others: Others = {step.name: step.values for step in self.modifiers}
+        others = self.settings
         reasons = [BASES[self.base.name].refuse(loaded, positions, *self.base.values)]
-        reasons += [
-            MODIFIERS[step.name].refuse(loaded, others, *step.values) for step in self.modifiers
-        ]
-        return next((sentence for sentence in reasons if sentence), None)
+        reasons += [MODIFIERS[name].refuse(loaded, others, *of) for name, of in others.items()]
+        return next(filter(None, reasons), None)
 
     def cannot_continue(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
         """Return why this path cannot generate, and the fix, or None. positions: tokens to
@@ -188,8 +176,7 @@ class Path:
 def parse_path(text: str) -> Path:
     """Parse `prefill+batch:8` or `llamacpp:decode+kv:f32`. UsageError lists the choices."""
     path = Path(*read_steps(text))
-    contradiction = path.contradiction()
-    if contradiction:
+    if contradiction := path.contradiction():
         raise UsageError(f"path '{text}': {contradiction}.")
     return path
 
@@ -209,7 +196,8 @@ def sides_of(request: CaptureRequest) -> tuple[NamedPath, ...]:
     With block or prefix reuse call 1 of `blocks:16` finds no cache and is a prefill; the later ones
     are `blocks:16`. Refuses engines that are not installed.
     """
-    repeat, reference = request.repeat, parse_path(request.reference)
+    repeat = request.repeat
+    reference = parse_path(request.reference)
     if repeat < 1:
         raise UsageError(f"--repeat {repeat}: expected at least 1.")
     variants = [parse_path(text) for text in request.variants]
@@ -268,19 +256,15 @@ class OpenPath:
         path: Path,
         batch: PromptBatch,
         loaded: LoadedModel,
-        engine: engine_side.EngineRun | None = None,
     ) -> None:
         self.path = path
-        self._engine = engine
         self._batch = batch
         # taken before the modifiers, for its dtype is the run's
         self._asked = loaded
 
     def __call__(self, token_ids: Sequence[int], emit: Emit) -> None:
         """Send `emit` the logits of a prompt's token ids."""
-        if self._engine is not None:
-            return self._engine(token_ids, emit)
-        return self._run(self._of(token_ids), emit)
+        self._run(replace(self._batch, prompt=tuple(token_ids)), emit)
 
     def continue_prompt(
         self,
@@ -294,22 +278,20 @@ class OpenPath:
         Other rows continue their own texts.
         """
         watch = self._batch.watch or CacheWatch()
-        batch = replace(self._of(token_ids), watch=watch, room=count)
-        last: torch.Tensor | None = None
+        batch = replace(self._batch, prompt=tuple(token_ids), watch=watch, room=count)
+        last: Tensor | None = None
 
-        def keep_last(position: int, logits: torch.Tensor) -> None:
+        def keep_last(position: int, logits: Tensor) -> None:
             nonlocal last
             # a view would keep its base alive
             last = logits[-1:].clone()
             emit(position, logits)
 
         self._run(batch, keep_last)
-        if watch.cache is None or last is None:
-            raise CaptureError(
-                f"path '{self.path}' left no cache to continue from; choose another path.",
-            )
+        assert watch.cache is not None
+        assert last is not None
         own: list[int] = []
-        while len(own) < count and (token := choose(last)) is not None:
+        while (token := choose(last)) is not None:
             own.append(token)
             if len(own) == count:
                 return
@@ -318,12 +300,10 @@ class OpenPath:
             self._check(position, position, last)
             emit(position, last.to(self._asked.torch_dtype))
 
-    def _of(self, token_ids: Sequence[int]) -> PromptBatch:
-        return replace(self._batch, prompt=tuple(int(token) for token in token_ids))
-
     def _run(self, batch: PromptBatch, emit: Emit) -> None:
         check_path(self.path, self._asked, batch.positions)
-        limit, highest = batch.loaded.token_limit, int(batch.token_ids.max())
+        limit = batch.loaded.token_limit
+        highest = int(batch.token_ids.max())
         if highest >= limit:
             raise CaptureError(
                 f"path '{self.path}': token {highest} is outside the vocabulary of {limit}.",
@@ -331,7 +311,7 @@ class OpenPath:
         restore_state(self._asked.start)
         done = 0
 
-        def check_emit(position: int, logits: torch.Tensor) -> None:
+        def check_emit(position: int, logits: Tensor) -> None:
             nonlocal done
             self._check(position, done, logits)
             done += len(logits)
@@ -346,8 +326,9 @@ class OpenPath:
                 f" {expected}.",
             )
 
-    def _check(self, position: int, done: int, logits: torch.Tensor) -> None:
-        label, loaded = f"path '{self.path}'", self._batch.loaded
+    def _check(self, position: int, done: int, logits: Tensor) -> None:
+        label = f"path '{self.path}'"
+        loaded = self._batch.loaded
         if logits.dtype != loaded.torch_dtype and not _is_widened(logits, loaded.torch_dtype):
             came = str(logits.dtype).removeprefix("torch.")
             raise CaptureError(
@@ -362,7 +343,7 @@ class OpenPath:
             raise CaptureError(f"{label}: the model gave no logits of position {done}.")
 
 
-def _is_widened(logits: torch.Tensor, dtype: torch.dtype) -> bool:
+def _is_widened(logits: Tensor, dtype: torch.dtype) -> bool:
     """Return whether logits were rounded to `dtype` and then widened to float32, as a Mamba's."""
     if logits.dtype != torch.float32:
         return False
@@ -375,18 +356,16 @@ def open_path(
     path: Path,
     loaded: LoadedModel,
     watch: CacheWatch | None = None,
-    trace: Follower | None = None,
-) -> Iterator[OpenPath]:
+    trace: ModuleTrace | None = None,
+) -> Iterator[Any]:
     """Prepare the model for the path; changes of modifiers apply to the whole process until the end
     of the `with`. watch: gets the cache of each forward, which then always makes one; trace:
-    follows the forwards.
+    follows the forwards. -> an OpenPath, or the EngineRun of another engine's path
     """
     check_path(path, loaded, None)
     if path.engine is not None:
         steps = (path.base, *path.modifiers)
-        modules = trace if isinstance(trace, ModuleTrace) else None
-        run = engine_side.EngineRun(str(path), path.engine, steps, loaded, modules)
-        yield OpenPath(path, PromptBatch(loaded), loaded, run)
+        yield engine_side.EngineRun(str(path), path.engine, steps, loaded, trace)
         return
     with ExitStack() as stack:
         batch = PromptBatch(loaded, watch=watch, trace=trace)
@@ -397,6 +376,5 @@ def open_path(
 
 def check_path(path: Path, loaded: LoadedModel, positions: int | None) -> None:
     """CaptureError if the model cannot run so many tokens (None: any) on this path."""
-    refusal = path.refusal(loaded, positions)
-    if refusal:
+    if refusal := path.refusal(loaded, positions):
         raise CaptureError(f"path '{path}': {refusal}.")

@@ -13,15 +13,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-
-from ...errors import CaptureError
+from torch import Tensor
 
 SLICE_BYTES = 128 << 20  # logits of all rows of the batch that exist at once
 
 
-def columns_at_once(rows: int, vocab: int, itemsize: int) -> int:
-    """Return the columns of `rows` rows whose logits take up to SLICE_BYTES; at least one."""
-    return max(1, SLICE_BYTES // (rows * vocab * itemsize))
+def columns_at_once(rows: int, row_bytes: int) -> int:
+    """Return the columns of `rows` rows whose logits take up to SLICE_BYTES; at least one.
+    row_bytes: of one row's logits of a column
+    """
+    return max(1, SLICE_BYTES // (rows * row_bytes))
 
 
 def sliced_logits(
@@ -30,7 +31,7 @@ def sliced_logits(
     start: int,
     stop: int,
     size: int,
-    emit: Callable[[torch.Tensor], None],
+    emit: Callable[[Tensor], None],
 ) -> None:
     """Send `emit` the logits of columns start..stop-1 of one forward, [rows, up to `size`, vocab]
     each.
@@ -38,33 +39,23 @@ def sliced_logits(
     If a model's forward bypasses its body (custom code), its whole logits are sliced instead.
     """
 
-    def emit_slices(logits: torch.Tensor) -> None:
+    def emit_slices(logits: Tensor) -> None:
         for piece in logits[:, start:stop].split(size, dim=1):
             emit(piece)
 
-    def hand_on(logits: torch.Tensor, columns: int) -> None:
-        if standing.output is None:
-            emit_slices(logits)
-        elif logits.shape[1] == columns:
-            emit(logits)
-        else:
-            kind = type(model).__name__
-            raise CaptureError(
-                f"a {kind} gave logits of {logits.shape[1]} columns for {columns}; shorten the"
-                " prompts.",
-            )
-
     body = getattr(model, model.base_model_prefix, None)
-    if not isinstance(body, torch.nn.Module) or body is model:
+    if stop - start <= size or not isinstance(body, torch.nn.Module) or body is model:
         return emit_slices(model(**arguments).logits)
     standing = _Standing(body.forward)
     with attribute_replaced(body, "forward", standing):
         for first in range(start, stop, size):
-            last = min(first + size, stop)
-            standing.columns = slice(first, last)
-            hand_on(model(**arguments).logits, last - first)
+            standing.columns = slice(first, min(first + size, stop))
+            logits = model(**arguments).logits
             if standing.output is None:
-                return None
+                return emit_slices(logits)
+            emit(logits)
+            # gone before the next one is computed
+            del logits
     return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import torch
+from torch import Tensor
 
 from ...runs.tables.choices import choice_rows
 from ..controls.choices import Call, Choices, slot_of_first
@@ -23,15 +24,32 @@ class ChoiceRecorder:
 
     def take(self, side: int, prompt: int) -> Iterator[pa.Table]:
         """Yield rows of the prompt's choices, by call, and forget them."""
-        noted, self._noted = self._noted, Choices(self._positions)
+        noted = self._noted
+        self._noted = Choices(self._positions)
         self._order += [call for call in noted.ids if call not in self._order]
         for call, ids in noted.ids.items():
             cut = noted.scores[call]
             dtype = str(cut.dtype).removeprefix("torch.")
-            figures = ids[:, 0].numpy(), cut[:, 0].double().numpy()
-            yield choice_rows(side, prompt, self._order.index(call), call, *figures, dtype)
+            ordinal = self._order.index(call)
+            chosen = ids[:, 0].numpy()
+            figures = cut[:, 0].double().numpy()
+            yield choice_rows(
+                side,
+                prompt,
+                ordinal,
+                call,
+                chosen,
+                figures,
+                dtype,
+            )
 
-    def note(self, call: Call, start: int, ids: torch.Tensor, scores: torch.Tensor) -> None:
+    def note(
+        self,
+        call: Call,
+        start: int,
+        ids: Tensor,
+        scores: Tensor,
+    ) -> None:
         """Note what a call chooses, as core.inference.controls.choices.Note."""
         # the best of each group of experts, which only lead to the groups
         if scores.shape[1] > 1:

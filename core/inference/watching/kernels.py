@@ -12,9 +12,9 @@ import os
 import re
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 from typing import IO, Any
@@ -24,10 +24,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from ...runs.tables.kernels import KernelList, KernelRow
 from ..models.model import LoadedModel
-from ..models.torch_errors import foreign_errors_stop, quiet
+from ..models.torch_errors import model_errors_stop
 from ..paths.batch import ignore
-from ..paths.engines import RunnableSide
-from ..paths.paths import open_path
+from ..paths.hooks import ModuleTrace
+from ..paths.paths import Path, open_path
 
 # else the profiler writes on standard error
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -60,99 +60,66 @@ _MAKES_NOTHING = (
 _TYPE = re.compile(r"\b(?:src|wei|dst)[^: ]*:([a-z]+\d+)")
 
 
-@dataclass
-class KernelSums:
-    """Kernels by (module, library, name, detail): launches and microseconds."""
-
-    sums: dict[tuple[str, str, str, str], list[float]] = field(default_factory=dict)
-
-    def add(self, module: str, library: str, name: str, detail: str, microseconds: float) -> None:
-        total = self.sums.setdefault((module, library, name, detail), [0, 0.0])
-        total[0] += 1
-        total[1] += microseconds
-
-    def rows(self) -> tuple[KernelRow, ...]:
-        return tuple(
-            KernelRow(*key, int(launches), spent) for key, (launches, spent) in self.sums.items()
-        )
+Launches = defaultdict[tuple[str, str, str, str], list[float]]
+"""(module, library, name, detail) of a kernel -> microseconds of each launch."""
 
 
-class _ProfiledForwards:
+class _ProfiledForwards(ModuleTrace):
     """Profiles the forwards of a model that are picked. A forward that a path announces may be
     several calls of the model, one for each slice of its logits.
     """
 
-    def __init__(self, loaded: LoadedModel, picks: Collection[int]) -> None:
-        self._loaded, self.picks = loaded, picks
-        self.sums, self.count, self.profiled = KernelSums(), 0, 0
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+        self.picks: Collection[int] = ()
+        self.count = 0
+        self.launches = Launches(list)
 
     @contextmanager
     def forward(self, *_: int) -> Iterator[None]:
-        """core.inference.paths.batch.Follower"""
+        """Profile a forward if it is picked."""
         is_picked = self.count in self.picks
         self.count += 1
-        self.profiled += is_picked
-        with _profile_forward(self._loaded, self.sums) if is_picked else nullcontext():
+        with _profile_forward(self._device, self.launches) if is_picked else nullcontext():
             yield
-
-    @contextmanager
-    def each_call(self) -> Iterator[None]:
-        """Take every call of the model for a forward."""
-        with ExitStack() as call:
-
-            def begin(*_: Any) -> None:
-                call.enter_context(self.forward())
-
-            def end(*_: Any) -> None:
-                call.close()
-
-            model = self._loaded.model
-            with (
-                model.register_forward_pre_hook(begin),
-                model.register_forward_hook(end, always_call=True),
-            ):
-                yield
 
 
 def kernels_of(
     loaded: LoadedModel,
-    side: RunnableSide,
+    path: Path,
     ids: Sequence[int],
     number: int = 0,
     *,
     seed: int = 0,
 ) -> KernelList:
-    """Profile the kernels of a side on one prompt. number: of the side in its run. CaptureError if
+    """Profile the kernels of a path on one prompt. number: of the side in its run. CaptureError if
     it cannot run.
 
-    Of a path with many forwards, the first and the last are profiled, FORWARDS together; of a
-    callable the first ones. The kernels of a compiled model belong to no module; it runs once
-    without the profiler.
+    Of many forwards, the first and the last are profiled, FORWARDS together. The kernels of a
+    compiled model belong to no module; it runs once without the profiler.
     """
-    total = len(side.path.forwards(loaded, len(ids))) if side.path is not None else 0
+    total = len(path.forwards(loaded, len(ids)))
     half = FORWARDS // 2
-    picks = {*range(half), *range(max(half, total - half), max(total, FORWARDS))}
-    forwards = _ProfiledForwards(loaded, picks)
-    with ExitStack() as stack:
-        stack.enter_context(quiet())
-        stack.enter_context(foreign_errors_stop(f"'{side.name}'", "choose a shorter prompt"))
-        stack.enter_context(torch.inference_mode())
-        _set_up_libraries()
-        if side.path is None:
-            stack.enter_context(forwards.each_call())
-            run = stack.enter_context(side.open(loaded, None))
-        else:
-            run = stack.enter_context(open_path(side.path, loaded, trace=forwards))
-        if side.is_one_piece:
-            forwards.picks = ()
+    picks = [n for n in range(total) if not half <= n < total - half]
+    forwards = _ProfiledForwards(loaded.device)
+    _set_up_libraries()
+    with (
+        model_errors_stop(f"'{path}'", "choose a shorter prompt"),
+        open_path(path, loaded, trace=forwards) as run,
+        # a compiler would compile hooks into the model
+        nullcontext() if path.is_one_piece else _modules_say_their_names(loaded.model),
+    ):
+        if path.is_one_piece:
             run(ids, ignore)
-            forwards.picks, forwards.count = picks, 0
-        else:
-            # a compiler would compile hooks into the model
-            stack.enter_context(_modules_say_their_names(loaded.model))
+            forwards.count = 0
+        forwards.picks = picks
         torch.manual_seed(seed)
         run(ids, ignore)
-    return KernelList(number, forwards.sums.rows(), forwards.profiled, forwards.count)
+    rows = tuple(
+        KernelRow(*kernel, len(times), sum(times)) for kernel, times in forwards.launches.items()
+    )
+    return KernelList(number, rows, len(picks), total)
 
 
 @cache
@@ -205,21 +172,20 @@ def _libc() -> ctypes.CDLL:
 
 
 @contextmanager
-def _profile_forward(loaded: LoadedModel, sums: KernelSums) -> Iterator[None]:
-    """Profile one forward; add its operations and kernels to `sums`."""
-    activities = [
-        ProfilerActivity.CPU,
-        *([ProfilerActivity.CUDA] if loaded.device.startswith("cuda") else []),
-    ]
+def _profile_forward(device: str, launches: Launches) -> Iterator[None]:
+    """Profile one forward; add its operations and kernels to `launches`."""
+    activities = [ProfilerActivity.CPU]
+    if device.startswith("cuda"):
+        activities.append(ProfilerActivity.CUDA)
     with tempfile.TemporaryFile() as file:
         with (
             profile(activities=activities, record_shapes=True, acc_events=True) as profiler,
-            _library_lines(loaded.device, file),
+            _library_lines(device, file),
         ):
             yield
-        _add_operations(profiler.events() or [], sums)
+        _add_operations(profiler.events() or [], launches)
         file.seek(0)
-        _add_library_lines(file.read().decode(errors="replace").split("\n"), sums)
+        _add_library_lines(file.read().decode(errors="replace").split("\n"), launches)
 
 
 @contextmanager
@@ -248,34 +214,28 @@ def _library_lines(device: str, file: IO[bytes]) -> Iterator[None]:
         os.close(stdout)
 
 
-def _add_library_lines(lines: Sequence[str], sums: KernelSums) -> None:
-    modules: list[str] = []
+def _add_library_lines(lines: Sequence[str], launches: Launches) -> None:
+    modules = [""]
     for line in lines:
         if line.startswith(_ENTER):
             modules.append(line.removeprefix(_ENTER))
         elif line.startswith(_LEAVE):
-            modules = modules[:-1]
+            modules = modules[:-1] or [""]
         elif match := _ONEDNN.match(line):
             primitive, implementation, memory, problem, milliseconds = match.groups()
             types = "/".join(dict.fromkeys(_TYPE.findall(memory)))
-            name, detail = f"{primitive} {implementation}", f"{types} {problem}".strip()
-            sums.add(
-                modules[-1] if modules else "",
-                "oneDNN",
-                name,
-                detail,
-                float(milliseconds) * 1e3,
-            )
+            kernel = "oneDNN", f"{primitive} {implementation}", f"{types} {problem}".strip()
+            launches[modules[-1], *kernel].append(float(milliseconds) * 1e3)
         elif match := _MKL.match(line):
             name, arguments, time, unit = match.groups()
             # sizes and transpositions come before the first address
             sizes = ",".join(
                 takewhile(lambda argument: not argument.startswith("0x"), arguments.split(",")),
             )
-            sums.add(modules[-1] if modules else "", "MKL", name, sizes, float(time) * _UNITS[unit])
+            launches[modules[-1], "MKL", name, sizes].append(float(time) * _UNITS[unit])
 
 
-def _add_operations(events: Sequence[Any], sums: KernelSums) -> None:
+def _add_operations(events: Sequence[Any], launches: Launches) -> None:
     """Add operations that compute values, the outermost with its own kernel: `linear` is its
     `addmm`.
     """
@@ -290,12 +250,13 @@ def _add_operations(events: Sequence[Any], sums: KernelSums) -> None:
                 break
             parent = parent.cpu_parent
         for kernel in event.kernels or ():
-            sums.add(place, "CUDA", kernel.name, event.name, float(kernel.duration))
+            launches[place, "CUDA", kernel.name, event.name].append(float(kernel.duration))
         if inside:
             outermost.add(id(event))
         elif event.name.startswith("aten::") and _computes(event.name.removeprefix("aten::")):
             outermost.add(id(event))
-            sums.add(place, "torch", event.name, _shapes(event), float(event.cpu_time_total))
+            operation = place, "torch", event.name, _shapes(event)
+            launches[operation].append(float(event.cpu_time_total))
 
 
 def _shapes(event: Any) -> str:
@@ -303,7 +264,8 @@ def _shapes(event: Any) -> str:
     changes.
     """
     dtypes = getattr(event, "input_dtypes", None) or ()
-    last, parts = "", []
+    last = ""
+    parts = []
     for number, shape in enumerate(event.input_shapes or ()):
         if not shape:
             continue

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
@@ -22,7 +23,7 @@ from ...runs.tables.layers import FLOOR, PLAIN_PREFILL, LayerModule, LayerPart, 
 from ..controls.reordering import reorder, reordering_refusal
 from ..models.devices import bits_of
 from ..models.model import LoadedModel
-from ..paths.engines import PLAIN
+from ..paths.engines import PLAIN, Prompts
 from ..paths.hooks import ModuleTrace, module_of_call
 from ..paths.paths import Path
 from .modules import LOGITS, watched_modules
@@ -49,11 +50,6 @@ class LayerPlan:
     modules: int
     spool_bytes: int
 
-    @property
-    def looked_at(self) -> int:
-        """Positions of all prompts together."""
-        return sum(map(len, self.positions))
-
 
 def plan_layers(
     loaded: LoadedModel,
@@ -70,7 +66,8 @@ def plan_layers(
     for path in paths:
         if path.engine is not None and not path.engine.shows_modules:
             raise UsageError(f"'{path}' does not send module outputs; leave --layers out.")
-    reference, seeds = paths[0], request.layer_floor
+    reference = paths[0]
+    seeds = request.layer_floor
     if seeds < 0:
         raise UsageError(f"--layer-floor {seeds}: expected a number of reorderings, 0 for none.")
     modules = watched_modules(loaded.model)
@@ -86,18 +83,17 @@ def plan_layers(
         raise CaptureError(
             f"the noise floor of the modules: {refusal}; capture with --layer-floor 0.",
         )
-    row_bytes = (
-        sum(each.width for each in modules) + loaded.vocab_size
-    ) * loaded.torch_dtype.itemsize
+    width = sum(each.width for each in modules) + loaded.vocab_size
+    row_bytes = width * loaded.torch_dtype.itemsize
     room = max(1, min(SPOOL_BYTES // row_bytes, MOST_CELLS // (len(modules) + 1)))
     begins = np.cumsum([0, *lengths])
-    extra = []
+    wanted: list[int] = []
     for begin, length in zip(begins[:-1], lengths, strict=True):
-        extra += [begin + place for place in request.layer_positions if place < length]
-    first = list(dict.fromkeys([*extra, *(begins[1:] - 1)]))[:room]
-    spread = np.linspace(0, begins[-1] - 1, min(int(begins[-1]), room)).astype(int)
-    others = [row for row in spread.tolist() if row not in set(first)][: max(0, room - len(first))]
-    rows = np.array(sorted({int(row) for row in (*first, *others)}))
+        wanted += [begin + place for place in request.layer_positions if place < length]
+    wanted += [*(begins[1:] - 1)]
+    # evenly spread
+    wanted += [*np.linspace(0, begins[-1] - 1, min(int(begins[-1]), room)).astype(int)]
+    rows = np.sort(list(dict.fromkeys(wanted))[:room])
     places = tuple(
         tuple((rows[(rows >= a) & (rows < b)] - a).tolist()) for a, b in pairwise(begins)
     )
@@ -126,27 +122,23 @@ class SpooledOutputs(ModuleTrace):
 
     def watching(self) -> AbstractContextManager[None]:
         """Follow the forwards inside."""
-        return self.following(
-            self._of.loaded.model,
-            {name: each.module for name, each in self._of.modules.items()},
-        )
+        modules = {name: each.module for name, each in self._of.modules.items()}
+        return self.following(self._of.loaded.model, modules)
 
     @contextmanager
     def of_prompt(self, number: int) -> Iterator[None]:
         """Assign the forwards inside to this prompt; at the end, send the buffered rows on."""
-        self._number, self.prompt, self.positions = (
-            number,
-            self._of.token_ids[number],
-            self._of.plan.positions[number],
-        )
-        self._waiting, self._spoiled = {}, set()
+        self._number = number
+        self.prompt = self._of.token_ids[number]
+        self.positions = self._of.plan.positions[number]
+        self._waiting = {}
+        self._spoiled = set()
         yield
         for waiting in self._waiting.values():
             self._hand_on(waiting)
-        self._waiting = {}
         self._of.sink.end(self._side, number)
 
-    def not_understood(self, name: str, output: torch.Tensor) -> None:
+    def not_understood(self, name: str, output: Tensor) -> None:
         """Drop the module, with its outputs of earlier forwards."""
         if output.dtype not in _DTYPES:
             return
@@ -156,23 +148,29 @@ class SpooledOutputs(ModuleTrace):
             self._emit(module, 0, output.new_empty((1, 0)))
         self._spoiled.add(name)
 
-    def see_logits(self, position: int, logits: torch.Tensor) -> None:
+    def see_logits(self, position: int, logits: Tensor) -> None:
         """Take the logits [positions, vocab] of the prompt from `position` on, as the last
         output.
         """
         self.hand_in(LOGITS, logits, position)
 
-    def take(self, name: str, first: int, output: torch.Tensor) -> None:
+    def take(
+        self,
+        name: str,
+        first: int,
+        output: Tensor,
+    ) -> None:
         if name in self._spoiled or output.dtype not in _DTYPES:
             return
         module = self._of.order.get(name)
         if module is None:
             if self._side != 0:
                 return
+            module = LayerModule(len(self._of.order), name, "head", None)
             # the logits belong to no module
-            watched = self._of.modules.get(module_of_call(name))
-            kind, block = (watched.kind, watched.block) if watched is not None else ("head", None)
-            module = self._of.order[name] = LayerModule(len(self._of.order), name, kind, block)
+            if watched := self._of.modules.get(module_of_call(name)):
+                module = replace(module, kind=watched.kind, block=watched.block)
+            self._of.order[name] = module
         waiting = self._waiting.get(name)
         if waiting is not None and not waiting.takes(output, first):
             self._hand_on(self._waiting.pop(name))
@@ -193,8 +191,19 @@ class SpooledOutputs(ModuleTrace):
     def _hand_on(self, waiting: _RowBuffer) -> None:
         self._emit(waiting.module, waiting.first, waiting.space[: waiting.filled])
 
-    def _emit(self, module: LayerModule, first: int, output: torch.Tensor) -> None:
-        part = LayerPart(self._number, module, first, bits_of(output), _DTYPES[output.dtype])
+    def _emit(
+        self,
+        module: LayerModule,
+        first: int,
+        output: Tensor,
+    ) -> None:
+        part = LayerPart(
+            self._number,
+            module,
+            first,
+            bits_of(output),
+            _DTYPES[output.dtype],
+        )
         self._of.sink.write(self._side, part)
 
 
@@ -204,10 +213,10 @@ class _RowBuffer:
 
     module: LayerModule
     first: int
-    space: torch.Tensor
+    space: Tensor
     filled: int = 0
 
-    def takes(self, output: torch.Tensor, first: int) -> bool:
+    def takes(self, output: Tensor, first: int) -> bool:
         return (
             first == self.first + self.filled
             and self.filled + len(output) <= len(self.space)
@@ -215,7 +224,7 @@ class _RowBuffer:
             and output.dtype == self.space.dtype
         )
 
-    def add(self, output: torch.Tensor) -> None:
+    def add(self, output: Tensor) -> None:
         self.space[self.filled : self.filled + len(output)] = output
         self.filled += len(output)
 
@@ -230,16 +239,14 @@ class LayerCapture:
         self,
         loaded: LoadedModel,
         plan: LayerPlan,
-        token_ids: Sequence[Sequence[int]],
+        token_ids: Prompts,
         sink: LayerRows,
     ) -> None:
         self.loaded, self.plan, self.token_ids, self.sink = loaded, plan, token_ids, sink
         self.order: dict[str, LayerModule] = {}
         self.modules = {each.name: each for each in watched_modules(loaded.model)}
-        self.part_bytes = min(
-            _LARGER_PART_BYTES,
-            max(_PART_BYTES, _PARTS_TOGETHER_BYTES // max(1, plan.modules)),
-        )
+        of_each = _PARTS_TOGETHER_BYTES // plan.modules
+        self.part_bytes = min(_LARGER_PART_BYTES, max(_PART_BYTES, of_each))
         self.is_kept = has_a_core_to_spare(loaded)
 
     def trace(self, side: int, path: Path) -> SpooledOutputs | None:

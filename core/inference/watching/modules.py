@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ...errors import CaptureError
@@ -17,13 +17,13 @@ from ..models.model import dimension
 
 LOGITS = "logits"
 _LEFT_OUT = (
-    torch.nn.Dropout,
-    torch.nn.Identity,
-    torch.nn.modules.conv._ConvNd,
-    torch.nn.ModuleList,
-    torch.nn.ModuleDict,
+    nn.Dropout,
+    nn.Identity,
+    nn.modules.conv._ConvNd,
+    nn.ModuleList,
+    nn.ModuleDict,
 )
-_LINEAR = (torch.nn.Linear, Conv1D)
+_LINEAR = (nn.Linear, Conv1D)
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _MLP = re.compile(r"mlp|moe|expert|feed_?forward|ffn", re.IGNORECASE)
 _NORM = re.compile(r"norm|^ln_", re.IGNORECASE)
@@ -36,7 +36,7 @@ class WatchedModule:
     """
 
     name: str
-    module: torch.nn.Module
+    module: nn.Module
     kind: str
     block: int | None
     width: int
@@ -49,19 +49,20 @@ def watched_modules(model: Any) -> list[WatchedModule]:
     """
     config = model.config.get_text_config(decoder=True)
     hidden = dimension(config, "hidden_size") or 1
-    prefix, blocks = _blocks_of(model, "; leave --layers out")
+    prefix, _ = _blocks_of(model, "; leave --layers out")
     owner_name = prefix.rpartition(".")[0]
     modules = []
     for name, module in model.get_submodule(owner_name).named_modules(prefix=owner_name):
-        inside = name.removeprefix(f"{prefix}.") if name.startswith(f"{prefix}.") else None
-        block = int(inside.partition(".")[0]) if inside is not None else None
+        block, place = None, ""
+        if name.startswith(f"{prefix}."):
+            number, _, place = name.removeprefix(f"{prefix}.").partition(".")
+            block = int(number)
         # each sees the tokens routed to it, in another order
         is_of_experts = "experts" in name.split(".")[:-1]
         is_rotary = "rotary" in type(module).__name__.lower()
         if name == owner_name or is_of_experts or is_rotary or isinstance(module, _LEFT_OUT):
             continue
-        place = "" if inside is None else inside.partition(".")[2]
-        is_block = block is not None and module is blocks[block]
+        is_block = block is not None and not place
         kind = "residual" if is_block else _kind(place, name, module)
         # an activation in a mixer, whose axes have another order
         if kind == "other" and not _has_weights(module):
@@ -72,7 +73,7 @@ def watched_modules(model: Any) -> list[WatchedModule]:
     return modules
 
 
-def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
+def traced_modules(model: Any) -> dict[str, nn.Module]:
     """Return the embedding, every block with its direct children, and the modules after the blocks,
     by name.
     """
@@ -91,18 +92,19 @@ def traced_modules(model: Any) -> dict[str, torch.nn.Module]:
     return modules
 
 
-def _blocks_of(model: Any, fix: str = "") -> tuple[str, torch.nn.ModuleList]:
+def _blocks_of(model: Any, fix: str = "") -> tuple[str, nn.ModuleList]:
     count = dimension(model.config.get_text_config(decoder=True), "num_hidden_layers")
     for name, module in model.named_modules():
-        if count and isinstance(module, torch.nn.ModuleList) and len(module) == count:
+        if count and isinstance(module, nn.ModuleList) and len(module) == count:
             return name, module
     raise CaptureError(f"a {type(model).__name__} has no list of {count} blocks{fix}.")
 
 
-def _kind(place: str, name: str, module: torch.nn.Module) -> str:
+def _kind(place: str, name: str, module: nn.Module) -> str:
     """Return the kind of a module. place: its name within its block, empty outside the blocks."""
-    last, kind = name.rpartition(".")[2], type(module).__name__
-    if isinstance(module, torch.nn.Embedding) or "Embedding" in kind:
+    last = name.rpartition(".")[2]
+    kind = type(module).__name__
+    if isinstance(module, nn.Embedding) or "Embedding" in kind:
         return "embedding"
     if _NORM.search(kind) or _NORM.search(last):
         return "norm"
@@ -119,19 +121,16 @@ def _kind(place: str, name: str, module: torch.nn.Module) -> str:
             return "mlp"
     # Two linear maps and an activation that stand in the block itself are its MLP (OPT); a mixer's
     # own parts are neither.
-    return (
-        "mlp"
-        if not parent and (isinstance(module, _LINEAR) or not _has_weights(module))
-        else "other"
-    )
+    is_of_mlp = isinstance(module, _LINEAR) or not _has_weights(module)
+    return "mlp" if is_of_mlp and not parent else "other"
 
 
-def _has_weights(module: torch.nn.Module) -> bool:
+def _has_weights(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
 
 
-def _width(module: torch.nn.Module, kind: str, hidden: int, config: Any) -> int:
-    if isinstance(module, torch.nn.Linear):
+def _width(module: nn.Module, kind: str, hidden: int, config: Any) -> int:
+    if isinstance(module, nn.Linear):
         return int(module.out_features)
     if isinstance(module, Conv1D):
         return int(module.nf)

@@ -183,14 +183,18 @@ def test_a_graph_of_the_folders_own_is_taken_for_what_it_is(adapter, tmp_path, o
         tmp_path / "m.onnx",
         [helper.make_node("MatMulNBits", ["a", "b"], ["c"], bits=4, accuracy_level=4)],
     )
-    request = {"model": str(tmp_path), "modifiers": {"graph": "own", **options}}
+    request = {
+        "model": str(tmp_path),
+        "modules": [],
+        "modifiers": {"graph": "own", "activations": "f32", "batch": 1, **options},
+    }
     with pytest.raises(
         adapter.Refused,
         match=r"has other matrices; write graph:own\+weights:int4\+activations:int8",
     ):
         adapter.check(request)
     own = {"weights": "int4", "activations": "int8"}
-    assert adapter.check({**request, "modifiers": {"graph": "own", **own}})
+    assert adapter.check({**request, "modifiers": request["modifiers"] | own})
     # as the verdict's widest asks, which is built
     assert not adapter._is_own(tmp_path, {"graph": "own", "weights": "f32"}, ("f32", "f32"))
 

@@ -5,13 +5,14 @@ of usual ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 from transformers.pytorch_utils import Conv1D
@@ -24,7 +25,7 @@ from ...paths.caches import keeps_keys
 from ...paths.engines import RunnableSide, side_of
 from ...paths.hooks import ModuleTrace
 
-Rounding = Callable[[torch.Tensor], torch.Tensor]
+Rounding = Callable[[Tensor], Tensor]
 """Values -> the nearest ones that a format has; same shape and dtype."""
 
 CACHE, LAYERS, PRODUCTS = "KV cache", "weights of linear layers", "products"
@@ -34,7 +35,7 @@ _OPERANDS = frozenset(
     {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"},
 )
 # where activation functions are defined
-_FUNCTIONS = ("transformers.activations", "torch.nn.modules.activation")
+_FUNCTIONS = ("transformers.activations", "nn.modules.activation")
 _OWN_TF32 = "prefill+tf32"
 # the least scale, so that a group of zeros stays zeros
 _TINY = 1e-8
@@ -67,10 +68,12 @@ class Precision:
     @property
     def name(self) -> str:
         """`KV cache in int8`."""
-        later = " (rounded after its first read)" if self.storage is not None else ""
-        return f"{self.part} in {self.format}{later}" + ", attention's too" * (
-            self.path != "prefill"
-        )
+        name = f"{self.part} in {self.format}"
+        if self.storage is not None:
+            name += " (rounded after its first read)"
+        if self.path != "prefill":
+            name += ", attention's too"
+        return name
 
     @property
     def side(self) -> RunnableSide:
@@ -81,92 +84,99 @@ class Precision:
     def walk(self) -> RunnableSide:
         """The same forwards without rounding."""
         if self.part == CACHE:
-            return replace(self, rounding=_unrounded).side
+            return replace(self, rounding=lambda values: values).side
         return side_of("prefill" if self.path == _OWN_TF32 else self.path)
 
     @contextmanager
     def _open(self, loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
         model: Any = loaded.model
-        lower: AbstractContextManager[Any] = nullcontext()
-        if self.part == LAYERS:
-            lower = _round_weights(model, _in(torch.float32, self.rounding))
-        elif self.part == PRODUCTS:
-            lower = RoundedOperands(self.rounding)
-        elif self.part == ACTIVATIONS:
-            functions = [each for each in model.modules() if type(each).__module__ in _FUNCTIONS]
-            lower = _hook_outputs(functions, self._function)
-        elif self.part == HEAD:
-            lower = _hook_outputs([model.get_output_embeddings()], self._head)
-        with lower, side_of(self.path).open(loaded, trace) as run:
+        with ExitStack() as stack:
+            if self.part == LAYERS:
+                rounding = _in(torch.float32, self.rounding)
+                stack.enter_context(_round_weights(model, rounding))
+            elif self.part == PRODUCTS:
+                stack.enter_context(RoundedOperands(self.rounding))
+            elif self.part == HEAD:
+                head = model.get_output_embeddings()
+                stack.enter_context(head.register_forward_hook(self._head))
+            elif self.part == ACTIVATIONS:
+                for module in model.modules():
+                    if type(module).__module__ in _FUNCTIONS:
+                        stack.enter_context(module.register_forward_hook(self._function))
+            run = stack.enter_context(side_of(self.path).open(loaded, trace))
             if self.part == CACHE:
                 yield partial(self._with_cache, loaded)
             elif self.part == LOGITS:
-                yield partial(self._round_logits, run)
+                yield lambda ids, emit: run(
+                    ids,
+                    lambda start, logits: emit(start, self.rounding(logits)),
+                )
             else:
                 yield run
 
-    def _round_logits(self, run: Run, ids: Sequence[int], emit: Emit) -> None:
-        run(ids, lambda start, logits: emit(start, self.rounding(logits)))
-
-    def _with_cache(self, loaded: LoadedModel, ids: Sequence[int], emit: Emit) -> None:
+    def _with_cache(
+        self,
+        loaded: LoadedModel,
+        ids: Sequence[int],
+        emit: Emit,
+    ) -> None:
         model: Any = loaded.model
         cache: Any = DynamicCache(config=model.config)
         tokens = torch.tensor([list(ids)], device=loaded.device)
-        storage, rounding = (
-            self.storage or Stored(len(ids), len(ids)),
-            _in(torch.float32, self.rounding),
-        )
-        is_rounded_first, store, start = self.storage is None, cache.update, 0
+        rounding = _in(torch.float32, self.rounding)
+        stops = [len(ids)]
+        store = cache.update
+        start = 0
 
-        def update(keys: torch.Tensor, values: torch.Tensor, *rest: Any, **keywords: Any) -> Any:
-            if is_rounded_first:
-                keys, values = rounding(keys), rounding(values)
-            return store(keys, values, *rest, **keywords)
+        def update(keys: Tensor, values: Tensor, *rest: Any, **keywords: Any) -> Any:
+            return store(rounding(keys), rounding(values), *rest, **keywords)
 
-        cache.update = update
-        for stop in [*range(storage.first, len(ids), storage.chunk), len(ids)]:
-            emit(
-                start,
-                model(
-                    input_ids=tokens[:, start:stop],
-                    past_key_values=cache,
-                    use_cache=True,
-                ).logits[0],
-            )
-            tensors = [
-                getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")
-            ]
-            for tensor in () if is_rounded_first else tensors:
-                if isinstance(tensor, torch.Tensor) and tensor.ndim == 4:
-                    tensor[:, :, start - stop :] = rounding(tensor[:, :, start - stop :])
+        if self.storage is None:
+            cache.update = update
+        else:
+            stops = [*range(self.storage.first, len(ids), self.storage.chunk), *stops]
+        for stop in stops:
+            piece = tokens[:, start:stop]
+            emit(start, model(input_ids=piece, past_key_values=cache, use_cache=True).logits[0])
+            for layer in cache.layers if self.storage else ():
+                for name in ("keys", "values"):
+                    tensor = getattr(layer, name, None)
+                    if isinstance(tensor, Tensor) and tensor.ndim == 4:
+                        tensor[:, :, start - stop :] = rounding(tensor[:, :, start - stop :])
             start = stop
 
-    def _function(self, module: Any, inputs: Any, _: torch.Tensor) -> torch.Tensor:
+    def _function(
+        self,
+        module: Any,
+        inputs: Any,
+        _: Tensor,
+    ) -> Tensor:
         """Compute a function of rounded inputs and round it, as one that is looked up in a
         table.
         """
         return self.rounding(module.forward(self.rounding(inputs[0])))
 
-    def _head(self, module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    def _head(
+        self,
+        module: Any,
+        inputs: Any,
+        output: Tensor,
+    ) -> Tensor:
         """Compute the last product in another dtype, by that dtype's own kernel, or of rounded
         weights.
         """
-        dtype, bias = self.dtype or output.dtype, getattr(module, "bias", None)
+        dtype = self.dtype or output.dtype
         weight = module.weight if self.dtype else self.rounding(module.weight)
+        bias = getattr(module, "bias", None)
         bias = None if bias is None else bias.to(dtype)
-        return torch.nn.functional.linear(inputs[0].to(dtype), weight.to(dtype), bias).to(
-            output.dtype,
-        )
-
-
-def _unrounded(values: torch.Tensor) -> torch.Tensor:
-    return values
+        product = nn.functional.linear(inputs[0].to(dtype), weight.to(dtype), bias)
+        return product.to(output.dtype)
 
 
 def _in(dtype: torch.dtype, rounding: Rounding) -> Rounding:
     """Round in this dtype at least, as engines do whatever they compute in."""
 
-    def in_wider(values: torch.Tensor) -> torch.Tensor:
+    def in_wider(values: Tensor) -> Tensor:
         wider = torch.promote_types(values.dtype, dtype)
         return rounding(values.to(wider)).to(values.dtype)
 
@@ -177,30 +187,19 @@ def _round_weights(model: Any, rounding: Rounding) -> AbstractContextManager[Non
     """Round the matrices of linear layers but the head's, tied ones once; the original bits are put
     back.
     """
-    head = getattr(model, "get_output_embeddings", lambda: None)()
-    layers = [
-        each
-        for each in model.modules()
-        if isinstance(each, torch.nn.Linear | Conv1D) and each is not head
-    ]
-    weights = {
-        each.weight: isinstance(each, Conv1D) for each in layers if each.weight.is_floating_point()
-    }
+    head = model.get_output_embeddings()
+    weights = {}
+    for module in model.modules():
+        is_linear = isinstance(module, nn.Linear | Conv1D) and module is not head
+        if is_linear and module.weight.is_floating_point():
+            weights[module.weight] = isinstance(module, Conv1D)
 
-    def round_weight(weight: torch.Tensor) -> torch.Tensor:
+    def round_weight(weight: Tensor) -> Tensor:
         # of Conv1D [in, out]
         matrix = rounding(weight.data.T).T if weights[weight] else rounding(weight.data)
         return matrix.to(weight.dtype).contiguous()
 
     return data_replaced(weights, round_weight)
-
-
-@contextmanager
-def _hook_outputs(modules: Sequence[Any], change: Callable[..., torch.Tensor]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_hook(change).remove)
-        yield
 
 
 class RoundedOperands(TorchDispatchMode):
@@ -210,21 +209,26 @@ class RoundedOperands(TorchDispatchMode):
         super().__init__()
         self._rounding = rounding
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         if func._schema.name.split("::")[1] in _OPERANDS:
-            is_operand = [
-                isinstance(x, torch.Tensor) and x.is_floating_point() and x.ndim > 1 for x in args
-            ]
-            args = [
-                self._rounding(x) if is_it else x for x, is_it in zip(args, is_operand, strict=True)
-            ]
+            args = map(self._round, args)
         return func(*args, **(kwargs or {}))
+
+    def _round(self, value: Any) -> Any:
+        is_tensor = isinstance(value, Tensor) and value.is_floating_point()
+        return self._rounding(value) if is_tensor and value.ndim > 1 else value
 
 
 # Formats
 
 
-def cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Round to the nearest value of a torch dtype; of 8 bits the largest one stands for what is
     beyond it.
     """
@@ -232,7 +236,7 @@ def cast(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.clamp(-largest, largest).to(dtype).to(values.dtype)
 
 
-def tf32(values: torch.Tensor, *, truncates: bool = False) -> torch.Tensor:
+def tf32(values: Tensor, *, truncates: bool = False) -> Tensor:
     """Round to the 10 bits after the leading one that TF32 has, half to even; truncates: toward
     zero.
     """
@@ -241,7 +245,7 @@ def tf32(values: torch.Tensor, *, truncates: bool = False) -> torch.Tensor:
     return torch.ldexp(steps * 2.0**-11, exponent).to(values.dtype)
 
 
-def int8(values: torch.Tensor, axis: int = -1) -> torch.Tensor:
+def int8(values: Tensor, axis: int = -1) -> Tensor:
     """Round to symmetric integers, scaled to the largest magnitude along an axis."""
     largest = values.abs().amax(axis, keepdim=True).clamp_min(_TINY)
     # CUDA multiplies by the reciprocal of a plain number
@@ -249,7 +253,7 @@ def int8(values: torch.Tensor, axis: int = -1) -> torch.Tensor:
     return (values / scale).round() * scale
 
 
-def gguf(values: torch.Tensor, kind: str) -> torch.Tensor:
+def gguf(values: Tensor, kind: str) -> Tensor:
     """Round to one of GGUF's formats (Q8_0, Q4_0), groups of 32 of the last axis."""
     from gguf import GGMLQuantizationType, quants
 
@@ -257,7 +261,7 @@ def gguf(values: torch.Tensor, kind: str) -> torch.Tensor:
     return torch.from_numpy(quants.dequantize(blocks, GGMLQuantizationType[kind])).to(values)
 
 
-def q4_0(values: torch.Tensor) -> torch.Tensor:
+def q4_0(values: Tensor) -> Tensor:
     """Round to GGUF's Q4_0 by a division; `gguf` multiplies by a reciprocal, which decides the
     middles otherwise.
     """
@@ -277,13 +281,13 @@ _NF4 = (
 NF4_LEVELS = tuple(map(float, _NF4.split()))
 
 
-def nf4(values: torch.Tensor) -> torch.Tensor:
+def nf4(values: Tensor) -> Tensor:
     """NF4: groups of 64 along the rows, scaled to their largest magnitude, to the nearest of 16
     levels.
     """
     levels = torch.tensor(NF4_LEVELS, dtype=values.dtype, device=values.device)
     middles = (levels[1:] + levels[:-1]) / 2
-    flat = torch.nn.functional.pad(values.reshape(-1), (0, -values.numel() % 64)).reshape(-1, 64)
+    flat = nn.functional.pad(values.reshape(-1), (0, -values.numel() % 64)).reshape(-1, 64)
     scale = flat.abs().amax(-1, keepdim=True).clamp_min(_TINY)
     nearest = levels[torch.bucketize((flat / scale).contiguous(), middles)] * scale
     return nearest.reshape(-1)[: values.numel()].reshape(values.shape)
@@ -304,16 +308,18 @@ FORMATS: dict[str, tuple[Rounding, ...]] = {
     "q4_0": (partial(gguf, kind="Q4_0"), q4_0),
 }
 _USUAL = (
-    *(
-        "logits=bf16",
-        "logits=fp16",
-        "head=bf16",
-        "head=fp16",
-        "products=tf32",
-        "weights=int8",
-        "weights=nf4",
-    ),
-    *("weights=q8_0", "weights=q4_0", "kv=fp8_e4m3", "kv=fp8_e5m2", "kv=int8"),
+    "logits=bf16",
+    "logits=fp16",
+    "head=bf16",
+    "head=fp16",
+    "products=tf32",
+    "weights=int8",
+    "weights=nf4",
+    "weights=q8_0",
+    "weights=q4_0",
+    "kv=fp8_e4m3",
+    "kv=fp8_e5m2",
+    "kv=int8",
 )
 # llama.cpp has float16 by default; a model in 16 bits has its own
 _CACHES_OF_16_BITS = ("kv=fp16", "kv=bf16")
@@ -328,7 +334,13 @@ def parse_precisions(texts: Sequence[str]) -> tuple[Precision, ...]:
         part, name = part_and_format(text)
         paths = ("prefill", "prefill+attn:eager") if part == "products" else ("prefill",)
         every += [
-            Precision(PART_OF[part], name, rounding, dtype=_DTYPES.get(name), path=path)
+            Precision(
+                PART_OF[part],
+                name,
+                rounding,
+                dtype=_DTYPES.get(name),
+                path=path,
+            )
             for path, rounding in product(paths, FORMATS[name])
         ]
         # the GPU's own tf32, since its library chooses which kernels round
@@ -342,13 +354,11 @@ def catalogue(loaded: LoadedModel) -> tuple[Precision, ...]:
 
     Position 0 shows each but a cache.
     """
-    has_head = isinstance(
-        getattr(loaded.model.get_output_embeddings(), "weight", None),
-        torch.Tensor,
-    )
-    missing = {HEAD: not has_head, CACHE: not keeps_keys(loaded)}
-    texts = [*_USUAL, *(() if loaded.torch_dtype.itemsize == 2 else _CACHES_OF_16_BITS)]
-    every = [
-        each for each in parse_precisions(texts) if each.path != _OWN_TF32 or loaded.device != "cpu"
-    ]
-    return tuple(each for each in every if not missing.get(each.part))
+    missing = set()
+    if getattr(loaded.model.get_output_embeddings(), "weight", None) is None:
+        missing.add(HEAD)
+    if not keeps_keys(loaded):
+        missing.add(CACHE)
+    texts = _USUAL if loaded.torch_dtype.itemsize == 2 else _USUAL + _CACHES_OF_16_BITS
+    every = [each for each in parse_precisions(texts) if each.part not in missing]
+    return tuple(each for each in every if each.path != _OWN_TF32 or loaded.device != "cpu")

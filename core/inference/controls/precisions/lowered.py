@@ -191,13 +191,12 @@ def lowered_in_16_bits(
     """Judge a side that has nothing but 16 bits. loaded: in its 16 bits; error_test: of its
     error.
     """
-    suspect, ratio, outliers = (
-        _Suspect(question, side, error_test.ratio),
-        error_test.ratio,
-        error_test.outliers,
-    )
+    ratio = error_test.ratio
+    outliers = error_test.outliers
+    suspect = _Suspect(question, side, ratio)
     differs = np.isin(np.arange(sum(question.lengths)), outliers) | (not len(outliers))
-    usual = [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
+    tried = list(question.precisions)
+    tried += [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
     with in_float32(loaded) as model:
         best = best_precisions(
             question,
@@ -205,7 +204,7 @@ def lowered_in_16_bits(
             loaded,
             side,
             differs,
-            [*question.precisions, *usual],
+            tried,
         )
 
     def candidates() -> Iterator[_Candidate]:
@@ -221,18 +220,16 @@ def lowered_in_16_bits(
             verdict, test = suspect.by_draws(loaded, precision)
             verdict = suspect.with_choices(verdict, loaded, precision.side)
             outcome = verdict.evidence.outcome
-            is_less = ratio <= DRAWN_LIMITS.over_all or test.ratio**2 - 1 <= _EXCESS_LEFT * (
-                ratio**2 - 1
-            )
+            most = _EXCESS_LEFT * (ratio**2 - 1)
+            is_less = ratio <= DRAWN_LIMITS.over_all or test.ratio**2 - 1 <= most
             # a fault on top begins behind positions that the precision explains
-            explained_outliers = outliers[outliers < min(test.outliers, default=0)]
-            if (outcome == FAILED and len(explained_outliers) >= _FEWEST_EXPLAINED) or (
-                outcome == PASSED and is_less
-            ):
+            explained = outliers[outliers < min(test.outliers, default=0)]
+            is_fault = outcome == FAILED and len(explained) >= _FEWEST_EXPLAINED
+            if is_fault or (outcome == PASSED and is_less):
                 yield precision, verdict
 
-    best_candidate = _best_of(candidates())
-    return suspect.no_explanation() if best_candidate is None else best_candidate[1]
+    found = _best_of(candidates())
+    return suspect.no_explanation() if found is None else found[1]
 
 
 def best_precisions(
@@ -256,13 +253,12 @@ def best_precisions(
         return []
     ends = np.cumsum([loaded.rows_of(ids) for ids in question.prompts])
     pairs = zip(question.prompts, np.split(differs, ends[:-1]), strict=True)
-    prompt, at = min((pair for pair in pairs if pair[1].any()), key=lambda pair: len(pair[0]))
-    first, is_noisy = int(np.argmax(at)), not floor
-    logits = whole_side(question.replay_in(own).of(side).run_on(own), prompt)
-    prompt = tuple(prompt)
-    start = prompt
-    if loaded.encoder is None:
-        start = prompt[: first + SCREENED]
+    ids, at = min((pair for pair in pairs if pair[1].any()), key=lambda pair: len(pair[0]))
+    first = int(np.argmax(at))
+    is_noisy = not floor
+    logits = whole_side(question.replay_in(own).of(side).run_on(own), ids)
+    prompt = tuple(ids)
+    start = prompt if loaded.encoder is not None else prompt[: first + SCREENED]
 
     @cache
     def log_distance(side: RunnableSide, ids: Ids) -> float:
@@ -280,10 +276,8 @@ def best_precisions(
     def share_left(precision: Precision) -> float:
         # scales may be of the whole prompt
         is_whole = precision in question.precisions and precision.storage is None
-        log_ratio = log_distance(precision.side, prompt if is_whole else start) - log_distance(
-            PLAIN,
-            start,
-        )
+        own_distance = log_distance(precision.side, prompt if is_whole else start)
+        log_ratio = own_distance - log_distance(PLAIN, start)
         return float(np.exp(log_ratio / (2 * (len(start) - first))))
 
     caches = [each for each in candidates if each.part == CACHE]
@@ -292,11 +286,9 @@ def best_precisions(
     every = list(candidates) if first == 0 or is_noisy else list(caches)
     # noise hides where a cache begins to be rounded: at a block, if not where a position stands out
     # first
-    begins = (
-        {first, max((size for size in question.blocks if size <= first), default=first)}
-        if is_noisy
-        else {first}
-    )
+    begins = {first}
+    if is_noisy:
+        begins.add(max((size for size in question.blocks if size <= first), default=first))
     for begin in begins - {0}:
         # later tokens come one at a time, as many again, or all in one
         every += [
@@ -306,16 +298,15 @@ def best_precisions(
         ]
     best = sorted(dict.fromkeys(every), key=share_left)[:_LOOKED_INTO]
     most = MOST_LEFT_16_BITS if is_noisy else MOST_LEFT
-    return [
-        each
-        for each in best
-        if share_left(each) < min(most, max(_AS_GOOD * share_left(best[0]), _LEAST_LEFT))
-    ]
+    best_share = share_left(best[0]) if best else 0.0
+    most = min(most, max(_AS_GOOD * best_share, _LEAST_LEFT))
+    return [each for each in best if share_left(each) < most]
 
 
 def _best_of(candidates: Iterable[_Candidate]) -> _Candidate | None:
     """Return the first that passes, or else the one that leaves a fault at the fewest positions."""
-    best, fewest = None, np.inf
+    best = None
+    fewest = np.inf
     for each in candidates:
         row = each[1].evidence
         if row.outcome == PASSED:
@@ -346,17 +337,35 @@ class _Suspect:
         outcome: str,
         outliers: Ints,
     ) -> PrecisionVerdict:
-        side, lengths = self.side.name, self.question.lengths
-        return one_precision(side, self.ratio, figures, outcome, outliers, lengths)
+        side = self.side.name
+        lengths = self.question.lengths
+        return one_precision(
+            side,
+            self.ratio,
+            figures,
+            outcome,
+            outliers,
+            lengths,
+        )
 
     def in_wide(self, loaded: LoadedModel, far: Floats, floor: Floats) -> Iterator[_Candidate]:
         """Compare what each precision leaves in float32 or float64 with reorderings. far: to the
         model [positions].
         """
-        question, side, size = self.question, self.side, float(floor.mean())
+        question = self.question
+        side = self.side
+        size = float(floor.mean())
         differs = far > _ALIKE**2 * size
         candidates = [*question.precisions, *catalogue(loaded)]
-        for precision in best_precisions(question, loaded, loaded, side, differs, candidates, size):
+        for precision in best_precisions(
+            question,
+            loaded,
+            loaded,
+            side,
+            differs,
+            candidates,
+            size,
+        ):
             question.say(f"reorderings with {precision.name}")
             walk = question.squares(loaded, precision.walk)
             if not question.is_rounding(loaded, walk, floor):
@@ -428,12 +437,14 @@ class _Suspect:
         """Compare it in 16 bits with the model in a precision, or as it is, over randomized
         rounding.
         """
-        question, name = (
-            self.question,
-            f"all of it in {loaded.dtype}" if precision is None else precision.name,
-        )
+        question = self.question
+        name = f"all of it in {loaded.dtype}"
+        plain = PLAIN
+        if precision is not None:
+            name = precision.name
+            plain = precision.side
         question.say(f"randomized rounding with {name}")
-        draws = question.draws_of(loaded, PLAIN if precision is None else precision.side)
+        draws = question.draws_of(loaded, plain)
         row, test = draws.compare(self.side, question.blocks, question.say)
         own = structs.asdict(row.figures) | {
             "noise_ratio": self.ratio,
@@ -500,14 +511,13 @@ class _Suspect:
                 question = replace(self.question, prompts=prompts, replay_in=lambda _: replay)
                 suspect = _Suspect(question, recording, self.ratio)
                 verdict, test = suspect.by_draws(narrow)
-            figures, outcome = verdict.evidence.figures, verdict.evidence.outcome
+            figures = verdict.evidence.figures
             assert isinstance(figures, DrawnPrecisionFigures)
             over_own = test.ratio / float(np.median(figures.model_ways_ratios))
             # draws may be no measure by position (near ties of a router); the model's own paths are
             # one over all
-            if outcome == MISSING and over_own <= 1 / _LEAST_OF_WHOLE:
-                outcome = PASSED
-                verdict = suspect.explanation(figures, outcome, test.outliers)
+            if verdict.evidence.outcome == MISSING and over_own <= 1 / _LEAST_OF_WHOLE:
+                verdict = suspect.explanation(figures, PASSED, test.outliers)
             verdict = self.with_choices(verdict, model, side_of(f"prefill+dtype:{grid}"))
             outcome = verdict.evidence.outcome
             is_whole = over_own >= _LEAST_OF_WHOLE and test.is_finite
@@ -528,25 +538,23 @@ def narrow_settings(side: RunnableSide) -> dict[str, Any]:
     """Return settings of an engine's side, by name, at which it rounds coarser than at their
     widest.
     """
-    modifiers = {name: facts for name, facts in _modifiers(side).items() if "widest" in facts}
-    steps = () if side.engine_path is None else side.engine_path.modifiers
-    settings = {step.name: step.values[0] for step in steps if step.values}
-    values = {name: settings.get(name, facts.get("default")) for name, facts in modifiers.items()}
-    return {
-        name: value
-        for name, value in values.items()
-        if value not in (None, modifiers[name]["widest"])
-    }
+    settings = {} if side.engine_path is None else side.engine_path.settings
+    narrow = {}
+    for name, facts in _modifiers(side).items():
+        (value,) = settings.get(name) or (facts.get("default"),)
+        if value not in (None, facts.get("widest", value)):
+            narrow[name] = value
+    return narrow
 
 
 def coarse_activation(loaded: LoadedModel, side: RunnableSide) -> tuple[str, str] | None:
     """Return (activation function of this model, dtype) that the side's engine computes it in
     whatever its settings.
     """
-    config = loaded.model.config.get_text_config(decoder=True)
+    config = loaded.text_config
     own = str(getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", ""))
-    engine = None if side.engine_path is None else side.engine_path.engine
-    activations = {} if engine is None else engine.activations
+    path = side.engine_path
+    activations = {} if path is None or path.engine is None else path.engine.activations
     return next((each for each in activations.items() if own.startswith(each[0])), None)
 
 
@@ -554,12 +562,11 @@ def at_widest(side: RunnableSide) -> RunnableSide:
     """Return the side with its engine's settings that round coarser than float32 at their
     widest.
     """
-    path, narrow = side.engine_path, narrow_settings(side)
-    if path is None or not narrow:
-        return side
-    for name in narrow:
-        path = path.with_modifier(name, _modifiers(side)[name]["widest"])
-    return side_of(str(path))
+    for name in narrow_settings(side):
+        assert side.engine_path is not None
+        widest = _modifiers(side)[name]["widest"]
+        side = side_of(str(side.engine_path.with_modifier(name, widest)))
+    return side
 
 
 def _by_settings(
@@ -575,21 +582,20 @@ def _by_settings(
     scaled by 2^(8 - bits). An activation function that no setting widens is a declared precision of
     the model.
     """
-    narrow, activation = narrow_settings(side), coarse_activation(loaded, side)
+    settings = {name: str(value) for name, value in narrow_settings(side).items()}
     model, own_floor = PLAIN, floor
-    bits = [
-        int(_modifiers(side)[name].get("bits", {}).get(str(value), 24))
-        for name, value in narrow.items()
-    ]
-    settings = {name: str(value) for name, value in narrow.items()}
-    if activation is not None:
+    bits = []
+    for name, value in settings.items():
+        bits.append(int(_modifiers(side)[name].get("bits", {}).get(value, 24)))
+    if activation := coarse_activation(loaded, side):
         function, dtype = activation
         model = Precision(ACTIVATIONS, dtype, partial(cast, dtype=getattr(torch, dtype))).side
         own_floor = rounding_floor(loaded, question.prompts, side=model).squares
         settings[function] = dtype
         bits.append(_BITS_OF[dtype])
     question.say(f"'{side.name}' with its settings at their widest")
-    own, wide = question.squares(loaded, side), question.squares(loaded, at_widest(side), model)
+    own = question.squares(loaded, side)
+    wide = question.squares(loaded, at_widest(side), model)
     allowed = question.squares(loaded, side_of(_COARSE)) * 4.0 ** (_BITS - min(bits))
     return settings_row(
         side.name,

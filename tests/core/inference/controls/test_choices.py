@@ -12,7 +12,6 @@ from core.inference.controls.choices import (
     Replay,
     choices_of,
     compare_choices,
-    follows,
     key_choosers,
 )
 from core.inference.controls.judge_model import judge
@@ -127,7 +126,7 @@ def test_keys_of_an_indexer_are_those_of_the_model_however_they_are_stored(path,
         plain = choices_of(loaded, PLAIN, ids, choosers)
         noted = choices_of(loaded, side_of(path), ids, choosers)
     assert choosers == {f"model.layers.{n}.self_attn.indexer": True for n in range(3)}
-    assert follows(plain, noted)
+    assert Replay({(): plain}).is_followed_by({(): noted})
     # before the first layer nothing was chosen, so keys differ by ties alone
     call = "model.layers.0.self_attn.indexer", 0
     expected = torch.minimum(torch.arange(len(ids)) + 1, torch.tensor(FEW))

@@ -8,7 +8,8 @@ import torch
 
 from benchmarks.verdicts.variations import in_two_halves
 from core.checks.list_floor import LIST_FLOOR, ListFloorFigures
-from core.inference.controls.list_floor import floor_of_rows
+from core.inference.controls.list_floor import rescore
+from core.judging.explain.rescoring import floor_evidence
 from core.judging.explain.rows import rows_of_lists
 from core.judging.lists import judge_with_floor
 from core.responses.pairing import compare_sides
@@ -65,17 +66,8 @@ def judged(loaded, *sides):
     earlier = Verdict("undecided", "It differs.", ())
     pair = compare_sides(*sides)
     rows = rows_of_lists(pair, *sides, most=len(pair.positions))
-    return judge_with_floor(
-        earlier,
-        pair,
-        sides,
-        floor_of_rows(
-            loaded,
-            [sides[0].responses[0].tokens],
-            rows,
-            print,
-        ),
-    )
+    scores = rescore(loaded, [sides[0].responses[0].tokens], rows, print)
+    return judge_with_floor(earlier, pair, sides, floor_evidence(scores))
 
 
 def figures_of(verdict):

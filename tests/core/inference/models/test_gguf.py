@@ -68,7 +68,7 @@ def test_an_architecture_that_transformers_rounds_within_its_arithmetic_is_round
     ]
     assert torch.equal(of_theirs[0], exact)
     assert not torch.equal(of_theirs[1], exact.to(torch.bfloat16))
-    monkeypatch.setattr(reading, "ROUNDED_AFTERWARDS", ("llama",))
+    monkeypatch.setattr(reading, "_ROUNDED_AFTERWARDS", ("llama",))
     loaded = on_cpu(path, "bfloat16")
     assert differing(loaded.model, expected, torch.bfloat16) == []
     assert loaded.model.config.dtype == loaded.model.dtype == torch.bfloat16

@@ -117,7 +117,9 @@ CONSUMERS = {
         _Dropping(),
     ),
     "continued": _continued,
-    "watched for kernels": lambda loaded, path: kernels_of(loaded, side_of(path), tokens(loaded)),
+    "watched for kernels": lambda loaded, path: kernels_of(
+        loaded, parse_path(path), tokens(loaded)
+    ),
 }
 
 

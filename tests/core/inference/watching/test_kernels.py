@@ -13,8 +13,9 @@ from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.inference.paths import sliced_head
 from core.inference.paths.batch import ignore
 from core.inference.paths.engines import side_of
+from core.inference.paths.paths import parse_path
 from core.inference.paths.sliced_head import attribute_replaced
-from core.inference.watching.kernels import FORWARDS, KernelSums, _add_library_lines, kernels_of
+from core.inference.watching.kernels import FORWARDS, Launches, _add_library_lines, kernels_of
 from core.runs.queries.kernels import in_words, side_by_side
 from core.runs.reader import RunReader
 from tests.core.inference.sameness import logits_of
@@ -56,21 +57,18 @@ PRINTED = [
 
 
 def test_lines_of_the_libraries_are_read_into_the_module_that_ran():
-    found = KernelSums()
+    found = Launches(list)
     _add_library_lines(PRINTED, found)
-    assert [
-        (row.module, row.library, row.name, row.detail, row.launches) for row in found.rows()
-    ] == [
-        (
-            "model.layers.0.mlp.up_proj",
-            "oneDNN",
-            "matmul brg_matmul:avx512_core_bf16",
-            "bf16 13x384:384x2048",
-            1,
-        ),
-        ("model.layers.0.mlp", "MKL", "SGEMM", "T,N,2048,13,384", 2),
-    ]
-    assert [row.microseconds for row in found.rows()] == pytest.approx([23428.2, 10_000.0])
+    up_proj = (
+        "model.layers.0.mlp.up_proj",
+        "oneDNN",
+        "matmul brg_matmul:avx512_core_bf16",
+        "bf16 13x384:384x2048",
+    )
+    mlp = ("model.layers.0.mlp", "MKL", "SGEMM", "T,N,2048,13,384")
+    assert list(found) == [up_proj, mlp]
+    assert found[up_proj] == pytest.approx([23428.2])
+    assert found[mlp] == pytest.approx([9750.0, 250.0])
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2", "mixtral"])
@@ -99,7 +97,7 @@ def launches(listed, name):
 @pytest.mark.parametrize("path", ["prefill", "prefill+batch:3", "prefill+attn:eager"])
 def test_products_are_counted_as_the_dispatcher_counts_them(loaded, path):
     ids = tiny_prompts(loaded)[0]
-    listed = kernels_of(loaded, side_of(path), ids)
+    listed = kernels_of(loaded, parse_path(path), ids)
     with _Counting() as counting:
         side_of(path).run_on(loaded)(ids, ignore)
     assert counting.seen["aten::mm"] + counting.seen["aten::addmm"] > 0
@@ -119,7 +117,7 @@ def test_an_operations_shapes_and_dtypes_are_those_of_its_tensors(dtype):
     weight = loaded.model.model.layers[1].mlp.up_proj.weight
     (row,) = (
         row
-        for row in kernels_of(loaded, side_of("prefill"), ids).rows
+        for row in kernels_of(loaded, parse_path("prefill"), ids).rows
         if (row.module, row.name) == ("model.layers.1.mlp.up_proj", "aten::mm")
     )
     assert row.detail == f"{dtype} 5x{weight.shape[1]}, {weight.shape[1]}x{weight.shape[0]}"
@@ -143,7 +141,7 @@ def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(sto
     loaded, sides = tiny_model("llama"), ("prefill", "prefill+batch:2")
     with _another_kernel_at_larger_batches(loaded, "model.layers.1.mlp.up_proj"):
         lists = [
-            kernels_of(loaded, side_of(side), tiny_prompts(loaded)[0], n)
+            kernels_of(loaded, parse_path(side), tiny_prompts(loaded)[0], n)
             for n, side in enumerate(sides)
         ]
     with RunReader(store.path_of(kernel_run(store, lists=tuple(lists)))) as run:
@@ -164,7 +162,7 @@ def test_watching_leaves_standard_output_and_the_bits_as_they_were(capfd):
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
     before = logits_of("prefill", loaded, ids)
-    kernels_of(loaded, side_of("prefill"), ids)
+    kernels_of(loaded, parse_path("prefill"), ids)
     after = logits_of("prefill", loaded, ids)
     print("still here")
     assert capfd.readouterr().out == "still here\n"
@@ -180,16 +178,16 @@ def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch):
     """
     loaded = tiny_model("llama")
     ids = tiny_prompts(loaded)[0]
-    whole = kernels_of(loaded, side_of("prefill"), ids)
+    whole = kernels_of(loaded, parse_path("prefill"), ids)
     calls = []
     # two columns of float32 at a time
     monkeypatch.setattr(sliced_head, "SLICE_BYTES", 2 * 4 * loaded.vocab_size)
     with loaded.model.register_forward_pre_hook(lambda *_: calls.append(1)):
-        sliced = kernels_of(loaded, side_of("prefill"), ids)
+        sliced = kernels_of(loaded, parse_path("prefill"), ids)
     assert len(calls) == -(-len(ids) // 2) > FORWARDS
     assert (sliced.forwards, sliced.of) == (whole.forwards, whole.of) == (1, 1)
     for name in ("aten::embedding", "aten::silu"):
         assert launches(sliced, name) == launches(whole, name) > 0
-    reused = kernels_of(loaded, side_of("reuse:7"), ids)  # the earlier call and the fresh rest
+    reused = kernels_of(loaded, parse_path("reuse:7"), ids)  # the earlier call and the fresh rest
     assert reused.forwards == 2
     assert reused.of == 2
