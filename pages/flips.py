@@ -69,7 +69,7 @@ if not (figures["is_flip"] or (with_near_ties and figures["near_tie"])):
     place = {"prompt": int(first["prompt"]), "position": int(first["position"])}
     kind = "flip" if count else "near tie"
     at = f"position {first['position']:,}"
-    if view.run.header.has_several_prompts:
+    if view.header.has_several_prompts:
         at = f"prompt {first['prompt']}, {at}"
     label = f"Go to the first {kind}, {at}"
     st.button(label, on_click=selection.select, kwargs=place)

@@ -24,7 +24,7 @@ else:
     figures.headline(view)
 positions.chart(view, is_rollout=is_rollout)
 
-if view.run.header.has_tokens:
+if view.header.has_tokens:
     left, right = st.columns([5, 3])
     with left:
         if not is_rollout:
@@ -50,7 +50,7 @@ if len(view.run.sides) > 2:
     classes = [", ".join(f"`{widgets.code(side)}`" for side in each) for each in view.run.classes]
     groups = "  ".join(f"{{ {each} }}" for each in classes)
     st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
-if not view.pair.summary.bit_identical and view.run.header.has_tokens:
+if not view.pair.summary.bit_identical and view.header.has_tokens:
     widgets.causes(view)
 panel.report(view)
 if not view.is_list:

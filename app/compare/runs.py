@@ -36,7 +36,9 @@ def draw(view: selection.View) -> None:
         all_flips = flips(pairs)
         all_flips = all_flips[:0] if is_same is False else all_flips
         escaped_titles = [widgets.escape(title) for title in titles]
-        differs = parts.provenance(pairs, escaped_titles).map(widgets.escape)
+        differs = parts.differing([one.facts for one in pairs], escaped_titles)
+        differs = differs.drop(index=["run", "name", "verdict"], errors="ignore")
+        differs = differs.map(widgets.escape)
         figures = parts.figure_texts(pairs, titles)
         shares = [(title, distribution(one)) for title, one in zip(titles, pairs, strict=True)]
         curves = plots.figure_spec(charts.runs_by_distance(shares))
@@ -44,8 +46,7 @@ def draw(view: selection.View) -> None:
 
     # Of several files, so the key has the stamp of each, and its name, which is no part of it.
     stamps = [store_cache.stamp_of(one.run) for one in pairs]
-    indices = [one.pair.index for one in pairs]
-    of = (*stamps, *indices, *titles)
+    of = (*stamps, *(one.pair.index for one in pairs), *titles)
     everything = store_cache.remember("compare", view.run, of, read)
     is_same, all_flips, differs, figures, curves = everything
     if len(pairs) == 1:
@@ -87,17 +88,13 @@ def draw(view: selection.View) -> None:
         room = widgets.room("provenance", 28 * (len(differs) + 1))
         room.table(differs, border="horizontal")
     if is_same is not False:
-        has_tokens = view.run.header.has_tokens
+        has_tokens = view.header.has_tokens
         figures_by = {name: BY[name] for name in BY if has_tokens or name != "kl"}
         by = widgets.choice("By position", figures_by, "compare_by")
         lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
         arguments = (lines, view.prompt, by, tables.label(by))
-        chart = plots.cached(
-            view.run,
-            (*of, by, view.prompt),
-            runs_by_position,
-            *arguments,
-        )
+        content = (*of, by, view.prompt)
+        chart = plots.cached(view.run, content, runs_by_position, *arguments)
         chart = chart._replace(shapes=(selected_line(view.position),))
         about = [*titles, f"prompt {view.prompt}"]
         picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", about)
@@ -134,10 +131,12 @@ def draw_classes(view: selection.View) -> None:
     say = st.success if len(groups) == 1 else st.markdown
     say(classes.sentence(groups))
 
+    reference = run.sides[0].name
+
     def choose() -> None:
         """Select the first variant of the class that was clicked."""
         for row in st.session_state["classes"]["selection"]["rows"]:
-            names = [name for name in groups["sides"][row] if name != run.sides[0].name]
+            names = [name for name in groups["sides"][row] if name != reference]
             if names:
                 selection.select(variant=names[0])
 
@@ -153,15 +152,9 @@ def draw_classes(view: selection.View) -> None:
     if swept is not None:
         name, files["sweep"] = swept
         st.subheader(f"Over {widgets.escape(name)}")
-        figure = plots.cached(
-            run,
-            (),
-            charts.sweep,
-            files["sweep"],
-            name,
-        )
-        of = [*exports.of_run(run), f"vs {run.sides[0].name}"]
+        figure = plots.cached(run, (), charts.sweep, files["sweep"], name)
+        of = [*exports.of_run(run), f"vs {reference}"]
         plots.draw(figure, "sweep", exports.picture(f"{stem}-sweep-{file_name(name)}", of))
-        against = f"Each side vs `{widgets.code(run.sides[0].name)}`, by its {widgets.code(name)}"
+        against = f"Each side vs `{widgets.code(reference)}`, by its {widgets.code(name)}"
         st.caption(f"{against}; differences in logits of {view.dtype}, one color per class.")
     exports.download(files, f"{stem}-repeats", "repeats")

@@ -63,7 +63,7 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
     columns: Record = {}
     for side in SIDES:
         logit, rank, probability = (f"{side} {title}" for title in _TITLES)
-        logit = logit.replace("logit", view.run.header.holds)
+        logit = logit.replace("logit", view.header.holds)
         table[logit] = top[f"{side}_logit"]
         table[rank] = top[f"{side}_rank"]
         table[probability] = 100 * top[f"{side}_probability"]
@@ -89,7 +89,7 @@ def short(view: selection.View) -> None:
     form = f"%.{6 if places is None else min(places, 6)}f"
     columns = dict.fromkeys(list(table)[1:], st.column_config.NumberColumn(format=form))
     st.dataframe(table, hide_index=True, key="top_here", column_config=columns, placeholder="–")
-    st.caption(f"{opening(view.run.header.quantity)}. Δ: variant minus reference.")
+    st.caption(f"{opening(view.header.quantity)}. Δ: variant minus reference.")
 
 
 def grid_chart(

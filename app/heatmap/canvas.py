@@ -71,7 +71,7 @@ def _first_look(view: selection.View, order: heatmap.Order) -> tuple[heatmap.Spa
     """Return rows and columns of the first view: everything by token id, the first ranks of as many
     rows as are read at once.
     """
-    header = view.run.header
+    header = view.header
     if order == "id":
         return (0, header.rows), (0, header.vocab)
     height = min(header.rows, heatmap.MOST_READ // header.vocab)
@@ -95,7 +95,7 @@ def keep_window(view: selection.View, window: HeatmapWindow) -> None:
     them.
     """
     rows, columns = _first_look(view, window.order)
-    is_still = window.rows == rows == (0, view.run.header.rows)
+    is_still = window.rows == rows == (0, view.header.rows)
     st.session_state.update(
         heatmap_rows="" if is_still else "{}:{}".format(*window.rows),
         heatmap_tokens="" if window.columns == columns else "{}:{}".format(*window.columns),
@@ -111,7 +111,7 @@ def selected_token(view: selection.View) -> int | None:
     typed = st.session_state["heatmap_token"]
     token = whole(typed)
     if token is not None or not typed:
-        return token if token in range(view.run.header.vocab) else None
+        return token if token in range(view.header.vocab) else None
     forms = (typed, typed.replace("·", " ").replace("↵", "\n"), f" {typed}")
     # of several tokens of a text the first one
     ids = {text: token for token, text in reversed(view.run.vocabulary.items()) if text in forms}
@@ -135,7 +135,7 @@ def show_token(view: selection.View) -> None:
         column = heatmap.element(view.run, *place).reference_rank - 1
     first, last = window.columns
     if not first <= column < last or last - first > heatmap.RANKS:
-        vocab = view.run.header.vocab
+        vocab = view.header.vocab
         first = max(0, min(column - _NEIGHBOURS, vocab - 2 * _NEIGHBOURS))
         last = min(first + 2 * _NEIGHBOURS, vocab)
     keep_window(view, replace(window, columns=(first, last)))
@@ -146,7 +146,7 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     # The page is on its way to the browser for longer than the loops take to load.
     routes.prepare(view.dtype)
     run = view.run
-    header = view.run.header
+    header = view.header
     pair = view.pair
     starts = list(accumulate(header.lengths[:-1], initial=0))
     window = current_window(view)

@@ -24,7 +24,8 @@ def draw(view: selection.View) -> None:
     if table.empty:
         st.info(f"No choice in prompt {view.prompt} is known of both sides.")
         return
-    (lead.markdown if table["differing"].any() else lead.success)(sentence(run, pair, table))
+    say = lead.markdown if table["differing"].any() else lead.success
+    say(sentence(run, pair, table))
     st.caption(rule(run, pair, table))
 
     grid = store_cache.cached(run, cells, pair, view.prompt)

@@ -177,6 +177,6 @@ def batch_chart(rows: Sequence[OpRow]) -> go.Figure | None:
             hovertemplate="%{y}, batch %{x}: %{customdata:,} ULPs from batch 1<extra></extra>",
         ),
     )
-    figure.update_xaxes(type="category", title="batch size")
+    figure.update_xaxes(type="category")
     figure.update_yaxes(autorange="reversed")
-    return layout(figure, 120 + 22 * len(lines))
+    return layout(figure, 120 + 22 * len(lines), "batch size")

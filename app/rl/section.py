@@ -1,10 +1,9 @@
 """Trainer vs. rollout: the part of the Overview of a run of chosen tokens."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -87,7 +86,7 @@ def draw(view: selection.View) -> None:
     if kind == "Distribution":
         _distribution(view)
     elif kind == "Depends on":
-        _dependence(view, store_cache.cached(run, rl.summary, "explained"))
+        _dependence(view)
     elif kind == "Sequences":
         _sequences(view)
     elif kind == "Steps":
@@ -105,33 +104,27 @@ def _figures(view: selection.View) -> None:
         key="framework",
         width=240,
     )
+    words = {None: None, True: "within: ", False: "beyond: "}
     rows = store_cache.cached(view.run, rl.figures_of, framework)
     table = pd.DataFrame(
         {
-            "figure": [row["name"] for row in rows],
-            "value": [number(row["value"]) for row in rows],
-            "95 % interval": [rl.interval_of(row) for row in rows],
-            "usual": [_usual(row) for row in rows],
-            "definition": [
-                f"{row['definition']}, {row['unit']}".removesuffix(", ") for row in rows
-            ],
-        },
+            "figure": row["name"],
+            "value": number(row["value"]),
+            "95 % interval": rl.interval_of(row),
+            "usual": words[row["is_usual"]] and f"{words[row['is_usual']]}{row['usual']}",
+            "definition": f"{row['definition']}, {row['unit']}".removesuffix(", "),
+        }
+        for row in rows
     )
     tables.draw(table.dropna(axis="columns", how="all"), "mismatch_figures")
     # our own figures have no source
     source = FRAMEWORKS[framework].source
-    about = (
-        f"As {framework} {source} computes them, thresholds at their defaults. " if source else ""
-    )
+    about = ""
+    if source:
+        about = f"As {framework} {source} computes them, thresholds at their defaults. "
     st.caption(f"{about}Intervals: bootstrap over sequences.")
     name = exports.file_stem(view, f"mismatch-{framework}")
     exports.download({"figures": pd.DataFrame(rows)}, name, "mismatch", "Download figures")
-
-
-def _usual(row: Mapping[str, Any]) -> str | None:
-    if row["is_usual"] is None:
-        return None
-    return f"{'within' if row['is_usual'] else 'beyond'}: {row['usual']}"
 
 
 def _distribution(view: selection.View) -> None:
@@ -153,7 +146,8 @@ def _distribution(view: selection.View) -> None:
     tables.draw(bars, "mismatch_bars")
 
 
-def _dependence(view: selection.View, shares: dict[str, float]) -> None:
+def _dependence(view: selection.View) -> None:
+    shares = store_cache.cached(view.run, rl.summary, "explained")
     if not shares:
         st.info(
             "The file has no step, environment, entropy, advantage or weight version, and the"

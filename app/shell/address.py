@@ -106,7 +106,7 @@ def of(view: View | None, part: str | None = None) -> dict[str, str]:
     query: dict[str, str] = {}
     if view is not None:
         query = {"run": view.run.run_id, "variant": view.pair.variant}
-        if view.run.header.has_several_prompts:
+        if view.header.has_several_prompts:
             query["prompt"] = str(view.prompt)
         query["position"] = str(view.position)
     values = st.session_state.get("settings", {})

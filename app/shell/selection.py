@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from core.runs.file.records import StoredPair
+from core.runs.file.records import RunHeader, StoredPair
 from core.runs.reader import RunReader
 
 if TYPE_CHECKING:
@@ -85,6 +85,10 @@ class View:
     @property
     def dtype(self) -> str:
         return self.run.header.compute_dtype
+
+    @property
+    def header(self) -> RunHeader:
+        return self.run.header
 
 
 def stamp(view: View) -> str:

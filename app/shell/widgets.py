@@ -92,7 +92,7 @@ def head(page: Page, *, needs_rows: bool = False) -> selection.View:
     title(page, None if view is None else view.run)
     if view is None:
         empty()
-    header = view.run.header
+    header = view.header
     about = header.provenance
     facts = filter(None, (wording.model_name(about.model), header.compute_dtype, about.device))
     details = "".join(f" · {escape(fact)}" for fact in facts)
@@ -261,7 +261,7 @@ def _marked_text(part: str, bold: bool) -> str:
 
 def causes(view: selection.View) -> None:
     """Draw common causes of the pair's difference, computed when unfolded."""
-    header = view.run.header
+    header = view.header
     folded = st.expander(
         "Common causes",
         icon=":material/search_insights:",

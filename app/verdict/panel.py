@@ -86,7 +86,7 @@ def _next_step(view: selection.View, answer: Answer) -> None:
     """Draw what to do next as a button: judge the run, bring a control, or open the page that says
     more; nothing if no page does.
     """
-    is_upload = view.run.header.provenance.kind == "upload"
+    is_upload = view.header.provenance.kind == "upload"
     if not is_upload and not answer.is_judged:
         _how_to_judge(view)
         return
@@ -136,7 +136,7 @@ def _how_to_judge(view: selection.View) -> None:
     """Draw the link to the run that judges this capture; if there is none, a button that judges it
     here, or the state of that job, with the command for it folded.
     """
-    title = f"Judge {view.run.header.name} ({view.run.run_id})"
+    title = f"Judge {view.header.name} ({view.run.run_id})"
     judged_id = store_cache.judged_run(view.run.run_id)
     if judged_id:
         # It ended while the viewer was on another page or run.
@@ -151,10 +151,10 @@ def _how_to_judge(view: selection.View) -> None:
             icon=":material/gavel:",
         )
         return
-    if request := rejudge_request(view.run, f"{printable(view.run.header.name)}, judged"):
+    if request := rejudge_request(view.run, f"{printable(view.header.name)}, judged"):
         _judge_here(view, title, *request)
     with st.expander("CLI command", icon=":material/terminal:", key="judge_command"):
-        widgets.same_capture_with(view.run.header.provenance, "judge")
+        widgets.same_capture_with(view.header.provenance, "judge")
 
 
 def _open(run_id: str) -> NoReturn:
@@ -292,7 +292,7 @@ def report(view: selection.View) -> None:
     """Draw the report for an issue thread, folded; none of a long run, which would be read
     whole.
     """
-    if view.run.header.is_long:
+    if view.header.is_long:
         return
     folded = st.expander(
         "Issue report (Markdown)",

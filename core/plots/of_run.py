@@ -31,23 +31,19 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
     Raises:
         UsageError: no such figure, or the run has nothing to draw in it.
     """
-    return StaticFigure(_figure_of(run, name, pair, prompt))
-
-
-def _figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
     header = run.header
-    if name == "margins" and header.has_tokens:
-        return near_tie_scatter(run.positions(pair), [each.token_texts for each in header.prompts])
-    if name == "positions":
-        lines = [(each.variant, run.positions(each.index)) for each in run.pairs]
-        return runs_by_position(lines, prompt, "max_abs", f"largest difference, {header.unit}")
     figure: go.Figure | None = None
-    if name == "ulps":
-        histogram = run.histogram(pair)
-        figure = ulp_histogram(histogram, header.compute_dtype) if histogram else None
-    elif name == "modules":
-        table = modules(run, pair)
-        figure = module_growth(table) if len(table) else None
+    if name == "margins" and header.has_tokens:
+        texts = [each.token_texts for each in header.prompts]
+        figure = near_tie_scatter(run.positions(pair), texts)
+    elif name == "positions":
+        lines = [(each.variant, run.positions(each.index)) for each in run.pairs]
+        title = f"largest difference, {header.unit}"
+        figure = runs_by_position(lines, prompt, "max_abs", title)
+    elif name == "ulps" and (histogram := run.histogram(pair)):
+        figure = ulp_histogram(histogram, header.compute_dtype)
+    elif name == "modules" and len(table := modules(run, pair)):
+        figure = module_growth(table)
     elif name == "choices" and pair in run.pairs_with_choices:
         cells = choices.cells(run, pair, prompt)
         names = choices.short_names(choices.by_module(run, pair))
@@ -57,10 +53,10 @@ def _figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
         figure = _noise_floor(run, pair, prompt)
     elif name in _OF_ROLLOUTS and run.has_rollouts:
         draw, stored = _OF_ROLLOUTS[name]
-        table = pd.DataFrame(summary(run, stored))
-        figure = draw(table) if len(table) else None
+        if rows := summary(run, stored):
+            figure = draw(pd.DataFrame(rows))
     if figure is not None:
-        return figure
+        return StaticFigure(figure)
     missing = (
         f"run '{clean(header.name)}' has nothing to draw as '{name}'"
         if name in NAMES

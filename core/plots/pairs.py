@@ -25,25 +25,25 @@ def floor_ratio(
     """
     figure = go.Figure()
     positions = ratios["position"].to_numpy(int)
-    ratio = ratios["ratio"].to_numpy(float)
+    ratio = style.gaps_at_zero(ratios["ratio"].to_numpy(float))
     written = style.hover(ratio)
     figure.add_scatter(
         x=positions,
-        y=style.gaps_at_zero(ratio),
+        y=ratio,
         line={"color": style.REFERENCE, "width": 1.6},
         name="RMS / noise floor",
         customdata=positions[:, None],
         hovertemplate=f"position %{{x}}: {written}x the noise floor<extra></extra>",
         **style.CLICKABLE,
     )
-    style.add_lone(figure, positions, style.gaps_at_zero(ratio), style.REFERENCE)
+    style.add_lone(figure, positions, ratio, style.REFERENCE)
     figure.add_hline(y=1, line={"color": style.QUIET, "width": 1.2, "dash": "dot"})
     if threshold is not None:
         figure.add_hline(y=threshold, line=_DASHED)
     for name, mask, marker in (
         (
             "flip",
-            np.isin(positions, flips) & (ratio > 0),
+            np.isin(positions, flips) & ~np.isnan(ratio),
             {"color": style.VARIANT, "symbol": "x", "size": 9},
         ),
         ("outlier", ratio > (threshold or np.inf), {"color": style.MISMATCH, "size": 7}),
@@ -58,12 +58,9 @@ def floor_ratio(
                 marker=marker,
                 hovertemplate=f"{name} at %{{x}}: {written}x the noise floor<extra></extra>",
             )
-    figure.update_xaxes(title="position")
-    figure.update_yaxes(
-        title=f"RMS / noise floor, {dtype}",
-        **style.log_axis(np.append(ratio, threshold or 1)),
-    )
-    return style.layout(figure, 280, **style.NEAREST_CLICK)
+    titles = ("position", f"RMS / noise floor, {dtype}")
+    every = np.append(ratio, threshold or 1)
+    return style.layout(figure, 280, *titles, every, **style.NEAREST_CLICK)
 
 
 def runs_by_position(
@@ -77,8 +74,7 @@ def runs_by_position(
     """
     runs = [(name, table[table["prompt"] == prompt]) for name, table in runs]
     figure = go.Figure()
-    columns = [table[by].to_numpy(float) for _, table in runs]
-    every = np.concatenate(columns)
+    every = np.concatenate([table[by].to_numpy(float) for _, table in runs])
     written = style.hover(every)
     flips = []
     for place, ((name, table), color) in enumerate(zip(runs, RUNS, strict=False)):
@@ -114,9 +110,7 @@ def runs_by_position(
             showlegend=at is flips[0][0],
             hovertemplate=f"flip at {hover}",
         )
-    figure.update_xaxes(title="position")
-    figure.update_yaxes(title=title, **style.log_axis(every))
-    return style.layout(figure, 320).update_layout(legend_tracegroupgap=0)
+    return style.layout(figure, 320, "position", title, every, legend_tracegroupgap=0)
 
 
 def over_modules(
@@ -134,7 +128,8 @@ def over_modules(
     figure = go.Figure()
     places = np.arange(len(names))
     labels = [style.inert(name) for name in names]
-    written = style.hover(np.concatenate([side, own]))
+    every = np.concatenate([side, own])
+    written = style.hover(every)
     style.add_floor(figure, places, own, name="model in float32")
     figure.add_scatter(
         x=places,
@@ -162,16 +157,9 @@ def over_modules(
     endings = [name.rpartition(".")[2] for name in names]
     blocks = [place for place, ending in enumerate(endings) if ending.isdigit()]
     blocks = style.every_few(blocks, 12)
-    figure.update_xaxes(
-        title="module in execution order (tick: end of a layer)",
-        tickvals=blocks,
-        ticktext=[endings[place] for place in blocks],
-    )
-    figure.update_yaxes(
-        title="RMS error vs. float64",
-        **style.log_axis(np.concatenate([side, own])),
-    )
-    return style.layout(figure, 320)
+    figure.update_xaxes(tickvals=blocks, ticktext=[endings[place] for place in blocks])
+    title = "module in execution order (tick: end of a layer)"
+    return style.layout(figure, 320, title, "RMS error vs. float64", every)
 
 
 def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
@@ -192,11 +180,8 @@ def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
             hovertemplate="%{x} ULPs: %{y:,} elements<extra></extra>",
         ),
     )
-    figure.update_xaxes(title=f"distance, ULPs of {dtype}", type="category")
+    figure.update_xaxes(type="category")
     most = float(np.log10(max(*counts, 10)))
-    figure.update_yaxes(
-        title="elements",
-        **style.log_axis(np.array([1, *counts]))
-        | {"range": [np.log10(0.5), most + 0.05 * (most + 0.3)]},
-    )
-    return style.layout(figure, 300)
+    figure.update_yaxes(range=[np.log10(0.5), most + 0.05 * (most + 0.3)])
+    title = f"distance, ULPs of {dtype}"
+    return style.layout(figure, 300, title, "elements", np.array([1, *counts]))

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from ..numerics.arrays import DataFrame
 from ..rl.figures import ICEPOP, TIS, bar_of
 from ..text import clean
-from .style import QUIET, REFERENCE, ULPS, VARIANT, inert, layout, log_axis
+from .style import QUIET, REFERENCE, ULPS, VARIANT, inert, layout
 
 
 def ratios(table: DataFrame) -> go.Figure:
@@ -36,11 +36,7 @@ def ratios(table: DataFrame) -> go.Figure:
                 line={"color": QUIET, "dash": "dash"},
                 annotation_text=name,
             )
-    figure.update_xaxes(
-        title="r = trainer - rollout, nats (8 and beyond: last bins)",
-        range=[-span, span],
-    )
-    figure.update_yaxes(title="tokens", **log_axis(table["tokens"].to_numpy(float)))
+    figure.update_xaxes(range=[-span, span])
     right = {
         "title": "share of the KL",
         "overlaying": "y",
@@ -51,7 +47,9 @@ def ratios(table: DataFrame) -> go.Figure:
         "rangemode": "tozero",
         "tickformat": ".0%",
     }
-    return layout(figure, 360, yaxis2=right, bargap=0)
+    title = "r = trainer - rollout, nats (8 and beyond: last bins)"
+    tokens = table["tokens"].to_numpy(float)
+    return layout(figure, 360, title, "tokens", tokens, yaxis2=right, bargap=0)
 
 
 def by_value(table: DataFrame, quantity: str) -> go.Figure:
@@ -68,9 +66,8 @@ def by_value(table: DataFrame, quantity: str) -> go.Figure:
         figure.add_bar(**values, marker={"color": REFERENCE})
     if quantity in ("turn", "rank") and len(table) <= 20:
         figure.update_xaxes(dtick=1)
-    figure.update_xaxes(title=quantity)
-    figure.update_yaxes(title="mean |r|, nats", rangemode="tozero")
-    return layout(figure, 300)
+    figure.update_yaxes(rangemode="tozero")
+    return layout(figure, 300, quantity, "mean |r|, nats")
 
 
 def steps(table: DataFrame) -> go.Figure:
@@ -92,9 +89,8 @@ def steps(table: DataFrame) -> go.Figure:
         place = {"annotation_text": about, "annotation_y": np.log10(bar.high)}
         figure.add_hline(y=bar.high, line={"color": QUIET, "dash": "dash"}, **place)
         values = np.append(values, bar.high)
-    figure.update_xaxes(title="step", tickformat="d")
-    figure.update_yaxes(title="nats", **log_axis(values))
-    return layout(figure, 300)
+    figure.update_xaxes(tickformat="d")
+    return layout(figure, 300, "step", "nats", values)
 
 
 def density(table: DataFrame) -> go.Figure:
@@ -109,6 +105,4 @@ def density(table: DataFrame) -> go.Figure:
         colorscale=ULPS,
         colorbar=scale,
     )
-    figure.update_xaxes(title="probability by the rollout")
-    figure.update_yaxes(title="r, nats")
-    return layout(figure, 360)
+    return layout(figure, 360, "probability by the rollout", "r, nats")

@@ -43,7 +43,7 @@ def svg_of(figure: go.Figure) -> Markup:
     ]
     x = _axis(figure.layout.xaxis, [each["x"] for each in traces])
     y = _axis(figure.layout.yaxis, [each["y"] for each in traces] + [limits])
-    style = [_STYLE]
+    style = _STYLE
     marks = []
     left = 80
     legend = [
@@ -57,8 +57,7 @@ def svg_of(figure: go.Figure) -> Markup:
             # a list has a color for each bar
             if isinstance(own, str):
                 color = own
-        style.append(f".k{number}{{fill:{color}}}")
-        style.append(f".l{number}{{stroke:{color};stroke-width:2}}")
+        style += f".k{number}{{fill:{color}}}.l{number}{{stroke:{color};stroke-width:2}}"
         marks += _marks(trace, number, x, y)
         if name := html.unescape(trace.get("name", "")):
             legend.append(element("circle", cx=left, cy=14, r=5, class_=f"k{number}"))
@@ -69,7 +68,7 @@ def svg_of(figure: go.Figure) -> Markup:
         marks.append(line((0, 100), (height, height), "limit"))
     return element(
         "svg",
-        element("style", Markup("".join(style))),
+        element("style", Markup(style)),
         element("rect", width="100%", height="100%", class_="back"),
         drawing(x, y, marks, **_PLOT),
         *legend,
@@ -93,10 +92,7 @@ def _axis(about: Any, parts: list[Any]) -> Axis:
     low = float(values.min())
     high = float(values.max())
     if about.range:
-        low, high = about.range
-        if is_log:
-            low = 10.0**low
-            high = 10.0**high
+        low, high = (10.0**end if is_log else end for end in about.range)
     elif is_log:
         low /= 1.5
         high *= 1.5

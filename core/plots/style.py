@@ -22,12 +22,21 @@ LAYOUT = {
 }
 
 
-def layout(figure: go.Figure, height: int, **options: object) -> go.Figure:
+def layout(
+    figure: go.Figure,
+    height: int,
+    x: str | None = None,
+    y: str | None = None,
+    log: Array | None = None,
+    **options: object,
+) -> go.Figure:
+    """Lay a figure out. x, y: titles of its axes; log: values of a logarithmic y axis."""
     figure.update_layout(height=height, **LAYOUT, **options)
     # separators up to a million; from there on, powers of ten at every tick
     form = {"separatethousands": True, "exponentformat": "power", "minexponent": 5}
-    figure.update_xaxes(automargin=True, **form)
-    figure.update_yaxes(automargin=True, **form)
+    scale = {} if log is None else log_axis(log)
+    figure.update_xaxes(title_text=x, automargin=True, **form)
+    figure.update_yaxes(title_text=y, automargin=True, **form, **scale)
     return figure
 
 
