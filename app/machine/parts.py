@@ -15,7 +15,7 @@ from core.numerics.formats import LOGIT_FORMATS
 from core.plots.style import inert, layout
 from core.runs.queries.compare import machine
 from core.runs.store.cards import RunCard
-from core.runs.tables.ops import OpRow, answers
+from core.runs.tables.ops import OpRow, answers, title
 from core.text import legible, plural
 
 _MOST_LINES = 60  # of the chart
@@ -76,23 +76,16 @@ def form() -> None:
             type="primary",
             disabled=not dtypes,
         ):
-            title = f"Operations in {', '.join(dtypes)}, {scope} sizes"
             queue = queue_of(None if device == ANY_DEVICE else device)
-            store_changes.submit(arguments(device, dtypes, scope, model), title=title, device=queue)
-
-
-def arguments(device: str, dtypes: Sequence[str], scope: str, model: str) -> list[str]:
-    """Command line of a job."""
-    line = ["ops"]
-    if device != ANY_DEVICE:
-        line += ["--device", device]
-    for dtype in dtypes:
-        line += ["--dtype", dtype]
-    if scope == "quick":
-        line.append("--quick")
-    if model.strip():
-        line.append(f"--model={model.strip()}")
-    return line
+            line = ["ops", *(f"--dtype={dtype}" for dtype in dtypes)]
+            if device != ANY_DEVICE:
+                line.append(f"--device={device}")
+            if scope == "quick":
+                line.append("--quick")
+            if model.strip():
+                line.append(f"--model={model.strip()}")
+            about = f"Operations in {', '.join(dtypes)}, {scope} sizes"
+            store_changes.submit(line, title=about, device=queue)
 
 
 def pick(cards: Sequence[RunCard]) -> str:
@@ -139,16 +132,14 @@ def table(rows: Sequence[OpRow]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "operation": title(row),
-            **{name: row[name] for name in ("size", "dtype")},
+            "size": row["size"],
+            "dtype": row["dtype"],
             **answers(row),
-            **{name: row[name] or None for name in ("modules", "note")},
+            "modules": row["modules"] or None,
+            "note": row["note"] or None,
         }
         for row in rows
     )
-
-
-def title(row: OpRow) -> str:
-    return f"{row['op']} ({row['backend']})" if row["backend"] else row["op"]
 
 
 def batch_chart(rows: Sequence[OpRow]) -> go.Figure | None:
@@ -158,10 +149,9 @@ def batch_chart(rows: Sequence[OpRow]) -> go.Figure | None:
     lines: dict[str, dict[int, int]] = {}
     for row in rows:
         if row["batch_classes"] and len(lines) < _MOST_LINES:
-            name = inert(legible(f"{title(row)} {row['dtype']} {row['size']}"))
-            lines[name] = {
-                size: each["max_ulps"] for each in row["batch_classes"] for size in each["batches"]
-            }
+            line = lines[inert(legible(f"{title(row)} {row['dtype']} {row['size']}"))] = {}
+            for each in row["batch_classes"]:
+                line |= dict.fromkeys(each["batches"], each["max_ulps"])
     if not lines:
         return None
     frame = pd.DataFrame.from_dict(lines, orient="index").sort_index(axis=1)

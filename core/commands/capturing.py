@@ -37,7 +37,6 @@ from .verdicts import tell_verdicts
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
-    from ..inference.controls.judge_model import JudgingSession
     from ..inference.models.model import LoadedModel
 
 
@@ -120,9 +119,11 @@ def plan_of(
     packaged_folder(request.model)
     from ..inference.paths.grammar import read_steps, swept_paths
 
-    swept = [path for text in request.sweeps for path in swept_paths(request.reference, text)]
-    for path in (request.reference, *request.variants, *swept):
+    for path in (request.reference, *request.variants):
         read_steps(path)
+    for text in request.sweeps:
+        for path in swept_paths(request.reference, text):
+            read_steps(path)
     from ..inference.capture.capture import plan_capture
     from ..inference.generating.generation import plan_generation
     from ..inference.models.chat import plan_inputs
@@ -134,13 +135,7 @@ def plan_of(
     inputs = plan_inputs(loaded, request)
     if not request.tokens:
         return plan_capture(loaded, inputs, request)
-    return plan_generation(
-        loaded,
-        inputs,
-        request,
-        is_dry=not weights,
-        on_progress=say,
-    )
+    return plan_generation(loaded, inputs, request, is_dry=not weights, on_progress=say)
 
 
 def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
@@ -203,98 +198,69 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]
 
     Return a sentence per failure.
     """
-    from ..inference.controls.judge_model import JudgingSession
+    from ..inference.controls.judge_model import JudgingSession, judge
 
+    request, loaded, token_ids = plan.request, plan.loaded, plan.token_ids
     failures: list[str] = []
     # one session for all: it remembers the logits of paths that pairs share
-    session = JudgingSession(plan.loaded, plan.token_ids)
-    if plan.request.kernels:
-        failures += _run_kernels(plan, writer, say)
-    if plan.request.mitigations:
-        failures += _run_mitigations(plan, writer, say, session)
-    if plan.request.judge:
-        failures += _run_checks(plan, writer, say, session)
-    return failures
+    session = JudgingSession(loaded, token_ids)
+    sides = list(zip(plan.header.sides, plan.paths, strict=True))
+    reference = plan.paths[0]
+    if request.kernels:
+        from ..inference.paths.engines import side_of
+        from ..inference.watching.kernels import kernels_of
 
+        for side, (header, path) in enumerate(sides):
+            say(f"kernels of {header.name}")
+            try:
+                # the table of kernels has rows of prompt 0 alone
+                ids, seed = token_ids[0], request.seed
+                rows = kernels_of(loaded, side_of(str(path)), ids, side, seed=seed)
+                writer.write_kernels(rows)
+            except UlpscopeError as error:
+                failures.append(f"The kernels of '{header.name}' were not recorded: {error}")
+    if request.mitigations:
+        from ..inference.capture.mitigations import floor_of, mitigations_of
 
-def _run_kernels(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]:
-    from ..inference.paths.engines import side_of
-    from ..inference.watching.kernels import kernels_of
-
-    failures = []
-    for side, (header, path) in enumerate(zip(plan.header.sides, plan.paths, strict=True)):
-        say(f"kernels of {header.name}")
-        # the table of kernels has rows of prompt 0 alone
-        ids, seed = plan.token_ids[0], plan.request.seed
-        try:
-            rows = kernels_of(plan.loaded, side_of(str(path)), ids, side, seed=seed)
-            writer.write_kernels(rows)
-        except UlpscopeError as error:
-            failures.append(f"The kernels of '{header.name}' were not recorded: {error}")
-    return failures
-
-
-def _run_mitigations(
-    plan: CapturePlan,
-    writer: RunWriter,
-    say: Progress,
-    session: JudgingSession,
-) -> list[str]:
-    from ..inference.capture.mitigations import floor_of, mitigations_of
-
-    failures = []
-    say("mitigations: noise floor")
-    # one noise floor for all pairs: it depends on the model and the prompts alone
-    floor = floor_of(session)
-    reference, *variants = plan.paths
-    rows_of = {}
-    for pair, variant in enumerate(variants):
-        name = plan.header.sides[pair + 1].name
-        try:
-            # repeats have the same path
-            if variant not in rows_of:
-                rows_of[variant] = mitigations_of(
-                    plan.loaded,
-                    plan.token_ids,
-                    (reference, variant),
-                    floor_rms=floor,
-                    on_progress=_with_prefix(say, f"mitigations of {name}"),
-                )
-            writer.write_mitigations(pair, rows_of[variant])
-        except UlpscopeError as error:
-            failures.append(f"Mitigations of '{name}' were not tried: {error}")
-    return failures
-
-
-def _run_checks(
-    plan: CapturePlan,
-    writer: RunWriter,
-    say: Progress,
-    session: JudgingSession,
-) -> list[str]:
-    from ..inference.controls.judge_model import judge
+        say("mitigations: noise floor")
+        # one noise floor for all pairs: it depends on the model and the prompts alone
+        floor = floor_of(session)
+        rows_of = {}
+        for pair, (header, variant) in enumerate(sides[1:]):
+            try:
+                # repeats have the same path
+                if variant not in rows_of:
+                    rows_of[variant] = mitigations_of(
+                        loaded,
+                        token_ids,
+                        (reference, variant),
+                        floor_rms=floor,
+                        on_progress=_with_prefix(say, f"mitigations of {header.name}"),
+                    )
+                writer.write_mitigations(pair, rows_of[variant])
+            except UlpscopeError as error:
+                failures.append(f"Mitigations of '{header.name}' were not tried: {error}")
+    if not request.judge:
+        return failures
     from ..inference.controls.precisions.catalogue import parse_precisions
 
-    failures = []
-    reference, *variants = map(str, plan.paths)
     # judging computes neither generated tokens nor the sides of other engines again
     is_comparable = not plan.generations and all(path.engine is None for path in plan.paths)
-    digests = writer.digests()
-    for pair, variant in enumerate(variants):
-        name = plan.header.sides[pair + 1].name
+    own, *digests = writer.digests()
+    for pair, (header, variant) in enumerate(sides[1:]):
         try:
             verdict = judge(
-                plan.loaded,
-                plan.token_ids,
-                reference=reference,
-                variant=variant,
-                precisions=parse_precisions(plan.request.declares),
-                on_progress=_with_prefix(say, f"judging {name}"),
+                loaded,
+                token_ids,
+                reference=str(reference),
+                variant=str(variant),
+                precisions=parse_precisions(request.declares),
+                on_progress=_with_prefix(say, f"judging {header.name}"),
                 session=session,
-                digests=(digests[0], digests[pair + 1]) if is_comparable else None,
+                digests=(own, digests[pair]) if is_comparable else None,
             )
         except UlpscopeError as error:
-            failures.append(f"'{name}' was not judged: {error}")
+            failures.append(f"'{header.name}' was not judged: {error}")
         else:
             writer.write_verdict(replace(verdict, pair=pair))
     return failures
@@ -315,17 +281,21 @@ def print_costs(plan: CapturePlan, as_json_: bool) -> None:
     costs, loaded = costs_of(plan), plan.loaded
     about = {
         "model": loaded.name,
-        **{key: getattr(loaded, key) for key in ("dtype", "device", "device_name")},
+        "dtype": loaded.dtype,
+        "device": loaded.device,
+        "device_name": loaded.device_name,
     }
     figures = {**asdict(costs), "forwards": costs.forwards, "tokens": costs.tokens}
     if (layers := plan.layers) is not None:
-        figures |= {"modules": layers.modules, "module_positions": layers.looked_at}
-        figures |= {"module_floor_prefills": layers.seeds, "module_spool_bytes": layers.spool_bytes}
+        figures |= {
+            "modules": layers.modules,
+            "module_positions": layers.looked_at,
+            "module_floor_prefills": layers.seeds,
+            "module_spool_bytes": layers.spool_bytes,
+        }
     if as_json_:
-        devices = [
-            {"device": device, "device_name": chip, "free_bytes": free}
-            for device, chip, free in devices_here()
-        ]
+        keys = ("device", "device_name", "free_bytes")
+        devices = [dict(zip(keys, each, strict=True)) for each in devices_here()]
         print_json({**about, "name": plan.header.name, "devices": devices, **figures})
         return
     print_records(figures.pop("sides"), plan.header.name)
@@ -350,22 +320,21 @@ def tell_end(
     elif not as_json_:
         with RunReader(open_store(store).path_of(run_id)) as run:
             pairs, header = report_of_run(run)[0], run.header
-        answers = {pair.variant: pair.answer for pair in pairs if pair.answer.is_judged}
-        for variant, answer in {} if is_verdict_printed else answers.items():
-            print_answer(answer, f"{variant} vs {pairs[0].reference}", err)
+        judged = [pair for pair in pairs if pair.answer.is_judged]
+        for pair in [] if is_verdict_printed else judged:
+            print_answer(pair.answer, f"{pair.variant} vs {pair.reference}", err)
         err.print(pair_table(pairs, header))
         announce(run_id, store)
         place = [run_id] if store is None else [run_id, "--store", str(store)]
-        print_text(f"next: {COMMAND} {shell_command(['show', *place])}", err)
+        show, verdict = (
+            f"{COMMAND} {shell_command([word, *place])}" for word in ("show", "verdict")
+        )
+        step = "the same command with --judge: rounding, or a bug?"
         if is_verdict_printed:
-            print_text(
-                f"next: {COMMAND} {shell_command(['show', *place, '--markdown'])}    # a report",
-                err,
-            )
-        elif answers:
-            print_text(f"next: {COMMAND} {shell_command(['verdict', *place])}    # the checks", err)
-        else:
-            print_text("next: the same command with --judge: rounding, or a bug?", err)
+            step = f"{show} --markdown    # a report"
+        elif judged:
+            step = f"{verdict}    # the checks"
+        print_text(f"next: {show}\nnext: {step}", err)
     # printed last, so that it stands below what was stored all the same
     for sentence in failures:
         print_text(f"error: {sentence}", err)
