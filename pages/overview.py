@@ -44,8 +44,9 @@ for part, line in store_cache.cached(view.run, lines.lines, view.pair.index).ite
     left, right = st.columns([5, 1], vertical_alignment="center")
     left.markdown(line)
     script = widgets.PAGES / f"{navigation.PAGE_OF[part].name}.py"
-    label = f"{navigation.PARTS[part].title} →"
-    right.page_link(script, label=label, query_params=address.of(view, part))
+    right.page_link(
+        script, label=f"{navigation.PARTS[part].title} →", query_params=address.of(view, part)
+    )
 if len(view.run.sides) > 2:
     classes = [", ".join(f"`{widgets.code(side)}`" for side in each) for each in view.run.classes]
     groups = "  ".join(f"{{ {each} }}" for each in classes)

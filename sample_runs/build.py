@@ -218,8 +218,14 @@ def build_rollout() -> None:
             print(f"  step {step}", flush=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         (HERE / f"{ROLLOUT}.duckdb").unlink(missing_ok=True)
-        options = {"model": "smollm2", "texts_of": texts_by("smollm2"), "run_id": ROLLOUT}
-        ingest(Store(HERE), [path], name=ROLLOUT_NAME, **options)
+        ingest(
+            Store(HERE),
+            [path],
+            name=ROLLOUT_NAME,
+            model="smollm2",
+            texts_of=texts_by("smollm2"),
+            run_id=ROLLOUT,
+        )
     pack(HERE / f"{ROLLOUT}.duckdb")
     print(f"{ROLLOUT}: sampled and scored", flush=True)
 
@@ -250,9 +256,12 @@ def planned(each: Wanted) -> CapturePlan:
     if each.bug is None:
         return plan_of(each.request)
     loaded = load(each.request)
-    inputs = plan_inputs(loaded, each.request)
-    command = "python sample_runs/build.py runs"
-    return plan_capture(loaded, inputs, each.request, command=command)
+    return plan_capture(
+        loaded,
+        plan_inputs(loaded, each.request),
+        each.request,
+        command="python sample_runs/build.py runs",
+    )
 
 
 def say(stage: str, done: int = 0, total: int = 0) -> None:

@@ -214,6 +214,5 @@ def flip_texts(
     wide = wide.reindex(columns=range(len(pairs)))
     wide.columns = list(titles)
     # shared flips come first, as in `flips`
-    order = pd.MultiIndex.from_frame(flips[place].drop_duplicates())
-    wide = wide.reindex(order)
+    wide = wide.reindex(pd.MultiIndex.from_frame(flips[place].drop_duplicates()))
     return wide.astype(object).fillna("").reset_index()

@@ -92,12 +92,19 @@ def draw(view: selection.View) -> None:
         figures_by = {name: BY[name] for name in BY if has_tokens or name != "kl"}
         by = widgets.choice("By position", figures_by, "compare_by")
         lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
-        arguments = (lines, view.prompt, by, tables.label(by))
-        content = (*of, by, view.prompt)
-        chart = plots.cached(view.run, content, runs_by_position, *arguments)
+        chart = plots.cached(
+            view.run,
+            (*of, by, view.prompt),
+            runs_by_position,
+            lines,
+            view.prompt,
+            by,
+            tables.label(by),
+        )
         chart = chart._replace(shapes=(selected_line(view.position),))
-        about = [*titles, f"prompt {view.prompt}"]
-        picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", about)
+        picture = exports.picture(
+            f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]
+        )
         plots.draw(chart, "compare_positions", picture)
         st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
         if has_tokens:
@@ -108,8 +115,12 @@ def draw(view: selection.View) -> None:
             st.write("No run has a flip." if has_tokens else "Values have no flips.")
         else:
             table = parts.flip_texts(all_flips, pairs, titles)
-            choose = partial(selection.select_row, table, "compare_flips")
-            tables.draw(table, "compare_flips", on_select=choose, selection_mode="single-row")
+            tables.draw(
+                table,
+                "compare_flips",
+                on_select=partial(selection.select_row, table, "compare_flips"),
+                selection_mode="single-row",
+            )
             st.caption(
                 "Reference token → variant token; empty if the run has no flip there. Shared flips"
                 " come first.",

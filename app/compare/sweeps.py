@@ -157,9 +157,12 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
         name = style.inert(clean(", ".join(values), 60))
         verdict = style.inert(change.now.verdict)
         if change.baseline is not None and change.baseline.growth:
-            baseline = style.gaps_at_zero(np.array(change.baseline.growth, float))
-            line = {"color": style.QUIET, "width": 1.4, "dash": "dot"}
-            figure.add_scatter(y=baseline, mode="lines", line=line, hoverinfo="skip")
+            figure.add_scatter(
+                y=style.gaps_at_zero(np.array(change.baseline.growth, float)),
+                mode="lines",
+                line={"color": style.QUIET, "width": 1.4, "dash": "dot"},
+                hoverinfo="skip",
+            )
         color = style.VARIANT if change.now.verdict in FAILING else style.REFERENCE
         rms = style.gaps_at_zero(np.array(change.growth, float))
         every.append(rms)
@@ -172,9 +175,15 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
                 f"{name}<br>block %{{x}}: {style.hover(rms)} row ULPs<br>{verdict}<extra></extra>"
             ),
         )
-    titles = ("block", "RMS after the block, row ULPs")
-    more = {"showlegend": False, **style.NEAREST_CLICK}
-    return style.layout(figure, 360, *titles, np.concatenate(every), **more)
+    return style.layout(
+        figure,
+        360,
+        "block",
+        "RMS after the block, row ULPs",
+        np.concatenate(every),
+        showlegend=False,
+        **style.NEAREST_CLICK,
+    )
 
 
 def growth(changes: Sequence[CellChange]) -> None:
@@ -221,8 +230,11 @@ def cell(change: CellChange) -> None:
         opening = partial(open_run, now.run_id)
         st.button("Open the run", "matrix_open", on_click=opening, type="primary")
         if change.baseline is not None:
-            comparing = partial(opening, change.baseline.run_id)
-            st.button("Compare with the last good run", "matrix_compare", on_click=comparing)
+            st.button(
+                "Compare with the last good run",
+                "matrix_compare",
+                on_click=partial(opening, change.baseline.run_id),
+            )
 
 
 def open_run(run_id: str, other: str = "") -> None:

@@ -25,14 +25,14 @@ def draw(_: selection.View | None) -> None:
     for place, rounds in enumerate(histories):
         last = rounds[-1]
         st.markdown(f"{widgets.escape(last.text)} {widgets.escape(last.server)}.")
-        picture = exports.picture("watch", [last.url])
-        plots.draw(chart(rounds), f"watch_{place}", picture)
+        plots.draw(chart(rounds), f"watch_{place}", exports.picture("watch", [last.url]))
         with st.container(horizontal=True):
             labels = {"Open the run that moved": last.run, "Open the baseline": last.baseline}
             for label, run_id in labels.items():
                 if run_id:
-                    key = f"watch_{label[9:12]}_{place}"
-                    st.button(label, key, on_click=open_run, args=(run_id,))
+                    st.button(
+                        label, f"watch_{label[9:12]}_{place}", on_click=open_run, args=(run_id,)
+                    )
     st.caption(
         "RMS difference from the baseline's log-probabilities; dotted: the limit, orange: moved.",
     )
@@ -60,6 +60,11 @@ def chart(rounds: Sequence[Round]) -> go.Figure:
         hovertemplate=f"%{{x}}: {style.hover(distances, 'customdata')} nats<extra></extra>",
     )
     style.add_floor(figure, times, limits, "limit")
-    titles = ("time, UTC", "distance, nats")
-    every = np.concatenate([distances, limits])
-    return style.layout(figure, 260, *titles, every, showlegend=False)
+    return style.layout(
+        figure,
+        260,
+        "time, UTC",
+        "distance, nats",
+        np.concatenate([distances, limits]),
+        showlegend=False,
+    )

@@ -47,17 +47,21 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
     elif is_charted:
         sides = {side.name: index for index, side in enumerate(run.sides)}
         largest = store_cache.cached(run, top_of_sides, sides, *place, LARGEST)
-        grid = on_grid(largest, sides, run.header.format)
-        texts = widgets.table_texts(largest["token_id"], run)
-        arguments = (grid, list(sides), texts, view.dtype)
         figure = plots.cached(
             run,
             ("sides", *place),
             grid_chart,
-            *arguments,
+            on_grid(largest, sides, run.header.format),
+            list(sides),
+            widgets.table_texts(largest["token_id"], run),
+            view.dtype,
         )
-        picture = exports.picture_of(view, "top-tokens", at_position=True)
-        plots.draw(figure, "top_tokens", picture, of=str(place))
+        plots.draw(
+            figure,
+            "top_tokens",
+            exports.picture_of(view, "top-tokens", at_position=True),
+            of=str(place),
+        )
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
     table: dict = {"token": widgets.table_texts(top["token_id"], view.run)}
     columns: Record = {}
@@ -67,13 +71,16 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
         table[logit] = top[f"{side}_logit"]
         table[rank] = top[f"{side}_rank"]
         table[probability] = 100 * top[f"{side}_probability"]
-        form = tables.exact_format(table[logit])
-        columns[logit] = st.column_config.NumberColumn(format=form)
+        columns[logit] = st.column_config.NumberColumn(format=tables.exact_format(table[logit]))
         columns[rank] = widgets.GROUPED
         columns[probability] = st.column_config.NumberColumn(format="%.2f%%")
     st.dataframe(table, hide_index=True, key="top_table", column_config=columns, placeholder="–")
-    stem = exports.file_stem(view, "top-tokens", at_position=True)
-    exports.download({"top tokens": top}, stem, "top", "Download this position")
+    exports.download(
+        {"top tokens": top},
+        exports.file_stem(view, "top-tokens", at_position=True),
+        "top",
+        "Download this position",
+    )
 
 
 def short(view: selection.View) -> None:

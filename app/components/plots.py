@@ -40,8 +40,11 @@ _figure = component("ulpscope_figure", Path(__file__).with_suffix(""), isolate_s
 
 
 async def _library(_: Request) -> Response:
-    headers = {"cache-control": "public, immutable, max-age=31536000"}
-    return FileResponse(LIBRARY, media_type="text/javascript", headers=headers)
+    return FileResponse(
+        LIBRARY,
+        media_type="text/javascript",
+        headers={"cache-control": "public, immutable, max-age=31536000"},
+    )
 
 
 ROUTES = [Route(f"/{_ADDRESS}", _library)]
@@ -89,8 +92,9 @@ def cached(
     """Figure of `make(*arguments)` (10 to 30 ms), kept for the run; `of` names what else it depends
     on.
     """
-    kind = f"{make.__module__}.{make.__qualname__}"
-    return store_cache.remember(kind, run, of, lambda: figure_spec(make(*arguments)))
+    return store_cache.remember(
+        f"{make.__module__}.{make.__qualname__}", run, of, lambda: figure_spec(make(*arguments))
+    )
 
 
 def draw(

@@ -66,8 +66,9 @@ def draw_positions(
 
     rows = store_cache.remember(key, run, of, with_texts)
     options = {"on_select": partial(selection.select_row, table, key)} | options
-    selectable = ["single-row", "single-cell"]
-    tables.draw(rows, key, most, run.header.unit, selection_mode=selectable, **options)
+    tables.draw(
+        rows, key, most, run.header.unit, selection_mode=["single-row", "single-cell"], **options
+    )
 
 
 def draw_continuations(view: selection.View) -> None:
@@ -130,8 +131,9 @@ def draw_continuations(view: selection.View) -> None:
             )
 
     draw_positions(table, run, "continuations", 8, on_select=choose)
-    stem = f"{file_name(run.run_id)}-continuations"
-    exports.download({"continuations": table}, stem, "continuations_files")
+    exports.download(
+        {"continuations": table}, f"{file_name(run.run_id)}-continuations", "continuations_files"
+    )
 
 
 def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") -> str:

@@ -104,8 +104,9 @@ def _about(card: RunCard, labels: Labels, choices: set[str]) -> None:
         if widgets.button(st.form_submit_button, "Save", save, type="primary"):
             with widgets.report_errors():
                 new_name = original.name if name == shown_name else name
-                new = labelling.labels_of(tags, note, pinned, new_name)
-                store_changes.label(run_id, original, new)
+                store_changes.label(
+                    run_id, original, labelling.labels_of(tags, note, pinned, new_name)
+                )
             _close()
             st.rerun()
 
@@ -122,8 +123,7 @@ def _ticked(cards: list[RunCard]) -> None:
                 label = f"**{page.title()}** →"
                 st.page_link(PAGES / f"{page}.py", label=label, query_params=query)
         if len(cards) == 1:
-            edit = partial(of_row, cards[0], table.EDIT)
-            st.button(table.EDIT, "edit", on_click=edit)
+            st.button(table.EDIT, "edit", on_click=partial(of_row, cards[0], table.EDIT))
         if own and members.may_change():
             label = f"Delete {plural(len(own), 'run')}"
             st.button(label, "delete", _OF_DELETE, _delete, args=(own,))
@@ -194,8 +194,12 @@ def trash_list(trash: Sequence[DeletedRun]) -> None:
     if not trash:
         return
     total = size(sum(run.bytes for run in trash))
-    label = f"Recently deleted: {plural(len(trash), 'run')}, {total}"
-    fold = st.expander(label, key="trash_fold", on_change="rerun", type="compact")
+    fold = st.expander(
+        f"Recently deleted: {plural(len(trash), 'run')}, {total}",
+        key="trash_fold",
+        on_change="rerun",
+        type="compact",
+    )
     if not fold.open:
         return
     ids = [run.run_id for run in trash]

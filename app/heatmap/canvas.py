@@ -237,5 +237,4 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
         st.session_state["heatmap_followed"] = current_window(view)
     if "row" in event:
         prompt, position = place_of(view.run, int(event["row"]))
-        token = str(int(event["token"]))
-        selection.select(prompt=prompt, position=position, heatmap_token=token)
+        selection.select(prompt=prompt, position=position, heatmap_token=str(int(event["token"])))

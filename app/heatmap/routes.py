@@ -96,8 +96,9 @@ def _tile(request: Request) -> Response:
         return np.ascontiguousarray(cells) if cells.any() else cells[:0].copy()
 
     cells = _cells(repr((about, order, measure, tile)), make)
-    headers = _headers(request, version)
-    return Response(cells.tobytes(), media_type="application/octet-stream", headers=headers)
+    return Response(
+        cells.tobytes(), media_type="application/octet-stream", headers=_headers(request, version)
+    )
 
 
 def _headers(request: Request, version: str) -> dict[str, str]:
@@ -111,8 +112,9 @@ def _largest(request: Request) -> Response:
     run, pair = _pair(request)
     rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
     element = largest_in(View(run, pair, *_view(request)), rows, columns)
-    headers = _headers(request, store_cache.version_of(run.path))
-    return JSONResponse(element_json(run, element), headers=headers)
+    return JSONResponse(
+        element_json(run, element), headers=_headers(request, store_cache.version_of(run.path))
+    )
 
 
 def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
@@ -158,8 +160,7 @@ def _tokens(request: Request) -> Response:
     texts = []
     for row in ids:
         texts.append([(token, visible(run.vocabulary.get(token, f"#{token}"))) for token in row])
-    headers = _headers(request, store_cache.version_of(run.path))
-    return JSONResponse(texts, headers=headers)
+    return JSONResponse(texts, headers=_headers(request, store_cache.version_of(run.path)))
 
 
 def _view(request: Request) -> tuple[Order, Measure]:

@@ -159,8 +159,9 @@ class Gate:
                 path, query = quote(scope["path"]), connection.url.query
                 if query:
                     path += f"?{query}"
-                address = f"/sign-in?{urlencode({'next': path})}"
-                return RedirectResponse(address, 303, {"Cache-Control": "no-store"})
+                return RedirectResponse(
+                    f"/sign-in?{urlencode({'next': path})}", 303, {"Cache-Control": "no-store"}
+                )
             sentence = (
                 "Sign in first: a browser at /sign-in, a program with 'Authorization: Bearer"
                 " TOKEN'."

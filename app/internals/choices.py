@@ -19,8 +19,7 @@ def draw(view: selection.View) -> None:
     run = view.run
     pair = view.pair.index
     lead = st.container()
-    prompt = parts.prompt_in_scope(view, "choices_scope")
-    table = store_cache.cached(run, by_module, pair, prompt)
+    table = store_cache.cached(run, by_module, pair, parts.prompt_in_scope(view, "choices_scope"))
     if table.empty:
         st.info(f"No choice in prompt {view.prompt} is known of both sides.")
         return
@@ -32,11 +31,22 @@ def draw(view: selection.View) -> None:
     if not grid.empty:
         st.subheader(parts.where(view))
         names = short_names(table)
-        arguments = (grid, names, names, "state", view.position)
-        content = (pair, view.prompt, view.position)
-        figure = plots.cached(run, content, charts.position_map, *arguments)
-        picture = exports.picture_of(view, "choices", of_prompt=True)
-        plots.draw(figure, "choices_map", picture, partial(plots.select_position, "choices_map", 1))
+        figure = plots.cached(
+            run,
+            (pair, view.prompt, view.position),
+            charts.position_map,
+            grid,
+            names,
+            names,
+            "state",
+            view.position,
+        )
+        plots.draw(
+            figure,
+            "choices_map",
+            exports.picture_of(view, "choices", of_prompt=True),
+            partial(plots.select_position, "choices_map", 1),
+        )
         st.caption(
             "Layers x positions: the worst choice of each cell. Gray: the same. Empty: all keys are"
             " taken. ▼: selected.",

@@ -78,8 +78,16 @@ def draw(view: selection.View) -> None:
             continue
         ticks = {layer: str(layer) for layer in grid["row"]}
         rows = {layer: f"layer {layer}" for layer in grid["row"]}
-        arguments = (grid, rows, ticks, by, view.position)
-        figure = plots.cached(run, (*content, view.position), charts.position_map, *arguments)
+        figure = plots.cached(
+            run,
+            (*content, view.position),
+            charts.position_map,
+            grid,
+            rows,
+            ticks,
+            by,
+            view.position,
+        )
         picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
         with place:
             plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))

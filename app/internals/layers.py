@@ -74,8 +74,12 @@ def draw(view: selection.View) -> None:
         title, about = _beyond_floor(table)
     st.subheader(title)
     growth = charts.module_growth(table).add_shape(selected_line(int(module.name)))
-    picture = exports.picture_of(view, "layers-growth")
-    plots.draw(growth, "layers_growth", picture, partial(_open_module, table, "layers_growth"))
+    plots.draw(
+        growth,
+        "layers_growth",
+        exports.picture_of(view, "layers-growth"),
+        partial(_open_module, table, "layers_growth"),
+    )
     st.caption(f"Vertical: selected module. {about}")
     options = ["ratio", "neq_share", "max_row_ulps", "max_ulps"]
     _draw_map(view, table, options if has_floor else options[1:])
@@ -157,9 +161,12 @@ def _draw_map(view: selection.View, table: DataFrame, options: list[str]) -> Non
     if grid.empty:
         return
     rows, ticks = charts.names_of(modules(run, pair, prompt))
-    figure = charts.position_map(grid, rows, ticks, measure, view.position)
-    picture = exports.picture_of(view, f"layers-{measure}", of_prompt=True)
-    plots.draw(figure, "layers_map", picture, partial(_open_module, table, "layers_map"))
+    plots.draw(
+        charts.position_map(grid, rows, ticks, measure, view.position),
+        "layers_map",
+        exports.picture_of(view, f"layers-{measure}", of_prompt=True),
+        partial(_open_module, table, "layers_map"),
+    )
     about = charts.MEASURES[measure]
     if measure == "ratio":
         about = "RMS at the position / noise floor of the module"
@@ -172,15 +179,20 @@ def _draw_module(view: selection.View, module: pd.Series) -> None:
     share = out_of(module["neq"], module["elements"])
     kind = widgets.escape(kind_word(module["kind"]))
     st.markdown(f"`{widgets.code(name)}`, {kind}: {share} elements differ.")
-    where = {"pair": view.pair.index, "prompt": view.prompt, "ordinal": module["ordinal"]}
-    along = view.run.rows("layer_position", **where)
+    along = view.run.rows(
+        "layer_position", pair=view.pair.index, prompt=view.prompt, ordinal=module["ordinal"]
+    )
     if not along["neq"].any():
         st.caption(f"Equal at every compared position of prompt {view.prompt}.")
         return
     figure = charts.module_positions(along, view.position)
     key = "layers_module_chart"
-    picture = exports.picture_of(view, f"layers-{file_name(name)}", of_prompt=True)
-    plots.draw(figure, key, picture, partial(plots.select_position, key))
+    plots.draw(
+        figure,
+        key,
+        exports.picture_of(view, f"layers-{file_name(name)}", of_prompt=True),
+        partial(plots.select_position, key),
+    )
     st.caption(
         f"RMS difference by position of prompt {view.prompt}. Dotted: noise floor. Log axis:"
         " zeros are not drawn.",

@@ -84,8 +84,9 @@ def form() -> None:
                 line.append("--quick")
             if model.strip():
                 line.append(f"--model={model.strip()}")
-            about = f"Operations in {', '.join(dtypes)}, {scope} sizes"
-            store_changes.submit(line, title=about, device=queue)
+            store_changes.submit(
+                line, title=f"Operations in {', '.join(dtypes)}, {scope} sizes", device=queue
+            )
 
 
 def pick(cards: Sequence[RunCard]) -> str:

@@ -86,8 +86,11 @@ def _size(view: selection.View, place: DeltaGenerator) -> None:
         place.metric("RMS difference", in_row_ulps, help=widgets.meanings()["row ULP"])
         return
     about = size_of(view.pair, view.run.evidence(view.pair.index))
-    help_text = f"{about}; RMS in {view.dtype}: {in_row_ulps}"
-    place.metric("RMS / noise floor", multiple(view.pair.noise_ratio), help=help_text)
+    place.metric(
+        "RMS / noise floor",
+        multiple(view.pair.noise_ratio),
+        help=f"{about}; RMS in {view.dtype}: {in_row_ulps}",
+    )
 
 
 def more(view: selection.View) -> None:
@@ -138,8 +141,9 @@ def more(view: selection.View) -> None:
             column.metric(label, value, help=about)
         if limited:
             st.caption(limited)
-        arguments = (charts.ulp_histogram, histogram, view.dtype)
-        chart = plots.cached(view.run, (view.pair.index,), *arguments)
+        chart = plots.cached(
+            view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype
+        )
         plots.draw(chart, "ulp_histogram", exports.picture_of(view, "ulps"))
         what = opening(header.elements)
         st.caption(f"{what} by ULP distance ({view.dtype}), log counts.")

@@ -33,22 +33,35 @@ def chart(view: selection.View, *, is_rollout: bool) -> None:
     st.subheader(header.worded(f"Difference by position, {header.unit}"))
     # of a long run the table holds one prompt
     of = (view.pair.index, view.prompt if header.is_long else None)
-    read = partial(query.by_position, view.run, view.pair.index, view.table)
-    drawn = store_cache.remember(_KEY, view.run, of, read)
+    drawn = store_cache.remember(
+        _KEY, view.run, of, partial(query.by_position, view.run, view.pair.index, view.table)
+    )
     is_few = len(header.prompts) <= lanes.MOST_LANES
     most = lanes.MOST_LANES if is_few else lanes.FEW_LANES
     prompts = query.telling_prompts(drawn, view.prompt, most)
     checks = query.floor_checks(view.run, view.pair.index)
     words = ("|r|", "sequence") if is_rollout else ()
     floor_dtype = checks[-1].compute_dtype if checks else ""
-    arguments = (drawn, prompts, header.unit, floor_dtype, *words)
-    figure = plots.cached(view.run, (*of, *prompts), lanes.position_lanes, *arguments)
+    figure = plots.cached(
+        view.run,
+        (*of, *prompts),
+        lanes.position_lanes,
+        drawn,
+        prompts,
+        header.unit,
+        floor_dtype,
+        *words,
+    )
     # apart from the cached traces: a step then draws the line alone
     line = lanes.selected_in_lane(prompts, view.prompt, view.position)
     figure = figure._replace(shapes=(*figure.shapes, line))
-    picture = exports.picture_of(view, "by-position")
-    pick = partial(plots.select_place, _KEY)
-    plots.draw(figure, _KEY, picture, pick, of=str(prompts))
+    plots.draw(
+        figure,
+        _KEY,
+        exports.picture_of(view, "by-position"),
+        partial(plots.select_place, _KEY),
+        of=str(prompts),
+    )
     sentences = [f"{opening(header.quantity)}, log axis."]
     if drawn["floor_rms"].notna().any():
         sentences.append("Gray: the noise floor, with which the RMS difference is compared.")

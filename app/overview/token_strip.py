@@ -155,8 +155,9 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
         tokens = rl.tokens_of(view.run, view.prompt)
         return json.dumps(rollout_columns(tokens, colour))
 
-    of = (view.pair.index, view.prompt, colour)
-    columns_json = store_cache.remember("strip", view.run, of, to_json)
+    columns_json = store_cache.remember(
+        "strip", view.run, (view.pair.index, view.prompt, colour), to_json
+    )
     data = {
         "columns": plots.by_address(columns_json, "strip"),
         "stamp": selection.stamp(view),

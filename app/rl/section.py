@@ -68,9 +68,12 @@ def _chart(
     *quantity: str,
 ) -> None:
     """Draw a chart of a table, or of a quantity in it. stem: last part of the picture's name."""
-    chart = plots.cached(view.run, quantity, make, table, *quantity)
-    picture = exports.picture_of(view, stem)
-    plots.draw(chart, key=key, picture=picture, of="".join(quantity))
+    plots.draw(
+        plots.cached(view.run, quantity, make, table, *quantity),
+        key=key,
+        picture=exports.picture_of(view, stem),
+        of="".join(quantity),
+    )
 
 
 def draw(view: selection.View) -> None:
@@ -123,8 +126,12 @@ def _figures(view: selection.View) -> None:
     if source:
         about = f"As {framework} {source} computes them, thresholds at their defaults. "
     st.caption(f"{about}Intervals: bootstrap over sequences.")
-    name = exports.file_stem(view, f"mismatch-{framework}")
-    exports.download({"figures": pd.DataFrame(rows)}, name, "mismatch", "Download figures")
+    exports.download(
+        {"figures": pd.DataFrame(rows)},
+        exports.file_stem(view, f"mismatch-{framework}"),
+        "mismatch",
+        "Download figures",
+    )
 
 
 def _distribution(view: selection.View) -> None:
@@ -168,8 +175,14 @@ def _dependence(view: selection.View) -> None:
     columns = cycle(st.columns(len(drawn) if len(drawn) < 4 else 2))
     for name, place in zip(drawn, columns, strict=False):
         with place:
-            table = _table(view.run, f"by {name}")
-            _chart(view, f"mismatch_by_{name}", f"by-{name}", charts.by_value, table, name)
+            _chart(
+                view,
+                f"mismatch_by_{name}",
+                f"by-{name}",
+                charts.by_value,
+                _table(view.run, f"by {name}"),
+                name,
+            )
     st.caption(
         "Mean |r| with its standard error: by turn, rank and names, else in up to 16 groups of as"
         " many tokens.",
@@ -183,8 +196,12 @@ def _sequences(view: selection.View) -> None:
         share = f"{percent(row.kl_share)} of the KL" if pd.notna(row.kl_share) else "no KL"
         st.markdown(f"**Sequence {row.prompt}**{step}: {share} in {plural(row.tokens, 'token')}")
         # one sequence at a time: a run of rollouts may have a million
-        rows = view.run.positions_of(view.pair.index, row.prompt)
-        of = replace(view, prompt=row.prompt, position=row.position, table=rows)
+        of = replace(
+            view,
+            prompt=row.prompt,
+            position=row.position,
+            table=view.run.positions_of(view.pair.index, row.prompt),
+        )
         token_strip.token_strip(of, "largest difference", f"heavy_strip_{rank}")
     pick = partial(selection.select_row, table, "mismatch_sequences")
     columns = table.rename(columns={"prompt": "sequence"})

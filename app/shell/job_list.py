@@ -84,8 +84,13 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
                 if job.is_over:
                     label = "Dismiss"
                     act = store_changes.forget
-                key = f"{label.lower()}_{job.number}"
-                action.button(label, key=key, on_click=act, args=(job.number,), width="stretch")
+                action.button(
+                    label,
+                    key=f"{label.lower()}_{job.number}",
+                    on_click=act,
+                    args=(job.number,),
+                    width="stretch",
+                )
     finished = [job.number for job in items if job.is_over]
     if len(finished) > 1 and members.may_change():
         label = f"Dismiss all {len(finished)} finished"

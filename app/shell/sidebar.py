@@ -111,8 +111,7 @@ def page_links(view: selection.View | None) -> None:
         if page.name in absent:
             label += f" :small[· {absent[page.name]}]"
         script = widgets.PAGES / f"{page.name}.py"
-        query = address.of(view, page.name)
-        st.page_link(script, label=label, query_params=query)
+        st.page_link(script, label=label, query_params=address.of(view, page.name))
 
 
 def link_to(view: selection.View | None) -> None:

@@ -238,25 +238,19 @@ def to_markdown(text: str, *, bold: bool = False) -> str:
     # a backtick without a partner
     if len(parts) % 2 == 0:
         parts = [text.replace("`", "'")]
-    marked = []
+    marked = ""
     for place, part in enumerate(parts):
-        if place % 2 == 0:
-            marked.append(_marked_text(part, bold))
-        # no code of no characters: in markdown two backticks open a code instead
-        elif part:
-            marked.append(f"`{code(part)}`")
-    return "".join(marked)
-
-
-def _marked_text(part: str, bold: bool) -> str:
-    """Escaped text; bold between its outer blanks, for markdown takes no bold that begins with
-    one.
-    """
-    core = part.strip()
-    if not core or not bold:
-        return escape(part)
-    start = part.index(core)
-    return f"{part[:start]}**{escape(core)}**{part[start + len(core) :]}"
+        text = part.strip()
+        if place % 2 == 1:
+            # no code of no characters: in markdown two backticks open a code instead
+            marked += f"`{code(part)}`" if part else ""
+        elif text and bold:
+            # markdown takes no bold that begins with a blank
+            before, _, after = part.partition(text)
+            marked += f"{before}**{escape(text)}**{after}"
+        else:
+            marked += escape(part)
+    return marked
 
 
 def causes(view: selection.View) -> None:

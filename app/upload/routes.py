@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import anyio
 from anyio import to_thread
@@ -248,9 +249,11 @@ async def _outcome(request: Request, upload: Upload, wait: int) -> Response:
     body = _describe(request, upload, record)
     if record.state == FAILED:
         body = {"error": record.message, **body}
-    parts = ("runs", record.run_id) if record.state == DONE else ("uploads", upload.upload_id)
+    place = f"uploads/{quote(upload.upload_id, safe='')}"
+    if record.state == DONE:
+        place = f"runs/{quote(record.run_id, safe='')}"
     headers = {
-        "Location": responses.api_path(request, *parts),
+        "Location": f"{request.scope.get('root_path', '')}/api/{place}",
         "Upload-Offset": str(body["received"]),
     }
     return answer(body, _STATUS.get(record.state, 200), headers)

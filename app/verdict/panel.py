@@ -264,8 +264,7 @@ def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open
                 np.array(figures.own_rounding_rms, float),
                 next(iter(figures.modules_beyond), None),
             )
-            picture = exports.picture_of(view, f"modules-{row.side}")
-            plots.draw(chart, f"modules_{key}", picture)
+            plots.draw(chart, f"modules_{key}", exports.picture_of(view, f"modules-{row.side}"))
             st.caption(
                 "RMS error vs. float64 on the same input: of each module of the side, and of the"
                 " model in float32.",
@@ -303,8 +302,9 @@ def report(view: selection.View) -> None:
     if folded.open:
         with folded:
             # written when it is opened: it has the tables of the whole pair
-            text = issue_text(view.run, [view.pair], address.absolute(view))
-            widgets.code_block(text, wraps=True)
+            widgets.code_block(
+                issue_text(view.run, [view.pair], address.absolute(view)), wraps=True
+            )
             st.download_button(
                 "Picture (PNG)",
                 partial(png_file, view.run, view.pair),

@@ -70,8 +70,7 @@ def _tool(function: Callable[..., Report]) -> Callable[..., Report]:
         except (UlpscopeError, OSError) as error:
             raise ToolError(legible(str(error))) from None
 
-    hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-    server.add_tool(answer, annotations=hints)
+    server.add_tool(answer, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))
     return answer
 
 

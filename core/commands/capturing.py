@@ -91,8 +91,15 @@ def judge(
     """
     use_engines(engine)
     run_id, failures = capture_to_store(request, "bar", store)
-    code = tell_verdicts(open_store(store), run_id, as_json_)
-    tell_end(run_id, failures, "bar", as_json_, store, is_verdict_printed=True, code=code)
+    tell_end(
+        run_id,
+        failures,
+        "bar",
+        as_json_,
+        store,
+        is_verdict_printed=True,
+        code=tell_verdicts(open_store(store), run_id, as_json_),
+    )
 
 
 def perform(progress: options.Progress = "json", store: options.Store = None) -> None:

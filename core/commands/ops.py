@@ -101,8 +101,15 @@ def ops(
         rows = list(probe_all(plan, say))
         chip = name_of_device(used)
         title = name or f"operations on {chip}"
-        about = (dtypes, typed_command(), model or "")
-        header = OpsHeader(title, str(used), chip, *about, versions=machine_settings(used))
+        header = OpsHeader(
+            title,
+            str(used),
+            chip,
+            dtypes,
+            typed_command(),
+            model or "",
+            versions=machine_settings(used),
+        )
         run_id = write_ops_run(target, header, rows)
     if progress == "json":
         print_line(stage="done", run_id=run_id)

@@ -56,11 +56,7 @@ def push(
     options_given = {key: value for key, value in about.items() if value}
     request = PushRequest(path, name or title, url, _token(token_file), options=options_given)
     with stoppable(), steps() as say:
-        done = push_file(
-            request,
-            say,
-            lambda sentence: print_text(sentence, err),
-        )
+        done = push_file(request, say, lambda sentence: print_text(sentence, err))
     if as_json_:
         print_json(asdict(done))
     else:
@@ -70,17 +66,13 @@ def push(
 def _source(source: str, store: str | Path | None) -> tuple[Path, str]:
     """Return the file to send and its title."""
     path = Path(source)
-    is_file = path.is_file()
-    # else a file that is missing would be looked for as the id of a run
-    if not is_file and (
-        path.suffix in (".npz", ".npy", ".safetensors", ".duckdb") or os.sep in source
-    ):
-        raise UsageError(f"{source}: no such file.")
-    path = path if is_file else open_store(store).path_of(source)
-    if is_run_file(path):
-        card = read_runs([path])[path]
-        return path, card.name if isinstance(card, RunCard) else path.stem
-    return path, path.stem
+    if not path.is_file():
+        # else a file that is missing would be looked for as the id of a run
+        if path.suffix in (".npz", ".npy", ".safetensors", ".duckdb") or os.sep in source:
+            raise UsageError(f"{source}: no such file.")
+        path = open_store(store).path_of(source)
+    card = read_runs([path])[path] if is_run_file(path) else None
+    return path, card.name if isinstance(card, RunCard) else path.stem
 
 
 def _token(path: Path | None) -> str:

@@ -38,8 +38,12 @@ def print_mismatch(mismatch: dict[str, Any]) -> None:
     out.print(table_of(columns, rows, title=title))
     if len(mismatch["by_step"]) > 1:
         steps = [row | {"mean_ratio": row["ratio"]} for row in mismatch["by_step"]]
-        keys = ("step", "tokens", "mean_abs", "k3", "mean_ratio", "max_abs")
-        print_records(steps, "by step", keys=keys, most=_MOST_STEPS)
+        print_records(
+            steps,
+            "by step",
+            keys=("step", "tokens", "mean_abs", "k3", "mean_ratio", "max_abs"),
+            most=_MOST_STEPS,
+        )
     print_text(sentence(mismatch))
     for bar in mismatch["bars"]:
         if bar["tokens"]:

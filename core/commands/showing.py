@@ -122,12 +122,21 @@ def show(
     with RunReader(path) as run:
         pairs = of_variant(run.pairs, variant)
         if markdown:
-            place = {"run": run.run_id} | ({} if variant is None else {"variant": variant})
-            sys.stdout.write(
-                issue_text(run, pairs, report_address(place, configuration().hosting.public_url)),
-            )
+            query = {"run": run.run_id}
+            if variant is not None:
+                query["variant"] = variant
+            address = report_address(query, configuration().hosting.public_url)
+            sys.stdout.write(issue_text(run, pairs, address))
         elif link:
-            print_text(_address_of(run, pairs[0]))
+            pair = pairs[0]
+            # figures of a long run are not read all at once
+            read = run.largest if run.header.is_long else run.positions
+            prompt, position = telling_place(read(pair.index))
+            query = {"run": run.run_id, "variant": pair.variant}
+            if run.header.has_several_prompts:
+                query["prompt"] = str(prompt)
+            query["position"] = str(position)
+            print_text(report_address(query, configuration().hosting.public_url))
         elif layers and as_json_:
             print_json(layers_report(run, pairs))
         elif layers:
@@ -147,11 +156,14 @@ def show(
             sides = (
                 (s.name, s.source_dtype, s.bit_class, s.sha256_dtype, s.sha256) for s in run.sides
             )
-            out.print(
-                table_of(("name", "saved as", "class", "dtype", "sha256"), sides, title="sides"),
-            )
+            names = ("name", "saved as", "class", "dtype", "sha256")
+            out.print(table_of(names, sides, title="sides"))
             _print_caches(run)
-            _print_choices(run)
+            for index in sorted(run.pairs_with_choices):
+                table = choices.by_module(run, index)
+                if table["differing"].any():
+                    text = choices.sentence(run, index, table).replace("**", "").replace("`", "'")
+                    print_text(f"{run.pairs[index].variant}: {text}")
             print_continuations(run)
 
 
@@ -166,17 +178,6 @@ def report_of(
     return report | {"mismatch": mismatch} if mismatch else report
 
 
-def _address_of(run: RunReader, pair: StoredPair) -> str:
-    """Return the address at which a dashboard shows a pair's most telling position."""
-    prompt, position = telling_place(
-        # figures of a long run are not read all at once
-        (run.largest if run.header.is_long else run.positions)(pair.index),
-    )
-    place = {"prompt": str(prompt)} if run.header.has_several_prompts else {}
-    query = {"run": run.run_id, "variant": pair.variant, **place, "position": str(position)}
-    return report_address(query, configuration().hosting.public_url)
-
-
 def _print_caches(run: RunReader) -> None:
     """Print the caches of each pair that has any, keys and values separately."""
     rows: list[Record] = []
@@ -188,15 +189,6 @@ def _print_caches(run: RunReader) -> None:
     first = ("first_prompt", "first_layer", "first_head", "first_position")
     title = f"KV caches vs {run.pairs[0].reference}, row ULPs of {run.header.compute_dtype}"
     print_records(rows, title, keys=(*keys, *first))
-
-
-def _print_choices(run: RunReader) -> None:
-    """Print a line for each pair of which choices differ."""
-    for pair in sorted(run.pairs_with_choices):
-        table = choices.by_module(run, pair)
-        if table["differing"].any():
-            text = choices.sentence(run, pair, table).replace("**", "").replace("`", "'")
-            print_text(f"{run.pairs[pair].variant}: {text}")
 
 
 def print_continuations(run: RunReader) -> None:
@@ -250,15 +242,6 @@ def layers_report(run: RunReader, pairs: Sequence[StoredPair]) -> Record:
     return {"run_id": run.run_id, "pairs": modules}
 
 
-def _in_short(rows: list[Record], named: Sequence[str], most: int) -> list[Record]:
-    """Return the named modules, and at most so many blocks, evenly spaced, up to the logits."""
-    # the stream after a block is the block's output
-    blocks = [row["module"] for row in rows if row["kind"] in (RESIDUAL, HEAD)]
-    step = -(-len(blocks) // most) or 1
-    shown = {*named, *blocks[::-1][::step]}
-    return [row for row in rows if row["module"] in shown]
-
-
 def _print_layers(
     run: RunReader,
     pairs: Sequence[StoredPair],
@@ -286,17 +269,21 @@ def _print_layers(
         print_text(line.replace("`", "'"))
         rows = figures["by_module"]
         if not everything:
-            named = [] if blocks else [each.module for each in (first, largest) if each is not None]
-            rows = _in_short(rows, named, len(rows) if blocks else _SHORT_ROWS)
+            # the stream after a block is the block's output
+            shown = [row["module"] for row in rows if row["kind"] in (RESIDUAL, HEAD)]
+            if not blocks:
+                # few of them, evenly spaced, up to the logits
+                step = -(-len(shown) // _SHORT_ROWS) or 1
+                shown = shown[::-1][::step]
+                shown += [each.module for each in (first, largest) if each is not None]
+            rows = [row for row in rows if row["module"] in shown]
         rows = [row | {"kind": kind_word(row["kind"])} for row in rows]
         at = f"{figures['positions']:,} of {plural(run.header.rows, 'position')}"
         keys = _LAYER_KEYS if everything else _SHORT_LAYER_KEYS
-        place = (
-            ("first_prompt", "first_position")
-            if run.header.has_several_prompts
-            else ("first_position",)
-        )
-        print_records(rows, f"{pair.variant} vs {pair.reference}, {at}", keys=(*keys, *place))
+        if run.header.has_several_prompts:
+            keys = (*keys, "first_prompt")
+        title = f"{pair.variant} vs {pair.reference}, {at}"
+        print_records(rows, title, keys=(*keys, "first_position"))
         if len(rows) < len(table):
             print_text(f"{len(rows)} of {plural(len(table), 'module')}; --all shows the others.")
 
@@ -403,11 +390,10 @@ def _show_mitigations(run: RunReader, pairs: Sequence[StoredPair], as_json_: boo
         return
     for pair, rows in mitigations:
         measured = [asdict(row) for row in rows if not row.refusal]
-        keys = (*_MITIGATION_KEYS, "reference_share", "variant_share")
         print_records(
             measured,
             f"{pair.reference} vs {pair.variant}; share: throughput relative to the baseline",
-            keys=keys,
+            keys=(*_MITIGATION_KEYS, "reference_share", "variant_share"),
         )
         for row in rows:
             if row.refusal:

@@ -279,8 +279,12 @@ def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
     ]
     if count_changed := sum(bool(change.what) for change in changes):
         counts.append(f"{count_changed:,} changed")
-    keys = (*axes, "state", "verdict", "noise_ratio", "flips", "neq_share", "says")
-    print_records(rows, f"{plan.name}: {', '.join(counts)}", keys=keys, most=_MOST_SHOWN)
+    print_records(
+        rows,
+        f"{plan.name}: {', '.join(counts)}",
+        keys=(*axes, "state", "verdict", "noise_ratio", "flips", "neq_share", "says"),
+        most=_MOST_SHOWN,
+    )
 
 
 # the model of the last cell is kept for the next one
@@ -307,14 +311,12 @@ def outcome_of(store: Store, cell: Cell, say: Progress = no_progress) -> CellOut
         from ..inference.capture.capture import environment_of
 
         # without weights: for a cell that has its run none are loaded
-        environment = environment_of(plan_of(cell.request, weights=False))
-        run_id = run_id_of(cell.digest, environment)
+        run_id = run_id_of(cell.digest, environment_of(plan_of(cell.request, weights=False)))
         is_there = store.has(run_id)
         if not is_there and cell.digest in ledger.running():
             return CellOutcome(cell, RUNNING, says="another process computes it.")
         if not is_there:
-            plan = plan_of(cell.request, loaded=_model_of(cell, say))
-            run_plan(plan, store, say, run_id)
+            run_plan(plan_of(cell.request, loaded=_model_of(cell, say)), store, say, run_id)
         if is_there:
             return CellOutcome(cell, DONE, run_id, was_there=True)
         # here, so that the run is not fetched for it

@@ -159,8 +159,12 @@ def print_flips(pair: PairReport, texts: Mapping[int, str], has_prompts: bool) -
     """Print the flips of a pair, if it has any."""
     flips = [row | with_texts(row, texts) for row in pair.rows if row["is_flip"]]
     keys = ("position", *TOKENS, "reference_margin_ulps", "variant_margin_ulps", "max_abs")
-    title = f"flips of {pair.variant}: {len(flips):,}"
-    print_records(flips, title, keys=("prompt", *keys) if has_prompts else keys, most=_MOST_FLIPS)
+    print_records(
+        flips,
+        f"flips of {pair.variant}: {len(flips):,}",
+        keys=("prompt", *keys) if has_prompts else keys,
+        most=_MOST_FLIPS,
+    )
 
 
 def with_texts(row: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, str]:

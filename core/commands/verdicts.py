@@ -155,13 +155,14 @@ def verdict(
                 with_model=bool(model),
                 on_progress=say,
             )
-            names = [
-                f"{what} {' and '.join(path.name for path in paths)}"
-                for what, paths in dumps.items()
-                if paths
-            ]
-            names += [f"model {model}"] if model else []
-            names += ["a mixture of experts"] if mixture_of_experts else []
+            names = []
+            for what, paths in dumps.items():
+                if paths:
+                    names.append(f"{what} {' and '.join(path.name for path in paths)}")
+            if model:
+                names.append(f"model {model}")
+            if mixture_of_experts:
+                names.append("a mixture of experts")
             new_id = judge_stored(
                 target,
                 run,
@@ -245,7 +246,14 @@ def tell_verdicts(store: Store, run_id: str, as_json_: bool) -> int:
         if as_json_:
             print_json({"run_id": run.run_id, "pairs": verdicts_as_json(run)})
         else:
-            print_verdicts(run)
+            for pair, causes in _with_causes(run):
+                answer = answer_of(run, pair)
+                print_answer(answer, f"{pair.variant} vs {pair.reference}")
+                for cause in causes or ():
+                    # the sentence of the verdict may name the cause already
+                    if cause.says not in answer.sentence:
+                        print_text(f"{cause.name}: {cause.text}")
+                print_checks(answer)
         return exit_code(pair.verdict for pair in run.pairs)
 
 
@@ -265,18 +273,6 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
         }
         for pair, causes in _with_causes(run)
     ]
-
-
-def print_verdicts(run: RunReader) -> None:
-    """Print the verdict, common causes and checks of every pair."""
-    for pair, causes in _with_causes(run):
-        answer = answer_of(run, pair)
-        print_answer(answer, f"{pair.variant} vs {pair.reference}")
-        for cause in causes or ():
-            # the sentence of the verdict may name the cause already
-            if cause.says not in answer.sentence:
-                print_text(f"{cause.name}: {cause.text}")
-        print_checks(answer)
 
 
 def _with_causes(run: RunReader) -> Iterator[tuple[StoredPair, Sequence[Cause] | None]]:

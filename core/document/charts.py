@@ -154,21 +154,28 @@ def line(xs: Sequence[float], ys: Sequence[float], kind: str) -> Markup:
 
 def bar(x: float, width: float, y: float, kind: str, title: str) -> Markup:
     """Return a bar from the bottom up to `y`; all in percent."""
-    place = {
-        "x": f"{x:.2f}%",
-        "width": f"{width:.2f}%",
-        "y": f"{100 - y:.2f}%",
-        "height": f"{y:.2f}%",
-    }
-    return element("rect", element("title", title), **place, class_=kind)
+    return element(
+        "rect",
+        element("title", title),
+        x=f"{x:.2f}%",
+        width=f"{width:.2f}%",
+        y=f"{100 - y:.2f}%",
+        height=f"{y:.2f}%",
+        class_=kind,
+    )
 
 
 def band(y0: float, y1: float, title: str) -> Markup:
     """Return a row of a picture that shows its title under the pointer; in percent."""
-    top = f"{100 - max(y0, y1):.2f}%"
-    height = f"{abs(y1 - y0):.2f}%"
-    place = {"x": "0%", "width": "100%", "y": top, "height": height}
-    return element("rect", element("title", title), **place, class_="band")
+    return element(
+        "rect",
+        element("title", title),
+        x="0%",
+        width="100%",
+        y=f"{100 - max(y0, y1):.2f}%",
+        height=f"{abs(y1 - y0):.2f}%",
+        class_="band",
+    )
 
 
 def picture(levels: NDArray[np.uint8]) -> Markup:
@@ -176,13 +183,14 @@ def picture(levels: NDArray[np.uint8]) -> Markup:
     output = io.BytesIO()
     colored(levels).save(output, "PNG", optimize=True)
     content = base64.b64encode(output.getvalue()).decode()
-    size = {
-        "width": "100%",
-        "height": "100%",
-        "preserveAspectRatio": "none",
-        "image_rendering": "pixelated",
-    }
-    return element("image", href=Markup(f"data:image/png;base64,{content}"), **size)
+    return element(
+        "image",
+        href=Markup(f"data:image/png;base64,{content}"),
+        width="100%",
+        height="100%",
+        preserveAspectRatio="none",
+        image_rendering="pixelated",
+    )
 
 
 def colored(levels: NDArray[np.uint8]) -> Image.Image:

@@ -155,8 +155,10 @@ def _checks(answer: Answer) -> Markup:
         outcome = element("span", row.outcome, class_=row.outcome.replace(" ", "-"))
         result = join(prose(row.says), element("small", prose(row.control)))
         rows.append((outcome, title, result))
-    checks = table(("outcome", "check", "result"), rows, "Checks", class_="box stack")
-    return join(checks, element("p", answer.not_run_line))
+    return join(
+        table(("outcome", "check", "result"), rows, "Checks", class_="box stack"),
+        element("p", answer.not_run_line),
+    )
 
 
 def _rollouts(run: RunReader) -> Markup:
@@ -337,8 +339,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
         if not header.has_tokens:
             titles = {name: text for name, text in titles.items() if name not in _OF_TOKENS}
         folded = fold(title, listing(pd.concat(tables), titles, title))
-    scale = element("p", join(*legend, between=" "), class_="legend")
-    return join(note, strips, scale, folded)
+    return join(note, strips, element("p", join(*legend, between=" "), class_="legend"), folded)
 
 
 def _prompt(run: RunReader, number_of: int) -> Prompt:

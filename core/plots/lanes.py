@@ -104,8 +104,7 @@ def position_lanes(
     )
     above = 6 if is_single else _GAP
     style.layout(figure, height + 66 + above, "position", **style.NEAREST_CLICK)
-    legend = {"y": 1 + above / height}
-    return figure.update_layout(legend=legend, margin={"t": 28 + above})
+    return figure.update_layout(legend={"y": 1 + above / height}, margin={"t": 28 + above})
 
 
 def _y_axis(lane: int) -> str:

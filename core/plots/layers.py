@@ -201,8 +201,7 @@ def position_map(
         ticktext=[inert(ticks[rows[place]]) for place in label_rows],
         tickfont={"size": 10},
     )
-    height = _map_height(len(rows))
-    layout(figure, height, "position", showlegend=False, **NEAREST_CLICK)
+    layout(figure, _map_height(len(rows)), "position", showlegend=False, **NEAREST_CLICK)
     return figure.update_layout(_BELOW_MARK)
 
 
@@ -277,8 +276,14 @@ def module_growth(modules: DataFrame) -> go.Figure:
             layer="below",
         )
     if first > len(modules) / 12:
-        middle = {"x": (first - 1) / 2, "y": 0.5, "yref": "paper"}
-        figure.add_annotation(**middle, text="equal", showarrow=False, font={"color": QUIET})
+        figure.add_annotation(
+            x=(first - 1) / 2,
+            y=0.5,
+            yref="paper",
+            text="equal",
+            showarrow=False,
+            font={"color": QUIET},
+        )
     streams = np.flatnonzero(modules["kind"] == RESIDUAL)
     add_floor(figure, streams, floor[streams])
     every = np.concatenate([pair, floor])
@@ -334,8 +339,14 @@ def module_growth(modules: DataFrame) -> go.Figure:
         range=[-0.5, len(modules) - 0.5],
         showgrid=False,
     )
-    titles = ("module in execution order, a layer at its end", _OUTPUT_UNITS)
-    layout(figure, 220, *titles, every, **NEAREST_CLICK)
+    layout(
+        figure,
+        220,
+        "module in execution order, a layer at its end",
+        _OUTPUT_UNITS,
+        every,
+        **NEAREST_CLICK,
+    )
     # half of the last name needs room on the right
     return figure.update_layout(margin={"r": 30})
 

@@ -101,13 +101,17 @@ def near_tie_scatter(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> go.F
         figure.add_annotation(xref="paper", x=0, y=np.log10(y_zero), text="tie: margin 0", **text)
     if x_zero is not None:
         figure.add_vrect(x0=ends[0][0], x1=left, **band)
-        place = {"x": np.log10(ends[0][0]), "yref": "paper", "y": 0.94}
-        figure.add_annotation(**place, text="no difference", **text)
-    titles = (
+        figure.add_annotation(
+            x=np.log10(ends[0][0]), yref="paper", y=0.94, text="no difference", **text
+        )
+    layout(
+        figure,
+        460,
         "largest difference at the position, logits",
         "smaller margin of the two sides, logits",
+        y,
+        **NEAREST_CLICK,
     )
-    layout(figure, 460, *titles, y, **NEAREST_CLICK)
     figure.update_xaxes(range=np.log10(ends[0]), **log_axis(x))
     figure.update_yaxes(range=np.log10(ends[1]))
     # Room above the legend for the buttons of the figure, which would lie on it.

@@ -38,8 +38,7 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
         figure = near_tie_scatter(run.positions(pair), texts)
     elif name == "positions":
         lines = [(each.variant, run.positions(each.index)) for each in run.pairs]
-        title = f"largest difference, {header.unit}"
-        figure = runs_by_position(lines, prompt, "max_abs", title)
+        figure = runs_by_position(lines, prompt, "max_abs", f"largest difference, {header.unit}")
     elif name == "ulps" and (histogram := run.histogram(pair)):
         figure = ulp_histogram(histogram, header.compute_dtype)
     elif name == "modules" and len(table := modules(run, pair)):
@@ -47,8 +46,9 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
     elif name == "choices" and pair in run.pairs_with_choices:
         cells = choices.cells(run, pair, prompt)
         names = choices.short_names(choices.by_module(run, pair))
-        first = choices.first_flips(run, pair).get(prompt, 0)
-        figure = position_map(cells, names, names, "state", first)
+        figure = position_map(
+            cells, names, names, "state", choices.first_flips(run, pair).get(prompt, 0)
+        )
     elif name == "noise floor":
         figure = _noise_floor(run, pair, prompt)
     elif name in _OF_ROLLOUTS and run.has_rollouts:
@@ -75,6 +75,9 @@ def _noise_floor(run: RunReader, pair: int, prompt: int) -> go.Figure | None:
         return None
     table = run.positions_of(pair, prompt)
     limit = checks[-1].position_ratio_allowed or None
-    flips = table.loc[table["is_flip"], "position"].to_numpy(int)
-    of_prompt = floors[floors["prompt"] == prompt]
-    return floor_ratio(of_prompt, limit, checks[-1].compute_dtype, flips)
+    return floor_ratio(
+        floors[floors["prompt"] == prompt],
+        limit,
+        checks[-1].compute_dtype,
+        table.loc[table["is_flip"], "position"].to_numpy(int),
+    )

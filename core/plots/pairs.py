@@ -81,13 +81,14 @@ def runs_by_position(
         at = table["position"].to_numpy(int)
         values = style.gaps_at_zero(table[by].to_numpy(float))
         hover = f"position %{{x}}: {written}<extra>{style.inert(name)}</extra>"
-        of_run = {"name": style.inert(name), "legendgroup": str(place), "hovertemplate": hover}
         figure.add_scatter(
             x=at,
             y=values,
             mode="lines",
             line={"color": color, "width": 1.6},
-            **of_run,
+            name=style.inert(name),
+            legendgroup=str(place),
+            hovertemplate=hover,
         )
         style.add_lone(figure, at, values, color, 4)
         is_marked = table["is_flip"].to_numpy(bool) & ~np.isnan(values)
@@ -147,19 +148,23 @@ def over_modules(
     if first in names:
         place = names.index(first)
         side_of_line = "right" if place < len(names) / 2 else "left"
-        text = {"text": labels[place], "font": {"color": style.MISMATCH}}
         figure.add_vline(
             x=place,
             line=_DASHED,
-            annotation=text,
+            annotation={"text": labels[place], "font": {"color": style.MISMATCH}},
             annotation_position=f"top {side_of_line}",
         )
     endings = [name.rpartition(".")[2] for name in names]
     blocks = [place for place, ending in enumerate(endings) if ending.isdigit()]
     blocks = style.every_few(blocks, 12)
     figure.update_xaxes(tickvals=blocks, ticktext=[endings[place] for place in blocks])
-    title = "module in execution order (tick: end of a layer)"
-    return style.layout(figure, 320, title, "RMS error vs. float64", every)
+    return style.layout(
+        figure,
+        320,
+        "module in execution order (tick: end of a layer)",
+        "RMS error vs. float64",
+        every,
+    )
 
 
 def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
@@ -183,5 +188,6 @@ def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
     figure.update_xaxes(type="category")
     most = float(np.log10(max(*counts, 10)))
     figure.update_yaxes(range=[np.log10(0.5), most + 0.05 * (most + 0.3)])
-    title = f"distance, ULPs of {dtype}"
-    return style.layout(figure, 300, title, "elements", np.array([1, *counts]))
+    return style.layout(
+        figure, 300, f"distance, ULPs of {dtype}", "elements", np.array([1, *counts])
+    )

@@ -26,8 +26,14 @@ def ratios(table: DataFrame) -> go.Figure:
     bins = np.arange(first, last + 1) / 16
     share = table.set_index("r")["kl"] / max(float(table["kl"].sum()), 1e-300)
     share = share.reindex(bins, fill_value=0.0)
-    line = {"color": VARIANT, "width": 2, "shape": "hvh"}
-    figure.add_scatter(x=bins, y=share, mode="lines", name="share of the KL", yaxis="y2", line=line)
+    figure.add_scatter(
+        x=bins,
+        y=share,
+        mode="lines",
+        name="share of the KL",
+        yaxis="y2",
+        line={"color": VARIANT, "width": 2, "shape": "hvh"},
+    )
     span = max(1.0, float(table["r"].abs().max()) + 0.1)
     for name, ratio in (("TIS", TIS), ("IcePop", ICEPOP[0]), ("IcePop", ICEPOP[1])):
         if abs(np.log(ratio)) < span:
@@ -47,9 +53,15 @@ def ratios(table: DataFrame) -> go.Figure:
         "rangemode": "tozero",
         "tickformat": ".0%",
     }
-    title = "r = trainer - rollout, nats (8 and beyond: last bins)"
-    tokens = table["tokens"].to_numpy(float)
-    return layout(figure, 360, title, "tokens", tokens, yaxis2=right, bargap=0)
+    return layout(
+        figure,
+        360,
+        "r = trainer - rollout, nats (8 and beyond: last bins)",
+        "tokens",
+        table["tokens"].to_numpy(float),
+        yaxis2=right,
+        bargap=0,
+    )
 
 
 def by_value(table: DataFrame, quantity: str) -> go.Figure:
@@ -86,8 +98,12 @@ def steps(table: DataFrame) -> go.Figure:
     if bar is not None:
         about = f"usual k3: {bar.span} ({bar.framework})"
         # of a log axis an annotation's place is the logarithm
-        place = {"annotation_text": about, "annotation_y": np.log10(bar.high)}
-        figure.add_hline(y=bar.high, line={"color": QUIET, "dash": "dash"}, **place)
+        figure.add_hline(
+            y=bar.high,
+            line={"color": QUIET, "dash": "dash"},
+            annotation_text=about,
+            annotation_y=np.log10(bar.high),
+        )
         values = np.append(values, bar.high)
     figure.update_xaxes(tickformat="d")
     return layout(figure, 300, "step", "nats", values)

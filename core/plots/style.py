@@ -31,12 +31,14 @@ def layout(
     **options: object,
 ) -> go.Figure:
     """Lay a figure out. x, y: titles of its axes; log: values of a logarithmic y axis."""
+    scale = {} if log is None else log_axis(log)
+    # before a second axis comes by the options, which has its own title and scale
+    figure.update_yaxes(title_text=y, **scale)
     figure.update_layout(height=height, **LAYOUT, **options)
     # separators up to a million; from there on, powers of ten at every tick
     form = {"separatethousands": True, "exponentformat": "power", "minexponent": 5}
-    scale = {} if log is None else log_axis(log)
     figure.update_xaxes(title_text=x, automargin=True, **form)
-    figure.update_yaxes(title_text=y, automargin=True, **form, **scale)
+    figure.update_yaxes(automargin=True, **form)
     return figure
 
 
@@ -85,12 +87,11 @@ def add_lone(figure: go.Figure, x: Array, y: Array, colour: str, size: int = 6) 
     """
     mask = is_lone(y)
     if mask.any():
-        marker = {"color": colour, "size": size}
         figure.add_scatter(
             x=x[mask],
             y=y[mask],
             mode="markers",
-            marker=marker,
+            marker={"color": colour, "size": size},
             name="alone",
             showlegend=False,
             hoverinfo="skip",
@@ -106,12 +107,11 @@ def add_floor(
 ) -> None:
     """Draw a noise floor as a dotted line; gaps if it is 0, nothing if none was measured."""
     if not np.isnan(floor).all():
-        line = {"color": QUIET, "width": 1.6, "dash": "dot"}
         figure.add_scatter(
             x=x,
             y=gaps_at_zero(floor),
             mode="lines",
-            line=line,
+            line={"color": QUIET, "width": 1.6, "dash": "dot"},
             name=name,
             hoverinfo="skip",
             **more,
