@@ -113,12 +113,7 @@ def drawing(x: Axis, y: Axis, marks: Iterable[Markup], /, **attributes: object) 
         grid.append(
             element("text", text, x="0%", dx="-0.5em", y=place, dy="0.35em", text_anchor="end"),
         )
-    return element(
-        "svg",
-        *grid,
-        *marks,
-        **attributes,
-    )
+    return element("svg", *grid, *marks, **attributes)
 
 
 def dot(x: float, y: float, kind: str, title: str, radius: float = 3.5) -> Markup:

@@ -116,17 +116,7 @@ def _of_lists(run: RunReader, figures: DataFrame) -> tuple[Cells, str, Axis, Axi
     bits = np.where(figures["nonfinite_mismatch"], _MISMATCH, bits)
     rows, columns = ((places - start) // by).T
     np.maximum.at(cells, (rows, columns), bits)
-    x = Axis(
-        "position",
-        start[1],
-        end[1],
-        step=1,
-    )
-    y = Axis(
-        "prompt",
-        end[0],
-        start[0],
-        step=1,
-    )
+    x = Axis("position", start[1], end[1], step=1)
+    y = Axis("prompt", end[0], start[0], step=1)
     size = f"{plural(by[0], 'prompt')} x {plural(by[1], 'position')}"
     return cells, run.header.unit, x, y, size

@@ -1,6 +1,6 @@
 """Sections of a pair: what the pages show of it, as text, tables and charts."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -42,20 +42,31 @@ _TOP = 3  # tokens of a side at a flip
 _LONGEST_TOKEN = 60  # characters
 # HTML elements that show the marks even without styles
 _MARKS = {"flip": "b", "mismatch": "s"}
-_BY_POSITION = {
-    "prompt": "prompt",
-    "position": "position",
-    "token": "token",
-    "state": "state",
+_OF_TOKENS = ("reference", "reference_margin", "variant", "variant_margin")
+# of columns whose names are none
+_TITLES = {
     "reference": "reference's argmax",
     "reference_margin": "reference's margin",
     "variant": "variant's argmax",
     "variant_margin": "variant's margin",
     "max_abs": "largest difference",
-    "max_row_ulps": "row ULPs",
     "kl": "KL, nats",
+    "neq_share": "share that differs",
+    "rms": "RMS difference",
+    "floor_rms": "noise floor, RMS",
+    "ratio": "RMS / noise floor",
+    "max_row_ulps": "max row ULPs",
+    "agreement_share": "agreement",
+    "near_ties": "differ at near ties",
+    "beyond": "differ beyond",
+    "smallest_margin_row_ulps": "smallest margin, row ULPs",
+    "largest_flip_row_ulps": "largest margin of one that differs",
+    "neq": "elements that differ",
+    "name": "kernel",
+    "only": "only in",
+    "reference_launches": "reference's launches",
+    "variant_launches": "variant's launches",
 }
-_OF_TOKENS = ("reference", "reference_margin", "variant", "variant_margin")
 
 
 def sections(
@@ -72,6 +83,7 @@ def sections(
     import pandas as pd
 
     is_rollout = run.has_rollouts
+    head = {} if is_rollout else headline(run, pair)
     if is_rollout:
         worst = [row["prompt"] for row in rl.summary(run, "heaviest")[:_MOST_STRIPS]]
         each = [run.positions_of(pair.index, prompt) for prompt in worst]
@@ -81,7 +93,6 @@ def sections(
         figures = run.positions_of(pair.index, int(largest))
     else:
         figures = run.positions(pair.index)
-    head = {} if is_rollout else headline(run, pair)
     yield "", join(_verdict(answer), facts(head))
     if answer.checks:
         yield "Checks", _checks(answer)
@@ -130,23 +141,13 @@ def _verdict(answer: Answer) -> Markup:
         kind = "bad"
     elif answer.name in (IDENTICAL, ROUNDING):
         kind = "good"
-    parts = [
-        element(
-            "p",
-            element("strong", answer.name),
-            " ",
-            prose(opening(answer.sentence)),
-        )
-    ]
+    says = prose(opening(answer.sentence))
+    parts = [element("p", element("strong", answer.name), " ", says)]
     if answer.facts:
         parts.append(facts(answer.facts))
     if answer.next_command:
         parts.append(element("p", "Next: ", element("code", answer.next_command)))
-    return element(
-        "div",
-        *parts,
-        class_=f"answer {kind}",
-    )
+    return element("div", *parts, class_=f"answer {kind}")
 
 
 def _checks(answer: Answer) -> Markup:
@@ -166,14 +167,8 @@ def _rollouts(run: RunReader) -> Markup:
 
     figures = pd.DataFrame(rl.figures_of(run))
     bins = pd.DataFrame(rl.summary(run, "histogram"))
-    titles = {
-        "name": "figure",
-        "value": "value",
-        "low": "95 % interval, from",
-        "high": "to",
-        "usual": "usual",
-        "definition": "definition",
-    }
+    titles = {"name": "figure", "low": "95 % interval, from", "high": "to"}
+    shown = ("name", "value", "low", "high", "usual", "definition")
     span = max(1.0, float(bins["r"].abs().max()) + 0.1)
     x = Axis("r = trainer - rollout, nats (8 and beyond: last bins)", -span, span)
     y = Axis("tokens, log scale", 0.5, 2.0 * float(bins["tokens"].max()), is_log=True)
@@ -182,28 +177,13 @@ def _rollouts(run: RunReader) -> Markup:
     marks = []
     for r, count, kl in zip(bins["r"], bins["tokens"], share, strict=True):
         title = f"r = {r:g}: {count:,} tokens, {percent(kl)} of the KL"
-        marks.append(
-            bar(
-                x.at(r) - half,
-                2 * half,
-                y.at(count),
-                "reference",
-                title,
-            )
-        )
+        marks.append(bar(x.at(r) - half, 2 * half, y.at(count), "reference", title))
     for limit in np.log((TIS, *ICEPOP)):
         if abs(limit) < span:
-            place = x.at(limit)
-            marks.append(
-                line(
-                    (place, place),
-                    (0, 100),
-                    "limit",
-                )
-            )
+            marks.append(line([x.at(limit)] * 2, (0, 100), "limit"))
     return join(
         element("p", rl.sentence(rl.mismatch_json(run))),
-        listing(figures, titles, "Trainer vs. rollout"),
+        listing(figures, shown, "Trainer vs. rollout", titles),
         chart(
             "Tokens by r",
             x,
@@ -235,10 +215,15 @@ def _visible(token: str) -> str:
     return clip(visible(token) or "∅", _LONGEST_TOKEN)
 
 
-def listing(figures: DataFrame, titles: Mapping[str, str], label: str) -> Markup:
-    """Return a table of some columns. titles: by the names of the columns."""
-    figures = figures[[*titles]].dropna(axis="columns", how="all")
-    head = [titles[name] for name in figures]
+def listing(
+    figures: DataFrame,
+    shown: Sequence[str],
+    label: str,
+    titles: Mapping[str, str] = _TITLES,
+) -> Markup:
+    """Return a table of some columns. titles: of the names that are none."""
+    figures = figures[[*shown]].dropna(axis="columns", how="all")
+    head = [titles.get(name, name) for name in figures]
     rows = [[*map(_text, row)] for row in _rows(figures)]
     return table(head, rows, label)
 
@@ -299,11 +284,8 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
             content = text.replace("↵", "↵\n")
             if mark:
                 content = element(_MARKS[mark], content)
-            tag = "span"
-            link = None
-            if row.link:
-                tag = "a"
-                link = f"#f{pair.index}-{number_of}-{row.position}"
+            link = f"#f{pair.index}-{number_of}-{row.position}" if row.link else None
+            tag = "a" if link else "span"
             look = f"h{row.level or 0} {mark}"
             spans.append(element(tag, content, class_=look, title=title, href=link))
         # without spaces between tokens a browser could not break the line
@@ -317,13 +299,10 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
     if shade.low:
         legend += [element("b", shade.low), element("span", " to ", class_="scale")]
     legend.append(element("b", shade.high or ""))
-    signs = (
-        ("flip", "is_flip", "flip"),
-        ("mismatch", "nonfinite_mismatch", "NaN or infinity on one side"),
-    )
-    for kind, column, text in signs:
-        if window[column].any():
-            legend.append(element(_MARKS[kind], text, class_=kind))
+    if window["is_flip"].any():
+        legend.append(element("b", "flip", class_="flip"))
+    if window["nonfinite_mismatch"].any():
+        legend.append(element("s", "NaN or infinity on one side", class_="mismatch"))
     strips = join(*parts)
     if len(parts) > _MOST_STRIPS:
         strips = scrolling(strips, "Tokens")
@@ -335,10 +314,11 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
     folded = ""
     if size is FILE:
         title = "Figures by position"
-        titles = _BY_POSITION
-        if not header.has_tokens:
-            titles = {name: text for name, text in titles.items() if name not in _OF_TOKENS}
-        folded = fold(title, listing(pd.concat(tables), titles, title))
+        shown = ["prompt", "position", "token", "state", "max_abs", "max_row_ulps", "kl"]
+        if header.has_tokens:
+            shown[4:4] = _OF_TOKENS
+        titles = _TITLES | {"max_row_ulps": "row ULPs"}
+        folded = fold(title, listing(pd.concat(tables), shown, title, titles))
     return join(note, strips, element("p", join(*legend, between=" "), class_="legend"), folded)
 
 
@@ -349,11 +329,7 @@ def _prompt(run: RunReader, number_of: int) -> Prompt:
         return prompt
     tokens = rl.tokens_of(run, number_of)
     texts = join_bytes(tokens["text"].fillna("").tolist())
-    return Prompt(
-        prompt.positions,
-        tuple(tokens["token_id"]),
-        tuple(texts),
-    )
+    return Prompt(prompt.positions, tuple(tokens["token_id"]), tuple(texts))
 
 
 def _argmax(run: RunReader, token: int | None) -> str:
@@ -409,13 +385,7 @@ def _top(run: RunReader, top: DataFrame) -> Markup:
 
 
 def _log_axis(title: str, values: Any, zero: float | None = None) -> Axis:
-    return Axis(
-        title,
-        float(values.min()) / 2,
-        float(values.max()) * 2,
-        True,
-        zero,
-    )
+    return Axis(title, float(values.min()) / 2, float(values.max()) * 2, True, zero)
 
 
 def _near_ties(run: RunReader, figures: DataFrame) -> Iterator[Markup]:
@@ -450,15 +420,7 @@ def _near_ties(run: RunReader, figures: DataFrame) -> Iterator[Markup]:
                 f" {number(points.difference[row])}"
             )
             radius = 5 if kind == "variant" else 3
-            marks.append(
-                dot(
-                    across.at(x[row]),
-                    up.at(y[row]),
-                    kind,
-                    title,
-                    radius,
-                )
-            )
+            marks.append(dot(across.at(x[row]), up.at(y[row]), kind, title, radius))
     note = ""
     if len(x) > len(nearest):
         note = f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip."
@@ -470,15 +432,17 @@ def _near_ties(run: RunReader, figures: DataFrame) -> Iterator[Markup]:
 def _heatmap(run: RunReader, pair: StoredPair, figures: DataFrame) -> Iterator[Markup]:
     yield element("p", prose(heatmap.sentence(run, figures)))
     grid = overview(run, pair, figures)
-    scale = [
-        element("b", "0"),
-        element("span", class_="ulps"),
-        element("b", number(grid.highest)),
-    ]
     label = "Heatmap: largest differences by position and token"
     marks = [picture(grid.levels), *grid.bands()]
     yield chart(label, grid.x, grid.y, marks, {}, 340)
-    yield element("p", grid.unit, *scale, class_="legend")
+    yield element(
+        "p",
+        grid.unit,
+        element("b", "0"),
+        element("span", class_="ulps"),
+        element("b", number(grid.highest)),
+        class_="legend",
+    )
     yield element("p", grid.note, class_="note")
 
 
@@ -515,33 +479,18 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
                 f"{modules['module'].iloc[row]}: RMS {number(rms[row])}, noise floor"
                 f" {number(floor[row])}"
             )
-            marks.append(
-                dot(
-                    x.at(row),
-                    y.at(rms[row]),
-                    "reference",
-                    clip(title, 200),
-                )
-            )
+            marks.append(dot(x.at(row), y.at(rms[row]), "reference", clip(title, 200)))
         legend = {"reference": "module", "stream": "residual stream"}
         if (floor > 0).any():
             legend["limit"] = "noise floor"
         yield chart("RMS difference of every module, log scale", x, y, marks, legend)
     kinds = modules["kind"].map(layers.kind_word)
     top_modules = modules.assign(kind=kinds).head(MOST_MODULES)
-    titles = {
-        "module": "module",
-        "kind": "kind",
-        "neq_share": "share that differs",
-        "rms": "RMS difference",
-        "floor_rms": "noise floor, RMS",
-        "ratio": "RMS / noise floor",
-        "max_row_ulps": "max row ULPs",
-    }
+    shown = ("module", "kind", "neq_share", "rms", "floor_rms", "ratio", "max_row_ulps")
     title = "Modules"
     if len(modules) > MOST_MODULES:
         title += f", {MOST_MODULES:,} of {len(modules):,}"
-    yield fold(title, listing(top_modules, titles, "Modules"))
+    yield fold(title, listing(top_modules, shown, "Modules"))
 
 
 def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
@@ -568,16 +517,16 @@ def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         legend = {"near-tie": "near tie", "mismatch": "beyond"}
         yield chart("Choices by layer and position", x, y, [picture(levels)], legend, 240)
     yield element("p", prose(choices.rule(run, pair.index, modules)), class_="note")
-    titles = {
-        "module": "module",
-        "agreement_share": "agreement",
-        "choices": "choices",
-        "near_ties": "differ at near ties",
-        "beyond": "differ beyond",
-        "smallest_margin_row_ulps": "smallest margin, row ULPs",
-        "largest_flip_row_ulps": "largest margin of one that differs",
-    }
-    yield fold("By layer", listing(modules, titles, "Choices by layer"))
+    shown = (
+        "module",
+        "agreement_share",
+        "choices",
+        "near_ties",
+        "beyond",
+        "smallest_margin_row_ulps",
+        "largest_flip_row_ulps",
+    )
+    yield fold("By layer", listing(modules, shown, "Choices by layer"))
 
 
 def _continuations(
@@ -618,25 +567,11 @@ def _kv_cache(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         for row in _rows(table[table["rms"] > 0]):
             kind = f"{row.kind}s"
             title = f"layer {row.layer}, {kind}: RMS {number(row.rms)}"
-            marks.append(
-                dot(
-                    x.at(row.layer),
-                    y.at(row.rms),
-                    kind,
-                    title,
-                )
-            )
+            marks.append(dot(x.at(row.layer), y.at(row.rms), kind, title))
         legend = {"keys": "keys", "values": "values"}
         yield chart("RMS difference of keys and values by layer", x, y, marks, legend, 220)
-    titles = {
-        "layer": "layer",
-        "kind": "kind",
-        "neq": "elements that differ",
-        "elements": "elements",
-        "rms": "RMS difference",
-        "max_row_ulps": "max row ULPs",
-    }
-    yield fold("By layer", listing(table, titles, "KV cache by layer"))
+    shown = ("layer", "kind", "neq", "elements", "rms", "max_row_ulps")
+    yield fold("By layer", listing(table, shown, "KV cache by layer"))
 
 
 def _kernels(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
@@ -649,11 +584,10 @@ def _kernels(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         yield element("p", prose(says))
     table = table.assign(name=table["name"].map(kernels.short_name))
     differs = (table["only"] != "") | table["is_multiplied"]
-    titles = {"name": "kernel", "library": "library", "only": "only in"}
-    titles |= {f"{side}_launches": f"{side}'s launches" for side in flips.SIDES}
+    shown = ("name", "library", "only", "reference_launches", "variant_launches")
     for title, part in (("Kernels that differ", differs), ("Other kernels", ~differs)):
         if part.any():
-            yield fold(f"{title}: {int(part.sum()):,}", listing(table[part], titles, title))
+            yield fold(f"{title}: {int(part.sum()):,}", listing(table[part], shown, title))
 
 
 def _causes(explanation: Any) -> Markup:
