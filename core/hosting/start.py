@@ -77,7 +77,7 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def ways(sign_in: SignIn) -> list[str]:
+def ways(sign_in: SignIn) -> str:
     """Return the configured ways to sign in, in words."""
     settings = {
         "password": sign_in.password,
@@ -85,4 +85,5 @@ def ways(sign_in: SignIn) -> list[str]:
         f"the proxy's header {sign_in.header}": sign_in.header,
         f"OIDC at {sign_in.oidc_issuer}": sign_in.oidc_issuer,
     }
-    return [words for words, is_set in settings.items() if is_set]
+    configured = [words for words, is_set in settings.items() if is_set]
+    return ", ".join(configured) or "none, this machine only"
