@@ -58,7 +58,13 @@ def sweep(table: pd.DataFrame, name: str) -> go.Figure:
         "hoverinfo": "skip",
     }
     for column, measure in enumerate(titles, start=1):
-        figure.add_scatter(x=table["value"], y=table[measure], **line, row=1, col=column)
+        figure.add_scatter(
+            x=table["value"],
+            y=table[measure],
+            **line,
+            row=1,
+            col=column,
+        )
         for group, rows in table.groupby("class", sort=False):
             figure.add_scatter(
                 x=rows["value"],

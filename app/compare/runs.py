@@ -153,7 +153,13 @@ def draw_classes(view: selection.View) -> None:
 
     sides = [", ".join(map(visible, names)) for names in groups["sides"]]
     table = groups.assign(sides=sides).drop(columns="side")
-    tables.draw(table, "classes", 10, on_select=choose, selection_mode="single-row")
+    tables.draw(
+        table,
+        "classes",
+        10,
+        on_select=choose,
+        selection_mode="single-row",
+    )
     st.caption(
         f"Each class vs the reference's, over {plural(run.header.rows, 'position')} x"
         f" {run.header.vocab:,} logits, ULPs of {view.dtype}.",

@@ -70,7 +70,12 @@ def draw(_: selection.View | None) -> None:
 def _choice(label: str, options: Mapping[str, str], key: str) -> str:
     """Draw a choice by words, whose value the session holds; the first if it holds none of them."""
     selection.settle(key, options)
-    return st.selectbox(label, options, key=key, format_func=options.__getitem__)
+    return st.selectbox(
+        label,
+        options,
+        key=key,
+        format_func=options.__getitem__,
+    )
 
 
 def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
@@ -228,7 +233,12 @@ def cell(change: CellChange) -> None:
     )
     with st.container(horizontal=True):
         opening = partial(open_run, now.run_id)
-        st.button("Open the run", "matrix_open", on_click=opening, type="primary")
+        st.button(
+            "Open the run",
+            "matrix_open",
+            on_click=opening,
+            type="primary",
+        )
         if change.baseline is not None:
             st.button(
                 "Compare with the last good run",
@@ -249,7 +259,16 @@ def open_run(run_id: str, other: str = "") -> None:
 
 def export_cells(changes: Sequence[CellChange]) -> pd.DataFrame:
     """Return the visible cells with their figures, one row each."""
-    columns = ["state", "verdict", "noise_ratio", "flips", "neq_share", "run", "changed", "says"]
+    columns = [
+        "state",
+        "verdict",
+        "noise_ratio",
+        "flips",
+        "neq_share",
+        "run",
+        "changed",
+        "says",
+    ]
     entries = [change.as_json() for change in changes]
     axes = pd.DataFrame([entry["axes"] for entry in entries])
     table = pd.DataFrame(entries, columns=columns)

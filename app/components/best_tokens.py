@@ -113,27 +113,36 @@ def grid_chart(
     """
     sides = range(len(names))[::-1]
     grid = candidates.grid.tolist()
-    line = {"type": "line", "layer": "below"}
     # A line of the grid is as high as the plot, a side's line as wide.
-    tall = {
-        **line,
-        "y0": 0,
-        "y1": 1,
-        "xref": "x",
-        "yref": "y domain",
-        "opacity": 0.45,
-        "line": {"color": QUIET, "width": 1},
-    }
-    wide = {
-        **line,
-        "x0": 0,
-        "x1": 1,
-        "xref": "x domain",
-        "yref": "y",
-        "line": {"color": QUIET, "width": 1.2},
-    }
-    lines = [{**tall, "x0": value, "x1": value} for value in grid]
-    lines += [{**wide, "y0": height, "y1": height} for height in sides]
+    lines = [
+        {
+            "type": "line",
+            "layer": "below",
+            "x0": value,
+            "x1": value,
+            "y0": 0,
+            "y1": 1,
+            "xref": "x",
+            "yref": "y domain",
+            "opacity": 0.45,
+            "line": {"color": QUIET, "width": 1},
+        }
+        for value in grid
+    ]
+    lines += [
+        {
+            "type": "line",
+            "layer": "below",
+            "x0": 0,
+            "x1": 1,
+            "y0": height,
+            "y1": height,
+            "xref": "x domain",
+            "yref": "y",
+            "line": {"color": QUIET, "width": 1.2},
+        }
+        for height in sides
+    ]
     marks: list[Record] = []
     for candidate, (text, symbol) in enumerate(zip(texts, cycle(_SYMBOLS), strict=False)):
         offset = -_APART if candidate % 2 else _APART

@@ -8,9 +8,9 @@ message, anything else (a link, Back) it follows.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 import streamlit as st
@@ -18,6 +18,7 @@ import streamlit as st
 from app.heatmap import routes
 from app.page import whole
 from app.shell import exports, selection, store_cache
+from core.numerics.arrays import Record
 from core.plots import style
 from core.runs.queries import heatmap
 from core.runs.queries.elements import place_of
@@ -156,7 +157,11 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     floor = heatmap.floor_row_ulps(run, pair.index)
     words = {"row": "row", "column": "value", "columns": "values"}
     if header.has_tokens:
-        words = {"row": "position", "column": "token id", "columns": "tokens"}
+        words = {
+            "row": "position",
+            "column": "token id",
+            "columns": "tokens",
+        }
     # for a screen reader
     label = (
         f"Heatmap of {pair.variant} vs {pair.reference}. Arrow keys move it, plus and minus zoom, 0"
@@ -167,11 +172,9 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
             f" The noise floor: 99.9% of {header.elements} move by at most {number(floor)} row"
             " ULPs."
         )
-    finest = {}
-    for order in heatmap.ORDERS:
-        finest[order] = {
-            measure: heatmap.finest_columns(run, order, measure) for measure in heatmap.MEASURES
-        }
+    finest: Record = {order: {} for order in heatmap.ORDERS}
+    for order, measure in product(heatmap.ORDERS, heatmap.MEASURES):
+        finest[order][measure] = heatmap.finest_columns(run, order, measure)
     data = {
         "address": f"/tiles/{quote(run.run_id, safe='')}/{pair.index}",
         "stamp": store_cache.version_of(run.path),
@@ -218,23 +221,19 @@ def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
     window = event["window"]
     order = window["order"]
     measure = window["measure"]
-    if (
-        order in heatmap.ORDERS
-        and measure in heatmap.MEASURES
-        and heatmap.is_offered(view.run, order, measure)
-    ):
+    is_known = order in heatmap.ORDERS and measure in heatmap.MEASURES
+    if is_known and heatmap.is_offered(view.run, order, measure):
         (top, bottom), (left, right) = window["rows"], window["columns"]
-        area = HeatmapWindow(
-            (int(top), int(bottom)),
-            (int(left), int(right)),
-            cast(heatmap.Order, order),
-            cast(heatmap.Measure, measure),
-        )
-        keep_window(view, area)
+        rows, columns = (int(top), int(bottom)), (int(left), int(right))
+        keep_window(view, HeatmapWindow(rows, columns, order, measure))
         if window.get("scale") in ("auto", "log", "linear"):
             st.session_state["heatmap_colours"] = window["scale"]
         st.session_state["heatmap_serial"] = str(event["serial"])
         st.session_state["heatmap_followed"] = current_window(view)
     if "row" in event:
         prompt, position = place_of(view.run, int(event["row"]))
-        selection.select(prompt=prompt, position=position, heatmap_token=str(int(event["token"])))
+        selection.select(
+            prompt=prompt,
+            position=position,
+            heatmap_token=str(int(event["token"])),
+        )

@@ -49,12 +49,10 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
     """
     # A fragment cannot change what is drawn outside of it, so an end draws the page anew.
     items = jobs.all(kind)
-    now, then = (
-        [(job.number, job.is_over) for job in each]
-        for each in (items, items if past is None else past)
-    )
+    then = items if past is None else past
+    is_changed = [(a.number, a.is_over) for a in items] != [(b.number, b.is_over) for b in then]
     # A click while the page is drawn again reaches its callback alone.
-    if now != then or st.session_state.get("opened"):
+    if is_changed or st.session_state.get("opened"):
         st.rerun()
     for job in items:
         with st.container(border=True, key=f"job_{job.number}"):

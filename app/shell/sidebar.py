@@ -157,12 +157,7 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     read = RunReader.largest if is_long else RunReader.positions
     table = store_cache.cached(run, read, pair.index)
     is_open = "position" in st.session_state or selection.is_linked("position")
-    _settle(
-        "prompt",
-        0,
-        len(prompts) - 1,
-        0 if is_open else telling_place(table)[0],
-    )
+    _settle("prompt", 0, len(prompts) - 1, 0 if is_open else telling_place(table)[0])
     # Of top tokens not all prompts have a row on both sides.
     with_rows = table["prompt"].unique().tolist()
     if not is_long and st.session_state["prompt"] not in with_rows:

@@ -91,11 +91,11 @@ def ops(
                 f"unknown operation '{unknown[0]}'; expected one of {', '.join(operations)}.",
             )
         used = usable_device(device)
-        linear = ()
+        linear = []
         if model:
             # on the CPU and without weights: only the shapes of its layers are looked at
             shapes = load_model(model, dtype="float32", device="cpu", weights=False)
-            linear = linear_operations(shapes.model)
+            linear += linear_operations(shapes.model)
         probes = probes_of(used, op or [], quick, linear)
         plan = ProbePlan(used, dtypes, probes, repeats, quick, seconds_each=0.3 if quick else 1.0)
         rows = list(probe_all(plan, say))

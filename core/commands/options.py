@@ -118,9 +118,13 @@ def takes_request(
                 declared, default = list[get_args(declared)[0]] | None, None  # type: ignore[misc]
             if default is MISSING:
                 default = inspect.Parameter.empty
-            annotation = Annotated[declared, request_option(each.name, of)]
             parameters.append(
-                inspect.Parameter(each.name, _BY_NAME, default=default, annotation=annotation)
+                inspect.Parameter(
+                    each.name,
+                    _BY_NAME,
+                    default=default,
+                    annotation=Annotated[declared, request_option(each.name, of)],
+                ),
             )
         parameters += [each.replace(kind=_BY_NAME) for each in own]
 

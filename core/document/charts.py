@@ -87,7 +87,15 @@ def chart(
     """Return a chart with its axes and legend. marks: of `dot`, `line`, `bar` or `picture`, the
     last on top; legend: names by the class of their marks.
     """
-    svg = drawing(x, y, marks, role="img", aria_label=label, width="100%", height=height)
+    svg = drawing(
+        x,
+        y,
+        marks,
+        role="img",
+        aria_label=label,
+        width="100%",
+        height=height,
+    )
     keys = [
         element("span", element("i", class_=f"key {name}"), text) for name, text in legend.items()
     ]
@@ -105,13 +113,48 @@ def drawing(x: Axis, y: Axis, marks: Iterable[Markup], /, **attributes: object) 
     grid = []
     for value, text in x.ticks().items():
         place = f"{x.at(value):.2f}%"
-        grid.append(element("line", x1=place, x2=place, y1="0%", y2="100%", class_="grid"))
-        grid.append(element("text", text, x=place, y="100%", dy="1.3em", text_anchor="middle"))
+        grid.append(
+            element(
+                "line",
+                x1=place,
+                x2=place,
+                y1="0%",
+                y2="100%",
+                class_="grid",
+            )
+        )
+        grid.append(
+            element(
+                "text",
+                text,
+                x=place,
+                y="100%",
+                dy="1.3em",
+                text_anchor="middle",
+            )
+        )
     for value, text in y.ticks().items():
         place = f"{100 - y.at(value):.2f}%"
-        grid.append(element("line", x1="0%", x2="100%", y1=place, y2=place, class_="grid"))
         grid.append(
-            element("text", text, x="0%", dx="-0.5em", y=place, dy="0.35em", text_anchor="end"),
+            element(
+                "line",
+                x1="0%",
+                x2="100%",
+                y1=place,
+                y2=place,
+                class_="grid",
+            )
+        )
+        grid.append(
+            element(
+                "text",
+                text,
+                x="0%",
+                dx="-0.5em",
+                y=place,
+                dy="0.35em",
+                text_anchor="end",
+            ),
         )
     return element("svg", *grid, *marks, **attributes)
 

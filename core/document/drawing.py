@@ -95,7 +95,12 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     if len(flips):
         legend += "; ring: flip"
     draw.text((left + 128, bottom + 60), legend, _QUIET, anchor="ls")
-    draw.multiline_text((left, bottom + 68), textwrap.fill(grid.note, 100), _QUIET, spacing=5)
+    draw.multiline_text(
+        (left, bottom + 68),
+        textwrap.fill(grid.note, 100),
+        _QUIET,
+        spacing=5,
+    )
     output = io.BytesIO()
     image.save(output, "PNG", optimize=True)
     return output.getvalue()

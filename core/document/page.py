@@ -61,7 +61,12 @@ def _content(run: RunReader, most: Size, explain: Explain | None = None) -> Mark
         is_first = len(parts) == 1
         titled = sections(run, pair, answer, most, explain if is_first else None)
         part = fold(
-            element("h2", element("code", pair.variant), " vs ", element("code", pair.reference)),
+            element(
+                "h2",
+                element("code", pair.variant),
+                " vs ",
+                element("code", pair.reference),
+            ),
             *(
                 element("section", element("h3", name) if name else "", content)
                 for name, content in titled

@@ -98,7 +98,15 @@ def sections(
         yield "Checks", _checks(answer)
     if is_rollout:
         yield "Trainer vs. rollout", _rollouts(run)
-    yield "Tokens" if run.header.has_tokens else "Rows", _tokens(run, pair, figures, size)
+    yield (
+        "Tokens" if run.header.has_tokens else "Rows",
+        _tokens(
+            run,
+            pair,
+            figures,
+            size,
+        ),
+    )
     if figures["is_flip"].any():
         yield "Flips", _flips(run, pair, figures, size)
     for title, parts in _charted(run, pair, figures):
@@ -171,13 +179,26 @@ def _rollouts(run: RunReader) -> Markup:
     shown = ("name", "value", "low", "high", "usual", "definition")
     span = max(1.0, float(bins["r"].abs().max()) + 0.1)
     x = Axis("r = trainer - rollout, nats (8 and beyond: last bins)", -span, span)
-    y = Axis("tokens, log scale", 0.5, 2.0 * float(bins["tokens"].max()), is_log=True)
+    y = Axis(
+        "tokens, log scale",
+        0.5,
+        2.0 * float(bins["tokens"].max()),
+        is_log=True,
+    )
     share = bins["kl"] / max(float(bins["kl"].sum()), 1e-300)
     half = 100 / 64 / span
     marks = []
     for r, count, kl in zip(bins["r"], bins["tokens"], share, strict=True):
         title = f"r = {r:g}: {count:,} tokens, {percent(kl)} of the KL"
-        marks.append(bar(x.at(r) - half, 2 * half, y.at(count), "reference", title))
+        marks.append(
+            bar(
+                x.at(r) - half,
+                2 * half,
+                y.at(count),
+                "reference",
+                title,
+            )
+        )
     for limit in np.log((TIS, *ICEPOP)):
         if abs(limit) < span:
             marks.append(line([x.at(limit)] * 2, (0, 100), "limit"))
@@ -274,7 +295,13 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
                 names = [f"{text} ({token})" for text, token in zip(texts, ids, strict=True)]
         state = np.select([part["is_flip"], part["near_tie"]], ["flip", "near tie"], "")
         spans: list[Markup] = []
-        for row, text, name, kind in zip(_rows(part), texts, names, state, strict=True):
+        for row, text, name, kind in zip(
+            _rows(part),
+            texts,
+            names,
+            state,
+            strict=True,
+        ):
             if spans and row.position > previous + 1:
                 # of lists there are positions that were not compared
                 spans.append(Markup("… "))
@@ -287,14 +314,29 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
             link = f"#f{pair.index}-{number_of}-{row.position}" if row.link else None
             tag = "a" if link else "span"
             look = f"h{row.level or 0} {mark}"
-            spans.append(element(tag, content, class_=look, title=title, href=link))
+            spans.append(
+                element(
+                    tag,
+                    content,
+                    class_=look,
+                    title=title,
+                    href=link,
+                )
+            )
         # without spaces between tokens a browser could not break the line
         parts.append(element("p", join(*spans, between="<wbr>"), class_="strip"))
         argmaxes = {
             side: [_argmax(run, row) for row in _non_null(part[f"{side}_token"])]
             for side in flips.SIDES
         }
-        tables.append(part.assign(prompt=number_of, token=names, state=state, **argmaxes))
+        tables.append(
+            part.assign(
+                prompt=number_of,
+                token=names,
+                state=state,
+                **argmaxes,
+            )
+        )
     legend: list[object] = [shade.unit]
     if shade.low:
         legend += [element("b", shade.low), element("span", " to ", class_="scale")]
@@ -314,12 +356,25 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
     folded = ""
     if size is FILE:
         title = "Figures by position"
-        shown = ["prompt", "position", "token", "state", "max_abs", "max_row_ulps", "kl"]
+        shown = [
+            "prompt",
+            "position",
+            "token",
+            "state",
+            "max_abs",
+            "max_row_ulps",
+            "kl",
+        ]
         if header.has_tokens:
             shown[4:4] = _OF_TOKENS
         titles = _TITLES | {"max_row_ulps": "row ULPs"}
         folded = fold(title, listing(pd.concat(tables), shown, title, titles))
-    return join(note, strips, element("p", join(*legend, between=" "), class_="legend"), folded)
+    return join(
+        note,
+        strips,
+        element("p", join(*legend, between=" "), class_="legend"),
+        folded,
+    )
 
 
 def _prompt(run: RunReader, number_of: int) -> Prompt:
@@ -385,7 +440,13 @@ def _top(run: RunReader, top: DataFrame) -> Markup:
 
 
 def _log_axis(title: str, values: Any, zero: float | None = None) -> Axis:
-    return Axis(title, float(values.min()) / 2, float(values.max()) * 2, True, zero)
+    return Axis(
+        title,
+        float(values.min()) / 2,
+        float(values.max()) * 2,
+        True,
+        zero,
+    )
 
 
 def _near_ties(run: RunReader, figures: DataFrame) -> Iterator[Markup]:
@@ -420,7 +481,15 @@ def _near_ties(run: RunReader, figures: DataFrame) -> Iterator[Markup]:
                 f" {number(points.difference[row])}"
             )
             radius = 5 if kind == "variant" else 3
-            marks.append(dot(across.at(x[row]), up.at(y[row]), kind, title, radius))
+            marks.append(
+                dot(
+                    across.at(x[row]),
+                    up.at(y[row]),
+                    kind,
+                    title,
+                    radius,
+                )
+            )
     note = ""
     if len(x) > len(nearest):
         note = f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip."
@@ -479,11 +548,24 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
                 f"{modules['module'].iloc[row]}: RMS {number(rms[row])}, noise floor"
                 f" {number(floor[row])}"
             )
-            marks.append(dot(x.at(row), y.at(rms[row]), "reference", clip(title, 200)))
+            marks.append(
+                dot(
+                    x.at(row),
+                    y.at(rms[row]),
+                    "reference",
+                    clip(title, 200),
+                )
+            )
         legend = {"reference": "module", "stream": "residual stream"}
         if (floor > 0).any():
             legend["limit"] = "noise floor"
-        yield chart("RMS difference of every module, log scale", x, y, marks, legend)
+        yield chart(
+            "RMS difference of every module, log scale",
+            x,
+            y,
+            marks,
+            legend,
+        )
     kinds = modules["kind"].map(layers.kind_word)
     top_modules = modules.assign(kind=kinds).head(MOST_MODULES)
     shown = ("module", "kind", "neq_share", "rms", "floor_rms", "ratio", "max_row_ulps")
@@ -515,7 +597,14 @@ def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
             step=1,
         )
         legend = {"near-tie": "near tie", "mismatch": "beyond"}
-        yield chart("Choices by layer and position", x, y, [picture(levels)], legend, 240)
+        yield chart(
+            "Choices by layer and position",
+            x,
+            y,
+            [picture(levels)],
+            legend,
+            240,
+        )
     yield element("p", prose(choices.rule(run, pair.index, modules)), class_="note")
     shown = (
         "module",
@@ -569,7 +658,14 @@ def _kv_cache(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
             title = f"layer {row.layer}, {kind}: RMS {number(row.rms)}"
             marks.append(dot(x.at(row.layer), y.at(row.rms), kind, title))
         legend = {"keys": "keys", "values": "values"}
-        yield chart("RMS difference of keys and values by layer", x, y, marks, legend, 220)
+        yield chart(
+            "RMS difference of keys and values by layer",
+            x,
+            y,
+            marks,
+            legend,
+            220,
+        )
     shown = ("layer", "kind", "neq", "elements", "rms", "max_row_ulps")
     yield fold("By layer", listing(table, shown, "KV cache by layer"))
 
@@ -593,7 +689,13 @@ def _kernels(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
 def _causes(explanation: Any) -> Markup:
     """Return what was found of a pair. explanation: of `core.judging`, which is above this."""
     causes = [
-        element("li", element("b", each.name), ": ", each.text) for each in explanation.causes
+        element(
+            "li",
+            element("b", each.name),
+            ": ",
+            each.text,
+        )
+        for each in explanation.causes
     ]
     lead = element("ul", *causes) if causes else element("p", "No common cause fits.")
     return join(lead, element("p", explanation.says, class_="note"))

@@ -38,7 +38,10 @@ def take(page: Page, url: str, name: str, address: str, height: int) -> None:
     if name == "heatmap":
         # drawn: with all of its tiles
         canvas = page.locator("canvas[data-state=drawn]").first
-        canvas.hover(position={"x": 420, "y": 278}, timeout=120_000)
+        canvas.hover(
+            position={"x": 420, "y": 278},
+            timeout=120_000,
+        )
     page.wait_for_timeout(1000)
     page.screenshot(path=ROOT / "docs" / "images" / f"{name}.png")
 
@@ -46,14 +49,21 @@ def take(page: Page, url: str, name: str, address: str, height: int) -> None:
 def main(names: list[str]) -> None:
     with scratch() as folder:
         store = Path(os.environ.get("ULPSCOPE_STORE") or folder / "runs")
-        dashboard = start(store, samples=str(ROOT / "sample_runs"))
+        dashboard = start(
+            store,
+            samples=str(ROOT / "sample_runs"),
+        )
         try:
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(
                     executable_path=chromium(),
-                    args=["--no-sandbox", "--disable-gpu"],
+                    args=[
+                        "--no-sandbox",
+                        "--disable-gpu",
+                    ],
                 )
                 page = browser.new_page()
+                # of a link the height is that of a page with its figures
                 for each in names or SHOTS:
                     name, _, address = each.partition("=")
                     shot = (address, 1100) if address else SHOTS[name]
