@@ -340,7 +340,7 @@ def _choose_more(request: CaptureRequest) -> CaptureRequest:
         " cannot be looked up later",
         **_FIELD,
     )
-    more: dict[str, Any] = {}
+    more: Record = {}
     for key, (label, about) in MORE.items():
         is_off = bool(request.tokens) and key != "judge"
         is_on = right.checkbox(

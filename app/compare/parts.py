@@ -21,21 +21,6 @@ MOST = 5
 Indices = dict[str, int | None]  # of a pair by run id, None: the one that is most like the open one
 
 
-def parse_setting() -> Indices:
-    """Return the runs in the page's setting, `run~2,run`, each with the index of its pair or
-    None.
-    """
-    indices: Indices = {}
-    parts = st.session_state["compare_with"].split(",")
-    for part in parts[:MOST]:
-        run_id, _, index = part.strip().partition("~")
-        # isdigit() would take ² for a number, of which int() makes an error
-        is_index = index.isdecimal() and len(index) < 6
-        if run_id:
-            indices[run_id] = int(index) if is_index else None
-    return indices
-
-
 def _ask(indices: Indices) -> None:
     parts = []
     for run_id, index in indices.items():
@@ -47,7 +32,14 @@ def pick_runs(view: selection.View) -> Indices:
     """Draw the control that chooses runs, and return them with the index of a pair: without a
     choice the latest run that is most like the sidebar's.
     """
-    indices = parse_setting()
+    indices: Indices = {}
+    # of the page's setting, `run~2,run`
+    for part in st.session_state["compare_with"].split(",")[:MOST]:
+        run_id, _, index = part.strip().partition("~")
+        # isdigit() would take ² for a number, of which int() makes an error
+        is_index = index.isdecimal() and len(index) < 6
+        if run_id:
+            indices[run_id] = int(index) if is_index else None
     newest, _ = store_cache.cards()
     own_id = view.run.run_id
     cell = cell_of(own_id)

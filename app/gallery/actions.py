@@ -113,7 +113,7 @@ def _about(card: RunCard, labels: Labels, choices: set[str]) -> None:
 
 def _ticked(cards: list[RunCard]) -> None:
     own = [card for card in cards if not card.is_read_only]
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+    with st.container(horizontal=True, vertical_alignment="center"):
         total = size(sum(card.bytes for card in cards))
         st.markdown(f"**{plural(len(cards), 'run')} ticked** · {total}", width="content")
         with_sides = [card.run_id for card in cards if card.sides]

@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 from app.hosting import members
 from app.shell import exports, selection, widgets, wording
 from app.shell.widgets import PAGES
-from core.numerics.arrays import Record
+from core.numerics.arrays import DataFrame, Record
 from core.runs.file.records import ALL
 from core.runs.store.cards import BrokenRun, RunCard
 from core.runs.store.labels import Labels
@@ -108,7 +108,7 @@ def count_line(
             exports.download({"runs": export}, "ulpscope-runs", "runs")
 
 
-def export_table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
+def export_table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> DataFrame:
     """Table of the shown runs for a download, with every figure as it is, lists as JSON."""
     rows = []
     for card in matches:
@@ -270,6 +270,6 @@ def first_visit(cards: Sequence[RunCard]) -> None:
             links.append(("Open an injected bug", "overview", {"run": bugs[0].run_id}))
         for about in ("Capture a run", "Upload a dump"):
             links.append((about, "new_run", {"tab": about.split()[0].lower()}))
-        with st.container(horizontal=True, gap="small"):
+        with st.container(horizontal=True):
             for label, page, query in links:
                 st.page_link(PAGES / f"{page}.py", label=f"**{label}** →", query_params=query)

@@ -18,6 +18,7 @@ import streamlit as st
 from app.heatmap import routes
 from app.page import whole
 from app.shell import exports, selection, store_cache
+from app.shell.selection import View
 from core.numerics.arrays import Record
 from core.plots import style
 from core.runs.queries import heatmap
@@ -48,7 +49,7 @@ class HeatmapWindow:
     measure: heatmap.Measure = heatmap.MEASURES[0]
 
 
-def current_window(view: selection.View) -> HeatmapWindow:
+def current_window(view: View) -> HeatmapWindow:
     """Return the heatmap's window of this session, clipped to the run."""
     run = view.run
     state = st.session_state
@@ -68,7 +69,7 @@ def current_window(view: selection.View) -> HeatmapWindow:
     return HeatmapWindow(rows, columns, order, measure)
 
 
-def _first_look(view: selection.View, order: heatmap.Order) -> tuple[heatmap.Span, heatmap.Span]:
+def _first_look(view: View, order: heatmap.Order) -> tuple[heatmap.Span, heatmap.Span]:
     """Return rows and columns of the first view: everything by token id, the first ranks of as many
     rows as are read at once.
     """
@@ -91,7 +92,7 @@ def _span(text: str, stop: int) -> heatmap.Span | None:
     return first, last
 
 
-def keep_window(view: selection.View, window: HeatmapWindow) -> None:
+def keep_window(view: View, window: HeatmapWindow) -> None:
     """Store a window; of the first view nothing, or rows by number if another position would move
     them.
     """
@@ -105,7 +106,7 @@ def keep_window(view: selection.View, window: HeatmapWindow) -> None:
     )
 
 
-def selected_token(view: selection.View) -> int | None:
+def selected_token(view: View) -> int | None:
     """Return the token selected on the heatmap or typed: by id, text, or text without its leading
     blank.
     """
@@ -122,7 +123,7 @@ def selected_token(view: selection.View) -> int | None:
     return None
 
 
-def show_token(view: selection.View) -> None:
+def show_token(view: View) -> None:
     """Move the window to the column of the selected token; by rank, to its rank at the selected
     position.
     """
@@ -142,7 +143,7 @@ def show_token(view: selection.View) -> None:
     keep_window(view, replace(window, columns=(first, last)))
 
 
-def draw(view: selection.View, selected: heatmap.Element | None) -> None:
+def draw(view: View, selected: heatmap.Element | None) -> None:
     """Draw the pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
     # The page is on its way to the browser for longer than the loops take to load.
     routes.prepare(view.dtype)
@@ -216,7 +217,7 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     )
 
 
-def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
+def _follow(view: View, event: Mapping[str, Any]) -> None:
     """Take over what the browser says: its window, and the logit that was clicked, if one was."""
     window = event["window"]
     order = window["order"]

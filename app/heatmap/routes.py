@@ -42,7 +42,8 @@ from core.text import clean, exact, number, plural, visible
 # tiles computed at a time: reading and computing overlap, and other viewers still get a core
 AT_ONCE = 3
 _NEVER_CHANGES = "private, max-age=31536000, immutable"
-_PAIR = "/tiles/{run_id}/{pair:int}"
+_PAIR = "/tiles/{run_id}/{pair}"
+_NUMBER = re.compile(r"\d{1,12}", re.ASCII)
 _TWO = re.compile(r"(\d{1,12})[,:](\d{1,12})", re.ASCII)
 _limiter = CapacityLimiter(AT_ONCE)
 
@@ -74,7 +75,10 @@ def _pair(request: Request) -> tuple[RunReader, int]:
         run = store_cache.open_run(request.path_params["run_id"])
     except StoreError as failure:
         raise RefusedError(str(failure), 404) from None
-    return run, request.path_params["pair"]
+    pair = request.path_params["pair"]
+    if not _NUMBER.fullmatch(pair):
+        raise UsageError(f"pair '{clean(pair, 40)}' is not a number in range.")
+    return run, int(pair)
 
 
 def _tile(request: Request) -> Response:

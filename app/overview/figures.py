@@ -5,7 +5,8 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app.components import plots
-from app.shell import exports, selection, store_cache, widgets
+from app.shell import exports, store_cache, widgets
+from app.shell.selection import View
 from core.plots import pairs as charts
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reader import RunReader
@@ -23,13 +24,13 @@ _SIDE_COLUMNS = {
 }
 
 
-def elements_of(view: selection.View) -> int:
+def elements_of(view: View) -> int:
     """Logits of the pair that were compared; of lists the values that both sides sent."""
     header = view.header
     return view.pair.summary.finite if view.is_list else header.rows * header.vocab
 
 
-def nonfinite(view: selection.View) -> None:
+def nonfinite(view: View) -> None:
     """Draw what is NaN or infinite on one side only."""
     count = view.pair.summary.nonfinite_mismatch
     if not count:
@@ -44,7 +45,7 @@ def nonfinite(view: selection.View) -> None:
     st.error(f"{plural(count, element)} {about}")
 
 
-def headline(view: selection.View) -> None:
+def headline(view: View) -> None:
     """Draw the four headline figures."""
     summary = view.pair.summary
     meanings = widgets.meanings()
@@ -77,7 +78,7 @@ def headline(view: selection.View) -> None:
     _size(view, size)
 
 
-def _size(view: selection.View, place: DeltaGenerator) -> None:
+def _size(view: View, place: DeltaGenerator) -> None:
     """Draw the RMS difference, over the noise floor if there is one."""
     summary = view.pair.summary
     in_row_ulps = f"{number(summary.rms_row_ulps)} row ULPs"
@@ -93,7 +94,7 @@ def _size(view: selection.View, place: DeltaGenerator) -> None:
     )
 
 
-def more(view: selection.View) -> None:
+def more(view: View) -> None:
     """Draw the other figures and the histogram of ULPs, read when unfolded."""
     folded = st.expander(
         "More metrics",
@@ -149,7 +150,7 @@ def more(view: selection.View) -> None:
         st.caption(f"{what} by ULP distance ({view.dtype}), log counts.")
 
 
-def provenance(view: selection.View, sides: pd.DataFrame) -> None:
+def provenance(view: View, sides: pd.DataFrame) -> None:
     """Draw where the run and its sides come from, and links to its files, when unfolded."""
     folded = st.expander("Provenance and sides", key="provenance", on_change="rerun")
     if not folded.open:

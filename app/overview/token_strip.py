@@ -17,7 +17,8 @@ import streamlit as st
 from app.components import component, plots
 from app.overview import OF_ROLLOUTS
 from app.shell import selection, store_cache
-from core.numerics.arrays import Record
+from app.shell.selection import View
+from core.numerics.arrays import DataFrame, Record
 from core.rl import queries as rl
 from core.runs.queries.flips import SIDES
 from core.runs.queries.heat import COLOURS, Heat, heat
@@ -37,7 +38,7 @@ _OF_TOKEN = {  # of trainer vs. rollout
 _ROUNDED = ("max_abs", "mean_ulps", "max_row_ulps", "kl")
 
 
-def columns(view: selection.View, colour: str) -> Record:
+def columns(view: View, colour: str) -> Record:
     """Return the component's data: one list per figure, in the order of the positions; null if
     undefined.
     """
@@ -87,7 +88,7 @@ def _three_digits(column: pd.Series) -> list[float | None]:
     ]
 
 
-def rollout_columns(tokens: pd.DataFrame, colour: str) -> Record:
+def rollout_columns(tokens: DataFrame, colour: str) -> Record:
     """Return the component's data for a sequence of trainer vs. rollout. tokens: of
     core.rl.queries.
     """
@@ -112,7 +113,7 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> Record:
     }
 
 
-def colours(view: selection.View) -> list[str]:
+def colours(view: View) -> list[str]:
     """Return what the tokens of a run can be colored by; the selected color is one of them."""
     options = list(OF_ROLLOUTS if view.run.has_rollouts else COLOURS)
     if not view.header.has_tokens:
@@ -121,7 +122,7 @@ def colours(view: selection.View) -> list[str]:
     return options
 
 
-def section(view: selection.View, *, is_rollout: bool) -> None:
+def section(view: View, *, is_rollout: bool) -> None:
     """Draw the strip of the selected prompt with its heading and the choice of its color."""
     left, right = st.columns([3, 2], vertical_alignment="bottom")
     prompts = view.header.prompts
@@ -145,7 +146,7 @@ def section(view: selection.View, *, is_rollout: bool) -> None:
         st.caption(f"This dump brought no token texts: {substitute} are shown.")
 
 
-def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
+def token_strip(view: View, colour: str, key: str = "strip") -> None:
     """Draw the strip of the selected prompt."""
 
     # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms.
@@ -166,7 +167,7 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
     _strip(key=key, data=data, on_go_change=partial(_go, key, view))
 
 
-def _go(key: str, view: selection.View) -> None:
+def _go(key: str, view: View) -> None:
     """Select the clicked position if the drawn prompt has it; what the browser sends is checked."""
     click = st.session_state[key].get("go")
     current = selection.current_view()

@@ -12,6 +12,7 @@ import streamlit as st
 from app.components import plots, tables
 from app.overview import PARTS, token_strip
 from app.shell import exports, selection, store_cache
+from app.shell.selection import View
 from core.plots import rl as charts
 from core.rl import queries as rl
 from core.rl.figures import FRAMEWORKS
@@ -22,7 +23,7 @@ _STRIPS = 3  # heaviest sequences that are drawn token by token
 _ALWAYS_DRAWN = ("position", "turn", "rank")
 
 
-def headline(view: selection.View) -> bool:
+def headline(view: View) -> bool:
     """Draw the headline figures of a run of chosen tokens with what frameworks call normal; False
     for another run.
     """
@@ -43,7 +44,7 @@ def headline(view: selection.View) -> bool:
     return True
 
 
-def next_step(view: selection.View) -> None:
+def next_step(view: View) -> None:
     """Draw a button that opens the sequences with the largest share of the KL."""
     worst = store_cache.cached(view.run, rl.summary, "heaviest")[0]
     show = partial(
@@ -60,7 +61,7 @@ def _table(run: RunReader, name: str) -> pd.DataFrame:
 
 
 def _chart(
-    view: selection.View,
+    view: View,
     key: str,
     stem: str,
     make: Callable[..., go.Figure],
@@ -76,7 +77,7 @@ def _chart(
     )
 
 
-def draw(view: selection.View) -> None:
+def draw(view: View) -> None:
     """Draw the figures of a framework, and what the difference depends on."""
     run = view.run
     st.subheader("Trainer vs. rollout")
@@ -99,7 +100,7 @@ def draw(view: selection.View) -> None:
         _figures(view)
 
 
-def _figures(view: selection.View) -> None:
+def _figures(view: View) -> None:
     selection.settle("framework", FRAMEWORKS)
     framework = st.selectbox(
         "Names and definitions of",
@@ -134,7 +135,7 @@ def _figures(view: selection.View) -> None:
     )
 
 
-def _distribution(view: selection.View) -> None:
+def _distribution(view: View) -> None:
     run = view.run
     left, right = st.columns(2)
     with left:
@@ -153,7 +154,7 @@ def _distribution(view: selection.View) -> None:
     tables.draw(bars, "mismatch_bars")
 
 
-def _dependence(view: selection.View) -> None:
+def _dependence(view: View) -> None:
     shares = store_cache.cached(view.run, rl.summary, "explained")
     if not shares:
         st.info(
@@ -189,7 +190,7 @@ def _dependence(view: selection.View) -> None:
     )
 
 
-def _sequences(view: selection.View) -> None:
+def _sequences(view: View) -> None:
     table = _table(view.run, "heaviest")
     for rank, row in enumerate(table.head(_STRIPS).itertuples()):
         step = f", step {row.step:.0f}" if pd.notna(row.step) else ""

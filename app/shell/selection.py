@@ -47,19 +47,18 @@ class View:
         there.
         """
         table = self.prompt_table
-        return int(
-            table.index[max(0, int(table["position"].searchsorted(self.position, "right")) - 1)],
-        )
+        place = int(table["position"].searchsorted(self.position, "right"))
+        return int(table.index[max(0, place - 1)])
 
     @property
     def compared_positions(self) -> int:
         """Positions of the pair that were compared, of all prompts."""
-        return self.run.header.rows if self.run.header.is_long else len(self.table)
+        return self.header.rows if self.header.is_long else len(self.table)
 
     @property
     def is_list(self) -> bool:
         """Whether servers sent top tokens, so that the run has no whole rows."""
-        return self.run.header.k is not None
+        return self.header.k is not None
 
     # computing it takes 8 ms, and a page asks for it five times
     @cached_property
@@ -75,16 +74,16 @@ class View:
     @property
     def texts(self) -> tuple[str, ...]:
         """Token texts of the selected prompt, empty if unknown."""
-        return self.run.header.prompts[self.prompt].token_texts
+        return self.header.prompts[self.prompt].token_texts
 
     @property
     def of_prompt(self) -> str:
         """` of prompt 1`, which a position needs if there are several; else ''."""
-        return self.run.header.of_prompt(self.prompt)
+        return self.header.of_prompt(self.prompt)
 
     @property
     def dtype(self) -> str:
-        return self.run.header.compute_dtype
+        return self.header.compute_dtype
 
     @property
     def header(self) -> RunHeader:

@@ -69,7 +69,9 @@ async def put_upload(request: Request) -> Response:
         await _receive(request, upload, part)
         record = upload.record()
         if record is not None and record.state in (RECEIVED, FAILED) and not is_kept:
-            await to_thread.run_sync(_check_digest, request, upload, upload.path(record))
+            digest = request.headers.get("repr-digest")
+            if digest is not None:
+                await to_thread.run_sync(_check_digest, digest, upload, upload.path(record))
             jobs, member = store_changes.jobs(), member_of(request)
             await to_thread.run_sync(start_import, jobs, [upload], options, member)
     except BaseException as failure:
@@ -220,13 +222,8 @@ async def _append(request: Request, path: Path, part: Part) -> None:
             write()
 
 
-def _check_digest(request: Request, upload: Upload, path: Path) -> None:
-    """Compare the file with the SHA-256 of `Repr-Digest`, if sent; RefusedError (422) if they
-    differ.
-    """
-    text = request.headers.get("repr-digest")
-    if text is None:
-        return
+def _check_digest(text: str, upload: Upload, path: Path) -> None:
+    """Compare the file with the SHA-256 of a `Repr-Digest`; RefusedError (422) if they differ."""
     match = _DIGEST.fullmatch(text.strip())
     if match is None:
         raise RefusedError("Repr-Digest: expected sha-256=:BASE64: of 32 bytes.")

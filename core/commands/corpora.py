@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import DumpError
-from ..numerics.arrays import Floats, Record
+from ..numerics.arrays import DataFrame, Floats, Record
 from ..numerics.corpus import ScoredTokens, statistics
 from ..progress import Progress
 from ..responses.bounded_json import begins, documents
@@ -28,7 +28,7 @@ from ..text import clean, number, plural, shorten
 from .terminal.console import err, out, print_records, print_text, table_of
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 _MOST_ANSWERS = 20  # on a terminal
 _LONGEST = 2000  # characters of a text that is kept
@@ -241,7 +241,7 @@ def _compare(key: _Key, metric: str, a: Sample, b: Sample) -> Record:
     return row
 
 
-def _score(rows: pd.DataFrame) -> Record:
+def _score(rows: DataFrame) -> Record:
     """Return a metric on both sides over all documents, with the 95 % interval of its change."""
     change = rows["change"].to_numpy()
     # a document is a sequence of one token, so the bootstrap draws documents

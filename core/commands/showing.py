@@ -11,7 +11,7 @@ from typer import Option
 
 from ..configuration import configuration
 from ..errors import UsageError
-from ..numerics.arrays import Record
+from ..numerics.arrays import DataFrame, Record
 from ..runs.file.records import StoredPair
 from ..runs.queries import choices
 from ..runs.queries.caches import summaries
@@ -51,7 +51,7 @@ from .tables import TOKENS, print_pairs, with_texts
 from .terminal.console import out, print_facts, print_json, print_records, print_text, table_of
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 
 def show(
@@ -361,7 +361,7 @@ _KERNEL_KEYS = (
 )
 
 
-def _kernels_json(table: pd.DataFrame) -> list[Record]:
+def _kernels_json(table: DataFrame) -> list[Record]:
     return records(table.drop(columns=["is_multiplied", "is_reducing"]))
 
 

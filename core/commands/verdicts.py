@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
 
@@ -16,6 +16,7 @@ from ..judging.explain.rows import rows_of_lists
 from ..judging.lists import judge_with_floor
 from ..judging.stored import check_upload, explain_pair, judge_stored, stored_verdict
 from ..judging.uploaded_controls import measure_controls
+from ..numerics.arrays import Record
 from ..responses.pairing import compare_sides
 from ..runs.file.records import StoredPair
 from ..runs.queries.verdicts import answer_of, next_command
@@ -134,7 +135,7 @@ def verdict(
                 "Give --floor or --model, not both: the model measures its own noise floor.",
             )
         with stoppable(), steps() as say:
-            extra: dict[str, Any] = {}
+            extra: Record = {}
             if model:
                 say("loading the model")
                 from ..inference.controls.dump_of_model import model_of_dump
@@ -257,7 +258,7 @@ def tell_verdicts(store: Store, run_id: str, as_json_: bool) -> int:
         return exit_code(pair.verdict for pair in run.pairs)
 
 
-def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
+def verdicts_as_json(run: RunReader) -> list[Record]:
     """Return the verdicts as JSON: one object per pair, with its checks and common causes."""
     return [
         {

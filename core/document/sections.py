@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..markup import Markup, element, facts, fold, join, prose, scrolling, table
-from ..numerics.arrays import DataFrame
+from ..numerics.arrays import Array, DataFrame
 from ..rl import queries as rl
 from ..rl.figures import ICEPOP, TIS
 from ..runs.file.records import Prompt, StoredPair
@@ -537,7 +537,7 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         )
         y = _log_axis("RMS difference", positive)
 
-        def path(values: np.ndarray, kind: str) -> Markup:
+        def path(values: Array, kind: str) -> Markup:
             xs = [x.at(row) for row in streams]
             ys = [y.at(value) if value > 0 else np.nan for value in values[streams]]
             return line(xs, ys, kind)

@@ -330,10 +330,15 @@ def module_growth(modules: DataFrame) -> go.Figure:
             hoverinfo="skip",
             marker={"color": MISMATCH, "size": 13, "symbol": "circle-open", "line": {"width": 2}},
         )
-    named = _named(modules)
+    # the first, the last and ends of layers, as many as fit
+    last = len(modules) - 1
+    room = len(modules) / _NAMES_ALONG
+    ends = every_few(streams.tolist(), _NAMES_ALONG)
+    named = sorted({0, last, *(place for place in ends if room < place < last - room)})
     figure.update_xaxes(
         tickvals=named,
-        ticktext=[_in_lines(names[place]) for place in named],
+        # of several lines, for a narrow tick
+        ticktext=[inert(names[place]).replace("_", "_ ").replace(" ", "<br>") for place in named],
         # turned names would take the height of a phone's chart
         tickangle=0,
         range=[-0.5, len(modules) - 0.5],
@@ -349,22 +354,6 @@ def module_growth(modules: DataFrame) -> go.Figure:
     )
     # half of the last name needs room on the right
     return figure.update_layout(margin={"r": 30})
-
-
-def _in_lines(name: str) -> str:
-    """Return a name of several lines, for a narrow tick."""
-    return inert(name).replace("_", "_ ").replace(" ", "<br>")
-
-
-def _named(modules: DataFrame) -> list[int]:
-    """Return the places of modules whose names fit on an axis: the first, the last, ends of
-    layers.
-    """
-    last = len(modules) - 1
-    room = len(modules) / _NAMES_ALONG
-    ends = np.flatnonzero(modules["kind"] == RESIDUAL).tolist()
-    ends = [place for place in every_few(ends, _NAMES_ALONG) if room < place < last - room]
-    return sorted({0, *ends, last})
 
 
 def module_positions(along: DataFrame, selected: int) -> go.Figure:

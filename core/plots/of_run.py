@@ -49,8 +49,18 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
         figure = position_map(
             cells, names, names, "state", choices.first_flips(run, pair).get(prompt, 0)
         )
-    elif name == "noise floor":
-        figure = _noise_floor(run, pair, prompt)
+    elif name == "noise floor" and (checks := floor_checks(run, pair)):
+        # the last check that has a floor
+        check = checks[-1]
+        floors = floor_ratios(run, pair, check)
+        if len(floors):
+            table = run.positions_of(pair, prompt)
+            figure = floor_ratio(
+                floors[floors["prompt"] == prompt],
+                check.position_ratio_allowed or None,
+                check.compute_dtype,
+                table.loc[table["is_flip"], "position"].to_numpy(int),
+            )
     elif name in _OF_ROLLOUTS and run.has_rollouts:
         draw, stored = _OF_ROLLOUTS[name]
         if rows := summary(run, stored):
@@ -63,21 +73,3 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
         else f"no figure '{name}'"
     )
     raise UsageError(f"{missing}; figures are {', '.join(NAMES)}.")
-
-
-def _noise_floor(run: RunReader, pair: int, prompt: int) -> go.Figure | None:
-    """Return the ratios to the floor of the pair's last check that has one, None if none has."""
-    checks = floor_checks(run, pair)
-    if not checks:
-        return None
-    floors = floor_ratios(run, pair, checks[-1])
-    if floors.empty:
-        return None
-    table = run.positions_of(pair, prompt)
-    limit = checks[-1].position_ratio_allowed or None
-    return floor_ratio(
-        floors[floors["prompt"] == prompt],
-        limit,
-        checks[-1].compute_dtype,
-        table.loc[table["is_flip"], "position"].to_numpy(int),
-    )

@@ -3,9 +3,9 @@ over the modules.
 """
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
+from ..numerics.arrays import Array, DataFrame
 from . import style
 
 # A color is a run, not a side. Okabe-Ito without vermilion, in which flips are marked.
@@ -14,10 +14,10 @@ _DASHED = {"color": style.MISMATCH, "width": 1.4, "dash": "dash"}
 
 
 def floor_ratio(
-    ratios: pd.DataFrame,
+    ratios: DataFrame,
     threshold: float | None,
     dtype: str,
-    flips: np.ndarray,
+    flips: Array,
 ) -> go.Figure:
     """Pair over floor at each position of a prompt, log axis; the floor itself as a line at 1, the
     threshold dashed, what is beyond it red. ratios: of
@@ -64,7 +64,7 @@ def floor_ratio(
 
 
 def runs_by_position(
-    runs: list[tuple[str, pd.DataFrame]],
+    runs: list[tuple[str, DataFrame]],
     prompt: int,
     by: str,
     title: str,
@@ -116,8 +116,8 @@ def runs_by_position(
 
 def over_modules(
     names: list[str],
-    side: np.ndarray,
-    own: np.ndarray,
+    side: Array,
+    own: Array,
     first: str | None,
 ) -> go.Figure:
     """rms error of every module of a side and of the model's own rounding, in the order in which

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from ..document.charts import LEVELS, Axis, bar, dot, drawing, line, picture
 from ..markup import Markup, element
+from ..numerics.arrays import Record
 from .style import QUIET, REFERENCE, VARIANT, every_few
 
 _PLOT = {"x": 80, "y": 40, "width": 660, "height": 300, "overflow": "visible"}
@@ -24,7 +25,7 @@ class StaticFigure(go.Figure):
     # else plotly displays it without asking for the bundle below, or as HTML that needs a network
     _ipython_display_ = _repr_html_ = None
 
-    def _repr_mimebundle_(self, *args: Any, **options: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, *args: Any, **options: Any) -> Record:
         bundle = dict(super()._repr_mimebundle_(*args, **options))
         if "application/vnd.plotly.v1+json" in bundle:
             # it would be taken before the picture, and needs its script
@@ -101,7 +102,7 @@ def _axis(about: Any, parts: list[Any]) -> Axis:
     return Axis(about.title.text, low, high + (low == high), is_log, labels=labels)
 
 
-def _marks(trace: dict[str, Any], number: int, x: Axis, y: Axis) -> list[Markup]:
+def _marks(trace: Record, number: int, x: Axis, y: Axis) -> list[Markup]:
     if "z" in trace:
         cells = np.asarray(trace["z"], float)
         lowest = np.nanmin(cells)
