@@ -131,7 +131,7 @@ def explanations_of(
     is_rollout = run.has_rollouts
     lists = () if run.header.k is None or is_rollout else run.responses()
     if loads and is_rollout:
-        (pair,) = run.pairs
+        pair = run.pairs[0]
         dtypes = list(dict.fromkeys((dtype or "bfloat16", "float32")))
         return {(pair.reference, pair.variant): _explain_rollout(run, dtypes, loads, say)}
     if loads and not run.header.has_tokens:

@@ -122,57 +122,57 @@ def verdict(
                 "This run has no token_ids, so no model can run on its tokens; save them with the"
                 " logits.",
             )
+        new_id = run.run_id
         # for lists of top tokens a model measures the noise floor, its only control
         if is_list and model:
-            _tell(target, _judge_by_model(target, run, model, load, dtype, name), as_json_)
-            return
-        if not (any(dumps.values()) or model or mixture_of_experts):
-            _tell(target, run.run_id, as_json_)
-            return
-        check_upload(run)
-        if model and floor:
-            raise UsageError(
-                "Give --floor or --model, not both: the model measures its own noise floor.",
-            )
-        with stoppable(), steps() as say:
-            extra: Record = {}
-            if model:
-                say("loading the model")
-                from ..inference.controls.dump_of_model import model_of_dump
-                from ..inference.controls.precisions.catalogue import parse_precisions
+            new_id = _judge_by_model(target, run, model, load, dtype, name)
+        elif any(dumps.values()) or model or mixture_of_experts:
+            check_upload(run)
+            if model and floor:
+                raise UsageError(
+                    "Give --floor or --model, not both: the model measures its own noise floor.",
+                )
+            with stoppable(), steps() as say:
+                make_controls = None
+                if model:
+                    say("loading the model")
+                    from ..inference.controls.dump_of_model import model_of_dump
+                    from ..inference.controls.precisions.catalogue import parse_precisions
 
-                loaded, precisions = load(run.header.compute_dtype), parse_precisions(declare or ())
-                extra["make_controls"] = model_of_dump(
-                    loaded,
+                    make_controls = model_of_dump(
+                        load(run.header.compute_dtype),
+                        run,
+                        float32=float32 or (),
+                        precisions=parse_precisions(declare or ()),
+                        on_progress=say,
+                    )
+                controls = measure_controls(
                     run,
-                    float32=float32 or (),
-                    precisions=precisions,
+                    **{what: paths or () for what, paths in dumps.items()},
+                    has_experts=mixture_of_experts,
+                    with_model=bool(model),
                     on_progress=say,
                 )
-            controls = measure_controls(
-                run,
-                **{what: paths or () for what, paths in dumps.items()},
-                has_experts=mixture_of_experts,
-                with_model=bool(model),
-                on_progress=say,
-            )
-            names = []
-            for what, paths in dumps.items():
-                if paths:
-                    names.append(f"{what} {' and '.join(path.name for path in paths)}")
-            if model:
-                names.append(f"model {model}")
-            if mixture_of_experts:
-                names.append("a mixture of experts")
-            new_id = judge_stored(
-                target,
-                run,
-                controls,
-                name=name,
-                note=f"Controls: {', '.join(names)}.",
-                **extra,
-            )
-        _tell(target, new_id, as_json_)
+                names = []
+                for what, paths in dumps.items():
+                    if paths:
+                        names.append(f"{what} {' and '.join(path.name for path in paths)}")
+                if model:
+                    names.append(f"model {model}")
+                if mixture_of_experts:
+                    names.append("a mixture of experts")
+                new_id = judge_stored(
+                    target,
+                    run,
+                    controls,
+                    make_controls=make_controls,
+                    name=name,
+                    note=f"Controls: {', '.join(names)}.",
+                )
+    if not as_json_:
+        out.print(new_id, markup=False)
+    if code := tell_verdicts(target, new_id, as_json_):
+        raise Exit(code)
 
 
 def load_for(
@@ -232,13 +232,6 @@ def _judge_by_model(
             verdicts,
             f"Floor: model {model}.",
         )
-
-
-def _tell(store: Store, run_id: str, as_json_: bool) -> None:
-    if not as_json_:
-        out.print(run_id, markup=False)
-    if code := tell_verdicts(store, run_id, as_json_):
-        raise Exit(code)
 
 
 def tell_verdicts(store: Store, run_id: str, as_json_: bool) -> int:
