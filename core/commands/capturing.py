@@ -97,8 +97,7 @@ def judge(
         "bar",
         as_json_,
         store,
-        is_verdict_printed=True,
-        code=tell_verdicts(open_store(store), run_id, as_json_),
+        tell_verdicts(open_store(store), run_id, as_json_),
     )
 
 
@@ -315,13 +314,12 @@ def tell_end(
     progress: str,
     as_json_: bool,
     store: str | Path | None = None,
-    *,
-    is_verdict_printed: bool = False,
-    code: int = 0,
+    code: int | None = None,
 ) -> None:
     """Print the id on stdout, for scripts, and the rest on stderr; exit with `code`, or with 2 if
-    sides failed.
+    sides failed. code: of the verdict, if that was printed.
     """
+    is_verdict_printed = code is not None
     if progress == "json" or (as_json_ and not is_verdict_printed):
         announce(run_id, store, progress, as_json_)
     elif not as_json_:
