@@ -8,14 +8,14 @@ import streamlit as st
 from app import navigation
 from app.components import best_tokens
 from app.navigation import OVERVIEW
-from app.overview import figures, lines, positions, state, token_strip
+from app.overview import figures, lines, positions, token_strip
 from app.rl import section
 from app.shell import address, exports, store_cache, widgets
 from app.verdict import panel
 
 view = widgets.head(OVERVIEW)
 answer = panel.verdict(view)
-state.section(view)
+figures.server_state(view)
 figures.nonfinite(view)
 is_rollout = section.headline(view)
 if is_rollout:

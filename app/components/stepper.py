@@ -27,10 +27,10 @@ def places(view: selection.View) -> dict[str, Sequence[int]]:
         "position": range(view.first_position, view.last_position + 1),
     }
     for kind, (column, *_) in _KINDS.items():
-        if column in table and table[column].any():
+        if column in table:
             # .loc takes all columns first
             of_kind[kind] = table["position"][table[column].astype(bool)].tolist()
-    return of_kind
+    return {kind: positions for kind, positions in of_kind.items() if len(positions)}
 
 
 def stepper(view: selection.View) -> None:

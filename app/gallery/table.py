@@ -165,8 +165,9 @@ def table(
 
     def row_of(card: RunCard) -> Record:
         each = labels.get(card.run_id, Labels())
-        first, *others = wording.verdicts(card) or [""]
-        more = [f"+{len(others)}"] if others else []
+        verdicts = wording.verdicts(card)
+        if len(verdicts) > 1:
+            verdicts[1:] = [f"+{len(verdicts) - 1}"]
         is_own = not card.is_read_only and members.may_change()
         ratio = card.noise_ratio
         # as the verdict says it: two decimals below 10, else three digits
@@ -180,7 +181,7 @@ def table(
                 share = min(max(share, 0.1), 99.9)
         return {
             "actions": [OPEN, EDIT, DELETE] if is_own else [OPEN, EDIT],
-            "verdict": [*filter(None, [first]), *more],
+            "verdict": verdicts,
             "name": card.name,
             "x floor": ratio,
             "differ": share,

@@ -7,6 +7,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app.components import plots
 from app.shell import exports, store_cache, widgets
 from app.shell.selection import View
+from core.checks.state import axes_of, axis_texts
 from core.plots import pairs as charts
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reader import RunReader
@@ -28,6 +29,19 @@ def elements_of(view: View) -> int:
     """Logits of the pair that were compared; of lists the values that both sides sent."""
     header = view.header
     return view.pair.summary.finite if view.is_list else header.rows * header.vocab
+
+
+def server_state(view: View) -> None:
+    """Draw a table of the axes of a probe of a server's state, nothing for a run without them."""
+    axes = axes_of(row for pair in view.run.pairs for row in view.run.evidence(pair.index))
+    if not axes:
+        return
+    st.subheader("Server state")
+    block = axes[0].wrong_block_nats
+    scale = f"; a wrong block of tokens moves a row by {number(block)} nats" if block else ""
+    st.caption(f"Largest difference of a row from the cold one, in noise of cold requests{scale}.")
+    table = pd.DataFrame(map(axis_texts, axes))
+    st.dataframe(table, hide_index=True, height="content")
 
 
 def nonfinite(view: View) -> None:
