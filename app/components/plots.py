@@ -66,6 +66,7 @@ def figure_spec(figure: go.Figure | Record) -> FigureSpec:
     """Return what the browser gets of a figure, plotly's or a plain dict."""
     # Numbers of arrays travel as base64; float16 would be sent as text.
     plain = figure if isinstance(figure, dict) else figure.to_dict()
+    # first, so that the JSON is without them
     shapes = tuple(plain["layout"].pop("shapes", ()))
     return FigureSpec(to_json_plotly(plain), plain["layout"]["height"], shapes)
 

@@ -113,8 +113,9 @@ def _headers(request: Request, version: str) -> dict[str, str]:
 def _largest(request: Request) -> Response:
     """Send the largest difference in a rectangle as JSON, with exact digits."""
     run, pair = _pair(request)
-    spans = _two(request, "rows"), _two(request, "columns")
-    element = largest_in(View(run, pair, *_view(request)), *spans)
+    element = largest_in(
+        View(run, pair, *_view(request)), _two(request, "rows"), _two(request, "columns")
+    )
     return JSONResponse(
         element_json(run, element), headers=_headers(request, store_cache.version_of(run.path))
     )

@@ -214,8 +214,11 @@ def _client(request: Request) -> str:
 
 def sentence(title: str, text: str, status: int = 200) -> HTMLResponse:
     """Return a page of one sentence with a link to the sign-in."""
-    body = f'<h1>{escape(title)}</h1><p>{escape(text)}</p><a href="/sign-in">Sign in</a>'
-    return _page(title, body, status)
+    return _page(
+        title,
+        f'<h1>{escape(title)}</h1><p>{escape(text)}</p><a href="/sign-in">Sign in</a>',
+        status,
+    )
 
 
 def _page(title: str, body: str, status: int) -> HTMLResponse:

@@ -40,8 +40,7 @@ def server_state(view: View) -> None:
     block = axes[0].wrong_block_nats
     scale = f"; a wrong block of tokens moves a row by {number(block)} nats" if block else ""
     st.caption(f"Largest difference of a row from the cold one, in noise of cold requests{scale}.")
-    table = pd.DataFrame(map(axis_texts, axes))
-    st.dataframe(table, hide_index=True, height="content")
+    st.dataframe(pd.DataFrame(map(axis_texts, axes)), hide_index=True, height="content")
 
 
 def nonfinite(view: View) -> None:

@@ -247,10 +247,14 @@ def _progress(title: str) -> None:
 def _check(view: View, title: str, row: Evidence, key: str, *, is_open: bool) -> None:
     """Draw one check: outcome, title and line; opened, its chart, what was run and its figures."""
     icon, colour = _OUTCOMES[row.outcome]
-    label = (
-        f":{colour}[{row.outcome}] · **{widgets.escape(title)}** · {widgets.to_markdown(row.says)}"
+    step = st.expander(
+        f":{colour}[{row.outcome}] · **{widgets.escape(title)}** · {widgets.to_markdown(row.says)}",
+        is_open,
+        type="step",
+        icon=icon,
+        key=key,
+        on_change="rerun",
     )
-    step = st.expander(label, is_open, type="step", icon=icon, key=key, on_change="rerun")
     # charts that are not shown are not sent
     if not step.open:
         return

@@ -265,10 +265,10 @@ def _score(rows: DataFrame) -> Record:
 
 def print_samples(changes: Record) -> None:
     """Print scores, and the answers that changed."""
-    title = (
-        f"{changes['variant']} vs {changes['reference']}: {plural(changes['samples'], 'sample')}"
+    print_records(
+        changes["scores"],
+        f"{changes['variant']} vs {changes['reference']}: {plural(changes['samples'], 'sample')}",
     )
-    print_records(changes["scores"], title)
     print_records(changes["changed"], "changed answers", most=_MOST_ANSWERS)
     if count := changes["other_prompts"]:
         print_text(f"note: the prompt differs at {plural(count, 'sample')}.", err)

@@ -187,18 +187,20 @@ def _print_caches(run: RunReader) -> None:
                 rows.append({"variant": pair.variant, "part": part.replace("_", " "), **figures})
     keys = ("variant", "part", "neq", "elements", "rms_row_ulps", "max_row_ulps")
     first = ("first_prompt", "first_layer", "first_head", "first_position")
-    title = f"KV caches vs {run.pairs[0].reference}, row ULPs of {run.header.compute_dtype}"
-    print_records(rows, title, keys=(*keys, *first))
+    print_records(
+        rows,
+        f"KV caches vs {run.pairs[0].reference}, row ULPs of {run.header.compute_dtype}",
+        keys=(*keys, *first),
+    )
 
 
 def print_continuations(run: RunReader) -> None:
     """Print where each variant's continuation diverges from the reference's, if the run has any."""
     rows = records(continuations(run))
-    keys = ("prompt", "variant", "compared_tokens", "agreed_tokens", "parting_position", *TOKENS)
     print_records(
         [row | with_texts(row, run.vocabulary) for row in rows],
         "greedy continuations",
-        keys=keys,
+        keys=("prompt", "variant", "compared_tokens", "agreed_tokens", "parting_position", *TOKENS),
     )
 
 
@@ -282,8 +284,9 @@ def _print_layers(
         keys = _LAYER_KEYS if everything else _SHORT_LAYER_KEYS
         if run.header.has_several_prompts:
             keys = (*keys, "first_prompt")
-        title = f"{pair.variant} vs {pair.reference}, {at}"
-        print_records(rows, title, keys=(*keys, "first_position"))
+        print_records(
+            rows, f"{pair.variant} vs {pair.reference}, {at}", keys=(*keys, "first_position")
+        )
         if len(rows) < len(table):
             print_text(f"{len(rows)} of {plural(len(table), 'module')}; --all shows the others.")
 

@@ -110,8 +110,9 @@ def print_reports(
     for pair in pairs:
         if pair.variant in ({variant} if variant else first_of_class):
             flips = [row | with_texts(row, texts) for row in pair.rows if row["is_flip"]]
-            title = f"flips of {pair.variant}: {len(flips):,}"
-            print_records(flips, title, keys=keys, most=_MOST_FLIPS)
+            print_records(
+                flips, f"flips of {pair.variant}: {len(flips):,}", keys=keys, most=_MOST_FLIPS
+            )
     if len(pairs) > 1:
         groups = "   ".join("{" + ", ".join(group) + "}" for group in classes)
         out.print(f"bit-identical classes: {groups}", markup=False)

@@ -63,16 +63,19 @@ def _print(result: Comparison, has_layers: bool) -> None:
         (_name(each), *_cells(sum_of(result.modules[one] for one in each)))
         for each in lines.values()
     ]
-    columns = (
-        "module",
-        "differ",
-        "share",
-        "max\nchange",
-        "rms\nchange",
-        f"share in\n{result.rounded_to}",
-        "max\nULPs",
+    table = table_of(
+        (
+            "module",
+            "differ",
+            "share",
+            "max\nchange",
+            "rms\nchange",
+            f"share in\n{result.rounded_to}",
+            "max\nULPs",
+        ),
+        rows,
+        text=("module",),
     )
-    table = table_of(columns, rows, text=("module",))
     table.collapse_padding = True
     table.add_section()
     table.add_row(f"total of {result.total.elements:,} elements", *_cells(result.total))
