@@ -52,6 +52,7 @@ def draw(view: selection.View) -> None:
             " taken. ▼: selected.",
         )
     st.subheader("By layer")
+    # what the map shows already
     shown = table.drop(columns=_HIDDEN).assign(module=table["module"].map(visible))
     tables.draw(shown, "choices_table")
     sides = "SELECT * FROM choice WHERE side IN (0, ?) ORDER BY ALL"

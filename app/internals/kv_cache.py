@@ -59,6 +59,7 @@ def draw(view: selection.View) -> None:
     rms.metric("RMS row ULPs", number(together["rms_row_ulps"]))
     most.metric("Max row ULPs", number(together["max_row_ulps"]))
 
+    # states and latents have no positions
     by_head, *by_position = st.columns([3, 2] if stored else 1)
     with by_head:
         figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)

@@ -46,6 +46,7 @@ def headline(view: View) -> bool:
 
 def next_step(view: View) -> None:
     """Draw a button that opens the sequences with the largest share of the KL."""
+    # the heaviest first
     worst = store_cache.cached(view.run, rl.summary, "heaviest")[0]
     show = partial(
         selection.select,

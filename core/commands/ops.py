@@ -2,7 +2,7 @@
 row positions.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -91,7 +91,7 @@ def ops(
                 f"unknown operation '{unknown[0]}'; expected one of {', '.join(operations)}.",
             )
         used = usable_device(device)
-        linear = []
+        linear: list[Any] = []
         if model:
             # on the CPU and without weights: only the shapes of its layers are looked at
             shapes = load_model(model, dtype="float32", device="cpu", weights=False)

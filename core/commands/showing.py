@@ -229,12 +229,9 @@ def layers_of(
     """
     layers = [(pair, layers_json(run, pair.index)) for pair in pairs]
     if all(figures is None for _, figures in layers):
-        is_compiled = asks_for(run.header.provenance, "layers")
-        reason = (
-            "its model was compiled"
-            if is_compiled
-            else how_to_have("layers", run.header.provenance)
-        )
+        reason = how_to_have("layers", run.header.provenance)
+        if asks_for(run.header.provenance, "layers"):
+            reason = "its model was compiled"
         raise UsageError(f"run '{run.run_id}' holds no module outputs; {reason}.")
     return layers
 
@@ -305,12 +302,9 @@ def _show_kernels(
         elif run.sides_with_kernels and not as_json_:
             print_text(f"{pair.variant}: no kernels. {about.note}")
     if not tables:
-        was_asked = run.sides_with_kernels or asks_for(about, "kernels")
-        reason = (
-            f"they could not be recorded. {about.note}"
-            if was_asked
-            else how_to_have("kernels", about)
-        )
+        reason = how_to_have("kernels", about)
+        if run.sides_with_kernels or asks_for(about, "kernels"):
+            reason = f"they could not be recorded. {about.note}"
         raise UsageError(f"run '{run.run_id}' holds no kernels; {reason.rstrip('. ')}.")
     as_records: list[Record] = []
     for pair, every, place in tables:
@@ -319,25 +313,28 @@ def _show_kernels(
         if as_json_:
             start = None
             if place is not None:
-                start = {"module": place.module, "prompt": place.prompt, "position": place.position}
-                start["kernels"] = _kernels_json(place.kernels)
-            record = {
-                "reference": pair.reference,
-                "variant": pair.variant,
-                "where_it_starts": start,
-            }
-            as_records.append(record | {"kernels": _kernels_json(rows)})
-            continue
-        if place is not None:
-            place_text = place_in_words(run.header, place, names)
-        elif pair.index not in run.pairs_with_layers:
-            place_text = (
-                "This run has no module outputs, so no first module;"
-                f" {how_to_have('layers', about)}."
+                start = {
+                    "module": place.module,
+                    "prompt": place.prompt,
+                    "position": place.position,
+                    "kernels": _kernels_json(place.kernels),
+                }
+            as_records.append(
+                {
+                    "reference": pair.reference,
+                    "variant": pair.variant,
+                    "where_it_starts": start,
+                    "kernels": _kernels_json(rows),
+                },
             )
-        else:
-            place_text = "No compared module differs."
-        print_text(place_text.replace("`", "'"))
+            continue
+        says = "No compared module differs."
+        if place is not None:
+            says = place_in_words(run.header, place, names)
+        elif pair.index not in run.pairs_with_layers:
+            how = how_to_have("layers", about)
+            says = f"This run has no module outputs, so no first module; {how}."
+        print_text(says.replace("`", "'"))
         title = f"Launches per forward, {pair.reference} vs {pair.variant}"
         shown = [
             row
