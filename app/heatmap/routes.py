@@ -65,7 +65,10 @@ def prepare(dtype: str) -> None:
     them.
     """
     threading.Thread(
-        target=pyramid.prepare, args=(format_named(dtype),), name="ulpscope-heatmap", daemon=True
+        target=pyramid.prepare,
+        args=(format_named(dtype),),
+        name="ulpscope-heatmap",
+        daemon=True,
     ).start()
 
 
@@ -100,7 +103,9 @@ def _tile(request: Request) -> Response:
 
     cells = _cells(repr((about, order, measure, tile)), make)
     return Response(
-        cells.tobytes(), media_type="application/octet-stream", headers=_headers(request, version)
+        cells.tobytes(),
+        media_type="application/octet-stream",
+        headers=_headers(request, version),
     )
 
 
@@ -114,10 +119,13 @@ def _largest(request: Request) -> Response:
     """Send the largest difference in a rectangle as JSON, with exact digits."""
     run, pair = _pair(request)
     element = largest_in(
-        View(run, pair, *_view(request)), _two(request, "rows"), _two(request, "columns")
+        View(run, pair, *_view(request)),
+        _two(request, "rows"),
+        _two(request, "columns"),
     )
     return JSONResponse(
-        element_json(run, element), headers=_headers(request, store_cache.version_of(run.path))
+        element_json(run, element),
+        headers=_headers(request, store_cache.version_of(run.path)),
     )
 
 
