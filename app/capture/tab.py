@@ -1,6 +1,5 @@
 """Capture: choose model, prompts and paths; watch, cancel, open the finished run."""
 
-import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,8 +66,7 @@ class CaptureForm:
         size = sum(len(prompt.encode("utf-8", "replace")) for prompt in prompts)
         if self.file is not None or size <= PROMPT_BYTES:
             return self.file
-        lines = [json.dumps({"text": text}) + "\n" for text in prompts]
-        return PromptFile("prompts.jsonl", "".join(lines).encode())
+        return PromptFile.of_texts(prompts)
 
     @property
     def missing(self) -> str | None:

@@ -46,7 +46,8 @@ def draw(view: selection.View) -> None:
 
     # Of several files, so the key has the stamp of each, and its name, which is no part of it.
     stamps = [store_cache.stamp_of(one.run) for one in pairs]
-    of = (*stamps, *(one.pair.index for one in pairs), *titles)
+    indices = [one.pair.index for one in pairs]
+    of = (*stamps, *indices, *titles)
     everything = store_cache.remember("compare", view.run, of, read)
     is_same, all_flips, differs, figures, curves = everything
     if len(pairs) == 1:

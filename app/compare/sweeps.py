@@ -86,7 +86,8 @@ def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
         newest = max(plans, key=lambda plan: plan.begun)
         st.session_state["matrix_plan"] = newest.name
     words = {name: clean(name, 60) for name in by_name}
-    return by_name[_choice("Sweep", words, "matrix_plan")]
+    name = _choice("Sweep", words, "matrix_plan")
+    return by_name[name]
 
 
 def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
@@ -270,6 +271,7 @@ def export_cells(changes: Sequence[CellChange]) -> pd.DataFrame:
         "says",
     ]
     entries = [change.as_json() for change in changes]
+    # a column of lists is no text of a spreadsheet
     axes = pd.DataFrame([entry["axes"] for entry in entries])
     table = pd.DataFrame(entries, columns=columns)
     return axes.join(table.assign(changed=table["changed"].str.join(", ")))

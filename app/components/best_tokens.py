@@ -12,7 +12,7 @@ import streamlit as st
 from app.components import plots, tables
 from app.shell import exports, selection, store_cache, widgets
 from core.numerics.arrays import Record
-from core.plots.style import LAYOUT, QUIET, REFERENCE, VARIANT, inert
+from core.plots.style import LAYOUT, QUIET, REFERENCE, VARIANT, every_few, inert
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import SIDES, Candidates, on_grid
 from core.text import exact_decimals, opening
@@ -172,7 +172,7 @@ def grid_chart(
     fixed = {"zeroline": False, "automargin": True}
     across: Record = {"title": {"text": "logit"}, **fixed}
     if grid:
-        ticks = grid[:: max(1, -(-len(grid) // _LABELLED))]
+        ticks = every_few(grid, _LABELLED)
         half = float(np.diff(candidates.grid).max(initial=0.0)) / 2
         across |= {
             "title": {"text": f"logit (grid lines: representable {dtype} values)"},

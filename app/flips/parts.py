@@ -118,8 +118,7 @@ def draw_continuations(view: selection.View) -> None:
         st.caption("Before ⏎: the prompt. Marked: the first token that differs.")
 
     def choose() -> None:
-        picked = st.session_state["continuations"]["selection"]
-        for place in [*picked["rows"], *(cell[0] for cell in picked["cells"])][:1]:
+        for place in selection.clicked_rows("continuations"):
             row = table.iloc[place]
             parting = row["parting_position"]
             # sides that never diverge have no such position, so the last given one is selected

@@ -2,7 +2,6 @@
 introduction.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -124,8 +123,7 @@ def export_table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> Da
 
 def key_of(name: str, parts: Sequence[str]) -> str:
     """Key of a table of these rows."""
-    text = "\0".join(parts).encode("utf-8", "backslashreplace")
-    return f"{name}_{hashlib.sha256(text).hexdigest()[:16]}"
+    return f"{name}_{hash(tuple(parts))}"
 
 
 def open_run(card: RunCard) -> None:

@@ -51,7 +51,7 @@ def form() -> None:
         device = st.selectbox("Device", DEVICES, key="ops_device", width=150)
         dtypes = st.multiselect(
             "dtypes",
-            list(LOGIT_FORMATS),
+            LOGIT_FORMATS,
             default=["float32", "bfloat16"],
             key="ops_dtypes",
             width=260,
@@ -101,7 +101,7 @@ def pick(cards: Sequence[RunCard]) -> str:
         if linked:
             st.warning("The probes of this link are not in this store (any more).")
         st.session_state["ops_run"] = cards[0].run_id
-    return st.selectbox("Probes", list(names), format_func=names.__getitem__, key="ops_run")
+    return st.selectbox("Probes", names, format_func=names.__getitem__, key="ops_run")
 
 
 def filter_rows(rows: Sequence[OpRow]) -> list[OpRow]:
@@ -111,7 +111,7 @@ def filter_rows(rows: Sequence[OpRow]) -> list[OpRow]:
         names = dict.fromkeys(["", *(row["op"] for row in rows), st.session_state["ops_op"]])
         op = st.selectbox(
             "Operation",
-            list(names),
+            names,
             format_func=lambda name: name or "any",
             key="ops_op",
             width=190,

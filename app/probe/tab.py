@@ -1,6 +1,5 @@
 """Probe: ask a live server the same in several ways; watch, cancel, open what it sent."""
 
-import json
 from dataclasses import replace
 
 import streamlit as st
@@ -56,14 +55,13 @@ def _form() -> None:
     with st.expander("Requests"):
         st.markdown("\n".join(f"- {widgets.escape(line.strip())}" for line in requests))
     if is_pressed:
-        # prompts go by a file: a command line cannot carry long ones
-        lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in request.prompts)
         with widgets.report_errors():
             store_changes.submit(
                 replace(request, prompts=()).arguments(),
                 title=f"Probe of {clean(request.url, 100)}",
                 device=PROBING,
-                prompts=PromptFile("prompts.jsonl", lines.encode()),
+                # by a file: a command line cannot carry long ones
+                prompts=PromptFile.of_texts(request.prompts),
                 # an empty one too: the server's own is not for its viewers
                 secrets={KEY_VARIABLE: key},
             )

@@ -105,7 +105,7 @@ def _figures(view: View) -> None:
     selection.settle("framework", FRAMEWORKS)
     framework = st.selectbox(
         "Names and definitions of",
-        list(FRAMEWORKS),
+        FRAMEWORKS,
         key="framework",
         width=240,
     )

@@ -17,7 +17,7 @@ from app.shell import selection
 from core.numerics.arrays import DataFrame
 from core.plots.style import inert
 from core.runs.reader import RunReader
-from core.text import file_name
+from core.text import file_name, slug
 
 # How a formula begins for spreadsheets, also in wide forms; the apostrophe, so that it can be
 # undone.
@@ -80,8 +80,7 @@ def download(tables: Mapping[str, Table], name: str, key: str, label: str = "Dow
             stem = name
             if len(tables) > 1:
                 st.markdown(f"**{title[:1].upper()}{title[1:]}**")
-                words = file_name(title).lower().replace(",", "").replace("_", " ")
-                stem = "-".join([name, *words.split()])
+                stem = f"{name}-{slug(title).lower()}"
             with st.container(horizontal=True):
                 for form, make, kind in _FORMS:
                     # A function is called on a click, in a thread of its own; "ignore": the page

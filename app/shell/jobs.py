@@ -7,6 +7,7 @@ process alone loads torch.
 """
 
 import atexit
+import json
 import re
 import threading
 import time
@@ -15,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import core
 from core.capture_request import CaptureRequest
@@ -97,6 +99,12 @@ class PromptFile:
 
     name: str
     content: bytes
+
+    @classmethod
+    def of_texts(cls, prompts: Sequence[str]) -> Self:
+        """Return a file of typed prompts."""
+        lines = [json.dumps({"text": text}) + "\n" for text in prompts]
+        return cls("prompts.jsonl", "".join(lines).encode())
 
     def save(self, directory: Path) -> Path:
         """Write the file into a directory and return its path."""

@@ -114,11 +114,15 @@ def select_row(table: pd.DataFrame, key: str) -> None:
     and position.
     """
     # In a callback: what the element returns would select only after the sidebar was drawn.
-    clicked = st.session_state[key]["selection"]
-    rows = [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))]
-    if rows:
-        row = table.iloc[rows[0]]
+    for place in clicked_rows(key):
+        row = table.iloc[place]
         select(prompt=int(row["prompt"]), position=int(row["position"]))
+
+
+def clicked_rows(key: str) -> list[int]:
+    """Return the clicked row of the table `key`, if there is one."""
+    clicked = st.session_state[key]["selection"]
+    return [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))][:1]
 
 
 def new_run(run_id: str | None = None) -> None:

@@ -151,7 +151,7 @@ def choice(label: str, names: Mapping[str, str], key: str) -> str:
     selection.settle(key, names)
     chosen = st.segmented_control(
         label,
-        list(names),
+        names,
         format_func=names.__getitem__,
         required=True,
         key=key,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from ..configuration import configuration
+from ..document.charts import every_few
 from ..errors import UsageError
 from ..numerics.arrays import DataFrame, Record
 from ..runs.file.records import StoredPair
@@ -272,8 +273,7 @@ def _print_layers(
             shown = [row["module"] for row in rows if row["kind"] in (RESIDUAL, HEAD)]
             if not blocks:
                 # few of them, evenly spaced, up to the logits
-                step = -(-len(shown) // _SHORT_ROWS) or 1
-                shown = shown[::-1][::step]
+                shown = every_few(shown[::-1], _SHORT_ROWS)
                 shown += [each.module for each in (first, largest) if each is not None]
             rows = [row for row in rows if row["module"] in shown]
         rows = [row | {"kind": kind_word(row["kind"])} for row in rows]

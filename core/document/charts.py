@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, floor, isnan, log10
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,11 @@ ULPS = ((0.0, "#3D6FB5"), (0.33, "#7C7B78"), (0.66, "#BCAF6F"), (1.0, "#FEE838")
 MISMATCH = "#E3000F"
 # of the 256 colors of a picture 0 is transparent and 255 a mismatch
 LEVELS = 254
+
+
+def every_few(places: Any, most: int) -> Any:
+    """Return at most so many of the places, evenly spaced, from the first on."""
+    return places[:: max(1, -(-len(places) // most))]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import headline
 from ..text import clip, join_bytes, number, opening, percent, plural, visible
 from ..verdict import FAILING, IDENTICAL, ROUNDING
-from .charts import LEVELS, Axis, bar, chart, dot, line, picture
+from .charts import LEVELS, Axis, bar, chart, dot, every_few, line, picture
 from .grid import MOST_CELLS, overview
 
 Explain = Callable[[RunReader, int], Any]
@@ -527,8 +527,7 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     yield element("p", prose(sentence))
     if (rms > 0).any():
         blocks = modules.loc[is_stream, "block"]
-        step = -(-len(blocks) // 12) or 1
-        ends = {float(row): str(block) for row, block in blocks[::step].items()}
+        ends = {float(row): str(block) for row, block in every_few(blocks, 12).items()}
         x = Axis(
             "execution order; ticks: end of each layer",
             -0.5,
@@ -586,7 +585,7 @@ def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         # nothing, the first color of the scale, that of a mismatch
         levels = np.array([0, 1, LEVELS + 1], np.uint8)[states.to_numpy(int)]
         names = choices.short_names(modules)
-        named = range(0, len(states), -(-len(states) // 12))
+        named = every_few(range(len(states)), 12)
         labels = {place + 0.5: names[states.index[place]] for place in named}
         y = Axis("module", len(states), 0, labels=labels)
         end = cells["last_position"].max() + 1

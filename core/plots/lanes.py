@@ -211,7 +211,7 @@ def _log_axis(drawn: DataFrame, most: int) -> Record:
         ticks = steps[(steps >= 10**bottom) & (steps <= 10**top)]
     else:
         ticks = 10.0**powers
-    return {**axis, "tickvals": ticks[:: max(1, -(-len(ticks) // most))]}
+    return {**axis, "tickvals": style.every_few(ticks, most)}
 
 
 def selected_in_lane(prompts: Sequence[int], prompt: int, position: int) -> Record:

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 
 from ..document.charts import MISMATCH as MISMATCH
 from ..document.charts import ULPS as ULPS
+from ..document.charts import every_few as every_few
 from ..numerics.arrays import Array
 from ..text import is_written_out
 
@@ -124,11 +125,6 @@ def selected_line(x: int) -> dict:
     """Line at what is selected, as a shape of a layout."""
     place = {"x0": x, "x1": x, "xref": "x", "y0": 0, "y1": 1, "yref": "y domain"}
     return {"type": "line", **place, "line": {"color": FLIP, "width": 1.5}}
-
-
-def every_few(places: list[int], most: int) -> list[int]:
-    """Return at most so many of the places, evenly spaced, from the first on."""
-    return places[:: max(1, -(-len(places) // most))]
 
 
 def gaps_at_zero(values: Array) -> Array:

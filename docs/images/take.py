@@ -32,7 +32,8 @@ SHOTS = {
 
 
 def take(page: Page, url: str, name: str, address: str, height: int) -> None:
-    page.set_viewport_size({"width": 1280, "height": height})
+    size = {"width": 1280, "height": height}
+    page.set_viewport_size(size)
     page.goto(f"{url}/{address}")
     settle(page)
     if name == "heatmap":

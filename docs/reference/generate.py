@@ -135,7 +135,10 @@ def checks(_: str) -> str:
             plain = key.replace("_", " ")
             is_told = (key, label) in labeled or label == plain
             names.append(f"`{key}`" if is_told else f"`{key}`: {label}")
-        same = [f"`{check.group}`: {check}" for check in CHECKS.values() if check.record is record]
+        same = []
+        for check in CHECKS.values():
+            if check.record is record:
+                same.append(f"`{check.group}`: {check}")
         rows.append(("; ".join(same), "; ".join(names)))
         # only now: two figures of one record may share a label
         labeled |= figures
