@@ -66,8 +66,7 @@ def capture(
     """
     use_engines(engine)
     if dry_run:
-        with stoppable():
-            print_costs(plan_of(request, weights=False), as_json_)
+        print_costs(request, as_json_)
         return
     run_id, failure = capture_to_store(request, progress, store)
     tell_end(run_id, failure, progress, as_json_, store)
@@ -110,6 +109,19 @@ def perform(progress: options.Progress = "json", store: options.Store = None) ->
     tell_end(run_id, failures, progress, as_json_=False, store=store)
 
 
+def check_early(request: CaptureRequest) -> None:
+    """Raise what is wrong with a request before torch is loaded, as of a model to download."""
+    prompts_of(request)
+    packaged_folder(request.model)
+    from ..inference.paths.grammar import read_steps, swept_paths
+
+    for path in (request.reference, *request.variants):
+        read_steps(path)
+    for text in request.sweeps:
+        for path in swept_paths(request.reference, text):
+            read_steps(path)
+
+
 def plan_of(
     request: CaptureRequest,
     *,
@@ -120,16 +132,7 @@ def plan_of(
     """Check a request and plan its capture, of its prompts or of continuations; without `weights`
     only the model's shapes are loaded, and nothing is generated.
     """
-    # errors come before torch is loaded, as of a model to download
-    prompts_of(request)
-    packaged_folder(request.model)
-    from ..inference.paths.grammar import read_steps, swept_paths
-
-    for path in (request.reference, *request.variants):
-        read_steps(path)
-    for text in request.sweeps:
-        for path in swept_paths(request.reference, text):
-            read_steps(path)
+    check_early(request)
     from ..inference.capture.capture import plan_capture
     from ..inference.generating.generation import plan_generation
     from ..inference.models.chat import plan_inputs
@@ -279,8 +282,10 @@ def _with_prefix(say: Progress, what: str) -> Progress:
     return tell
 
 
-def print_costs(plan: CapturePlan, as_json_: bool) -> None:
-    """Print the forwards, bytes and memory of a plan's sides."""
+def print_costs(request: CaptureRequest, as_json_: bool) -> None:
+    """Print the forwards, bytes and memory of a capture's sides."""
+    with stoppable():
+        plan = plan_of(request, weights=False)
     from ..inference.capture.costs import costs_of
     from ..inference.models.devices import devices_here
 

@@ -8,13 +8,12 @@ from typing import Annotated
 from typer import Exit, Option
 
 from ..capture_request import CaptureRequest
-from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
 from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from ..text import number
 from . import options
-from .capturing import capture_to_store, load, plan_of, print_costs, run_plan, tell_end
+from .capturing import capture_to_store, check_early, load, print_costs, run_plan, tell_end
 from .options import takes_request
 from .showing import print_continuations
 from .terminal.console import (
@@ -49,8 +48,7 @@ def generate(
     __init__(self,"
     """
     if dry_run:
-        with stoppable():
-            print_costs(plan_of(request, weights=False), as_json_)
+        print_costs(request, as_json_)
         return
     run_id, failures = capture_to_store(request, progress, store)
     if progress == "bar" and not as_json_:
@@ -93,12 +91,9 @@ def search(
     For example:  ulpscope search --model sample_runs/model --prompts prompts.jsonl --variant decode
     --flips 3
     """
+    request = replace(request, variants=(variant,), tokens=tokens)
+    check_early(request)
     names = [prompt.source for prompt in prompts_of(request)]
-    packaged_folder(request.model)
-    from ..inference.paths.grammar import read_steps
-
-    for path in (request.reference, variant):
-        read_steps(path)
     target = open_store(store)
     run_id = None
     with stoppable(), steps() as say:
@@ -129,7 +124,7 @@ def search(
             paths = f"{request.reference} vs {variant}"
             title = request.name or f"{result.prompts:,} prompts searched: {paths}"
             flipping = [inputs[number] for number in result.flipped_prompts]
-            asked = replace(request, name=title, variants=(variant,), tokens=tokens)
+            asked = replace(request, name=title)
             plan = plan_generation if tokens else plan_capture
             planned = plan(loaded, flipping, asked, command=typed_command())
             # captured like any others: the search computes argmaxes and margins alone
