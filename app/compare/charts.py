@@ -32,9 +32,14 @@ def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
         )
     whole = pd.concat([table for _, table in curves]).astype(float)
     figure.update_xaxes(**log_axis(whole["distance"]))
-    titles = ("ULPs of each run's own dtype", "share that differs by at least as much")
+    layout(
+        figure,
+        320,
+        "ULPs of each run's own dtype",
+        "share that differs by at least as much",
+        whole["share"],
+    )
     # an identical pair has no line: a line alone is named too
-    layout(figure, 320, *titles, whole["share"])
     return figure.update_layout(legend_tracegroupgap=0, showlegend=True)
 
 

@@ -227,7 +227,7 @@ def cell(change: CellChange) -> None:
         return
     floors = ""
     if now.noise_ratio is not None:
-        floors = f", {number(now.noise_ratio, 3)} x the noise floor"
+        floors = f", {number(now.noise_ratio)} x the noise floor"
     st.markdown(
         f"{widgets.escape(now.verdict)}{floors}; {plural(now.flips, 'flip')},"
         f" {percent(now.neq_share)} of logits differ. It {widgets.escape(change.in_words)}",

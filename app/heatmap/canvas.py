@@ -133,8 +133,8 @@ def show_token(view: View) -> None:
         return
     column = token
     if window.order == "rank":
-        place = (view.pair.index, view.row, token)
-        column = heatmap.element(view.run, *place).reference_rank - 1
+        element = heatmap.element(view.run, view.pair.index, view.row, token)
+        column = element.reference_rank - 1
     first, last = window.columns
     if not first <= column < last or last - first > heatmap.RANKS:
         vocab = view.header.vocab

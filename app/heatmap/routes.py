@@ -167,9 +167,9 @@ def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
 def _tokens(request: Request) -> Response:
     """Send the tokens of a rectangle, rows of [id, text]; by token id one row stands for all."""
     run, pair = _pair(request)
-    spans = _two(request, "rows"), _two(request, "columns")
+    rows, columns = _two(request, "rows"), _two(request, "columns")
     texts = []
-    for row in tokens_in(View(run, pair, *_view(request)), *spans).tolist():
+    for row in tokens_in(View(run, pair, *_view(request)), rows, columns).tolist():
         texts.append([(token, visible(run.vocabulary.get(token, f"#{token}"))) for token in row])
     return JSONResponse(texts, headers=_headers(request, store_cache.version_of(run.path)))
 

@@ -100,10 +100,10 @@ def draw(view: selection.View) -> None:
     if nonfinite.empty:
         hidden.add("nonfinite_mismatch")
     columns = [name for name in dict.fromkeys([*_FIRST_COLUMNS, *table]) if name not in hidden]
-    texts = {"module": table["module"].map(visible), "kind": table["kind"].map(kind_word)}
+    shown = table.assign(module=table["module"].map(visible), kind=table["kind"].map(kind_word))
     # Other tables have a column of the name for launches.
     titles = {"ratio": charts.MEASURES["ratio"]}
-    tables.draw(table.assign(**texts)[columns].rename(columns=titles), "layers_table")
+    tables.draw(shown[columns].rename(columns=titles), "layers_table")
     st.caption(compared)
     rows = partial(run.rows, pair=pair)
     files: dict = {

@@ -76,17 +76,25 @@ def form() -> None:
             type="primary",
             disabled=not dtypes,
         ):
-            queue = queue_of(None if device == ANY_DEVICE else device)
-            line = ["ops", *(f"--dtype={dtype}" for dtype in dtypes)]
-            if device != ANY_DEVICE:
-                line.append(f"--device={device}")
-            if scope == "quick":
-                line.append("--quick")
-            if model.strip():
-                line.append(f"--model={model.strip()}")
             store_changes.submit(
-                line, title=f"Operations in {', '.join(dtypes)}, {scope} sizes", device=queue
+                arguments(device, dtypes, scope, model),
+                title=f"Operations in {', '.join(dtypes)}, {scope} sizes",
+                device=queue_of(None if device == ANY_DEVICE else device),
             )
+
+
+def arguments(device: str, dtypes: Sequence[str], scope: str, model: str) -> list[str]:
+    """Command line of a job."""
+    line = ["ops"]
+    if device != ANY_DEVICE:
+        line += ["--device", device]
+    for dtype in dtypes:
+        line += ["--dtype", dtype]
+    if scope == "quick":
+        line.append("--quick")
+    if model.strip():
+        line.append(f"--model={model.strip()}")
+    return line
 
 
 def pick(cards: Sequence[RunCard]) -> str:

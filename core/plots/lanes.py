@@ -174,12 +174,12 @@ def _line(x: Array, y: Array, name: str, look: Record) -> list[Record]:
     is_lone = style.is_lone(heights)
     color = {"color": style.REFERENCE}
     common = {"name": name, "hoverinfo": "skip"}
-    line = {"mode": "lines+markers", "line": color | look, "marker": _UNDRAWN}
-    traces = [{**common, **line, "x": x, "y": heights}]
+    traces = []
     if is_lone.any():
-        marks = {"mode": "markers", "marker": {**color, "size": 6}}
-        traces.insert(0, {**common, **marks, "x": x[is_lone], "y": heights[is_lone]})
-    return traces
+        marks = {"x": x[is_lone], "y": heights[is_lone], "marker": {**color, "size": 6}}
+        traces.append({**common, **marks, "mode": "markers"})
+    line = {"x": x, "y": heights, "line": color | look, "marker": _UNDRAWN}
+    return [*traces, {**common, **line, "mode": "lines+markers"}]
 
 
 def _hover(rows: DataFrame, about: str) -> Record:

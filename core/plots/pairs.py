@@ -58,9 +58,14 @@ def floor_ratio(
                 marker=marker,
                 hovertemplate=f"{name} at %{{x}}: {written}x the noise floor<extra></extra>",
             )
-    titles = ("position", f"RMS / noise floor, {dtype}")
-    every = np.append(ratio, threshold or 1)
-    return style.layout(figure, 280, *titles, every, **style.NEAREST_CLICK)
+    return style.layout(
+        figure,
+        280,
+        "position",
+        f"RMS / noise floor, {dtype}",
+        np.append(ratio, threshold or 1),
+        **style.NEAREST_CLICK,
+    )
 
 
 def runs_by_position(

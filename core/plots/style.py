@@ -123,8 +123,16 @@ def add_floor(
 
 def selected_line(x: int) -> dict:
     """Line at what is selected, as a shape of a layout."""
-    place = {"x0": x, "x1": x, "xref": "x", "y0": 0, "y1": 1, "yref": "y domain"}
-    return {"type": "line", **place, "line": {"color": FLIP, "width": 1.5}}
+    return {
+        "type": "line",
+        "x0": x,
+        "x1": x,
+        "xref": "x",
+        "y0": 0,
+        "y1": 1,
+        "yref": "y domain",
+        "line": {"color": FLIP, "width": 1.5},
+    }
 
 
 def gaps_at_zero(values: Array) -> Array:
