@@ -9,8 +9,6 @@ files to try the upload with, of the small model; readme: the provenance and dig
 Nothing here is simulated.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

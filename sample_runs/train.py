@@ -13,8 +13,6 @@ a softer start of queries and keys, and a penalty on heads whose entropy falls b
 keep attention as spread as a real model's.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

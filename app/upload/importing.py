@@ -1,7 +1,5 @@
 """Import of uploaded files: each run by a process of its own, one after another."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """`/api/uploads/{upload}`: PUT a file, whole or in parts at an offset; GET its state; DELETE it."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import hashlib

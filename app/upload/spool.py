@@ -2,8 +2,6 @@
 state.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`generate` and `search`: where the texts of two paths diverge, and prompts on which they do."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from typing import Annotated
 

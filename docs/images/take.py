@@ -5,8 +5,6 @@ A link in place of a name (`report-c=kv_cache?run=...`) takes a picture of that,
 ULPSCOPE_STORE names.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Write the tables of the reference that the code declares: `python -m docs.reference.generate`."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
