@@ -37,7 +37,7 @@ def not_recorded(view: selection.View, missing: Sequence[Recorded]) -> None:
             " Capture the pair from its model.",
         )
         return
-    # each has a sentence and a remedy of its own
+    # each kind has a sentence of its own
     failed = []
     refused = []
     new = []
