@@ -69,11 +69,6 @@ class PageSetting:
             return next((word for word, option in self.words.items() if option == value), None)
         return str(value)
 
-    @property
-    def allowed_values(self) -> str:
-        """Values that a link may have, in words."""
-        return ", ".join(self.words) if self.span is None else "{} to {}".format(*self.span)
-
 
 @dataclass(frozen=True)
 class Page:

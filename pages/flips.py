@@ -69,10 +69,9 @@ if not (figures["is_flip"] or (with_near_ties and figures["near_tie"])):
     place = {"prompt": int(first["prompt"]), "position": int(first["position"])}
     kind = "flip" if count else "near tie"
     at = f"position {first['position']:,}"
-    if view.run.header.has_several_prompts:
+    if view.header.has_several_prompts:
         at = f"prompt {first['prompt']}, {at}"
-    label = f"Go to the first {kind}, {at}"
-    st.button(label, on_click=selection.select, kwargs=place)
+    st.button(f"Go to the first {kind}, {at}", on_click=selection.select, kwargs=place)
     st.stop()
 
 st.subheader(f"Position {view.position:,}{view.of_prompt}")
@@ -93,11 +92,21 @@ st.markdown(f"Verdict of this pair: **{widgets.escape(answer.name)}**. {reason}"
 decided = None if view.is_list else candidates(top, run.header.format)
 if decided is not None:
     texts = tuple(wording.token(token, run.vocabulary.get(token)) for token in decided.tokens)
-    of = (pair.index, view.prompt, view.position)
-    names = (pair.reference, pair.variant)
-    grid = plots.cached(run, of, best_tokens.grid_chart, decided, names, texts, view.dtype)
-    picture = exports.picture_of(view, "candidates", at_position=True)
-    plots.draw(grid, key="candidates", picture=picture, of=str(view.position))
+    grid = plots.cached(
+        run,
+        (pair.index, view.prompt, view.position),
+        best_tokens.grid_chart,
+        decided,
+        (pair.reference, pair.variant),
+        texts,
+        view.dtype,
+    )
+    plots.draw(
+        grid,
+        key="candidates",
+        picture=exports.picture_of(view, "candidates", at_position=True),
+        of=str(view.position),
+    )
     if decided.steps is not None and not len(decided.grid):
         st.caption(
             f"The four logits lie within {plural(decided.steps, 'step')} of {view.dtype}: too many"

@@ -18,7 +18,7 @@ view = widgets.head(NEAR_TIES)
 # filled when the table is chosen, and stands above the choice
 lead = st.container()
 scope = PROMPTS[0]
-if view.run.header.has_several_prompts:
+if view.header.has_several_prompts:
     scope = str(st.segmented_control("Positions of", PROMPTS, required=True, key="near_ties_of"))
 table = view.table if scope == PROMPTS[1] else view.prompt_table
 lead.markdown(near_ties_sentence(table, view.of_prompt if scope == PROMPTS[0] else ""))
@@ -26,15 +26,19 @@ lead.markdown(near_ties_sentence(table, view.of_prompt if scope == PROMPTS[0] el
 
 place = (view.prompt, view.position)
 of = (view.pair.index, scope, view.prompt)
-texts = [prompt.token_texts for prompt in view.run.header.prompts]
+texts = [prompt.token_texts for prompt in view.header.prompts]
 scatter = plots.cached(view.run, of, charts.near_tie_scatter, table, texts)
 # The ring is a shape apart from the cached points: a step then draws the ring alone.
 scatter = scatter._replace(shapes=(*scatter.shapes, *charts.selection_ring(table, *place)))
-picture = exports.picture_of(view, "near-ties")
-plots.draw(scatter, "near_ties", picture, partial(plots.select_place, "near_ties"))
+plots.draw(
+    scatter,
+    "near_ties",
+    exports.picture_of(view, "near-ties"),
+    partial(plots.select_place, "near_ties"),
+)
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 about = (
-    f"Positions of {scope}, {view.run.header.quantity}, log scale; positions can flip only below"
+    f"Positions of {scope}, {view.header.quantity}, log scale; positions can flip only below"
     " the dashed line. Ring: the selected one."
 )
 if undrawn:
@@ -57,7 +61,7 @@ listing = table[mask.any(axis=1)].sort_values(
     ["is_flip", "near_tie", "reference_margin_ulps", "position"],
     ascending=[False, False, True, True],
 )
-most = f"{limit:g} {view.run.header.unit}"
+most = f"{limit:g} {view.header.unit}"
 if unit == "ULPs":
     most = plural(int(limit), "ULP") + (f" of {view.dtype}" if view.dtype else "")
 counts = ", ".join(f"{out_of(int(mask[side].sum()), len(table))} on the {side}" for side in SIDES)

@@ -8,14 +8,14 @@ import streamlit as st
 from app import navigation
 from app.components import best_tokens
 from app.navigation import OVERVIEW
-from app.overview import figures, lines, positions, state, token_strip
+from app.overview import figures, lines, positions, token_strip
 from app.rl import section
 from app.shell import address, exports, store_cache, widgets
 from app.verdict import panel
 
 view = widgets.head(OVERVIEW)
 answer = panel.verdict(view)
-state.section(view)
+figures.server_state(view)
 figures.nonfinite(view)
 is_rollout = section.headline(view)
 if is_rollout:
@@ -24,7 +24,7 @@ else:
     figures.headline(view)
 positions.chart(view, is_rollout=is_rollout)
 
-if view.run.header.has_tokens:
+if view.header.has_tokens:
     left, right = st.columns([5, 3])
     with left:
         if not is_rollout:
@@ -44,13 +44,14 @@ for part, line in store_cache.cached(view.run, lines.lines, view.pair.index).ite
     left, right = st.columns([5, 1], vertical_alignment="center")
     left.markdown(line)
     script = widgets.PAGES / f"{navigation.PAGE_OF[part].name}.py"
-    label = f"{navigation.PARTS[part].title} →"
-    right.page_link(script, label=label, query_params=address.of(view, part))
+    right.page_link(
+        script, label=f"{navigation.PARTS[part].title} →", query_params=address.of(view, part)
+    )
 if len(view.run.sides) > 2:
     classes = [", ".join(f"`{widgets.code(side)}`" for side in each) for each in view.run.classes]
     groups = "  ".join(f"{{ {each} }}" for each in classes)
     st.markdown(f"**Bit-identical classes** of the {len(view.run.sides)} sides: {groups}")
-if not view.pair.summary.bit_identical and view.run.header.has_tokens:
+if not view.pair.summary.bit_identical and view.header.has_tokens:
     widgets.causes(view)
 panel.report(view)
 if not view.is_list:

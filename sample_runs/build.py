@@ -9,8 +9,6 @@ files to try the upload with, of the small model; readme: the provenance and dig
 Nothing here is simulated.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -73,19 +71,19 @@ def wanted(
     name: str,
     prompts: tuple[str, ...],
     variants: tuple[str, ...],
+    bug: tuple[str, Engine] | None = None,
     **asked: Any,
 ) -> Wanted:
     """A run of SmolLM2, or another model, over files of `prompts/smollm2/`, judged."""
-    bug = asked.pop("bug", None)
     files = tuple(f"sample_runs/prompts/smollm2/{file}" for file in prompts)
-    asked = {"judge": True, "device": "cpu"} | asked
+    is_list = files[0].endswith(".jsonl")
+    usual = {"model": "smollm2", "judge": True, "device": "cpu"}
     request = CaptureRequest(
-        model=asked.pop("model", "smollm2"),
-        prompt_files=tuple(path for path in files if not path.endswith(".jsonl")),
-        prompt_lists=tuple(path for path in files if path.endswith(".jsonl")),
+        prompt_files=() if is_list else files,
+        prompt_lists=files if is_list else (),
         variants=variants,
         name=name,
-        **asked,
+        **usual | asked,
     )
     return Wanted(run_id, request, bug)
 
@@ -174,9 +172,10 @@ def build_runs(only: str = "") -> None:
     store = Store(HERE)
     # the bits of a run do not hang on how many cores a machine has
     torch.set_num_threads(1)
-    for each in (each for each in RUNS if only in ("", each.run_id)):
-        missing = missing_part(each)
-        if missing:
+    for each in RUNS:
+        if only not in ("", each.run_id):
+            continue
+        if missing := missing_part(each):
             print(f"{each.run_id}: left as it is, there is no {missing} here", flush=True)
             continue
         (HERE / f"{each.run_id}.duckdb").unlink(missing_ok=True)
@@ -218,8 +217,14 @@ def build_rollout() -> None:
             print(f"  step {step}", flush=True)
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         (HERE / f"{ROLLOUT}.duckdb").unlink(missing_ok=True)
-        options = {"model": "smollm2", "texts_of": texts_by("smollm2"), "run_id": ROLLOUT}
-        ingest(Store(HERE), [path], name=ROLLOUT_NAME, **options)
+        ingest(
+            Store(HERE),
+            [path],
+            name=ROLLOUT_NAME,
+            model="smollm2",
+            texts_of=texts_by("smollm2"),
+            run_id=ROLLOUT,
+        )
     pack(HERE / f"{ROLLOUT}.duckdb")
     print(f"{ROLLOUT}: sampled and scored", flush=True)
 
@@ -240,19 +245,23 @@ def missing_part(each: Wanted) -> str | None:
     """Return the GPU or the name of the engine that a run needs, None if all is here."""
     if each.request.device == "cuda" and not torch.cuda.is_available():
         return "GPU"
-    names = [
-        name for name, colon, _ in (path.partition(":") for path in each.request.variants) if colon
-    ]
-    return next((name for name in names if name in ADAPTER_OF and not describe(name).is_here), None)
+    for path in each.request.variants:
+        name = path.partition(":")[0]
+        if name in ADAPTER_OF and not describe(name).is_here:
+            return name
+    return None
 
 
 def planned(each: Wanted) -> CapturePlan:
     if each.bug is None:
         return plan_of(each.request)
     loaded = load(each.request)
-    inputs = plan_inputs(loaded, each.request)
-    command = "python sample_runs/build.py runs"
-    return plan_capture(loaded, inputs, each.request, command=command)
+    return plan_capture(
+        loaded,
+        plan_inputs(loaded, each.request),
+        each.request,
+        command="python sample_runs/build.py runs",
+    )
 
 
 def say(stage: str, done: int = 0, total: int = 0) -> None:
@@ -467,14 +476,12 @@ STAGES = {
 
 if __name__ == "__main__":
     chosen = [stage.partition("=") for stage in sys.argv[1:] or STAGES]
-    unknown = [
-        stage for stage, _, only in chosen if stage not in STAGES or (only and stage != "runs")
-    ]
-    if unknown:
-        sys.exit(
-            f"no stage '{unknown[0]}'; stages are {', '.join(STAGES)}, and runs=ID for one run.",
-        )
+    for stage, _, only in chosen:
+        if stage not in STAGES or (only and stage != "runs"):
+            sys.exit(
+                f"no stage '{stage}'; stages are {', '.join(STAGES)}, and runs=ID for one run."
+            )
     # the recorded commands are relative to the repository
     os.chdir(HERE.parent)
     for stage, _, only in chosen:
-        STAGES[stage](*([only] if only else []))
+        STAGES[stage](*filter(None, [only]))

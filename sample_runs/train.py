@@ -13,8 +13,6 @@ a softer start of queries and keys, and a penalty on heads whose entropy falls b
 keep attention as spread as a real model's.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform
@@ -134,30 +132,6 @@ def token_stream(tokenizer: PreTrainedTokenizerFast, texts: list[str], seed: int
     )
 
 
-def new_model() -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=384,
-        intermediate_size=2048,
-        num_hidden_layers=3,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    return LlamaForCausalLM(config)
-
-
-def soften_attention(model: LlamaForCausalLM) -> None:
-    """Queries and keys begin at half their size: every head begins by looking everywhere."""
-    for layer in model.model.layers:
-        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
-            projection.weight.data *= 0.5
-
-
 def head_entropies(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
     """Mean entropy of every head's attention in nats, [layers * heads], over the queries of `ids`
     [1, positions] behind the first 8, which see too few keys to spread over.
@@ -176,13 +150,6 @@ def head_entropies(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
     return torch.cat(entropies)
 
 
-def scheduled(step: int, steps: int) -> float:
-    """The share of the peak learning rate: linear warm-up over 100 steps, then linear to nothing
-    over the last 60 %.
-    """
-    return min(1.0, (step + 1) / 100, (steps - step) / (0.6 * steps))
-
-
 @torch.no_grad()
 def held_out_loss(model: LlamaForCausalLM, stream: np.ndarray, windows: int = 64) -> float:
     """Mean cross entropy in nats per token over evenly spaced windows of the held-out text, in the
@@ -197,25 +164,33 @@ def held_out_loss(model: LlamaForCausalLM, stream: np.ndarray, windows: int = 64
     return float(np.mean(losses))
 
 
-def train(folder: Path, steps: int, seed: int = 0) -> dict:
-    """Train, save in bfloat16, load back with the plain Auto classes, and record what it is.
-
-    Returns the record.
-    """
+def train(folder: Path, steps: int, seed: int = 0) -> None:
+    """Train, save in bfloat16, load back with the plain Auto classes, and record what it is."""
     began = time.perf_counter()
     torch.manual_seed(seed)
     training, held_out, packages, corpus_sha256 = read_corpus()
     tokenizer = train_tokenizer(training)
     stream = token_stream(tokenizer, 2 * training + packages, seed)
     held_out_stream = token_stream(tokenizer, held_out, seed)
-    print(
-        f"{len(training) + len(packages)} files, {len(stream):,} tokens;"
-        f" held out {len(held_out)} files, {len(held_out_stream):,} tokens",
-        flush=True,
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=384,
+            intermediate_size=2048,
+            num_hidden_layers=3,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            bos_token_id=0,
+            eos_token_id=0,
+            pad_token_id=0,
+        )
     )
-
-    model = new_model()
-    soften_attention(model)
+    # queries and keys begin at half their size: every head begins by looking everywhere
+    for layer in model.model.layers:
+        for projection in (layer.self_attn.q_proj, layer.self_attn.k_proj):
+            projection.weight.data *= 0.5
     inner = [p for p in model.model.layers.parameters() if p.ndim == 2]
     others = [model.model.embed_tokens.weight, *(p for p in model.parameters() if p.ndim < 2)]
     muon = torch.optim.Muon(inner, lr=MATRIX_RATE, weight_decay=0.1, momentum=0.95)
@@ -224,16 +199,17 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
     # Whole epochs of shuffled, non-overlapping windows; the offset moves each epoch.
     rng = np.random.default_rng(seed)
     queue: list[int] = []
-    running = None
     for step in range(steps):
         if len(queue) < BATCH:
             offset = int(rng.integers(CONTEXT))
             queue = list(rng.permutation(np.arange(offset, len(stream) - CONTEXT - 1, CONTEXT)))
         rows = [stream[(start := queue.pop()) : start + CONTEXT] for _ in range(BATCH)]
         ids = torch.from_numpy(np.stack(rows))
+        # linear warm-up over 100 steps, then linear to nothing over the last 60 %
+        share = min(1.0, (step + 1) / 100, (steps - step) / (0.6 * steps))
         for optimizer, peak in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = peak * scheduled(step, steps)
+                group["lr"] = peak * share
         model.train()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = model(input_ids=ids, labels=ids).loss
@@ -247,17 +223,9 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
         for optimizer, _ in optimizers:
             optimizer.step()
         model.zero_grad(set_to_none=True)
-        running = loss.item() if running is None else 0.98 * running + 0.02 * loss.item()
-        if step % 50 == 49 or step == steps - 1:
-            wall = time.perf_counter() - began
-            spread = entropies.detach()
-            print(
-                f"step {step:5d}/{steps}  loss {running:.3f}  entropies {spread.min():.2f}"
-                f" {spread.median():.2f}  {wall / 60:.1f} min",
-                flush=True,
-            )
         if step % 500 == 499:
-            print(f"held out {held_out_loss(model, held_out_stream, 16):.3f}", flush=True)
+            held_out_nats = held_out_loss(model, held_out_stream, 16)
+            print(f"step {step}: loss {loss:.3f}, held out {held_out_nats:.3f}", flush=True)
 
     minutes = (time.perf_counter() - began) / 60
     model = model.to(torch.bfloat16)
@@ -283,8 +251,6 @@ def train(folder: Path, steps: int, seed: int = 0) -> dict:
         "torch": torch.__version__,
     } | measure(folder, held_out)
     (folder / "training.json").write_text(json.dumps(record, indent=1) + "\n")
-    print(json.dumps(record, indent=1))
-    return record
 
 
 def measure(folder: Path, held_out: list[str]) -> dict:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import wraps
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import anyio
 from anyio import to_thread
@@ -71,7 +71,10 @@ def route(
         except UlpscopeError as failure:
             if "expect" not in request.headers:
                 await _drain(request)
-            return error(str(failure), status_of(failure))
+            if isinstance(failure, RefusedError | LimitError):
+                return error(str(failure), failure.status)
+            known = [_STATUS[kind] for kind in _STATUS if isinstance(failure, kind)]
+            return error(str(failure), *known or [409])
 
     return Route(path, answer_of, methods=[method])
 
@@ -111,24 +114,10 @@ def error(sentence: str, status: int) -> Response:
     return answer({"error": sentence}, status, retry)
 
 
-def status_of(failure: UlpscopeError) -> int:
-    """Return the HTTP status of an error."""
-    if isinstance(failure, RefusedError | LimitError):
-        return failure.status
-    return next((status for kind, status in _STATUS.items() if isinstance(failure, kind)), 409)
-
-
 def page_url(request: Request, run_id: str) -> str:
     """Return the link of a run's overview."""
     base = configuration().hosting.public_url or str(request.base_url)
     return f"{base.rstrip('/')}/overview?{urlencode({'run': run_id})}"
-
-
-def api_path(request: Request, *parts: str) -> str:
-    """Return the address of a resource of the API, for a Location header."""
-    return f"{request.scope.get('root_path', '')}/api/" + "/".join(
-        quote(part, safe="") for part in parts
-    )
 
 
 def flag(request: Request, name: str) -> bool:

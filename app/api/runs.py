@@ -38,13 +38,23 @@ FOLDER = ".npz"  # of the store's directory
 MOST_BYTES = 8 << 30
 _exporting = threading.Lock()
 _MOST_LISTED = 1000
-_FILTERS = ("search", "verdict", "flips", "tag", "limit", "offset")
 
 
 def list_runs(request: Request) -> Response:
     """Answer with the runs that match, newest first, `limit` of them from `offset` on."""
-    refuse_unknown(request, *_FILTERS)
-    selection = _filters(request)
+    refuse_unknown(request, "search", "verdict", "flips", "tag", "limit", "offset")
+    query = request.query_params
+    choices = {"verdict": ("any", *wording.VERDICTS), "flips": filters.FLIPS}
+    values = {name: query.get(name, "any") for name in choices}
+    for name, options in choices.items():
+        if values[name] not in options:
+            raise RefusedError(
+                f"{name}={clean(values[name])} is not known; expected one of {', '.join(options)}.",
+            )
+    text = query.get("search", "")
+    if len(text) > LONGEST_TEXT:
+        raise RefusedError(f"search has {len(text)} characters; expected at most {LONGEST_TEXT}.")
+    selection = filters.Filters(text, tags=tuple(query.getlist("tag")), **values)
     limit, offset = whole(request, "limit", 100, _MOST_LISTED), whole(request, "offset", 0, 10**9)
     cards, unreadable = store_cache.cards(is_whole=True)
     labels, _ = store_cache.all_labels()
@@ -78,21 +88,6 @@ def one_run(request: Request) -> Response:
     )
 
 
-def _filters(request: Request) -> filters.Filters:
-    query = request.query_params
-    choices = {"verdict": ("any", *wording.VERDICTS), "flips": filters.FLIPS}
-    values = {name: query.get(name, "any") for name in choices}
-    for name, options in choices.items():
-        if values[name] not in options:
-            raise RefusedError(
-                f"{name}={clean(values[name])} is not known; expected one of {', '.join(options)}.",
-            )
-    text = query.get("search", "")
-    if len(text) > LONGEST_TEXT:
-        raise RefusedError(f"search has {len(text)} characters; expected at most {LONGEST_TEXT}.")
-    return filters.Filters(text, tags=tuple(query.getlist("tag")), **values)
-
-
 def path_of(store: Store, run_id: str) -> Path:
     """Return the path of a run's file; RefusedError (404) if there is none."""
     try:
@@ -115,8 +110,14 @@ def run_npz(request: Request) -> Response:
     target = store.directory / FOLDER / f"{path.stem}-{stamp}.npz"
     # one at a time: two fill the disk's queue
     with _exporting:
-        if not target.exists():
-            _export(store, path, target)
+        try:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not target.exists():
+                _export(store, path, target)
+        except OSError as failure:
+            raise StoreError(
+                f"{target.parent}: cannot be written to ({failure.strerror}).",
+            ) from failure
         # Used last, so dropped last.
         os.utime(target)
     return _file_response(target, f"{path.stem}.npz", f"npz-{stamp}", "application/zip")
@@ -154,35 +155,23 @@ def _file_response(path: Path, name: str, etag: str, kind: str) -> Response:
 
 
 def _export(store: Store, path: Path, target: Path) -> None:
-    try:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with RunReader(path) as run:
-            width = sum(4 if side.source_dtype == "float32" else 2 for side in run.header.sides)
-            size = run.header.rows * run.header.vocab * width
-            _drop_oldest(target.parent, size)
-            store.check_space(size)
-            # another process of this server may be faster
-            export_npz(run, target, overwrite=True)
-    except OSError as failure:
-        raise StoreError(
-            f"{target.parent}: cannot be written to ({failure.strerror}).",
-        ) from failure
-
-
-def _drop_oldest(folder: Path, coming: int) -> None:
-    """Make room within MOST_BYTES. Running downloads of a deleted file are not interrupted."""
-    files = sorted(
-        (status.st_mtime, status.st_size, path)
-        for path in folder.iterdir()
-        if (status := path.stat())
-    )
-    total = sum(size for _, size, _ in files)
-    for _, size, path in files:
-        if total + coming <= MOST_BYTES:
-            break
-        with suppress(OSError):
-            path.unlink()
-        total -= size
+    """Write an npz. The oldest go before there are more than MOST_BYTES; running downloads of a
+    deleted file are not interrupted.
+    """
+    with RunReader(path) as run:
+        width = sum(4 if side.source_dtype == "float32" else 2 for side in run.header.sides)
+        size = run.header.rows * run.header.vocab * width
+        files = {each: each.stat() for each in target.parent.iterdir()}
+        total = size + sum(status.st_size for status in files.values())
+        for old in sorted(files, key=lambda each: files[each].st_mtime):
+            if total <= MOST_BYTES:
+                break
+            with suppress(OSError):
+                old.unlink()
+            total -= files[old].st_size
+        store.check_space(size)
+        # another process of this server may be faster
+        export_npz(run, target, overwrite=True)
 
 
 ROUTES = (

@@ -1,8 +1,7 @@
 """Capture: choose model, prompts and paths; watch, cancel, open the finished run."""
 
-import json
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import streamlit as st
 
@@ -11,6 +10,7 @@ from app.shell.job_list import job_list
 from app.shell.jobs import ANY_DEVICE, DEVICES, GETTING, PromptFile, queue_of
 from core.capture_request import CaptureRequest
 from core.errors import UsageError
+from core.numerics.arrays import Record
 from core.packaged_models import EXAMPLE, PACKAGED, PackagedModel, is_here
 from core.text import file_name, is_seen, size
 
@@ -28,16 +28,14 @@ SUGGESTED = [
 SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self.parent ="
 SCORE, CONTINUE = "score the prompts", "continue the prompts"
 KV = {"auto": None, "always": True, "never": False}
-KEPT: dict[Literal["all", "figures"], str] = {"all": "all", "figures": "none: figures only"}
+KEPT: Record = {"all": "all", "figures": "none: figures only"}
 # what can run with the sides: the label of its box, and what it costs
 MORE = {
     "judge": ("Run the checks: rounding, or a bug?", "several times the work of the capture"),
     "layers": (
         "Record module outputs (Internals)",
-        (
-            "embedding, norms, projections, attention, MLP and residual stream, with their noise"
-            " floor: twice the work"
-        ),
+        "embedding, norms, projections, attention, MLP and residual stream, with their noise"
+        " floor: twice the work",
     ),
     "kernels": (
         "Profile kernels (Internals)",
@@ -45,13 +43,11 @@ MORE = {
     ),
     "mitigations": (
         "Test mitigations (Internals)",
-        (
-            "every pair again in float32, with other attention kernels and so on, timed: many times"
-            " the work"
-        ),
+        "every pair again in float32, with other attention kernels and so on, timed: many times"
+        " the work",
     ),
 }
-_FIELD: dict[str, Any] = {"persist_state": "session"}  # the form comes back as it was left
+_FIELD: Record = {"persist_state": "session"}  # the form comes back as it was left
 # a command line can carry this in its arguments, with room to spare
 PROMPT_BYTES = 100_000
 
@@ -67,15 +63,10 @@ class CaptureForm:
     def prompt_file(self) -> PromptFile | None:
         """The file in which the prompts reach the capture; None if they fit into its arguments."""
         prompts = self.request.prompts
-        if (
-            self.file is not None
-            or sum(len(prompt.encode("utf-8", "replace")) for prompt in prompts) <= PROMPT_BYTES
-        ):
+        size = sum(len(prompt.encode("utf-8", "replace")) for prompt in prompts)
+        if self.file is not None or size <= PROMPT_BYTES:
             return self.file
-        return PromptFile(
-            "prompts.jsonl",
-            "".join(json.dumps({"text": text}) + "\n" for text in prompts).encode(),
-        )
+        return PromptFile.of_texts(prompts)
 
     @property
     def missing(self) -> str | None:
@@ -101,14 +92,14 @@ class CaptureForm:
     def title(self) -> str:
         """Title of the job in the list."""
         request = self.request
-        against = ", ".join([*request.variants, *request.sweeps])
-        title = f"{wording.model_name(request.model)}: {request.reference}" + (
-            f" vs {against}" if against else ""
-        )
-        title += f", {request.repeat} calls" if request.repeat > 1 else ""
-        return request.name or title + (
-            f", {request.tokens} tokens generated" if request.tokens else ""
-        )
+        title = f"{wording.model_name(request.model)}: {request.reference}"
+        if against := ", ".join([*request.variants, *request.sweeps]):
+            title += f" vs {against}"
+        if request.repeat > 1:
+            title += f", {request.repeat} calls"
+        if request.tokens:
+            title += f", {request.tokens} tokens generated"
+        return request.name or title
 
     @property
     def typed(self) -> str:
@@ -120,9 +111,8 @@ class CaptureForm:
 
 def split_prompts(text: str) -> tuple[str, ...]:
     """Split a text into prompts at lines of three dashes; those of blanks alone are none."""
-    parts = [
-        part.strip("\n") for part in ("\n" + text.replace("\r\n", "\n") + "\n").split("\n---\n")
-    ]
+    lines = text.replace("\r\n", "\n")
+    parts = [part.strip("\n") for part in f"\n{lines}\n".split("\n---\n")]
     return tuple(part for part in parts if part.strip())
 
 
@@ -136,19 +126,18 @@ def draw(_: selection.View | None) -> None:
     with form_place:
         form = _choose()
     start, missing = start_place.columns([1, 4], vertical_alignment="center")
-    look: dict[str, Any] = {"type": "primary", "width": "stretch"}
     if widgets.button(
         start.button,
         "Capture",
         "capture_start",
         disabled=form.missing is not None,
-        **look,
+        type="primary",
+        width="stretch",
     ):
-        device = queue_of(form.request.device)
         store_changes.submit(
             form.request,
             title=form.title,
-            device=device,
+            device=queue_of(form.request.device),
             prompts=form.prompt_file,
         )
     missing.caption(form.missing or "")
@@ -169,11 +158,16 @@ def _choose() -> CaptureForm:
         ]
         current = st.session_state.get("capture_model") or EXAMPLE
         models = list(dict.fromkeys([current, *own_models, EXAMPLE, *PACKAGED]))
-        about = "a folder or .gguf file on this machine, or a hub id; type to add one"
-        look: dict[str, Any] = {"accept_new_options": True, "help": about, **_FIELD}
-        model = (
-            st.selectbox("Model", models, models.index(EXAMPLE), key="capture_model", **look) or ""
-        ).strip()
+        model = st.selectbox(
+            "Model",
+            models,
+            models.index(EXAMPLE),
+            key="capture_model",
+            accept_new_options=True,
+            help="a folder or .gguf file on this machine, or a hub id; type to add one",
+            **_FIELD,
+        )
+        model = (model or "").strip()
         if (packaged := PACKAGED.get(model)) is not None and not is_here(packaged):
             _offer(packaged)
         prompts, file = _choose_prompts()
@@ -216,25 +210,24 @@ def _choose_prompts() -> tuple[tuple[str, ...], PromptFile | None]:
         required=True,
         key="capture_source",
     )
-    about = "a line of three dashes (---) separates prompts"
     if source == "typed":
-        look: dict[str, Any] = {"height": 196, "label_visibility": "collapsed", "help": about}
-        return (
-            split_prompts(
-                st.text_area("Prompts", SAMPLE, key="capture_prompts", **look, **_FIELD),
-            ),
-            None,
+        text = st.text_area(
+            "Prompts",
+            SAMPLE,
+            height=196,
+            key="capture_prompts",
+            help="a line of three dashes (---) separates prompts",
+            label_visibility="collapsed",
+            **_FIELD,
         )
-    about = (
-        ".jsonl with `prompt`, `text`, `token_ids` or `messages` in each line; any other file: one"
-        " prompt per line."
-    )
+        return split_prompts(text), None
     file = st.file_uploader(
         "Prompt file",
         ["txt", "jsonl"],
         max_upload_size=50,
         key="capture_file",
-        help=about,
+        help=".jsonl with `prompt`, `text`, `token_ids` or `messages` in each line; any other file:"
+        " one prompt per line.",
     )
     return (), None if file is None else PromptFile(file_name(file.name), file.getvalue())
 
@@ -249,30 +242,47 @@ def _choose_paths(request: CaptureRequest) -> CaptureRequest:
         **_FIELD,
     )
     paths = list(dict.fromkeys([*SUGGESTED, *st.session_state.get("capture_variants", ())]))
-    about = (
-        "base+modifier. prefill: one forward of the whole prompt. decode: token by token with a KV"
-        " cache. batch:N: N-1 other prompts in the batch. Type any other path of"
+    variants = st.multiselect(
+        "Variant paths",
+        paths,
+        ["decode"],
+        key="capture_variants",
+        accept_new_options=True,
+        help="base+modifier. prefill: one forward of the whole prompt. decode: token by token with"
+        " a KV cache. batch:N: N-1 other prompts in the batch. Type any other path of"
         " docs/reference/paths.md (decode+threads:1, prefill+attn:eager) or of an engine"
-        " (llamacpp:decode)."
+        " (llamacpp:decode).",
+        **_FIELD,
     )
-    look: dict[str, Any] = {"accept_new_options": True, "help": about, **_FIELD}
-    variants = st.multiselect("Variant paths", paths, ["decode"], key="capture_variants", **look)
-    about = "a variant for each value: batch=1,2,3,4,8 puts the reference into batches of each size"
-    look = {"placeholder": "batch=1,2,3,4,8", "help": about, **_FIELD}
-    sweep = st.text_input("Sweep of the reference", key="capture_sweep", **look).strip()
+    sweep = st.text_input(
+        "Sweep of the reference",
+        key="capture_sweep",
+        placeholder="batch=1,2,3,4,8",
+        help="a variant for each value: batch=1,2,3,4,8 puts the reference into batches of each"
+        " size",
+        **_FIELD,
+    )
     left, right = st.columns([3, 2], vertical_alignment="bottom")
-    about = (
-        "score: logits at every position of the prompts. continue: each side continues by its own"
-        " argmax. Both texts and the logits up to where they diverge are stored."
+    mode = left.selectbox(
+        "Mode",
+        [SCORE, CONTINUE],
+        key="capture_mode",
+        help="score: logits at every position of the prompts. continue: each side continues by its"
+        " own argmax. Both texts and the logits up to where they diverge are stored.",
+        **_FIELD,
     )
-    mode = left.selectbox("Mode", [SCORE, CONTINUE], key="capture_mode", help=about, **_FIELD)
     tokens, repeat = 0, 1
     if mode == CONTINUE:
-        tokens = int(right.number_input("Max tokens", 1, 4096, 64, key="capture_tokens", **_FIELD))
+        tokens = right.number_input("Max tokens", 1, 4096, 64, key="capture_tokens", **_FIELD)
     else:
-        about = "with reuse:N or blocks:N the first call is fresh and the later ones read its cache"
-        repeat = int(
-            right.number_input("Repeats", 1, 64, key="capture_repeat", help=about, **_FIELD),
+        repeat = right.number_input(
+            "Repeats",
+            1,
+            64,
+            key="capture_repeat",
+            help="with reuse:N or blocks:N the first call is fresh and the later ones read its"
+            " cache",
+            **_FIELD,
         )
     first, second, third = st.columns([3, 3, 4])
     dtype = first.selectbox(
@@ -288,13 +298,18 @@ def _choose_paths(request: CaptureRequest) -> CaptureRequest:
         accept_new_options=True,
         **_FIELD,
     )
-    about = "auto: if a path reads one"
-    kv = third.selectbox("Compare KV caches", list(KV), key="capture_kv", help=about, **_FIELD)
+    kv = third.selectbox(
+        "Compare KV caches",
+        KV,
+        key="capture_kv",
+        help="auto: if a path reads one",
+        **_FIELD,
+    )
     return replace(
         request,
         reference=reference or "",
         variants=tuple(variants),
-        sweeps=(sweep,) if sweep else (),
+        sweeps=(sweep.strip(),) if sweep.strip() else (),
         tokens=tokens,
         repeat=repeat,
         dtype=dtype,
@@ -308,15 +323,22 @@ def _choose_more(request: CaptureRequest) -> CaptureRequest:
     Return the request with them.
     """
     left, right = st.columns(2, gap="medium", vertical_alignment="bottom")
-    look: dict[str, Any] = {"placeholder": "model: reference vs variants", **_FIELD}
-    name = left.text_input("Name of the run", key="capture_name", **look)
-    about = (
-        "figures and digests always cover all logits; without stored logits, single ones cannot be"
-        " looked up later"
+    name = left.text_input(
+        "Name of the run",
+        key="capture_name",
+        placeholder="model: reference vs variants",
+        **_FIELD,
     )
-    look = {"format_func": KEPT.__getitem__, "help": about, **_FIELD}
-    keep = left.selectbox("Logits to store", list[Any](KEPT), key="capture_kept_logits", **look)
-    more: dict[str, bool] = {}
+    keep: Any = left.selectbox(
+        "Logits to store",
+        KEPT,
+        format_func=KEPT.__getitem__,
+        key="capture_kept_logits",
+        help="figures and digests always cover all logits; without stored logits, single ones"
+        " cannot be looked up later",
+        **_FIELD,
+    )
+    more: Record = {}
     for key, (label, about) in MORE.items():
         is_off = bool(request.tokens) and key != "judge"
         is_on = right.checkbox(
@@ -328,12 +350,4 @@ def _choose_more(request: CaptureRequest) -> CaptureRequest:
             **_FIELD,
         )
         more[key] = is_on and not is_off
-    return replace(
-        request,
-        name=name.strip() or None,
-        keep=keep,
-        judge=more["judge"],
-        layers=more["layers"],
-        kernels=more["kernels"],
-        mitigations=more["mitigations"],
-    )
+    return replace(request, name=name.strip() or None, keep=keep, **more)

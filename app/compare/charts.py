@@ -30,17 +30,17 @@ def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
                 " ULPs<extra></extra>"
             ),
         )
-    whole = pd.concat([table for _, table in curves])
-    figure.update_xaxes(
-        title="ULPs of each run's own dtype",
-        **log_axis(whole["distance"].to_numpy(float)),
-    )
-    figure.update_yaxes(
-        title="share that differs by at least as much",
-        **log_axis(whole["share"].to_numpy(float)),
+    whole = pd.concat([table for _, table in curves]).astype(float)
+    figure.update_xaxes(**log_axis(whole["distance"]))
+    layout(
+        figure,
+        320,
+        "ULPs of each run's own dtype",
+        "share that differs by at least as much",
+        whole["share"],
     )
     # an identical pair has no line: a line alone is named too
-    return layout(figure, 320).update_layout(legend_tracegroupgap=0, showlegend=True)
+    return figure.update_layout(legend_tracegroupgap=0, showlegend=True)
 
 
 def sweep(table: pd.DataFrame, name: str) -> go.Figure:
@@ -55,7 +55,7 @@ def sweep(table: pd.DataFrame, name: str) -> go.Figure:
         subplot_titles=list(titles.values()),
     )
     # as categories: 1, 2, 4, 33 stand side by side
-    values = [str(value) for value in table["value"]]
+    table = table.astype({"value": str})
     line = {
         "mode": "lines",
         "line": {"color": QUIET, "width": 1},
@@ -63,10 +63,16 @@ def sweep(table: pd.DataFrame, name: str) -> go.Figure:
         "hoverinfo": "skip",
     }
     for column, measure in enumerate(titles, start=1):
-        figure.add_scatter(x=values, y=table[measure], **line, row=1, col=column)
+        figure.add_scatter(
+            x=table["value"],
+            y=table[measure],
+            **line,
+            row=1,
+            col=column,
+        )
         for group, rows in table.groupby("class", sort=False):
             figure.add_scatter(
-                x=[str(value) for value in rows["value"]],
+                x=rows["value"],
                 y=rows[measure],
                 mode="markers",
                 name=f"class {group}",
@@ -74,23 +80,16 @@ def sweep(table: pd.DataFrame, name: str) -> go.Figure:
                 showlegend=column == 1,
                 marker={"size": 10, "color": _CLASSES[int(group) % len(_CLASSES)]},
                 text=[inert(side) for side in rows["side"]],
-                hovertemplate="%{text}: %{y}<extra>class " + str(group) + "</extra>",
+                hovertemplate=f"%{{text}}: %{{y}}<extra>class {group}</extra>",
                 row=1,
                 col=column,
             )
     # so small that the titles fit side by side on a telephone
     figure.update_annotations(font_size=11)
-    figure.update_xaxes(
-        title=inert(name),
-        type="category",
-        categoryorder="array",
-        categoryarray=values,
-    )
+    figure.update_xaxes(type="category", categoryorder="array", categoryarray=table["value"])
     figure.update_yaxes(rangemode="tozero").update_yaxes(tickformat=".0%", row=1, col=1)
     # else an axis of few flips repeats whole numbers
     step = {"dtick": 1} if table["flips"].max() < 6 else {}
     figure.update_yaxes(tickformat=",d", row=1, col=3, **step)
-    return layout(figure, 300).update_layout(
-        legend={"y": -0.28, "yanchor": "top"},
-        margin={"t": 36},
-    )
+    layout(figure, 300, inert(name))
+    return figure.update_layout(legend={"y": -0.28, "yanchor": "top"}, margin={"t": 36})

@@ -9,7 +9,7 @@ from app.shell import selection, store_cache, widgets
 from core.errors import UlpscopeError
 from core.numerics.arrays import DataFrame, Record
 from core.numerics.metrics import COUNTS
-from core.runs.file.records import MAX_ROWS, RunHeader
+from core.runs.file.records import MAX_ROWS
 from core.runs.queries.compare import FIGURES, RunPair, figures
 from core.runs.reader import RunReader
 from core.runs.store.cards import RunCard
@@ -21,21 +21,6 @@ MOST = 5
 Indices = dict[str, int | None]  # of a pair by run id, None: the one that is most like the open one
 
 
-def parse_setting() -> Indices:
-    """Return the runs in the page's setting, `run~2,run`, each with the index of its pair or
-    None.
-    """
-    indices: Indices = {}
-    parts = st.session_state["compare_with"].split(",")
-    for part in parts[:MOST]:
-        run_id, _, index = part.strip().partition("~")
-        # isdigit() would take ² for a number, of which int() makes an error
-        is_index = index.isdecimal() and len(index) < 6
-        if run_id:
-            indices[run_id] = int(index) if is_index else None
-    return indices
-
-
 def _ask(indices: Indices) -> None:
     parts = []
     for run_id, index in indices.items():
@@ -43,66 +28,69 @@ def _ask(indices: Indices) -> None:
     st.session_state["compare_with"] = ",".join(parts)
 
 
-def _ask_runs(indices: Indices) -> None:
-    chosen = st.session_state["compare_runs"]
-    _ask({run_id: indices.get(run_id) for run_id in chosen})
-
-
-def _ask_variant(indices: Indices, run_id: str, key: str) -> None:
-    _ask(indices | {run_id: st.session_state[key]})
-
-
 def pick_runs(view: selection.View) -> Indices:
     """Draw the control that chooses runs, and return them with the index of a pair: without a
     choice the latest run that is most like the sidebar's.
     """
-    indices = parse_setting()
+    indices: Indices = {}
+    # of the page's setting, `run~2,run`
+    for part in st.session_state["compare_with"].split(",")[:MOST]:
+        run_id, _, index = part.strip().partition("~")
+        # isdigit() would take ² for a number, of which int() makes an error
+        is_index = index.isdecimal() and len(index) < 6
+        if run_id:
+            indices[run_id] = int(index) if is_index else None
     newest, _ = store_cache.cards()
-    cell = cell_of(view.run.run_id)
+    own_id = view.run.run_id
+    cell = cell_of(own_id)
     others = set(indices)
     if cell:
         cells = store_cache.store().cells()
         others |= {run_id for run_id in cells if cell_of(run_id) == cell}
     others -= {card.run_id for card in newest}
     every = [*store_cache.cards_of(others), *newest]
-    cards = [card for card in every if card.run_id != view.run.run_id and card.sides]
+    cards = [card for card in every if card.run_id != own_id and card.sides]
     labels = {}
     for card in cards:
         about = (card.name, card.compute_dtype, card.device, card.run_id)
         labels[card.run_id] = " · ".join(filter(None, about))
-    known = {view.run.run_id, *labels}
-    gone = [widgets.escape(run_id[:60]) for run_id in indices if run_id not in known]
+    gone = [
+        widgets.escape(run_id[:60])
+        for run_id in indices
+        if run_id not in labels and run_id != own_id
+    ]
     if gone:
         st.warning(f"There is no run {', '.join(gone)} here (any more).")
     indices = {run_id: index for run_id, index in indices.items() if run_id in labels}
-    if not indices:
-        indices = dict.fromkeys(_most_alike(view.run.header, cards))
+    short = [card for card in cards if card.positions <= MAX_ROWS]
+    if short and not indices:
+        header = view.header
+
+        def likeness(card: RunCard) -> tuple:
+            is_same_model = card.model == header.provenance.model
+            has_same_rows = card.vocab == header.vocab
+            has_same_length = card.positions == header.rows
+            return is_same_model, has_same_rows, has_same_length, card.created, card.run_id
+
+        # the latest run of the same model, of as many positions if there is one
+        indices = {max(short, key=likeness).run_id: None}
+
+    def choose() -> None:
+        chosen = st.session_state["compare_runs"]
+        _ask({run_id: indices.get(run_id) for run_id in chosen})
+
     # The setting of the link leads; the widget follows it, and its callback writes the setting.
     st.session_state["compare_runs"] = list(indices)
     st.multiselect(
         "Compare with",
-        list(labels),
+        labels,
         format_func=labels.__getitem__,
         key="compare_runs",
         max_selections=MOST,
-        on_change=_ask_runs,
-        args=(indices,),
+        on_change=choose,
         placeholder="Choose one or more runs",
     )
     return indices
-
-
-def _most_alike(header: RunHeader, cards: Sequence[RunCard]) -> list[str]:
-    """Id of the latest run of the same model, of as many positions if there is one."""
-
-    def likeness(card: RunCard) -> tuple:
-        is_same_model = card.model == header.provenance.model
-        has_same_rows = card.vocab == header.vocab
-        has_same_length = card.positions == header.rows
-        return is_same_model, has_same_rows, has_same_length, card.created, card.run_id
-
-    short = [card for card in cards if card.positions <= MAX_ROWS]
-    return [max(short, key=likeness).run_id] if short else []
 
 
 def pick(view: selection.View) -> list[RunPair]:
@@ -123,6 +111,10 @@ def pick(view: selection.View) -> list[RunPair]:
             index = alike[0] if alike else 0
         table = store_cache.cached(run, RunReader.positions, index)
         pairs.append(RunPair(run, run.pairs[index], table))
+
+    def choose(run_id: str, key: str) -> None:
+        _ask(indices | {run_id: st.session_state[key]})
+
     several = [one for one in pairs[1:] if len(one.run.pairs) > 1]
     columns = st.columns(max(1, len(several)))
     for column, one in zip(columns, several, strict=False):
@@ -132,11 +124,11 @@ def pick(view: selection.View) -> list[RunPair]:
         variants = {pair.index: f"{pair.index}: {pair.variant}" for pair in one.run.pairs}
         column.selectbox(
             f"Variant of {widgets.escape(one.run.header.name)}",
-            list(variants),
+            variants,
             format_func=variants.__getitem__,
             key=key,
-            on_change=_ask_variant,
-            args=(indices, run_id, key),
+            on_change=choose,
+            args=(run_id, key),
         )
     pairs.sort(key=lambda one: (one.run.created, one.run.run_id))
     return pairs
@@ -159,13 +151,6 @@ def differing(facts: Sequence[Record], titles: Sequence[str]) -> DataFrame:
     return table[table.nunique(axis=1) > 1]
 
 
-def provenance(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
-    """Return how the provenance of the runs differs."""
-    facts = [one.facts for one in pairs]
-    table = differing(facts, titles)
-    return table.drop(index=["run", "name", "verdict"], errors="ignore")
-
-
 def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
     """Table of the figures: one row per figure, one column per run, with its ratio to the first in
     brackets if it says something.
@@ -175,29 +160,22 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
     for name, label, is_more in FIGURES:
         cells: list[str] = []
         for value, one in zip(table.get(name, []), pairs, strict=False):
-            text = _text(name, value, one.run.header.rows)
+            rows_of_run = one.run.header.rows
+            # some figures of lists are unknown
+            text = "undefined"
+            if name.endswith("_share") and not pd.isna(value):
+                text = percent(value)
+                if name != "neq_share":
+                    text += f", {round(value * rows_of_run):,} of {rows_of_run:,}"
+            elif not pd.isna(value):
+                text = multiple(value) if name == "noise_ratio" else number(value)
             first = table[name][0]
-            if is_more and cells and first:
-                ratio = value / first
-                # some figures of lists are unknown
-                if not pd.isna(value) and number(ratio) != "1":
-                    text = f"{text}  ({multiple(ratio)})"
+            if is_more and cells and first and number(value / first) not in ("1", "undefined"):
+                text += f"  ({multiple(value / first)})"
             cells.append(text)
         if cells:
             rows[label] = cells
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(titles))
-
-
-def _text(name: str, value: float, rows: int) -> str:
-    if pd.isna(value):
-        return "undefined"
-    if name in ("flips_share", "near_ties_share"):
-        return f"{percent(value)}, {round(value * rows):,} of {rows:,}"
-    if name == "neq_share":
-        return percent(value)
-    if name == "noise_ratio":
-        return multiple(value)
-    return number(value)
 
 
 def export_runs(pairs: Sequence[RunPair]) -> DataFrame:
@@ -228,6 +206,5 @@ def flip_texts(
     wide = wide.reindex(columns=range(len(pairs)))
     wide.columns = list(titles)
     # shared flips come first, as in `flips`
-    order = pd.MultiIndex.from_frame(flips[place].drop_duplicates())
-    wide = wide.reindex(order)
+    wide = wide.reindex(pd.MultiIndex.from_frame(flips[place].drop_duplicates()))
     return wide.astype(object).fillna("").reset_index()

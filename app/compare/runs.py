@@ -36,7 +36,9 @@ def draw(view: selection.View) -> None:
         all_flips = flips(pairs)
         all_flips = all_flips[:0] if is_same is False else all_flips
         escaped_titles = [widgets.escape(title) for title in titles]
-        differs = parts.provenance(pairs, escaped_titles).map(widgets.escape)
+        differs = parts.differing([one.facts for one in pairs], escaped_titles)
+        differs = differs.drop(index=["run", "name", "verdict"], errors="ignore")
+        differs = differs.map(widgets.escape)
         figures = parts.figure_texts(pairs, titles)
         shares = [(title, distribution(one)) for title, one in zip(titles, pairs, strict=True)]
         curves = plots.figure_spec(charts.runs_by_distance(shares))
@@ -87,20 +89,23 @@ def draw(view: selection.View) -> None:
         room = widgets.room("provenance", 28 * (len(differs) + 1))
         room.table(differs, border="horizontal")
     if is_same is not False:
-        has_tokens = view.run.header.has_tokens
+        has_tokens = view.header.has_tokens
         figures_by = {name: BY[name] for name in BY if has_tokens or name != "kl"}
         by = widgets.choice("By position", figures_by, "compare_by")
         lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
-        arguments = (lines, view.prompt, by, tables.label(by))
         chart = plots.cached(
             view.run,
             (*of, by, view.prompt),
             runs_by_position,
-            *arguments,
+            lines,
+            view.prompt,
+            by,
+            tables.label(by),
         )
         chart = chart._replace(shapes=(selected_line(view.position),))
-        about = [*titles, f"prompt {view.prompt}"]
-        picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", about)
+        picture = exports.picture(
+            f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]
+        )
         plots.draw(chart, "compare_positions", picture)
         st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
         if has_tokens:
@@ -111,8 +116,12 @@ def draw(view: selection.View) -> None:
             st.write("No run has a flip." if has_tokens else "Values have no flips.")
         else:
             table = parts.flip_texts(all_flips, pairs, titles)
-            choose = partial(selection.select_row, table, "compare_flips")
-            tables.draw(table, "compare_flips", on_select=choose, selection_mode="single-row")
+            tables.draw(
+                table,
+                "compare_flips",
+                on_select=partial(selection.select_row, table, "compare_flips"),
+                selection_mode="single-row",
+            )
             st.caption(
                 "Reference token → variant token; empty if the run has no flip there. Shared flips"
                 " come first.",
@@ -134,16 +143,24 @@ def draw_classes(view: selection.View) -> None:
     say = st.success if len(groups) == 1 else st.markdown
     say(classes.sentence(groups))
 
+    reference = run.sides[0].name
+
     def choose() -> None:
         """Select the first variant of the class that was clicked."""
         for row in st.session_state["classes"]["selection"]["rows"]:
-            names = [name for name in groups["sides"][row] if name != run.sides[0].name]
+            names = [name for name in groups["sides"][row] if name != reference]
             if names:
                 selection.select(variant=names[0])
 
     sides = [", ".join(map(visible, names)) for names in groups["sides"]]
     table = groups.assign(sides=sides).drop(columns="side")
-    tables.draw(table, "classes", 10, on_select=choose, selection_mode="single-row")
+    tables.draw(
+        table,
+        "classes",
+        10,
+        on_select=choose,
+        selection_mode="single-row",
+    )
     st.caption(
         f"Each class vs the reference's, over {plural(run.header.rows, 'position')} x"
         f" {run.header.vocab:,} logits, ULPs of {view.dtype}.",
@@ -153,15 +170,9 @@ def draw_classes(view: selection.View) -> None:
     if swept is not None:
         name, files["sweep"] = swept
         st.subheader(f"Over {widgets.escape(name)}")
-        figure = plots.cached(
-            run,
-            (),
-            charts.sweep,
-            files["sweep"],
-            name,
-        )
-        of = [*exports.of_run(run), f"vs {run.sides[0].name}"]
+        figure = plots.cached(run, (), charts.sweep, files["sweep"], name)
+        of = [*exports.of_run(run), f"vs {reference}"]
         plots.draw(figure, "sweep", exports.picture(f"{stem}-sweep-{file_name(name)}", of))
-        against = f"Each side vs `{widgets.code(run.sides[0].name)}`, by its {widgets.code(name)}"
+        against = f"Each side vs `{widgets.code(reference)}`, by its {widgets.code(name)}"
         st.caption(f"{against}; differences in logits of {view.dtype}, one color per class.")
     exports.download(files, f"{stem}-repeats", "repeats")

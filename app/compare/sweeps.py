@@ -42,28 +42,26 @@ def draw(_: selection.View | None) -> None:
         *axes,
         str(st.session_state["matrix_figure"]),
     )
-    selected = table(matrix)
+    shown = [each.change for row in matrix.entries for each in row if each.change is not None]
+    selected = table(matrix, shown)
     st.caption(
         "Several cells at a place: the worst verdict and its count, or the largest figure. Δ: bits,"
         " flips or verdict of one changed since its last good run.",
     )
     if selected is not None:
         cell(selected)
-    growth(matrix)
-    exports.download(
-        {"cells": lambda: export_cells(visible)},
-        f"{file_name(plan.name)}-matrix",
-        "matrix",
-    )
-
-    is_live = any(change.state.state == RUNNING for change in changes)
+    growth([change for change in shown if change.growth])
+    files = {"cells": partial(export_cells, visible)}
+    exports.download(files, f"{file_name(plan.name)}-matrix", "matrix")
+    if not any(change.state.state == RUNNING for change in changes):
+        return
     began = time.monotonic()
 
-    @st.fragment(run_every=2.0 if is_live else None)
+    @st.fragment(run_every=2.0)
     def watch() -> None:
         """Draw the page anew while cells are being computed."""
         # A fragment runs with its page too, and would draw it anew without an end.
-        if is_live and time.monotonic() - began > 1.0:
+        if time.monotonic() - began > 1.0:
             st.rerun()
 
     watch()
@@ -72,7 +70,12 @@ def draw(_: selection.View | None) -> None:
 def _choice(label: str, options: Mapping[str, str], key: str) -> str:
     """Draw a choice by words, whose value the session holds; the first if it holds none of them."""
     selection.settle(key, options)
-    return st.selectbox(label, list(options), key=key, format_func=options.__getitem__)
+    return st.selectbox(
+        label,
+        options,
+        key=key,
+        format_func=options.__getitem__,
+    )
 
 
 def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
@@ -83,16 +86,17 @@ def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
         newest = max(plans, key=lambda plan: plan.begun)
         st.session_state["matrix_plan"] = newest.name
     words = {name: clean(name, 60) for name in by_name}
-    return by_name[_choice("Sweep", words, "matrix_plan")]
+    name = _choice("Sweep", words, "matrix_plan")
+    return by_name[name]
 
 
 def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
     """Draw the choice of the two axes and of the figure."""
-    axes = dict.fromkeys([*varying(changes), *AXES])
+    axes = {axis: axis for axis in [*varying(changes), *AXES]}
     with st.container(horizontal=True):
-        rows = _choice("Rows", {axis: axis for axis in axes}, "matrix_rows")
-        others = {axis: axis for axis in axes if axis != rows}
-        across = _choice("Columns", others, "matrix_columns")
+        rows = _choice("Rows", axes, "matrix_rows")
+        del axes[rows]
+        across = _choice("Columns", axes, "matrix_columns")
         _choice("Figure", FIGURES, "matrix_figure")
     return rows, across
 
@@ -114,7 +118,7 @@ def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellCh
     return filter_changes(changes, chosen)
 
 
-def table(matrix: Matrix) -> CellChange | None:
+def table(matrix: Matrix, shown: Sequence[CellChange]) -> CellChange | None:
     """Draw the table; return the cell that is selected, there or in the chart."""
     columns = [clean(name, 60) for name in matrix.columns]
     names = []
@@ -138,17 +142,11 @@ def table(matrix: Matrix) -> CellChange | None:
     # A selection outlives the filters, so its cell may be gone.
     cell = st.session_state.get(_PICKED)
     if cell is not None:
-        shown = {change.state.cell: change for change in _shown(matrix)}
-        return shown.get(cell)
+        return {change.state.cell: change for change in shown}.get(cell)
     for row, column in picked["selection"]["cells"]:
         if column in names and row < len(matrix.entries):
             return matrix.entries[row][names.index(column)].change
     return None
-
-
-def _shown(matrix: Matrix) -> list[CellChange]:
-    entries = [entry for row in matrix.entries for entry in row]
-    return [entry.change for entry in entries if entry.change is not None]
 
 
 def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
@@ -156,18 +154,21 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
     click gives its number.
     """
     figure = go.Figure()
-    every = [np.ones(1)]
+    every = []
     for place, change in enumerate(changes):
         if change.now is None:
             continue
-        axes = change.state.axes
-        values = [in_short(axis, value) for axis, value in axes.items() if value]
+        axes = change.state.axes.items()
+        values = [in_short(axis, value) for axis, value in axes if value]
         name = style.inert(clean(", ".join(values), 60))
         verdict = style.inert(change.now.verdict)
         if change.baseline is not None and change.baseline.growth:
-            baseline = style.gaps_at_zero(np.array(change.baseline.growth, float))
-            line = {"color": style.QUIET, "width": 1.4, "dash": "dot"}
-            figure.add_scatter(y=baseline, mode="lines", line=line, hoverinfo="skip")
+            figure.add_scatter(
+                y=style.gaps_at_zero(np.array(change.baseline.growth, float)),
+                mode="lines",
+                line={"color": style.QUIET, "width": 1.4, "dash": "dot"},
+                hoverinfo="skip",
+            )
         color = style.VARIANT if change.now.verdict in FAILING else style.REFERENCE
         rms = style.gaps_at_zero(np.array(change.growth, float))
         every.append(rms)
@@ -180,17 +181,19 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
                 f"{name}<br>block %{{x}}: {style.hover(rms)} row ULPs<br>{verdict}<extra></extra>"
             ),
         )
-    figure.update_xaxes(title="block")
-    figure.update_yaxes(
-        title="RMS after the block, row ULPs",
-        **style.log_axis(np.concatenate(every[1:] or every)),
+    return style.layout(
+        figure,
+        360,
+        "block",
+        "RMS after the block, row ULPs",
+        np.concatenate(every),
+        showlegend=False,
+        **style.NEAREST_CLICK,
     )
-    return style.layout(figure, 360, showlegend=False, **style.NEAREST_CLICK)
 
 
-def growth(matrix: Matrix) -> None:
+def growth(changes: Sequence[CellChange]) -> None:
     """Draw how the difference grows over the blocks of the model, if modules were compared."""
-    changes = [change for change in _shown(matrix) if change.growth]
     if not changes:
         return
     lines = changes[:_MOST_LINES]
@@ -213,11 +216,10 @@ def growth(matrix: Matrix) -> None:
 
 def cell(change: CellChange) -> None:
     """Draw one cell: its axes, its result, and links to its runs."""
-    axes = change.state.axes
     now = change.now
-    places = [f"{axis} {in_short(axis, value)}" for axis, value in axes.items() if value]
-    place = clean(", ".join(places), 300)
-    st.markdown(f"**{widgets.escape(place)}**")
+    axes = change.state.axes.items()
+    places = [f"{axis} {in_short(axis, value)}" for axis, value in axes if value]
+    st.markdown(f"**{widgets.escape(clean(', '.join(places), 300))}**")
     if change.state.state == FAILED:
         st.markdown(f"failed: {widgets.escape(change.state.says)}")
     if now is None:
@@ -225,17 +227,25 @@ def cell(change: CellChange) -> None:
         return
     floors = ""
     if now.noise_ratio is not None:
-        floors = f", {number(now.noise_ratio, 3)} x the noise floor"
+        floors = f", {number(now.noise_ratio)} x the noise floor"
     st.markdown(
         f"{widgets.escape(now.verdict)}{floors}; {plural(now.flips, 'flip')},"
         f" {percent(now.neq_share)} of logits differ. It {widgets.escape(change.in_words)}",
     )
     with st.container(horizontal=True):
         opening = partial(open_run, now.run_id)
-        st.button("Open the run", "matrix_open", on_click=opening, type="primary")
+        st.button(
+            "Open the run",
+            "matrix_open",
+            on_click=opening,
+            type="primary",
+        )
         if change.baseline is not None:
-            comparing = partial(opening, change.baseline.run_id)
-            st.button("Compare with the last good run", "matrix_compare", on_click=comparing)
+            st.button(
+                "Compare with the last good run",
+                "matrix_compare",
+                on_click=partial(opening, change.baseline.run_id),
+            )
 
 
 def open_run(run_id: str, other: str = "") -> None:
@@ -250,10 +260,18 @@ def open_run(run_id: str, other: str = "") -> None:
 
 def export_cells(changes: Sequence[CellChange]) -> pd.DataFrame:
     """Return the visible cells with their figures, one row each."""
-    columns = ("state", "verdict", "noise_ratio", "flips", "neq_share", "run", "changed", "says")
-    rows = []
-    for change in changes:
-        entry = change.as_json()
-        entry["changed"] = ", ".join(entry["changed"])
-        rows.append(entry["axes"] | {name: entry[name] for name in columns})
-    return pd.DataFrame(rows)
+    columns = [
+        "state",
+        "verdict",
+        "noise_ratio",
+        "flips",
+        "neq_share",
+        "run",
+        "changed",
+        "says",
+    ]
+    entries = [change.as_json() for change in changes]
+    # a column of lists is no text of a spreadsheet
+    axes = pd.DataFrame([entry["axes"] for entry in entries])
+    table = pd.DataFrame(entries, columns=columns)
+    return axes.join(table.assign(changed=table["changed"].str.join(", ")))

@@ -3,6 +3,7 @@ moved.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -19,31 +20,24 @@ from core.probing.rounds import Round
 
 def draw(_: selection.View | None) -> None:
     """Draw the tab: those that have moved first."""
-
-    def order(rounds: Sequence[Round]) -> tuple[bool, str]:
-        last = rounds[-1]
-        return last.since is None, last.url
-
-    histories = sorted(store_cache.watches(), key=order)
+    histories = store_cache.watches()
+    histories.sort(key=lambda rounds: (rounds[-1].since is None, rounds[-1].url))
     for place, rounds in enumerate(histories):
         last = rounds[-1]
         st.markdown(f"{widgets.escape(last.text)} {widgets.escape(last.server)}.")
-        plots.draw(
-            chart(rounds),
-            f"watch_{place}",
-            exports.picture("watch", [last.url]),
-        )
+        plots.draw(chart(rounds), f"watch_{place}", exports.picture("watch", [last.url]))
         with st.container(horizontal=True):
             labels = {"Open the run that moved": last.run, "Open the baseline": last.baseline}
             for label, run_id in labels.items():
                 if run_id:
-                    key = f"watch_{label[9:12]}_{place}"
-                    st.button(label, key, on_click=open_run, args=(run_id,))
+                    st.button(
+                        label, f"watch_{label[9:12]}_{place}", on_click=open_run, args=(run_id,)
+                    )
     st.caption(
         "RMS difference from the baseline's log-probabilities; dotted: the limit, orange: moved.",
     )
     table = [msgspec.to_builtins(one) for rounds in histories for one in rounds]
-    exports.download({"rounds": lambda: pd.DataFrame(table)}, "watches", "watches")
+    exports.download({"rounds": partial(pd.DataFrame, table)}, "watches", "watches")
 
 
 def chart(rounds: Sequence[Round]) -> go.Figure:
@@ -66,7 +60,11 @@ def chart(rounds: Sequence[Round]) -> go.Figure:
         hovertemplate=f"%{{x}}: {style.hover(distances, 'customdata')} nats<extra></extra>",
     )
     style.add_floor(figure, times, limits, "limit")
-    figure.update_xaxes(title="time, UTC")
-    axis = style.log_axis(np.concatenate([distances, limits]))
-    figure.update_yaxes(title="distance, nats", **axis)
-    return style.layout(figure, 260, showlegend=False)
+    return style.layout(
+        figure,
+        260,
+        "time, UTC",
+        "distance, nats",
+        np.concatenate([distances, limits]),
+        showlegend=False,
+    )

@@ -12,7 +12,7 @@ import streamlit as st
 from app.components import plots, tables
 from app.shell import exports, selection, store_cache, widgets
 from core.numerics.arrays import Record
-from core.plots.style import LAYOUT, QUIET, REFERENCE, VARIANT, inert
+from core.plots.style import LAYOUT, QUIET, REFERENCE, VARIANT, every_few, inert
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import SIDES, Candidates, on_grid
 from core.text import exact_decimals, opening
@@ -47,33 +47,40 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
     elif is_charted:
         sides = {side.name: index for index, side in enumerate(run.sides)}
         largest = store_cache.cached(run, top_of_sides, sides, *place, LARGEST)
-        grid = on_grid(largest, sides, run.header.format)
-        texts = widgets.table_texts(largest["token_id"], run)
-        arguments = (grid, list(sides), texts, view.dtype)
         figure = plots.cached(
             run,
             ("sides", *place),
             grid_chart,
-            *arguments,
+            on_grid(largest, sides, run.header.format),
+            list(sides),
+            widgets.table_texts(largest["token_id"], run),
+            view.dtype,
         )
-        picture = exports.picture_of(view, "top-tokens", at_position=True)
-        plots.draw(figure, "top_tokens", picture, of=str(place))
+        plots.draw(
+            figure,
+            "top_tokens",
+            exports.picture_of(view, "top-tokens", at_position=True),
+            of=str(place),
+        )
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
     table: dict = {"token": widgets.table_texts(top["token_id"], view.run)}
     columns: Record = {}
     for side in SIDES:
         logit, rank, probability = (f"{side} {title}" for title in _TITLES)
-        logit = logit.replace("logit", view.run.header.holds)
+        logit = logit.replace("logit", view.header.holds)
         table[logit] = top[f"{side}_logit"]
         table[rank] = top[f"{side}_rank"]
         table[probability] = 100 * top[f"{side}_probability"]
-        form = tables.exact_format(table[logit])
-        columns[logit] = st.column_config.NumberColumn(format=form)
+        columns[logit] = st.column_config.NumberColumn(format=tables.exact_format(table[logit]))
         columns[rank] = widgets.GROUPED
         columns[probability] = st.column_config.NumberColumn(format="%.2f%%")
     st.dataframe(table, hide_index=True, key="top_table", column_config=columns, placeholder="–")
-    stem = exports.file_stem(view, "top-tokens", at_position=True)
-    exports.download({"top tokens": top}, stem, "top", "Download this position")
+    exports.download(
+        {"top tokens": top},
+        exports.file_stem(view, "top-tokens", at_position=True),
+        "top",
+        "Download this position",
+    )
 
 
 def short(view: selection.View) -> None:
@@ -89,7 +96,7 @@ def short(view: selection.View) -> None:
     form = f"%.{6 if places is None else min(places, 6)}f"
     columns = dict.fromkeys(list(table)[1:], st.column_config.NumberColumn(format=form))
     st.dataframe(table, hide_index=True, key="top_here", column_config=columns, placeholder="–")
-    st.caption(f"{opening(view.run.header.quantity)}. Δ: variant minus reference.")
+    st.caption(f"{opening(view.header.quantity)}. Δ: variant minus reference.")
 
 
 def grid_chart(
@@ -106,27 +113,36 @@ def grid_chart(
     """
     sides = range(len(names))[::-1]
     grid = candidates.grid.tolist()
-    line = {"type": "line", "layer": "below"}
     # A line of the grid is as high as the plot, a side's line as wide.
-    tall = {
-        **line,
-        "y0": 0,
-        "y1": 1,
-        "xref": "x",
-        "yref": "y domain",
-        "opacity": 0.45,
-        "line": {"color": QUIET, "width": 1},
-    }
-    wide = {
-        **line,
-        "x0": 0,
-        "x1": 1,
-        "xref": "x domain",
-        "yref": "y",
-        "line": {"color": QUIET, "width": 1.2},
-    }
-    lines = [{**tall, "x0": value, "x1": value} for value in grid]
-    lines += [{**wide, "y0": height, "y1": height} for height in sides]
+    lines = [
+        {
+            "type": "line",
+            "layer": "below",
+            "x0": value,
+            "x1": value,
+            "y0": 0,
+            "y1": 1,
+            "xref": "x",
+            "yref": "y domain",
+            "opacity": 0.45,
+            "line": {"color": QUIET, "width": 1},
+        }
+        for value in grid
+    ]
+    lines += [
+        {
+            "type": "line",
+            "layer": "below",
+            "x0": 0,
+            "x1": 1,
+            "y0": height,
+            "y1": height,
+            "xref": "x domain",
+            "yref": "y",
+            "line": {"color": QUIET, "width": 1.2},
+        }
+        for height in sides
+    ]
     marks: list[Record] = []
     for candidate, (text, symbol) in enumerate(zip(texts, cycle(_SYMBOLS), strict=False)):
         offset = -_APART if candidate % 2 else _APART
@@ -156,7 +172,7 @@ def grid_chart(
     fixed = {"zeroline": False, "automargin": True}
     across: Record = {"title": {"text": "logit"}, **fixed}
     if grid:
-        ticks = grid[:: max(1, -(-len(grid) // _LABELLED))]
+        ticks = every_few(grid, _LABELLED)
         half = float(np.diff(candidates.grid).max(initial=0.0)) / 2
         across |= {
             "title": {"text": f"logit (grid lines: representable {dtype} values)"},

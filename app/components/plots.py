@@ -40,8 +40,11 @@ _figure = component("ulpscope_figure", Path(__file__).with_suffix(""), isolate_s
 
 
 async def _library(_: Request) -> Response:
-    headers = {"cache-control": "public, immutable, max-age=31536000"}
-    return FileResponse(LIBRARY, media_type="text/javascript", headers=headers)
+    return FileResponse(
+        LIBRARY,
+        media_type="text/javascript",
+        headers={"cache-control": "public, immutable, max-age=31536000"},
+    )
 
 
 ROUTES = [Route(f"/{_ADDRESS}", _library)]
@@ -63,6 +66,7 @@ def figure_spec(figure: go.Figure | Record) -> FigureSpec:
     """Return what the browser gets of a figure, plotly's or a plain dict."""
     # Numbers of arrays travel as base64; float16 would be sent as text.
     plain = figure if isinstance(figure, dict) else figure.to_dict()
+    # first, so that the JSON is without them
     shapes = tuple(plain["layout"].pop("shapes", ()))
     return FigureSpec(to_json_plotly(plain), plain["layout"]["height"], shapes)
 
@@ -89,8 +93,9 @@ def cached(
     """Figure of `make(*arguments)` (10 to 30 ms), kept for the run; `of` names what else it depends
     on.
     """
-    kind = f"{make.__module__}.{make.__qualname__}"
-    return store_cache.remember(kind, run, of, lambda: figure_spec(make(*arguments)))
+    return store_cache.remember(
+        f"{make.__module__}.{make.__qualname__}", run, of, lambda: figure_spec(make(*arguments))
+    )
 
 
 def draw(

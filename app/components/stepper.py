@@ -23,16 +23,14 @@ _KINDS = {
 def places(view: selection.View) -> dict[str, Sequence[int]]:
     """Positions of the selected prompt to step to: all, and those of each kind there is."""
     table = view.prompt_table
-    of_kind = {
-        kind: table["position"][table[column].astype(bool)].tolist()  # .loc takes all columns first
-        for kind, (column, *_) in _KINDS.items()
-        if column in table
+    of_kind: dict[str, Sequence[int]] = {
+        "position": range(view.first_position, view.last_position + 1),
     }
-    every = range(view.first_position, view.last_position + 1)
-    return {
-        "position": every,
-        **{kind: positions for kind, positions in of_kind.items() if positions},
-    }
+    for kind, (column, *_) in _KINDS.items():
+        if column in table:
+            # .loc takes all columns first
+            of_kind[kind] = table["position"][table[column].astype(bool)].tolist()
+    return {kind: positions for kind, positions in of_kind.items() if len(positions)}
 
 
 def stepper(view: selection.View) -> None:

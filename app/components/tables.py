@@ -50,8 +50,8 @@ _ENDINGS = {"_margin_ulps": " margin, ULPs", "_margin": " margin, logits", "_mic
 
 def label(name: str) -> str:
     """Return the label of a column: `reference margin, ULPs` for `reference_margin_ulps`."""
-    ending = next((ending for ending in _ENDINGS if name.endswith(ending)), "")
-    name = name.removesuffix(ending) + _ENDINGS[ending] if ending else name
+    for ending, words in _ENDINGS.items():
+        name = re.sub(f"{ending}$", words, name)
     name = re.sub(r"(\w+)_token_(\w+)_rank", r"rank of \1's token in \2", name)
     name = re.sub(r"(\w+)_token_probability_change", r"Δ probability of \1's token", name)
     return _LABELS.get(name, name.replace("_", " ").replace("ulps", "ULPs"))
@@ -59,15 +59,15 @@ def label(name: str) -> str:
 
 def _column(name: str, values: pd.Series, unit: str) -> Any:
     is_pinned = name in ("prompt", "sequence", "position") or None
-    if values.dtype == bool or not pd.api.types.is_numeric_dtype(values.dtype):
-        return st.column_config.Column(label(name), pinned=is_pinned, width=_WIDTHS.get(name))
     title = label(name)
+    if values.dtype == bool or not pd.api.types.is_numeric_dtype(values.dtype):
+        return st.column_config.Column(title, pinned=is_pinned, width=_WIDTHS.get(name))
     if name.endswith("probability_change"):
-        title = f"{title}, percentage points"
+        title += ", percentage points"
     elif name.endswith(_SHARES):
-        title = f"{title}, %"
+        title += ", %"
     elif unit and name in ("max_abs", "difference", "rms"):
-        title = f"{title}, {unit}"
+        title += f", {unit}"
     return st.column_config.NumberColumn(title, format=_form(name, values), pinned=is_pinned)
 
 
@@ -105,16 +105,17 @@ def draw(
     """
     # pandas drops every column of a table without rows.
     table = table.dropna(axis="columns", how="all") if len(table) else table
-    more = len(table.columns) - COLUMNS_IN_SIGHT
-    if more > 0 and not st.toggle("Show all columns", key=f"{key}_all_columns"):
+    is_wide = len(table.columns) > COLUMNS_IN_SIGHT
+    if is_wide and not st.toggle("Show all columns", key=f"{key}_all_columns"):
         table = table.iloc[:, :COLUMNS_IN_SIGHT]
-    table = table.assign(
-        **{name: 100 * table[name] for name in table if name.endswith(_SHARES)},
-    )
-    # 0 as a power of ten is 0.00e+0
-    numbers = table.select_dtypes("number")
-    powers = [name for name in numbers if _form(name, numbers[name]) == _POWERS]
-    table = table.assign(**{name: table[name].replace(0, np.nan) for name in powers})
+    table = table.copy(deep=False)
+    for name in table:
+        if name.endswith(_SHARES):
+            table[name] = 100 * table[name]
+    for name in table.select_dtypes("number"):
+        # 0 as a power of ten is 0.00e+0
+        if _form(name, table[name]) == _POWERS:
+            table[name] = table[name].replace(0, np.nan)
     # Said before the table arrives, so that nothing below jumps.
     height = widgets.table_height(len(table), most)
     return widgets.room(key, height).dataframe(

@@ -57,17 +57,18 @@ def draw_positions(
     def with_texts() -> pd.DataFrame:
         single = {"prompt": not run.header.has_several_prompts, "variant": len(run.pairs) == 1}
         # A column that is true in every row of a list of flips says nothing.
-        single["is_flip"] = bool(table.get("is_flip", pd.Series(dtype=bool)).all())
+        single["is_flip"] = "is_flip" in table and table["is_flip"].all()
         columns = [name for name in _COLUMNS if name in table and not single.get(name)]
-        texts = {
-            f"{side}_token": widgets.table_texts(table[f"{side}_token"], run) for side in SIDES
-        }
-        return table.assign(**texts)[columns]
+        shown = table[columns]
+        for name in ("reference_token", "variant_token"):
+            shown[name] = widgets.table_texts(table[name], run)
+        return shown
 
     rows = store_cache.remember(key, run, of, with_texts)
     options = {"on_select": partial(selection.select_row, table, key)} | options
-    selectable = ["single-row", "single-cell"]
-    tables.draw(rows, key, most, run.header.unit, selection_mode=selectable, **options)
+    tables.draw(
+        rows, key, most, run.header.unit, selection_mode=["single-row", "single-cell"], **options
+    )
 
 
 def draw_continuations(view: selection.View) -> None:
@@ -75,15 +76,14 @@ def draw_continuations(view: selection.View) -> None:
     variants.
     """
     run = view.run
-    table = continuations(view.run)
-    st.subheader(
-        f"Continuations{view.of_prompt}",
-    )
-    prompt_rows = table[(table["prompt"] == view.prompt) & (table["pair"] == view.pair.index)]
+    pair = view.pair
+    table = continuations(run)
+    st.subheader(f"Continuations{view.of_prompt}")
+    prompt_rows = table[(table["prompt"] == view.prompt) & (table["pair"] == pair.index)]
     if prompt_rows.empty:
         st.write("This prompt was only scored; the prompts in the table were continued.")
     for row in prompt_rows.itertuples():
-        names = f"`{widgets.code(view.pair.variant)}` and `{widgets.code(view.pair.reference)}`"
+        names = f"`{widgets.code(pair.variant)}` and `{widgets.code(pair.reference)}`"
         is_parted = not pd.isna(row.parting_position)
         if is_parted:
             ours, theirs = widgets.table_texts([row.reference_token, row.variant_token], run)
@@ -100,10 +100,9 @@ def draw_continuations(view: selection.View) -> None:
                 )
         else:
             st.markdown(f"{names} do not diverge within {plural(row.compared_tokens, 'token')}.")
-        context = text_of(
-            view.texts[max(0, row.given_positions - GIVEN_TOKENS) : row.given_positions],
-        )
-        sides = zip(st.columns(2), SIDES, (0, view.pair.index + 1), strict=True)
+        given = view.texts[: row.given_positions]
+        context = text_of(given[-GIVEN_TOKENS:])
+        sides = zip(st.columns(2), (pair.reference, pair.variant), (0, pair.index + 1), strict=True)
         for column, side, index in sides:
             tokens = run.generations[view.prompt].tokens[index]
             texts = [run.vocabulary.get(token, f"⟨token {token}⟩") for token in tokens]
@@ -114,14 +113,13 @@ def draw_continuations(view: selection.View) -> None:
                 rest = text_of(texts[count + 1 :])
                 continuation = f"{same}▸{texts[count]}◂{rest}"
             with column:
-                st.caption(f"`{widgets.code(getattr(view.pair, side))}`")
+                st.caption(f"`{widgets.code(side)}`")
                 widgets.code_block(f"{context}⏎ {continuation}", wraps=True)
         st.caption("Before ⏎: the prompt. Marked: the first token that differs.")
 
     def choose() -> None:
-        picked = st.session_state["continuations"]["selection"]
-        if rows := picked["rows"] or [cell[0] for cell in picked["cells"]]:
-            row = table.iloc[rows[0]]
+        for place in selection.clicked_rows("continuations"):
+            row = table.iloc[place]
             parting = row["parting_position"]
             # sides that never diverge have no such position, so the last given one is selected
             position = row["given_positions"] - 1 if pd.isna(parting) else parting
@@ -133,9 +131,7 @@ def draw_continuations(view: selection.View) -> None:
 
     draw_positions(table, run, "continuations", 8, on_select=choose)
     exports.download(
-        {"continuations": table},
-        f"{file_name(run.run_id)}-continuations",
-        "continuations_files",
+        {"continuations": table}, f"{file_name(run.run_id)}-continuations", "continuations_files"
     )
 
 
@@ -143,16 +139,16 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
     """Say how close the decision was at this position, in markdown. top: of
     core.runs.queries.elements.
     """
-    if figures["nonfinite_mismatch"]:
+    if count := int(figures["nonfinite_mismatch"]):
         return (
-            f"{plural(int(figures['nonfinite_mismatch']), 'logit')} here NaN or infinite on one"
-            " side only, which can change the argmax by itself."
+            f"{plural(count, 'logit')} here NaN or infinite on one side only, which can change the"
+            " argmax by itself."
         )
-    margins = {side: figures[f"{side}_margin"] for side in SIDES}
-    if any(pd.isna(margin) for margin in margins.values()):
-        return "A side has no finite margin here, so the bound does not apply."
     parts = []
-    for side, margin in margins.items():
+    for side in SIDES:
+        margin = figures[f"{side}_margin"]
+        if pd.isna(margin):
+            return "A side has no finite margin here, so the bound does not apply."
         steps = figures[f"{side}_margin_ulps"]
         size = "0 (exact tie)"
         if margin:
@@ -168,20 +164,14 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
         if figures["is_flip"]:
             bound += ", and yet the argmax changed: the figures contradict each other"
         return f"{numbers} {bound}."
-    return f"{numbers} {_argmax_moves(figures, top)}".strip()
-
-
-def _argmax_moves(figures: pd.Series, top: pd.DataFrame) -> str:
-    """Say how the gap between the two argmaxes changed; '' if there is no flip, or a run without
-    logits lacks one.
-    """
     argmaxes = top.set_index("token_id").reindex([figures[f"{side}_token"] for side in SIDES])
     ours = argmaxes.iloc[0]
     theirs = argmaxes.iloc[1]
     gaps = [ours[f"{side}_logit"] - theirs[f"{side}_logit"] for side in SIDES]
+    # a run without logits may lack one
     if not figures["is_flip"] or pd.isna(gaps).any():
-        return ""
+        return numbers
     tie = "" if all(gaps) else " At a tie the lower token id wins."
     start, end = (f"{gap:+.12g}" if gap else "0" for gap in gaps)
     tokens = "Logit of the reference's argmax minus that of the variant's argmax"
-    return f"{tokens}: {start} on the reference, {end} on the variant.{tie}"
+    return f"{numbers} {tokens}: {start} on the reference, {end} on the variant.{tie}"

@@ -41,11 +41,10 @@ def panel(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> None:
     if cards:
         with st.container(border=True, key="actions"):
             _ticked(cards)
-    edited = [card for card in matches if card.run_id == st.session_state.get("edited")]
-    if edited:
-        card = edited[0]
-        known = {tag for each in labels.values() for tag in each.tags}
-        _about(card, labels.get(card.run_id, Labels()), known)
+    for card in matches:
+        if card.run_id == st.session_state.get("edited"):
+            known = {tag for each in labels.values() for tag in each.tags}
+            _about(card, labels.get(card.run_id, Labels()), known)
 
 
 def _close() -> None:
@@ -58,9 +57,10 @@ def _about(card: RunCard, labels: Labels, choices: set[str]) -> None:
     """Draw a run's files and labels. The form has the labels as stored when it was opened; the
     store merges what others save meanwhile.
     """
-    file = f"/files/{quote(card.run_id, safe='')}"
+    run_id = card.run_id
+    file = f"/files/{quote(run_id, safe='')}"
     st.markdown(f"**{widgets.escape(card.name)}**")
-    links = f"`{widgets.code(card.run_id)}` · [Run file]({file}.duckdb)"
+    links = f"`{widgets.code(run_id)}` · [Run file]({file}.duckdb)"
     if card.sides and card.keep == ALL:
         links += f" · [npz]({file}.npz)"
     st.markdown(links)
@@ -68,13 +68,13 @@ def _about(card: RunCard, labels: Labels, choices: set[str]) -> None:
         st.caption(members.READ_ONLY)
         return
     # What another member saves while the form is open must not count as this one's change.
-    original = st.session_state.setdefault("labels_seen", {}).setdefault(card.run_id, labels)
+    original = st.session_state.setdefault("labels_seen", {}).setdefault(run_id, labels)
     shown_name = card.name[:LONGEST_NAME]
-    with st.form(f"labels_{card.run_id}", border=False):
+    with st.form(f"labels_{run_id}", border=False):
         name = st.text_input(
             "Name",
             shown_name,
-            key=f"name_{card.run_id}",
+            key=f"name_{run_id}",
             max_chars=LONGEST_NAME,
             help="Empty: the name that the run file has.",
         )
@@ -82,7 +82,7 @@ def _about(card: RunCard, labels: Labels, choices: set[str]) -> None:
             "Tags",
             sorted({*choices, *original.tags}, key=str.casefold),
             list(original.tags),
-            key=f"tags_{card.run_id}",
+            key=f"tags_{run_id}",
             max_selections=MOST_TAGS,
             accept_new_options=True,
             placeholder="choose, or type a new one",
@@ -91,28 +91,29 @@ def _about(card: RunCard, labels: Labels, choices: set[str]) -> None:
         note = st.text_area(
             "Note",
             original.note,
-            key=f"note_{card.run_id}",
+            key=f"note_{run_id}",
             max_chars=LONGEST_NOTE,
         )
         pinned = st.checkbox(
             "Pinned",
             original.pinned,
-            key=f"pinned_{card.run_id}",
+            key=f"pinned_{run_id}",
             help="Marks the run as one to keep.",
         )
-        save = f"save_labels_{card.run_id}"
+        save = f"save_labels_{run_id}"
         if widgets.button(st.form_submit_button, "Save", save, type="primary"):
             with widgets.report_errors():
                 new_name = original.name if name == shown_name else name
-                new = labelling.labels_of(tags, note, pinned, new_name)
-                store_changes.label(card.run_id, original, new)
+                store_changes.label(
+                    run_id, original, labelling.labels_of(tags, note, pinned, new_name)
+                )
             _close()
             st.rerun()
 
 
 def _ticked(cards: list[RunCard]) -> None:
     own = [card for card in cards if not card.is_read_only]
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+    with st.container(horizontal=True, vertical_alignment="center"):
         total = size(sum(card.bytes for card in cards))
         st.markdown(f"**{plural(len(cards), 'run')} ticked** · {total}", width="content")
         with_sides = [card.run_id for card in cards if card.sides]
@@ -122,8 +123,7 @@ def _ticked(cards: list[RunCard]) -> None:
                 label = f"**{page.title()}** →"
                 st.page_link(PAGES / f"{page}.py", label=label, query_params=query)
         if len(cards) == 1:
-            edit = partial(of_row, cards[0], table.EDIT)
-            st.button(table.EDIT, "edit", on_click=edit)
+            st.button(table.EDIT, "edit", on_click=partial(of_row, cards[0], table.EDIT))
         if own and members.may_change():
             label = f"Delete {plural(len(own), 'run')}"
             st.button(label, "delete", _OF_DELETE, _delete, args=(own,))
@@ -194,8 +194,12 @@ def trash_list(trash: Sequence[DeletedRun]) -> None:
     if not trash:
         return
     total = size(sum(run.bytes for run in trash))
-    label = f"Recently deleted: {plural(len(trash), 'run')}, {total}"
-    fold = st.expander(label, key="trash_fold", on_change="rerun", type="compact")
+    fold = st.expander(
+        f"Recently deleted: {plural(len(trash), 'run')}, {total}",
+        key="trash_fold",
+        on_change="rerun",
+        type="compact",
+    )
     if not fold.open:
         return
     ids = [run.run_id for run in trash]

@@ -43,14 +43,14 @@ def matching(
         attached = labels.get(card.run_id, Labels())
         about = (card.name, card.model, card.run_id, card.compute_dtype, card.device, *card.sides)
         text = "\n".join((*about, *attached.tags, attached.note)).casefold()
+        text += f"\n{prompts.get(card.run_id, '')}"
         # None: the run does not say, so it is neither with nor without flips.
         known_flips = {None: "", 0: "without flips"}.get(card.flips, "with flips")
-        beginnings = prompts.get(card.run_id, "")
         return (
-            (filters.verdict == "any" or filters.verdict in card.pair_verdicts)
+            filters.verdict in ("any", *card.pair_verdicts)
             and filters.flips in ("any", known_flips)
             and set(filters.tags) <= set(attached.tags)
-            and all(word in text or word in beginnings for word in filters.words)
+            and all(word in text for word in filters.words)
         )
 
     return [card for card in cards if is_match(card)]
@@ -60,7 +60,7 @@ def ask(hidden: int) -> Filters:
     """Draw search and filters and return their values. hidden: number of runs that are listed on
     request only.
     """
-    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+    with st.container(horizontal=True, vertical_alignment="bottom"):
         about = "name, model, side, prompt, dtype, device, tag or note"
         text = st.text_input(
             "Search",

@@ -2,7 +2,6 @@
 introduction.
 """
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ from msgspec.structs import asdict
 from app.hosting import members
 from app.shell import exports, selection, widgets, wording
 from app.shell.widgets import PAGES
+from core.numerics.arrays import DataFrame, Record
 from core.runs.file.records import ALL
 from core.runs.store.cards import BrokenRun, RunCard
 from core.runs.store.labels import Labels
@@ -64,6 +64,26 @@ COLUMNS = {
     "positions": widgets.GROUPED,
     "created": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm", help="UTC"),
 }
+# a table without a row shows them too
+_NAMES = [
+    "actions",
+    "verdict",
+    "name",
+    "x floor",
+    "differ",
+    "flips",
+    "rms row ULPs",
+    "dtype",
+    "tags",
+    "device",
+    "max row ULPs",
+    "positions",
+    "sides",
+    "model",
+    "created",
+    "size",
+    "note",
+]
 _MOST_ROWS = 16  # that are shown without scrolling
 
 
@@ -87,7 +107,7 @@ def count_line(
             exports.download({"runs": export}, "ulpscope-runs", "runs")
 
 
-def export_table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
+def export_table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> DataFrame:
     """Table of the shown runs for a download, with every figure as it is, lists as JSON."""
     rows = []
     for card in matches:
@@ -103,8 +123,7 @@ def export_table(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd
 
 def key_of(name: str, parts: Sequence[str]) -> str:
     """Key of a table of these rows."""
-    text = "\0".join(parts).encode("utf-8", "backslashreplace")
-    return f"{name}_{hashlib.sha256(text).hexdigest()[:16]}"
+    return f"{name}_{hash(tuple(parts))}"
 
 
 def open_run(card: RunCard) -> None:
@@ -142,7 +161,45 @@ def table(
         click = st.session_state[f"{key}_action"]
         act(matches[click["row"]], click["label"])
 
-    rows = _rows(matches, labels)
+    def row_of(card: RunCard) -> Record:
+        each = labels.get(card.run_id, Labels())
+        verdicts = wording.verdicts(card)
+        if len(verdicts) > 1:
+            verdicts[1:] = [f"+{len(verdicts) - 1}"]
+        is_own = not card.is_read_only and members.may_change()
+        ratio = card.noise_ratio
+        # as the verdict says it: two decimals below 10, else three digits
+        if ratio is not None and ratio < 10:
+            ratio = round(ratio, 2)
+        share = None
+        if card.sides and card.rms_row_ulps is not None:
+            share = round(100 * card.max_neq_share, 1)
+            # only no logit is 0.0%, and only all are 100.0%
+            if card.max_neq_share not in (0, 1):
+                share = min(max(share, 0.1), 99.9)
+        return {
+            "actions": [OPEN, EDIT, DELETE] if is_own else [OPEN, EDIT],
+            "verdict": verdicts,
+            "name": card.name,
+            "x floor": ratio,
+            "differ": share,
+            "flips": card.flips,
+            "rms row ULPs": card.rms_row_ulps,
+            "dtype": card.compute_dtype,
+            "tags": list(each.tags),
+            "device": card.device or None,
+            "max row ULPs": card.max_row_ulps,
+            "positions": card.positions,
+            "sides": " · ".join(card.sides),
+            "model": wording.model_name(card.model) or None,
+            "created": card.created,
+            "size": size(card.bytes) + ("" if card.keep == ALL else f", {card.keep}"),
+            "note": " ".join(each.note.split())[:120] or None,
+        }
+
+    rows = pd.DataFrame(map(row_of, matches), columns=_NAMES).astype({"flips": "Int64"})
+    if not any(rows["tags"]):
+        del rows["tags"]
     actions = st.column_config.ButtonColumn(
         "",
         width=44,
@@ -171,62 +228,6 @@ def table(
     )
 
 
-def _size(card: RunCard) -> str:
-    return size(card.bytes) if card.keep == ALL else f"{size(card.bytes)}, {card.keep}"
-
-
-def _rows(matches: Sequence[RunCard], labels: Mapping[str, Labels]) -> pd.DataFrame:
-    attached = [labels.get(card.run_id, Labels()) for card in matches]
-    rows = pd.DataFrame(
-        {
-            "actions": [_actions(card) for card in matches],
-            "verdict": [_verdicts(card) for card in matches],
-            "name": [card.name for card in matches],
-            "x floor": [_ratio(card.noise_ratio) for card in matches],
-            "differ": [_percent(card) for card in matches],
-            "flips": pd.array([card.flips for card in matches], "Int64"),
-            "rms row ULPs": [card.rms_row_ulps for card in matches],
-            "dtype": [card.compute_dtype for card in matches],
-            "tags": [list(each.tags) for each in attached],
-            "device": [card.device or None for card in matches],
-            "max row ULPs": [card.max_row_ulps for card in matches],
-            "positions": [card.positions for card in matches],
-            "sides": [" · ".join(card.sides) for card in matches],
-            "model": [wording.model_name(card.model) or None for card in matches],
-            "created": [card.created for card in matches],
-            "size": [_size(card) for card in matches],
-            "note": [" ".join(each.note.split())[:120] or None for each in attached],
-        },
-    )
-    has_tags = any(each.tags for each in attached)
-    return rows if has_tags else rows.drop(columns="tags")
-
-
-def _actions(card: RunCard) -> list[str]:
-    is_own = not card.is_read_only and members.may_change()
-    return [OPEN, EDIT, DELETE] if is_own else [OPEN, EDIT]
-
-
-def _verdicts(card: RunCard) -> list[str]:
-    first, *others = wording.verdicts(card) or [""]
-    return [*filter(None, [first]), *([f"+{len(others)}"] if others else [])]
-
-
-def _ratio(value: float | None) -> float | None:
-    """Return the ratio as the verdict says it: two decimals below 10, else three digits."""
-    return round(value, 2) if value is not None and value < 10 else value
-
-
-def _percent(card: RunCard) -> float | None:
-    """Share of the logits that differ; only no one is 0.0%, and only all are 100.0%."""
-    holds_logits = card.rms_row_ulps is not None
-    if not (card.sides and holds_logits):
-        return None
-    share = card.max_neq_share
-    rounded = round(100 * share, 1)
-    return rounded if share in (0, 1) else min(max(rounded, 0.1), 99.9)
-
-
 def unreadable(files: Sequence[BrokenRun], damaged: Sequence[str]) -> None:
     """Draw a sentence on each file in the store that is no whole run; several are folded."""
     sentences = [f"Not a readable run: {run.reason}" for run in files] + list(damaged)
@@ -248,12 +249,8 @@ def first_visit(cards: Sequence[RunCard]) -> None:
     """Draw what this is and two sample runs worth opening, for a store without a run of one's
     own.
     """
-    flip = max(
-        (card for card in cards if ROUNDING in card.pair_verdicts),
-        key=lambda card: card.flips or 0,
-        default=None,
-    )
-    bug = next((card for card in cards if BUG_SUSPECTED in card.pair_verdicts), None)
+    sound = [card for card in cards if ROUNDING in card.pair_verdicts]
+    bugs = [card for card in cards if BUG_SUSPECTED in card.pair_verdicts]
     with st.container(border=True, key="first_visit"):
         st.markdown(
             "**Rounding, or a bug?** The same model on the same tokens produces different logits on"
@@ -262,16 +259,16 @@ def first_visit(cards: Sequence[RunCard]) -> None:
             " diverge. The verdict compares the difference with the model's noise floor: the noise"
             " from changing only the reduction order.",
         )
-        links = [
-            ("Capture a run", "new_run", {"tab": "capture"}),
-            ("Upload a dump", "new_run", {"tab": "upload"}),
-        ]
+        links = []
         # The link of a run without a position opens at its first flip.
-        if bug is not None:
-            links.insert(0, ("Open an injected bug", "overview", {"run": bug.run_id}))
-        if flip is not None:
+        if sound:
+            flip = max(sound, key=lambda card: card.flips or 0)
             about = "Open a flip that rounding explains"
-            links.insert(0, (about, "overview", {"run": flip.run_id}))
-        with st.container(horizontal=True, gap="small"):
+            links.append((about, "overview", {"run": flip.run_id}))
+        if bugs:
+            links.append(("Open an injected bug", "overview", {"run": bugs[0].run_id}))
+        for about in ("Capture a run", "Upload a dump"):
+            links.append((about, "new_run", {"tab": about.split()[0].lower()}))
+        with st.container(horizontal=True):
             for label, page, query in links:
                 st.page_link(PAGES / f"{page}.py", label=f"**{label}** →", query_params=query)

@@ -8,9 +8,9 @@ message, anything else (a link, Back) it follows.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
 
 import streamlit as st
@@ -18,6 +18,8 @@ import streamlit as st
 from app.heatmap import routes
 from app.page import whole
 from app.shell import exports, selection, store_cache
+from app.shell.selection import View
+from core.numerics.arrays import Record
 from core.plots import style
 from core.runs.queries import heatmap
 from core.runs.queries.elements import place_of
@@ -47,7 +49,7 @@ class HeatmapWindow:
     measure: heatmap.Measure = heatmap.MEASURES[0]
 
 
-def current_window(view: selection.View) -> HeatmapWindow:
+def current_window(view: View) -> HeatmapWindow:
     """Return the heatmap's window of this session, clipped to the run."""
     run = view.run
     state = st.session_state
@@ -67,11 +69,11 @@ def current_window(view: selection.View) -> HeatmapWindow:
     return HeatmapWindow(rows, columns, order, measure)
 
 
-def _first_look(view: selection.View, order: heatmap.Order) -> tuple[heatmap.Span, heatmap.Span]:
+def _first_look(view: View, order: heatmap.Order) -> tuple[heatmap.Span, heatmap.Span]:
     """Return rows and columns of the first view: everything by token id, the first ranks of as many
     rows as are read at once.
     """
-    header = view.run.header
+    header = view.header
     if order == "id":
         return (0, header.rows), (0, header.vocab)
     height = min(header.rows, heatmap.MOST_READ // header.vocab)
@@ -90,12 +92,12 @@ def _span(text: str, stop: int) -> heatmap.Span | None:
     return first, last
 
 
-def keep_window(view: selection.View, window: HeatmapWindow) -> None:
+def keep_window(view: View, window: HeatmapWindow) -> None:
     """Store a window; of the first view nothing, or rows by number if another position would move
     them.
     """
     rows, columns = _first_look(view, window.order)
-    is_still = window.rows == rows == (0, view.run.header.rows)
+    is_still = window.rows == rows == (0, view.header.rows)
     st.session_state.update(
         heatmap_rows="" if is_still else "{}:{}".format(*window.rows),
         heatmap_tokens="" if window.columns == columns else "{}:{}".format(*window.columns),
@@ -104,14 +106,14 @@ def keep_window(view: selection.View, window: HeatmapWindow) -> None:
     )
 
 
-def selected_token(view: selection.View) -> int | None:
+def selected_token(view: View) -> int | None:
     """Return the token selected on the heatmap or typed: by id, text, or text without its leading
     blank.
     """
     typed = st.session_state["heatmap_token"]
     token = whole(typed)
     if token is not None or not typed:
-        return token if token in range(view.run.header.vocab) else None
+        return token if token in range(view.header.vocab) else None
     forms = (typed, typed.replace("·", " ").replace("↵", "\n"), f" {typed}")
     # of several tokens of a text the first one
     ids = {text: token for token, text in reversed(view.run.vocabulary.items()) if text in forms}
@@ -121,7 +123,7 @@ def selected_token(view: selection.View) -> int | None:
     return None
 
 
-def show_token(view: selection.View) -> None:
+def show_token(view: View) -> None:
     """Move the window to the column of the selected token; by rank, to its rank at the selected
     position.
     """
@@ -131,22 +133,22 @@ def show_token(view: selection.View) -> None:
         return
     column = token
     if window.order == "rank":
-        place = (view.pair.index, view.row, token)
-        column = heatmap.element(view.run, *place).reference_rank - 1
+        element = heatmap.element(view.run, view.pair.index, view.row, token)
+        column = element.reference_rank - 1
     first, last = window.columns
     if not first <= column < last or last - first > heatmap.RANKS:
-        vocab = view.run.header.vocab
+        vocab = view.header.vocab
         first = max(0, min(column - _NEIGHBOURS, vocab - 2 * _NEIGHBOURS))
         last = min(first + 2 * _NEIGHBOURS, vocab)
     keep_window(view, replace(window, columns=(first, last)))
 
 
-def draw(view: selection.View, selected: heatmap.Element | None) -> None:
+def draw(view: View, selected: heatmap.Element | None) -> None:
     """Draw the pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
     # The page is on its way to the browser for longer than the loops take to load.
     routes.prepare(view.dtype)
     run = view.run
-    header = view.run.header
+    header = view.header
     pair = view.pair
     starts = list(accumulate(header.lengths[:-1], initial=0))
     window = current_window(view)
@@ -156,7 +158,11 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     floor = heatmap.floor_row_ulps(run, pair.index)
     words = {"row": "row", "column": "value", "columns": "values"}
     if header.has_tokens:
-        words = {"row": "position", "column": "token id", "columns": "tokens"}
+        words = {
+            "row": "position",
+            "column": "token id",
+            "columns": "tokens",
+        }
     # for a screen reader
     label = (
         f"Heatmap of {pair.variant} vs {pair.reference}. Arrow keys move it, plus and minus zoom, 0"
@@ -167,11 +173,9 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
             f" The noise floor: 99.9% of {header.elements} move by at most {number(floor)} row"
             " ULPs."
         )
-    finest = {}
-    for order in heatmap.ORDERS:
-        finest[order] = {
-            measure: heatmap.finest_columns(run, order, measure) for measure in heatmap.MEASURES
-        }
+    finest: Record = {order: {} for order in heatmap.ORDERS}
+    for order, measure in product(heatmap.ORDERS, heatmap.MEASURES):
+        finest[order][measure] = heatmap.finest_columns(run, order, measure)
     data = {
         "address": f"/tiles/{quote(run.run_id, safe='')}/{pair.index}",
         "stamp": store_cache.version_of(run.path),
@@ -213,29 +217,24 @@ def draw(view: selection.View, selected: heatmap.Element | None) -> None:
     )
 
 
-def _follow(view: selection.View, event: Mapping[str, Any]) -> None:
+def _follow(view: View, event: Mapping[str, Any]) -> None:
     """Take over what the browser says: its window, and the logit that was clicked, if one was."""
     window = event["window"]
     order = window["order"]
     measure = window["measure"]
-    if (
-        order in heatmap.ORDERS
-        and measure in heatmap.MEASURES
-        and heatmap.is_offered(view.run, order, measure)
-    ):
+    is_known = order in heatmap.ORDERS and measure in heatmap.MEASURES
+    if is_known and heatmap.is_offered(view.run, order, measure):
         (top, bottom), (left, right) = window["rows"], window["columns"]
-        area = HeatmapWindow(
-            (int(top), int(bottom)),
-            (int(left), int(right)),
-            cast(heatmap.Order, order),
-            cast(heatmap.Measure, measure),
-        )
-        keep_window(view, area)
+        rows, columns = (int(top), int(bottom)), (int(left), int(right))
+        keep_window(view, HeatmapWindow(rows, columns, order, measure))
         if window.get("scale") in ("auto", "log", "linear"):
             st.session_state["heatmap_colours"] = window["scale"]
         st.session_state["heatmap_serial"] = str(event["serial"])
         st.session_state["heatmap_followed"] = current_window(view)
     if "row" in event:
         prompt, position = place_of(view.run, int(event["row"]))
-        token = str(int(event["token"]))
-        selection.select(prompt=prompt, position=position, heatmap_token=token)
+        selection.select(
+            prompt=prompt,
+            position=position,
+            heatmap_token=str(int(event["token"])),
+        )

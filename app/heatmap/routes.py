@@ -6,6 +6,7 @@ Here some tiles and blocks of rows are cached; two requests that need the same b
 computation.
 """
 
+import re
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -42,6 +43,8 @@ from core.text import clean, exact, number, plural, visible
 AT_ONCE = 3
 _NEVER_CHANGES = "private, max-age=31536000, immutable"
 _PAIR = "/tiles/{run_id}/{pair}"
+_NUMBER = re.compile(r"\d{1,12}", re.ASCII)
+_TWO = re.compile(r"(\d{1,12})[,:](\d{1,12})", re.ASCII)
 _limiter = CapacityLimiter(AT_ONCE)
 
 
@@ -75,7 +78,10 @@ def _pair(request: Request) -> tuple[RunReader, int]:
         run = store_cache.open_run(request.path_params["run_id"])
     except StoreError as failure:
         raise RefusedError(str(failure), 404) from None
-    return run, _number("pair", request.path_params["pair"])
+    pair = request.path_params["pair"]
+    if not _NUMBER.fullmatch(pair):
+        raise UsageError(f"pair '{clean(pair, 40)}' is not a number in range.")
+    return run, int(pair)
 
 
 def _tile(request: Request) -> Response:
@@ -84,7 +90,7 @@ def _tile(request: Request) -> Response:
     """
     run, pair = _pair(request)
     order, measure = _view(request)
-    tile = Tile(*_two(request, "level", ","), *_two(request, "tile", ","))
+    tile = Tile(*_two(request, "level"), *_two(request, "tile"))
     version = store_cache.version_of(run.path)
     about = (run.run_id, version, pair)
 
@@ -96,23 +102,31 @@ def _tile(request: Request) -> Response:
         return np.ascontiguousarray(cells) if cells.any() else cells[:0].copy()
 
     cells = _cells(repr((about, order, measure, tile)), make)
-    headers = _headers(request, version)
-    return Response(cells.tobytes(), media_type="application/octet-stream", headers=headers)
+    return Response(
+        cells.tobytes(),
+        media_type="application/octet-stream",
+        headers=_headers(request, version),
+    )
 
 
 def _headers(request: Request, version: str) -> dict[str, str]:
     return {
-        "Cache-Control": _NEVER_CHANGES if request.query_params.get("v") == version else "no-store",
+        "Cache-Control": _NEVER_CHANGES if request.query_params.get("v") == version else "no-store"
     }
 
 
 def _largest(request: Request) -> Response:
     """Send the largest difference in a rectangle as JSON, with exact digits."""
     run, pair = _pair(request)
-    rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
-    element = largest_in(View(run, pair, *_view(request)), rows, columns)
-    headers = _headers(request, store_cache.version_of(run.path))
-    return JSONResponse(element_json(run, element), headers=headers)
+    element = largest_in(
+        View(run, pair, *_view(request)),
+        _two(request, "rows"),
+        _two(request, "columns"),
+    )
+    return JSONResponse(
+        element_json(run, element),
+        headers=_headers(request, store_cache.version_of(run.path)),
+    )
 
 
 def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
@@ -153,40 +167,30 @@ def element_json(run: RunReader, element: Element) -> dict[str, str | int]:
 def _tokens(request: Request) -> Response:
     """Send the tokens of a rectangle, rows of [id, text]; by token id one row stands for all."""
     run, pair = _pair(request)
-    rows, columns = (_two(request, name, ":") for name in ("rows", "columns"))
-    ids = tokens_in(View(run, pair, *_view(request)), rows, columns).tolist()
+    rows, columns = _two(request, "rows"), _two(request, "columns")
     texts = []
-    for row in ids:
+    for row in tokens_in(View(run, pair, *_view(request)), rows, columns).tolist():
         texts.append([(token, visible(run.vocabulary.get(token, f"#{token}"))) for token in row])
-    headers = _headers(request, store_cache.version_of(run.path))
-    return JSONResponse(texts, headers=headers)
+    return JSONResponse(texts, headers=_headers(request, store_cache.version_of(run.path)))
 
 
 def _view(request: Request) -> tuple[Order, Measure]:
     order = request.query_params.get("order", "")
     measure = request.query_params.get("measure", "")
     if order not in ORDERS or measure not in MEASURES:
-        choices = f"order one of {', '.join(ORDERS)}, measure one of {', '.join(MEASURES)}"
         raise UsageError(
-            f"order '{clean(order, 20)}', measure '{clean(measure, 20)}': expected {choices}.",
+            f"order '{clean(order, 20)}', measure '{clean(measure, 20)}': expected order one of"
+            f" {', '.join(ORDERS)}, measure one of {', '.join(MEASURES)}."
         )
     return order, measure
 
 
-def _two(request: Request, name: str, between: str) -> tuple[int, int]:
+def _two(request: Request, name: str) -> tuple[int, int]:
     text = request.query_params.get(name, "")
-    parts = text.split(between)
-    if len(parts) != 2:
-        raise UsageError(
-            f"{name} '{clean(text, 40)}': expected two numbers with '{between}' between them.",
-        )
-    return _number(name, parts[0]), _number(name, parts[1])
-
-
-def _number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise UsageError(f"{name} '{clean(text, 40)}' is not a number in range.")
-    return int(text)
+    match = _TWO.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{name} '{clean(text, 40)}': expected two numbers, as 0,2 or 0:2.")
+    return int(match[1]), int(match[2])
 
 
 ROUTES = [

@@ -65,7 +65,13 @@ def middleware(config: Configuration) -> list[Middleware]:
     """Return the gate, and in front of it what it needs: sessions with a sign-in, the Host's check
     without.
     """
-    _log_changes()
+    # the audit log goes to stderr, unless logging is configured otherwise
+    audit = logging.getLogger("ulpscope.audit")
+    if not audit.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s audit %(message)s"))
+        audit.addHandler(handler)
+        audit.setLevel(logging.INFO)
     if not config.sign_in.is_configured:
         gate = Middleware(Gate, Access(config, store=Path(), key=""))
         return [Middleware(TrustedHostMiddleware, _LOOPBACK_NAMES, www_redirect=False), gate]
@@ -101,8 +107,18 @@ class Gate:
                     headers.setdefault(name, value)
             await send(message)
 
+        connection = HTTPConnection(scope)
+        own = self._own if scope["type"] == "http" and scope["path"] in sign_in.PATHS else None
         try:
-            passed = await self._answer(scope, receive, sending)
+            member = None if own else self._access.member_of(connection)
+            refusal = self._refusal(connection, member, own is not None)
+            if refusal is not None:
+                await refusal(scope, receive, sending)
+                return
+            if own is not None:
+                # Without "app": the router would raise what only the application turns into a 404.
+                await own({key: scope[key] for key in scope if key != "app"}, receive, sending)
+                return
         # of the file of tokens, whose path is for the log alone
         except ConfigurationError as failure:
             _log.error("no sign-in by token: %s", failure)
@@ -111,27 +127,15 @@ class Gate:
             )
             await _error_response(scope, sentence, 503)(scope, receive, sending)
             return
-        if passed is not None:
-            await self._app(passed, receive, sending)
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Scope | None:
-        """Return the scope for the application, None if the request is answered here."""
-        connection = HTTPConnection(scope)
-        is_own = (
-            self._own is not None and scope["type"] == "http" and scope["path"] in sign_in.PATHS
-        )
-        member = None if is_own else self._access.member_of(connection)
-        refusal = self._refusal(connection, member, is_own)
-        if refusal is not None:
-            await refusal(scope, receive, send)
-            return None
-        if is_own:
-            assert self._own is not None
-            # Without "app": the router would raise what only the application turns into a 404.
-            await self._own({key: scope[key] for key in scope if key != "app"}, receive, send)
-            return None
         assert member is not None
-        return self._passed(scope, member)
+        # routes and scripts get the member's name, and no secret of the proxy's
+        removed = {
+            name.encode()
+            for name in (members.HEADER, PROXY_SECRET, self._access.config.sign_in.header.lower())
+        }
+        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in removed]
+        headers.append((members.HEADER.encode(), quote(member).encode()))
+        await self._app({**scope, "headers": headers}, receive, sending)
 
     def _refusal(
         self,
@@ -159,8 +163,9 @@ class Gate:
                 path, query = quote(scope["path"]), connection.url.query
                 if query:
                     path += f"?{query}"
-                address = f"/sign-in?{urlencode({'next': path})}"
-                return RedirectResponse(address, 303, {"Cache-Control": "no-store"})
+                return RedirectResponse(
+                    f"/sign-in?{urlencode({'next': path})}", 303, {"Cache-Control": "no-store"}
+                )
             sentence = (
                 "Sign in first: a browser at /sign-in, a program with 'Authorization: Bearer"
                 " TOKEN'."
@@ -169,18 +174,6 @@ class Gate:
         if is_changing and config.hosting.read_only:
             return _error_response(scope, members.READ_ONLY, 403)
         return None
-
-    def _passed(self, scope: Scope, member: str) -> Scope:
-        """Return the scope for the application: the member's name for routes and scripts, no secret
-        of the proxy's.
-        """
-        removed = {
-            name.encode()
-            for name in (members.HEADER, PROXY_SECRET, self._access.config.sign_in.header.lower())
-        }
-        headers = [(name, value) for name, value in scope["headers"] if name.lower() not in removed]
-        headers.append((members.HEADER.encode(), quote(member).encode()))
-        return {**scope, "headers": headers}
 
 
 def _is_cross_site(connection: HTTPConnection, public_url: str) -> bool:
@@ -197,13 +190,3 @@ def _error_response(scope: Scope, sentence: str, status: int) -> Response:
     if scope["path"].startswith("/api/"):
         return JSONResponse({"error": sentence}, status, headers)
     return PlainTextResponse(f"{sentence}\n", status, headers)
-
-
-def _log_changes() -> None:
-    """Write the audit log to stderr, unless logging is configured otherwise."""
-    audit = logging.getLogger("ulpscope.audit")
-    if not audit.handlers and not logging.getLogger().handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s audit %(message)s"))
-        audit.addHandler(handler)
-        audit.setLevel(logging.INFO)

@@ -55,16 +55,51 @@ _log = logging.getLogger(__name__)
 def routes(access: Access) -> Router:
     """Return the routes of a server's sign-in."""
     config = access.config
-    provider: Any = _provider(access) if config.sign_in.oidc_issuer else None
+    provider: Any = None
+    if issuer := config.sign_in.oidc_issuer:
+        from authlib.integrations.starlette_client import OAuth
+
+        provider = OAuth().register(
+            name="provider",
+            server_metadata_url=f"{issuer.rstrip('/')}/.well-known/openid-configuration",
+            client_id=config.sign_in.oidc_client_id,
+            client_secret=config.sign_in.oidc_client_secret,
+            client_kwargs={
+                "scope": "openid email",
+                "code_challenge_method": "S256",
+                "timeout": 10.0,
+            },
+        )
     waiting: set[str] = set()  # addresses whose attempt is being checked
 
     def form(target: str, problem: str = "", status: int = 200) -> Response:
         words = {"password": config.sign_in.password, "token": config.sign_in.tokens}
         secret = " or ".join(word for word, is_set in words.items() if is_set).capitalize()
-        host = urlsplit(config.sign_in.oidc_issuer).hostname or ""
+        host = urlsplit(issuer).hostname or ""
         if not secret and not host:
             problem = "The proxy in front of this server did not name a member."
-        return sign_in_page(secret, host, target, problem, status)
+        parts = ["<h1>ULPscope</h1>"]
+        about = ""
+        if problem:
+            parts.append(f'<p class="wrong" role="alert" id="wrong">{escape(problem)}</p>')
+            about = ' aria-describedby="wrong" aria-invalid="true"'
+        else:
+            parts.append("<p>Sign in to continue.</p>")
+        if secret:
+            parts.append(
+                '<form method="post" action="/sign-in"><input type="hidden" name="next"'
+                f' value="{escape(target)}"><label for="secret">{escape(secret)}</label><input'
+                ' id="secret" name="secret" type="password" required autofocus'
+                f' autocomplete="current-password" maxlength="1024"{about}><button'
+                ' type="submit">Sign in</button></form>',
+            )
+        if host:
+            parts.append('<span class="or">or</span>' if secret else "")
+            address = f"/sign-in/oidc?{urlencode({'next': target})}"
+            parts.append(
+                f'<a class="button" href="{escape(address)}">Sign in with {escape(host)}</a>',
+            )
+        return _page("Sign in", "".join(parts), status)
 
     def begin(request: Request, member: str, way: str, target: str) -> Response:
         access.begin(request, member, way)
@@ -148,19 +183,6 @@ def own_path(text: str) -> str:
     return text if is_own and "\\" not in text and text.isprintable() and len(text) <= 4096 else "/"
 
 
-def _provider(access: Access) -> Any:
-    from authlib.integrations.starlette_client import OAuth
-
-    sign_in = access.config.sign_in
-    return OAuth().register(
-        name="provider",
-        server_metadata_url=f"{sign_in.oidc_issuer.rstrip('/')}/.well-known/openid-configuration",
-        client_id=sign_in.oidc_client_id,
-        client_secret=sign_in.oidc_client_secret,
-        client_kwargs={"scope": "openid email", "code_challenge_method": "S256", "timeout": 10.0},
-    )
-
-
 async def _verified_address(provider: Any, request: Request) -> str:
     """Return the email address in the provider's answer, '' unless it says that it is verified."""
     metadata = await provider.load_server_metadata()
@@ -190,43 +212,13 @@ def _client(request: Request) -> str:
     return request.client.host if request.client else "unknown"
 
 
-def sign_in_page(
-    secret: str,
-    provider: str,
-    target: str,
-    problem: str,
-    status: int,
-) -> HTMLResponse:
-    """Return the sign-in page. secret: the field's label, '' for no field; provider: the host of
-    OIDC, '' for none.
-    """
-    parts = ["<h1>ULPscope</h1>"]
-    if problem:
-        parts.append(f'<p class="wrong" role="alert" id="wrong">{escape(problem)}</p>')
-    else:
-        parts.append("<p>Sign in to continue.</p>")
-    if secret:
-        about = ' aria-describedby="wrong" aria-invalid="true"' if problem else ""
-        parts.append(
-            '<form method="post" action="/sign-in"><input type="hidden" name="next"'
-            f' value="{escape(target)}"><label for="secret">{escape(secret)}</label><input'
-            ' id="secret" name="secret" type="password" required autofocus'
-            f' autocomplete="current-password" maxlength="1024"{about}><button type="submit">Sign'
-            " in</button></form>",
-        )
-    if provider:
-        parts.append('<span class="or">or</span>' if secret else "")
-        address = f"/sign-in/oidc?{urlencode({'next': target})}"
-        parts.append(
-            f'<a class="button" href="{escape(address)}">Sign in with {escape(provider)}</a>',
-        )
-    return _page("Sign in", "".join(parts), status)
-
-
 def sentence(title: str, text: str, status: int = 200) -> HTMLResponse:
     """Return a page of one sentence with a link to the sign-in."""
-    body = f'<h1>{escape(title)}</h1><p>{escape(text)}</p><a href="/sign-in">Sign in</a>'
-    return _page(title, body, status)
+    return _page(
+        title,
+        f'<h1>{escape(title)}</h1><p>{escape(text)}</p><a href="/sign-in">Sign in</a>',
+        status,
+    )
 
 
 def _page(title: str, body: str, status: int) -> HTMLResponse:

@@ -19,28 +19,40 @@ def draw(view: selection.View) -> None:
     run = view.run
     pair = view.pair.index
     lead = st.container()
-    prompt = parts.prompt_in_scope(view, "choices_scope")
-    table = store_cache.cached(run, by_module, pair, prompt)
+    table = store_cache.cached(run, by_module, pair, parts.prompt_in_scope(view, "choices_scope"))
     if table.empty:
         st.info(f"No choice in prompt {view.prompt} is known of both sides.")
         return
-    (lead.markdown if table["differing"].any() else lead.success)(sentence(run, pair, table))
+    say = lead.markdown if table["differing"].any() else lead.success
+    say(sentence(run, pair, table))
     st.caption(rule(run, pair, table))
 
     grid = store_cache.cached(run, cells, pair, view.prompt)
     if not grid.empty:
         st.subheader(parts.where(view))
         names = short_names(table)
-        arguments = (grid, names, names, "state", view.position)
-        content = (pair, view.prompt, view.position)
-        figure = plots.cached(run, content, charts.position_map, *arguments)
-        picture = exports.picture_of(view, "choices", of_prompt=True)
-        plots.draw(figure, "choices_map", picture, partial(plots.select_position, "choices_map", 1))
+        figure = plots.cached(
+            run,
+            (pair, view.prompt, view.position),
+            charts.position_map,
+            grid,
+            names,
+            names,
+            "state",
+            view.position,
+        )
+        plots.draw(
+            figure,
+            "choices_map",
+            exports.picture_of(view, "choices", of_prompt=True),
+            partial(plots.select_position, "choices_map", 1),
+        )
         st.caption(
             "Layers x positions: the worst choice of each cell. Gray: the same. Empty: all keys are"
             " taken. ▼: selected.",
         )
     st.subheader("By layer")
+    # what the map shows already
     shown = table.drop(columns=_HIDDEN).assign(module=table["module"].map(visible))
     tables.draw(shown, "choices_table")
     sides = "SELECT * FROM choice WHERE side IN (0, ?) ORDER BY ALL"

@@ -2,7 +2,6 @@
 in which module.
 """
 
-import pandas as pd
 import streamlit as st
 
 from app.components import tables
@@ -66,11 +65,15 @@ def draw(view: selection.View) -> None:
         library = widgets.choice("Library", {name: name for name in libraries}, "kernels_library")
         if st.toggle("Split by module", key="kernels_split", disabled=choice == "start"):
             every = side_by_side(run, pair, "place")
-    table = every[_is_listed(every, choice)]
+    table = every
     columns = _COLUMNS
     if choice == "start" and start is not None:
         table = start.kernels
         columns = _COLUMNS_OF_START
+    elif choice == "differ":
+        table = every[(every["only"] != "") | every["is_multiplied"]]
+    elif choice == "products":
+        table = every[every["is_reducing"]]
     table = table[(library == "any") | (table["library"] == library)]
     if table.empty:
         st.success("No kernel of that kind ran, or none differs.")
@@ -111,10 +114,3 @@ def draw(view: selection.View) -> None:
         )
         tables.draw(files["places"], "kernel_places", 12)
     exports.download(files, exports.file_stem(view, "kernels"), "kernels")
-
-
-def _is_listed(kernels: pd.DataFrame, choice: str) -> pd.Series:
-    """Return which kernels a choice of SHOWN lists."""
-    if choice == "differ":
-        return (kernels["only"] != "") | kernels["is_multiplied"]
-    return kernels["is_reducing"] if choice == "products" else kernels["name"].notna()

@@ -59,6 +59,7 @@ def draw(view: selection.View) -> None:
     rms.metric("RMS row ULPs", number(together["rms_row_ulps"]))
     most.metric("Max row ULPs", number(together["max_row_ulps"]))
 
+    # states and latents have no positions
     by_head, *by_position = st.columns([3, 2] if stored else 1)
     with by_head:
         figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
@@ -69,9 +70,30 @@ def draw(view: selection.View) -> None:
         st.caption(
             f"Layers x heads: {charts.MEASURES[measure]} ({view.dtype}). Gray: equal.{note}",
         )
-    if stored:
-        with by_position[0]:
-            _draw_positions(view, kind, measure)
+    for place in by_position:
+        # the run has no RMS by position
+        by = measure if measure in MEASURES else "neq_share"
+        content = (pair, view.prompt, kind, by)
+        grid = store_cache.cached(run, cells, *content)
+        if grid.empty:
+            continue
+        ticks = {layer: str(layer) for layer in grid["row"]}
+        rows = {layer: f"layer {layer}" for layer in grid["row"]}
+        figure = plots.cached(
+            run,
+            (*content, view.position),
+            charts.position_map,
+            grid,
+            rows,
+            ticks,
+            by,
+            view.position,
+        )
+        picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
+        with place:
+            plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
+            of = f"{view.of_prompt}, {kind}s: {charts.MEASURES[by]}"
+            st.caption(f"Layers x positions{of}. ▼: selected.")
 
     layers = merge(run, pair, prompt, "layer", "kind")
     hidden = [] if together["nonfinite_mismatch"] else ["nonfinite_mismatch"]
@@ -83,23 +105,3 @@ def draw(view: selection.View) -> None:
     with st.expander("By layer, download"):
         tables.draw(layers.drop(columns=hidden), "kv_table")
         exports.download(files, exports.file_stem(view, "kv"), "kv")
-
-
-def _draw_positions(view: selection.View, kind: str, measure: str) -> None:
-    """Draw layers x positions of the keys or the values."""
-    run = view.run
-    pair = view.pair.index
-    # The run has no RMS by position.
-    by = measure if measure in MEASURES else "neq_share"
-    content = (pair, view.prompt, kind, by)
-    grid = store_cache.cached(run, cells, *content)
-    if grid.empty:
-        return
-    ticks = {layer: str(layer) for layer in grid["row"]}
-    rows = {layer: f"layer {layer}" for layer in grid["row"]}
-    arguments = (grid, rows, ticks, by, view.position)
-    figure = plots.cached(run, (*content, view.position), charts.position_map, *arguments)
-    picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
-    plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
-    of = f"{view.of_prompt}, {kind}s: {charts.MEASURES[by]}"
-    st.caption(f"Layers x positions{of}. ▼: selected.")

@@ -53,18 +53,36 @@ def draw(view: selection.View) -> None:
         lead.success(f"{text} {compared}")
         return
     lead.markdown(text)
-    _draw_nonfinite(table)
+    nonfinite = table[table["nonfinite_mismatch"] > 0]
+    if len(nonfinite):
+        begin = nonfinite.iloc[0]
+        count = plural(int(begin["nonfinite_mismatch"]), "element")
+        st.error(
+            f"NaN or infinity on one side only, first in {count} of"
+            f" `{widgets.code(begin['module'])}`. Unless the dtype overflows (float16 beyond"
+            " 65,504), rounding cannot produce it.",
+        )
     # A link may name a module of another run.
     selection.settle(_MODULE, ["", *table["module"]])
     is_open = table["module"] == (st.session_state[_MODULE] or first.module)
     module = table[is_open].iloc[0]
 
-    st.subheader(_beyond_floor(table))
+    title = "Growth over depth"
+    about = "No noise floor was run for the modules: capture with `--layer-floor 2`."
+    has_floor = table["floor_rms"].notna().any()
+    if has_floor:
+        title, about = _beyond_floor(table)
+    st.subheader(title)
     growth = charts.module_growth(table).add_shape(selected_line(int(module.name)))
-    picture = exports.picture_of(view, "layers-growth")
-    plots.draw(growth, "layers_growth", picture, partial(_open_module, table, "layers_growth"))
-    st.caption(f"Vertical: selected module. {_about_floor(table)}")
-    _draw_map(view, table)
+    plots.draw(
+        growth,
+        "layers_growth",
+        exports.picture_of(view, "layers-growth"),
+        partial(_open_module, table, "layers_growth"),
+    )
+    st.caption(f"Vertical: selected module. {about}")
+    options = ["ratio", "neq_share", "max_row_ulps", "max_ulps"]
+    _draw_map(view, table, options if has_floor else options[1:])
     st.subheader("Module")
     of_first = f"first module whose output differs: {visible(first.module)}"
     st.selectbox(
@@ -76,7 +94,16 @@ def draw(view: selection.View) -> None:
     )
     _draw_module(view, module)
     st.subheader("Modules")
-    _draw_table(table, names_prompt=prompt is None)
+    hidden = {"ordinal", "block", "positions"}
+    if prompt is not None:
+        hidden.add("first_prompt")
+    if nonfinite.empty:
+        hidden.add("nonfinite_mismatch")
+    columns = [name for name in dict.fromkeys([*_FIRST_COLUMNS, *table]) if name not in hidden]
+    shown = table.assign(module=table["module"].map(visible), kind=table["kind"].map(kind_word))
+    # Other tables have a column of the name for launches.
+    titles = {"ratio": charts.MEASURES["ratio"]}
+    tables.draw(shown[columns].rename(columns=titles), "layers_table")
     st.caption(compared)
     rows = partial(run.rows, pair=pair)
     files: dict = {
@@ -86,50 +113,28 @@ def draw(view: selection.View) -> None:
     exports.download(files, exports.file_stem(view, "layers"), "layers")
 
 
-def _beyond_floor(table: DataFrame) -> str:
-    """Title of the growth over depth: the first module beyond its noise floor, or the one that
-    comes closest.
+def _beyond_floor(table: DataFrame) -> tuple[str, str]:
+    """Return the title of the growth over depth, the first module beyond its noise floor or the
+    one that comes closest, and what the noise floors are worth.
     """
-    if table["floor_rms"].isna().all():
-        return "Growth over depth"
     beyond = first_beyond(table)
     furthest = furthest_module(table)
+    title = "No module is beyond noise"
     if beyond is not None:
         size = "its noise floor is 0"
         if np.isfinite(beyond.ratio):
             size = f"{multiple(beyond.ratio)} its noise floor"
-        return f"First module beyond noise: `{widgets.code(beyond.module)}`, {size}"
-    says = "No module is beyond noise"
-    if furthest is None:
-        return says
-    return f"{says}: at most {multiple(furthest.ratio)}, `{widgets.code(furthest.module)}`"
-
-
-def _about_floor(table: DataFrame) -> str:
-    """Say what the noise floors are worth."""
-    if table["floor_rms"].isna().all():
-        return "No noise floor was run for the modules: capture with `--layer-floor 2`."
-    text = f"Beyond noise: more than {BEYOND_FLOOR:.0f}x the noise floor."
+        title = f"First module beyond noise: `{widgets.code(beyond.module)}`, {size}"
+    elif furthest is not None:
+        title += f": at most {multiple(furthest.ratio)}, `{widgets.code(furthest.module)}`"
+    about = f"Beyond noise: more than {BEYOND_FLOOR:.0f}x the noise floor."
     infinite = table.loc[np.isinf(table["ratio"]), "module"]
     if len(infinite):
-        text += (
+        about += (
             f" {plural(len(infinite), 'module')} with a noise floor of 0, the first is"
             f" `{widgets.code(infinite.iloc[0])}`: no reordering moves it."
         )
-    return text + says_little(furthest_module(table))
-
-
-def _draw_nonfinite(table: DataFrame) -> None:
-    """Say where NaN or infinity begins."""
-    nonfinite = table[table["nonfinite_mismatch"] > 0]
-    if len(nonfinite):
-        first = nonfinite.iloc[0]
-        count = plural(int(first["nonfinite_mismatch"]), "element")
-        st.error(
-            f"NaN or infinity on one side only, first in {count} of"
-            f" `{widgets.code(first['module'])}`. Unless the dtype overflows (float16 beyond"
-            " 65,504), rounding cannot produce it.",
-        )
+    return title, about + says_little(furthest)
 
 
 def _open_module(table: DataFrame, chart: str) -> None:
@@ -143,13 +148,10 @@ def _open_module(table: DataFrame, chart: str) -> None:
         selection.select(position=position)
 
 
-def _draw_map(view: selection.View, table: DataFrame) -> None:
+def _draw_map(view: selection.View, table: DataFrame, options: list[str]) -> None:
     run = view.run
     pair = view.pair.index
     prompt = view.prompt
-    options = ["ratio", "neq_share", "max_row_ulps", "max_ulps"]
-    if table["floor_rms"].isna().all():
-        options.remove("ratio")
     names = {name: charts.MEASURES[name] for name in options}
     title, choice = st.columns([3, 5], vertical_alignment="bottom")
     title.subheader(parts.where(view))
@@ -159,9 +161,12 @@ def _draw_map(view: selection.View, table: DataFrame) -> None:
     if grid.empty:
         return
     rows, ticks = charts.names_of(modules(run, pair, prompt))
-    figure = charts.position_map(grid, rows, ticks, measure, view.position)
-    picture = exports.picture_of(view, f"layers-{measure}", of_prompt=True)
-    plots.draw(figure, "layers_map", picture, partial(_open_module, table, "layers_map"))
+    plots.draw(
+        charts.position_map(grid, rows, ticks, measure, view.position),
+        "layers_map",
+        exports.picture_of(view, f"layers-{measure}", of_prompt=True),
+        partial(_open_module, table, "layers_map"),
+    )
     about = charts.MEASURES[measure]
     if measure == "ratio":
         about = "RMS at the position / noise floor of the module"
@@ -174,30 +179,21 @@ def _draw_module(view: selection.View, module: pd.Series) -> None:
     share = out_of(module["neq"], module["elements"])
     kind = widgets.escape(kind_word(module["kind"]))
     st.markdown(f"`{widgets.code(name)}`, {kind}: {share} elements differ.")
-    where = {"pair": view.pair.index, "prompt": view.prompt, "ordinal": module["ordinal"]}
-    along = view.run.rows("layer_position", **where)
+    along = view.run.rows(
+        "layer_position", pair=view.pair.index, prompt=view.prompt, ordinal=module["ordinal"]
+    )
     if not along["neq"].any():
         st.caption(f"Equal at every compared position of prompt {view.prompt}.")
         return
     figure = charts.module_positions(along, view.position)
     key = "layers_module_chart"
-    picture = exports.picture_of(view, f"layers-{file_name(name)}", of_prompt=True)
-    plots.draw(figure, key, picture, partial(plots.select_position, key))
+    plots.draw(
+        figure,
+        key,
+        exports.picture_of(view, f"layers-{file_name(name)}", of_prompt=True),
+        partial(plots.select_position, key),
+    )
     st.caption(
         f"RMS difference by position of prompt {view.prompt}. Dotted: noise floor. Log axis:"
         " zeros are not drawn.",
     )
-
-
-def _draw_table(table: DataFrame, *, names_prompt: bool) -> None:
-    hidden = {"ordinal", "block", "positions"}
-    if not names_prompt:
-        hidden.add("first_prompt")
-    if not table["nonfinite_mismatch"].any():
-        hidden.add("nonfinite_mismatch")
-    columns = [name for name in dict.fromkeys([*_FIRST_COLUMNS, *table]) if name not in hidden]
-    texts = {"module": table["module"].map(visible), "kind": table["kind"].map(kind_word)}
-    shown = table.assign(**texts)[columns]
-    # Other tables have a column of that name for launches.
-    shown = shown.rename(columns={"ratio": charts.MEASURES["ratio"]})
-    tables.draw(shown, "layers_table")

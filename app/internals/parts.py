@@ -30,13 +30,14 @@ _OF_MITIGATIONS = [
 def not_recorded(view: selection.View, missing: Sequence[Recorded]) -> None:
     """Say why this pair has none of what these tabs show, and how to get it."""
     run = view.run
-    about = view.run.header.provenance
+    about = view.header.provenance
     if about.kind == "upload":
         st.info(
             f"This run was uploaded; a dump of logits has no {_listed(missing, ' or ')}."
             " Capture the pair from its model.",
         )
         return
+    # each kind has a sentence of its own
     failed = []
     refused = []
     new = []
@@ -83,7 +84,7 @@ def _listed(recorded: Sequence[Recorded], between: str) -> str:
 
 def prompt_in_scope(view: selection.View, key: str) -> int | None:
     """Draw the choice between the selected prompt and all prompts; None is all."""
-    if not view.run.header.has_several_prompts:
+    if not view.header.has_several_prompts:
         return view.prompt
     scope = st.segmented_control("Figures of", PROMPTS, required=True, key=key)
     return None if scope == PROMPTS[1] else view.prompt
@@ -120,7 +121,7 @@ def mitigations(view: selection.View) -> None:
     st.markdown(widgets.escape(advice(rows)))
     table = pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS]
     titles = {"name": "mitigation", "noise_ratio": "RMS / noise floor"}
-    tables.draw(table.rename(columns=titles), "mitigations", unit=view.run.header.unit)
+    tables.draw(table.rename(columns=titles), "mitigations", unit=view.header.unit)
     st.caption(
         "One change at a time. Throughput: relative to the baseline. Noise floor of"
         f" {rows[0].compute_dtype}: reduction orders only; 16-bit checks of the Overview add"

@@ -15,7 +15,7 @@ from core.numerics.formats import LOGIT_FORMATS
 from core.plots.style import inert, layout
 from core.runs.queries.compare import machine
 from core.runs.store.cards import RunCard
-from core.runs.tables.ops import OpRow, answers
+from core.runs.tables.ops import OpRow, answers, title
 from core.text import legible, plural
 
 _MOST_LINES = 60  # of the chart
@@ -51,7 +51,7 @@ def form() -> None:
         device = st.selectbox("Device", DEVICES, key="ops_device", width=150)
         dtypes = st.multiselect(
             "dtypes",
-            list(LOGIT_FORMATS),
+            LOGIT_FORMATS,
             default=["float32", "bfloat16"],
             key="ops_dtypes",
             width=260,
@@ -76,9 +76,11 @@ def form() -> None:
             type="primary",
             disabled=not dtypes,
         ):
-            title = f"Operations in {', '.join(dtypes)}, {scope} sizes"
-            queue = queue_of(None if device == ANY_DEVICE else device)
-            store_changes.submit(arguments(device, dtypes, scope, model), title=title, device=queue)
+            store_changes.submit(
+                arguments(device, dtypes, scope, model),
+                title=f"Operations in {', '.join(dtypes)}, {scope} sizes",
+                device=queue_of(None if device == ANY_DEVICE else device),
+            )
 
 
 def arguments(device: str, dtypes: Sequence[str], scope: str, model: str) -> list[str]:
@@ -107,7 +109,7 @@ def pick(cards: Sequence[RunCard]) -> str:
         if linked:
             st.warning("The probes of this link are not in this store (any more).")
         st.session_state["ops_run"] = cards[0].run_id
-    return st.selectbox("Probes", list(names), format_func=names.__getitem__, key="ops_run")
+    return st.selectbox("Probes", names, format_func=names.__getitem__, key="ops_run")
 
 
 def filter_rows(rows: Sequence[OpRow]) -> list[OpRow]:
@@ -117,7 +119,7 @@ def filter_rows(rows: Sequence[OpRow]) -> list[OpRow]:
         names = dict.fromkeys(["", *(row["op"] for row in rows), st.session_state["ops_op"]])
         op = st.selectbox(
             "Operation",
-            list(names),
+            names,
             format_func=lambda name: name or "any",
             key="ops_op",
             width=190,
@@ -139,16 +141,14 @@ def table(rows: Sequence[OpRow]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "operation": title(row),
-            **{name: row[name] for name in ("size", "dtype")},
+            "size": row["size"],
+            "dtype": row["dtype"],
             **answers(row),
-            **{name: row[name] or None for name in ("modules", "note")},
+            "modules": row["modules"] or None,
+            "note": row["note"] or None,
         }
         for row in rows
     )
-
-
-def title(row: OpRow) -> str:
-    return f"{row['op']} ({row['backend']})" if row["backend"] else row["op"]
 
 
 def batch_chart(rows: Sequence[OpRow]) -> go.Figure | None:
@@ -158,10 +158,9 @@ def batch_chart(rows: Sequence[OpRow]) -> go.Figure | None:
     lines: dict[str, dict[int, int]] = {}
     for row in rows:
         if row["batch_classes"] and len(lines) < _MOST_LINES:
-            name = inert(legible(f"{title(row)} {row['dtype']} {row['size']}"))
-            lines[name] = {
-                size: each["max_ulps"] for each in row["batch_classes"] for size in each["batches"]
-            }
+            line = lines[inert(legible(f"{title(row)} {row['dtype']} {row['size']}"))] = {}
+            for each in row["batch_classes"]:
+                line |= dict.fromkeys(each["batches"], each["max_ulps"])
     if not lines:
         return None
     frame = pd.DataFrame.from_dict(lines, orient="index").sort_index(axis=1)
@@ -177,6 +176,6 @@ def batch_chart(rows: Sequence[OpRow]) -> go.Figure | None:
             hovertemplate="%{y}, batch %{x}: %{customdata:,} ULPs from batch 1<extra></extra>",
         ),
     )
-    figure.update_xaxes(type="category", title="batch size")
+    figure.update_xaxes(type="category")
     figure.update_yaxes(autorange="reversed")
-    return layout(figure, 120 + 22 * len(lines))
+    return layout(figure, 120 + 22 * len(lines), "batch size")

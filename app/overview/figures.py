@@ -5,7 +5,9 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app.components import plots
-from app.shell import exports, selection, store_cache, widgets
+from app.shell import exports, store_cache, widgets
+from app.shell.selection import View
+from core.checks.state import axes_of, axis_texts
 from core.plots import pairs as charts
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reader import RunReader
@@ -23,13 +25,25 @@ _SIDE_COLUMNS = {
 }
 
 
-def elements_of(view: selection.View) -> int:
+def elements_of(view: View) -> int:
     """Logits of the pair that were compared; of lists the values that both sides sent."""
-    header = view.run.header
+    header = view.header
     return view.pair.summary.finite if view.is_list else header.rows * header.vocab
 
 
-def nonfinite(view: selection.View) -> None:
+def server_state(view: View) -> None:
+    """Draw a table of the axes of a probe of a server's state, nothing for a run without them."""
+    axes = axes_of(row for pair in view.run.pairs for row in view.run.evidence(pair.index))
+    if not axes:
+        return
+    st.subheader("Server state")
+    block = axes[0].wrong_block_nats
+    scale = f"; a wrong block of tokens moves a row by {number(block)} nats" if block else ""
+    st.caption(f"Largest difference of a row from the cold one, in noise of cold requests{scale}.")
+    st.dataframe(pd.DataFrame(map(axis_texts, axes)), hide_index=True, height="content")
+
+
+def nonfinite(view: View) -> None:
     """Draw what is NaN or infinite on one side only."""
     count = view.pair.summary.nonfinite_mismatch
     if not count:
@@ -40,18 +54,25 @@ def nonfinite(view: selection.View) -> None:
     )
     if view.run.is_only_masked(view.pair.index):
         about = "at -inf on one side only: masked or cut there. None is NaN."
-    element = view.run.header.elements.removesuffix("s")
+    element = view.header.elements.removesuffix("s")
     st.error(f"{plural(count, element)} {about}")
 
 
-def headline(view: selection.View) -> None:
+def headline(view: View) -> None:
     """Draw the four headline figures."""
-    if not view.run.header.has_tokens:
-        _headline_of_values(view)
-        return
     summary = view.pair.summary
     meanings = widgets.meanings()
     elements = elements_of(view)
+    if not view.header.has_tokens:
+        differ, size, *others = st.columns(4)
+        share, of = percent(summary.neq / elements), out_of(summary.neq, elements)
+        differ.metric("Values that differ", share, help=of)
+        _size(view, size)
+        figures = order_facts(view.run.evidence(view.pair.index))
+        figures["largest difference"] = number(summary.max_abs)
+        for place, (name, text) in zip(others, figures.items(), strict=False):
+            place.metric(opening(name), text)
+        return
     flips, near, differ, size = st.columns(4)
     about = "at no position both sides sent their top tokens"
     if summary.same_top1 is not None:
@@ -63,44 +84,30 @@ def headline(view: selection.View) -> None:
     if view.is_list:
         near.metric("Could flip", known(summary.could_flip), help=meanings["could flip"])
         differ.metric("Values that differ", share, help=of)
-        quantity = view.run.header.quantity
-        size.metric("Largest difference", number(summary.max_abs), help=quantity)
+        size.metric("Largest difference", number(summary.max_abs), help=view.header.quantity)
         return
     near.metric("Near ties", f"{summary.near_ties:,}", help=meanings["near tie"])
     differ.metric("Logits that differ", share, help=of)
     _size(view, size)
 
 
-def _size(view: selection.View, place: DeltaGenerator) -> None:
+def _size(view: View, place: DeltaGenerator) -> None:
     """Draw the RMS difference, over the noise floor if there is one."""
     summary = view.pair.summary
-    in_row_ulps = f"{number(summary.rms_row_ulps, 3)} row ULPs"
+    in_row_ulps = f"{number(summary.rms_row_ulps)} row ULPs"
     # a pair that was not judged has no noise floor, an equal one no difference to compare with it
     if view.pair.noise_ratio is None or not summary.neq:
         place.metric("RMS difference", in_row_ulps, help=widgets.meanings()["row ULP"])
         return
     about = size_of(view.pair, view.run.evidence(view.pair.index))
-    help_text = f"{about}; RMS in {view.dtype}: {in_row_ulps}"
-    place.metric("RMS / noise floor", multiple(view.pair.noise_ratio), help=help_text)
-
-
-def _headline_of_values(view: selection.View) -> None:
-    """Draw the headline figures of values that are no logits."""
-    summary, elements = view.pair.summary, elements_of(view)
-    differ, size, *others = st.columns(4)
-    differ.metric(
-        "Values that differ",
-        percent(summary.neq / elements),
-        help=out_of(summary.neq, elements),
+    place.metric(
+        "RMS / noise floor",
+        multiple(view.pair.noise_ratio),
+        help=f"{about}; RMS in {view.dtype}: {in_row_ulps}",
     )
-    _size(view, size)
-    figures = order_facts(view.run.evidence(view.pair.index))
-    figures["largest difference"] = number(summary.max_abs)
-    for place, (name, text) in zip(others, figures.items(), strict=False):
-        place.metric(opening(name), text)
 
 
-def more(view: selection.View) -> None:
+def more(view: View) -> None:
     """Draw the other figures and the histogram of ULPs, read when unfolded."""
     folded = st.expander(
         "More metrics",
@@ -111,10 +118,10 @@ def more(view: selection.View) -> None:
     if not folded.open:
         return
     summary = view.pair.summary
-    header = view.run.header
+    header = view.header
     histogram = store_cache.cached(view.run, RunReader.histogram, view.pair.index)
-    row_ulps = number(summary.max_row_ulps, 3)
-    kl = number(summary.max_kl, 3)
+    row_ulps = number(summary.max_row_ulps)
+    kl = number(summary.max_kl)
     of_ulps = (
         f"ULPs of {view.dtype}, over all {header.elements}; large ones belong to those near 0,"
         " where steps are tiny"
@@ -125,7 +132,7 @@ def more(view: selection.View) -> None:
             f"{header.unit}, over elements finite on both sides: {row_ulps} row ULPs",
         ),
         "Mean KL": (
-            number(summary.mean_kl, 3),
+            number(summary.mean_kl),
             f"KL(reference || variant), nats per position with a defined KL; max {kl}",
         ),
         "Median ULPs": (number(ulp_percentile(histogram, 0.5)), of_ulps),
@@ -138,10 +145,8 @@ def more(view: selection.View) -> None:
         "Margins are": over_margins(summary, header.rows),
     }
     if not header.has_tokens:
-        for name in ("Mean KL", "Exact ties"):
-            del figures[name]
-        for name in ("KL is", "Margins are"):
-            del limits[name]
+        del figures["Mean KL"], figures["Exact ties"]
+        del limits["KL is"], limits["Margins are"]
     limited = " ".join(f"{what} {scope}." for what, scope in limits.items() if scope)
     with folded:
         for column, (label, (value, about)) in zip(
@@ -150,19 +155,20 @@ def more(view: selection.View) -> None:
             column.metric(label, value, help=about)
         if limited:
             st.caption(limited)
-        arguments = (charts.ulp_histogram, histogram, view.dtype)
-        chart = plots.cached(view.run, (view.pair.index,), *arguments)
+        chart = plots.cached(
+            view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype
+        )
         plots.draw(chart, "ulp_histogram", exports.picture_of(view, "ulps"))
         what = opening(header.elements)
         st.caption(f"{what} by ULP distance ({view.dtype}), log counts.")
 
 
-def provenance(view: selection.View, sides: pd.DataFrame) -> None:
+def provenance(view: View, sides: pd.DataFrame) -> None:
     """Draw where the run and its sides come from, and links to its files, when unfolded."""
     folded = st.expander("Provenance and sides", key="provenance", on_change="rerun")
     if not folded.open:
         return
-    origin = view.run.header.provenance
+    origin = view.header.provenance
     command = repeat_command(origin)
     facts = {
         "run": view.run.run_id,

@@ -19,7 +19,8 @@ def lines(run: RunReader, pair: int) -> dict[str, str]:
     if summaries:
         texts["kv_cache"] = f"KV cache: {caches.sentence(run.header, summaries[None])}"
     if pair in RECORDED["kernels"].pairs(run):
-        names = (run.pairs[pair].reference, run.pairs[pair].variant)
-        counts = kernels.counts_in_words(kernels.side_by_side(run, pair), names)
+        counts = kernels.counts_in_words(
+            kernels.side_by_side(run, pair), (run.pairs[pair].reference, run.pairs[pair].variant)
+        )
         texts["kernels"] = f"Kernels: {counts}"
     return texts

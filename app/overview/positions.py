@@ -2,13 +2,11 @@
 
 from functools import partial
 
-import pandas as pd
 import streamlit as st
 
 from app.components import plots
 from app.flips import parts
 from app.shell import exports, selection, store_cache
-from core.checks.pair import PairFigures
 from core.plots import lanes
 from core.runs.queries import by_position as query
 from core.runs.queries.flips import flips_sentence
@@ -31,64 +29,51 @@ def chart(view: selection.View, *, is_rollout: bool) -> None:
     differs = (view.table["max_abs"] > 0).any() or view.pair.summary.nonfinite_mismatch
     if not differs or view.compared_positions == 1:
         return
-    header = view.run.header
+    header = view.header
     st.subheader(header.worded(f"Difference by position, {header.unit}"))
     # of a long run the table holds one prompt
     of = (view.pair.index, view.prompt if header.is_long else None)
     drawn = store_cache.remember(
-        _KEY,
-        view.run,
-        of,
-        lambda: query.by_position(view.run, view.pair.index, view.table),
+        _KEY, view.run, of, partial(query.by_position, view.run, view.pair.index, view.table)
     )
-    count = len(header.prompts)
-    most = lanes.MOST_LANES if count <= lanes.MOST_LANES else lanes.FEW_LANES
+    is_few = len(header.prompts) <= lanes.MOST_LANES
+    most = lanes.MOST_LANES if is_few else lanes.FEW_LANES
     prompts = query.telling_prompts(drawn, view.prompt, most)
     checks = query.floor_checks(view.run, view.pair.index)
     words = ("|r|", "sequence") if is_rollout else ()
     floor_dtype = checks[-1].compute_dtype if checks else ""
-    arguments = (drawn, prompts, header.unit, floor_dtype, *words)
     figure = plots.cached(
         view.run,
         (*of, *prompts),
         lanes.position_lanes,
-        *arguments,
+        drawn,
+        prompts,
+        header.unit,
+        floor_dtype,
+        *words,
     )
     # apart from the cached traces: a step then draws the line alone
     line = lanes.selected_in_lane(prompts, view.prompt, view.position)
     figure = figure._replace(shapes=(*figure.shapes, line))
-    picture = exports.picture_of(view, "by-position")
     plots.draw(
         figure,
         _KEY,
-        picture,
+        exports.picture_of(view, "by-position"),
         partial(plots.select_place, _KEY),
         of=str(prompts),
     )
-    st.caption(_about(view, drawn, prompts, checks))
-
-
-def _about(
-    view: selection.View,
-    drawn: pd.DataFrame,
-    prompts: list[int],
-    checks: list[PairFigures],
-) -> str:
-    """Say what the chart has, and what it has not."""
-    header = view.run.header
     sentences = [f"{opening(header.quantity)}, log axis."]
     if drawn["floor_rms"].notna().any():
         sentences.append("Gray: the noise floor, with which the RMS difference is compared.")
     elif checks and drawn["ratio"].notna().any():
-        dtype = checks[-1].compute_dtype
-        sentences.append(f"The noise floor was measured in {dtype}; see its check below.")
+        sentences.append(f"The noise floor was measured in {floor_dtype}; see its check below.")
     elif header.k is not None:
         sentences.append("Lists of tokens have no noise floor by position.")
     else:
         sentences.append("No noise floor was measured for this pair.")
     if drawn["is_outlier"].any():
         limit = f"{number(checks[-1].position_ratio_allowed)}x the noise floor"
-        sentences.append(f"Outlier: beyond {limit} in {checks[-1].compute_dtype}.")
+        sentences.append(f"Outlier: beyond {limit} in {floor_dtype}.")
     total = len(header.prompts)
     if len(prompts) < total and not header.is_long:
         sentences.append(
@@ -98,19 +83,17 @@ def _about(
     if longest > lanes.MOST_CELLS:
         step = -(-longest // lanes.MOST_CELLS)
         sentences.append(f"Of long prompts a point is the largest of up to {step} positions.")
-    return " ".join(sentences)
+    st.caption(" ".join(sentences))
 
 
 def flips(view: selection.View) -> None:
     """Draw the flips of all prompts as a list; a click selects one."""
     table = view.table
     st.subheader("Flips")
-    of = (view.pair.index, view.prompt if view.run.header.is_long else None)
+    of = (view.pair.index, view.prompt if view.header.is_long else None)
     # 14 ms of 24,000 positions
-    sentence = store_cache.remember("flips_sentence", view.run, of, lambda: flips_sentence(table))
-    st.markdown(sentence)
-    rows = table[table["is_flip"].eq(True)]
-    if rows.empty:
-        return
-    columns = [name for name in _OF_FLIPS if name in rows]
-    parts.draw_positions(rows[columns], view.run, "overview_flips", _MOST_FLIPS, of)
+    read = partial(flips_sentence, table)
+    st.markdown(store_cache.remember("flips_sentence", view.run, of, read))
+    rows = table[table["is_flip"].eq(True)].filter(_OF_FLIPS)
+    if len(rows):
+        parts.draw_positions(rows, view.run, "overview_flips", _MOST_FLIPS, of)

@@ -17,7 +17,8 @@ import streamlit as st
 from app.components import component, plots
 from app.overview import OF_ROLLOUTS
 from app.shell import selection, store_cache
-from core.numerics.arrays import Record
+from app.shell.selection import View
+from core.numerics.arrays import DataFrame, Record
 from core.rl import queries as rl
 from core.runs.queries.flips import SIDES
 from core.runs.queries.heat import COLOURS, Heat, heat
@@ -37,35 +38,35 @@ _OF_TOKEN = {  # of trainer vs. rollout
 _ROUNDED = ("max_abs", "mean_ulps", "max_row_ulps", "kl")
 
 
-def columns(view: selection.View, colour: str) -> Record:
+def columns(view: View, colour: str) -> Record:
     """Return the component's data: one list per figure, in the order of the positions; null if
     undefined.
     """
-    prompt = view.run.header.prompts[view.prompt]
+    prompt = view.header.prompts[view.prompt]
     vocabulary = view.run.vocabulary
     table = view.prompt_table
     # one line per token, also if nothing was compared there
     if view.is_list:
         table = table.set_index("position").reindex(range(prompt.positions))
-        whole = {name: table[name].eq(True) for name in ("is_flip", "near_tie", "could_flip")}
-        table = table.assign(nonfinite_mismatch=0, **whole)
-    shade = heat(table, colour, view.dtype, view.run.header.unit)
-    argmax = {side: _whole(table[f"{side}_token"]) for side in SIDES}
-    margins = {f"{side}_margin": _whole(table[f"{side}_margin_ulps"]) for side in SIDES}
-    tokens = {*argmax["reference"], *argmax["variant"]}
+        is_known = table[["is_flip", "near_tie", "could_flip"]].eq(True)
+        table = table.assign(nonfinite_mismatch=0, **is_known)
+    shade = heat(table, colour, view.dtype, view.header.unit)
+    whole = {name: table[name] for name in _WHOLE}
+    for side in SIDES:
+        whole |= {side: table[f"{side}_token"], f"{side}_margin": table[f"{side}_margin_ulps"]}
+    columns = {name: _whole(column) for name, column in whole.items()}
+    tokens = {*columns["reference"], *columns["variant"]}
     return {
         "texts": join_bytes(prompt.token_texts) or None,
         "ids": list(prompt.token_ids) or None,
         "names": {token: vocabulary[token] for token in vocabulary.keys() & tokens},
-        "vocab": view.run.header.vocab,
+        "vocab": view.header.vocab,
         "dtype": view.dtype,
         **_shades(shade, shade.unit),
         "flip": table["is_flip"].astype(int).tolist(),
         "near": table["near_tie"].astype(int).tolist(),
         "odd": table["nonfinite_mismatch"].tolist(),
-        **argmax,
-        **margins,
-        **{name: _whole(table[name]) for name in _WHOLE},
+        **columns,
         **{name: _three_digits(table[name]) for name in _ROUNDED},
     }
 
@@ -87,7 +88,7 @@ def _three_digits(column: pd.Series) -> list[float | None]:
     ]
 
 
-def rollout_columns(tokens: pd.DataFrame, colour: str) -> Record:
+def rollout_columns(tokens: DataFrame, colour: str) -> Record:
     """Return the component's data for a sequence of trainer vs. rollout. tokens: of
     core.rl.queries.
     """
@@ -112,25 +113,25 @@ def rollout_columns(tokens: pd.DataFrame, colour: str) -> Record:
     }
 
 
-def colours(view: selection.View) -> list[str]:
+def colours(view: View) -> list[str]:
     """Return what the tokens of a run can be colored by; the selected color is one of them."""
     options = list(OF_ROLLOUTS if view.run.has_rollouts else COLOURS)
-    if not view.run.header.has_tokens:
+    if not view.header.has_tokens:
         options = [name for name in options if name not in _OF_LOGITS]
     selection.settle("strip_colour", options)
     return options
 
 
-def section(view: selection.View, *, is_rollout: bool) -> None:
+def section(view: View, *, is_rollout: bool) -> None:
     """Draw the strip of the selected prompt with its heading and the choice of its color."""
     left, right = st.columns([3, 2], vertical_alignment="bottom")
-    prompts = view.run.header.prompts
+    prompts = view.header.prompts
     title = "Sequence" if is_rollout else "Prompt"
     if len(prompts) > 1:
         title += f" {view.prompt}"
     count = plural(len(view.prompt_table), "position")
-    heading = f"{title}, {count}" if view.run.header.has_tokens or len(prompts) > 1 else count
-    left.subheader(view.run.header.worded(heading))
+    heading = f"{title}, {count}" if view.header.has_tokens or len(prompts) > 1 else count
+    left.subheader(view.header.worded(heading))
     colour = right.selectbox(
         "Color by",
         colours(view),
@@ -140,12 +141,12 @@ def section(view: selection.View, *, is_rollout: bool) -> None:
     token_strip(view, colour)
     if is_rollout and not view.run.vocabulary:
         st.caption("Token ids are shown; import the files with a tokenizer to have texts.")
-    elif not is_rollout and not view.texts and view.run.header.has_tokens:
+    elif not is_rollout and not view.texts and view.header.has_tokens:
         substitute = "token ids" if prompts[view.prompt].token_ids else "positions"
         st.caption(f"This dump brought no token texts: {substitute} are shown.")
 
 
-def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
+def token_strip(view: View, colour: str, key: str = "strip") -> None:
     """Draw the strip of the selected prompt."""
 
     # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms.
@@ -155,8 +156,9 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
         tokens = rl.tokens_of(view.run, view.prompt)
         return json.dumps(rollout_columns(tokens, colour))
 
-    of = (view.pair.index, view.prompt, colour)
-    columns_json = store_cache.remember("strip", view.run, of, to_json)
+    columns_json = store_cache.remember(
+        "strip", view.run, (view.pair.index, view.prompt, colour), to_json
+    )
     data = {
         "columns": plots.by_address(columns_json, "strip"),
         "stamp": selection.stamp(view),
@@ -165,17 +167,16 @@ def token_strip(view: selection.View, colour: str, key: str = "strip") -> None:
     _strip(key=key, data=data, on_go_change=partial(_go, key, view))
 
 
-def _go(key: str, view: selection.View) -> None:
+def _go(key: str, view: View) -> None:
     """Select the clicked position if the drawn prompt has it; what the browser sends is checked."""
     click = st.session_state[key].get("go")
     current = selection.current_view()
     if not isinstance(click, dict) or current is None:
         return
     # Another run or variant may have been selected since the browser drew this strip.
-    drawn = selection.stamp(view)
-    is_open = selection.stamp(replace(current, prompt=view.prompt)) == drawn
-    if not is_open or click.get("stamp") != drawn:
-        return
+    stamps = {click.get("stamp"), selection.stamp(replace(current, prompt=view.prompt))}
     position = click.get("position")
-    if isinstance(position, int) and view.first_position <= position <= view.last_position:
+    if stamps != {selection.stamp(view)} or not isinstance(position, int):
+        return
+    if view.first_position <= position <= view.last_position:
         selection.select(prompt=view.prompt, position=position)

@@ -1,8 +1,6 @@
 """Probe: ask a live server the same in several ways; watch, cancel, open what it sent."""
 
-import json
 from dataclasses import replace
-from typing import Any
 
 import streamlit as st
 
@@ -11,6 +9,7 @@ from app.shell import selection, store_changes, widgets
 from app.shell.job_list import job_list
 from app.shell.jobs import PROBING, PromptFile
 from core.errors import UlpscopeError
+from core.numerics.arrays import Record
 from core.probing.plan import (
     DEFAULT_TESTS,
     KEY_VARIABLE,
@@ -25,7 +24,7 @@ from core.text import clean
 
 SAMPLE = "def merge(left, right):  # merges two sorted lists into one that is sorted"
 _TESTS, _LOAD = parsed_tests(DEFAULT_TESTS)
-_FIELD: dict[str, Any] = {"persist_state": "session"}  # the form comes back as it was left
+_FIELD: Record = {"persist_state": "session"}  # the form comes back as it was left
 
 
 def draw(_: selection.View | None) -> None:
@@ -56,14 +55,13 @@ def _form() -> None:
     with st.expander("Requests"):
         st.markdown("\n".join(f"- {widgets.escape(line.strip())}" for line in requests))
     if is_pressed:
-        # prompts go by a file: a command line cannot carry long ones
-        lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in request.prompts)
         with widgets.report_errors():
             store_changes.submit(
                 replace(request, prompts=()).arguments(),
                 title=f"Probe of {clean(request.url, 100)}",
                 device=PROBING,
-                prompts=PromptFile("prompts.jsonl", lines.encode()),
+                # by a file: a command line cannot carry long ones
+                prompts=PromptFile.of_texts(request.prompts),
                 # an empty one too: the server's own is not for its viewers
                 secrets={KEY_VARIABLE: key},
             )
@@ -87,13 +85,19 @@ def _ask() -> tuple[ProbeRequest | None, str]:
         help="the same prompts: after an upgrade",
         **_FIELD,
     ).strip()
-    about = "a line of three dashes (---) separates prompts"
-    text = st.text_area("Prompts", SAMPLE, height=140, key="probe_prompts", help=about, **_FIELD)
+    text = st.text_area(
+        "Prompts",
+        SAMPLE,
+        height=140,
+        key="probe_prompts",
+        help="a line of three dashes (---) separates prompts",
+        **_FIELD,
+    )
     with st.container(horizontal=True, vertical_alignment="bottom"):
         tests = st.multiselect(
             "Tests",
-            list(MEANINGS),
-            list(_TESTS),
+            MEANINGS,
+            _TESTS,
             key="probe_tests",
             width=330,
             **_FIELD,
@@ -115,8 +119,13 @@ def _ask() -> tuple[ProbeRequest | None, str]:
         **_FIELD,
     )
     # Without _FIELD: a key does not come back, the session keeps none.
-    about = "sent as Bearer, and never stored"
-    key = middle.text_input("Key", type="password", key="probe_key", placeholder="none", help=about)
+    key = middle.text_input(
+        "Key",
+        type="password",
+        key="probe_key",
+        placeholder="none",
+        help="sent as Bearer, and never stored",
+    )
     name = right.text_input(
         "Name of the run",
         key="probe_name",

@@ -1,10 +1,9 @@
 """Trainer vs. rollout: the part of the Overview of a run of chosen tokens."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -13,6 +12,7 @@ import streamlit as st
 from app.components import plots, tables
 from app.overview import PARTS, token_strip
 from app.shell import exports, selection, store_cache
+from app.shell.selection import View
 from core.plots import rl as charts
 from core.rl import queries as rl
 from core.rl.figures import FRAMEWORKS
@@ -23,7 +23,7 @@ _STRIPS = 3  # heaviest sequences that are drawn token by token
 _ALWAYS_DRAWN = ("position", "turn", "rank")
 
 
-def headline(view: selection.View) -> bool:
+def headline(view: View) -> bool:
     """Draw the headline figures of a run of chosen tokens with what frameworks call normal; False
     for another run.
     """
@@ -44,8 +44,9 @@ def headline(view: selection.View) -> bool:
     return True
 
 
-def next_step(view: selection.View) -> None:
+def next_step(view: View) -> None:
     """Draw a button that opens the sequences with the largest share of the KL."""
+    # the heaviest first
     worst = store_cache.cached(view.run, rl.summary, "heaviest")[0]
     show = partial(
         selection.select,
@@ -61,7 +62,7 @@ def _table(run: RunReader, name: str) -> pd.DataFrame:
 
 
 def _chart(
-    view: selection.View,
+    view: View,
     key: str,
     stem: str,
     make: Callable[..., go.Figure],
@@ -69,12 +70,15 @@ def _chart(
     *quantity: str,
 ) -> None:
     """Draw a chart of a table, or of a quantity in it. stem: last part of the picture's name."""
-    chart = plots.cached(view.run, quantity, make, table, *quantity)
-    picture = exports.picture_of(view, stem)
-    plots.draw(chart, key=key, picture=picture, of="".join(quantity))
+    plots.draw(
+        plots.cached(view.run, quantity, make, table, *quantity),
+        key=key,
+        picture=exports.picture_of(view, stem),
+        of="".join(quantity),
+    )
 
 
-def draw(view: selection.View) -> None:
+def draw(view: View) -> None:
     """Draw the figures of a framework, and what the difference depends on."""
     run = view.run
     st.subheader("Trainer vs. rollout")
@@ -87,7 +91,7 @@ def draw(view: selection.View) -> None:
     if kind == "Distribution":
         _distribution(view)
     elif kind == "Depends on":
-        _dependence(view, store_cache.cached(run, rl.summary, "explained"))
+        _dependence(view)
     elif kind == "Sequences":
         _sequences(view)
     elif kind == "Steps":
@@ -97,44 +101,42 @@ def draw(view: selection.View) -> None:
         _figures(view)
 
 
-def _figures(view: selection.View) -> None:
+def _figures(view: View) -> None:
     selection.settle("framework", FRAMEWORKS)
     framework = st.selectbox(
         "Names and definitions of",
-        list(FRAMEWORKS),
+        FRAMEWORKS,
         key="framework",
         width=240,
     )
+    words = {None: None, True: "within: ", False: "beyond: "}
     rows = store_cache.cached(view.run, rl.figures_of, framework)
     table = pd.DataFrame(
         {
-            "figure": [row["name"] for row in rows],
-            "value": [number(row["value"]) for row in rows],
-            "95 % interval": [rl.interval_of(row) for row in rows],
-            "usual": [_usual(row) for row in rows],
-            "definition": [
-                f"{row['definition']}, {row['unit']}".removesuffix(", ") for row in rows
-            ],
-        },
+            "figure": row["name"],
+            "value": number(row["value"]),
+            "95 % interval": rl.interval_of(row),
+            "usual": words[row["is_usual"]] and f"{words[row['is_usual']]}{row['usual']}",
+            "definition": f"{row['definition']}, {row['unit']}".removesuffix(", "),
+        }
+        for row in rows
     )
     tables.draw(table.dropna(axis="columns", how="all"), "mismatch_figures")
     # our own figures have no source
     source = FRAMEWORKS[framework].source
-    about = (
-        f"As {framework} {source} computes them, thresholds at their defaults. " if source else ""
-    )
+    about = ""
+    if source:
+        about = f"As {framework} {source} computes them, thresholds at their defaults. "
     st.caption(f"{about}Intervals: bootstrap over sequences.")
-    name = exports.file_stem(view, f"mismatch-{framework}")
-    exports.download({"figures": pd.DataFrame(rows)}, name, "mismatch", "Download figures")
+    exports.download(
+        {"figures": pd.DataFrame(rows)},
+        exports.file_stem(view, f"mismatch-{framework}"),
+        "mismatch",
+        "Download figures",
+    )
 
 
-def _usual(row: Mapping[str, Any]) -> str | None:
-    if row["is_usual"] is None:
-        return None
-    return f"{'within' if row['is_usual'] else 'beyond'}: {row['usual']}"
-
-
-def _distribution(view: selection.View) -> None:
+def _distribution(view: View) -> None:
     run = view.run
     left, right = st.columns(2)
     with left:
@@ -153,7 +155,8 @@ def _distribution(view: selection.View) -> None:
     tables.draw(bars, "mismatch_bars")
 
 
-def _dependence(view: selection.View, shares: dict[str, float]) -> None:
+def _dependence(view: View) -> None:
+    shares = store_cache.cached(view.run, rl.summary, "explained")
     if not shares:
         st.info(
             "The file has no step, environment, entropy, advantage or weight version, and the"
@@ -174,23 +177,33 @@ def _dependence(view: selection.View, shares: dict[str, float]) -> None:
     columns = cycle(st.columns(len(drawn) if len(drawn) < 4 else 2))
     for name, place in zip(drawn, columns, strict=False):
         with place:
-            table = _table(view.run, f"by {name}")
-            _chart(view, f"mismatch_by_{name}", f"by-{name}", charts.by_value, table, name)
+            _chart(
+                view,
+                f"mismatch_by_{name}",
+                f"by-{name}",
+                charts.by_value,
+                _table(view.run, f"by {name}"),
+                name,
+            )
     st.caption(
         "Mean |r| with its standard error: by turn, rank and names, else in up to 16 groups of as"
         " many tokens.",
     )
 
 
-def _sequences(view: selection.View) -> None:
+def _sequences(view: View) -> None:
     table = _table(view.run, "heaviest")
     for rank, row in enumerate(table.head(_STRIPS).itertuples()):
         step = f", step {row.step:.0f}" if pd.notna(row.step) else ""
         share = f"{percent(row.kl_share)} of the KL" if pd.notna(row.kl_share) else "no KL"
         st.markdown(f"**Sequence {row.prompt}**{step}: {share} in {plural(row.tokens, 'token')}")
         # one sequence at a time: a run of rollouts may have a million
-        rows = view.run.positions_of(view.pair.index, row.prompt)
-        of = replace(view, prompt=row.prompt, position=row.position, table=rows)
+        of = replace(
+            view,
+            prompt=row.prompt,
+            position=row.position,
+            table=view.run.positions_of(view.pair.index, row.prompt),
+        )
         token_strip.token_strip(of, "largest difference", f"heavy_strip_{rank}")
     pick = partial(selection.select_row, table, "mismatch_sequences")
     columns = table.rename(columns={"prompt": "sequence"})

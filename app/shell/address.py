@@ -84,7 +84,10 @@ def _settle(settings: Iterable[PageSetting]) -> None:
         word = selection.take(setting.name)
         value = setting.parse(word) if word else None
         if word and value is None:
-            about = f"there is {setting.allowed_values}. Showing the default."
+            allowed = ", ".join(setting.words)
+            if setting.span is not None:
+                allowed = "{} to {}".format(*setting.span)
+            about = f"there is {allowed}. Showing the default."
             selection.complain(f"The link asks for {setting.name} '{clean(word, 60)}'; {about}")
         if value is not None:
             state[key] = value
@@ -106,7 +109,7 @@ def of(view: View | None, part: str | None = None) -> dict[str, str]:
     query: dict[str, str] = {}
     if view is not None:
         query = {"run": view.run.run_id, "variant": view.pair.variant}
-        if view.run.header.has_several_prompts:
+        if view.header.has_several_prompts:
             query["prompt"] = str(view.prompt)
         query["position"] = str(view.position)
     values = st.session_state.get("settings", {})

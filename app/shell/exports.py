@@ -14,9 +14,10 @@ import pandas as pd
 import streamlit as st
 
 from app.shell import selection
+from core.numerics.arrays import DataFrame
 from core.plots.style import inert
 from core.runs.reader import RunReader
-from core.text import file_name
+from core.text import file_name, slug
 
 # How a formula begins for spreadsheets, also in wide forms; the apostrophe, so that it can be
 # undone.
@@ -29,14 +30,14 @@ def inert_text(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
-def with_headings(table: pd.DataFrame) -> pd.DataFrame:
+def with_headings(table: DataFrame) -> DataFrame:
     """Return the table with headings that say that ranks begin at 1."""
     return table.rename(
         columns=lambda name: f"{name} (1 = argmax)" if str(name).endswith("_rank") else name,
     )
 
 
-def csv(table: pd.DataFrame) -> bytes:
+def csv(table: DataFrame) -> bytes:
     """Table as CSV in UTF-8."""
     output = with_headings(table)
     for column in output.columns:
@@ -48,7 +49,7 @@ def csv(table: pd.DataFrame) -> bytes:
     return output.rename(columns=inert_text).to_csv(index=False, lineterminator="\r\n").encode()
 
 
-def parquet(table: pd.DataFrame) -> bytes:
+def parquet(table: DataFrame) -> bytes:
     """Table as Parquet, with its types, texts as they are."""
     return with_headings(table).to_parquet(index=False)
 
@@ -63,7 +64,7 @@ def download(tables: Mapping[str, Table], name: str, key: str, label: str = "Dow
     names.
     """
 
-    def content_of(form: Callable[[pd.DataFrame], bytes], table: Table) -> bytes:
+    def content_of(form: Callable[[DataFrame], bytes], table: Table) -> bytes:
         return form(table() if callable(table) else table)
 
     popover = st.popover(
@@ -79,8 +80,7 @@ def download(tables: Mapping[str, Table], name: str, key: str, label: str = "Dow
             stem = name
             if len(tables) > 1:
                 st.markdown(f"**{title[:1].upper()}{title[1:]}**")
-                words = file_name(title).lower().replace(",", "").replace("_", " ")
-                stem = "-".join([name, *words.split()])
+                stem = f"{name}-{slug(title).lower()}"
             with st.container(horizontal=True):
                 for form, make, kind in _FORMS:
                     # A function is called on a click, in a thread of its own; "ignore": the page

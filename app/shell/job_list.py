@@ -49,12 +49,10 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
     """
     # A fragment cannot change what is drawn outside of it, so an end draws the page anew.
     items = jobs.all(kind)
-    now, then = (
-        [(job.number, job.is_over) for job in each]
-        for each in (items, items if past is None else past)
-    )
+    then = items if past is None else past
+    is_changed = [(a.number, a.is_over) for a in items] != [(b.number, b.is_over) for b in then]
     # A click while the page is drawn again reaches its callback alone.
-    if now != then or st.session_state.get("opened"):
+    if is_changed or st.session_state.get("opened"):
         st.rerun()
     for job in items:
         with st.container(border=True, key=f"job_{job.number}"):
@@ -84,8 +82,13 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
                 if job.is_over:
                     label = "Dismiss"
                     act = store_changes.forget
-                key = f"{label.lower()}_{job.number}"
-                action.button(label, key=key, on_click=act, args=(job.number,), width="stretch")
+                action.button(
+                    label,
+                    key=f"{label.lower()}_{job.number}",
+                    on_click=act,
+                    args=(job.number,),
+                    width="stretch",
+                )
     finished = [job.number for job in items if job.is_over]
     if len(finished) > 1 and members.may_change():
         label = f"Dismiss all {len(finished)} finished"

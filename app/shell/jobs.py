@@ -7,6 +7,7 @@ process alone loads torch.
 """
 
 import atexit
+import json
 import re
 import threading
 import time
@@ -15,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Self
 
 import core
 from core.capture_request import CaptureRequest
@@ -97,6 +99,12 @@ class PromptFile:
 
     name: str
     content: bytes
+
+    @classmethod
+    def of_texts(cls, prompts: Sequence[str]) -> Self:
+        """Return a file of typed prompts."""
+        lines = [json.dumps({"text": text}) + "\n" for text in prompts]
+        return cls("prompts.jsonl", "".join(lines).encode())
 
     def save(self, directory: Path) -> Path:
         """Write the file into a directory and return its path."""
@@ -302,8 +310,21 @@ class Jobs:
             arguments = [*command, "--progress", "json"]
             if job.device != GETTING:
                 arguments += ["--store", str(self._store.absolute())]
-            task.child = child = self._child(task, arguments)
-            task.secrets = None
+            spare = self._spare
+            is_import = job.device == TAKING_IN
+            if is_import and spare is not None and spare.is_alive:
+                self._spare = None
+                spare.ask({"arguments": arguments})
+                child = spare
+            else:
+                child = Child(
+                    ["-m", core.__name__, *arguments],
+                    niceness=NICENESS,
+                    may_ask=not is_import,
+                    more=task.secrets,
+                    is_asked=task.request is not None,
+                )
+            task.child, task.secrets = child, None
         began = time.monotonic()
         with child:
             if task.request is not None:
@@ -326,25 +347,6 @@ class Jobs:
             self._change(task, state="cancelled", message=_NOTHING_STORED)
         else:
             self._change(task, state="failed", message=message or child.sentence)
-
-    def _child(self, task: _Task, arguments: list[str]) -> Child:
-        """Return the process of a job: for an import the spare one if there is one.
-
-        The caller holds the lock.
-        """
-        spare = self._spare
-        is_import = task.job.device == TAKING_IN
-        if not is_import or spare is None or not spare.is_alive:
-            return Child(
-                ["-m", core.__name__, *arguments],
-                niceness=NICENESS,
-                may_ask=not is_import,
-                more=task.secrets,
-                is_asked=task.request is not None,
-            )
-        self._spare = None
-        spare.ask({"arguments": arguments})
-        return spare
 
     def _drop_files(self, task: _Task) -> None:
         """Remove a job's own files and call `on_over`, once."""

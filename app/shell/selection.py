@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from core.runs.file.records import StoredPair
+from core.runs.file.records import RunHeader, StoredPair
 from core.runs.reader import RunReader
 
 if TYPE_CHECKING:
@@ -47,19 +47,18 @@ class View:
         there.
         """
         table = self.prompt_table
-        return int(
-            table.index[max(0, int(table["position"].searchsorted(self.position, "right")) - 1)],
-        )
+        place = int(table["position"].searchsorted(self.position, "right"))
+        return int(table.index[max(0, place - 1)])
 
     @property
     def compared_positions(self) -> int:
         """Positions of the pair that were compared, of all prompts."""
-        return self.run.header.rows if self.run.header.is_long else len(self.table)
+        return self.header.rows if self.header.is_long else len(self.table)
 
     @property
     def is_list(self) -> bool:
         """Whether servers sent top tokens, so that the run has no whole rows."""
-        return self.run.header.k is not None
+        return self.header.k is not None
 
     # computing it takes 8 ms, and a page asks for it five times
     @cached_property
@@ -75,16 +74,20 @@ class View:
     @property
     def texts(self) -> tuple[str, ...]:
         """Token texts of the selected prompt, empty if unknown."""
-        return self.run.header.prompts[self.prompt].token_texts
+        return self.header.prompts[self.prompt].token_texts
 
     @property
     def of_prompt(self) -> str:
         """` of prompt 1`, which a position needs if there are several; else ''."""
-        return self.run.header.of_prompt(self.prompt)
+        return self.header.of_prompt(self.prompt)
 
     @property
     def dtype(self) -> str:
-        return self.run.header.compute_dtype
+        return self.header.compute_dtype
+
+    @property
+    def header(self) -> RunHeader:
+        return self.run.header
 
 
 def stamp(view: View) -> str:
@@ -111,11 +114,15 @@ def select_row(table: pd.DataFrame, key: str) -> None:
     and position.
     """
     # In a callback: what the element returns would select only after the sidebar was drawn.
-    clicked = st.session_state[key]["selection"]
-    rows = [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))]
-    if rows:
-        row = table.iloc[rows[0]]
+    for place in clicked_rows(key):
+        row = table.iloc[place]
         select(prompt=int(row["prompt"]), position=int(row["position"]))
+
+
+def clicked_rows(key: str) -> list[int]:
+    """Return the clicked row of the table `key`, if there is one."""
+    clicked = st.session_state[key]["selection"]
+    return [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))][:1]
 
 
 def new_run(run_id: str | None = None) -> None:

@@ -111,8 +111,7 @@ def page_links(view: selection.View | None) -> None:
         if page.name in absent:
             label += f" :small[· {absent[page.name]}]"
         script = widgets.PAGES / f"{page.name}.py"
-        query = address.of(view, page.name)
-        st.page_link(script, label=label, query_params=query)
+        st.page_link(script, label=label, query_params=address.of(view, page.name))
 
 
 def link_to(view: selection.View | None) -> None:
@@ -158,12 +157,7 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     read = RunReader.largest if is_long else RunReader.positions
     table = store_cache.cached(run, read, pair.index)
     is_open = "position" in st.session_state or selection.is_linked("position")
-    _settle(
-        "prompt",
-        0,
-        len(prompts) - 1,
-        0 if is_open else telling_place(table)[0],
-    )
+    _settle("prompt", 0, len(prompts) - 1, 0 if is_open else telling_place(table)[0])
     # Of top tokens not all prompts have a row on both sides.
     with_rows = table["prompt"].unique().tolist()
     if not is_long and st.session_state["prompt"] not in with_rows:

@@ -92,9 +92,12 @@ def cached(run: RunReader, make: Callable[..., Value], *arguments: Any, **option
     """Return `make(run, *arguments)`, computed once per file and arguments for all viewers; do not
     change it.
     """
-    kind = f"{make.__module__}.{make.__qualname__}"
-    of = (arguments, options)
-    return remember(kind, run, of, lambda: make(run, *arguments, **options))
+    return remember(
+        f"{make.__module__}.{make.__qualname__}",
+        run,
+        (arguments, options),
+        lambda: make(run, *arguments, **options),
+    )
 
 
 @st.cache_resource(show_spinner=False)

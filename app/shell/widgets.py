@@ -92,7 +92,7 @@ def head(page: Page, *, needs_rows: bool = False) -> selection.View:
     title(page, None if view is None else view.run)
     if view is None:
         empty()
-    header = view.run.header
+    header = view.header
     about = header.provenance
     facts = filter(None, (wording.model_name(about.model), header.compute_dtype, about.device))
     details = "".join(f" · {escape(fact)}" for fact in facts)
@@ -151,7 +151,7 @@ def choice(label: str, names: Mapping[str, str], key: str) -> str:
     selection.settle(key, names)
     chosen = st.segmented_control(
         label,
-        list(names),
+        names,
         format_func=names.__getitem__,
         required=True,
         key=key,
@@ -238,30 +238,24 @@ def to_markdown(text: str, *, bold: bool = False) -> str:
     # a backtick without a partner
     if len(parts) % 2 == 0:
         parts = [text.replace("`", "'")]
-    marked = []
+    marked = ""
     for place, part in enumerate(parts):
-        if place % 2 == 0:
-            marked.append(_marked_text(part, bold))
-        # no code of no characters: in markdown two backticks open a code instead
-        elif part:
-            marked.append(f"`{code(part)}`")
-    return "".join(marked)
-
-
-def _marked_text(part: str, bold: bool) -> str:
-    """Escaped text; bold between its outer blanks, for markdown takes no bold that begins with
-    one.
-    """
-    core = part.strip()
-    if not core or not bold:
-        return escape(part)
-    start = part.index(core)
-    return f"{part[:start]}**{escape(core)}**{part[start + len(core) :]}"
+        text = part.strip()
+        if place % 2 == 1:
+            # no code of no characters: in markdown two backticks open a code instead
+            marked += f"`{code(part)}`" if part else ""
+        elif text and bold:
+            # markdown takes no bold that begins with a blank
+            before, _, after = part.partition(text)
+            marked += f"{before}**{escape(text)}**{after}"
+        else:
+            marked += escape(part)
+    return marked
 
 
 def causes(view: selection.View) -> None:
     """Draw common causes of the pair's difference, computed when unfolded."""
-    header = view.run.header
+    header = view.header
     folded = st.expander(
         "Common causes",
         icon=":material/search_insights:",

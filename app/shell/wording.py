@@ -46,9 +46,8 @@ def model_name(model: str) -> str:
 
 def verdicts(card: RunCard) -> list[str]:
     """Return the distinct verdicts of a run's pairs, the gravest first."""
-    return [name for name in VERDICTS if name in card.pair_verdicts] + sorted(
-        set(card.pair_verdicts) - set(VERDICTS),
-    )
+    names = set(card.pair_verdicts)
+    return [*filter(names.__contains__, VERDICTS), *sorted(names - VERDICTS.keys())]
 
 
 def figure(value: object) -> str:
@@ -60,7 +59,7 @@ def figure(value: object) -> str:
     if isinstance(value, int | float):
         return number(value)
     if isinstance(value, tuple):
-        return ", ".join(figure(part) for part in value) or "none"
+        return ", ".join(map(figure, value)) or "none"
     if isinstance(value, Mapping):
         return ", ".join(f"{name}: {figure(part)}" for name, part in value.items()) or "none"
     return str(value)

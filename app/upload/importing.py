@@ -1,13 +1,10 @@
 """Import of uploaded files: each run by a process of its own, one after another."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from importlib import import_module
-from pathlib import Path
 from threading import Thread
 
 from anyio import to_thread
@@ -58,7 +55,6 @@ def start_import(
     be imported again after a failure.
     """
     values = check_options(options)
-    sides = len(uploads)
     if exact is not None:
         uploads = [*uploads, exact]
     with ExitStack() as stack:
@@ -74,9 +70,13 @@ def start_import(
             records.append(record)
             paths.append(upload.path(record).absolute())
         if exact is not None:
-            values["exact"] = str(paths[-1])
-        command = _command(paths[:sides], values)
-        title = values.get("name") or " + ".join(path.stem for path in paths[:sides])
+            values["exact"] = str(paths.pop())
+        is_run = any(is_run_file(path) for path in paths)
+        if is_run and (len(paths) > 1 or set(values) - {"name"}):
+            raise UsageError("a run file is imported alone, and only its name can be chosen.")
+        # values follow `=`, so none is taken for an option
+        command = [f"--{key.replace('_', '-')}={value}" for key, value in values.items()]
+        title = values.get("name") or " + ".join(path.stem for path in paths)
         run_id = jobs.store.new_run_id(title, datetime.now(UTC))
         for upload, record in zip(uploads, records, strict=True):
             upload.write(replace(record, state=IMPORTING, run=title, run_id=run_id, message=""))
@@ -96,7 +96,7 @@ def start_import(
                     if state == DONE:
                         upload.path(record).unlink(missing_ok=True)
 
-    arguments = [*command, f"--run-id={run_id}"]
+    arguments = ["ingest", *command, *map(str, paths), f"--run-id={run_id}"]
     try:
         job = jobs.submit(arguments, title=title, device=TAKING_IN, reserved=run_id, on_over=end)
     except BaseException:
@@ -106,15 +106,6 @@ def start_import(
     for old in over[_MOST_LISTED:]:
         jobs.forget(old.number)
     return job
-
-
-def _command(paths: list[Path], values: dict[str, str]) -> list[str]:
-    """Return the command's arguments; values follow `=`, so none is taken for an option."""
-    is_run = any(is_run_file(path) for path in paths)
-    if is_run and (len(paths) > 1 or set(values) - {"name"}):
-        raise UsageError("a run file is imported alone, and only its name can be chosen.")
-    options = [f"--{key.replace('_', '-')}={value}" for key, value in values.items()]
-    return ["ingest", *options, *map(str, paths)]
 
 
 @asynccontextmanager

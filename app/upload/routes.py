@@ -1,7 +1,5 @@
 """`/api/uploads/{upload}`: PUT a file, whole or in parts at an offset; GET its state; DELETE it."""
 
-from __future__ import annotations
-
 import base64
 import errno
 import hashlib
@@ -11,6 +9,7 @@ import time
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import anyio
 from anyio import to_thread
@@ -68,7 +67,9 @@ async def put_upload(request: Request) -> Response:
         await _receive(request, upload, part)
         record = upload.record()
         if record is not None and record.state in (RECEIVED, FAILED) and not is_kept:
-            await to_thread.run_sync(_check_digest, request, upload, upload.path(record))
+            digest = request.headers.get("repr-digest")
+            if digest is not None:
+                await to_thread.run_sync(_check_digest, digest, upload, upload.path(record))
             jobs, member = store_changes.jobs(), member_of(request)
             await to_thread.run_sync(start_import, jobs, [upload], options, member)
     except BaseException as failure:
@@ -219,13 +220,8 @@ async def _append(request: Request, path: Path, part: Part) -> None:
             write()
 
 
-def _check_digest(request: Request, upload: Upload, path: Path) -> None:
-    """Compare the file with the SHA-256 of `Repr-Digest`, if sent; RefusedError (422) if they
-    differ.
-    """
-    text = request.headers.get("repr-digest")
-    if text is None:
-        return
+def _check_digest(text: str, upload: Upload, path: Path) -> None:
+    """Compare the file with the SHA-256 of a `Repr-Digest`; RefusedError (422) if they differ."""
     match = _DIGEST.fullmatch(text.strip())
     if match is None:
         raise RefusedError("Repr-Digest: expected sha-256=:BASE64: of 32 bytes.")
@@ -248,9 +244,11 @@ async def _outcome(request: Request, upload: Upload, wait: int) -> Response:
     body = _describe(request, upload, record)
     if record.state == FAILED:
         body = {"error": record.message, **body}
-    parts = ("runs", record.run_id) if record.state == DONE else ("uploads", upload.upload_id)
+    place = f"uploads/{quote(upload.upload_id, safe='')}"
+    if record.state == DONE:
+        place = f"runs/{quote(record.run_id, safe='')}"
     headers = {
-        "Location": responses.api_path(request, *parts),
+        "Location": f"{request.scope.get('root_path', '')}/api/{place}",
         "Upload-Offset": str(body["received"]),
     }
     return answer(body, _STATUS.get(record.state, 200), headers)

@@ -2,8 +2,6 @@
 state.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -57,11 +55,14 @@ class Upload:
         is_held: the caller holds the lock, so no import runs.
         """
         record = self.read()
-        if record is not None and record.state == IMPORTING and (is_held or not self._is_locked()):
-            # the import may have ended meanwhile
-            record = self.read()
-            if record is not None and record.state == IMPORTING:
-                record = replace(record, state=RECEIVING, run_id="")
+        if record is not None and record.state == IMPORTING and not is_held:
+            try:
+                with self.hold():
+                    return self.record(is_held=True)
+            except RefusedError:
+                return record
+        if record is not None and record.state == IMPORTING:
+            record = replace(record, state=RECEIVING, run_id="")
         if record is not None and record.state == RECEIVING:
             # No counter can disagree with the size of the file.
             is_whole = self.received_bytes() == record.total
@@ -117,13 +118,6 @@ class Upload:
             yield
         finally:
             os.close(descriptor)
-
-    def _is_locked(self) -> bool:
-        try:
-            with self.hold():
-                return False
-        except RefusedError:
-            return True
 
 
 def purge(store: Store) -> None:

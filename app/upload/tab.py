@@ -2,8 +2,6 @@
 saved as runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -139,7 +137,7 @@ def draw_form(files: tuple[Arrived, ...], others: Sequence[Arrived]) -> dict[str
         if kind in ("dump", "array"):
             options["compute_dtype"] = columns[2].selectbox(
                 "Compute dtype",
-                list(_DTYPES),
+                _DTYPES,
                 format_func=_DTYPES.__getitem__,
                 key=f"upload_dtype_{key}",
                 help="ULPs are counted in the dtype the logits were computed in, even if they were"
@@ -147,7 +145,7 @@ def draw_form(files: tuple[Arrived, ...], others: Sequence[Arrived]) -> dict[str
             )
             options["holds"] = columns[3].selectbox(
                 "Holds",
-                list(HOLDS),
+                HOLDS,
                 format_func=HOLDS.__getitem__,
                 key=f"upload_holds_{key}",
                 help="For logits that look like log-probabilities of chosen tokens, and for padded"

@@ -21,9 +21,10 @@ from app.components import plots
 from app.hosting import members
 from app.internals.recorded import RECORDED
 from app.rl import section
-from app.shell import address, exports, selection, store_cache, store_changes, widgets, wording
+from app.shell import address, exports, store_cache, store_changes, widgets, wording
 from app.shell.job_list import how_it_stands
 from app.shell.jobs import Job, PromptFile, queue_of
+from app.shell.selection import View
 from app.shell.widgets import PAGES
 from core.capture_request import CaptureRequest
 from core.checks.modules_alone import AloneFigures
@@ -60,7 +61,7 @@ _MOST_VALUES = 12
 _EVIDENCE = ("group", "check", "side", "control", "outcome", "says", "figures")
 
 
-def verdict(view: selection.View) -> Answer:
+def verdict(view: View) -> Answer:
     """Draw the answer and return it: name, sentence, first divergence, next step."""
     answer = answer_of(view.run, view.pair)
     color = wording.VERDICTS.get(answer.name, "gray")
@@ -73,7 +74,7 @@ def verdict(view: selection.View) -> Answer:
     return answer
 
 
-def checks(view: selection.View, answer: Answer) -> None:
+def checks(view: View, answer: Answer) -> None:
     """Draw every check as a line with its figure: open if it failed."""
     st.subheader("Checks")
     for number, (title, row) in enumerate(answer.titled_checks):
@@ -82,11 +83,11 @@ def checks(view: selection.View, answer: Answer) -> None:
         st.caption(answer.not_run_line)
 
 
-def _next_step(view: selection.View, answer: Answer) -> None:
+def _next_step(view: View, answer: Answer) -> None:
     """Draw what to do next as a button: judge the run, bring a control, or open the page that says
     more; nothing if no page does.
     """
-    is_upload = view.run.header.provenance.kind == "upload"
+    is_upload = view.header.provenance.kind == "upload"
     if not is_upload and not answer.is_judged:
         _how_to_judge(view)
         return
@@ -119,7 +120,7 @@ def _next_step(view: selection.View, answer: Answer) -> None:
             st.page_link(page, label=f"{label} →", query_params=query)
 
 
-def _next_page(view: selection.View, answer: Answer) -> tuple[str, str]:
+def _next_page(view: View, answer: Answer) -> tuple[str, str]:
     """Return what to look at next and its page or tab, ('', '') if nothing is left."""
     flips = view.pair.summary.flips
     if answer.name == INVALID_DUMP:
@@ -132,11 +133,11 @@ def _next_page(view: selection.View, answer: Answer) -> tuple[str, str]:
     return (f"See {plural(flips, 'flip')}", "flips") if flips else ("", "")
 
 
-def _how_to_judge(view: selection.View) -> None:
+def _how_to_judge(view: View) -> None:
     """Draw the link to the run that judges this capture; if there is none, a button that judges it
     here, or the state of that job, with the command for it folded.
     """
-    title = f"Judge {view.run.header.name} ({view.run.run_id})"
+    title = f"Judge {view.header.name} ({view.run.run_id})"
     judged_id = store_cache.judged_run(view.run.run_id)
     if judged_id:
         # It ended while the viewer was on another page or run.
@@ -151,10 +152,10 @@ def _how_to_judge(view: selection.View) -> None:
             icon=":material/gavel:",
         )
         return
-    if request := rejudge_request(view.run, f"{printable(view.run.header.name)}, judged"):
+    if request := rejudge_request(view.run, f"{printable(view.header.name)}, judged"):
         _judge_here(view, title, *request)
     with st.expander("CLI command", icon=":material/terminal:", key="judge_command"):
-        widgets.same_capture_with(view.run.header.provenance, "judge")
+        widgets.same_capture_with(view.header.provenance, "judge")
 
 
 def _open(run_id: str) -> NoReturn:
@@ -162,7 +163,7 @@ def _open(run_id: str) -> NoReturn:
     st.rerun()
 
 
-def _judge_here(view: selection.View, title: str, request: CaptureRequest, tokens: bytes) -> None:
+def _judge_here(view: View, title: str, request: CaptureRequest, tokens: bytes) -> None:
     """Draw a button that judges the run's own tokens in a process of its own, or the state of that
     job.
     """
@@ -216,11 +217,9 @@ def refusal_of(request: CaptureRequest) -> str:
     model = request.model
     if not is_seen(model + (request.revision or "")):
         return "The name of the model has characters that cannot be seen, so it is not loaded."
-    packaged = PACKAGED.get(model)
-    if packaged is not None and not is_here(packaged):
-        return f"{packaged.title} is not here; New run, Capture gets it."
-    if packaged is not None:
-        return ""
+    if packaged := PACKAGED.get(model):
+        missing = f"{packaged.title} is not here; New run, Capture gets it."
+        return "" if is_here(packaged) else missing
     # A name with a null byte, and ~ of an unknown user, are no paths.
     with suppress(OSError, ValueError, RuntimeError):
         if _HUB_ID.fullmatch(model) or (ROOT / Path(model).expanduser()).exists():
@@ -245,13 +244,17 @@ def _progress(title: str) -> None:
     )
 
 
-def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open: bool) -> None:
+def _check(view: View, title: str, row: Evidence, key: str, *, is_open: bool) -> None:
     """Draw one check: outcome, title and line; opened, its chart, what was run and its figures."""
     icon, colour = _OUTCOMES[row.outcome]
-    label = (
-        f":{colour}[{row.outcome}] · **{widgets.escape(title)}** · {widgets.to_markdown(row.says)}"
+    step = st.expander(
+        f":{colour}[{row.outcome}] · **{widgets.escape(title)}** · {widgets.to_markdown(row.says)}",
+        is_open,
+        type="step",
+        icon=icon,
+        key=key,
+        on_change="rerun",
     )
-    step = st.expander(label, is_open, type="step", icon=icon, key=key, on_change="rerun")
     # charts that are not shown are not sent
     if not step.open:
         return
@@ -264,8 +267,7 @@ def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open
                 np.array(figures.own_rounding_rms, float),
                 next(iter(figures.modules_beyond), None),
             )
-            picture = exports.picture_of(view, f"modules-{row.side}")
-            plots.draw(chart, f"modules_{key}", picture)
+            plots.draw(chart, f"modules_{key}", exports.picture_of(view, f"modules-{row.side}"))
             st.caption(
                 "RMS error vs. float64 on the same input: of each module of the side, and of the"
                 " model in float32.",
@@ -281,18 +283,18 @@ def _check(view: selection.View, title: str, row: Evidence, key: str, *, is_open
                 st.table(table, border="horizontal")
 
 
-def evidence_table(view: selection.View) -> pd.DataFrame:
+def evidence_table(view: View) -> pd.DataFrame:
     """Every check that was run, its figures as JSON."""
     rows = [row.to_json() for row in view.run.evidence(view.pair.index)]
     figures = [json.dumps(row["figures"], ensure_ascii=False) for row in rows]
     return pd.DataFrame(rows, columns=list(_EVIDENCE)).assign(figures=figures)
 
 
-def report(view: selection.View) -> None:
+def report(view: View) -> None:
     """Draw the report for an issue thread, folded; none of a long run, which would be read
     whole.
     """
-    if view.run.header.is_long:
+    if view.header.is_long:
         return
     folded = st.expander(
         "Issue report (Markdown)",
@@ -303,8 +305,9 @@ def report(view: selection.View) -> None:
     if folded.open:
         with folded:
             # written when it is opened: it has the tables of the whole pair
-            text = issue_text(view.run, [view.pair], address.absolute(view))
-            widgets.code_block(text, wraps=True)
+            widgets.code_block(
+                issue_text(view.run, [view.pair], address.absolute(view)), wraps=True
+            )
             st.download_button(
                 "Picture (PNG)",
                 partial(png_file, view.run, view.pair),

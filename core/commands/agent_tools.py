@@ -12,6 +12,7 @@ from pydantic import Field
 
 from .. import __version__
 from ..errors import UlpscopeError
+from ..numerics.arrays import Record as Report
 from ..runs.reader import RunReader
 from ..runs.reports.run_json import card_json
 from ..runs.store.cards import drop_replaced
@@ -31,7 +32,6 @@ _ABOUT = (
 # of a run; the last is a stranger's, not to be run unread
 _LARGE = ("ulp_histogram", "kv", "stated_command")
 _MOST_IN_PAGE, _MOST_IN_LIST, _LONGEST_TEXT = 100, 30, 2000
-Report = dict[str, Any]
 Run = Annotated[
     str,
     Field(description="Id of a stored run or a unique prefix of it, as list_runs returns it."),
@@ -70,8 +70,7 @@ def _tool(function: Callable[..., Report]) -> Callable[..., Report]:
         except (UlpscopeError, OSError) as error:
             raise ToolError(legible(str(error))) from None
 
-    hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
-    server.add_tool(answer, annotations=hints)
+    server.add_tool(answer, annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False))
     return answer
 
 
@@ -103,12 +102,8 @@ def positions(
     """Return figures by position: top tokens, margins, ULPs, KL. Default: the first variant."""
     report = compare_files([run], variant=variant or None, positions=True).report
     rows = [row for row in report["by_position"] if row["is_flip"] or not flips_only]
-    return _answer(
-        {"variant": report["variant"], "by_position": rows},
-        "by_position",
-        limit,
-        offset,
-    )
+    answer = {"variant": report["variant"], "by_position": rows}
+    return _answer(answer, "by_position", limit, offset)
 
 
 @_tool
@@ -132,8 +127,8 @@ def explain(run: Run) -> Report:
 @_tool
 def compare(a: First, b: Second = "", fail_on: FailOn = "") -> Report:
     """Compare two files of logits or responses, or a run; store nothing."""
-    names, conditions = [a, b] if b else [a], [fail_on] if fail_on else []
-    return _answer(compare_files(names, fail_on=conditions).report)
+    conditions = [fail_on] if fail_on else []
+    return _answer(compare_files([a, b] if b else [a], fail_on=conditions).report)
 
 
 def _opened(run: str) -> RunReader:

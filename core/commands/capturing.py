@@ -37,7 +37,6 @@ from .verdicts import tell_verdicts
 
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
-    from ..inference.controls.judge_model import JudgingSession
     from ..inference.models.model import LoadedModel
 
 
@@ -67,8 +66,7 @@ def capture(
     """
     use_engines(engine)
     if dry_run:
-        with stoppable():
-            print_costs(plan_of(request, weights=False), as_json_)
+        print_costs(request, as_json_)
         return
     run_id, failure = capture_to_store(request, progress, store)
     tell_end(run_id, failure, progress, as_json_, store)
@@ -92,8 +90,14 @@ def judge(
     """
     use_engines(engine)
     run_id, failures = capture_to_store(request, "bar", store)
-    code = tell_verdicts(open_store(store), run_id, as_json_)
-    tell_end(run_id, failures, "bar", as_json_, store, is_verdict_printed=True, code=code)
+    tell_end(
+        run_id,
+        failures,
+        "bar",
+        as_json_,
+        store,
+        tell_verdicts(open_store(store), run_id, as_json_),
+    )
 
 
 def perform(progress: options.Progress = "json", store: options.Store = None) -> None:
@@ -103,6 +107,19 @@ def perform(progress: options.Progress = "json", store: options.Store = None) ->
         raise UsageError("stdin: expected the JSON of a capture's request on one line.")
     run_id, failures = capture_to_store(request, progress, store)
     tell_end(run_id, failures, progress, as_json_=False, store=store)
+
+
+def check_early(request: CaptureRequest) -> None:
+    """Raise what is wrong with a request before torch is loaded, as of a model to download."""
+    prompts_of(request)
+    packaged_folder(request.model)
+    from ..inference.paths.grammar import read_steps, swept_paths
+
+    for path in (request.reference, *request.variants):
+        read_steps(path)
+    for text in request.sweeps:
+        for path in swept_paths(request.reference, text):
+            read_steps(path)
 
 
 def plan_of(
@@ -115,14 +132,7 @@ def plan_of(
     """Check a request and plan its capture, of its prompts or of continuations; without `weights`
     only the model's shapes are loaded, and nothing is generated.
     """
-    # errors come before torch is loaded, as of a model to download
-    prompts_of(request)
-    packaged_folder(request.model)
-    from ..inference.paths.grammar import read_steps, swept_paths
-
-    swept = [path for text in request.sweeps for path in swept_paths(request.reference, text)]
-    for path in (request.reference, *request.variants, *swept):
-        read_steps(path)
+    check_early(request)
     from ..inference.capture.capture import plan_capture
     from ..inference.generating.generation import plan_generation
     from ..inference.models.chat import plan_inputs
@@ -134,13 +144,7 @@ def plan_of(
     inputs = plan_inputs(loaded, request)
     if not request.tokens:
         return plan_capture(loaded, inputs, request)
-    return plan_generation(
-        loaded,
-        inputs,
-        request,
-        is_dry=not weights,
-        on_progress=say,
-    )
+    return plan_generation(loaded, inputs, request, is_dry=not weights, on_progress=say)
 
 
 def load(request: CaptureRequest, *, weights: bool = True) -> LoadedModel:
@@ -203,97 +207,68 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]
 
     Return a sentence per failure.
     """
-    from ..inference.controls.judge_model import JudgingSession
+    from ..inference.controls.judge_model import JudgingSession, judge
 
+    request, loaded, token_ids = plan.request, plan.loaded, plan.token_ids
     failures: list[str] = []
     # one session for all: it remembers the logits of paths that pairs share
-    session = JudgingSession(plan.loaded, plan.token_ids)
-    if plan.request.kernels:
-        failures += _run_kernels(plan, writer, say)
-    if plan.request.mitigations:
-        failures += _run_mitigations(plan, writer, say, session)
-    if plan.request.judge:
-        failures += _run_checks(plan, writer, say, session)
-    return failures
+    session = JudgingSession(loaded, token_ids)
+    sides = list(zip(plan.header.sides, plan.paths, strict=True))
+    reference = plan.paths[0]
+    if request.kernels:
+        from ..inference.watching.kernels import kernels_of
 
+        for side, (header, path) in enumerate(sides):
+            say(f"kernels of {header.name}")
+            try:
+                # the table of kernels has rows of prompt 0 alone
+                ids, seed = token_ids[0], request.seed
+                rows = kernels_of(loaded, path, ids, side, seed=seed)
+                writer.write_kernels(rows)
+            except UlpscopeError as error:
+                failures.append(f"The kernels of '{header.name}' were not recorded: {error}")
+    if request.mitigations:
+        from ..inference.capture.mitigations import floor_of, mitigations_of
 
-def _run_kernels(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]:
-    from ..inference.watching.kernels import kernels_of
-
-    failures = []
-    for side, (header, path) in enumerate(zip(plan.header.sides, plan.paths, strict=True)):
-        say(f"kernels of {header.name}")
-        # the table of kernels has rows of prompt 0 alone
-        ids, seed = plan.token_ids[0], plan.request.seed
-        try:
-            rows = kernels_of(plan.loaded, path, ids, side, seed=seed)
-            writer.write_kernels(rows)
-        except UlpscopeError as error:
-            failures.append(f"The kernels of '{header.name}' were not recorded: {error}")
-    return failures
-
-
-def _run_mitigations(
-    plan: CapturePlan,
-    writer: RunWriter,
-    say: Progress,
-    session: JudgingSession,
-) -> list[str]:
-    from ..inference.capture.mitigations import floor_of, mitigations_of
-
-    failures = []
-    say("mitigations: noise floor")
-    # one noise floor for all pairs: it depends on the model and the prompts alone
-    floor = floor_of(session)
-    reference, *variants = plan.paths
-    rows_of = {}
-    for pair, variant in enumerate(variants):
-        name = plan.header.sides[pair + 1].name
-        try:
-            # repeats have the same path
-            if variant not in rows_of:
-                rows_of[variant] = mitigations_of(
-                    plan.loaded,
-                    plan.token_ids,
-                    (reference, variant),
-                    floor_rms=floor,
-                    on_progress=_with_prefix(say, f"mitigations of {name}"),
-                )
-            writer.write_mitigations(pair, rows_of[variant])
-        except UlpscopeError as error:
-            failures.append(f"Mitigations of '{name}' were not tried: {error}")
-    return failures
-
-
-def _run_checks(
-    plan: CapturePlan,
-    writer: RunWriter,
-    say: Progress,
-    session: JudgingSession,
-) -> list[str]:
-    from ..inference.controls.judge_model import judge
+        say("mitigations: noise floor")
+        # one noise floor for all pairs: it depends on the model and the prompts alone
+        floor = floor_of(session)
+        rows_of = {}
+        for pair, (header, variant) in enumerate(sides[1:]):
+            try:
+                # repeats have the same path
+                if variant not in rows_of:
+                    rows_of[variant] = mitigations_of(
+                        loaded,
+                        token_ids,
+                        (reference, variant),
+                        floor_rms=floor,
+                        on_progress=_with_prefix(say, f"mitigations of {header.name}"),
+                    )
+                writer.write_mitigations(pair, rows_of[variant])
+            except UlpscopeError as error:
+                failures.append(f"Mitigations of '{header.name}' were not tried: {error}")
+    if not request.judge:
+        return failures
     from ..inference.controls.precisions.catalogue import parse_precisions
 
-    failures = []
-    reference, *variants = map(str, plan.paths)
     # judging computes neither generated tokens nor the sides of other engines again
     is_comparable = not plan.generations and all(path.engine is None for path in plan.paths)
-    digests = writer.digests()
-    for pair, variant in enumerate(variants):
-        name = plan.header.sides[pair + 1].name
+    own, *digests = writer.digests()
+    for pair, (header, variant) in enumerate(sides[1:]):
         try:
             verdict = judge(
-                plan.loaded,
-                plan.token_ids,
-                reference=reference,
-                variant=variant,
-                precisions=parse_precisions(plan.request.declares),
-                on_progress=_with_prefix(say, f"judging {name}"),
+                loaded,
+                token_ids,
+                reference=str(reference),
+                variant=str(variant),
+                precisions=parse_precisions(request.declares),
+                on_progress=_with_prefix(say, f"judging {header.name}"),
                 session=session,
-                digests=(digests[0], digests[pair + 1]) if is_comparable else None,
+                digests=(own, digests[pair]) if is_comparable else None,
             )
         except UlpscopeError as error:
-            failures.append(f"'{name}' was not judged: {error}")
+            failures.append(f"'{header.name}' was not judged: {error}")
         else:
             writer.write_verdict(replace(verdict, pair=pair))
     return failures
@@ -306,26 +281,31 @@ def _with_prefix(say: Progress, what: str) -> Progress:
     return tell
 
 
-def print_costs(plan: CapturePlan, as_json_: bool) -> None:
-    """Print the forwards, bytes and memory of a plan's sides."""
+def print_costs(request: CaptureRequest, as_json_: bool) -> None:
+    """Print the forwards, bytes and memory of a capture's sides."""
+    with stoppable():
+        plan = plan_of(request, weights=False)
     from ..inference.capture.costs import costs_of
     from ..inference.models.devices import devices_here
 
     costs, loaded = costs_of(plan), plan.loaded
     about = {
         "model": loaded.name,
-        **{key: getattr(loaded, key) for key in ("dtype", "device", "device_name")},
+        "dtype": loaded.dtype,
+        "device": loaded.device,
+        "device_name": loaded.device_name,
     }
     figures = asdict(costs)
     if (layers := plan.layers) is not None:
-        positions = sum(map(len, layers.positions))
-        figures |= {"modules": layers.modules, "module_positions": positions}
-        figures |= {"module_floor_prefills": layers.seeds, "module_spool_bytes": layers.spool_bytes}
+        figures |= {
+            "modules": layers.modules,
+            "module_positions": sum(map(len, layers.positions)),
+            "module_floor_prefills": layers.seeds,
+            "module_spool_bytes": layers.spool_bytes,
+        }
     if as_json_:
-        devices = [
-            {"device": device, "device_name": chip, "free_bytes": free}
-            for device, chip, free in devices_here()
-        ]
+        keys = ("device", "device_name", "free_bytes")
+        devices = [dict(zip(keys, each, strict=True)) for each in devices_here()]
         print_json({**about, "name": plan.header.name, "devices": devices, **figures})
         return
     print_records(figures.pop("sides"), plan.header.name)
@@ -338,34 +318,32 @@ def tell_end(
     progress: str,
     as_json_: bool,
     store: str | Path | None = None,
-    *,
-    is_verdict_printed: bool = False,
-    code: int = 0,
+    code: int | None = None,
 ) -> None:
     """Print the id on stdout, for scripts, and the rest on stderr; exit with `code`, or with 2 if
-    sides failed.
+    sides failed. code: of the verdict, if that was printed.
     """
+    is_verdict_printed = code is not None
     if progress == "json" or (as_json_ and not is_verdict_printed):
         announce(run_id, store, progress, as_json_)
     elif not as_json_:
         with RunReader(open_store(store).path_of(run_id)) as run:
             pairs, header = report_of_run(run)[0], run.header
-        answers = {pair.variant: pair.answer for pair in pairs if pair.answer.is_judged}
-        for variant, answer in {} if is_verdict_printed else answers.items():
-            print_answer(answer, f"{variant} vs {pairs[0].reference}", err)
+        judged = [pair for pair in pairs if pair.answer.is_judged]
+        for pair in [] if is_verdict_printed else judged:
+            print_answer(pair.answer, f"{pair.variant} vs {pair.reference}", err)
         err.print(pair_table(pairs, header))
         announce(run_id, store)
         place = [run_id] if store is None else [run_id, "--store", str(store)]
-        print_text(f"next: {COMMAND} {shell_command(['show', *place])}", err)
+        show, verdict = (
+            f"{COMMAND} {shell_command([word, *place])}" for word in ("show", "verdict")
+        )
+        step = "the same command with --judge: rounding, or a bug?"
         if is_verdict_printed:
-            print_text(
-                f"next: {COMMAND} {shell_command(['show', *place, '--markdown'])}    # a report",
-                err,
-            )
-        elif answers:
-            print_text(f"next: {COMMAND} {shell_command(['verdict', *place])}    # the checks", err)
-        else:
-            print_text("next: the same command with --judge: rounding, or a bug?", err)
+            step = f"{show} --markdown    # a report"
+        elif judged:
+            step = f"{verdict}    # the checks"
+        print_text(f"next: {show}\nnext: {step}", err)
     # printed last, so that it stands below what was stored all the same
     for sentence in failures:
         print_text(f"error: {sentence}", err)

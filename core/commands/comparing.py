@@ -86,7 +86,7 @@ def compare(
     """
     if (junit or markdown) and not fail_on:
         raise UsageError("--junit and --markdown report a gate; add --fail-on.")
-    with _hidden("scipy", "cffi"):
+    with _hidden():
         comparison = compare_files(
             names,
             store,
@@ -113,13 +113,13 @@ def compare(
 
 
 @contextmanager
-def _hidden(*packages: str) -> Iterator[None]:
-    """Let imports of packages that are not loaded yet fail.
+def _hidden() -> Iterator[None]:
+    """Let imports of two packages fail, unless they are loaded.
 
     numba looks for these two when it loads: scipy for matrix products, cffi for pointers. No kernel
     of ours uses either, and to import both takes longer than to compare a dump of 10 MB.
     """
-    absent = set(packages) - sys.modules.keys()
+    absent = {"scipy", "cffi"} - sys.modules.keys()
     sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]  # None: as Python has it
     try:
         yield

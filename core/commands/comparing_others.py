@@ -50,20 +50,19 @@ def run_of(
     taken_as: Mapping[str, Any],
 ) -> AbstractContextManager[Run]:
     """Return a stored run, or the run that files make, which is gone afterwards."""
-    if len(names) > 1 or Path(names[0]).exists() or not _is_run(store, names[0]):
-        return of_files(partial(temporary_run, files_in(names), **taken_as))
-    if taken_as:
-        raise UsageError(
-            "--compute-dtype, --reference, --holds and --exact are for dumps; a stored run has its"
-            f" own. To judge it: {COMMAND} verdict {names[0]} --exact FILE.",
-        )
-    return RunReader(open_store(store).path_of(names[0]))
-
-
-def _is_run(store: str | Path | None, text: str) -> bool:
-    """Return whether a word that is not a file is a run id: one that exists, or has no suffix."""
-    try:
-        open_store(store).path_of(text)
-    except UlpscopeError:
-        return not Path(text).suffix
-    return True
+    name = Path(names[0])
+    if len(names) == 1 and not name.exists():
+        try:
+            path = open_store(store).path_of(names[0])
+        except UlpscopeError:
+            # without a suffix it was meant as the id of a run
+            if not name.suffix:
+                raise
+        else:
+            if taken_as:
+                raise UsageError(
+                    "--compute-dtype, --reference, --holds and --exact are for dumps; a stored run"
+                    f" has its own. To judge it: {COMMAND} verdict {names[0]} --exact FILE.",
+                )
+            return RunReader(path)
+    return of_files(partial(temporary_run, files_in(names), **taken_as))

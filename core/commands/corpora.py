@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import DumpError
-from ..numerics.arrays import Floats, Record
+from ..numerics.arrays import DataFrame, Floats, Record
 from ..numerics.corpus import ScoredTokens, statistics
 from ..progress import Progress
 from ..responses.bounded_json import begins, documents
@@ -28,7 +28,7 @@ from ..text import clean, number, plural, shorten
 from .terminal.console import err, out, print_records, print_text, table_of
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 _MOST_ANSWERS = 20  # on a terminal
 _LONGEST = 2000  # characters of a text that is kept
@@ -48,15 +48,15 @@ def corpus_of_logs(
 
 def corpora_of(run: RunReader | MemoryRun, variant: str | None) -> list[Record]:
     """Return the statistics of every pair of a run, or of one."""
-    pairs = [pair for pair in run.pairs if variant in (None, pair.variant)]
     # the last position of a prompt has no next token
     most = run.header.rows - len(run.header.prompts)
-    scores = [(pair, score_pair(run, pair.index)) for pair in pairs]
-    return [
-        _statistics(tokens, pair.reference, pair.variant, "prompt")
-        | {"left_out": most - len(tokens.kl)}
-        for pair, tokens in scores
-    ]
+    corpora = []
+    for pair in run.pairs:
+        if variant in (None, pair.variant):
+            tokens = score_pair(run, pair.index)
+            corpus = _statistics(tokens, pair.reference, pair.variant, "prompt")
+            corpora.append(corpus | {"left_out": most - len(tokens.kl)})
+    return corpora
 
 
 def _statistics(
@@ -68,10 +68,15 @@ def _statistics(
     """Return statistics with null for what is undefined. document: what a text of the corpus is
     called.
     """
-    names = {"reference": reference, "variant": variant, "positions": len(tokens.kl)}
-    counts = {f"{document}s": len(np.unique(tokens.document))}
     return plain_json(
-        names | counts | {"figures": statistics(tokens), "by_position": by_position(tokens)},
+        {
+            "reference": reference,
+            "variant": variant,
+            "positions": len(tokens.kl),
+            f"{document}s": len(np.unique(tokens.document)),
+            "figures": statistics(tokens),
+            "by_position": by_position(tokens),
+        },
     )
 
 
@@ -101,12 +106,10 @@ def print_corpus(corpus: Record) -> None:
     out.print(table_of(columns, rows, title=title, text=("figure", "unit")))
     print_records(corpus["by_position"], "by position in the context")
     if cut := corpus.get("cut_tokens"):
-        what = (
-            f"{plural(cut, 'right token is', 'right tokens are')} less likely than the files"
-            " can say"
-        )
+        what = plural(cut, "right token is", "right tokens are")
         print_text(
-            f"note: {what} (16 nats below the likeliest), so the perplexities are too low.",
+            f"note: {what} less likely than the files can say (16 nats below the likeliest), so the"
+            " perplexities are too low.",
             err,
         )
 
@@ -199,13 +202,12 @@ def compare_samples(paths: Sequence[Path]) -> Record:
     is_changed = (table["reference_answer"] != table["variant_answer"]) | (table["change"] != 0)
     # stable: equal margins stay in the order of the file
     changed_rows = table[is_changed].sort_values("margin", ascending=False, kind="stable")
-    names = (
-        side_names(paths)
-        if paths[0].name != paths[1].name
-        else [clean(str(path)) for path in paths]
-    )
+    names = [clean(str(path)) for path in paths]
+    if paths[0].name != paths[1].name:
+        names = side_names(paths)
     changes = {
-        **dict(zip(("reference", "variant"), names, strict=True)),
+        "reference": names[0],
+        "variant": names[1],
         "samples": len(pairs),
         "left_out": len(reference) + len(variant) - 2 * len(pairs),
         "other_prompts": sum(a.hashes[1] != b.hashes[1] for a, b in pairs.values()),
@@ -219,22 +221,27 @@ def _compare(key: _Key, metric: str, a: Sample, b: Sample) -> Record:
     """Return answers and scores of a document on both sides. margin: the smaller one, NaN if
     unknown; move: rms change of what the margins are of, NaN if there is none.
     """
-    row: Record = {"metric": metric, "filter": key[0], "doc_id": key[1], "target": a.target}
-    row |= {"reference_answer": a.text, "variant_answer": b.text}
-    row |= {"reference_score": a.metrics[metric], "variant_score": b.metrics.get(metric, np.nan)}
-    row |= {"margin": np.nan, "move": np.nan}
+    row: Record = {
+        "metric": metric,
+        "filter": key[0],
+        "doc_id": key[1],
+        "target": a.target,
+        "reference_answer": a.text,
+        "variant_answer": b.text,
+        "reference_score": a.metrics[metric],
+        "variant_score": b.metrics.get(metric, np.nan),
+        "margin": np.nan,
+        "move": np.nan,
+    }
     scores = [side.scores[metric] for side in (a, b) if metric in side.scores]
     if len(scores) == 2 and len(scores[0]) == len(scores[1]) and not np.isnan(scores).any():
-        row |= {
-            "reference_answer": int(scores[0].argmax()),
-            "variant_answer": int(scores[1].argmax()),
-        }
+        row["reference_answer"], row["variant_answer"] = np.argmax(scores, axis=1).tolist()
         row["margin"] = float(np.diff(np.sort(scores)[:, -2:]).min())
         row["move"] = float(np.sqrt(np.mean((scores[1] - scores[0]) ** 2))) or np.nan
     return row
 
 
-def _score(rows: pd.DataFrame) -> Record:
+def _score(rows: DataFrame) -> Record:
     """Return a metric on both sides over all documents, with the 95 % interval of its change."""
     change = rows["change"].to_numpy()
     # a document is a sequence of one token, so the bootstrap draws documents
@@ -242,13 +249,14 @@ def _score(rows: pd.DataFrame) -> Record:
     ((low, high),) = intervals(sequences, [Figure("change", "", lambda b: b.mean("change"))])
     return {
         **rows.iloc[0][["metric", "filter"]],
-        **{side: float(rows[f"{side}_score"].mean()) for side in ("reference", "variant")},
-        **{"change": float(change.mean()), "low": low, "high": high},
-        **{
-            "lower": int((change < 0).sum()),
-            "higher": int((change > 0).sum()),
-            "changed": int(rows["changed"].sum()),
-        },
+        "reference": float(rows["reference_score"].mean()),
+        "variant": float(rows["variant_score"].mean()),
+        "change": float(change.mean()),
+        "low": low,
+        "high": high,
+        "lower": int((change < 0).sum()),
+        "higher": int((change > 0).sum()),
+        "changed": int(rows["changed"].sum()),
         "changed_near_ties": int((rows["changed"] & rows["near_tie"]).sum()),
         "near_ties": int(rows["near_tie"].sum()),
         "median_move": float(rows["move"].median()),
@@ -257,18 +265,12 @@ def _score(rows: pd.DataFrame) -> Record:
 
 def print_samples(changes: Record) -> None:
     """Print scores, and the answers that changed."""
-    title = (
-        f"{changes['variant']} vs {changes['reference']}: {plural(changes['samples'], 'sample')}"
+    print_records(
+        changes["scores"],
+        f"{changes['variant']} vs {changes['reference']}: {plural(changes['samples'], 'sample')}",
     )
-    print_records(changes["scores"], title)
     print_records(changes["changed"], "changed answers", most=_MOST_ANSWERS)
-    if changes["other_prompts"]:
-        print_text(
-            f"note: the prompt differs at {plural(changes['other_prompts'], 'sample')}.",
-            err,
-        )
-    if changes["left_out"]:
-        print_text(
-            f"note: {plural(changes['left_out'], 'sample')} of one file alone left out.",
-            err,
-        )
+    if count := changes["other_prompts"]:
+        print_text(f"note: the prompt differs at {plural(count, 'sample')}.", err)
+    if count := changes["left_out"]:
+        print_text(f"note: {plural(count, 'sample')} of one file alone left out.", err)

@@ -18,6 +18,7 @@ from ..judging.explain.causes import Explanation, explain_lists
 from ..judging.explain.rescoring import explain_rescored, floor_evidence
 from ..judging.explain.rows import rows_of_lists, rows_of_rollouts, rows_of_run
 from ..judging.stored import explain_pair
+from ..numerics.arrays import Record
 from ..progress import Progress
 from ..responses.pairing import compare_sides
 from ..runs.reader import RunReader
@@ -87,9 +88,8 @@ def explain(
 
         for name in checkpoints:
             source_of(name, revision)
-    loads = {
-        name: partial(load_for, name, device, revision, trust_remote_code) for name in checkpoints
-    }
+    about = (device, revision, trust_remote_code)
+    loads = {name: partial(load_for, name, *about) for name in checkpoints}
     with stoppable(), steps() as say, RunReader(path) as run:
         explanations = explanations_of(run, say, variant, dtype, loads)
     if variant is not None and not explanations:
@@ -97,23 +97,21 @@ def explain(
     if as_json_:
         print_json(explanations_json(path.stem, explanations))
         return
+    tables = {
+        "noise_floors": "noise floors from each checkpoint",
+        "by_agreement": "r by the number of layers with other experts",
+    }
     for (reference, name), explanation in explanations.items():
         out.print(f"{name} vs {reference}:", markup=False)
         for cause in explanation.causes:
             print_text(f"  {cause.name}: {cause.text}")
-            print_records(
-                cause.parameters.get("noise_floors", ()),
-                "noise floors from each checkpoint",
-            )
-            print_records(
-                cause.parameters.get("by_agreement", ()),
-                "r by the number of layers with other experts",
-            )
+            for key, title in tables.items():
+                print_records(cause.parameters.get(key, ()), title)
         if not explanation.causes:
             print_text(f"  {NONE_FOUND} {explanation.says}".rstrip())
 
 
-def explanations_json(run_id: str, explanations: Explanations) -> dict[str, Any]:
+def explanations_json(run_id: str, explanations: Explanations) -> Record:
     pairs = [
         {"reference": reference, "variant": name, **explanation.to_json()}
         for (reference, name), explanation in explanations.items()
@@ -133,15 +131,9 @@ def explanations_of(
     is_rollout = run.has_rollouts
     lists = () if run.header.k is None or is_rollout else run.responses()
     if loads and is_rollout:
-        names = run.pairs[0].reference, run.pairs[0].variant
-        return {
-            names: _explain_rollout(
-                run,
-                tuple(dict.fromkeys((dtype or "bfloat16", "float32"))),
-                loads,
-                say,
-            ),
-        }
+        pair = run.pairs[0]
+        dtypes = list(dict.fromkeys((dtype or "bfloat16", "float32")))
+        return {(pair.reference, pair.variant): _explain_rollout(run, dtypes, loads, say)}
     if loads and not run.header.has_tokens:
         raise UsageError("--model computes logits, and this run holds other values.")
     if loads and not all(tokens):
@@ -156,25 +148,26 @@ def explanations_of(
         say("looking for causes", number, len(run.pairs), "pairs")
         if variant not in (None, pair.variant):
             continue
-        weights: list[Cause] = []
+        rows: Any = None
         if lists:
             both = lists[0], lists[pair.index + 1]
             pairing = compare_sides(*both)
             explanation = explain_lists(pairing, *both)
+            if pair.summary.finite:
+                rows = partial(rows_of_lists, pairing, *both)
         else:
             explanation = explain_pair(run, pair.index)
-        if loaded is not None and (
-            pair.summary.finite if lists else not pair.summary.bit_identical
-        ):
+            if not pair.summary.bit_identical:
+                rows = partial(rows_of_run, run, pair.index)
+        causes = explanation.causes
+        if loaded is not None and rows is not None:
             from ..inference.controls.list_floor import rescore
 
-            rows = rows_of_lists(pairing, *both) if lists else rows_of_run(run, pair.index)
-            weights = _weights(floor_evidence(rescore(loaded, tokens, rows, say)))
-        causes = [*weights, *explanation.causes]
+            scores = rescore(loaded, tokens, rows(), say)
+            causes = [*_weights(floor_evidence(scores)), *causes]
         if lists:
-            causes.sort(
-                key=lambda cause: cause.name not in ("masking", "renormalized", "placeholders"),
-            )
+            first = ("masking", "renormalized", "placeholders")
+            causes = sorted(causes, key=lambda cause: cause.name not in first)
         explanations[pair.reference, pair.variant] = replace(explanation, causes=causes)
     return explanations
 

@@ -1,20 +1,17 @@
 """`generate` and `search`: where the texts of two paths diverge, and prompts on which they do."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from typer import Exit, Option
 
 from ..capture_request import CaptureRequest
-from ..packaged_models import packaged_folder
 from ..prompt_files import prompts_of
 from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from ..text import number
 from . import options
-from .capturing import capture_to_store, load, plan_of, print_costs, run_plan, tell_end
+from .capturing import capture_to_store, check_early, load, print_costs, run_plan, tell_end
 from .options import takes_request
 from .showing import print_continuations
 from .terminal.console import (
@@ -28,14 +25,10 @@ from .terminal.console import (
 )
 from .terminal.stopping import stoppable
 
-if TYPE_CHECKING:  # torch is for those who run a model
-    from ..inference.generating.search import SearchResult
+_NOT_GENERATED = ("repeat", "layers", "layer_floor", "layer_positions", "kernels", "mitigations")
 
 
-@takes_request(
-    omit=["repeat", "layers", "layer_floor", "layer_positions", "kernels", "mitigations"],
-    defaults={"tokens": 64},
-)
+@takes_request(omit=_NOT_GENERATED, defaults={"tokens": 64})
 def generate(
     request: CaptureRequest,
     dry_run: options.DryRun = False,
@@ -53,8 +46,7 @@ def generate(
     __init__(self,"
     """
     if dry_run:
-        with stoppable():
-            print_costs(plan_of(request, weights=False), as_json_)
+        print_costs(request, as_json_)
         return
     run_id, failures = capture_to_store(request, progress, store)
     if progress == "bar" and not as_json_:
@@ -63,12 +55,7 @@ def generate(
     tell_end(run_id, failures, progress, as_json_, store)
 
 
-_NOT_SEARCHED = ("variants", "sweeps", "repeat", "tokens", "judge", "keep")
-
-
-@takes_request(
-    omit=[*_NOT_SEARCHED, "layers", "layer_floor", "layer_positions", "kernels", "mitigations"],
-)
+@takes_request(omit=[*_NOT_GENERATED, "variants", "sweeps", "tokens", "judge", "keep"])
 def search(
     request: CaptureRequest,
     variant: Annotated[str, Option(help="Path of the variant.")] = "decode",
@@ -102,12 +89,9 @@ def search(
     For example:  ulpscope search --model sample_runs/model --prompts prompts.jsonl --variant decode
     --flips 3
     """
+    request = replace(request, variants=(variant,), tokens=tokens)
+    check_early(request)
     names = [prompt.source for prompt in prompts_of(request)]
-    packaged_folder(request.model)
-    from ..inference.paths.grammar import read_steps
-
-    for path in (request.reference, variant):
-        read_steps(path)
     target = open_store(store)
     run_id = None
     with stoppable(), steps() as say:
@@ -132,24 +116,17 @@ def search(
             seed=request.seed,
             on_progress=say,
         )
-        chosen_tokens = dict.fromkeys(
-            t for flip in result.flips for t in (flip.reference_token, flip.variant_token)
-        )
-        texts = token_texts(loaded.tokenizer, list(chosen_tokens))
+        pairs = [(flip.reference_token, flip.variant_token) for flip in result.flips]
+        texts = token_texts(loaded.tokenizer, [token for pair in pairs for token in pair])
         if result.flips:
-            title = (
-                request.name
-                or f"{result.prompts:,} prompts searched: {request.reference} vs {variant}"
-            )
+            paths = f"{request.reference} vs {variant}"
+            title = request.name or f"{result.prompts:,} prompts searched: {paths}"
             flipping = [inputs[number] for number in result.flipped_prompts]
-            asked = replace(request, name=title, variants=(variant,), tokens=tokens)
+            asked = replace(request, name=title)
             plan = plan_generation if tokens else plan_capture
+            planned = plan(loaded, flipping, asked, command=typed_command())
             # captured like any others: the search computes argmaxes and margins alone
-            run_id, _ = run_plan(
-                plan(loaded, flipping, asked, command=typed_command()),
-                target,
-                say,
-            )
+            run_id, _ = run_plan(planned, target, say)
     rows = [
         {
             **asdict(one),
@@ -159,29 +136,25 @@ def search(
         }
         for one in result.flips
     ]
+    count = len(result.flipped_prompts)
     if as_json_:
         skipped = [{"prompt": number, "reason": reason} for number, reason in result.skipped]
         print_json({"run_id": run_id, **asdict(result), "flips": rows, "skipped": skipped})
     else:
-        _print_search(result, rows)
+        for _, reason in result.skipped[:5]:
+            print_text(f"skipped: {reason}", err)
+        if len(result.skipped) > 5:
+            print_text(f"and {len(result.skipped) - 5} more were skipped.", err)
+        per_minute = result.prompts / result.seconds * 60 if result.seconds else 0.0
+        print_text(
+            f"{result.reason}: {count} of {result.prompts:,} prompts flip;"
+            f" {result.positions:,} positions compared in {result.seconds:.1f} s ({per_minute:,.0f}"
+            " prompts/min).",
+        )
+        print_records(rows, most=50)
+        if not rows and result.closest is not None:
+            print_text(f"Smallest margin: {number(result.closest)} logits.")
         if run_id:
             announce(run_id, store)
-    if len(result.flipped_prompts) < flips:
+    if count < flips:
         raise Exit(1)
-
-
-def _print_search(result: SearchResult, flips: list[dict[str, Any]]) -> None:
-    for _, reason in result.skipped[:5]:
-        print_text(f"skipped: {reason}", err)
-    if len(result.skipped) > 5:
-        print_text(f"and {len(result.skipped) - 5} more were skipped.", err)
-    per_minute = result.prompts / result.seconds * 60 if result.seconds else 0.0
-    print_text(
-        f"{result.reason}: {len(result.flipped_prompts)} of {result.prompts:,} prompts flip;"
-        f" {result.positions:,} positions compared in {result.seconds:.1f} s ({per_minute:,.0f}"
-        " prompts/min).",
-    )
-    if flips:
-        print_records(flips, most=50)
-    elif result.closest is not None:
-        print_text(f"Smallest margin: {number(result.closest)} logits.")

@@ -1,6 +1,5 @@
 """`ingest` and `inspect`: logit dumps, server responses and run files."""
 
-import importlib
 import json
 import signal
 import sys
@@ -22,6 +21,7 @@ from .terminal.console import (
     err,
     print_facts,
     print_json,
+    print_line,
     print_records,
     print_text,
     steps,
@@ -105,7 +105,6 @@ def ingest(
     announce(new_id, store, progress, as_json_)
 
 
-_LOADED = ("pandas", "pyarrow")
 _SPARE_SECONDS = 600  # it takes 200 MB while it waits
 
 
@@ -117,11 +116,11 @@ def spare(context: Context) -> None:
     for fmt in (FLOAT32, BFLOAT16):
         # a page shows this stage: the first comparison of a dtype takes 10 to 15 s longer
         if not is_compiled(fmt):
-            sys.stdout.write(json.dumps({"stage": COMPILING}) + "\n")
-            sys.stdout.flush()
+            print_line(stage=COMPILING)
         prepare(fmt)
-    for name in _LOADED:
-        importlib.import_module(name)
+    import pandas  # noqa: F401
+    import pyarrow  # noqa: F401
+
     # imports and kernels are most of the time that saving a small file takes, and are there by now
     if line := sys.stdin.readline():
         # only waiting has a limit, an import may take longer

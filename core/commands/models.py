@@ -32,8 +32,15 @@ def model(
     if name not in PACKAGED:
         raise UsageError(f"no packaged model '{clean(name, 40)}'; expected {', '.join(PACKAGED)}.")
     package = PACKAGED[name]
+
+    def convert(gguf: Path, folder: Path) -> None:
+        """Write a GGUF's weights as a folder of transformers in bfloat16."""
+        from ..inference.models.model import load_model, save_model
+
+        save_model(load_model(str(gguf), dtype="bfloat16", device="cpu"), folder)
+
     with stoppable(), steps(progress) as say:
-        is_new = get(package, _convert, say)
+        is_new = get(package, convert, say)
     folder = str(folder_of(package))
     if progress == "json":
         print_line(stage="done", model=name, folder=folder)
@@ -46,13 +53,6 @@ def model(
             f" {name}`.",
             err,
         )
-
-
-def _convert(gguf: Path, folder: Path) -> None:
-    """Write a GGUF's weights as a folder of transformers in bfloat16."""
-    from ..inference.models.model import load_model, save_model
-
-    save_model(load_model(str(gguf), dtype="bfloat16", device="cpu"), folder)
 
 
 def engines(engine: options.Engine = None, as_json_: options.Json = False) -> None:

@@ -2,7 +2,7 @@
 row positions.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Option
 
@@ -11,7 +11,7 @@ from ..numerics.formats import format_named
 from ..runs.ops_run import OpsHeader, OpsRun, read_ops, write_ops_run
 from ..runs.reports.run_json import ops_json
 from ..runs.store.store import open_store
-from ..runs.tables.ops import answers
+from ..runs.tables.ops import answers, title
 from . import options
 from .terminal.console import (
     out,
@@ -91,21 +91,18 @@ def ops(
                 f"unknown operation '{unknown[0]}'; expected one of {', '.join(operations)}.",
             )
         used = usable_device(device)
-        # on the CPU and without weights: only the shapes of its layers are looked at
-        shapes = (
-            load_model(model, dtype="float32", device="cpu", weights=False).model if model else None
-        )
-        probes = probes_of(
-            used,
-            op or [],
-            quick,
-            () if shapes is None else linear_operations(shapes),
-        )
+        linear: list[Any] = []
+        if model:
+            # on the CPU and without weights: only the shapes of its layers are looked at
+            shapes = load_model(model, dtype="float32", device="cpu", weights=False)
+            linear += linear_operations(shapes.model)
+        probes = probes_of(used, op or [], quick, linear)
         plan = ProbePlan(used, dtypes, probes, repeats, quick, seconds_each=0.3 if quick else 1.0)
         rows = list(probe_all(plan, say))
         chip = name_of_device(used)
+        title = name or f"operations on {chip}"
         header = OpsHeader(
-            name or f"operations on {chip}",
+            title,
             str(used),
             chip,
             dtypes,
@@ -129,8 +126,10 @@ def _print(run: OpsRun, as_json: bool) -> None:
     versions = run.header.versions
     about = [run.header.device, run.header.device_name, f"torch {versions.get('torch', '')}"]
     out.print(", ".join([*about, f"{versions.get('threads', '?')} threads"]), markup=False)
-    rows = []
-    for row in run.rows:
-        name = f"{row['op']} ({row['backend']})" if row["backend"] else row["op"]
-        rows.append({"operation": name, "dtype": row["dtype"], "size": row["size"], **answers(row)})
-    print_records(rows)
+    columns = ("dtype", "size")
+    print_records(
+        [
+            {"operation": title(row), **{name: row[name] for name in columns}, **answers(row)}
+            for row in run.rows
+        ],
+    )

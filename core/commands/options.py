@@ -11,6 +11,9 @@ from typer import Argument, Option
 from ..capture_request import CaptureRequest, Request, option_of
 from ..rl.figures import FRAMEWORKS
 
+# else a parameter without a default could follow one with a default
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
+
 
 def request_option(name: str, of: type[Request] = CaptureRequest) -> Any:
     """Return the option (or the argument) of one field of a request."""
@@ -102,39 +105,37 @@ def takes_request(
     only.
     """
     defaults = defaults or {}
-    request_fields = [
-        each for each in fields(of) if each.name not in omit and each.name not in preset
-    ]
     hints = get_type_hints(of)
-
-    def parameter(name: str, default: Any) -> inspect.Parameter:
-        declared = hints[name]
-        # typer repeats an option for a list, not for a tuple of any length
-        if get_origin(declared) is tuple:
-            declared, default = list[get_args(declared)[0]] | None, None  # type: ignore[misc]
-        return inspect.Parameter(
-            name,
-            # else none without a default could follow one with a default
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if default is MISSING else default,
-            annotation=Annotated[declared, request_option(name, of)],
-        )
+    taken = [each for each in fields(of) if each.name not in (*omit, *preset)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        parameters = [
-            parameter(each.name, defaults.get(each.name, each.default)) for each in request_fields
-        ]
-        parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        parameters = []
+        for each in taken:
+            declared, default = hints[each.name], defaults.get(each.name, each.default)
+            # typer repeats an option for a list, not for a tuple of any length
+            if get_origin(declared) is tuple:
+                declared, default = list[get_args(declared)[0]] | None, None  # type: ignore[misc]
+            if default is MISSING:
+                default = inspect.Parameter.empty
+            parameters.append(
+                inspect.Parameter(
+                    each.name,
+                    _BY_NAME,
+                    default=default,
+                    annotation=Annotated[declared, request_option(each.name, of)],
+                ),
+            )
+        parameters += [each.replace(kind=_BY_NAME) for each in own]
 
         def run(**arguments: Any) -> None:
-            typed = {each.name: arguments.pop(each.name) for each in request_fields}
-            values = {
-                n: tuple(value) if isinstance(value, list) else value for n, value in typed.items()
-            }
-            # None is an option that was not given: the default of the request holds
-            values = {name: value for name, value in values.items() if value is not None}
-            command(of(**{**defaults, **values, **preset}), **arguments)
+            values = dict(defaults)
+            for each in taken:
+                value = arguments.pop(each.name)
+                # None is an option that was not given: the default of the request holds
+                if value is not None:
+                    values[each.name] = tuple(value) if isinstance(value, list) else value
+            command(of(**values, **preset), **arguments)
 
         # typer reads the name, help and options of a command from these
         run.__doc__, run.__name__ = command.__doc__, command.__name__

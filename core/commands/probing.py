@@ -18,7 +18,6 @@ from ..errors import DumpError, UlpscopeError, UsageError
 from ..judging.lists import judge_probe
 from ..judging.state import judge_state
 from ..probing.plan import KEY_VARIABLE, STATE, WATCH_PROMPTS, ProbeRequest, parsed_tests
-from ..progress import Progress
 from ..prompt_files import collect_prompts
 from ..responses.alignment import align
 from ..responses.pairing import pairs_of
@@ -38,7 +37,7 @@ if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
     from collections.abc import Sequence
 
     from ..probing.client import Budget
-    from ..probing.plan import Plan, Prompt
+    from ..probing.plan import Prompt
     from ..probing.probe import Probe, ProbeResult
     from ..probing.servers import Server
     from ..responses.records import ResponseSide
@@ -83,8 +82,10 @@ def probe(
     For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests
     rerun,warm,load:8
     """
-    from ..probing.client import Budget
+    from ..probing.client import Budget, Client
     from ..probing.plan import costs
+    from ..probing.probe import Probe
+    from ..probing.servers import find_server
 
     if request.watch and dry_run:
         print_text(
@@ -101,29 +102,27 @@ def probe(
         raise UsageError("--fail-on reads the run of --tests state; add state to --tests.")
     if dry_run:
         if as_json_:
-            print_json(
-                {
-                    "requests": plan.requests,
-                    "tokens_read": plan.tokens_read,
-                    "tokens_made": plan.tokens_made,
-                },
-            )
+            names = ("requests", "tokens_read", "tokens_made")
+            print_json({name: getattr(plan, name) for name in names})
         for line in [] if as_json_ else costs(plan):
             print_text(line)
         return
-    # never an option: the command is stored with the run, the key is not
-    key, budget = os.environ.get(KEY_VARIABLE, ""), Budget(request.max_requests)
-    models = (request.model, request.against_model or request.model)
-    target = open_store(store)
+    target, budget = open_store(store), Budget(request.max_requests)
     try:
-        with steps(progress) as say:
-            servers, probed = _run_probe(
-                plan,
-                list(zip(request.addresses, models, strict=False)),
-                key,
-                budget,
-                say,
-            )
+        with ExitStack() as stack:
+            say = stack.enter_context(steps(progress))
+            # never an option: the command is stored with the run, the key is not
+            key = os.environ.get(KEY_VARIABLE, "")
+            clients = [Client(address, key=key, budget=budget) for address in request.addresses]
+            for client in clients:
+                stack.callback(client.close)
+            models = (request.model, request.against_model or request.model)
+            servers = list(map(find_server, clients, models))
+            for server in servers:
+                way = server.kind.way_to_be_cold
+                cold = f"cold by {way}" if way else "no cold cache"
+                print_text(f"{server.client.url}: {server.describe()}; {cold}", err)
+            probed = _cancellable(Probe(plan, servers, say), budget)
     except KeyboardInterrupt:
         err.print(SENTENCE)
         raise Exit(EXIT_CODE) from None
@@ -190,22 +189,22 @@ def _watch(
     with suppress(KeyboardInterrupt), stopping(remove_living, lambda: "stopped."):
         for now in itertools.islice(rounds, most):
             message = msgspec.to_builtins(now) | {"text": now.text}
-            (
+            if as_json_:
                 print_line(**message)
-                if as_json_
-                else print_text(
-                    f"{now.at:%H:%M:%S} {now.text} {now.run}",
-                )
-            )
-            unsent = message if webhook and bool(now.since) != bool(last.since) else unsent
-            last, failure = now, unsent and watch.post(webhook, unsent)
+            else:
+                print_text(f"{now.at:%H:%M:%S} {now.text} {now.run}")
+            if webhook and bool(now.since) != bool(last.since):
+                unsent = message
+            last = now
+            failure = unsent and watch.post(webhook, unsent)
             if failure:
                 print_text(
                     f"note: the webhook failed ({failure}); it is tried again after the next"
                     " round.",
                     err,
                 )
-            unsent = unsent if failure else None
+            else:
+                unsent = None
     raise Exit(1 if last.since else 0)
 
 
@@ -220,37 +219,6 @@ def _prompts(request: ProbeRequest) -> list[Prompt]:
             f"{chats[0].source}: a probe sends texts or token ids, not the messages of a chat.",
         )
     return [one.token_ids if one.token_ids is not None else one.text or "" for one in prompts]
-
-
-def _run_probe(
-    plan: Plan,
-    addresses: list[tuple[str, str]],
-    key: str,
-    budget: Budget,
-    say: Progress,
-) -> tuple[list[Server], ProbeResult]:
-    """Run the probe. Return the servers and the result; after Ctrl-C, the answers so far."""
-    from ..probing.client import Client
-    from ..probing.probe import Probe
-    from ..probing.servers import find_server
-
-    with ExitStack() as stack:
-        clients = [Client(address, key=key, budget=budget) for address, _ in addresses]
-        for client in clients:
-            stack.callback(client.close)
-        servers = [
-            find_server(client, model)
-            for client, (_, model) in zip(clients, addresses, strict=True)
-        ]
-        for server in servers:
-            way = server.kind.way_to_be_cold
-            print_text(
-                f"{server.client.url}: {server.describe()};"
-                f" {f'cold by {way}' if way else 'no cold cache'}",
-                err,
-            )
-        work = Probe(plan, servers, say)
-        return servers, _cancellable(work, budget)
 
 
 def _cancellable(work: Probe, budget: Budget) -> ProbeResult:
@@ -306,38 +274,32 @@ def _store(
     """
     state = probed.state
     axes = [] if state is None else [state.cold, *state.sides.values()]
-    parts = [(what, probed.sides), (", walk", probed.walks), (_STATE, axes)]
-    comparable = [
-        (what, _comparable(candidates, probed.notes)) for what, candidates in parts if candidates
-    ]
+    parts = {what: probed.sides, ", walk": probed.walks, _STATE: axes}
+    comparable = {
+        part: _comparable(candidates, probed.notes)
+        for part, candidates in parts.items()
+        if candidates
+    }
     hosts = " and ".join(urlsplit(server.client.url).netloc for server in servers)
-    title = (
-        request.name
-        or f"{' and '.join(dict.fromkeys(server.describe() for server in servers))}, at {hosts}"
-    )
+    kinds = " and ".join(dict.fromkeys(server.describe() for server in servers))
+    title = request.name or f"{kinds}, at {hosts}"
     versions = {server.kind.name: server.version for server in servers if server.version}
-    note = " ".join(
-        [
-            f"Probed {hosts} with {servers[0].client.budget.requests_sent:,} requests.",
-            *probed.notes,
-        ],
-    )
+    sent = f"Probed {hosts} with {servers[0].client.budget.requests_sent:,} requests."
     models = dict.fromkeys(server.model for server in servers if server.model)
-    # shortened: anyone who may see the run sees its command
-    command = request.to_store().typed()
     origin = Provenance(
         "upload",
         " and ".join(models),
-        command=command,
-        note=note,
+        # shortened: anyone who may see the run sees its command
+        command=request.to_store().typed(),
+        note=" ".join([sent, *probed.notes]),
         versions=versions,
     )
     run_ids = []
-    for what, sides in comparable:
-        if state is not None and what == _STATE:
+    for part, sides in comparable.items():
+        if state is not None and part == _STATE:
             sides, pairs, verdicts = judge_state(state, sides)
         else:
             pairs = pairs_of(sides)
             verdicts = judge_probe(sides, pairs)
-        run_ids.append(write_responses(target, title + what, origin, sides, pairs, verdicts))
+        run_ids.append(write_responses(target, title + part, origin, sides, pairs, verdicts))
     return run_ids

@@ -51,36 +51,23 @@ def push(
     from ..push import PushRequest, push_file
 
     url = base_of(to)
-    path, title = _source(source, store)
+    path = Path(source)
+    if not path.is_file():
+        # else a file that is missing would be looked for as the id of a run
+        if path.suffix in (".npz", ".npy", ".safetensors", ".duckdb") or os.sep in source:
+            raise UsageError(f"{source}: no such file.")
+        path = open_store(store).path_of(source)
+    card = read_runs([path])[path] if is_run_file(path) else None
+    title = card.name if isinstance(card, RunCard) else path.stem
     about = {"model": model, "compute_dtype": compute_dtype, "reference": reference, "holds": holds}
     options_given = {key: value for key, value in about.items() if value}
     request = PushRequest(path, name or title, url, _token(token_file), options=options_given)
     with stoppable(), steps() as say:
-        done = push_file(
-            request,
-            say,
-            lambda sentence: print_text(sentence, err),
-        )
+        done = push_file(request, say, lambda sentence: print_text(sentence, err))
     if as_json_:
         print_json(asdict(done))
     else:
         out.print(done.url, markup=False)
-
-
-def _source(source: str, store: str | Path | None) -> tuple[Path, str]:
-    """Return the file to send and its title."""
-    path = Path(source)
-    is_file = path.is_file()
-    # else a file that is missing would be looked for as the id of a run
-    if not is_file and (
-        path.suffix in (".npz", ".npy", ".safetensors", ".duckdb") or os.sep in source
-    ):
-        raise UsageError(f"{source}: no such file.")
-    path = path if is_file else open_store(store).path_of(source)
-    if is_run_file(path):
-        card = read_runs([path])[path]
-        return path, card.name if isinstance(card, RunCard) else path.stem
-    return path, path.stem
 
 
 def _token(path: Path | None) -> str:

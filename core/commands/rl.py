@@ -1,8 +1,7 @@
 """Trainer against rollout on a terminal: `show RUN --as verl`."""
 
-from typing import Any
-
 from ..errors import UsageError
+from ..numerics.arrays import Record
 from ..rl.queries import interval_of, mismatch_json, sentence
 from ..runs.figures import Figures
 from ..runs.measured import MemoryRun
@@ -14,7 +13,7 @@ _MOST_STEPS = 40
 NO_TOKENS = "--as is for a rollout's and a trainer's log-probabilities of the sampled tokens."
 
 
-def mismatch_of(run: Figures | MemoryRun, framework: str | None) -> dict[str, Any] | None:
+def mismatch_of(run: Figures | MemoryRun, framework: str | None) -> Record | None:
     """Return the figures of a run of chosen tokens, None for another run.
 
     UsageError if a framework is named for it.
@@ -26,7 +25,7 @@ def mismatch_of(run: Figures | MemoryRun, framework: str | None) -> dict[str, An
     return None
 
 
-def print_mismatch(mismatch: dict[str, Any]) -> None:
+def print_mismatch(mismatch: Record) -> None:
     """Print the figures, and where the difference lies."""
     rows = [
         (row["name"], number(row["value"]), interval_of(row), row["usual"], row["definition"])
@@ -38,8 +37,12 @@ def print_mismatch(mismatch: dict[str, Any]) -> None:
     out.print(table_of(columns, rows, title=title))
     if len(mismatch["by_step"]) > 1:
         steps = [row | {"mean_ratio": row["ratio"]} for row in mismatch["by_step"]]
-        keys = ("step", "tokens", "mean_abs", "k3", "mean_ratio", "max_abs")
-        print_records(steps, "by step", keys=keys, most=_MOST_STEPS)
+        print_records(
+            steps,
+            "by step",
+            keys=("step", "tokens", "mean_abs", "k3", "mean_ratio", "max_abs"),
+            most=_MOST_STEPS,
+        )
     print_text(sentence(mismatch))
     for bar in mismatch["bars"]:
         if bar["tokens"]:

@@ -16,7 +16,6 @@ from ..command_name import COMMAND
 from ..configuration import (
     FILE_NAME,
     VARIABLE,
-    SignIn,
     as_json,
     configuration,
     readable_secrets,
@@ -64,14 +63,21 @@ def serve(
     (docs/guides/hosting.md).
     """
     if hash_password:
-        sys.stdout.write(f"{credentials.hash_password(_typed_password())}\n")
+        if sys.stdin.isatty():
+            password = prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        else:
+            password = sys.stdin.readline().rstrip("\r\n")
+        if len(password) < credentials.SHORTEST:
+            raise UsageError(
+                f"The password has {len(password)} characters; expected at least"
+                f" {credentials.SHORTEST}.",
+            )
+        sys.stdout.write(f"{credentials.hash_password(password)}\n")
     elif token is not None:
         sys.stdout.write(f"{tokens.add(open_store(store).directory, token)}\n")
-        hint = (
-            ""
-            if configuration().sign_in.tokens
-            else " Tokens are off: set [sign_in] tokens = true."
-        )
+        hint = ""
+        if not configuration().sign_in.tokens:
+            hint = " Tokens are off: set [sign_in] tokens = true."
         print_text(f"'{token}' signs in with this token, which is not shown again.{hint}", err)
     elif revoke is not None:
         tokens.revoke(open_store(store).directory, revoke)
@@ -80,19 +86,6 @@ def serve(
         _check(address, store, as_json_)
     else:
         _serve(address, port, read_only, store)
-
-
-def _typed_password() -> str:
-    if sys.stdin.isatty():
-        password = prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
-    else:
-        password = sys.stdin.readline().rstrip("\r\n")
-    if len(password) < credentials.SHORTEST:
-        raise UsageError(
-            f"The password has {len(password)} characters; expected at least"
-            f" {credentials.SHORTEST}.",
-        )
-    return password
 
 
 def _check(address: str, store: str | None, as_json_: bool) -> None:
@@ -110,17 +103,14 @@ def _check(address: str, store: str | None, as_json_: bool) -> None:
     if as_json_:
         print_json(settings | {"token_names": names, "problem": problem})
     else:
-        rows = [
-            {
-                "setting": f"[{section}] {name}",
-                "value": json.dumps(value),
-                "variable": variable_of(section, name),
-            }
-            for section, values in settings.items()
-            for name, value in (values.items() if isinstance(values, dict) else ())
-        ]
+        rows = []
+        for section, values in settings.items():
+            for name, value in values.items() if isinstance(values, dict) else ():
+                variable = variable_of(section, name)
+                setting = f"[{section}] {name}"
+                rows.append({"setting": setting, "value": json.dumps(value), "variable": variable})
         print_records(rows, f"from {config.source} and the environment" if config.source else None)
-        print_text(f"sign-in: {_ways(config.sign_in)}; tokens: {', '.join(names) or 'none'}")
+        print_text(f"sign-in: {start.ways(config.sign_in)}; tokens: {', '.join(names) or 'none'}")
         for secret in readable_secrets(config, os.environ):
             print_text(
                 f"warning: every user of this machine can read {secret}: chmod 600 the file.",
@@ -128,10 +118,6 @@ def _check(address: str, store: str | None, as_json_: bool) -> None:
             )
     if problem:
         raise ConfigurationError(f"The server cannot start: {problem}")
-
-
-def _ways(sign_in: SignIn) -> str:
-    return ", ".join(start.ways(sign_in)) or "none, this machine only"
 
 
 def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
@@ -155,7 +141,7 @@ def _serve(address: str, port: int, read_only: bool, store: str | None) -> None:
         or f"http://{f'[{address}]' if ':' in address else address}:{port}"
     )
     place = directory if runs.mirror is None else runs.address
-    print_text(f"{url}, runs in {place}, sign-in: {_ways(config.sign_in)}", err)
+    print_text(f"{url}, runs in {place}, sign-in: {start.ways(config.sign_in)}", err)
     if config.sign_in.tokens and not tokens.digests(directory):
         print_text(f"There are no tokens yet: {COMMAND} serve --token NAME", err)
     command = [sys.executable, "-m", "streamlit", "run", str(ROOT / "app" / "main.py")]

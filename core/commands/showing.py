@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from ..configuration import configuration
+from ..document.charts import every_few
 from ..errors import UsageError
-from ..numerics.arrays import Record
+from ..numerics.arrays import DataFrame, Record
 from ..runs.file.records import StoredPair
 from ..runs.queries import choices
 from ..runs.queries.caches import summaries
@@ -51,7 +52,7 @@ from .tables import TOKENS, print_pairs, with_texts
 from .terminal.console import out, print_facts, print_json, print_records, print_text, table_of
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 
 def show(
@@ -122,12 +123,21 @@ def show(
     with RunReader(path) as run:
         pairs = of_variant(run.pairs, variant)
         if markdown:
-            place = {"run": run.run_id} | ({} if variant is None else {"variant": variant})
-            sys.stdout.write(
-                issue_text(run, pairs, report_address(place, configuration().hosting.public_url)),
-            )
+            query = {"run": run.run_id}
+            if variant is not None:
+                query["variant"] = variant
+            address = report_address(query, configuration().hosting.public_url)
+            sys.stdout.write(issue_text(run, pairs, address))
         elif link:
-            print_text(_address_of(run, pairs[0]))
+            pair = pairs[0]
+            # figures of a long run are not read all at once
+            read = run.largest if run.header.is_long else run.positions
+            prompt, position = telling_place(read(pair.index))
+            query = {"run": run.run_id, "variant": pair.variant}
+            if run.header.has_several_prompts:
+                query["prompt"] = str(prompt)
+            query["position"] = str(position)
+            print_text(report_address(query, configuration().hosting.public_url))
         elif layers and as_json_:
             print_json(layers_report(run, pairs))
         elif layers:
@@ -147,11 +157,14 @@ def show(
             sides = (
                 (s.name, s.source_dtype, s.bit_class, s.sha256_dtype, s.sha256) for s in run.sides
             )
-            out.print(
-                table_of(("name", "saved as", "class", "dtype", "sha256"), sides, title="sides"),
-            )
+            names = ("name", "saved as", "class", "dtype", "sha256")
+            out.print(table_of(names, sides, title="sides"))
             _print_caches(run)
-            _print_choices(run)
+            for index in sorted(run.pairs_with_choices):
+                table = choices.by_module(run, index)
+                if table["differing"].any():
+                    text = choices.sentence(run, index, table).replace("**", "").replace("`", "'")
+                    print_text(f"{run.pairs[index].variant}: {text}")
             print_continuations(run)
 
 
@@ -166,17 +179,6 @@ def report_of(
     return report | {"mismatch": mismatch} if mismatch else report
 
 
-def _address_of(run: RunReader, pair: StoredPair) -> str:
-    """Return the address at which a dashboard shows a pair's most telling position."""
-    prompt, position = telling_place(
-        # figures of a long run are not read all at once
-        (run.largest if run.header.is_long else run.positions)(pair.index),
-    )
-    place = {"prompt": str(prompt)} if run.header.has_several_prompts else {}
-    query = {"run": run.run_id, "variant": pair.variant, **place, "position": str(position)}
-    return report_address(query, configuration().hosting.public_url)
-
-
 def _print_caches(run: RunReader) -> None:
     """Print the caches of each pair that has any, keys and values separately."""
     rows: list[Record] = []
@@ -186,27 +188,20 @@ def _print_caches(run: RunReader) -> None:
                 rows.append({"variant": pair.variant, "part": part.replace("_", " "), **figures})
     keys = ("variant", "part", "neq", "elements", "rms_row_ulps", "max_row_ulps")
     first = ("first_prompt", "first_layer", "first_head", "first_position")
-    title = f"KV caches vs {run.pairs[0].reference}, row ULPs of {run.header.compute_dtype}"
-    print_records(rows, title, keys=(*keys, *first))
-
-
-def _print_choices(run: RunReader) -> None:
-    """Print a line for each pair of which choices differ."""
-    for pair in sorted(run.pairs_with_choices):
-        table = choices.by_module(run, pair)
-        if table["differing"].any():
-            text = choices.sentence(run, pair, table).replace("**", "").replace("`", "'")
-            print_text(f"{run.pairs[pair].variant}: {text}")
+    print_records(
+        rows,
+        f"KV caches vs {run.pairs[0].reference}, row ULPs of {run.header.compute_dtype}",
+        keys=(*keys, *first),
+    )
 
 
 def print_continuations(run: RunReader) -> None:
     """Print where each variant's continuation diverges from the reference's, if the run has any."""
     rows = records(continuations(run))
-    keys = ("prompt", "variant", "compared_tokens", "agreed_tokens", "parting_position", *TOKENS)
     print_records(
         [row | with_texts(row, run.vocabulary) for row in rows],
         "greedy continuations",
-        keys=keys,
+        keys=("prompt", "variant", "compared_tokens", "agreed_tokens", "parting_position", *TOKENS),
     )
 
 
@@ -235,12 +230,9 @@ def layers_of(
     """
     layers = [(pair, layers_json(run, pair.index)) for pair in pairs]
     if all(figures is None for _, figures in layers):
-        is_compiled = asks_for(run.header.provenance, "layers")
-        reason = (
-            "its model was compiled"
-            if is_compiled
-            else how_to_have("layers", run.header.provenance)
-        )
+        reason = how_to_have("layers", run.header.provenance)
+        if asks_for(run.header.provenance, "layers"):
+            reason = "its model was compiled"
         raise UsageError(f"run '{run.run_id}' holds no module outputs; {reason}.")
     return layers
 
@@ -248,15 +240,6 @@ def layers_of(
 def layers_report(run: RunReader, pairs: Sequence[StoredPair]) -> Record:
     modules = [figures for _, figures in layers_of(run, pairs) if figures is not None]
     return {"run_id": run.run_id, "pairs": modules}
-
-
-def _in_short(rows: list[Record], named: Sequence[str], most: int) -> list[Record]:
-    """Return the named modules, and at most so many blocks, evenly spaced, up to the logits."""
-    # the stream after a block is the block's output
-    blocks = [row["module"] for row in rows if row["kind"] in (RESIDUAL, HEAD)]
-    step = -(-len(blocks) // most) or 1
-    shown = {*named, *blocks[::-1][::step]}
-    return [row for row in rows if row["module"] in shown]
 
 
 def _print_layers(
@@ -286,17 +269,21 @@ def _print_layers(
         print_text(line.replace("`", "'"))
         rows = figures["by_module"]
         if not everything:
-            named = [] if blocks else [each.module for each in (first, largest) if each is not None]
-            rows = _in_short(rows, named, len(rows) if blocks else _SHORT_ROWS)
+            # the stream after a block is the block's output
+            shown = [row["module"] for row in rows if row["kind"] in (RESIDUAL, HEAD)]
+            if not blocks:
+                # few of them, evenly spaced, up to the logits
+                shown = every_few(shown[::-1], _SHORT_ROWS)
+                shown += [each.module for each in (first, largest) if each is not None]
+            rows = [row for row in rows if row["module"] in shown]
         rows = [row | {"kind": kind_word(row["kind"])} for row in rows]
         at = f"{figures['positions']:,} of {plural(run.header.rows, 'position')}"
         keys = _LAYER_KEYS if everything else _SHORT_LAYER_KEYS
-        place = (
-            ("first_prompt", "first_position")
-            if run.header.has_several_prompts
-            else ("first_position",)
+        if run.header.has_several_prompts:
+            keys = (*keys, "first_prompt")
+        print_records(
+            rows, f"{pair.variant} vs {pair.reference}, {at}", keys=(*keys, "first_position")
         )
-        print_records(rows, f"{pair.variant} vs {pair.reference}, {at}", keys=(*keys, *place))
         if len(rows) < len(table):
             print_text(f"{len(rows)} of {plural(len(table), 'module')}; --all shows the others.")
 
@@ -315,12 +302,9 @@ def _show_kernels(
         elif run.sides_with_kernels and not as_json_:
             print_text(f"{pair.variant}: no kernels. {about.note}")
     if not tables:
-        was_asked = run.sides_with_kernels or asks_for(about, "kernels")
-        reason = (
-            f"they could not be recorded. {about.note}"
-            if was_asked
-            else how_to_have("kernels", about)
-        )
+        reason = how_to_have("kernels", about)
+        if run.sides_with_kernels or asks_for(about, "kernels"):
+            reason = f"they could not be recorded. {about.note}"
         raise UsageError(f"run '{run.run_id}' holds no kernels; {reason.rstrip('. ')}.")
     as_records: list[Record] = []
     for pair, every, place in tables:
@@ -329,25 +313,28 @@ def _show_kernels(
         if as_json_:
             start = None
             if place is not None:
-                start = {"module": place.module, "prompt": place.prompt, "position": place.position}
-                start["kernels"] = _kernels_json(place.kernels)
-            record = {
-                "reference": pair.reference,
-                "variant": pair.variant,
-                "where_it_starts": start,
-            }
-            as_records.append(record | {"kernels": _kernels_json(rows)})
-            continue
-        if place is not None:
-            place_text = place_in_words(run.header, place, names)
-        elif pair.index not in run.pairs_with_layers:
-            place_text = (
-                "This run has no module outputs, so no first module;"
-                f" {how_to_have('layers', about)}."
+                start = {
+                    "module": place.module,
+                    "prompt": place.prompt,
+                    "position": place.position,
+                    "kernels": _kernels_json(place.kernels),
+                }
+            as_records.append(
+                {
+                    "reference": pair.reference,
+                    "variant": pair.variant,
+                    "where_it_starts": start,
+                    "kernels": _kernels_json(rows),
+                },
             )
-        else:
-            place_text = "No compared module differs."
-        print_text(place_text.replace("`", "'"))
+            continue
+        says = "No compared module differs."
+        if place is not None:
+            says = place_in_words(run.header, place, names)
+        elif pair.index not in run.pairs_with_layers:
+            how = how_to_have("layers", about)
+            says = f"This run has no module outputs, so no first module; {how}."
+        print_text(says.replace("`", "'"))
         title = f"Launches per forward, {pair.reference} vs {pair.variant}"
         shown = [
             row
@@ -374,7 +361,7 @@ _KERNEL_KEYS = (
 )
 
 
-def _kernels_json(table: pd.DataFrame) -> list[Record]:
+def _kernels_json(table: DataFrame) -> list[Record]:
     return records(table.drop(columns=["is_multiplied", "is_reducing"]))
 
 
@@ -403,11 +390,10 @@ def _show_mitigations(run: RunReader, pairs: Sequence[StoredPair], as_json_: boo
         return
     for pair, rows in mitigations:
         measured = [asdict(row) for row in rows if not row.refusal]
-        keys = (*_MITIGATION_KEYS, "reference_share", "variant_share")
         print_records(
             measured,
             f"{pair.reference} vs {pair.variant}; share: throughput relative to the baseline",
-            keys=keys,
+            keys=(*_MITIGATION_KEYS, "reference_share", "variant_share"),
         )
         for row in rows:
             if row.refusal:

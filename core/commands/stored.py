@@ -11,7 +11,7 @@ from ..errors import StoreError, UsageError
 from ..runs.reports.run_json import card_json
 from ..runs.store import labels
 from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
-from ..runs.store.store import Store, open_store
+from ..runs.store.store import open_store
 from ..text import plural
 from . import options
 from .terminal.console import err, out, print_facts, print_json, print_records, print_text
@@ -47,12 +47,31 @@ def list_(
     """
     target = open_store(store)
     if deleted:
-        _list_deleted(target, as_json_)
+        # those that can be restored, the latest deleted first
+        runs = target.deleted()
+        names = {
+            path: card.name
+            for path, card in read_runs([run.path for run in runs]).items()
+            if isinstance(card, RunCard)
+        }
+        rows = [
+            {
+                "run_id": run.run_id,
+                "name": names.get(run.path),
+                "deleted": run.deleted.isoformat(" ", "seconds"),
+                "bytes": run.bytes,
+            }
+            for run in runs
+        ]
+        if as_json_:
+            print_json(rows)
+        elif rows:
+            print_records(rows)
+        else:
+            print_text("no run was deleted within a week.")
         return
-    cards, failures = list_runs(target)
-    everything = len(cards)
-    if not all_:
-        cards = drop_replaced(cards, target.all_labels()[0])
+    every, failures = list_runs(target)
+    cards = every if all_ else drop_replaced(every, target.all_labels()[0])
     rows = [card_json(card) for card in cards]
     if as_json_:
         print_json(rows)
@@ -61,35 +80,10 @@ def list_(
             print_text(f"no runs yet; `{COMMAND} capture` or `{COMMAND} ingest` makes one.")
         print_records(rows, keys=_LIST_KEYS)
         print_text(f"runs in {target.address}", err)
-        if len(cards) < everything:
-            print_text(
-                f"{plural(everything - len(cards), 'run')} replaced by a judged run: --all",
-                err,
-            )
+        if replaced := len(every) - len(cards):
+            print_text(f"{plural(replaced, 'run')} replaced by a judged run: --all", err)
     for run in failures:
         print_text(f"not a readable run: {run.reason}", err)
-
-
-def _list_deleted(store: Store, as_json_: bool) -> None:
-    """List the runs that can be restored, the latest deleted first."""
-    deleted = store.deleted()
-    cards = read_runs([run.path for run in deleted])
-    names = {path: card.name for path, card in cards.items() if isinstance(card, RunCard)}
-    rows = [
-        {
-            "run_id": r.run_id,
-            "name": names.get(r.path),
-            "deleted": r.deleted.isoformat(" ", "seconds"),
-            "bytes": r.bytes,
-        }
-        for r in deleted
-    ]
-    if as_json_:
-        print_json(rows)
-    elif rows:
-        print_records(rows)
-    else:
-        print_text("no run was deleted within a week.")
 
 
 def export(
@@ -124,9 +118,10 @@ def export(
     from ..runs.dumps.export import export_npz, exporting
     from ..runs.reader import RunReader
 
-    target = html or png or file
-    if target is None or sum(each is not None for each in (file, html, png)) > 1:
+    targets = [each for each in (file, html, png) if each is not None]
+    if len(targets) != 1:
         raise UsageError("export writes one file: FILE.npz, FILE.html or FILE.png.")
+    (target,) = targets
     endings = [".html"] if html else [".png"] if png else [".npz", ".html", ".png"]
     if target.suffix not in endings:
         raise UsageError(f"{target}: expected a name that ends in {' or '.join(endings)}.")
@@ -141,14 +136,8 @@ def export(
             with exporting(target, overwrite=overwrite) as output:
                 output.write(content)
     if as_json_:
-        print_json(
-            {
-                "run_id": path.stem,
-                "file": str(target),
-                "bytes": target.stat().st_size,
-                "sides": names,
-            },
-        )
+        about = {"run_id": path.stem, "file": str(target), "sides": names}
+        print_json(about | {"bytes": target.stat().st_size})
     else:
         out.print(f"{target}: {', '.join(names)}", markup=False)
 
@@ -223,28 +212,25 @@ def delete(
     target = open_store(store)
     deleted = {run.run_id for run in target.deleted()}
 
-    def remove(run_id: str) -> str:
-        return target.purge(run_id if run_id in deleted else target.delete(run_id))
-
+    word = "restored" if restore else "deleted"
     if not restore:
+        purged = deleted.intersection(run_ids) if for_good else set()
         # all are found before the first is deleted, so that a wrong id deletes nothing
-        paths = [target.find(run_id) for run_id in run_ids if not (for_good and run_id in deleted)]
+        paths = [target.find(run_id) for run_id in run_ids if run_id not in purged]
         samples = [path.stem for path in paths if not target.is_writable(path)]
         if samples:
             raise StoreError(f"run '{samples[0]}' is a read-only sample run; nothing was deleted.")
-        run_ids = [
-            *(path.stem for path in paths),
-            *(deleted.intersection(run_ids) if for_good else ()),
-        ]
-    if restore:
-        change, word = target.restore, "restored"
-    else:
-        change, word = remove if for_good else target.delete, "deleted"
+        run_ids = [*(path.stem for path in paths), *purged]
     changes: list[str] = []
     try:
         # an id that is given twice is deleted once
         for run_id in dict.fromkeys(run_ids):
-            changes.append(change(run_id))
+            if restore:
+                changes.append(target.restore(run_id))
+                continue
+            if run_id not in purged:
+                run_id = target.delete(run_id)
+            changes.append(target.purge(run_id) if for_good else run_id)
     finally:
         # if one fails, those before it are still reported
         if changes and as_json_:

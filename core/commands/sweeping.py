@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
 from ..command_name import COMMAND, shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
+from ..numerics.arrays import Record
 from ..progress import Progress, no_progress
 from ..runs.file.database import each_database
 from ..runs.store.partial import remove_living
@@ -46,6 +47,7 @@ if TYPE_CHECKING:  # torch is for those who run a model
 
 # a terminal's table shows so many cells; --json has all
 _MOST_SHOWN = 40
+_ELSEWHERE = "another process computes it."
 
 
 def sweep(
@@ -161,28 +163,25 @@ def sweep(
     gate = gate_of(changes, conditions) if conditions else None
     if gate is not None:
         write_gate(gate, junit, markdown)
-    reused, failed = (
-        sum(each)
-        for each in ([o.was_there for o in outcomes], [o.state == FAILED for o in outcomes])
-    )
+    reused = sum(outcome.was_there for outcome in outcomes)
+    failed = sum(outcome.state == FAILED for outcome in outcomes)
     if as_json_:
-        counts = {
-            "computed": len(outcomes) - reused - failed,
-            "were_there": reused,
-            "failed": failed,
-        }
         about = {
             "name": sweep_plan.name,
             "cells": [change.as_json() for change in changes],
-            **counts,
+            "computed": len(outcomes) - reused - failed,
+            "were_there": reused,
+            "failed": failed,
         }
         print_json(about | ({"gate": gate.as_json()} if gate is not None else {}))
     else:
         _print_changes(sweep_plan, changes)
         if gate is not None:
             print_text(gate.table())
-    if failed or (gate is not None and gate.failed):
-        raise Exit(1 if gate is not None and gate.failed else 2)
+    if gate is not None and gate.failed:
+        raise Exit(1)
+    if failed:
+        raise Exit(2)
 
 
 def _print_commands(
@@ -197,13 +196,11 @@ def _print_commands(
     states = {state.cell: state for state in ledger.states(in_ledger(cells))}
     arguments = [part for engine in engines for part in ("--engine", engine)]
     arguments += ["--build", build] if build else []
-    arguments += ["--store", str(store)] if store else []
+    arguments += ["--store", store] if store else []
     for cell in cells:
         if not states[cell.digest].cards or build:
-            sys.stdout.write(
-                f"{COMMAND}"
-                f" {shell_command(['sweep', str(path), '--cell', cell.digest, *arguments])}\n",
-            )
+            words = ["sweep", str(path), "--cell", cell.digest, *arguments]
+            sys.stdout.write(f"{COMMAND} {shell_command(words)}\n")
 
 
 def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json_: bool) -> None:
@@ -211,45 +208,37 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
     from ..inference.capture.costs import costs_of
 
     states = {state.cell: state.state for state in ledger.states(in_ledger(cells))}
-    rows: list[dict[str, Any]] = []
+    rows: list[Record] = []
     with stoppable():
         for cell in cells:
-            row: dict[str, Any] = {
-                "cell": cell.digest,
-                "axes": dict(cell.axes),
-                "state": states[cell.digest],
-            }
+            state = states[cell.digest]
+            row: Record = {"cell": cell.digest, "axes": dict(cell.axes), "state": state}
             rows.append(row)
             try:
                 costs = costs_of(plan_of(cell.request, weights=False))
             except UlpscopeError as error:
                 row["refused"] = clean(error, 200)
                 continue
-            memory = costs.weight_bytes + (costs.kv_bytes or 0)
-            row |= {"forwards": costs.forwards, "tokens": costs.tokens}
-            row |= {"memory_bytes": memory, "file_bytes": costs.file_bytes}
+            row |= {
+                "forwards": costs.forwards,
+                "tokens": costs.tokens,
+                "memory_bytes": costs.weight_bytes + (costs.kv_bytes or 0),
+                "file_bytes": costs.file_bytes,
+            }
     open_rows = [row for row in rows if "refused" not in row and row["state"] != DONE]
-    total = {
-        key: sum(row[key] for row in open_rows) for key in ("forwards", "tokens", "file_bytes")
-    }
+    summed = ("forwards", "tokens", "file_bytes")
+    total = {key: sum(row[key] for row in open_rows) for key in summed}
     if as_json_:
         print_json({"name": plan.name, "cells": rows, "missing": total})
         return
-    titled = [
-        {"cell": cell.digest, "capture": cell.title, **row}
-        for cell, row in zip(cells, rows, strict=True)
-    ]
-    keys = (
-        "cell",
-        "capture",
-        "state",
-        "forwards",
-        "tokens",
-        "memory_bytes",
-        "file_bytes",
-        "refused",
+    for cell, row in zip(cells, rows, strict=True):
+        row["capture"] = cell.title
+    print_records(
+        rows,
+        f"{plan.name}: {cell_counts(cells)}",
+        keys=("cell", "capture", "state", *summed[:2], "memory_bytes", "file_bytes", "refused"),
+        most=_MOST_SHOWN,
     )
-    print_records(titled, f"{plan.name}: {cell_counts(cells)}", keys=keys, most=_MOST_SHOWN)
     print_facts({"cells to compute": len(open_rows), **total})
     if refused := sum("refused" in row for row in rows):
         print_text(f"{plural(refused, 'cell')} cannot be computed; exclude them by [[exclude]].")
@@ -273,14 +262,16 @@ def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
     for change in changes:
         cell = change.as_json()
         rows.append({axis: clean(in_short(axis, cell["axes"][axis])) for axis in axes} | cell)
-    counts = [
-        f"{count:,} {state}"
-        for state, count in Counter(change.state.state for change in changes).items()
-    ]
+    states = Counter(change.state.state for change in changes)
+    counts = [f"{count:,} {state}" for state, count in states.items()]
     if count_changed := sum(bool(change.what) for change in changes):
         counts.append(f"{count_changed:,} changed")
-    keys = (*axes, "state", "verdict", "noise_ratio", "flips", "neq_share", "says")
-    print_records(rows, f"{plan.name}: {', '.join(counts)}", keys=keys, most=_MOST_SHOWN)
+    print_records(
+        rows,
+        f"{plan.name}: {', '.join(counts)}",
+        keys=(*axes, "state", "verdict", "noise_ratio", "flips", "neq_share", "says"),
+        most=_MOST_SHOWN,
+    )
 
 
 # the model of the last cell is kept for the next one
@@ -307,23 +298,19 @@ def outcome_of(store: Store, cell: Cell, say: Progress = no_progress) -> CellOut
         from ..inference.capture.capture import environment_of
 
         # without weights: for a cell that has its run none are loaded
-        environment = environment_of(plan_of(cell.request, weights=False))
-        run_id = run_id_of(cell.digest, environment)
-        is_there = store.has(run_id)
-        if not is_there and cell.digest in ledger.running():
-            return CellOutcome(cell, RUNNING, says="another process computes it.")
-        if not is_there:
-            plan = plan_of(cell.request, loaded=_model_of(cell, say))
-            run_plan(plan, store, say, run_id)
-        if is_there:
+        run_id = run_id_of(cell.digest, environment_of(plan_of(cell.request, weights=False)))
+        if store.has(run_id):
             return CellOutcome(cell, DONE, run_id, was_there=True)
+        if cell.digest in ledger.running():
+            return CellOutcome(cell, RUNNING, says=_ELSEWHERE)
+        run_plan(plan_of(cell.request, loaded=_model_of(cell, say)), store, say, run_id)
         # here, so that the run is not fetched for it
         ((_, card),) = each_database([store.path_of(run_id)], read_card)
         return CellOutcome(cell, DONE, run_id, card=card if isinstance(card, CellCard) else None)
     except UlpscopeError as error:
         # another process began it in the same moment
         if cell.digest in ledger.running():
-            return CellOutcome(cell, RUNNING, says="another process computes it.")
+            return CellOutcome(cell, RUNNING, says=_ELSEWHERE)
         return CellOutcome(cell, FAILED, says=str(error))
     except MemoryError:
         return CellOutcome(cell, FAILED, says="its process ran out of memory.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +47,23 @@ def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
     figures = list(zip(*map(_figures, pairs), strict=True))
     if not header.has_tokens:
         columns, figures = columns[:-_COLUMNS_OF_TOKENS], figures[:-_COLUMNS_OF_TOKENS]
-    columns_of_figures = [_as_text(pairs, values) for values in figures]
-    by_pair = zip(pairs, zip(*columns_of_figures, strict=True), strict=True)
-    lines = (line for pair, figures in by_pair for line in _pair_lines(pair, header, figures))
+    texts = zip(*map(column, figures), strict=True)
+    lines: list[Sequence[str]] = []
+    for pair, of_pair in zip(pairs, texts, strict=True):
+        s, rows = pair.summary, header.rows
+        elements = rows * header.vocab if header.k is None else s.finite
+        differ = "bit-identical" if s.bit_identical else out_of(s.neq, elements)
+        unknown = "" if pair.is_list else "undefined"
+        lines.append((pair.variant, differ, *(text or unknown for text in of_pair)))
+        notes = []
+        if s.nonfinite_mismatch:
+            count = plural(s.nonfinite_mismatch, "element")
+            notes.append(f"{count}: NaN or infinity on one side only")
+        if scope := over_logits(s, elements, header.elements):
+            notes.append(f"differences are {scope}, those finite on both sides")
+        if header.k is None and header.has_tokens and (scope := over_positions(s, rows)):
+            notes.append(f"mean KL is {scope}")
+        lines += [("", note) for note in notes]
     return table_of(columns, lines, title=title, text=("variant",))
 
 
@@ -71,8 +85,7 @@ def print_reports(
     axes = axes_of(row for pair in pairs for row in pair.answer.checks)
     if axes:
         records = [axis_texts(axis) for axis in axes]
-        lines = [tuple(record.values()) for record in records]
-        out.print(table_of(tuple(records[0]), lines))
+        out.print(table_of(list(records[0]), [list(record.values()) for record in records]))
     for pair in [] if axes else pairs:
         print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
     # figures of trainer vs. rollout say more than a count of what differs
@@ -83,13 +96,23 @@ def print_reports(
             if row.group == ORDER:
                 print_text(f"{pair.variant}: {row.says}" if len(pairs) > 1 else row.says)
     # the first of the reference's class is the reference, which has no flips of its own
-    first_of_class = {group[0] for group in classes} | (
-        {group[1] for group in classes[:1] if len(group) > 1}
+    first_of_class = {*classes[0][1:2], *(group[0] for group in classes)}
+    keys: Sequence[str] = (
+        "position",
+        *TOKENS,
+        "reference_margin_ulps",
+        "variant_margin_ulps",
+        "max_abs",
     )
+    if header.has_several_prompts:
+        keys = ("prompt", *keys)
     # one variant of a class: bit-identical ones have the same flips
     for pair in pairs:
-        if pair.variant == variant if variant else pair.variant in first_of_class:
-            print_flips(pair, texts, header.has_several_prompts)
+        if pair.variant in ({variant} if variant else first_of_class):
+            flips = [row | with_texts(row, texts) for row in pair.rows if row["is_flip"]]
+            print_records(
+                flips, f"flips of {pair.variant}: {len(flips):,}", keys=keys, most=_MOST_FLIPS
+            )
     if len(pairs) > 1:
         groups = "   ".join("{" + ", ".join(group) + "}" for group in classes)
         out.print(f"bit-identical classes: {groups}", markup=False)
@@ -130,43 +153,11 @@ def _figures(pair: PairReport) -> tuple[float | None, ...]:
     return s.rms_row_ulps, s.max_abs, median, most, s.flips, s.near_ties, s.mean_kl
 
 
-def _as_text(pairs: Sequence[PairReport], values: Sequence[float | None]) -> list[str]:
-    texts = zip(pairs, column(values), strict=True)
-    return [text or ("" if pair.is_list else "undefined") for pair, text in texts]
-
-
-def _pair_lines(
-    pair: PairReport,
-    header: RunHeader,
-    figures: Sequence[str],
-) -> Iterator[Sequence[str]]:
-    s, rows = pair.summary, header.rows
-    elements = rows * header.vocab if header.k is None else s.finite
-    yield (
-        pair.variant,
-        "bit-identical" if s.bit_identical else out_of(s.neq, elements),
-        *figures,
-    )
-    if s.nonfinite_mismatch:
-        yield "", f"{plural(s.nonfinite_mismatch, 'element')}: NaN or infinity on one side only"
-    if scope := over_logits(s, elements, header.elements):
-        yield "", f"differences are {scope}, those finite on both sides"
-    if header.k is None and header.has_tokens and (scope := over_positions(s, rows)):
-        yield "", f"mean KL is {scope}"
-
-
-def print_flips(pair: PairReport, texts: Mapping[int, str], has_prompts: bool) -> None:
-    """Print the flips of a pair, if it has any."""
-    flips = [row | with_texts(row, texts) for row in pair.rows if row["is_flip"]]
-    keys = ("position", *TOKENS, "reference_margin_ulps", "variant_margin_ulps", "max_abs")
-    title = f"flips of {pair.variant}: {len(flips):,}"
-    print_records(flips, title, keys=("prompt", *keys) if has_prompts else keys, most=_MOST_FLIPS)
-
-
 def with_texts(row: Mapping[str, Any], texts: Mapping[int, str]) -> dict[str, str]:
     """Return both tokens of a row with their texts."""
-    tokens = {key: row[key] for key in TOKENS if row[key] is not None}
-    return {
-        key: f"{token} {texts[token]!r}" if token in texts else str(token)
-        for key, token in tokens.items()
-    }
+    both = {}
+    for key in TOKENS:
+        token = row[key]
+        if token is not None:
+            both[key] = f"{token} {texts[token]!r}" if token in texts else str(token)
+    return both

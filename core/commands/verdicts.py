@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
 
@@ -17,6 +17,7 @@ from ..judging.explain.rows import rows_of_lists
 from ..judging.lists import judge_with_floor
 from ..judging.stored import check_upload, explain_pair, judge_stored, stored_verdict
 from ..judging.uploaded_controls import measure_controls
+from ..numerics.arrays import Record
 from ..responses.pairing import compare_sides
 from ..runs.file.records import StoredPair
 from ..runs.queries.verdicts import answer_of, next_command
@@ -122,56 +123,57 @@ def verdict(
                 "This run has no token_ids, so no model can run on its tokens; save them with the"
                 " logits.",
             )
+        new_id = run.run_id
         # for lists of top tokens a model measures the noise floor, its only control
         if is_list and model:
-            _tell(target, _judge_by_model(target, run, model, load, dtype, name), as_json_)
-            return
-        if not (any(dumps.values()) or model or mixture_of_experts):
-            _tell(target, run.run_id, as_json_)
-            return
-        check_upload(run)
-        if model and floor:
-            raise UsageError(
-                "Give --floor or --model, not both: the model measures its own noise floor.",
-            )
-        with stoppable(), steps() as say:
-            extra: dict[str, Any] = {}
-            if model:
-                say("loading the model")
-                from ..inference.controls.dump_of_model import model_of_dump
-                from ..inference.controls.precisions.catalogue import parse_precisions
+            new_id = _judge_by_model(target, run, model, load, dtype, name)
+        elif any(dumps.values()) or model or mixture_of_experts:
+            check_upload(run)
+            if model and floor:
+                raise UsageError(
+                    "Give --floor or --model, not both: the model measures its own noise floor.",
+                )
+            with stoppable(), steps() as say:
+                make_controls = None
+                if model:
+                    say("loading the model")
+                    from ..inference.controls.dump_of_model import model_of_dump
+                    from ..inference.controls.precisions.catalogue import parse_precisions
 
-                loaded, precisions = load(run.header.compute_dtype), parse_precisions(declare or ())
-                extra["make_controls"] = model_of_dump(
-                    loaded,
+                    make_controls = model_of_dump(
+                        load(run.header.compute_dtype),
+                        run,
+                        float32=float32 or (),
+                        precisions=parse_precisions(declare or ()),
+                        on_progress=say,
+                    )
+                controls = measure_controls(
                     run,
-                    float32=float32 or (),
-                    precisions=precisions,
+                    **{what: paths or () for what, paths in dumps.items()},
+                    has_experts=mixture_of_experts,
+                    with_model=bool(model),
                     on_progress=say,
                 )
-            controls = measure_controls(
-                run,
-                **{what: paths or () for what, paths in dumps.items()},
-                has_experts=mixture_of_experts,
-                with_model=bool(model),
-                on_progress=say,
-            )
-            names = [
-                f"{what} {' and '.join(path.name for path in paths)}"
-                for what, paths in dumps.items()
-                if paths
-            ]
-            names += [f"model {model}"] if model else []
-            names += ["a mixture of experts"] if mixture_of_experts else []
-            new_id = judge_stored(
-                target,
-                run,
-                controls,
-                name=name,
-                note=f"Controls: {', '.join(names)}.",
-                **extra,
-            )
-        _tell(target, new_id, as_json_)
+                names = []
+                for what, paths in dumps.items():
+                    if paths:
+                        names.append(f"{what} {' and '.join(path.name for path in paths)}")
+                if model:
+                    names.append(f"model {model}")
+                if mixture_of_experts:
+                    names.append("a mixture of experts")
+                new_id = judge_stored(
+                    target,
+                    run,
+                    controls,
+                    make_controls=make_controls,
+                    name=name,
+                    note=f"Controls: {', '.join(names)}.",
+                )
+    if not as_json_:
+        out.print(new_id, markup=False)
+    if code := tell_verdicts(target, new_id, as_json_):
+        raise Exit(code)
 
 
 def load_for(
@@ -229,24 +231,24 @@ def _judge_by_model(
         )
 
 
-def _tell(store: Store, run_id: str, as_json_: bool) -> None:
-    if not as_json_:
-        out.print(run_id, markup=False)
-    if code := tell_verdicts(store, run_id, as_json_):
-        raise Exit(code)
-
-
 def tell_verdicts(store: Store, run_id: str, as_json_: bool) -> int:
     """Print the verdict, simple causes and checks of every pair of a run. Return the exit code."""
     with RunReader(store.path_of(run_id)) as run:
         if as_json_:
             print_json({"run_id": run.run_id, "pairs": verdicts_as_json(run)})
         else:
-            print_verdicts(run)
+            for pair, causes in _with_causes(run):
+                answer = answer_of(run, pair)
+                print_answer(answer, f"{pair.variant} vs {pair.reference}")
+                for cause in causes or ():
+                    # the sentence of the verdict may name the cause already
+                    if cause.says not in answer.sentence:
+                        print_text(f"{cause.name}: {cause.text}")
+                print_checks(answer)
         return exit_code(pair.verdict for pair in run.pairs)
 
 
-def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
+def verdicts_as_json(run: RunReader) -> list[Record]:
     """Return the verdicts as JSON: one object per pair, with its checks and common causes."""
     return [
         {
@@ -262,18 +264,6 @@ def verdicts_as_json(run: RunReader) -> list[dict[str, Any]]:
         }
         for pair, causes in _with_causes(run)
     ]
-
-
-def print_verdicts(run: RunReader) -> None:
-    """Print the verdict, common causes and checks of every pair."""
-    for pair, causes in _with_causes(run):
-        answer = answer_of(run, pair)
-        print_answer(answer, f"{pair.variant} vs {pair.reference}")
-        for cause in causes or ():
-            # the sentence of the verdict may name the cause already
-            if cause.says not in answer.sentence:
-                print_text(f"{cause.name}: {cause.text}")
-        print_checks(answer)
 
 
 def _with_causes(run: RunReader) -> Iterator[tuple[StoredPair, Sequence[Cause] | None]]:

@@ -63,23 +63,26 @@ def _print(result: Comparison, has_layers: bool) -> None:
         (_name(each), *_cells(sum_of(result.modules[one] for one in each)))
         for each in lines.values()
     ]
-    columns = (
-        "module",
-        "differ",
-        "share",
-        "max\nchange",
-        "rms\nchange",
-        f"share in\n{result.rounded_to}",
-        "max\nULPs",
+    table = table_of(
+        (
+            "module",
+            "differ",
+            "share",
+            "max\nchange",
+            "rms\nchange",
+            f"share in\n{result.rounded_to}",
+            "max\nULPs",
+        ),
+        rows,
+        text=("module",),
     )
-    table = table_of(columns, rows, text=("module",))
     table.collapse_padding = True
     table.add_section()
     table.add_row(f"total of {result.total.elements:,} elements", *_cells(result.total))
-    for side, facts in (("A", result.a.as_json()), ("B", result.b.as_json())):
-        print_text(
-            f"{side}: {facts['path']}, {facts['tensors']:,} tensors, {', '.join(facts['dtypes'])}",
-        )
+    for side, each in (("A", result.a), ("B", result.b)):
+        facts = each.as_json()
+        dtypes = ", ".join(facts["dtypes"])
+        print_text(f"{side}: {facts['path']}, {facts['tensors']:,} tensors, {dtypes}")
     out.print(table)
     for (_, text), keys in result.findings.items():
         kinds = defaultdict(list)
@@ -91,11 +94,14 @@ def _print(result: Comparison, has_layers: bool) -> None:
 def _cells(change: Change) -> tuple[str, ...]:
     if not change.differing:
         return ("identical", *[""] * 5)
-    share, rounded = (
-        percent(each / change.elements) for each in (change.differing, change.rounded_differing)
+    return (
+        f"{change.differing:,}",
+        percent(change.differing / change.elements),
+        number(change.max_abs),
+        number(change.rms),
+        percent(change.rounded_differing / change.elements),
+        number(change.max_rounded_ulps),
     )
-    largest, rms = number(change.max_abs), number(change.rms)
-    return f"{change.differing:,}", share, largest, rms, rounded, number(change.max_rounded_ulps)
 
 
 def _pattern(name: str) -> str:
@@ -105,10 +111,12 @@ def _pattern(name: str) -> str:
 def _name(names: Sequence[str]) -> str:
     """Return one name for those of several layers, `layers.0-2,5.mlp.up_proj`; experts are `*`."""
     first, *rest = _pattern(names[0]).split(".*", 1)
-    layers = {int(number) for name in names for number in re.findall(r"\.(\d+)\.", name)[:1]}
-    starts, ends = (sorted(n for n in layers if n + step not in layers) for step in (-1, 1))
-    ranges = [
-        f"{start}" if start == end else f"{start}-{end}"
-        for start, end in zip(starts, ends, strict=True)
-    ]
-    return f"{first}.{','.join(ranges)}{rest[0]}" if rest else first
+    if not rest:
+        return first
+    layers = {int(re.findall(r"\.(\d+)\.", name)[0]) for name in names}
+    starts = sorted(n for n in layers if n - 1 not in layers)
+    ends = sorted(n for n in layers if n + 1 not in layers)
+    ranges = []
+    for start, end in zip(starts, ends, strict=True):
+        ranges.append(f"{start}" if start == end else f"{start}-{end}")
+    return f"{first}.{','.join(ranges)}{rest[0]}"

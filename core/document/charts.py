@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, floor, isnan, log10
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,11 @@ ULPS = ((0.0, "#3D6FB5"), (0.33, "#7C7B78"), (0.66, "#BCAF6F"), (1.0, "#FEE838")
 MISMATCH = "#E3000F"
 # of the 256 colors of a picture 0 is transparent and 255 a mismatch
 LEVELS = 254
+
+
+def every_few(places: Any, most: int) -> Any:
+    """Return at most so many of the places, evenly spaced, from the first on."""
+    return places[:: max(1, -(-len(places) // most))]
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,15 @@ def chart(
     """Return a chart with its axes and legend. marks: of `dot`, `line`, `bar` or `picture`, the
     last on top; legend: names by the class of their marks.
     """
-    svg = drawing(x, y, marks, role="img", aria_label=label, width="100%", height=height)
+    svg = drawing(
+        x,
+        y,
+        marks,
+        role="img",
+        aria_label=label,
+        width="100%",
+        height=height,
+    )
     keys = [
         element("span", element("i", class_=f"key {name}"), text) for name, text in legend.items()
     ]
@@ -105,20 +118,50 @@ def drawing(x: Axis, y: Axis, marks: Iterable[Markup], /, **attributes: object) 
     grid = []
     for value, text in x.ticks().items():
         place = f"{x.at(value):.2f}%"
-        grid.append(element("line", x1=place, x2=place, y1="0%", y2="100%", class_="grid"))
-        grid.append(element("text", text, x=place, y="100%", dy="1.3em", text_anchor="middle"))
+        grid.append(
+            element(
+                "line",
+                x1=place,
+                x2=place,
+                y1="0%",
+                y2="100%",
+                class_="grid",
+            )
+        )
+        grid.append(
+            element(
+                "text",
+                text,
+                x=place,
+                y="100%",
+                dy="1.3em",
+                text_anchor="middle",
+            )
+        )
     for value, text in y.ticks().items():
         place = f"{100 - y.at(value):.2f}%"
-        grid.append(element("line", x1="0%", x2="100%", y1=place, y2=place, class_="grid"))
         grid.append(
-            element("text", text, x="0%", dx="-0.5em", y=place, dy="0.35em", text_anchor="end"),
+            element(
+                "line",
+                x1="0%",
+                x2="100%",
+                y1=place,
+                y2=place,
+                class_="grid",
+            )
         )
-    return element(
-        "svg",
-        *grid,
-        *marks,
-        **attributes,
-    )
+        grid.append(
+            element(
+                "text",
+                text,
+                x="0%",
+                dx="-0.5em",
+                y=place,
+                dy="0.35em",
+                text_anchor="end",
+            ),
+        )
+    return element("svg", *grid, *marks, **attributes)
 
 
 def dot(x: float, y: float, kind: str, title: str, radius: float = 3.5) -> Markup:
@@ -154,21 +197,28 @@ def line(xs: Sequence[float], ys: Sequence[float], kind: str) -> Markup:
 
 def bar(x: float, width: float, y: float, kind: str, title: str) -> Markup:
     """Return a bar from the bottom up to `y`; all in percent."""
-    place = {
-        "x": f"{x:.2f}%",
-        "width": f"{width:.2f}%",
-        "y": f"{100 - y:.2f}%",
-        "height": f"{y:.2f}%",
-    }
-    return element("rect", element("title", title), **place, class_=kind)
+    return element(
+        "rect",
+        element("title", title),
+        x=f"{x:.2f}%",
+        width=f"{width:.2f}%",
+        y=f"{100 - y:.2f}%",
+        height=f"{y:.2f}%",
+        class_=kind,
+    )
 
 
 def band(y0: float, y1: float, title: str) -> Markup:
     """Return a row of a picture that shows its title under the pointer; in percent."""
-    top = f"{100 - max(y0, y1):.2f}%"
-    height = f"{abs(y1 - y0):.2f}%"
-    place = {"x": "0%", "width": "100%", "y": top, "height": height}
-    return element("rect", element("title", title), **place, class_="band")
+    return element(
+        "rect",
+        element("title", title),
+        x="0%",
+        width="100%",
+        y=f"{100 - max(y0, y1):.2f}%",
+        height=f"{abs(y1 - y0):.2f}%",
+        class_="band",
+    )
 
 
 def picture(levels: NDArray[np.uint8]) -> Markup:
@@ -176,13 +226,14 @@ def picture(levels: NDArray[np.uint8]) -> Markup:
     output = io.BytesIO()
     colored(levels).save(output, "PNG", optimize=True)
     content = base64.b64encode(output.getvalue()).decode()
-    size = {
-        "width": "100%",
-        "height": "100%",
-        "preserveAspectRatio": "none",
-        "image_rendering": "pixelated",
-    }
-    return element("image", href=Markup(f"data:image/png;base64,{content}"), **size)
+    return element(
+        "image",
+        href=Markup(f"data:image/png;base64,{content}"),
+        width="100%",
+        height="100%",
+        preserveAspectRatio="none",
+        image_rendering="pixelated",
+    )
 
 
 def colored(levels: NDArray[np.uint8]) -> Image.Image:

@@ -42,12 +42,11 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
 
     # head
     title = f"{opening(answer.name)}: {pair.variant} vs {pair.reference}"
-    title_font = ImageFont.load_default(20)
     draw.text(
         (16, 10),
         clip(printable(title), 76),
         _INK,
-        title_font,
+        ImageFont.load_default(20),
     )
     facts = "; ".join(f"{name}: {value}" for name, value in headline(run, pair).items())
     texts = (
@@ -76,8 +75,7 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
         draw.text(start, f"{text}  ", _QUIET, anchor="rm")
 
     # cells, and a ring around each flip
-    size = (right - left, bottom - top)
-    cells = colored(grid.levels).resize(size, Image.Resampling.NEAREST)
+    cells = colored(grid.levels).resize((right - left, bottom - top), Image.Resampling.NEAREST)
     cells = cells.convert("RGBA")
     image.paste(cells, (left, top), cells)
     names = ["row", "reference_token"]
@@ -92,14 +90,17 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
 
     # scale
     levels = np.arange(1, LEVELS + 1, dtype=np.uint8)
-    scale = colored(levels[None]).resize((120, 12))
-    image.paste(scale, (left, bottom + 48))
+    image.paste(colored(levels[None]).resize((120, 12)), (left, bottom + 48))
     legend = f"0 to {number(grid.highest)} {grid.unit}"
     if len(flips):
         legend += "; ring: flip"
     draw.text((left + 128, bottom + 60), legend, _QUIET, anchor="ls")
-    note = textwrap.fill(grid.note, 100)
-    draw.multiline_text((left, bottom + 68), note, _QUIET, spacing=5)
+    draw.multiline_text(
+        (left, bottom + 68),
+        textwrap.fill(grid.note, 100),
+        _QUIET,
+        spacing=5,
+    )
     output = io.BytesIO()
     image.save(output, "PNG", optimize=True)
     return output.getvalue()

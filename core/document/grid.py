@@ -42,7 +42,12 @@ class Grid(NamedTuple):
         """Yield a mark over each row that differs, with its largest value."""
         low, high = sorted((self.y.low, self.y.high))
         edges = np.linspace(low, high, len(self.levels) + 1)
-        for levels, start, end in zip(self.levels, edges[:-1], edges[1:], strict=True):
+        for levels, start, end in zip(
+            self.levels,
+            edges[:-1],
+            edges[1:],
+            strict=True,
+        ):
             largest = int(levels.max())
             if not largest:
                 continue
@@ -96,7 +101,12 @@ def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, 
     tall, wide = by * shape
     row, column = ("position", "token") if header.has_tokens else ("row", "value")
     name = f"{row} (prompts one after another)" if header.has_several_prompts else row
-    x = Axis(f"{column} id" if header.has_tokens else column, 0, cells.shape[1] * wide, step=1)
+    x = Axis(
+        f"{column} id" if header.has_tokens else column,
+        0,
+        cells.shape[1] * wide,
+        step=1,
+    )
     y = Axis(name, len(cells) * tall, 0, step=1)
     size = f"{plural(tall, row)} x {plural(wide, column)}"
     return cells, f"row ULPs of {header.compute_dtype}", x, y, size
@@ -116,17 +126,7 @@ def _of_lists(run: RunReader, figures: DataFrame) -> tuple[Cells, str, Axis, Axi
     bits = np.where(figures["nonfinite_mismatch"], _MISMATCH, bits)
     rows, columns = ((places - start) // by).T
     np.maximum.at(cells, (rows, columns), bits)
-    x = Axis(
-        "position",
-        start[1],
-        end[1],
-        step=1,
-    )
-    y = Axis(
-        "prompt",
-        end[0],
-        start[0],
-        step=1,
-    )
+    x = Axis("position", start[1], end[1], step=1)
+    y = Axis("prompt", end[0], start[0], step=1)
     size = f"{plural(by[0], 'prompt')} x {plural(by[1], 'position')}"
     return cells, run.header.unit, x, y, size

@@ -4,7 +4,7 @@ escaped.
 
 import base64
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..command_name import UNSTORED
@@ -60,7 +60,21 @@ def _content(run: RunReader, most: Size, explain: Explain | None = None) -> Mark
     for pair, answer in answers:
         is_first = len(parts) == 1
         titled = sections(run, pair, answer, most, explain if is_first else None)
-        part = _pair(pair, titled, is_open=is_first)
+        part = fold(
+            element(
+                "h2",
+                element("code", pair.variant),
+                " vs ",
+                element("code", pair.reference),
+            ),
+            *(
+                element("section", element("h3", name) if name else "", content)
+                for name, content in titled
+            ),
+            id=f"pair{pair.index}",
+            open="" if is_first else None,
+            class_="pair",
+        )
         size += len(part.encode())
         # the gravest pair is shown whatever its size
         if len(parts) > 1 and size > most.bytes:
@@ -95,30 +109,6 @@ def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Marku
             titles, rows = titles[:2], [row[:2] for row in rows]
         parts.append(table(titles, rows, "Variants"))
     return element("header", *parts)
-
-
-def _pair(
-    pair: StoredPair,
-    titled: Iterable[tuple[str, Markup]],
-    *,
-    is_open: bool,
-) -> Markup:
-    title = element(
-        "h2",
-        element("code", pair.variant),
-        " vs ",
-        element("code", pair.reference),
-    )
-    parts = [
-        element("section", element("h3", name) if name else "", content) for name, content in titled
-    ]
-    return fold(
-        title,
-        *parts,
-        id=f"pair{pair.index}",
-        open="" if is_open else None,
-        class_="pair",
-    )
 
 
 def _foot(run: RunReader) -> Markup:

@@ -1,13 +1,13 @@
 """Sections of a pair: what the pages show of it, as text, tables and charts."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..markup import Markup, element, facts, fold, join, prose, scrolling, table
-from ..numerics.arrays import DataFrame
+from ..numerics.arrays import Array, DataFrame
 from ..rl import queries as rl
 from ..rl.figures import ICEPOP, TIS
 from ..runs.file.records import Prompt, StoredPair
@@ -18,7 +18,7 @@ from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import headline
 from ..text import clip, join_bytes, number, opening, percent, plural, visible
 from ..verdict import FAILING, IDENTICAL, ROUNDING
-from .charts import LEVELS, Axis, bar, chart, dot, line, picture
+from .charts import LEVELS, Axis, bar, chart, dot, every_few, line, picture
 from .grid import MOST_CELLS, overview
 
 Explain = Callable[[RunReader, int], Any]
@@ -42,20 +42,31 @@ _TOP = 3  # tokens of a side at a flip
 _LONGEST_TOKEN = 60  # characters
 # HTML elements that show the marks even without styles
 _MARKS = {"flip": "b", "mismatch": "s"}
-_BY_POSITION = {
-    "prompt": "prompt",
-    "position": "position",
-    "token": "token",
-    "state": "state",
+_OF_TOKENS = ("reference", "reference_margin", "variant", "variant_margin")
+# of columns whose names are none
+_TITLES = {
     "reference": "reference's argmax",
     "reference_margin": "reference's margin",
     "variant": "variant's argmax",
     "variant_margin": "variant's margin",
     "max_abs": "largest difference",
-    "max_row_ulps": "row ULPs",
     "kl": "KL, nats",
+    "neq_share": "share that differs",
+    "rms": "RMS difference",
+    "floor_rms": "noise floor, RMS",
+    "ratio": "RMS / noise floor",
+    "max_row_ulps": "max row ULPs",
+    "agreement_share": "agreement",
+    "near_ties": "differ at near ties",
+    "beyond": "differ beyond",
+    "smallest_margin_row_ulps": "smallest margin, row ULPs",
+    "largest_flip_row_ulps": "largest margin of one that differs",
+    "neq": "elements that differ",
+    "name": "kernel",
+    "only": "only in",
+    "reference_launches": "reference's launches",
+    "variant_launches": "variant's launches",
 }
-_OF_TOKENS = ("reference", "reference_margin", "variant", "variant_margin")
 
 
 def sections(
@@ -72,6 +83,7 @@ def sections(
     import pandas as pd
 
     is_rollout = run.has_rollouts
+    head = {} if is_rollout else headline(run, pair)
     if is_rollout:
         worst = [row["prompt"] for row in rl.summary(run, "heaviest")[:_MOST_STRIPS]]
         each = [run.positions_of(pair.index, prompt) for prompt in worst]
@@ -81,13 +93,20 @@ def sections(
         figures = run.positions_of(pair.index, int(largest))
     else:
         figures = run.positions(pair.index)
-    head = {} if is_rollout else headline(run, pair)
     yield "", join(_verdict(answer), facts(head))
     if answer.checks:
         yield "Checks", _checks(answer)
     if is_rollout:
         yield "Trainer vs. rollout", _rollouts(run)
-    yield "Tokens" if run.header.has_tokens else "Rows", _tokens(run, pair, figures, size)
+    yield (
+        "Tokens" if run.header.has_tokens else "Rows",
+        _tokens(
+            run,
+            pair,
+            figures,
+            size,
+        ),
+    )
     if figures["is_flip"].any():
         yield "Flips", _flips(run, pair, figures, size)
     for title, parts in _charted(run, pair, figures):
@@ -130,23 +149,13 @@ def _verdict(answer: Answer) -> Markup:
         kind = "bad"
     elif answer.name in (IDENTICAL, ROUNDING):
         kind = "good"
-    parts = [
-        element(
-            "p",
-            element("strong", answer.name),
-            " ",
-            prose(opening(answer.sentence)),
-        )
-    ]
+    says = prose(opening(answer.sentence))
+    parts = [element("p", element("strong", answer.name), " ", says)]
     if answer.facts:
         parts.append(facts(answer.facts))
     if answer.next_command:
         parts.append(element("p", "Next: ", element("code", answer.next_command)))
-    return element(
-        "div",
-        *parts,
-        class_=f"answer {kind}",
-    )
+    return element("div", *parts, class_=f"answer {kind}")
 
 
 def _checks(answer: Answer) -> Markup:
@@ -155,8 +164,10 @@ def _checks(answer: Answer) -> Markup:
         outcome = element("span", row.outcome, class_=row.outcome.replace(" ", "-"))
         result = join(prose(row.says), element("small", prose(row.control)))
         rows.append((outcome, title, result))
-    checks = table(("outcome", "check", "result"), rows, "Checks", class_="box stack")
-    return join(checks, element("p", answer.not_run_line))
+    return join(
+        table(("outcome", "check", "result"), rows, "Checks", class_="box stack"),
+        element("p", answer.not_run_line),
+    )
 
 
 def _rollouts(run: RunReader) -> Markup:
@@ -164,17 +175,16 @@ def _rollouts(run: RunReader) -> Markup:
 
     figures = pd.DataFrame(rl.figures_of(run))
     bins = pd.DataFrame(rl.summary(run, "histogram"))
-    titles = {
-        "name": "figure",
-        "value": "value",
-        "low": "95 % interval, from",
-        "high": "to",
-        "usual": "usual",
-        "definition": "definition",
-    }
+    titles = {"name": "figure", "low": "95 % interval, from", "high": "to"}
+    shown = ("name", "value", "low", "high", "usual", "definition")
     span = max(1.0, float(bins["r"].abs().max()) + 0.1)
     x = Axis("r = trainer - rollout, nats (8 and beyond: last bins)", -span, span)
-    y = Axis("tokens, log scale", 0.5, 2.0 * float(bins["tokens"].max()), is_log=True)
+    y = Axis(
+        "tokens, log scale",
+        0.5,
+        2.0 * float(bins["tokens"].max()),
+        is_log=True,
+    )
     share = bins["kl"] / max(float(bins["kl"].sum()), 1e-300)
     half = 100 / 64 / span
     marks = []
@@ -191,17 +201,10 @@ def _rollouts(run: RunReader) -> Markup:
         )
     for limit in np.log((TIS, *ICEPOP)):
         if abs(limit) < span:
-            place = x.at(limit)
-            marks.append(
-                line(
-                    (place, place),
-                    (0, 100),
-                    "limit",
-                )
-            )
+            marks.append(line([x.at(limit)] * 2, (0, 100), "limit"))
     return join(
         element("p", rl.sentence(rl.mismatch_json(run))),
-        listing(figures, titles, "Trainer vs. rollout"),
+        listing(figures, shown, "Trainer vs. rollout", titles),
         chart(
             "Tokens by r",
             x,
@@ -233,10 +236,15 @@ def _visible(token: str) -> str:
     return clip(visible(token) or "∅", _LONGEST_TOKEN)
 
 
-def listing(figures: DataFrame, titles: Mapping[str, str], label: str) -> Markup:
-    """Return a table of some columns. titles: by the names of the columns."""
-    figures = figures[[*titles]].dropna(axis="columns", how="all")
-    head = [titles[name] for name in figures]
+def listing(
+    figures: DataFrame,
+    shown: Sequence[str],
+    label: str,
+    titles: Mapping[str, str] = _TITLES,
+) -> Markup:
+    """Return a table of some columns. titles: of the names that are none."""
+    figures = figures[[*shown]].dropna(axis="columns", how="all")
+    head = [titles.get(name, name) for name in figures]
     rows = [[*map(_text, row)] for row in _rows(figures)]
     return table(head, rows, label)
 
@@ -287,7 +295,13 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
                 names = [f"{text} ({token})" for text, token in zip(texts, ids, strict=True)]
         state = np.select([part["is_flip"], part["near_tie"]], ["flip", "near tie"], "")
         spans: list[Markup] = []
-        for row, text, name, kind in zip(_rows(part), texts, names, state, strict=True):
+        for row, text, name, kind in zip(
+            _rows(part),
+            texts,
+            names,
+            state,
+            strict=True,
+        ):
             if spans and row.position > previous + 1:
                 # of lists there are positions that were not compared
                 spans.append(Markup("… "))
@@ -297,31 +311,40 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
             content = text.replace("↵", "↵\n")
             if mark:
                 content = element(_MARKS[mark], content)
-            tag = "span"
-            link = None
-            if row.link:
-                tag = "a"
-                link = f"#f{pair.index}-{number_of}-{row.position}"
+            link = f"#f{pair.index}-{number_of}-{row.position}" if row.link else None
+            tag = "a" if link else "span"
             look = f"h{row.level or 0} {mark}"
-            spans.append(element(tag, content, class_=look, title=title, href=link))
+            spans.append(
+                element(
+                    tag,
+                    content,
+                    class_=look,
+                    title=title,
+                    href=link,
+                )
+            )
         # without spaces between tokens a browser could not break the line
         parts.append(element("p", join(*spans, between="<wbr>"), class_="strip"))
         argmaxes = {
             side: [_argmax(run, row) for row in _non_null(part[f"{side}_token"])]
             for side in flips.SIDES
         }
-        tables.append(part.assign(prompt=number_of, token=names, state=state, **argmaxes))
+        tables.append(
+            part.assign(
+                prompt=number_of,
+                token=names,
+                state=state,
+                **argmaxes,
+            )
+        )
     legend: list[object] = [shade.unit]
     if shade.low:
         legend += [element("b", shade.low), element("span", " to ", class_="scale")]
     legend.append(element("b", shade.high or ""))
-    signs = (
-        ("flip", "is_flip", "flip"),
-        ("mismatch", "nonfinite_mismatch", "NaN or infinity on one side"),
-    )
-    for kind, column, text in signs:
-        if window[column].any():
-            legend.append(element(_MARKS[kind], text, class_=kind))
+    if window["is_flip"].any():
+        legend.append(element("b", "flip", class_="flip"))
+    if window["nonfinite_mismatch"].any():
+        legend.append(element("s", "NaN or infinity on one side", class_="mismatch"))
     strips = join(*parts)
     if len(parts) > _MOST_STRIPS:
         strips = scrolling(strips, "Tokens")
@@ -333,12 +356,25 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
     folded = ""
     if size is FILE:
         title = "Figures by position"
-        titles = _BY_POSITION
-        if not header.has_tokens:
-            titles = {name: text for name, text in titles.items() if name not in _OF_TOKENS}
-        folded = fold(title, listing(pd.concat(tables), titles, title))
-    scale = element("p", join(*legend, between=" "), class_="legend")
-    return join(note, strips, scale, folded)
+        shown = [
+            "prompt",
+            "position",
+            "token",
+            "state",
+            "max_abs",
+            "max_row_ulps",
+            "kl",
+        ]
+        if header.has_tokens:
+            shown[4:4] = _OF_TOKENS
+        titles = _TITLES | {"max_row_ulps": "row ULPs"}
+        folded = fold(title, listing(pd.concat(tables), shown, title, titles))
+    return join(
+        note,
+        strips,
+        element("p", join(*legend, between=" "), class_="legend"),
+        folded,
+    )
 
 
 def _prompt(run: RunReader, number_of: int) -> Prompt:
@@ -348,11 +384,7 @@ def _prompt(run: RunReader, number_of: int) -> Prompt:
         return prompt
     tokens = rl.tokens_of(run, number_of)
     texts = join_bytes(tokens["text"].fillna("").tolist())
-    return Prompt(
-        prompt.positions,
-        tuple(tokens["token_id"]),
-        tuple(texts),
-    )
+    return Prompt(prompt.positions, tuple(tokens["token_id"]), tuple(texts))
 
 
 def _argmax(run: RunReader, token: int | None) -> str:
@@ -469,15 +501,17 @@ def _near_ties(run: RunReader, figures: DataFrame) -> Iterator[Markup]:
 def _heatmap(run: RunReader, pair: StoredPair, figures: DataFrame) -> Iterator[Markup]:
     yield element("p", prose(heatmap.sentence(run, figures)))
     grid = overview(run, pair, figures)
-    scale = [
-        element("b", "0"),
-        element("span", class_="ulps"),
-        element("b", number(grid.highest)),
-    ]
     label = "Heatmap: largest differences by position and token"
     marks = [picture(grid.levels), *grid.bands()]
     yield chart(label, grid.x, grid.y, marks, {}, 340)
-    yield element("p", grid.unit, *scale, class_="legend")
+    yield element(
+        "p",
+        grid.unit,
+        element("b", "0"),
+        element("span", class_="ulps"),
+        element("b", number(grid.highest)),
+        class_="legend",
+    )
     yield element("p", grid.note, class_="note")
 
 
@@ -493,8 +527,7 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     yield element("p", prose(sentence))
     if (rms > 0).any():
         blocks = modules.loc[is_stream, "block"]
-        step = -(-len(blocks) // 12) or 1
-        ends = {float(row): str(block) for row, block in blocks[::step].items()}
+        ends = {float(row): str(block) for row, block in every_few(blocks, 12).items()}
         x = Axis(
             "execution order; ticks: end of each layer",
             -0.5,
@@ -503,7 +536,7 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         )
         y = _log_axis("RMS difference", positive)
 
-        def path(values: np.ndarray, kind: str) -> Markup:
+        def path(values: Array, kind: str) -> Markup:
             xs = [x.at(row) for row in streams]
             ys = [y.at(value) if value > 0 else np.nan for value in values[streams]]
             return line(xs, ys, kind)
@@ -525,22 +558,20 @@ def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         legend = {"reference": "module", "stream": "residual stream"}
         if (floor > 0).any():
             legend["limit"] = "noise floor"
-        yield chart("RMS difference of every module, log scale", x, y, marks, legend)
+        yield chart(
+            "RMS difference of every module, log scale",
+            x,
+            y,
+            marks,
+            legend,
+        )
     kinds = modules["kind"].map(layers.kind_word)
     top_modules = modules.assign(kind=kinds).head(MOST_MODULES)
-    titles = {
-        "module": "module",
-        "kind": "kind",
-        "neq_share": "share that differs",
-        "rms": "RMS difference",
-        "floor_rms": "noise floor, RMS",
-        "ratio": "RMS / noise floor",
-        "max_row_ulps": "max row ULPs",
-    }
+    shown = ("module", "kind", "neq_share", "rms", "floor_rms", "ratio", "max_row_ulps")
     title = "Modules"
     if len(modules) > MOST_MODULES:
         title += f", {MOST_MODULES:,} of {len(modules):,}"
-    yield fold(title, listing(top_modules, titles, "Modules"))
+    yield fold(title, listing(top_modules, shown, "Modules"))
 
 
 def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
@@ -554,7 +585,7 @@ def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         # nothing, the first color of the scale, that of a mismatch
         levels = np.array([0, 1, LEVELS + 1], np.uint8)[states.to_numpy(int)]
         names = choices.short_names(modules)
-        named = range(0, len(states), -(-len(states) // 12))
+        named = every_few(range(len(states)), 12)
         labels = {place + 0.5: names[states.index[place]] for place in named}
         y = Axis("module", len(states), 0, labels=labels)
         end = cells["last_position"].max() + 1
@@ -565,18 +596,25 @@ def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
             step=1,
         )
         legend = {"near-tie": "near tie", "mismatch": "beyond"}
-        yield chart("Choices by layer and position", x, y, [picture(levels)], legend, 240)
+        yield chart(
+            "Choices by layer and position",
+            x,
+            y,
+            [picture(levels)],
+            legend,
+            240,
+        )
     yield element("p", prose(choices.rule(run, pair.index, modules)), class_="note")
-    titles = {
-        "module": "module",
-        "agreement_share": "agreement",
-        "choices": "choices",
-        "near_ties": "differ at near ties",
-        "beyond": "differ beyond",
-        "smallest_margin_row_ulps": "smallest margin, row ULPs",
-        "largest_flip_row_ulps": "largest margin of one that differs",
-    }
-    yield fold("By layer", listing(modules, titles, "Choices by layer"))
+    shown = (
+        "module",
+        "agreement_share",
+        "choices",
+        "near_ties",
+        "beyond",
+        "smallest_margin_row_ulps",
+        "largest_flip_row_ulps",
+    )
+    yield fold("By layer", listing(modules, shown, "Choices by layer"))
 
 
 def _continuations(
@@ -617,25 +655,18 @@ def _kv_cache(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         for row in _rows(table[table["rms"] > 0]):
             kind = f"{row.kind}s"
             title = f"layer {row.layer}, {kind}: RMS {number(row.rms)}"
-            marks.append(
-                dot(
-                    x.at(row.layer),
-                    y.at(row.rms),
-                    kind,
-                    title,
-                )
-            )
+            marks.append(dot(x.at(row.layer), y.at(row.rms), kind, title))
         legend = {"keys": "keys", "values": "values"}
-        yield chart("RMS difference of keys and values by layer", x, y, marks, legend, 220)
-    titles = {
-        "layer": "layer",
-        "kind": "kind",
-        "neq": "elements that differ",
-        "elements": "elements",
-        "rms": "RMS difference",
-        "max_row_ulps": "max row ULPs",
-    }
-    yield fold("By layer", listing(table, titles, "KV cache by layer"))
+        yield chart(
+            "RMS difference of keys and values by layer",
+            x,
+            y,
+            marks,
+            legend,
+            220,
+        )
+    shown = ("layer", "kind", "neq", "elements", "rms", "max_row_ulps")
+    yield fold("By layer", listing(table, shown, "KV cache by layer"))
 
 
 def _kernels(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
@@ -648,17 +679,22 @@ def _kernels(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         yield element("p", prose(says))
     table = table.assign(name=table["name"].map(kernels.short_name))
     differs = (table["only"] != "") | table["is_multiplied"]
-    titles = {"name": "kernel", "library": "library", "only": "only in"}
-    titles |= {f"{side}_launches": f"{side}'s launches" for side in flips.SIDES}
+    shown = ("name", "library", "only", "reference_launches", "variant_launches")
     for title, part in (("Kernels that differ", differs), ("Other kernels", ~differs)):
         if part.any():
-            yield fold(f"{title}: {int(part.sum()):,}", listing(table[part], titles, title))
+            yield fold(f"{title}: {int(part.sum()):,}", listing(table[part], shown, title))
 
 
 def _causes(explanation: Any) -> Markup:
     """Return what was found of a pair. explanation: of `core.judging`, which is above this."""
     causes = [
-        element("li", element("b", each.name), ": ", each.text) for each in explanation.causes
+        element(
+            "li",
+            element("b", each.name),
+            ": ",
+            each.text,
+        )
+        for each in explanation.causes
     ]
     lead = element("ul", *causes) if causes else element("p", "No common cause fits.")
     return join(lead, element("p", explanation.says, class_="note"))

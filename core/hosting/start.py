@@ -35,7 +35,8 @@ def check(config: Configuration, address: str | None = "127.0.0.1") -> None:
             )
         return
     password_problem = credentials.password_problem(sign_in.password) if sign_in.password else None
-    url = urlsplit(hosting.public_url)
+    url, issuer = urlsplit(hosting.public_url), urlsplit(sign_in.oidc_issuer)
+    is_private = issuer.scheme == "https" or is_loopback(issuer.hostname or "")
     names_people = bool(sign_in.header or sign_in.oidc_issuer)
     problems = {
         f"[sign_in] password {password_problem}": password_problem,
@@ -59,9 +60,7 @@ def check(config: Configuration, address: str | None = "127.0.0.1") -> None:
             sign_in.oidc_issuer
             and not (sign_in.oidc_client_id and sign_in.oidc_client_secret and hosting.public_url)
         ),
-        "[sign_in] oidc_issuer must begin with https://": (
-            sign_in.oidc_issuer and not _is_private(sign_in.oidc_issuer)
-        ),
+        "[sign_in] oidc_issuer must begin with https://": (sign_in.oidc_issuer and not is_private),
     }
     for problem, applies in problems.items():
         if applies:
@@ -78,7 +77,7 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def ways(sign_in: SignIn) -> list[str]:
+def ways(sign_in: SignIn) -> str:
     """Return the configured ways to sign in, in words."""
     settings = {
         "password": sign_in.password,
@@ -86,9 +85,5 @@ def ways(sign_in: SignIn) -> list[str]:
         f"the proxy's header {sign_in.header}": sign_in.header,
         f"OIDC at {sign_in.oidc_issuer}": sign_in.oidc_issuer,
     }
-    return [words for words, is_set in settings.items() if is_set]
-
-
-def _is_private(url: str) -> bool:
-    parts = urlsplit(url)
-    return parts.scheme == "https" or is_loopback(parts.hostname or "")
+    configured = [words for words, is_set in settings.items() if is_set]
+    return ", ".join(configured) or "none, this machine only"

@@ -44,13 +44,11 @@ def position_lanes(
     layout: Record = {"shapes": [], "annotations": []}
     named: set[str] = set()
     where = "position %{customdata[1]:,}: "
-    value = "%{text}"
-    about = f"the noise floor in {floor_dtype}"
     texts = []
     for size, ratio in drawn[["max_abs", "ratio"]].to_numpy(float).tolist():
         text = f"{number(size)} {unit}"
         if not np.isnan(ratio):
-            text += f"<br>RMS {multiple(ratio)} {about}"
+            text += f"<br>RMS {multiple(ratio)} the noise floor in {floor_dtype}"
         texts.append(text)
     drawn = drawn.assign(text=texts)
     if not is_single:
@@ -61,29 +59,52 @@ def position_lanes(
         y = _y_axis(place)
         layout[y.replace("y", "yaxis")] = {**axis, "domain": [bottom, top]}
         of_prompt = drawn[drawn["prompt"] == prompt].reset_index(drop=True)
-        for trace in _traces(of_prompt, axis["range"], where, value, quantity):
+        for trace in _traces(of_prompt, axis["range"], where, quantity):
             is_new = trace["name"] not in named
             named.add(trace["name"])
             traces.append({**trace, "yaxis": y, "showlegend": is_new})
         if not is_single:
-            name = f"{kind} {prompt}, {plural(len(of_prompt), 'position')}"
-            layout["shapes"].append(_lane(bottom, top))
-            layout["annotations"].append(_lane_name(name, top))
+            layout["shapes"].append(
+                {
+                    "type": "rect",
+                    "layer": "below",
+                    "xref": "paper",
+                    "x0": 0,
+                    "x1": 1,
+                    "yref": "paper",
+                    "y0": bottom,
+                    "y1": top,
+                    "line": {"width": 0},
+                    "fillcolor": style.QUIET,
+                    "opacity": 0.07,
+                }
+            )
+            layout["annotations"].append(
+                {
+                    "text": f"{kind} {prompt}, {plural(len(of_prompt), 'position')}",
+                    "font": {"size": 11},
+                    "showarrow": False,
+                    "xref": "paper",
+                    "x": 0,
+                    "xanchor": "left",
+                    "yref": "paper",
+                    "y": top,
+                    "yanchor": "bottom",
+                }
+            )
     # at once: plotly checks all of a layout whenever one part is added
     figure = go.Figure({"data": traces, "layout": layout})
     first = int(drawn["position"].min())
     last = int(drawn["position"].max())
     margin = 0.5 + (last - first) / 200
     figure.update_xaxes(
-        title="position",
         range=[first - margin, last + margin],
         anchor=_y_axis(len(prompts) - 1),
         dtick=1 if last - first < 8 else None,
     )
     above = 6 if is_single else _GAP
-    style.layout(figure, height + 66 + above, **style.NEAREST_CLICK)
-    legend = {"y": 1 + above / height}
-    return figure.update_layout(legend=legend, margin={"t": 28 + above})
+    style.layout(figure, height + 66 + above, "position", **style.NEAREST_CLICK)
+    return figure.update_layout(legend={"y": 1 + above / height}, margin={"t": 28 + above})
 
 
 def _y_axis(lane: int) -> str:
@@ -95,12 +116,9 @@ def _traces(
     drawn: DataFrame,
     span: list[float],
     where: str,
-    value: str,
     quantity: str,
 ) -> list[Record]:
-    """Return the traces of one prompt, the floor first, behind the others. where, value: what a
-    hover shows.
-    """
+    """Return the traces of one prompt, the floor first, behind the others. where: of hovers."""
     shown, step = cells(drawn, MOST_CELLS)
     positions = shown["position"].to_numpy(int)
     floor = shown["floor_rms"].to_numpy(float)
@@ -111,24 +129,25 @@ def _traces(
         band = np.maximum(np.nan_to_num(floor), lowest / 10)
         left = positions[0] - 0.5 * step
         right = positions[-1] + 0.5 * step
-        area: Record = {
+        area = {
+            "mode": "lines",
+            "name": "noise floor, RMS",
+            "hoverinfo": "skip",
             "x": [left, *positions, right],
             "y": [band[0], *band, band[-1]],
             "fill": "tozeroy",
             "fillcolor": _FLOOR,
             "line": {"shape": "hvh", "width": 0},
         }
-        look = {"mode": "lines", "name": "noise floor, RMS", "hoverinfo": "skip"}
-        traces.append(area | look)
+        traces.append(area)
         traces += _line(positions, rms, "RMS difference", {"width": 1, "dash": "dot"})
     largest = shown["max_abs"].to_numpy(float)
     traces += _line(positions, largest, quantity, {"width": 1.8})
-    traces[-1] |= _hover(shown, f"{where}{quantity} {value}")
+    traces[-1] |= _hover(shown, f"{where}{quantity} %{{text}}")
     has_nan = drawn["nonfinite_mismatch"].fillna(0).astype(float) > 0
-    is_flip = drawn["is_flip"].eq(True)
     marks = {
         "outlier": (drawn["is_outlier"], style.MISMATCH, "circle", 7),
-        "flip": (is_flip, style.VARIANT, "x", 9),
+        "flip": (drawn["is_flip"].eq(True), style.VARIANT, "x", 9),
         "NaN or infinity on one side": (has_nan, style.MISMATCH, "square", 9),
     }
     for name, (mask, color, symbol, size) in marks.items():
@@ -145,7 +164,7 @@ def _traces(
             "y": np.where(is_on_axis, heights, 10 ** span[1]),
             "marker": {"color": color, "symbol": symbol, "size": size},
         }
-        traces.append(mark | _hover(rows, f"{where}{name}, {value}"))
+        traces.append(mark | _hover(rows, f"{where}{name}, %{{text}}"))
     return traces
 
 
@@ -155,13 +174,12 @@ def _line(x: Array, y: Array, name: str, look: Record) -> list[Record]:
     is_lone = style.is_lone(heights)
     color = {"color": style.REFERENCE}
     common = {"name": name, "hoverinfo": "skip"}
-    marks = {"mode": "markers", "marker": {**color, "size": 6}, **common}
     traces = []
     if is_lone.any():
-        traces.append({**marks, "x": x[is_lone], "y": heights[is_lone]})
-    line = {"mode": "lines+markers", "line": color | look, "marker": _UNDRAWN, **common}
-    traces.append({**line, "x": x, "y": heights})
-    return traces
+        marks = {"x": x[is_lone], "y": heights[is_lone], "marker": {**color, "size": 6}}
+        traces.append({**common, **marks, "mode": "markers"})
+    line = {"x": x, "y": heights, "line": color | look, "marker": _UNDRAWN}
+    return [*traces, {**common, **line, "mode": "lines+markers"}]
 
 
 def _hover(rows: DataFrame, about: str) -> Record:
@@ -182,12 +200,9 @@ def _log_axis(drawn: DataFrame, most: int) -> Record:
     columns = ["max_abs"] if np.isnan(floor) else ["max_abs", "rms"]
     values = np.append(drawn[columns].to_numpy(float), floor)
     values = values[np.isfinite(values) & (values > 0)]
-    low, high = 0.1, 1.0
-    if len(values):
-        low = float(values.min())
-        high = float(values.max())
-    bottom = float(np.log10(low)) - 0.15
-    top = float(np.log10(high)) + 0.25
+    ends = [values.min(), values.max()] if len(values) else [0.1, 1.0]
+    bottom = float(np.log10(ends[0])) - 0.15
+    top = float(np.log10(ends[1])) + 0.25
     powers = np.arange(np.ceil(bottom), np.floor(top) + 1)
     axis = {**style.log_axis(values), "range": [bottom, top], "zeroline": False}
     if len(powers) < 2:
@@ -196,22 +211,7 @@ def _log_axis(drawn: DataFrame, most: int) -> Record:
         ticks = steps[(steps >= 10**bottom) & (steps <= 10**top)]
     else:
         ticks = 10.0**powers
-    return {**axis, "tickvals": ticks[:: max(1, -(-len(ticks) // most))]}
-
-
-def _lane(bottom: float, top: float) -> Record:
-    """Shade of a lane, as a shape of a layout."""
-    across = {"xref": "paper", "x0": 0, "x1": 1}
-    up = {"yref": "paper", "y0": bottom, "y1": top}
-    look = {"layer": "below", "line": {"width": 0}, "fillcolor": style.QUIET, "opacity": 0.07}
-    return {"type": "rect", **across, **up, **look}
-
-
-def _lane_name(name: str, top: float) -> Record:
-    """Name above a lane, as an annotation."""
-    across = {"xref": "paper", "x": 0, "xanchor": "left"}
-    up = {"yref": "paper", "y": top, "yanchor": "bottom"}
-    return {"text": name, "font": {"size": 11}, "showarrow": False, **across, **up}
+    return {**axis, "tickvals": style.every_few(ticks, most)}
 
 
 def selected_in_lane(prompts: Sequence[int], prompt: int, position: int) -> Record:

@@ -2,14 +2,14 @@
 the prompt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..numerics.arrays import Array, DataFrame
+from ..numerics.arrays import Array, DataFrame, Record
 from ..runs.queries.layers import RESIDUAL, first_beyond
 from ..text import on_axis, visible
 from .style import (
@@ -25,7 +25,6 @@ from .style import (
     hover,
     inert,
     layout,
-    log_axis,
     selected_line,
 )
 
@@ -49,6 +48,7 @@ _HOVER = {
 _MOST_NAMED = 20  # rows whose names fit next to a map
 _BELOW_MARK = {"margin": {"t": 46}}  # room for the selected position
 _NAMES_ALONG = 7  # modules whose names fit below a chart
+_OUTPUT_UNITS = "RMS difference, output units"
 
 
 def short_name(module: str, kind: str, block: int) -> str:
@@ -64,26 +64,26 @@ def _hover_text(measure: str, values: Array) -> str:
     return _HOVER[measure].format(hover(values, "customdata[2]"))
 
 
-def _color_scale(values: Array, measure: str) -> tuple[Array, dict]:
+def _color_scale(values: Array, measure: str) -> tuple[Array, Record]:
     """(values to color by, NaN if nothing differs; the color axis).
 
     LINEAR measures from 0, the others logarithmic.
     """
     finite = values[np.isfinite(values) & (values > 0)]
-    low = float(finite.min()) if len(finite) else 1.0
-    high = float(finite.max()) if len(finite) else 1.0
+    low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 1.0)
+    shade = gaps_at_zero(values)
     title = {"text": MEASURES[measure], "side": "right"}
-    bar: dict = {"thickness": 12, "len": 1.0, "title": title}
+    bar: Record = {"thickness": 12, "len": 1.0, "title": title}
     axis = {"colorscale": ULPS, "colorbar": bar}
     if measure == "state":
         bar |= {"tickvals": [1, 2], "ticktext": ["near tie", "beyond"]}
         near, far = REFERENCE, MISMATCH
         axis["colorscale"] = [[0, near], [0.5, near], [0.5, far], [1, far]]
-        return gaps_at_zero(values), {"cmin": 0.5, "cmax": 2.5, **axis}
+        return shade, {"cmin": 0.5, "cmax": 2.5, **axis}
     if measure in LINEAR:
         if measure == "neq_share":
             bar["tickformat"] = ".0%"
-        return gaps_at_zero(values), {"cmin": 0, "cmax": high, **axis}
+        return shade, {"cmin": 0, "cmax": high, **axis}
     top = np.log10(high) if high > 1.5 * low else np.log10(high) + 0.2
     bottom = np.log10(low)
     # rounding is midway on the scale, and far below the floor says nothing
@@ -98,8 +98,7 @@ def _color_scale(values: Array, measure: str) -> tuple[Array, dict]:
         digits = (1, 3)
     steps = [digit * 10.0**power for power in powers for digit in digits]
     bar |= {"tickvals": np.log10(steps).tolist(), "ticktext": on_axis(steps)}
-    shade = np.clip(np.log10(gaps_at_zero(values)), bottom, top)
-    return shade, {"cmin": bottom, "cmax": top, **axis}
+    return np.clip(np.log10(shade), bottom, top), {"cmin": bottom, "cmax": top, **axis}
 
 
 def _add_cells(
@@ -107,7 +106,7 @@ def _add_cells(
     values: Array,
     is_mismatch: Array,
     measure: str,
-    hover: dict,
+    hover: Record,
     **place: object,
 ) -> None:
     """Add cells in the color of their value, faint grey if equal, red if NaN or infinity is on one
@@ -193,12 +192,7 @@ def position_map(
         font={"color": FLIP, "size": 16},
     )
     label_rows = every_few([place for place, row in enumerate(rows) if row in ticks], _MOST_NAMED)
-    figure.update_xaxes(
-        title="position",
-        showgrid=False,
-        zeroline=False,
-        range=[borders[0], borders[-1]],
-    )
+    figure.update_xaxes(showgrid=False, zeroline=False, range=[borders[0], borders[-1]])
     figure.update_yaxes(
         showgrid=False,
         zeroline=False,
@@ -207,8 +201,8 @@ def position_map(
         ticktext=[inert(ticks[rows[place]]) for place in label_rows],
         tickfont={"size": 10},
     )
-    height = _map_height(len(rows))
-    return layout(figure, height, showlegend=False, **NEAREST_CLICK).update_layout(_BELOW_MARK)
+    layout(figure, _map_height(len(rows)), "position", showlegend=False, **NEAREST_CLICK)
+    return figure.update_layout(_BELOW_MARK)
 
 
 def _map_height(rows: int) -> int:
@@ -234,8 +228,8 @@ def head_maps(table: DataFrame, measure: str) -> go.Figure:
         rows = table[table["kind"] == kind]
         grid = rows.pivot(index="layer", columns="head").reindex(layers)
         values = grid[measure]
-        odd = grid["nonfinite_mismatch"]
         cells = values.to_numpy(float)
+        is_mismatch = grid["nonfinite_mismatch"].fillna(0).to_numpy(int) > 0
         # As categories: a model may keep caches in some of its layers only, and a gap would read as
         # equal.
         axes = {
@@ -252,25 +246,13 @@ def head_maps(table: DataFrame, measure: str) -> go.Figure:
                 f"layer %{{y}}, head %{{x}}: {_hover_text(measure, every)}<extra>{kind}s</extra>"
             ),
         }
-        _add_cells(figure, cells, odd.fillna(0).to_numpy(int) > 0, measure, of_cell, **axes)
-        figure.update_xaxes(
-            title="head",
-            type="category",
-            nticks=16,
-            showgrid=False,
-            zeroline=False,
-            col=column,
-        )
-    figure.update_yaxes(
-        type="category",
-        autorange="reversed",
-        nticks=24,
-        showgrid=False,
-        zeroline=False,
-    )
+        _add_cells(figure, cells, is_mismatch, measure, of_cell, **axes)
+    look: Record = {"type": "category", "showgrid": False, "zeroline": False}
+    figure.update_xaxes(nticks=16, **look)
+    figure.update_yaxes(nticks=24, autorange="reversed", **look)
+    layout(figure, _map_height(len(layers)), "head", showlegend=False)
     figure.update_yaxes(title="layer", col=1)
-    figure.update_layout(coloraxis=_color_scale(every, measure)[1])
-    return layout(figure, _map_height(len(layers)), showlegend=False).update_layout(_BELOW_MARK)
+    return figure.update_layout(_BELOW_MARK, coloraxis=_color_scale(every, measure)[1])
 
 
 def module_growth(modules: DataFrame) -> go.Figure:
@@ -280,7 +262,7 @@ def module_growth(modules: DataFrame) -> go.Figure:
     """
     figure = go.Figure()
     places = np.arange(len(modules))
-    pair = modules["rms"].to_numpy(float)
+    pair = gaps_at_zero(modules["rms"].to_numpy(float))
     floor = modules["floor_rms"].to_numpy(float)
     differs = np.flatnonzero(modules["neq"].to_numpy(int) > 0)
     first = int(differs[0]) if len(differs) else len(modules)
@@ -294,15 +276,22 @@ def module_growth(modules: DataFrame) -> go.Figure:
             layer="below",
         )
     if first > len(modules) / 12:
-        middle = {"x": (first - 1) / 2, "y": 0.5, "yref": "paper"}
-        figure.add_annotation(**middle, text="equal", showarrow=False, font={"color": QUIET})
+        figure.add_annotation(
+            x=(first - 1) / 2,
+            y=0.5,
+            yref="paper",
+            text="equal",
+            showarrow=False,
+            font={"color": QUIET},
+        )
     streams = np.flatnonzero(modules["kind"] == RESIDUAL)
     add_floor(figure, streams, floor[streams])
-    written = hover(np.concatenate([pair, floor]))
+    every = np.concatenate([pair, floor])
+    written = hover(every)
     of_floor = written.replace("%{y", "%{customdata[1]")
     figure.add_scatter(
         x=places,
-        y=gaps_at_zero(pair),
+        y=pair,
         name="other modules",
         mode="markers",
         marker={"color": REFERENCE, "size": 5, "opacity": 0.35},
@@ -315,7 +304,7 @@ def module_growth(modules: DataFrame) -> go.Figure:
     )
     figure.add_scatter(
         x=streams,
-        y=gaps_at_zero(pair)[streams],
+        y=pair[streams],
         name="residual stream",
         mode="lines+markers",
         hoverinfo="skip",
@@ -331,7 +320,7 @@ def module_growth(modules: DataFrame) -> go.Figure:
         is_left = place < len(modules) / 2
         figure.add_scatter(
             x=[place],
-            y=gaps_at_zero(pair)[[place]],
+            y=[pair[place]],
             name="first beyond noise",
             showlegend=False,
             mode="markers+text",
@@ -341,37 +330,30 @@ def module_growth(modules: DataFrame) -> go.Figure:
             hoverinfo="skip",
             marker={"color": MISMATCH, "size": 13, "symbol": "circle-open", "line": {"width": 2}},
         )
-    named = _named(modules)
+    # the first, the last and ends of layers, as many as fit
+    last = len(modules) - 1
+    room = len(modules) / _NAMES_ALONG
+    ends = every_few(streams.tolist(), _NAMES_ALONG)
+    named = sorted({0, last, *(place for place in ends if room < place < last - room)})
     figure.update_xaxes(
-        title="module in execution order, a layer at its end",
         tickvals=named,
-        ticktext=[_in_lines(names[place]) for place in named],
+        # of several lines, for a narrow tick
+        ticktext=[inert(names[place]).replace("_", "_ ").replace(" ", "<br>") for place in named],
         # turned names would take the height of a phone's chart
         tickangle=0,
         range=[-0.5, len(modules) - 0.5],
         showgrid=False,
     )
-    figure.update_yaxes(
-        title="RMS difference, output units", **log_axis(np.concatenate([pair, floor]))
+    layout(
+        figure,
+        220,
+        "module in execution order, a layer at its end",
+        _OUTPUT_UNITS,
+        every,
+        **NEAREST_CLICK,
     )
     # half of the last name needs room on the right
-    return layout(figure, 220, **NEAREST_CLICK).update_layout(margin={"r": 30})
-
-
-def _in_lines(name: str) -> str:
-    """Return a name of several lines, for a narrow tick."""
-    return inert(name).replace("_", "_ ").replace(" ", "<br>")
-
-
-def _named(modules: DataFrame) -> list[int]:
-    """Return the places of modules whose names fit on an axis: the first, the last, ends of
-    layers.
-    """
-    last = len(modules) - 1
-    room = len(modules) / _NAMES_ALONG
-    ends = np.flatnonzero(modules["kind"] == RESIDUAL).tolist()
-    ends = [place for place in every_few(ends, _NAMES_ALONG) if room < place < last - room]
-    return sorted({0, *ends, last})
+    return figure.update_layout(margin={"r": 30})
 
 
 def module_positions(along: DataFrame, selected: int) -> go.Figure:
@@ -380,14 +362,15 @@ def module_positions(along: DataFrame, selected: int) -> go.Figure:
     """
     figure = go.Figure()
     positions = along["position"].to_numpy(int)
-    rms = along["rms"].to_numpy(float)
+    rms = gaps_at_zero(along["rms"].to_numpy(float))
     floor = along["floor_rms"].to_numpy(float)
-    written = hover(np.concatenate([rms, floor]))
+    every = np.concatenate([rms, floor])
+    written = hover(every)
     of_floor = written.replace("%{y", "%{customdata[1]")
     add_floor(figure, positions, floor)
     figure.add_scatter(
         x=positions,
-        y=gaps_at_zero(rms),
+        y=rms,
         name="this pair",
         line={"color": REFERENCE, "width": 1.6},
         customdata=np.stack([positions, floor], axis=1),
@@ -396,22 +379,16 @@ def module_positions(along: DataFrame, selected: int) -> go.Figure:
         marker={"size": 4},
     )
     figure.add_shape(selected_line(selected))
-    figure.update_xaxes(title="position")
-    figure.update_yaxes(
-        title="RMS difference, output units", **log_axis(np.concatenate([rms, floor]))
-    )
-    return layout(figure, 220, **NEAREST_CLICK)
+    return layout(figure, 220, "position", _OUTPUT_UNITS, every, **NEAREST_CLICK)
 
 
 def names_of(modules: DataFrame) -> tuple[dict[int, str], dict[int, str]]:
     """(names by ordinal for the hover; short names for ticks: of all if they fit, else of the ends
     of blocks).
     """
-    rows: Sequence = list(modules.itertuples(index=False))
-    names = {row.ordinal: row.module for row in rows}
-    is_few = len(rows) <= _MOST_NAMED
-    ticks = {}
-    for row in rows:
-        if is_few or row.kind == RESIDUAL:
-            ticks[row.ordinal] = short_name(row.module, row.kind, row.block)
-    return names, ticks
+    names = dict(zip(modules["ordinal"], modules["module"], strict=True))
+    ticked = modules
+    if len(modules) > _MOST_NAMED:
+        ticked = modules[modules["kind"] == RESIDUAL]
+    about = ticked[["ordinal", "module", "kind", "block"]].to_numpy(object)
+    return names, {ordinal: short_name(*row) for ordinal, *row in about}

@@ -60,11 +60,14 @@ def near_tie_scatter(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> go.F
         bottom = y_zero * _GUTTER
     span = np.array([max(left, bottom / 2), max(right, top / 2)])
     figure = go.Figure()
-    bound = {
-        "name": "margin = 2 × difference",
-        "line": {"color": QUIET, "dash": "dash", "width": 1.5},
-    }
-    figure.add_scatter(x=span, y=2 * span, mode="lines", hoverinfo="skip", **bound)
+    figure.add_scatter(
+        x=span,
+        y=2 * span,
+        mode="lines",
+        name="margin = 2 × difference",
+        hoverinfo="skip",
+        line={"color": QUIET, "dash": "dash", "width": 1.5},
+    )
     labels = _labels(table, texts)
     hover_data = np.stack([table["prompt"], table["position"], difference, margin], axis=1)
     hover_text = (
@@ -78,13 +81,7 @@ def near_tie_scatter(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> go.F
         is_dense = count > CROWDED
         look: Record = {"opacity": 0.8}
         if is_dense:
-            _add_density(
-                figure,
-                x[mask],
-                y[mask],
-                ends,
-                color,
-            )
+            _add_density(figure, x[mask], y[mask], ends, color)
             look = {"maxdisplayed": 1, "opacity": 0}
         figure.add_scatter(
             x=x[mask],
@@ -105,20 +102,20 @@ def near_tie_scatter(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> go.F
     if x_zero is not None:
         figure.add_vrect(x0=ends[0][0], x1=left, **band)
         figure.add_annotation(
-            yref="paper",
-            y=0.94,
-            x=np.log10(ends[0][0]),
-            text="no difference",
-            **text,
+            x=np.log10(ends[0][0]), yref="paper", y=0.94, text="no difference", **text
         )
-    x_axis = log_axis(x) | {"range": np.log10(ends[0]).tolist()}
-    y_axis = log_axis(y) | {"range": np.log10(ends[1]).tolist()}
-    figure.update_xaxes(title="largest difference at the position, logits", **x_axis)
-    figure.update_yaxes(title="smaller margin of the two sides, logits", **y_axis)
-    # Room above the legend for the buttons of the figure, which would lie on it.
-    return layout(figure, 460, **NEAREST_CLICK | {"hoverdistance": 20}).update_layout(
-        margin={"t": 58},
+    layout(
+        figure,
+        460,
+        "largest difference at the position, logits",
+        "smaller margin of the two sides, logits",
+        y,
+        **NEAREST_CLICK,
     )
+    figure.update_xaxes(range=np.log10(ends[0]), **log_axis(x))
+    figure.update_yaxes(range=np.log10(ends[1]))
+    # Room above the legend for the buttons of the figure, which would lie on it.
+    return figure.update_layout(hoverdistance=20, margin={"t": 58})
 
 
 def selection_ring(table: DataFrame, prompt: int, position: int) -> tuple[Record, ...]:
@@ -163,9 +160,7 @@ def _add_density(
     """Add how many points lie in each cell of the plot, log shades; the lightest is of a single
     point.
     """
-    edges = []
-    for (low, high), cells in zip(ends, _CELLS, strict=True):
-        edges.append(np.geomspace(low, high, cells + 1))
+    edges = [np.geomspace(*end, cells + 1) for end, cells in zip(ends, _CELLS, strict=True)]
     counts, _, _ = np.histogram2d(x, y, bins=edges)
     red, green, blue = (int(color[place : place + 2], 16) for place in (1, 3, 5))
     figure.add_heatmap(
@@ -177,7 +172,7 @@ def _add_density(
             [1.0, f"rgba({red},{green},{blue},1)"],
         ],
         zmin=0,
-        zmax=max(1.0, float(np.log10(max(counts.max(), 1)))),
+        zmax=float(np.log10(max(counts.max(), 10))),
         showscale=False,
         hoverinfo="skip",
         name="density",

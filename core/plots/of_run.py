@@ -31,54 +31,45 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
     Raises:
         UsageError: no such figure, or the run has nothing to draw in it.
     """
-    return StaticFigure(_figure_of(run, name, pair, prompt))
-
-
-def _figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
     header = run.header
-    if name == "margins" and header.has_tokens:
-        return near_tie_scatter(run.positions(pair), [each.token_texts for each in header.prompts])
-    if name == "positions":
-        lines = [(each.variant, run.positions(each.index)) for each in run.pairs]
-        return runs_by_position(lines, prompt, "max_abs", f"largest difference, {header.unit}")
     figure: go.Figure | None = None
-    if name == "ulps":
-        histogram = run.histogram(pair)
-        figure = ulp_histogram(histogram, header.compute_dtype) if histogram else None
-    elif name == "modules":
-        table = modules(run, pair)
-        figure = module_growth(table) if len(table) else None
+    if name == "margins" and header.has_tokens:
+        texts = [each.token_texts for each in header.prompts]
+        figure = near_tie_scatter(run.positions(pair), texts)
+    elif name == "positions":
+        lines = [(each.variant, run.positions(each.index)) for each in run.pairs]
+        figure = runs_by_position(lines, prompt, "max_abs", f"largest difference, {header.unit}")
+    elif name == "ulps" and (histogram := run.histogram(pair)):
+        figure = ulp_histogram(histogram, header.compute_dtype)
+    elif name == "modules" and len(table := modules(run, pair)):
+        figure = module_growth(table)
     elif name == "choices" and pair in run.pairs_with_choices:
         cells = choices.cells(run, pair, prompt)
         names = choices.short_names(choices.by_module(run, pair))
-        first = choices.first_flips(run, pair).get(prompt, 0)
-        figure = position_map(cells, names, names, "state", first)
-    elif name == "noise floor":
-        figure = _noise_floor(run, pair, prompt)
+        figure = position_map(
+            cells, names, names, "state", choices.first_flips(run, pair).get(prompt, 0)
+        )
+    elif name == "noise floor" and (checks := floor_checks(run, pair)):
+        # the last check that has a floor
+        check = checks[-1]
+        floors = floor_ratios(run, pair, check)
+        if len(floors):
+            table = run.positions_of(pair, prompt)
+            figure = floor_ratio(
+                floors[floors["prompt"] == prompt],
+                check.position_ratio_allowed or None,
+                check.compute_dtype,
+                table.loc[table["is_flip"], "position"].to_numpy(int),
+            )
     elif name in _OF_ROLLOUTS and run.has_rollouts:
         draw, stored = _OF_ROLLOUTS[name]
-        table = pd.DataFrame(summary(run, stored))
-        figure = draw(table) if len(table) else None
+        if rows := summary(run, stored):
+            figure = draw(pd.DataFrame(rows))
     if figure is not None:
-        return figure
+        return StaticFigure(figure)
     missing = (
         f"run '{clean(header.name)}' has nothing to draw as '{name}'"
         if name in NAMES
         else f"no figure '{name}'"
     )
     raise UsageError(f"{missing}; figures are {', '.join(NAMES)}.")
-
-
-def _noise_floor(run: RunReader, pair: int, prompt: int) -> go.Figure | None:
-    """Return the ratios to the floor of the pair's last check that has one, None if none has."""
-    checks = floor_checks(run, pair)
-    if not checks:
-        return None
-    floors = floor_ratios(run, pair, checks[-1])
-    if floors.empty:
-        return None
-    table = run.positions_of(pair, prompt)
-    limit = checks[-1].position_ratio_allowed or None
-    flips = table.loc[table["is_flip"], "position"].to_numpy(int)
-    of_prompt = floors[floors["prompt"] == prompt]
-    return floor_ratio(of_prompt, limit, checks[-1].compute_dtype, flips)

@@ -3,9 +3,9 @@ over the modules.
 """
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 
+from ..numerics.arrays import Array, DataFrame
 from . import style
 
 # A color is a run, not a side. Okabe-Ito without vermilion, in which flips are marked.
@@ -14,10 +14,10 @@ _DASHED = {"color": style.MISMATCH, "width": 1.4, "dash": "dash"}
 
 
 def floor_ratio(
-    ratios: pd.DataFrame,
+    ratios: DataFrame,
     threshold: float | None,
     dtype: str,
-    flips: np.ndarray,
+    flips: Array,
 ) -> go.Figure:
     """Pair over floor at each position of a prompt, log axis; the floor itself as a line at 1, the
     threshold dashed, what is beyond it red. ratios: of
@@ -25,25 +25,25 @@ def floor_ratio(
     """
     figure = go.Figure()
     positions = ratios["position"].to_numpy(int)
-    ratio = ratios["ratio"].to_numpy(float)
+    ratio = style.gaps_at_zero(ratios["ratio"].to_numpy(float))
     written = style.hover(ratio)
     figure.add_scatter(
         x=positions,
-        y=style.gaps_at_zero(ratio),
+        y=ratio,
         line={"color": style.REFERENCE, "width": 1.6},
         name="RMS / noise floor",
         customdata=positions[:, None],
         hovertemplate=f"position %{{x}}: {written}x the noise floor<extra></extra>",
         **style.CLICKABLE,
     )
-    style.add_lone(figure, positions, style.gaps_at_zero(ratio), style.REFERENCE)
+    style.add_lone(figure, positions, ratio, style.REFERENCE)
     figure.add_hline(y=1, line={"color": style.QUIET, "width": 1.2, "dash": "dot"})
     if threshold is not None:
         figure.add_hline(y=threshold, line=_DASHED)
     for name, mask, marker in (
         (
             "flip",
-            np.isin(positions, flips) & (ratio > 0),
+            np.isin(positions, flips) & ~np.isnan(ratio),
             {"color": style.VARIANT, "symbol": "x", "size": 9},
         ),
         ("outlier", ratio > (threshold or np.inf), {"color": style.MISMATCH, "size": 7}),
@@ -58,16 +58,18 @@ def floor_ratio(
                 marker=marker,
                 hovertemplate=f"{name} at %{{x}}: {written}x the noise floor<extra></extra>",
             )
-    figure.update_xaxes(title="position")
-    figure.update_yaxes(
-        title=f"RMS / noise floor, {dtype}",
-        **style.log_axis(np.append(ratio, threshold or 1)),
+    return style.layout(
+        figure,
+        280,
+        "position",
+        f"RMS / noise floor, {dtype}",
+        np.append(ratio, threshold or 1),
+        **style.NEAREST_CLICK,
     )
-    return style.layout(figure, 280, **style.NEAREST_CLICK)
 
 
 def runs_by_position(
-    runs: list[tuple[str, pd.DataFrame]],
+    runs: list[tuple[str, DataFrame]],
     prompt: int,
     by: str,
     title: str,
@@ -77,21 +79,21 @@ def runs_by_position(
     """
     runs = [(name, table[table["prompt"] == prompt]) for name, table in runs]
     figure = go.Figure()
-    columns = [table[by].to_numpy(float) for _, table in runs]
-    every = np.concatenate(columns)
+    every = np.concatenate([table[by].to_numpy(float) for _, table in runs])
     written = style.hover(every)
     flips = []
     for place, ((name, table), color) in enumerate(zip(runs, RUNS, strict=False)):
         at = table["position"].to_numpy(int)
         values = style.gaps_at_zero(table[by].to_numpy(float))
         hover = f"position %{{x}}: {written}<extra>{style.inert(name)}</extra>"
-        of_run = {"name": style.inert(name), "legendgroup": str(place), "hovertemplate": hover}
         figure.add_scatter(
             x=at,
             y=values,
             mode="lines",
             line={"color": color, "width": 1.6},
-            **of_run,
+            name=style.inert(name),
+            legendgroup=str(place),
+            hovertemplate=hover,
         )
         style.add_lone(figure, at, values, color, 4)
         is_marked = table["is_flip"].to_numpy(bool) & ~np.isnan(values)
@@ -114,15 +116,13 @@ def runs_by_position(
             showlegend=at is flips[0][0],
             hovertemplate=f"flip at {hover}",
         )
-    figure.update_xaxes(title="position")
-    figure.update_yaxes(title=title, **style.log_axis(every))
-    return style.layout(figure, 320).update_layout(legend_tracegroupgap=0)
+    return style.layout(figure, 320, "position", title, every, legend_tracegroupgap=0)
 
 
 def over_modules(
     names: list[str],
-    side: np.ndarray,
-    own: np.ndarray,
+    side: Array,
+    own: Array,
     first: str | None,
 ) -> go.Figure:
     """rms error of every module of a side and of the model's own rounding, in the order in which
@@ -134,7 +134,8 @@ def over_modules(
     figure = go.Figure()
     places = np.arange(len(names))
     labels = [style.inert(name) for name in names]
-    written = style.hover(np.concatenate([side, own]))
+    every = np.concatenate([side, own])
+    written = style.hover(every)
     style.add_floor(figure, places, own, name="model in float32")
     figure.add_scatter(
         x=places,
@@ -152,26 +153,23 @@ def over_modules(
     if first in names:
         place = names.index(first)
         side_of_line = "right" if place < len(names) / 2 else "left"
-        text = {"text": labels[place], "font": {"color": style.MISMATCH}}
         figure.add_vline(
             x=place,
             line=_DASHED,
-            annotation=text,
+            annotation={"text": labels[place], "font": {"color": style.MISMATCH}},
             annotation_position=f"top {side_of_line}",
         )
     endings = [name.rpartition(".")[2] for name in names]
     blocks = [place for place, ending in enumerate(endings) if ending.isdigit()]
     blocks = style.every_few(blocks, 12)
-    figure.update_xaxes(
-        title="module in execution order (tick: end of a layer)",
-        tickvals=blocks,
-        ticktext=[endings[place] for place in blocks],
+    figure.update_xaxes(tickvals=blocks, ticktext=[endings[place] for place in blocks])
+    return style.layout(
+        figure,
+        320,
+        "module in execution order (tick: end of a layer)",
+        "RMS error vs. float64",
+        every,
     )
-    figure.update_yaxes(
-        title="RMS error vs. float64",
-        **style.log_axis(np.concatenate([side, own])),
-    )
-    return style.layout(figure, 320)
 
 
 def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
@@ -192,11 +190,9 @@ def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
             hovertemplate="%{x} ULPs: %{y:,} elements<extra></extra>",
         ),
     )
-    figure.update_xaxes(title=f"distance, ULPs of {dtype}", type="category")
+    figure.update_xaxes(type="category")
     most = float(np.log10(max(*counts, 10)))
-    figure.update_yaxes(
-        title="elements",
-        **style.log_axis(np.array([1, *counts]))
-        | {"range": [np.log10(0.5), most + 0.05 * (most + 0.3)]},
+    figure.update_yaxes(range=[np.log10(0.5), most + 0.05 * (most + 0.3)])
+    return style.layout(
+        figure, 300, f"distance, ULPs of {dtype}", "elements", np.array([1, *counts])
     )
-    return style.layout(figure, 300)

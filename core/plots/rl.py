@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from ..numerics.arrays import DataFrame
 from ..rl.figures import ICEPOP, TIS, bar_of
 from ..text import clean
-from .style import QUIET, REFERENCE, ULPS, VARIANT, inert, layout, log_axis
+from .style import QUIET, REFERENCE, ULPS, VARIANT, inert, layout
 
 
 def ratios(table: DataFrame) -> go.Figure:
@@ -26,8 +26,14 @@ def ratios(table: DataFrame) -> go.Figure:
     bins = np.arange(first, last + 1) / 16
     share = table.set_index("r")["kl"] / max(float(table["kl"].sum()), 1e-300)
     share = share.reindex(bins, fill_value=0.0)
-    line = {"color": VARIANT, "width": 2, "shape": "hvh"}
-    figure.add_scatter(x=bins, y=share, mode="lines", name="share of the KL", yaxis="y2", line=line)
+    figure.add_scatter(
+        x=bins,
+        y=share,
+        mode="lines",
+        name="share of the KL",
+        yaxis="y2",
+        line={"color": VARIANT, "width": 2, "shape": "hvh"},
+    )
     span = max(1.0, float(table["r"].abs().max()) + 0.1)
     for name, ratio in (("TIS", TIS), ("IcePop", ICEPOP[0]), ("IcePop", ICEPOP[1])):
         if abs(np.log(ratio)) < span:
@@ -36,11 +42,7 @@ def ratios(table: DataFrame) -> go.Figure:
                 line={"color": QUIET, "dash": "dash"},
                 annotation_text=name,
             )
-    figure.update_xaxes(
-        title="r = trainer - rollout, nats (8 and beyond: last bins)",
-        range=[-span, span],
-    )
-    figure.update_yaxes(title="tokens", **log_axis(table["tokens"].to_numpy(float)))
+    figure.update_xaxes(range=[-span, span])
     right = {
         "title": "share of the KL",
         "overlaying": "y",
@@ -51,7 +53,15 @@ def ratios(table: DataFrame) -> go.Figure:
         "rangemode": "tozero",
         "tickformat": ".0%",
     }
-    return layout(figure, 360, yaxis2=right, bargap=0)
+    return layout(
+        figure,
+        360,
+        "r = trainer - rollout, nats (8 and beyond: last bins)",
+        "tokens",
+        table["tokens"].to_numpy(float),
+        yaxis2=right,
+        bargap=0,
+    )
 
 
 def by_value(table: DataFrame, quantity: str) -> go.Figure:
@@ -68,9 +78,8 @@ def by_value(table: DataFrame, quantity: str) -> go.Figure:
         figure.add_bar(**values, marker={"color": REFERENCE})
     if quantity in ("turn", "rank") and len(table) <= 20:
         figure.update_xaxes(dtick=1)
-    figure.update_xaxes(title=quantity)
-    figure.update_yaxes(title="mean |r|, nats", rangemode="tozero")
-    return layout(figure, 300)
+    figure.update_yaxes(rangemode="tozero")
+    return layout(figure, 300, quantity, "mean |r|, nats")
 
 
 def steps(table: DataFrame) -> go.Figure:
@@ -89,12 +98,15 @@ def steps(table: DataFrame) -> go.Figure:
     if bar is not None:
         about = f"usual k3: {bar.span} ({bar.framework})"
         # of a log axis an annotation's place is the logarithm
-        place = {"annotation_text": about, "annotation_y": np.log10(bar.high)}
-        figure.add_hline(y=bar.high, line={"color": QUIET, "dash": "dash"}, **place)
+        figure.add_hline(
+            y=bar.high,
+            line={"color": QUIET, "dash": "dash"},
+            annotation_text=about,
+            annotation_y=np.log10(bar.high),
+        )
         values = np.append(values, bar.high)
-    figure.update_xaxes(title="step", tickformat="d")
-    figure.update_yaxes(title="nats", **log_axis(values))
-    return layout(figure, 300)
+    figure.update_xaxes(tickformat="d")
+    return layout(figure, 300, "step", "nats", values)
 
 
 def density(table: DataFrame) -> go.Figure:
@@ -109,6 +121,4 @@ def density(table: DataFrame) -> go.Figure:
         colorscale=ULPS,
         colorbar=scale,
     )
-    figure.update_xaxes(title="probability by the rollout")
-    figure.update_yaxes(title="r, nats")
-    return layout(figure, 360)
+    return layout(figure, 360, "probability by the rollout", "r, nats")

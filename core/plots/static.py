@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from ..document.charts import LEVELS, Axis, bar, dot, drawing, line, picture
 from ..markup import Markup, element
+from ..numerics.arrays import Record
 from .style import QUIET, REFERENCE, VARIANT, every_few
 
 _PLOT = {"x": 80, "y": 40, "width": 660, "height": 300, "overflow": "visible"}
@@ -24,7 +25,7 @@ class StaticFigure(go.Figure):
     # else plotly displays it without asking for the bundle below, or as HTML that needs a network
     _ipython_display_ = _repr_html_ = None
 
-    def _repr_mimebundle_(self, *args: Any, **options: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, *args: Any, **options: Any) -> Record:
         bundle = dict(super()._repr_mimebundle_(*args, **options))
         if "application/vnd.plotly.v1+json" in bundle:
             # it would be taken before the picture, and needs its script
@@ -43,7 +44,7 @@ def svg_of(figure: go.Figure) -> Markup:
     ]
     x = _axis(figure.layout.xaxis, [each["x"] for each in traces])
     y = _axis(figure.layout.yaxis, [each["y"] for each in traces] + [limits])
-    style = [_STYLE]
+    style = _STYLE
     marks = []
     left = 80
     legend = [
@@ -57,8 +58,7 @@ def svg_of(figure: go.Figure) -> Markup:
             # a list has a color for each bar
             if isinstance(own, str):
                 color = own
-        style.append(f".k{number}{{fill:{color}}}")
-        style.append(f".l{number}{{stroke:{color};stroke-width:2}}")
+        style += f".k{number}{{fill:{color}}}.l{number}{{stroke:{color};stroke-width:2}}"
         marks += _marks(trace, number, x, y)
         if name := html.unescape(trace.get("name", "")):
             legend.append(element("circle", cx=left, cy=14, r=5, class_=f"k{number}"))
@@ -69,7 +69,7 @@ def svg_of(figure: go.Figure) -> Markup:
         marks.append(line((0, 100), (height, height), "limit"))
     return element(
         "svg",
-        element("style", Markup("".join(style))),
+        element("style", Markup(style)),
         element("rect", width="100%", height="100%", class_="back"),
         drawing(x, y, marks, **_PLOT),
         *legend,
@@ -93,10 +93,7 @@ def _axis(about: Any, parts: list[Any]) -> Axis:
     low = float(values.min())
     high = float(values.max())
     if about.range:
-        low, high = about.range
-        if is_log:
-            low = 10.0**low
-            high = 10.0**high
+        low, high = (10.0**end if is_log else end for end in about.range)
     elif is_log:
         low /= 1.5
         high *= 1.5
@@ -105,7 +102,7 @@ def _axis(about: Any, parts: list[Any]) -> Axis:
     return Axis(about.title.text, low, high + (low == high), is_log, labels=labels)
 
 
-def _marks(trace: dict[str, Any], number: int, x: Axis, y: Axis) -> list[Markup]:
+def _marks(trace: Record, number: int, x: Axis, y: Axis) -> list[Markup]:
     if "z" in trace:
         cells = np.asarray(trace["z"], float)
         lowest = np.nanmin(cells)

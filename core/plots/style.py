@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 
 from ..document.charts import MISMATCH as MISMATCH
 from ..document.charts import ULPS as ULPS
+from ..document.charts import every_few as every_few
 from ..numerics.arrays import Array
 from ..text import is_written_out
 
@@ -22,11 +23,22 @@ LAYOUT = {
 }
 
 
-def layout(figure: go.Figure, height: int, **options: object) -> go.Figure:
+def layout(
+    figure: go.Figure,
+    height: int,
+    x: str | None = None,
+    y: str | None = None,
+    log: Array | None = None,
+    **options: object,
+) -> go.Figure:
+    """Lay a figure out. x, y: titles of its axes; log: values of a logarithmic y axis."""
+    scale = {} if log is None else log_axis(log)
+    # before a second axis comes by the options, which has its own title and scale
+    figure.update_yaxes(title_text=y, **scale)
     figure.update_layout(height=height, **LAYOUT, **options)
     # separators up to a million; from there on, powers of ten at every tick
     form = {"separatethousands": True, "exponentformat": "power", "minexponent": 5}
-    figure.update_xaxes(automargin=True, **form)
+    figure.update_xaxes(title_text=x, automargin=True, **form)
     figure.update_yaxes(automargin=True, **form)
     return figure
 
@@ -76,12 +88,11 @@ def add_lone(figure: go.Figure, x: Array, y: Array, colour: str, size: int = 6) 
     """
     mask = is_lone(y)
     if mask.any():
-        marker = {"color": colour, "size": size}
         figure.add_scatter(
             x=x[mask],
             y=y[mask],
             mode="markers",
-            marker=marker,
+            marker={"color": colour, "size": size},
             name="alone",
             showlegend=False,
             hoverinfo="skip",
@@ -97,12 +108,11 @@ def add_floor(
 ) -> None:
     """Draw a noise floor as a dotted line; gaps if it is 0, nothing if none was measured."""
     if not np.isnan(floor).all():
-        line = {"color": QUIET, "width": 1.6, "dash": "dot"}
         figure.add_scatter(
             x=x,
             y=gaps_at_zero(floor),
             mode="lines",
-            line=line,
+            line={"color": QUIET, "width": 1.6, "dash": "dot"},
             name=name,
             hoverinfo="skip",
             **more,
@@ -113,13 +123,16 @@ def add_floor(
 
 def selected_line(x: int) -> dict:
     """Line at what is selected, as a shape of a layout."""
-    place = {"x0": x, "x1": x, "xref": "x", "y0": 0, "y1": 1, "yref": "y domain"}
-    return {"type": "line", **place, "line": {"color": FLIP, "width": 1.5}}
-
-
-def every_few(places: list[int], most: int) -> list[int]:
-    """Return at most so many of the places, evenly spaced, from the first on."""
-    return places[:: max(1, -(-len(places) // most))]
+    return {
+        "type": "line",
+        "x0": x,
+        "x1": x,
+        "xref": "x",
+        "y0": 0,
+        "y1": 1,
+        "yref": "y domain",
+        "line": {"color": FLIP, "width": 1.5},
+    }
 
 
 def gaps_at_zero(values: Array) -> Array:

@@ -1,7 +1,5 @@
 """Write the tables of the reference that the code declares: `python -m docs.reference.generate`."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +13,7 @@ FOLDER = Path(__file__).resolve().parent
 def table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     """Return a Markdown table."""
     lines = ("| " + " | ".join(cells) + " |" for cells in (heads, *rows))
+    # an empty cell has one blank
     first, *rest = (line.replace("|  |", "| |") for line in lines)
     return "\n".join([first, "|---" * len(heads) + "|", *rest])
 
@@ -24,30 +23,30 @@ def commands(_: str) -> str:
 
     def job(text: str) -> str:
         """Return the first clause of a command's help, and links to the pages that it names."""
-        first = re.split(r"[.?:] ", text.replace("\n", " "))[0].rstrip(".")
-        pages = dict.fromkeys(re.findall(r"docs/((?:guides|explanation)/(\w+)\.md)", text))
-        return " ".join(
-            [
-                re.sub(r" \(docs/\S+\)", "", first),
-                *(f"[{name}](../{path})" for path, name in pages),
-            ],
-        )
+        flat = text.replace("\n", " ")
+        first = re.split(r"[.?:] ", flat)[0].rstrip(".")
+        words = [re.sub(r" \(docs/\S+\)", "", first)]
+        # a page that is named twice has one link
+        links = re.findall(r"docs/((?:guides|explanation)/(\w+)\.md)", text)
+        pages = dict.fromkeys(links)
+        words += [f"[{name}](../{path})" for path, name in pages]
+        return " ".join(words)
 
-    every = [app.get_command(None, name) for name in sorted(app.commands)]
-    shown = [command for command in every if not command.hidden]
-    return table(
-        ("command", "job"),
-        ((f"`{command.name}`", job(load(command.name).help)) for command in shown),
-    )
+    rows = []
+    for name in sorted(app.commands):
+        if not app.get_command(None, name).hidden:
+            rows.append((f"`{name}`", job(load(name).help)))
+    return table(("command", "job"), rows)
 
 
 def tables_of_a_run(_: str) -> str:
     from core.runs.tables.schema import TABLES
 
-    return table(
-        ("table", "content"),
-        ((f"`{name}`", one.help.partition(";")[0]) for name, one in TABLES.items()),
-    )
+    rows = []
+    for name, one in TABLES.items():
+        # what follows a semicolon is for whoever reads the table itself
+        rows.append((f"`{name}`", one.help.partition(";")[0]))
+    return table(("table", "content"), rows)
 
 
 def steps(heads: tuple[str, ...], registry: Mapping[str, Iterable[Any]], text: str) -> str:
@@ -56,61 +55,67 @@ def steps(heads: tuple[str, ...], registry: Mapping[str, Iterable[Any]], text: s
     The page has the words on each; KeyError if it has none.
     """
     old = text[text.index(f"\n| {' | '.join(heads)} |") :].partition("\n\n")[0]
-    words = {
-        name: rest.split(" | ")
-        for name, rest in re.findall(r"^\| `(\w+)[^`]*` \| (.*) \|$", old, re.M)
-    }
-    written = {
-        name: ":".join([name, *(each.syntax for each in arguments)])
-        for name, arguments in registry.items()
-    }
-    return table(
-        heads,
-        ((f"`{written[name]}`".replace("|", "\\|"), *words[name]) for name in registry),
-    )
+    lines = re.findall(r"^\| `(\w+)[^`]*` \| (.*) \|$", old, re.M)
+    words = dict(lines)
+    rows = []
+    for name, arguments in registry.items():
+        parts = [each.syntax for each in arguments]
+        written = ":".join([name, *parts])
+        # a bar would end the cell
+        step = written.replace("|", "\\|")
+        rows.append((f"`{step}`", *words[name].split(" | ")))
+    return table(heads, rows)
 
 
 def bases(text: str) -> str:
     from core.inference.paths.grammar import BASE_ARGUMENTS
 
-    return steps(("base", "what is computed", "in an engine", "refused"), BASE_ARGUMENTS, text)
+    return steps(
+        ("base", "what is computed", "in an engine", "refused"),
+        BASE_ARGUMENTS,
+        text,
+    )
 
 
 def modifiers(text: str) -> str:
     from core.inference.paths.grammar import MODIFIER_ARGUMENTS
 
-    return steps(("modifier", "what changes", "in an engine", "refused"), MODIFIER_ARGUMENTS, text)
+    return steps(
+        ("modifier", "what changes", "in an engine", "refused"),
+        MODIFIER_ARGUMENTS,
+        text,
+    )
 
 
 def routes(_: str) -> str:
     from app.routes import ROUTES
 
-    listed = [
-        (min(one.methods - {"HEAD"}), one.path, one.endpoint.__doc__)
-        for one in ROUTES
-        if "/api/" in one.path
-    ]
-    return table(
-        ("request", "what it does"),
-        ((f"`{m} {path}`", " ".join(doc.partition("\n\n")[0].split())) for m, path, doc in listed),
-    )
+    rows = []
+    for one in ROUTES:
+        if "/api/" in one.path:
+            # GET also answers HEAD
+            method = min(one.methods - {"HEAD"})
+            first = one.endpoint.__doc__.partition("\n\n")[0]
+            rows.append((f"`{method} {one.path}`", " ".join(first.split())))
+    return table(("request", "what it does"), rows)
 
 
 def metrics(_: str) -> str:
     from core.numerics.metrics import METRICS
 
-    return table(
-        ("name", "unit", "definition"),
-        ((f"`{one.name}`", one.unit, one.help) for one in METRICS),
-    )
+    rows = []
+    for one in METRICS:
+        rows.append((f"`{one.name}`", one.unit, one.help))
+    return table(("name", "unit", "definition"), rows)
 
 
 def totals(_: str) -> str:
     from core.numerics.metrics import Summary
 
-    rows = (
-        (f"`{one.name}`", one.metadata["unit"], one.metadata["help"]) for one in fields(Summary)
-    )
+    rows = []
+    for one in fields(Summary):
+        about = one.metadata
+        rows.append((f"`{one.name}`", about["unit"], about["help"]))
     return table(("name", "unit", "definition"), rows)
 
 
@@ -122,15 +127,20 @@ def checks(_: str) -> str:
     def words(text: str) -> set[str]:
         return set(re.findall("[a-z0-9]+", text.lower())) - {"of", "the"}
 
-    rows, labeled = [], set()
+    rows = []
+    labeled: set[tuple[str, str]] = set()
     for record in dict.fromkeys(check.record for check in CHECKS.values()):
         figures = labels_of(record).items()
-        told = labeled | {(key, label) for key, label in figures if words(label) <= words(key)}
-        names = [
-            f"`{key}`" if (key, label) in told else f"`{key}`: {label}" for key, label in figures
-        ]
-        same = [f"`{check.group}`: {check}" for check in CHECKS.values() if check.record is record]
+        names = []
+        for key, label in figures:
+            is_told = (key, label) in labeled or words(label) <= words(key)
+            names.append(f"`{key}`" if is_told else f"`{key}`: {label}")
+        same = []
+        for check in CHECKS.values():
+            if check.record is record:
+                same.append(f"`{check.group}`: {check}")
         rows.append(("; ".join(same), "; ".join(names)))
+        # only now: two figures of one record may share a label
         labeled |= figures
     return table(("group: check", "figures"), rows)
 
@@ -149,8 +159,10 @@ def generated(page: str, text: str) -> str:
     """Return the text of a page with its first tables as the code declares them."""
     end = 0
     for new in (make(text) for make in PAGES[page]):
-        start = text.index("\n" + new.partition("\n")[0], end) + 1
-        text = text[:start] + new + text[text.index("\n\n", start) :]
+        heads = new.partition("\n")[0]
+        start = text.index(f"\n{heads}", end) + 1
+        rest = text[text.index("\n\n", start) :]
+        text = text[:start] + new + rest
         end = start + len(new)
     return text
 
@@ -158,5 +170,8 @@ def generated(page: str, text: str) -> str:
 if __name__ == "__main__":
     for page in PAGES:
         path = FOLDER / f"{page}.md"
-        path.write_text(generated(page, path.read_text(encoding="utf-8")), encoding="utf-8")
+        path.write_text(
+            generated(page, path.read_text(encoding="utf-8")),
+            encoding="utf-8",
+        )
         sys.stdout.write(f"{path.name}\n")

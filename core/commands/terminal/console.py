@@ -11,7 +11,7 @@ from typing import Any
 from rich import progress as rich_progress
 from rich.console import Console, JustifyMethod
 from rich.markup import escape
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -124,10 +124,9 @@ def _column(key: str, values: Sequence[Any]) -> list[str]:
     if key == "noise_ratio":
         return ["" if value is None else multiple(value) for value in values]
     has_figures = any(isinstance(value, float) for value in values)
-    if has_figures and not key.endswith("share"):
-        numbers = [value for value in values if isinstance(value, int | float | None)]
-        if len(numbers) == len(values):
-            return column(numbers)
+    are_numbers = all(isinstance(value, int | float | None) for value in values)
+    if has_figures and are_numbers and not key.endswith("share"):
+        return column(values)
     return [_in_words(key, value) for value in values]
 
 
@@ -138,11 +137,11 @@ def _in_words(key: str, value: Any) -> str:
         return ", ".join(map(str, value))
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
-    if isinstance(value, float):
-        return percent(value) if key.endswith("share") else number(value)
-    if isinstance(value, int):
-        return size(value) if key.endswith("bytes") else f"{value:,}"
-    return str(value)
+    if isinstance(value, float) and key.endswith("share"):
+        return percent(value)
+    if isinstance(value, int) and key.endswith("bytes"):
+        return size(value)
+    return number(value) if isinstance(value, int | float) else str(value)
 
 
 def announce(
@@ -169,17 +168,14 @@ def steps(kind: str = "bar") -> Iterator[Progress]:
     not a terminal.
     """
     if kind == "bar" and sys.stderr.isatty():
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[amount]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
         # rich sends what is written to stdout to the bar's console: wrong if stdout is a file
         with rich_progress.Progress(
-            *columns,
+            "{task.description}",
+            BarColumn(),
+            "{task.fields[amount]}",
+            TimeElapsedColumn(),
+            "left",
+            TimeRemainingColumn(),
             console=err,
             transient=True,
             redirect_stdout=sys.stdout.isatty(),

@@ -61,6 +61,11 @@ _JSON = ("batch_classes", "row_positions")
 _EMPTY = {"modules": "", "elements": 0, "rows_tried": 1, "seconds": 0.0, "note": "", "refusal": ""}
 
 
+def title(row: OpRow) -> str:
+    """Return the name of a row's operation, with the backend of an attention."""
+    return f"{row['op']} ({row['backend']})" if row["backend"] else row["op"]
+
+
 def whole_row(**columns: Any) -> OpRow:
     """Return a row; columns that were not probed are empty."""
     names = [name for name in OP.names if name != "probe"]

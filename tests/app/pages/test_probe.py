@@ -44,7 +44,7 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store, submitted):
         "5",
         "--name=-odd",
     ]
-    assert job["prompts"].content == b'{"prompt": "one"}\n{"prompt": "two"}\n'
+    assert job["prompts"].content == b'{"text": "one"}\n{"text": "two"}\n'
     assert job["secrets"] == {"ULPSCOPE_PROBE_KEY": "sk-secret"}
     assert "sk-secret" not in job["title"]
 
