@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from core.closeness.comparison import compare_errors
 from core.closeness.operation import draws_of
@@ -63,7 +64,7 @@ def _measure(scores: _Scores, operation: Operation, name: str, seed: int) -> Non
     draws = draws_of(operation.reference, inputs, dtype)
     rivals = rivals_of(name)
 
-    def add(actual: torch.Tensor, into: dict[str, list[float]]) -> bool:
+    def add(actual: Tensor, into: dict[str, list[float]]) -> bool:
         others = [each.double() for each in (actual, expected)]
         for rival, test in rivals.items():
             into[rival].append(test.score(*others, exact))

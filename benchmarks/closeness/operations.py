@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-Function = Callable[..., torch.Tensor]
+Function = Callable[..., Tensor]
 SIZE = 128  # rows and columns
 _WIDTH, _HEADS, _EXPERTS, _BLOCK = 64, 4, 8, 32
 _LOG2_E = 1 / math.log(2)
@@ -27,59 +28,59 @@ class Operation:
     name, at full size.
     """
 
-    inputs: Callable[[torch.Generator], Sequence[torch.Tensor]]
+    inputs: Callable[[torch.Generator], Sequence[Tensor]]
     reference: Function
     sound: Mapping[str, Function]
     faults: Mapping[str, Function]
 
 
-def cast(inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+def cast(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return [each.to(dtype) if each.is_floating_point() else each for each in inputs]
 
 
 def kernel(function: Function) -> Function:
     """Return a function that computes in float32 and rounds once."""
 
-    def run(*inputs: torch.Tensor) -> torch.Tensor:
+    def run(*inputs: Tensor) -> Tensor:
         return function(*cast(inputs, torch.float32)).to(inputs[0].dtype)
 
     return run
 
 
-def _normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator)
 
 
 # matrix product
 
 
-def _matmul_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _matmul_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     weight = _normal(generator, SIZE, SIZE) / math.sqrt(SIZE)
     return _normal(generator, SIZE, SIZE), weight
 
 
-def _split_k(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _split_k(a: Tensor, b: Tensor) -> Tensor:
     parts = zip(a.split(_BLOCK, 1), b.split(_BLOCK, 0), strict=True)
     return torch.stack([left @ right for left, right in parts]).sum(0)
 
 
-def _transposed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _transposed(a: Tensor, b: Tensor) -> Tensor:
     return (b.T.contiguous() @ a.T.contiguous()).T
 
 
-def _reversed_k(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _reversed_k(a: Tensor, b: Tensor) -> Tensor:
     return a.flip(1) @ b.flip(0)
 
 
-def _dropped_tail(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _dropped_tail(a: Tensor, b: Tensor) -> Tensor:
     return a[:, :-1] @ b[:-1]
 
 
-def _scaled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _scaled(a: Tensor, b: Tensor) -> Tensor:
     return (a @ b) * 1.01
 
 
-def _stale_column(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _stale_column(a: Tensor, b: Tensor) -> Tensor:
     stale = b.clone()
     stale[:, 3] = b[:, 4]
     return a @ stale
@@ -88,15 +89,15 @@ def _stale_column(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 # softmax
 
 
-def _softmax_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _softmax_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     return (_normal(generator, SIZE, SIZE) * 3,)
 
 
-def _softmax(x: torch.Tensor) -> torch.Tensor:
+def _softmax(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
 
 
-def _online_softmax(x: torch.Tensor) -> torch.Tensor:
+def _online_softmax(x: Tensor) -> Tensor:
     largest = torch.full_like(x[..., :1], -math.inf)
     total = torch.zeros_like(largest)
     for block in x.split(_BLOCK, -1):
@@ -105,31 +106,31 @@ def _online_softmax(x: torch.Tensor) -> torch.Tensor:
     return (x - largest).exp() / total
 
 
-def _shifted_exp(x: torch.Tensor) -> torch.Tensor:
+def _shifted_exp(x: Tensor) -> Tensor:
     return (x - x.amax(-1, keepdim=True)).exp()
 
 
-def _plain_softmax(x: torch.Tensor) -> torch.Tensor:
+def _plain_softmax(x: Tensor) -> Tensor:
     powers = _shifted_exp(x)
     return powers / powers.sum(-1, keepdim=True)
 
 
-def _reciprocal_softmax(x: torch.Tensor) -> torch.Tensor:
+def _reciprocal_softmax(x: Tensor) -> Tensor:
     powers = _shifted_exp(x)
     return powers * powers.flip(-1).sum(-1, keepdim=True).reciprocal()
 
 
-def _rounded_log2_e(x: torch.Tensor) -> torch.Tensor:
+def _rounded_log2_e(x: Tensor) -> Tensor:
     powers = torch.exp2((x - x.amax(-1, keepdim=True)) * 1.4453125)
     return powers / powers.sum(-1, keepdim=True)
 
 
-def _missing_term(x: torch.Tensor) -> torch.Tensor:
+def _missing_term(x: Tensor) -> Tensor:
     powers = _shifted_exp(x)
     return powers / powers[..., :-1].sum(-1, keepdim=True)
 
 
-def _leaking_term(x: torch.Tensor) -> torch.Tensor:
+def _leaking_term(x: Tensor) -> Tensor:
     powers = _shifted_exp(x)
     return powers / (powers.sum(-1, keepdim=True) + 0.01)
 
@@ -137,75 +138,75 @@ def _leaking_term(x: torch.Tensor) -> torch.Tensor:
 # RMSNorm
 
 
-def _norm_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _norm_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     rows = _normal(generator, SIZE, SIZE) * torch.exp(_normal(generator, SIZE, 1))
     return rows, 1 + 0.1 * _normal(generator, SIZE)
 
 
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-6) -> torch.Tensor:
+def _rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-6) -> Tensor:
     return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon))
 
 
-def _norm_of_torch(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _norm_of_torch(x: Tensor, weight: Tensor) -> Tensor:
     return functional.rms_norm(x, weight.shape, weight, 1e-6)
 
 
-def _norm_in_blocks(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _norm_in_blocks(x: Tensor, weight: Tensor) -> Tensor:
     parts = torch.stack([block.pow(2).mean(-1, keepdim=True) for block in x.split(_BLOCK, -1)])
     return x / torch.sqrt(parts.mean(0) + 1e-6) * weight
 
 
-def _norm_weight_first(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _norm_weight_first(x: Tensor, weight: Tensor) -> Tensor:
     return x * (weight * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
-def _norm_without_last(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _norm_without_last(x: Tensor, weight: Tensor) -> Tensor:
     return weight * (x * torch.rsqrt(x[..., :-1].pow(2).mean(-1, keepdim=True) + 1e-6))
 
 
-def _stale_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _stale_norm(x: Tensor, weight: Tensor) -> Tensor:
     return _rms_norm(x, weight.roll(1))
 
 
 # RoPE
 
 
-def _rope_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _rope_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     return (_normal(generator, _HEADS, SIZE, _WIDTH),)
 
 
-def _table(x: torch.Tensor, base: float, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _table(x: Tensor, base: float, first: int) -> tuple[Tensor, Tensor]:
     exponents = torch.arange(0, _WIDTH, 2, dtype=torch.float64) / _WIDTH
     positions = torch.arange(first, first + x.shape[-2], dtype=torch.float64)
     angles = torch.outer(positions, base**-exponents)
     return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
-def _rope(x: torch.Tensor, base: float = 1e4, first: int = 0) -> torch.Tensor:
+def _rope(x: Tensor, base: float = 1e4, first: int = 0) -> Tensor:
     cosines, sines = (torch.cat([each, each], -1) for each in _table(x, base, first))
     half = _WIDTH // 2
     rotated = torch.cat([-x[..., half:], x[..., :half]], -1)
     return x * cosines + rotated * sines
 
 
-def _rope_by_halves(x: torch.Tensor) -> torch.Tensor:
+def _rope_by_halves(x: Tensor) -> Tensor:
     cosines, sines = _table(x, 1e4, 0)
     left, right = x.chunk(2, -1)
     return torch.cat([left * cosines - right * sines, right * cosines + left * sines], -1)
 
 
-def _rope_fused(x: torch.Tensor) -> torch.Tensor:
+def _rope_fused(x: Tensor) -> Tensor:
     cosines, sines = _table(x, 1e4, 0)
     left, right = x.chunk(2, -1)
     first = torch.addcmul(left * cosines, -right, sines)
     return torch.cat([first, torch.addcmul(right * cosines, left, sines)], -1)
 
 
-def _rope_in_float64(x: torch.Tensor) -> torch.Tensor:
+def _rope_in_float64(x: Tensor) -> Tensor:
     return _rope(x.double()).to(x.dtype)
 
 
-def _rope_without_a_pair(x: torch.Tensor) -> torch.Tensor:
+def _rope_without_a_pair(x: Tensor) -> Tensor:
     rotated = _rope(x).clone()
     rotated[..., 5] = x[..., 5]
     return rotated
@@ -214,26 +215,26 @@ def _rope_without_a_pair(x: torch.Tensor) -> torch.Tensor:
 # attention: full, in a window, with a sink
 
 
-def _attention_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _attention_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     return [_normal(generator, _HEADS, SIZE, _WIDTH) for _ in range(3)]
 
 
-def _mask(length: int, window: int | None, future: int) -> torch.Tensor:
+def _mask(length: int, window: int | None, future: int) -> Tensor:
     distances = torch.arange(length)[:, None] - torch.arange(length)
     mask = distances >= -future
     return mask if window is None else mask & (distances < window)
 
 
 def _attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     window: int | None = None,
     sink: float | None = None,
     scale: float = 0.125,
     future: int = 0,
-) -> torch.Tensor:
+) -> Tensor:
     scores = (q @ k.transpose(-1, -2)) * scale
     scores = scores.masked_fill(~_mask(q.shape[-2], window, future), -math.inf)
     if sink is None:
@@ -243,13 +244,13 @@ def _attention(
 
 
 def _online_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     window: int | None = None,
     sink: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     mask = _mask(q.shape[-2], window, 0)
     # in float32, and of a sink as one more key
     largest = torch.full_like(q[..., :1], -6e4 if sink is None else sink)
@@ -268,16 +269,16 @@ def _online_attention(
     return result / total
 
 
-def _scaled_queries(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **o: Any) -> torch.Tensor:
+def _scaled_queries(q: Tensor, k: Tensor, v: Tensor, **o: Any) -> Tensor:
     return _attention(q * 0.125, k, v, scale=1.0, **o)
 
 
-def _by_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **o: Any) -> torch.Tensor:
+def _by_head(q: Tensor, k: Tensor, v: Tensor, **o: Any) -> Tensor:
     heads = zip(q.split(1), k.split(1), v.split(1), strict=True)
     return torch.cat([_attention(*head, **o) for head in heads])
 
 
-def _stale_block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _stale_block(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     stale = k.clone()
     stale[:, 32:48] = k[:, 48:64]
     return _attention(q, stale, v)
@@ -295,85 +296,85 @@ def _attention_with(faults: Mapping[str, Function], **options: Any) -> Operation
 # SwiGLU
 
 
-def _swiglu_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _swiglu_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     return _normal(generator, SIZE, SIZE), _normal(generator, SIZE, SIZE)
 
 
-def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def _by_sigmoid(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def _by_sigmoid(gate: Tensor, up: Tensor) -> Tensor:
     return gate * torch.sigmoid(gate) * up
 
 
-def _by_exp(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def _by_exp(gate: Tensor, up: Tensor) -> Tensor:
     return gate / (1 + torch.exp(-gate)) * up
 
 
-def _product_first(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def _product_first(gate: Tensor, up: Tensor) -> Tensor:
     return (gate * up) * torch.sigmoid(gate)
 
 
-def _gelu_instead(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def _gelu_instead(gate: Tensor, up: Tensor) -> Tensor:
     return functional.gelu(gate, approximate="tanh") * up
 
 
-def _swapped_block(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def _swapped_block(gate: Tensor, up: Tensor) -> Tensor:
     swapped = _swiglu(up[:, :16], gate[:, :16])
     return torch.cat([swapped, _swiglu(gate, up)[:, 16:]], -1)
 
 
-def _clamped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def _clamped(gate: Tensor, up: Tensor) -> Tensor:
     return _swiglu(gate.clamp(max=2.0), up)
 
 
 # cross entropy
 
 
-def _loss_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _loss_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     targets = torch.randint(0, SIZE, (4 * SIZE,), generator=generator)
     return _normal(generator, 4 * SIZE, SIZE) * 2, targets
 
 
-def _at(values: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _at(values: Tensor, targets: Tensor) -> Tensor:
     return values.gather(-1, targets[:, None])[:, 0]
 
 
-def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.logsumexp(logits, -1) - _at(logits, targets)
 
 
-def _loss_of_torch(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _loss_of_torch(logits: Tensor, targets: Tensor) -> Tensor:
     return functional.cross_entropy(logits, targets, reduction="none")
 
 
-def _by_log_softmax(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _by_log_softmax(logits: Tensor, targets: Tensor) -> Tensor:
     return -_at(torch.log_softmax(logits, -1), targets)
 
 
-def _shifted_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _shifted_loss(logits: Tensor, targets: Tensor) -> Tensor:
     shifted = logits - logits.amax(-1, keepdim=True)
     return shifted.exp().sum(-1).log() - _at(shifted, targets)
 
 
-def _smoothed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _smoothed(logits: Tensor, targets: Tensor) -> Tensor:
     uniform = torch.logsumexp(logits, -1) - logits.mean(-1)
     return 0.99 * _loss(logits, targets) + 0.01 * uniform
 
 
-def _with_z_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _with_z_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return _loss(logits, targets) + 1e-2 * torch.logsumexp(logits, -1).square()
 
 
-def _cut_vocabulary(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _cut_vocabulary(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.logsumexp(logits[:, :-1], -1) - _at(logits, targets)
 
 
 # mixture of experts: the grouped product
 
 
-def _experts_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _experts_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     weights = _normal(generator, _EXPERTS, _WIDTH, SIZE) / math.sqrt(_WIDTH)
     router = _normal(generator, SIZE, _EXPERTS)
     # choices are discrete, so they are an input
@@ -382,13 +383,13 @@ def _experts_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
 
 
 def _experts(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    gates: torch.Tensor,
-    chosen: torch.Tensor,
+    x: Tensor,
+    weights: Tensor,
+    gates: Tensor,
+    chosen: Tensor,
     *,
     renormalize: bool = True,
-) -> torch.Tensor:
+) -> Tensor:
     if renormalize:
         gates = gates / gates.sum(-1, keepdim=True)
     columns = []
@@ -401,43 +402,43 @@ def _experts(
     return gates[:, :1] * columns[0] + gates[:, 1:] * columns[1]
 
 
-def _by_token(x: torch.Tensor, weights: torch.Tensor, *routed: torch.Tensor) -> torch.Tensor:
+def _by_token(x: Tensor, weights: Tensor, *routed: Tensor) -> Tensor:
     tokens = zip(x.split(1), *(each.split(1) for each in routed), strict=True)
     return torch.cat([_experts(row, weights, *rest) for row, *rest in tokens])
 
 
 def _gathered(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    gates: torch.Tensor,
-    chosen: torch.Tensor,
-) -> torch.Tensor:
+    x: Tensor,
+    weights: Tensor,
+    gates: Tensor,
+    chosen: Tensor,
+) -> Tensor:
     products = torch.einsum("td,tkdf->tkf", x, weights[chosen])
     return (products * (gates / gates.sum(-1, keepdim=True))[..., None]).sum(1)
 
 
 def _gates_last(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    gates: torch.Tensor,
-    chosen: torch.Tensor,
-) -> torch.Tensor:
+    x: Tensor,
+    weights: Tensor,
+    gates: Tensor,
+    chosen: Tensor,
+) -> Tensor:
     total = gates.sum(-1, keepdim=True)
     return _experts(x, weights, gates, chosen, renormalize=False) / total
 
 
 def _another_expert(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    gates: torch.Tensor,
-    chosen: torch.Tensor,
-) -> torch.Tensor:
+    x: Tensor,
+    weights: Tensor,
+    gates: Tensor,
+    chosen: Tensor,
+) -> Tensor:
     other = chosen.clone()
     other[7, 0] = (chosen[7, 0] + 1) % _EXPERTS
     return _experts(x, weights, gates, other)
 
 
-def _shifted_expert(x: torch.Tensor, weights: torch.Tensor, *routed: torch.Tensor) -> torch.Tensor:
+def _shifted_expert(x: Tensor, weights: Tensor, *routed: Tensor) -> Tensor:
     shifted = weights.clone()
     shifted[3] = weights[3].roll(1, 0)
     return _experts(x, shifted, *routed)
@@ -446,12 +447,12 @@ def _shifted_expert(x: torch.Tensor, weights: torch.Tensor, *routed: torch.Tenso
 # scan of a state-space model: h = a * h + x, y = c * h
 
 
-def _scan_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _scan_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     decay = torch.sigmoid(_normal(generator, SIZE, _WIDTH) + 2)
     return decay, _normal(generator, SIZE, _WIDTH), _normal(generator, SIZE, _WIDTH)
 
 
-def _scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor, lost: int = -1) -> torch.Tensor:
+def _scan(a: Tensor, x: Tensor, c: Tensor, lost: int = -1) -> Tensor:
     state, states = torch.zeros_like(x[0]), []
     for step in range(len(x)):
         state = a[step] * (state if step != lost else state * 0) + x[step]
@@ -459,7 +460,7 @@ def _scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor, lost: int = -1) -> 
     return c * torch.stack(states)
 
 
-def _chunked_scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+def _chunked_scan(a: Tensor, x: Tensor, c: Tensor) -> Tensor:
     state, chunks = torch.zeros_like(x[0]), []
     for decay, part in zip(a.split(16), x.split(16), strict=True):
         logs = decay.double().log().cumsum(0)
@@ -471,7 +472,7 @@ def _chunked_scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Te
     return c * torch.cat(chunks)
 
 
-def _parallel_scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+def _parallel_scan(a: Tensor, x: Tensor, c: Tensor) -> Tensor:
     step = 1
     while step < len(x):
         x = torch.cat([x[:step], x[step:] + a[step:] * x[:-step]])
@@ -480,7 +481,7 @@ def _parallel_scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.T
     return c * x
 
 
-def _fused_scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+def _fused_scan(a: Tensor, x: Tensor, c: Tensor) -> Tensor:
     state, outputs = torch.zeros_like(x[0]), []
     for step in range(len(x)):
         state = torch.addcmul(x[step], a[step], state)
@@ -488,11 +489,11 @@ def _fused_scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tens
     return torch.stack(outputs)
 
 
-def _other_decay(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+def _other_decay(a: Tensor, x: Tensor, c: Tensor) -> Tensor:
     return _scan(a * 0.999, x, c)
 
 
-def _without_first(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+def _without_first(a: Tensor, x: Tensor, c: Tensor) -> Tensor:
     return _scan(a, torch.cat([x[:1] * 0, x[1:]]), c)
 
 

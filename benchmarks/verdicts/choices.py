@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     DeepseekV3Config,
     DeepseekV32Config,
@@ -228,8 +229,8 @@ FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
 }
 
 
-def _faulty(fault: Fault) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    def side(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def _faulty(fault: Fault) -> Callable[[Any, Tensor], Tensor]:
+    def side(model: Any, ids: Tensor) -> Tensor:
         with fault(model):
             return model(input_ids=ids[None]).logits[0]
 

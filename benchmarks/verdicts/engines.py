@@ -15,27 +15,28 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-Engine = Callable[[Any, torch.Tensor], torch.Tensor]
+Engine = Callable[[Any, Tensor], Tensor]
 Change = Callable[[Any], AbstractContextManager[None]]
-CacheChange = Callable[[Any, torch.Tensor, Any, int], None]  # model, ids, cache, tokens in it
+CacheChange = Callable[[Any, Tensor, Any, int], None]  # model, ids, cache, tokens in it
 PREFIX = 16  # tokens that an earlier call computed
 # a block of the cache fits into the smallest window
 BLOCK = 4
 
 
-def prefill(model: Any, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+def prefill(model: Any, ids: Tensor, **arguments: Any) -> Tensor:
     """One plain forward. [positions] -> [positions, vocab]"""
-    logits: torch.Tensor = model(input_ids=ids[None], use_cache=False, **arguments).logits
+    logits: Tensor = model(input_ids=ids[None], use_cache=False, **arguments).logits
     return logits[0]
 
 
 def in_16_bits_only(engine: Engine) -> Engine:
     """The engine where the model is in 16 bits, a plain forward in float32 and float64."""
 
-    def run(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def run(model: Any, ids: Tensor) -> Tensor:
         is_16_bits = model.dtype.itemsize == 2
         return engine(model, ids) if is_16_bits else prefill(model, ids)
 
@@ -44,11 +45,11 @@ def in_16_bits_only(engine: Engine) -> Engine:
 
 def walk(
     model: Any,
-    ids: torch.Tensor,
+    ids: Tensor,
     stops: Sequence[int],
     on_stop: Callable[[Any, int], None] = lambda *_: None,
-    positions: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> torch.Tensor:
+    positions: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Forwards that end before each of `stops` and before the end; `on_stop`(cache, stop) is called
     after each. -> [positions, vocab]
 
@@ -76,14 +77,14 @@ def walk(
     return torch.cat(parts)
 
 
-def cache_of(model: Any, ids: torch.Tensor) -> Any:
+def cache_of(model: Any, ids: Tensor) -> Any:
     """What a forward of these tokens leaves behind."""
     cache = DynamicCache(config=model.config)
     model(input_ids=ids[None], past_key_values=cache, use_cache=True)
     return cache
 
 
-def other_tokens(ids: torch.Tensor) -> torch.Tensor:
+def other_tokens(ids: Tensor) -> Tensor:
     """Another prompt of the same length."""
     return ids.flip(0)
 
@@ -123,7 +124,7 @@ def cached(
     each of them.
     """
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(model: Any, ids: Tensor) -> Tensor:
         def apply_changes(cache: Any, at: int) -> None:
             for change in changes:
                 change(model, ids, cache, at)
@@ -139,12 +140,12 @@ def cached(
 
 
 def rewriting(
-    change: Callable[[torch.Tensor], torch.Tensor],
+    change: Callable[[Tensor], Tensor],
     layer: int | None = None,
 ) -> CacheChange:
     """Keys and values, of all layers or of one, are change(keys or values)."""
 
-    def change_cache(_: Any, __: torch.Tensor, cache: Any, ___: int) -> None:
+    def change_cache(_: Any, __: Tensor, cache: Any, ___: int) -> None:
         for each in cache.layers if layer is None else [cache.layers[layer]]:
             each.keys, each.values = change(each.keys), change(each.values)
 
@@ -152,7 +153,7 @@ def rewriting(
 
 
 def left_by(
-    other: Callable[[Any, torch.Tensor], Any],
+    other: Callable[[Any, Tensor], Any],
     stop: int,
     slots: slice | int,
     share: float = 1.0,
@@ -161,7 +162,7 @@ def left_by(
     holds there.
     """
 
-    def change(model: Any, ids: torch.Tensor, cache: Any, at: int) -> None:
+    def change(model: Any, ids: Tensor, cache: Any, at: int) -> None:
         if at != stop:
             return
         for layer, stale in zip(cache.layers, other(model, ids).layers, strict=True):
@@ -171,7 +172,7 @@ def left_by(
     return change
 
 
-def interpolate(values: torch.Tensor, towards: torch.Tensor, share: float) -> torch.Tensor:
+def interpolate(values: Tensor, towards: Tensor, share: float) -> Tensor:
     """Values, a share of the way on to others."""
     if share == 1:
         return towards
@@ -184,7 +185,7 @@ def interpolate(values: torch.Tensor, towards: torch.Tensor, share: float) -> to
 def alter(change: Change, engine: Engine = prefill) -> Engine:
     """The engine on the changed model."""
 
-    def run(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def run(model: Any, ids: Tensor) -> Tensor:
         with change(model):
             return engine(model, ids)
 
@@ -291,7 +292,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, original)
 
 
-def round_to_bits(values: torch.Tensor, bits: int) -> torch.Tensor:
+def round_to_bits(values: Tensor, bits: int) -> Tensor:
     """Values rounded to `bits` bits of mantissa after the leading one. Same shape and dtype."""
     mantissa, exponent = torch.frexp(values)
     return torch.ldexp((mantissa * 2.0 ** (bits + 1)).round() * 2.0 ** -(bits + 1), exponent).to(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.verdicts.engines import (
@@ -51,7 +52,7 @@ START = 21  # inside a block of 8 and of 16
 # Undeclared precisions.
 
 
-def _linear(module: Any, x: torch.Tensor, columns: slice = slice(None)) -> torch.Tensor:
+def _linear(module: Any, x: Tensor, columns: slice = slice(None)) -> Tensor:
     """The product of a linear map without its bias, over some input features. transformers' Conv1D
     is [in, out].
     """
@@ -72,7 +73,7 @@ def _last_maps(model: Any, *, attention: bool = True, mlp: bool = True) -> list[
 def partial_sums(dtype: torch.dtype) -> Change:
     """Two ranks exchange their partial sums of attention and MLP in this dtype."""
 
-    def change(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+    def change(module: Any, arguments: Any, output: Tensor) -> Tensor:
         half = arguments[0].shape[-1] // 2
         ranks = [
             _linear(module, arguments[0], part).to(dtype)
@@ -84,23 +85,23 @@ def partial_sums(dtype: torch.dtype) -> Change:
     return hooking(_last_maps, change)
 
 
-def inputs(change: Callable[[torch.Tensor], torch.Tensor], **parts: bool) -> Change:
+def inputs(change: Callable[[Tensor], Tensor], **parts: bool) -> Change:
     """The inputs of one kind of linear map, in every block, are change(inputs)."""
 
-    def hook(module: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
+    def hook(module: Any, arguments: Any, _: Tensor) -> Tensor:
         total = _linear(module, change(arguments[0]))
         return total if module.bias is None else total + module.bias
 
     return hooking(lambda model: _last_maps(model, **parts), hook)
 
 
-def fp8_by_token(x: torch.Tensor) -> torch.Tensor:
+def fp8_by_token(x: Tensor) -> Tensor:
     """float8 (e4m3) with a scale for each token."""
     scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448
     return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
 
 
-def scaled_and_back(x: torch.Tensor) -> torch.Tensor:
+def scaled_and_back(x: Tensor) -> Tensor:
     """Each feature divided by a scale of its own and multiplied by it, as smoothed activations
     are.
     """
@@ -108,7 +109,7 @@ def scaled_and_back(x: torch.Tensor) -> torch.Tensor:
     return x / scale * scale
 
 
-def _truncated(x: torch.Tensor) -> torch.Tensor:
+def _truncated(x: Tensor) -> Tensor:
     """To TF32's 10 bits of mantissa, by dropping the others."""
     mantissa, exponent = torch.frexp(x)
     return torch.ldexp((mantissa * 2.0**11).trunc() * 2.0**-11, exponent).to(x.dtype)
@@ -135,7 +136,7 @@ class _InParts(TorchDispatchMode):
         return total if addend is None else total + addend
 
 
-def _in_three_parts(x: torch.Tensor) -> list[torch.Tensor]:
+def _in_three_parts(x: Tensor) -> list[Tensor]:
     """Three bfloat16 numbers whose sum is the float32 one, the smallest first, as cuBLAS's BF16x9
     has it.
     """
@@ -151,7 +152,7 @@ def int8(*dims: int) -> CacheChange:
     tokens, head_dim].
     """
 
-    def round_trip(values: torch.Tensor) -> torch.Tensor:
+    def round_trip(values: Tensor) -> Tensor:
         new = values[:, :, -8:]
         scale = new.abs().amax(dims, keepdim=True).clamp_min(1e-8) / 127
         return torch.cat([values[:, :, :-8], (new / scale).round() * scale], dim=2)
@@ -170,10 +171,10 @@ half_a_block_overwritten = overwriting(
 # One column of the vocabulary, and places inside a block.
 
 
-def of_column(change: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
+def of_column(change: Callable[[Tensor], Tensor]) -> Engine:
     """The logits of one token are change(logits [positions, vocab])."""
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(model: Any, ids: Tensor) -> Tensor:
         logits = prefill(model, ids).clone()
         logits[:, TOKEN] = change(logits)
         return logits
@@ -181,7 +182,7 @@ def of_column(change: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
     return engine
 
 
-def _by_tiles(head: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
+def _by_tiles(head: Any, arguments: Any, _: Tensor) -> Tensor:
     """The head multiplies 16 columns at a time."""
     return torch.cat(
         [torch.nn.functional.linear(arguments[0], rows) for rows in head.weight.split(16)],
@@ -192,7 +193,7 @@ def _by_tiles(head: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
 def rows_late(start: int, stop: int | None = None) -> Change:
     """A block's output at some positions is that of the position before."""
 
-    def change(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+    def change(_: Any, __: Any, output: Tensor) -> Tensor:
         late = output.clone()
         late[:, start:stop] = output.roll(1, 1)[:, start:stop]
         return late

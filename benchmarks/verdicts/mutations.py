@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.verdicts.engines import (
     BLOCK,
@@ -119,7 +120,7 @@ class Mutation:
     base: Callable[[PromptBatch, Emit], None] | None = None
     path: str = ""
     reference: str | Engine = "prefill"
-    sample: Callable[[torch.Tensor], Sequence[int]] | None = field(default=None, repr=False)
+    sample: Callable[[Tensor], Sequence[int]] | None = field(default=None, repr=False)
     is_precision: bool = False
     is_undeclared: bool = False
     says: str = ""
@@ -160,28 +161,28 @@ def first_norm(layer: Any) -> Any:
 # The cache.
 
 
-def positions_off_by_one_after_the_prefix(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def positions_off_by_one_after_the_prefix(model: Any, ids: Tensor) -> Tensor:
     """Tokens after the reused prefix believe to stand one further right."""
     return walk(model, ids, [PREFIX], positions=lambda places: places + (places[0] > 0))
 
 
-def overwriting(other: Callable[[Any, torch.Tensor], Any], stop: int, slots: Slots) -> Engine:
+def overwriting(other: Callable[[Any, Tensor], Any], stop: int, slots: Slots) -> Engine:
     """Some slots hold the keys and values that `other` left in them."""
     return cached([stop], left_by(other, stop, slots))
 
 
-def another_prompt(model: Any, ids: torch.Tensor) -> Any:
+def another_prompt(model: Any, ids: Tensor) -> Any:
     return cache_of(model, other_tokens(ids)[:PREFIX])
 
 
-def _rejected_draft(model: Any, ids: torch.Tensor) -> Any:
+def _rejected_draft(model: Any, ids: Tensor) -> Any:
     """The prompt's own prefix, then two tokens of a draft that was rejected."""
     return cache_of(model, torch.cat([ids[:PREFIX], other_tokens(ids)[:2]]))
 
 
-def neighbours_block_at_one_position(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def neighbours_block_at_one_position(model: Any, ids: Tensor) -> Tensor:
     """For the length of one token, a block's slots are those of another request."""
-    own: list[tuple[torch.Tensor, torch.Tensor]] = []
+    own: list[tuple[Tensor, Tensor]] = []
 
     def change(cache: Any, at: int) -> None:
         if at == PREFIX:
@@ -201,12 +202,12 @@ def neighbours_block_at_one_position(model: Any, ids: torch.Tensor) -> torch.Ten
     return walk(model, ids, [PREFIX, PREFIX + 1], change)
 
 
-def _block_table_shifted(slots: torch.Tensor) -> torch.Tensor:
+def _block_table_shifted(slots: Tensor) -> Tensor:
     """The first block is lost, the last is read twice."""
     return torch.cat([slots[:, :, BLOCK:], slots[:, :, -BLOCK:]], dim=2)
 
 
-def _last_block_one_slot_late(slots: torch.Tensor) -> torch.Tensor:
+def _last_block_one_slot_late(slots: Tensor) -> Tensor:
     """Each token of the last block was written one slot on: its first slot is empty, its last token
     is lost.
     """
@@ -215,13 +216,13 @@ def _last_block_one_slot_late(slots: torch.Tensor) -> torch.Tensor:
     return late
 
 
-def trimmed_one_short(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def trimmed_one_short(model: Any, ids: Tensor) -> Tensor:
     """The cache keeps one token more than the block boundary says, so that token is seen twice."""
     last_twice = rewriting(lambda slots: torch.cat([slots, slots[:, :, -1:]], dim=2))
     return walk(model, ids, [PREFIX], partial(last_twice, model, ids), lambda places: places)
 
 
-def _one_layer_not_updated(_: Any, __: torch.Tensor, cache: Any, ___: int) -> None:
+def _one_layer_not_updated(_: Any, __: Tensor, cache: Any, ___: int) -> None:
     """One layer's slot of the newest token was never written."""
     cache.layers[1].keys[:, :, -1] = cache.layers[1].values[:, :, -1] = 0
 
@@ -229,30 +230,30 @@ def _one_layer_not_updated(_: Any, __: torch.Tensor, cache: Any, ___: int) -> No
 def scaled_value(factor: float, slots: Slots = -3) -> Engine:
     """Cached values of one head of one layer are scaled; by default those of one token."""
 
-    def change(_: Any, __: torch.Tensor, cache: Any, ___: int) -> None:
+    def change(_: Any, __: Tensor, cache: Any, ___: int) -> None:
         cache.layers[0].values[:, 0, slots] *= factor
 
     return cached([PREFIX], change)
 
 
 def round_cache(
-    round_trip: Callable[[torch.Tensor], torch.Tensor],
+    round_trip: Callable[[Tensor], Tensor],
     layer: int | None = None,
 ) -> Engine:
     """The cache, of all layers or of one, is kept in fewer bits than the model computes in."""
     return cached(8, rewriting(round_trip, layer))
 
 
-def fp8(values: torch.Tensor) -> torch.Tensor:
+def fp8(values: Tensor) -> Tensor:
     return values.to(torch.float8_e4m3fn).to(values.dtype)
 
 
-def _int8(values: torch.Tensor) -> torch.Tensor:
+def _int8(values: Tensor) -> Tensor:
     scale = values.abs().amax(-1, keepdim=True).clamp_min(1e-8) / 127
     return (values / scale).round() * scale
 
 
-def racing_slot(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def racing_slot(model: Any, ids: Tensor) -> Tensor:
     """A slot is read before it is written, at another token each time."""
     return overwriting(another_prompt, PREFIX, random.randrange(-BLOCK, 0))(model, ids)
 
@@ -300,12 +301,12 @@ def _other_kinds(model: Any) -> Any:
     return [(model.config, "layer_types", kinds[1:] + kinds[:1])]
 
 
-def _left_padded(model: Any, ids: torch.Tensor, **arguments: torch.Tensor) -> torch.Tensor:
+def _left_padded(model: Any, ids: Tensor, **arguments: Tensor) -> Tensor:
     # the first five rows are those of the padding
     return prefill(model, torch.nn.functional.pad(ids, (5, 0)), **arguments)[5:]
 
 
-def left_padding_unmasked(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def left_padding_unmasked(model: Any, ids: Tensor) -> Tensor:
     """Padding before the prompt is attended to; positions are right.
 
     A mask of ones is given, because without any transformers reads positions that begin anew as
@@ -320,7 +321,7 @@ def left_padding_unmasked(model: Any, ids: torch.Tensor) -> torch.Tensor:
     )
 
 
-def left_padding_without_positions(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def left_padding_without_positions(model: Any, ids: Tensor) -> Tensor:
     """Padding before the prompt is masked, positions are counted from it: no matter under rotary
     positions.
     """
@@ -329,7 +330,7 @@ def left_padding_without_positions(model: Any, ids: torch.Tensor) -> torch.Tenso
     return _left_padded(model, ids, attention_mask=mask)
 
 
-def all_positions_shifted_by_one(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def all_positions_shifted_by_one(model: Any, ids: Tensor) -> Tensor:
     """Every token believes to stand one further right: no matter under rotary positions."""
     return prefill(model, ids, position_ids=torch.arange(1, len(ids) + 1, device=ids.device)[None])
 
@@ -356,23 +357,23 @@ def _leaky(batch: PromptBatch, emit: Emit) -> None:
 
 def in_a_batch(
     model: Any,
-    ids: torch.Tensor,
+    ids: Tensor,
     row: int = 0,
-    other: torch.Tensor | None = None,
-) -> torch.Tensor:
+    other: Tensor | None = None,
+) -> Tensor:
     """Logits of one row of two prompts in a batch, of which the second is `other` or another
     request's.
     """
     rows = torch.stack([ids, other_tokens(ids) if other is None else other])
-    logits: torch.Tensor = model(input_ids=rows, use_cache=False).logits
+    logits: Tensor = model(input_ids=rows, use_cache=False).logits
     return logits[row]
 
 
-def _with_padding(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def _with_padding(model: Any, ids: Tensor) -> Tensor:
     return in_a_batch(model, ids, other=torch.zeros_like(ids))
 
 
-def _nan_through_a_maximum(_: Any, __: Any, hidden: torch.Tensor) -> torch.Tensor:
+def _nan_through_a_maximum(_: Any, __: Any, hidden: Tensor) -> Tensor:
     """A row of padding is NaN, as a softmax over nothing is, and all rows are scaled by the batch's
     largest value.
     """
@@ -395,7 +396,7 @@ def head_of(model: Any) -> Any:
     return [model.get_output_embeddings()]
 
 
-def _head_in_bfloat16(head: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+def _head_in_bfloat16(head: Any, arguments: Any, output: Tensor) -> Tensor:
     """The last product is computed in bfloat16, and its result widened."""
     return torch.nn.functional.linear(arguments[0].bfloat16(), head.weight.bfloat16()).to(
         output.dtype,
@@ -423,7 +424,7 @@ def _attending_with(options_of: Callable[[Any], dict[str, Any]]) -> Engine:
 attention_scaled_by_head_dim = _attending_with(lambda query: {"scaling": 1 / query.shape[-1]})
 
 
-def _rotating(change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Change:
+def _rotating(change: Callable[[Any, Tensor], Tensor]) -> Change:
     """The rotary frequencies are change(model, frequencies)."""
 
     def values(model: Any) -> Any:
@@ -436,13 +437,13 @@ def _rotating(change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Change:
 _halved = _rotating(lambda _, frequencies: frequencies / 2)
 
 
-def _of_another_base(_: Any, frequencies: torch.Tensor) -> torch.Tensor:
+def _of_another_base(_: Any, frequencies: Tensor) -> Tensor:
     """The base of the rotation is 1 % larger than the checkpoint says."""
     places = torch.arange(len(frequencies), dtype=torch.float64, device=frequencies.device)
     return frequencies * 1.01 ** -(places / len(frequencies))
 
 
-def _by_parts(model: Any, frequencies: torch.Tensor) -> torch.Tensor:
+def _by_parts(model: Any, frequencies: Tensor) -> Tensor:
     """Low frequencies are divided by 8 as in Llama 3.1, high ones stay; the checkpoint says nothing
     of it.
     """
@@ -453,7 +454,7 @@ def _by_parts(model: Any, frequencies: torch.Tensor) -> torch.Tensor:
     return frequencies * (share + (1 - share) / 8)
 
 
-def rotary_scaled_beyond_a_length(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def rotary_scaled_beyond_a_length(model: Any, ids: Tensor) -> Tensor:
     """From a length on frequencies are halved, for keys that were cached before too late."""
     with ExitStack() as stack:
 
@@ -504,10 +505,10 @@ def activated(module: torch.nn.Module) -> Change:
     return replacing(places)
 
 
-def _head_of(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> Engine:
+def _head_of(change: Callable[[Any, Tensor, Tensor], Tensor]) -> Engine:
     """The head's weights are change(model, weights, ids)."""
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(model: Any, ids: Tensor) -> Tensor:
         head = model.get_output_embeddings()
         weight = torch.nn.Parameter(
             change(model, head.weight, ids).to(head.weight),
@@ -519,7 +520,7 @@ def _head_of(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) 
     return engine
 
 
-def _untied(model: Any, weight: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+def _untied(model: Any, weight: Tensor, _: Tensor) -> Tensor:
     """The head, which the checkpoint ties to the embedding, keeps what it was initialised with."""
     values = torch.randn(
         weight.shape,
@@ -529,7 +530,7 @@ def _untied(model: Any, weight: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return values.to(weight.device) * model.config.initializer_range
 
 
-def _one_row_stale(_: Any, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def _one_row_stale(_: Any, weight: Tensor, ids: Tensor) -> Tensor:
     """The head is a copy from before one token's embedding was changed by a fortieth."""
     stale = weight.clone()
     stale[ids[len(ids) // 2]] *= 1.025
@@ -539,7 +540,7 @@ def _one_row_stale(_: Any, weight: torch.Tensor, ids: torch.Tensor) -> torch.Ten
 # Experts.
 
 
-def _routed(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Engine:
+def _routed(change: Callable[[Tensor, Tensor], Tensor]) -> Engine:
     """change(router's logits [tokens, experts], weights of the chosen [tokens, chosen]) ->
     weights.
     """
@@ -557,36 +558,36 @@ def _routed(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Eng
     return alter(routing)
 
 
-def _without_renormalisation(logits: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _without_renormalisation(logits: Tensor, weights: Tensor) -> Tensor:
     top = logits.softmax(-1).topk(weights.shape[-1], dim=-1).values
     return weights * top.sum(-1, keepdim=True).to(weights.dtype)
 
 
-def _one_token_dropped(_: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _one_token_dropped(_: Tensor, weights: Tensor) -> Tensor:
     return torch.cat([weights[:20], torch.zeros_like(weights[20:21]), weights[21:]])
 
 
-def _second_expert_lost(_: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _second_expert_lost(_: Tensor, weights: Tensor) -> Tensor:
     return torch.cat([weights[:, :1], torch.zeros_like(weights[:, 1:])], dim=-1)
 
 
 # The output.
 
 
-def logits_of_the_previous_step(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def logits_of_the_previous_step(model: Any, ids: Tensor) -> Tensor:
     """Each position returns what the one before computed."""
     logits = prefill(model, ids)
     return torch.cat([logits[:1], logits[:-1]])
 
 
-def truncated_to_the_top_20(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def truncated_to_the_top_20(model: Any, ids: Tensor) -> Tensor:
     """The dump keeps the 20 largest logits."""
     logits = prefill(model, ids)
     least = logits.topk(20, dim=-1).values[:, -1:]
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-def _at_temperature_1(logits: torch.Tensor) -> Sequence[int]:
+def _at_temperature_1(logits: Tensor) -> Sequence[int]:
     generator = torch.Generator().manual_seed(0)
     sampled: list[int] = torch.multinomial(
         logits.float().cpu().softmax(-1),

@@ -15,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.verdicts.engines import (
     PREFIX,
@@ -98,7 +99,7 @@ def with_weights(format: Rounding, inner: Engine = prefill) -> Engine:
     return alter(lambda model: _weights(model, format), inner)
 
 
-def _e5m2(values: torch.Tensor) -> torch.Tensor:
+def _e5m2(values: Tensor) -> Tensor:
     narrow = values.float().cpu().numpy().astype(ml_dtypes.float8_e5m2)
     return torch.from_numpy(narrow.astype(np.float32)).to(values)
 
@@ -107,7 +108,7 @@ def _e5m2(values: torch.Tensor) -> torch.Tensor:
 _eager = replacing(lambda model: [(model.config, "_attn_implementation", "eager")])
 
 
-def logits_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def logits_in_bfloat16(model: Any, ids: Tensor) -> Tensor:
     """What the model computed is sent in bfloat16."""
     return prefill(model, ids).bfloat16().float()
 
@@ -118,7 +119,7 @@ def _in_bfloat16(inner: Engine) -> Engine:
     suspected`, model.rotary_emb).
     """
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(model: Any, ids: Tensor) -> Tensor:
         own = copy.deepcopy(model)
         for parameter in own.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)

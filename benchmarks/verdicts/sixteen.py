@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.verdicts.engines import (
     PREFIX,
@@ -85,13 +86,13 @@ Share = Callable[[float], Engine]
 def _towards(
     modules: Callable[[Any], Any],
     index: Any,
-    other: Callable[[Any, Any], torch.Tensor],
+    other: Callable[[Any, Any], Tensor],
     inner: Engine = prefill,
 ) -> Share:
     """Part of a module's output is moved by a share of the way to other(output, input)."""
 
     def of_share(share: float) -> Engine:
-        def change(_: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+        def change(_: Any, arguments: Any, output: Tensor) -> Tensor:
             result = output.clone()
             result[index] = interpolate(output[index], other(output, arguments[0]), share)
             return result
@@ -105,7 +106,7 @@ def _norm(model: Any) -> list[Any]:
     return [first_norm(layers(model)[1])]
 
 
-def _two_tokens_swapped(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def _two_tokens_swapped(output: Tensor, tokens: Tensor) -> Tensor:
     """The embeddings of the first two different tokens of the prompt are swapped."""
     first, second = tokens[0].unique()[:2]
     swapped = output.clone()
@@ -129,14 +130,14 @@ def attention_reads_ahead(share: float) -> Engine:
     return alter(attending(change))
 
 
-def _of_another_step(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+def _of_another_step(output: Tensor, _: Tensor) -> Tensor:
     """The output of a norm whose weights are a tenth off, each by its own share."""
     generator = torch.Generator().manual_seed(0)
     moves = torch.randn(output.shape[-1], generator=generator).to(output)
     return output * (1 + 0.1 * moves)
 
 
-def _softmax_by_exp2(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> torch.Tensor:
+def _softmax_by_exp2(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Tensor:
     """Softmax in powers of two, whose log2(e) is rounded to bfloat16."""
     log2e = float(torch.tensor(math.log2(math.e), dtype=torch.bfloat16))
     scores = (query.float() @ key.float().transpose(2, 3) * (scaling * log2e)).masked_fill(
@@ -159,7 +160,7 @@ class SigmoidTable(torch.nn.Module):
         super().__init__()
         self._step = 16 / entries
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         places = (x.float() / self._step).round() * self._step
         return (x.float() * places.clamp(-8, 8).sigmoid()).to(x.dtype)
 

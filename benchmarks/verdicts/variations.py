@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.verdicts.engines import (
@@ -44,14 +45,14 @@ def _same(
 def reordering(seed: int) -> Engine:
     """Every linear map sums in an order drawn from the seed."""
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(model: Any, ids: Tensor) -> Tensor:
         with reorder(model, seed):
             return prefill(model, ids)
 
     return engine
 
 
-def in_float64(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def in_float64(model: Any, ids: Tensor) -> Tensor:
     """The same weights, computed in float64 and rounded once at the end."""
     with torch.inference_mode(False), torch.no_grad():
         wide = copy.deepcopy(model).double()
@@ -81,13 +82,13 @@ class _Halves(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def in_two_halves(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def in_two_halves(model: Any, ids: Tensor) -> Tensor:
     """Tensor parallelism over two ranks, or split K."""
     with _Halves():
         return prefill(model, ids)
 
 
-def without_groups(change: Callable[..., torch.Tensor]) -> Engine:
+def without_groups(change: Callable[..., Tensor]) -> Engine:
     """Attention is change(query, keys and values of each query head, mask, scaling), but where
     scores are capped.
     """
@@ -105,7 +106,7 @@ def without_groups(change: Callable[..., torch.Tensor]) -> Engine:
     return alter(attending(attend))
 
 
-def _in_parts(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> torch.Tensor:
+def _in_parts(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Tensor:
     """Keys in parts of 7, each with its own softmax, put together by their sums: flash decoding."""
     scores = (query.float() @ key.float().transpose(2, 3) * scaling).masked_fill(~mask, -torch.inf)
     largest = scores.amax(-1, keepdim=True)
@@ -117,7 +118,7 @@ def _in_parts(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> to
     return output / total
 
 
-def _rounded_scores(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> torch.Tensor:
+def _rounded_scores(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Tensor:
     """Scores and weights are rounded to the dtype of the model, as an unfused kernel does."""
     scores = (query @ key.transpose(2, 3) * scaling).masked_fill(~mask, -torch.inf)
     return scores.softmax(-1) @ value
@@ -126,27 +127,27 @@ def _rounded_scores(query: Any, key: Any, value: Any, mask: Any, scaling: float)
 scores_rounded = without_groups(_rounded_scores)
 
 
-def in_uneven_chunks(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def in_uneven_chunks(model: Any, ids: Tensor) -> Tensor:
     """Chunks of 1, 2, 3 ... tokens."""
     return walk(model, ids, list(itertools.accumulate(range(1, len(ids)))))
 
 
-def last_row_of_a_batch(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def last_row_of_a_batch(model: Any, ids: Tensor) -> Tensor:
     """The last of five rows."""
     # the neighbors are the same tokens in another order, so none needs padding
     rows = torch.stack([ids.roll(k) for k in (1, 2, 3, 4, 0)])
-    logits: torch.Tensor = model(input_ids=rows, use_cache=False).logits
+    logits: Tensor = model(input_ids=rows, use_cache=False).logits
     return logits[-1]
 
 
-def _head_by_tokens(head: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
+def _head_by_tokens(head: Any, arguments: Any, _: Tensor) -> Tensor:
     """The head multiplies one position at a time."""
     return torch.stack([torch.nn.functional.linear(row, head.weight) for row in arguments[0][0]])[
         None
     ]
 
 
-def _norm_in_float64(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+def _norm_in_float64(module: Any, arguments: Any, output: Tensor) -> Tensor:
     """A norm is computed once more in float64 and rounded."""
     x = arguments[0].double()
     eps = getattr(module, "variance_epsilon", None) or module.eps
@@ -167,7 +168,7 @@ def _norms(model: Any) -> list[Any]:
 norms_in_float64 = alter(hooking(_norms, _norm_in_float64))
 
 
-def nondeterministic_sums(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def nondeterministic_sums(model: Any, ids: Tensor) -> Tensor:
     """Sums in another order at every call, as with atomic additions."""
     # never a seed of the other cases, and another one at each call
     return reordering(1000 + next(_calls))(model, ids)
