@@ -19,7 +19,6 @@ from torch.nn import functional
 Function = Callable[..., Tensor]
 SIZE = 128  # rows and columns
 _WIDTH, _HEADS, _EXPERTS, _BLOCK = 64, 4, 8, 32
-_LOG2_E = 1 / math.log(2)
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,10 @@ def _normal(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator)
 
 
+def _sum(rows: Tensor) -> Tensor:
+    return rows.sum(-1, keepdim=True)
+
+
 # matrix product
 
 
@@ -64,22 +67,6 @@ def _split_k(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([left @ right for left, right in parts]).sum(0)
 
 
-def _transposed(a: Tensor, b: Tensor) -> Tensor:
-    return (b.T.contiguous() @ a.T.contiguous()).T
-
-
-def _reversed_k(a: Tensor, b: Tensor) -> Tensor:
-    return a.flip(1) @ b.flip(0)
-
-
-def _dropped_tail(a: Tensor, b: Tensor) -> Tensor:
-    return a[:, :-1] @ b[:-1]
-
-
-def _scaled(a: Tensor, b: Tensor) -> Tensor:
-    return (a @ b) * 1.01
-
-
 def _stale_column(a: Tensor, b: Tensor) -> Tensor:
     stale = b.clone()
     stale[:, 3] = b[:, 4]
@@ -87,14 +74,6 @@ def _stale_column(a: Tensor, b: Tensor) -> Tensor:
 
 
 # softmax
-
-
-def _softmax_inputs(generator: torch.Generator) -> Sequence[Tensor]:
-    return (_normal(generator, SIZE, SIZE) * 3,)
-
-
-def _softmax(x: Tensor) -> Tensor:
-    return torch.softmax(x, -1)
 
 
 def _online_softmax(x: Tensor) -> Tensor:
@@ -106,33 +85,19 @@ def _online_softmax(x: Tensor) -> Tensor:
     return (x - largest).exp() / total
 
 
-def _shifted_exp(x: Tensor) -> Tensor:
-    return (x - x.amax(-1, keepdim=True)).exp()
+def _softmax_over(total: Function, power: Function = torch.exp) -> Function:
+    """Return a softmax whose denominators are total(powers)."""
 
+    def run(x: Tensor) -> Tensor:
+        powers = power(x - x.amax(-1, keepdim=True))
+        return powers / total(powers)
 
-def _plain_softmax(x: Tensor) -> Tensor:
-    powers = _shifted_exp(x)
-    return powers / powers.sum(-1, keepdim=True)
+    return run
 
 
 def _reciprocal_softmax(x: Tensor) -> Tensor:
-    powers = _shifted_exp(x)
-    return powers * powers.flip(-1).sum(-1, keepdim=True).reciprocal()
-
-
-def _rounded_log2_e(x: Tensor) -> Tensor:
-    powers = torch.exp2((x - x.amax(-1, keepdim=True)) * 1.4453125)
-    return powers / powers.sum(-1, keepdim=True)
-
-
-def _missing_term(x: Tensor) -> Tensor:
-    powers = _shifted_exp(x)
-    return powers / powers[..., :-1].sum(-1, keepdim=True)
-
-
-def _leaking_term(x: Tensor) -> Tensor:
-    powers = _shifted_exp(x)
-    return powers / (powers.sum(-1, keepdim=True) + 0.01)
+    powers = (x - x.amax(-1, keepdim=True)).exp()
+    return powers * _sum(powers.flip(-1)).reciprocal()
 
 
 # RMSNorm
@@ -143,12 +108,12 @@ def _norm_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     return rows, 1 + 0.1 * _normal(generator, SIZE)
 
 
+def _inverse_rms(x: Tensor, epsilon: float = 1e-6) -> Tensor:
+    return torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)
+
+
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-6) -> Tensor:
-    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon))
-
-
-def _norm_of_torch(x: Tensor, weight: Tensor) -> Tensor:
-    return functional.rms_norm(x, weight.shape, weight, 1e-6)
+    return weight * (x * _inverse_rms(x, epsilon))
 
 
 def _norm_in_blocks(x: Tensor, weight: Tensor) -> Tensor:
@@ -156,23 +121,7 @@ def _norm_in_blocks(x: Tensor, weight: Tensor) -> Tensor:
     return x / torch.sqrt(parts.mean(0) + 1e-6) * weight
 
 
-def _norm_weight_first(x: Tensor, weight: Tensor) -> Tensor:
-    return x * (weight * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
-
-
-def _norm_without_last(x: Tensor, weight: Tensor) -> Tensor:
-    return weight * (x * torch.rsqrt(x[..., :-1].pow(2).mean(-1, keepdim=True) + 1e-6))
-
-
-def _stale_norm(x: Tensor, weight: Tensor) -> Tensor:
-    return _rms_norm(x, weight.roll(1))
-
-
 # RoPE
-
-
-def _rope_inputs(generator: torch.Generator) -> Sequence[Tensor]:
-    return (_normal(generator, _HEADS, SIZE, _WIDTH),)
 
 
 def _table(x: Tensor, base: float, first: int) -> tuple[Tensor, Tensor]:
@@ -202,10 +151,6 @@ def _rope_fused(x: Tensor) -> Tensor:
     return torch.cat([first, torch.addcmul(right * cosines, left, sines)], -1)
 
 
-def _rope_in_float64(x: Tensor) -> Tensor:
-    return _rope(x.double()).to(x.dtype)
-
-
 def _rope_without_a_pair(x: Tensor) -> Tensor:
     rotated = _rope(x).clone()
     rotated[..., 5] = x[..., 5]
@@ -213,10 +158,6 @@ def _rope_without_a_pair(x: Tensor) -> Tensor:
 
 
 # attention: full, in a window, with a sink
-
-
-def _attention_inputs(generator: torch.Generator) -> Sequence[Tensor]:
-    return [_normal(generator, _HEADS, SIZE, _WIDTH) for _ in range(3)]
 
 
 def _mask(length: int, window: int | None, future: int) -> Tensor:
@@ -244,12 +185,7 @@ def _attention(
 
 
 def _online_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    window: int | None = None,
-    sink: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, window: int | None = None, sink: float | None = None
 ) -> Tensor:
     mask = _mask(q.shape[-2], window, 0)
     # in float32, and of a sink as one more key
@@ -290,43 +226,24 @@ def _attention_with(faults: Mapping[str, Function], **options: Any) -> Operation
         "scaled queries": partial(_scaled_queries, **options),
         "head by head": partial(_by_head, **options),
     }
-    return Operation(_attention_inputs, partial(_attention, **options), sound, faults)
+    return Operation(
+        lambda generator: [_normal(generator, _HEADS, SIZE, _WIDTH) for _ in range(3)],
+        partial(_attention, **options),
+        sound,
+        faults,
+    )
 
 
 # SwiGLU
-
-
-def _swiglu_inputs(generator: torch.Generator) -> Sequence[Tensor]:
-    return _normal(generator, SIZE, SIZE), _normal(generator, SIZE, SIZE)
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def _by_sigmoid(gate: Tensor, up: Tensor) -> Tensor:
-    return gate * torch.sigmoid(gate) * up
-
-
-def _by_exp(gate: Tensor, up: Tensor) -> Tensor:
-    return gate / (1 + torch.exp(-gate)) * up
-
-
-def _product_first(gate: Tensor, up: Tensor) -> Tensor:
-    return (gate * up) * torch.sigmoid(gate)
-
-
-def _gelu_instead(gate: Tensor, up: Tensor) -> Tensor:
-    return functional.gelu(gate, approximate="tanh") * up
-
-
 def _swapped_block(gate: Tensor, up: Tensor) -> Tensor:
     swapped = _swiglu(up[:, :16], gate[:, :16])
     return torch.cat([swapped, _swiglu(gate, up)[:, 16:]], -1)
-
-
-def _clamped(gate: Tensor, up: Tensor) -> Tensor:
-    return _swiglu(gate.clamp(max=2.0), up)
 
 
 # cross entropy
@@ -345,14 +262,6 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.logsumexp(logits, -1) - _at(logits, targets)
 
 
-def _loss_of_torch(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits, targets, reduction="none")
-
-
-def _by_log_softmax(logits: Tensor, targets: Tensor) -> Tensor:
-    return -_at(torch.log_softmax(logits, -1), targets)
-
-
 def _shifted_loss(logits: Tensor, targets: Tensor) -> Tensor:
     shifted = logits - logits.amax(-1, keepdim=True)
     return shifted.exp().sum(-1).log() - _at(shifted, targets)
@@ -361,14 +270,6 @@ def _shifted_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def _smoothed(logits: Tensor, targets: Tensor) -> Tensor:
     uniform = torch.logsumexp(logits, -1) - logits.mean(-1)
     return 0.99 * _loss(logits, targets) + 0.01 * uniform
-
-
-def _with_z_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return _loss(logits, targets) + 1e-2 * torch.logsumexp(logits, -1).square()
-
-
-def _cut_vocabulary(logits: Tensor, targets: Tensor) -> Tensor:
-    return torch.logsumexp(logits[:, :-1], -1) - _at(logits, targets)
 
 
 # mixture of experts: the grouped product
@@ -391,7 +292,7 @@ def _experts(
     renormalize: bool = True,
 ) -> Tensor:
     if renormalize:
-        gates = gates / gates.sum(-1, keepdim=True)
+        gates = gates / _sum(gates)
     columns = []
     for column in chosen.T:
         result = torch.zeros(len(x), weights.shape[-1], dtype=x.dtype)
@@ -407,32 +308,16 @@ def _by_token(x: Tensor, weights: Tensor, *routed: Tensor) -> Tensor:
     return torch.cat([_experts(row, weights, *rest) for row, *rest in tokens])
 
 
-def _gathered(
-    x: Tensor,
-    weights: Tensor,
-    gates: Tensor,
-    chosen: Tensor,
-) -> Tensor:
+def _gathered(x: Tensor, weights: Tensor, gates: Tensor, chosen: Tensor) -> Tensor:
     products = torch.einsum("td,tkdf->tkf", x, weights[chosen])
-    return (products * (gates / gates.sum(-1, keepdim=True))[..., None]).sum(1)
+    return (products * (gates / _sum(gates))[..., None]).sum(1)
 
 
-def _gates_last(
-    x: Tensor,
-    weights: Tensor,
-    gates: Tensor,
-    chosen: Tensor,
-) -> Tensor:
-    total = gates.sum(-1, keepdim=True)
-    return _experts(x, weights, gates, chosen, renormalize=False) / total
+def _gates_last(x: Tensor, weights: Tensor, gates: Tensor, chosen: Tensor) -> Tensor:
+    return _experts(x, weights, gates, chosen, renormalize=False) / _sum(gates)
 
 
-def _another_expert(
-    x: Tensor,
-    weights: Tensor,
-    gates: Tensor,
-    chosen: Tensor,
-) -> Tensor:
+def _another_expert(x: Tensor, weights: Tensor, gates: Tensor, chosen: Tensor) -> Tensor:
     other = chosen.clone()
     other[7, 0] = (chosen[7, 0] + 1) % _EXPERTS
     return _experts(x, weights, gates, other)
@@ -489,45 +374,57 @@ def _fused_scan(a: Tensor, x: Tensor, c: Tensor) -> Tensor:
     return torch.stack(outputs)
 
 
-def _other_decay(a: Tensor, x: Tensor, c: Tensor) -> Tensor:
-    return _scan(a * 0.999, x, c)
-
-
-def _without_first(a: Tensor, x: Tensor, c: Tensor) -> Tensor:
-    return _scan(a, torch.cat([x[:1] * 0, x[1:]]), c)
-
-
 OPERATIONS = {
     "matmul": Operation(
         _matmul_inputs,
         torch.matmul,
-        {"split k": _split_k, "transposed": _transposed, "reversed k": _reversed_k},
-        {"dropped tail": _dropped_tail, "scale": _scaled, "stale column": _stale_column},
+        {
+            "split k": _split_k,
+            "transposed": lambda a, b: (b.T.contiguous() @ a.T.contiguous()).T,
+            "reversed k": lambda a, b: a.flip(1) @ b.flip(0),
+        },
+        {
+            "dropped tail": lambda a, b: a[:, :-1] @ b[:-1],
+            "scale": lambda a, b: (a @ b) * 1.01,
+            "stale column": _stale_column,
+        },
     ),
     "softmax": Operation(
-        _softmax_inputs,
-        _softmax,
-        {"online": _online_softmax, "plain": _plain_softmax, "reciprocal": _reciprocal_softmax},
+        lambda generator: [_normal(generator, SIZE, SIZE) * 3],
+        partial(torch.softmax, dim=-1),
         {
-            "rounded log2(e)": _rounded_log2_e,
-            "missing term": _missing_term,
-            "leaking term": _leaking_term,
+            "online": _online_softmax,
+            "plain": _softmax_over(_sum),
+            "reciprocal": _reciprocal_softmax,
+        },
+        {
+            "rounded log2(e)": _softmax_over(_sum, lambda x: torch.exp2(x * 1.4453125)),
+            "missing term": _softmax_over(lambda powers: _sum(powers[..., :-1])),
+            "leaking term": _softmax_over(lambda powers: _sum(powers) + 0.01),
         },
     ),
     "RMSNorm": Operation(
         _norm_inputs,
         _rms_norm,
-        {"torch": _norm_of_torch, "blocks": _norm_in_blocks, "weight first": _norm_weight_first},
+        {
+            "torch": lambda x, weight: functional.rms_norm(x, weight.shape, weight, 1e-6),
+            "blocks": _norm_in_blocks,
+            "weight first": lambda x, weight: x * (weight * _inverse_rms(x)),
+        },
         {
             "epsilon": partial(_rms_norm, epsilon=1e-2),
-            "without last": _norm_without_last,
-            "stale weight": _stale_norm,
+            "without last": lambda x, weight: weight * (x * _inverse_rms(x[..., :-1])),
+            "stale weight": lambda x, weight: _rms_norm(x, weight.roll(1)),
         },
     ),
     "RoPE": Operation(
-        _rope_inputs,
+        lambda generator: [_normal(generator, _HEADS, SIZE, _WIDTH)],
         _rope,
-        {"halves": _rope_by_halves, "fused": _rope_fused, "float64": _rope_in_float64},
+        {
+            "halves": _rope_by_halves,
+            "fused": _rope_fused,
+            "float64": lambda x: _rope(x.double()).to(x.dtype),
+        },
         {
             "position off by one": partial(_rope, first=1),
             "base": partial(_rope, base=1.01e4),
@@ -558,16 +455,32 @@ OPERATIONS = {
         sink=1.0,
     ),
     "SwiGLU": Operation(
-        _swiglu_inputs,
+        lambda generator: [_normal(generator, SIZE, SIZE) for _ in range(2)],
         _swiglu,
-        {"sigmoid": _by_sigmoid, "exp": _by_exp, "product first": _product_first},
-        {"GELU": _gelu_instead, "swapped block": _swapped_block, "clamp": _clamped},
+        {
+            "sigmoid": lambda gate, up: gate * torch.sigmoid(gate) * up,
+            "exp": lambda gate, up: gate / (1 + torch.exp(-gate)) * up,
+            "product first": lambda gate, up: (gate * up) * torch.sigmoid(gate),
+        },
+        {
+            "GELU": lambda gate, up: functional.gelu(gate, approximate="tanh") * up,
+            "swapped block": _swapped_block,
+            "clamp": lambda gate, up: _swiglu(gate.clamp(max=2.0), up),
+        },
     ),
     "cross entropy": Operation(
         _loss_inputs,
         _loss,
-        {"torch": _loss_of_torch, "log-softmax": _by_log_softmax, "shifted": _shifted_loss},
-        {"smoothing": _smoothed, "z-loss": _with_z_loss, "cut vocabulary": _cut_vocabulary},
+        {
+            "torch": partial(functional.cross_entropy, reduction="none"),
+            "log-softmax": lambda x, targets: -_at(torch.log_softmax(x, -1), targets),
+            "shifted": _shifted_loss,
+        },
+        {
+            "smoothing": _smoothed,
+            "z-loss": lambda x, targets: _loss(x, targets) + 1e-2 * x.logsumexp(-1).square(),
+            "cut vocabulary": lambda x, targets: x[:, :-1].logsumexp(-1) - _at(x, targets),
+        },
     ),
     "experts": Operation(
         _experts_inputs,
@@ -585,8 +498,8 @@ OPERATIONS = {
         {"chunks": _chunked_scan, "parallel": _parallel_scan, "fused": _fused_scan},
         {
             "state lost": partial(_scan, lost=64),
-            "decay": _other_decay,
-            "without first": _without_first,
+            "decay": lambda a, x, c: _scan(a * 0.999, x, c),
+            "without first": lambda a, x, c: _scan(a, torch.cat([x[:1] * 0, x[1:]]), c),
         },
     ),
 }
