@@ -18,10 +18,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.verdicts.causes import BF16, Values, pair_of, top_p
+from benchmarks.verdicts.causes import BF16, Values, pair_of
 from benchmarks.verdicts.engines import Engine, prefill
 from benchmarks.verdicts.kinds import START, half_a_block_overwritten
 from benchmarks.verdicts.mutations import FAULTS, HARMLESS
+from benchmarks.verdicts.rollouts import log_softmax, restricted
 from benchmarks.verdicts.variations import in_two_halves
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
@@ -164,17 +165,16 @@ def _row(values: Values, own: int) -> dict[str, dict[str, Any]]:
     ranks = dict(zip(order[:LISTED].tolist(), range(1, LISTED + 1), strict=True))
     # vLLM appends the prompt's own token if it is not among the top tokens
     ranks.setdefault(own, int(np.flatnonzero(order == own)[0]) + 1)
-    top = values[order[0]]
-    log_sum = top + np.log(np.exp(values - top).sum())
+    logprobs = log_softmax(values[None])[0].astype(np.float32)
     return {
-        str(token): {"logprob": float(np.float32(values[token] - log_sum)), "rank": rank}
+        str(token): {"logprob": float(logprobs[token]), "rank": rank}
         for token, rank in ranks.items()
         if np.isfinite(values[token])
     }
 
 
 def _top_p(logits: Values) -> NDArray[np.bool_]:
-    return np.isfinite(top_p(SimpleNamespace(x=logits, y=logits), 0.5)[1])  # type: ignore[arg-type]
+    return np.isfinite(restricted(logits, top_p=0.5))
 
 
 def _grammar(logits: Values) -> NDArray[np.bool_]:
