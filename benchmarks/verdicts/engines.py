@@ -99,6 +99,16 @@ def attention_of(layer: Any) -> Any:
     return layer.attn if hasattr(layer, "attn") else layer.self_attn
 
 
+def named(model: Any, *endings: str) -> list[Any]:
+    """Modules whose names end so."""
+    return [module for name, module in model.named_modules() if name.endswith(endings)]
+
+
+def routers(model: Any) -> list[Any]:
+    """What chooses experts, in each layer."""
+    return named(model, ".gate", ".router")
+
+
 def is_windowed(model: Any) -> bool:
     """True where a layer sees only the last tokens."""
     config = model.config
@@ -198,18 +208,28 @@ def hooking(
 ) -> Change:
     """The first output of each of these modules of a model is change(module, arguments, output)."""
 
-    @contextmanager
-    def hooks(model: Any) -> Iterator[None]:
-        with ExitStack() as stack:
-            for module in modules(model):
-                stack.enter_context(module.register_forward_hook(of_first))
-            yield
-
     def of_first(module: Any, arguments: Any, output: Any) -> Any:
         # attention and some blocks return a tuple
         if isinstance(output, tuple):
             return (change(module, arguments, output[0]), *output[1:])
         return change(module, arguments, output)
+
+    return registering("register_forward_hook", modules, of_first)
+
+
+def registering(
+    kind: str,
+    modules: Callable[[Any], Iterable[Any]],
+    hook: Callable[..., Any],
+) -> Change:
+    """These modules of a model have a hook. kind: the method that registers it."""
+
+    @contextmanager
+    def hooks(model: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            for module in modules(model):
+                stack.enter_context(getattr(module, kind)(hook))
+            yield
 
     return hooks
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,10 +36,12 @@ from benchmarks.verdicts.engines import (
     left_by,
     other_tokens,
     prefill,
+    registering,
     replaced,
     replacing,
     rewriting,
     round_to_bits,
+    routers,
     walk,
 )
 from core.inference.controls.precisions.catalogue import RoundedOperands
@@ -416,12 +418,16 @@ def scaled_head(factor: float) -> Engine:
     return alter(attending(change))
 
 
-def _attending_with(options_of: Callable[[Any], dict[str, Any]]) -> Engine:
-    """Attention has other options, of a query."""
-    return alter(attending(lambda call: call.run(options=call.options | options_of(call.query))))
+def over_head_dim(call: Attention) -> Any:
+    """Scores are divided by head_dim, not by its root."""
+    return call.run(options=call.options | {"scaling": 1 / call.query.shape[-1]})
 
 
-attention_scaled_by_head_dim = _attending_with(lambda query: {"scaling": 1 / query.shape[-1]})
+def without_softcap(call: Attention) -> Any:
+    return call.run(options=call.options | {"softcap": None})
+
+
+attention_scaled_by_head_dim = alter(attending(over_head_dim))
 
 
 def _rotating(change: Callable[[Any, Tensor], Tensor]) -> Change:
@@ -540,34 +546,27 @@ def _one_row_stale(_: Any, weight: Tensor, ids: Tensor) -> Tensor:
 # Experts.
 
 
-def _routed(change: Callable[[Tensor, Tensor], Tensor]) -> Engine:
-    """change(router's logits [tokens, experts], weights of the chosen [tokens, chosen]) ->
+def _routed(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Engine:
+    """change(router's logits [tokens, experts], weights and ids of the chosen [tokens, chosen]) ->
     weights.
     """
 
-    @contextmanager
-    def routing(model: Any) -> Iterator[None]:
-        def route(_: Any, __: Any, output: Any) -> Any:
-            return output[0], change(*output[:2]), output[2]
+    def route(_: Any, __: Any, output: Any) -> Any:
+        return output[0], change(*output), output[2]
 
-        with ExitStack() as stack:
-            for layer in layers(model):
-                stack.enter_context(layer.mlp.gate.register_forward_hook(route))
-            yield
-
-    return alter(routing)
+    return alter(registering("register_forward_hook", routers, route))
 
 
-def _without_renormalisation(logits: Tensor, weights: Tensor) -> Tensor:
-    top = logits.softmax(-1).topk(weights.shape[-1], dim=-1).values
-    return weights * top.sum(-1, keepdim=True).to(weights.dtype)
+def without_renormalisation(logits: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    share = logits.float().softmax(-1).gather(-1, ids).sum(-1, keepdim=True)
+    return (weights * share).to(weights.dtype)
 
 
-def _one_token_dropped(_: Tensor, weights: Tensor) -> Tensor:
+def _one_token_dropped(_: Tensor, weights: Tensor, __: Tensor) -> Tensor:
     return torch.cat([weights[:20], torch.zeros_like(weights[20:21]), weights[21:]])
 
 
-def _second_expert_lost(_: Tensor, weights: Tensor) -> Tensor:
+def _second_expert_lost(_: Tensor, weights: Tensor, __: Tensor) -> Tensor:
     return torch.cat([weights[:, :1], torch.zeros_like(weights[:, 1:])], dim=-1)
 
 
@@ -585,6 +584,9 @@ def truncated_to_the_top_20(model: Any, ids: Tensor) -> Tensor:
     logits = prefill(model, ids)
     least = logits.topk(20, dim=-1).values[:, -1:]
     return logits.masked_fill(logits < least, -torch.inf)
+
+
+uncapped = alter(replacing(lambda model: [(model.config, "final_logit_softcapping", None)]))
 
 
 def _at_temperature_1(logits: Tensor) -> Sequence[int]:
@@ -742,13 +744,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "attention softcap dropped",
-        _attending_with(lambda _: {"softcap": None}),
+        alter(attending(without_softcap)),
         "vllm-project/vllm-metal/issues/665",
         _of("gemma2"),
     ),
     Mutation(
         "final softcap dropped",
-        alter(replacing(lambda model: [(model.config, "final_logit_softcapping", None)])),
+        uncapped,
         "keras-team/keras-hub/pull/1712",
         _of("gemma2"),
     ),
@@ -839,7 +841,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "router weights not renormalised",
-        _routed(_without_renormalisation),
+        _routed(without_renormalisation),
         "HabanaAI/vllm-fork/pull/73",
         _of("mixtral"),
     ),

@@ -32,6 +32,7 @@ from benchmarks.verdicts.engines import (
     prefill,
     replacing,
     rewriting,
+    routers,
     walk,
 )
 from benchmarks.verdicts.mutations import (
@@ -50,13 +51,16 @@ from benchmarks.verdicts.mutations import (
     _routed,
     _second_expert_lost,
     _untied,
-    _without_renormalisation,
     another_prompt,
     first_norm,
     in_a_batch,
     left_padding_without_positions,
     logits_of_the_previous_step,
+    over_head_dim,
     scaled_value,
+    uncapped,
+    without_renormalisation,
+    without_softcap,
 )
 from benchmarks.verdicts.sixteen import FAULTS, Share, _towards
 from benchmarks.verdicts.tiny_models import CONFIGS, model_of
@@ -188,10 +192,6 @@ def _window_longer(call: Attention) -> Any:
     return call.run(mask=call.mask | (distance == window))
 
 
-def _without_softcap(call: Attention) -> Any:
-    return call.run(options=call.options | {"softcap": None})
-
-
 def _frequencies(change: Callable[[Any, Tensor], Tensor]) -> Share:
     """Frequencies of the rotation go towards change(model, frequencies)."""
 
@@ -202,11 +202,6 @@ def _frequencies(change: Callable[[Any, Tensor], Tensor]) -> Share:
         return alter(_rotating(move))
 
     return of_share
-
-
-def _over_head_dim(call: Attention) -> Any:
-    """Scores are divided by head_dim, not by its root."""
-    return call.run(options=call.options | {"scaling": 1 / call.query.shape[-1]})
 
 
 def _without_sinks(model: Any) -> Places:
@@ -270,16 +265,16 @@ def _expert_transposed(model: Any) -> Places:
 
 
 def _without_router_bias(model: Any) -> Places:
-    for layer in layers(model):
-        yield layer.mlp.router, "bias", torch.zeros_like(layer.mlp.router.bias)
+    for router in routers(model):
+        yield router, "bias", torch.zeros_like(router.bias)
 
 
-def _routing(change: Callable[[Tensor, Tensor], Tensor]) -> Share:
-    """Weights of the chosen experts go towards change(router's logits, weights)."""
+def _routing(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Share:
+    """Weights of the chosen experts go towards change(router's logits, weights, ids)."""
 
     def of_share(share: float) -> Engine:
-        def move(logits: Tensor, weights: Tensor) -> Tensor:
-            return interpolate(weights, change(logits, weights).to(weights), share)
+        def move(logits: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+            return interpolate(weights, change(logits, weights, ids), share)
 
         return _routed(move)
 
@@ -311,9 +306,6 @@ def _biased(model: Any, ids: Tensor) -> Tensor:
     logits = prefill(model, ids).clone()
     logits[:, _TOKEN] += 5
     return logits
-
-
-_uncapped = alter(replacing(lambda model: [(model.config, "final_logit_softcapping", None)]))
 
 
 _DENSE = ("llama", "gpt2")
@@ -406,7 +398,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "scores over head_dim",
         ATTENTION,
-        _attention(_over_head_dim),
+        _attention(over_head_dim),
         ("gpt2",),
         "ggml-org/llama.cpp/pull/13951",
         _attention_of_block(0),
@@ -414,7 +406,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "softcap of scores dropped",
         ATTENTION,
-        _attention(_without_softcap),
+        _attention(without_softcap),
         ("gemma2",),
         "vllm-project/vllm-metal/issues/665",
         _attention_of_block(0),
@@ -509,14 +501,14 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "router not renormalized",
         WEIGHTS,
-        _routing(_without_renormalisation),
+        _routing(without_renormalisation),
         ("mixtral",),
         "pytorch/torchtitan/issues/1448",
     ),
     Planted(
         "experts in the other order",
         WEIGHTS,
-        _routing(lambda _, weights: weights.flip(-1)),
+        _routing(lambda _, weights, __: weights.flip(-1)),
         ("mixtral",),
     ),
     Planted("second expert lost", WEIGHTS, _routing(_second_expert_lost), ("mixtral",)),
@@ -542,7 +534,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "final softcap dropped",
         OUTPUT,
-        _blend(_uncapped),
+        _blend(uncapped),
         ("gemma2",),
         "sgl-project/sglang/pull/1046",
         lambda _: None,
