@@ -52,8 +52,8 @@ TRUSTED = (
     "decode+batch:3",
 )
 SOUND, FAULT, PRECISION = "same function", "injected bug", "lower precision"
-# a dump of nothing but NaN is refused
-FOUND = (BUG_SUSPECTED, INVALID_DUMP, "refused")
+FOUND = (BUG_SUSPECTED, INVALID_DUMP)
+REFUSED = "refused"  # as a dump of nothing but NaN
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _verdict(pair: Path, exact: Path | None, dtype: str | None) -> tuple[str, fl
         with compare_arrays([pair], on_progress=no_progress, **options) as run:
             verdict = run.verdicts[0]
     except UlpscopeError:
-        return "refused", np.inf
+        return REFUSED, np.inf
     rows = [row.figures for row in verdict.evidence if row.group == SCREENING]
     return verdict.name, rows[0].rms_row_ulps if rows else np.inf
 
@@ -135,16 +135,17 @@ def _verdict(pair: Path, exact: Path | None, dtype: str | None) -> tuple[str, fl
 def table_of(outcomes: Sequence[Screened]) -> Iterator[str]:
     """Lines of Markdown: one line per model, what it came with, and kind."""
     yield (
-        "| model | given | kind | cases | bug suspected | undecided | rounding | changed nothing |"
-        " rms, row ULPs |"
+        "| model | given | kind | cases | bug suspected | undecided | rounding | refused |"
+        " changed nothing | rms, row ULPs |"
     )
-    yield f"|{'---|' * 9}"
+    yield f"|{'---|' * 10}"
     for key in dict.fromkeys((each.model, each.given, each.kind) for each in outcomes):
         own = [each for each in outcomes if (each.model, each.given, each.kind) == key]
         verdicts = [each.verdict for each in own]
         found = sum(verdict in FOUND for verdict in verdicts)
-        undecided, same = verdicts.count(UNDECIDED), verdicts.count(IDENTICAL)
-        counts = len(own), found, undecided, len(own) - found - undecided - same, same
+        undecided, refused, same = map(verdicts.count, (UNDECIDED, REFUSED, IDENTICAL))
+        rounding = len(own) - found - undecided - refused - same
+        counts = len(own), found, undecided, rounding, refused, same
         sizes = [each.size for each in own if np.isfinite(each.size)]
         span = f"{min(sizes):.2g} to {max(sizes):.2g}" if sizes else ""
         yield f"| {' | '.join([*key, *map(str, counts), span])} |"
