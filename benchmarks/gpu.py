@@ -1,26 +1,22 @@
 """Fresh against cached and batch 1 against N at the shapes of an 8B model, with random weights:
 what differs, and what it costs.
 
-    python -m benchmarks.gpu --everything            # on a GPU: its tests and all pairs
     python -m benchmarks.gpu                         # 8B shapes on the CUDA device
-    python -m benchmarks.gpu --store runs --keep     # leave the runs in a store
+    pytest -m gpu tests/core/inference               # the tests that need one
     # the same code on a processor, in seconds
     python -m benchmarks.gpu --shape tiny --device cpu --tokens 64
 
-Nothing is downloaded. Printed is a JSON object per pair: differing logits, largest difference,
-flips, bit-identical classes, and the wall time of the capture (stored and analysed) over that of
-the two bare forwards. Exit code 1: a test failed.
+Nothing is downloaded. Printed is a JSON object per pair, then a table: differing logits, largest
+difference, flips, and the wall time of the capture (stored and analysed) over that of the two bare
+forwards.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,9 +24,7 @@ import torch
 from benchmarks.random_models import SHAPES, random_model, random_prompt
 from benchmarks.scratch import scratch
 from core.capture_request import CaptureRequest
-from core.errors import UlpscopeError
 from core.inference.capture.capture import plan_capture, run_capture
-from core.inference.models.devices import usable_device
 from core.inference.models.model import LoadedModel
 from core.inference.paths.batch import ignore
 from core.inference.paths.paths import open_path, parse_path
@@ -44,8 +38,6 @@ PAIRS = (
     ("prefill", tuple(f"prefill+batch:{n}" for n in (2, 4, 8))),
     ("decode", tuple(f"decode+batch:{n}" for n in (2, 3, 4, 8, 16, 33))),
 )
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def _wait(loaded: LoadedModel) -> None:
@@ -110,7 +102,7 @@ def measure(
         ]
 
 
-def main(arguments: list[str]) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -119,69 +111,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1, or cpu for a small shape")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument(
-        "--store",
-        type=Path,
-        help="where the runs are written; default: a temporary directory",
-    )
-    parser.add_argument("--keep", action="store_true", help="leave the runs there")
-    parser.add_argument(
-        "--everything",
-        action="store_true",
-        help="the tests marked gpu, and all pairs as a table",
-    )
-    options = parser.parse_args(arguments)
-    failed = False
-    try:
-        with scratch() as name:
-            store = Store(options.store or name)
-            if options.everything:
-                # an unusable device is an error before the tests are run
-                usable_device(options.device)
-                failed = not _tests_pass()
-            loaded = random_model(options.shape, dtype=options.dtype, device=options.device)
-            ids = random_prompt(loaded, options.tokens)
-            lines = []
-            for reference, variants in PAIRS:
-                lines += _capture(loaded, reference, variants, ids, store, options)
-        if options.everything:
-            print("", *_table(lines), "", sep="\n")
-    except UlpscopeError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return int(failed)
-
-
-def _capture(
-    loaded: LoadedModel,
-    reference: str,
-    variants: Sequence[str],
-    ids: Sequence[int],
-    store: Store,
-    options: argparse.Namespace,
-) -> list[dict[str, Any]]:
-    """One run, printed as it comes and kept only where asked."""
-    lines = measure(loaded, reference, variants, ids, store)
-    for line in lines:
-        print(json.dumps(line), flush=True)
-    if not options.keep:
-        store.delete(lines[0]["run_id"])
-    return lines
-
-
-def _tests_pass() -> bool:
-    """The tests marked `gpu`, in a process of their own, their figures shown."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-m",
-        "gpu",
-        "-p",
-        "no:cacheprovider",
-        "tests/core/inference",
-    ]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    options = parser.parse_args()
+    loaded = random_model(options.shape, dtype=options.dtype, device=options.device)
+    ids = random_prompt(loaded, options.tokens)
+    lines = []
+    with scratch() as folder:
+        store = Store(folder)
+        for reference, variants in PAIRS:
+            lines += measure(loaded, reference, variants, ids, store)
+            print(*map(json.dumps, lines[-len(variants) :]), sep="\n", flush=True)
+            # else the runs of all pairs would be on the disk
+            store.delete(lines[-1]["run_id"])
+    print("", *_table(lines), sep="\n")
 
 
 def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
@@ -203,4 +144,4 @@ def _table(lines: Sequence[dict[str, Any]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    main()

@@ -32,7 +32,7 @@ def test_the_gpu_script_captures_its_pairs_on_a_processor_too():
         check=True,
         timeout=300,
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == 1 + 2 + 3 + 6
     assert {line["reference"] for line in lines} == {"prefill", "decode"}
     assert all(line["overhead"] > 0 and line["positions"] == 40 for line in lines)
