@@ -3,7 +3,6 @@ side's error compared with randomized rounding (docs/explanation/calibration.md)
 
 python -m benchmarks.verdicts.sixteen                # every model and dtype: the tables of the docs
 python -m benchmarks.verdicts.sixteen --model "llama bfloat16" --prompts 10
-python -m benchmarks.verdicts.sixteen --folder DIR --dtype bfloat16   # a real model, as SmolLM2
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ from core.evidence import PASSED
 from core.inference.controls.drawn_roundings import RoundingDraws
 from core.inference.controls.modules_in_16_bits import module_rounding
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import LoadedModel, has_experts, load_model
+from core.inference.models.model import LoadedModel, has_experts
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import PLAIN, RunnableSide, side_of, whole_side
 from core.numerics.statistic import FloorTest, smallest_fault
@@ -241,7 +240,7 @@ def prompts_for(name: str, loaded: LoadedModel, count: int) -> list[tuple[int, .
     """TOKENS tokens each: random ones for random weights, Python's own sources for a model that
     learnt on such.
     """
-    if name in MODELS and name not in SHIPPED:
+    if name not in SHIPPED:
         generator = torch.Generator().manual_seed(1)
         return [
             tuple(torch.randint(1, loaded.token_limit, (TOKENS,), generator=generator).tolist())
@@ -394,8 +393,6 @@ def main() -> int:
         type=int,
         help="so many; may be given several times",
     )
-    parser.add_argument("--folder", help="of a transformers model, in place of the small ones")
-    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of the folder's model")
     parser.add_argument(
         "--device",
         default="cpu",
@@ -405,11 +402,8 @@ def main() -> int:
     torch.set_num_threads(1)
     trials: list[Tried] = []
     draws: dict[tuple[str, int], list[FloorTest]] = {}
-    for name in [options.folder] if options.folder else options.model or MODELS:
-        if options.folder:
-            loaded = load_model(name, dtype=options.dtype, device=options.device)
-        else:
-            loaded = model_named(name, options.device)[0]
+    for name in options.model or MODELS:
+        loaded, _ = model_named(name, options.device)
         for count in options.prompts or (2,):
             cases = cases_of(loaded)
             cases_of_model, draws[name, count] = run_trial(
