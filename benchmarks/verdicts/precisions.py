@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import ml_dtypes
@@ -75,28 +74,19 @@ def _nf4(rows: np.ndarray) -> np.ndarray:
     return flat.reshape(rows.shape)
 
 
-@contextmanager
-def _weights(model: Any, format: Rounding) -> Iterator[None]:
-    """Those of the layers, but norms."""
-    originals = []
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 2 and ("layers." in name or ".h." in name):
-            # [in, out]
-            across = "Conv1D" in type(model.get_submodule(name.rpartition(".")[0])).__name__
-            plain = (parameter.data.T if across else parameter.data).double().cpu().numpy()
-            lower = torch.from_numpy(format(plain)).to(parameter)
-            originals.append((parameter, parameter.data))
-            parameter.data = (lower.T if across else lower).contiguous()
-    try:
-        yield
-    finally:
-        for parameter, data in originals:
-            parameter.data = data
-
-
 def with_weights(format: Rounding, inner: Engine = prefill) -> Engine:
-    """The layers' matrices hold only what the format holds."""
-    return alter(lambda model: _weights(model, format), inner)
+    """The layers' matrices, but norms, hold only what the format holds."""
+
+    def values(model: Any) -> Iterator[tuple[Any, str, Tensor]]:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and ("layers." in name or ".h." in name):
+                # [in, out]
+                across = "Conv1D" in type(model.get_submodule(name.rpartition(".")[0])).__name__
+                plain = (parameter.data.T if across else parameter.data).double().cpu().numpy()
+                lower = torch.from_numpy(format(plain)).to(parameter)
+                yield parameter, "data", (lower.T if across else lower).contiguous()
+
+    return alter(replacing(values), inner)
 
 
 def _e5m2(values: Tensor) -> Tensor:

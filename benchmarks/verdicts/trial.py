@@ -22,14 +22,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
-from typing import Any
 
 import torch
 
 from benchmarks.verdicts import kinds
 from benchmarks.verdicts.engines import prefill
 from benchmarks.verdicts.kinds import KINDS, problems_of
-from benchmarks.verdicts.kinds_of_files import FILE_CASES, FileCase, judged_files
 from benchmarks.verdicts.mutations import FAULTS, HARMLESS, MUTATIONS, Mutation, scaled_value
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
@@ -162,23 +160,11 @@ def try_case(
     return _check_place(_trial(name, case.name, verdicts, verdict, problems), case, loaded)
 
 
-def try_files(
-    case: FileCase,
-    name: str,
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-) -> Trial:
-    """The files judged by the commands, which have no floor for what servers sent."""
-    verdict = judged_files(case, loaded, prompts)
-    problems = [REFUSED] if verdict.name == REFUSED else problems_of(verdict, case)
-    return _check_place(_trial(name, case.name, case.verdicts, verdict, problems), case, loaded)
-
-
 def _trial(
     model: str,
     case: str,
     right: tuple[str, ...],
-    verdict: Any,
+    verdict: Verdict,
     problems: Sequence[str] = (),
 ) -> Trial:
     worst = [
@@ -205,7 +191,7 @@ def _trial(
     )
 
 
-def _check_place(trial: Trial, case: Mutation | FileCase, loaded: LoadedModel) -> Trial:
+def _check_place(trial: Trial, case: Mutation, loaded: LoadedModel) -> Trial:
     """The case with one more problem if the verdict names another place than it should."""
     place = case.place(loaded.model, trial.module, trial.position)
     if trial.verdict != BUG_SUSPECTED or (trial.module, trial.position) == place:
@@ -296,13 +282,8 @@ def run_kinds(names: Sequence[str], on_trial: Callable[[Trial], None], device: s
     for name in (name for name in names if name in kinds.MODELS):
         loaded, prompts = model_named(name, device)
         session = JudgingSession(loaded, prompts[:2])
-        cases = [case for case in KINDS if case.applies(loaded)]
-        # files are of one model: each case starts two processes
-        for case in (*cases, *(FILE_CASES if name == SHIPPED[0] else ())):
-            if isinstance(case, FileCase):
-                trials.append(try_files(case, name, loaded, prompts[:2]))
-            else:
-                trials.append(try_case(case, name, loaded, prompts[:2], session, is_strict=True))
+        for case in (case for case in KINDS if case.applies(loaded)):
+            trials.append(try_case(case, name, loaded, prompts[:2], session, is_strict=True))
             on_trial(trials[-1])
     return trials
 
