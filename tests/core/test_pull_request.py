@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import xml.etree.ElementTree as ET
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -24,7 +23,7 @@ class GitHub:
     """
 
     def __init__(self):
-        self.comments: list[dict[str, Any]] = []
+        self.comments = []
         self.status, self.address = 0, ""
         for number in range(120):
             self.add(f"comment {number}", "User")

@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from core.judging.ingest import ingest
 from core.runs.reader import RunReader
@@ -54,12 +53,12 @@ class Watched:
         assert run_id in self.known
 
 
-def _digest(path: Path) -> str:
+def _digest(path):
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read(path: Path):
+def _read(path):
     """Every logit of every side is the one that was digested when the run was written."""
     with RunReader(path) as run:
         for side in run.sides:

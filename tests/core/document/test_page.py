@@ -55,8 +55,8 @@ class Document(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
+        self.elements = []
+        self.texts = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):

@@ -28,7 +28,7 @@ NEAR = (ROWS + ULP * RANDOM.normal(size=ROWS.shape)).astype(np.float32)
 _OF_SUMMARY = COUNTS_OF_TOKENS | {"mean_kl", "max_kl", "min_margin"}
 
 
-def stored(folder, reference, variant, holds="values", **more) -> RunReader:
+def stored(folder, reference, variant, holds="values", **more):
     np.savez(folder / "dump.npz", reference=reference, variant=variant, **more)
     store = Store(folder / "store")
     return RunReader(store.path_of(ingest(store, [folder / "dump.npz"], holds=holds)))

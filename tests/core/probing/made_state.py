@@ -4,11 +4,11 @@ import numpy as np
 
 from core.judging.axes import AXES
 from core.judging.state import StateAnswers
-from core.responses.records import Response, ResponseSide
+from core.responses.records import ResponseSide
 from tests.core.responses.made_sides import response
 
 
-def changed(size, share=1.0, seed=0) -> tuple[Response, ...]:
+def changed(size, share=1.0, seed=0):
     """Answers to 20 prompts; a share of them differs by this much, nats, from the plain ones."""
     random = np.random.default_rng(seed)
     answers = []
@@ -20,7 +20,7 @@ def changed(size, share=1.0, seed=0) -> tuple[Response, ...]:
     return tuple(answers)
 
 
-def made_state(noise, size, share=1.0) -> StateAnswers:
+def made_state(noise, size, share=1.0):
     """A wrong block moves its rows by 1 nat, cold requests by `noise`, a share of the warm ones by
     `size`.
     """

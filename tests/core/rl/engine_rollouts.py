@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -42,15 +41,15 @@ class Case:
     rows: list[Row]
 
     @property
-    def needs_model(self) -> bool:
+    def needs_model(self):
         return self.cause in (WEIGHTS, INPUTS)
 
 
-def rows_of(name) -> list[Row]:
+def rows_of(name):
     return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
 
 
-def sampled() -> Iterator[Case]:
+def sampled():
     """Yield rollouts whose cause is in the engine, in the trainer's weights or in what it was
     fed.
     """
@@ -85,7 +84,7 @@ def sampled() -> Iterator[Case]:
         yield Case(INPUTS, inputs.replace("_", " "), ("one side",), fed)
 
 
-def planted() -> Iterator[Case]:
+def planted():
     """Yield rollouts with a cause planted in their values."""
     rows, exact = rows_of("vllm-bfloat16"), rows_of("vllm-float32")
     for shift in (1, -1, 2):
@@ -131,12 +130,12 @@ def planted() -> Iterator[Case]:
         yield Case("coarser grid", f"{name} {side}", ("rounded",), coarse)
 
 
-def in_dtype(row: Row, side: str, name) -> list[float]:
+def in_dtype(row, side, name):
     """Values of a side as a 16-bit dtype stores them."""
     return torch.tensor(row[side]).to(getattr(torch, name)).double().tolist()
 
 
-def changed(rows: list[Row], **columns: Callable[[Row], list[Any]]) -> list[Row]:
+def changed(rows, **columns):
     """Rows with some of their columns replaced by functions of the row."""
     return [
         {
@@ -147,7 +146,7 @@ def changed(rows: list[Row], **columns: Callable[[Row], list[Any]]) -> list[Row]
     ]
 
 
-def cause_of(case: Case, model: str | None = None) -> tuple[str, str]:
+def cause_of(case, model=None):
     """Name and sentence of the cause that `explain` gives for a case, both "" if it gives none."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rollout.jsonl"
