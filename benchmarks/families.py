@@ -144,7 +144,7 @@ def families() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def tiny_config(family: str) -> Any:
+def tiny_config(family: str):
     """A small configuration of a family; raises whatever the family raises."""
     default = AutoConfig.for_model(family)
     known = {*inspect.signature(type(default).__init__).parameters, *vars(default)}

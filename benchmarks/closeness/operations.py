@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -205,11 +204,11 @@ def _online_attention(
     return result / total
 
 
-def _scaled_queries(q: Tensor, k: Tensor, v: Tensor, **o: Any) -> Tensor:
+def _scaled_queries(q: Tensor, k: Tensor, v: Tensor, **o) -> Tensor:
     return _attention(q * 0.125, k, v, scale=1.0, **o)
 
 
-def _by_head(q: Tensor, k: Tensor, v: Tensor, **o: Any) -> Tensor:
+def _by_head(q: Tensor, k: Tensor, v: Tensor, **o) -> Tensor:
     heads = zip(q.split(1), k.split(1), v.split(1), strict=True)
     return torch.cat([_attention(*head, **o) for head in heads])
 
@@ -220,7 +219,7 @@ def _stale_block(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return _attention(q, stale, v)
 
 
-def _attention_with(faults: Mapping[str, Function], **options: Any) -> Operation:
+def _attention_with(faults: Mapping[str, Function], **options) -> Operation:
     sound = {
         "online": partial(_online_attention, **options),
         "scaled queries": partial(_scaled_queries, **options),

@@ -114,7 +114,7 @@ def _one_more(modules: list[Any], name: str) -> list[tuple[Any, str, int]]:
 
 
 @contextmanager
-def _without_bias(model: Any) -> Iterator[None]:
+def _without_bias(model) -> Iterator[None]:
     names = ("e_score_correction_bias", "bias")
     tensors = [getattr(router, name, None) for router in routers(model) for name in names]
     saved = [(tensor, tensor.clone()) for tensor in tensors if tensor is not None]
@@ -125,7 +125,7 @@ def _without_bias(model: Any) -> Iterator[None]:
         tensor.copy_(values)
 
 
-def _another_expert(_: Any, arguments: Any) -> Any:
+def _another_expert(_, arguments):
     hidden, ids, weights = arguments
     ids = ids.clone()
     others = [each for each in range(4) if each not in ids[20].tolist()]
@@ -133,12 +133,12 @@ def _another_expert(_: Any, arguments: Any) -> Any:
     return hidden, ids, weights
 
 
-def _no_rotation(_: Any, arguments: Any) -> Any:
+def _no_rotation(_, arguments):
     hidden, residual, (cos, sin), *rest = arguments
     return hidden, residual, (torch.ones_like(cos), torch.zeros_like(sin)), *rest
 
 
-def _four_roundings(_: Any, arguments: Any, output: Any) -> Any:
+def _four_roundings(_, arguments, output):
     if output.dtype == torch.float32:
         return output
     ids = arguments[1].reshape(len(arguments[0]), -1)
@@ -148,11 +148,11 @@ def _four_roundings(_: Any, arguments: Any, output: Any) -> Any:
     return output + (is_of_one * step * noise * output).to(output.dtype)
 
 
-def _with_index(model: Any) -> list[Any]:
+def _with_index(model) -> list[Any]:
     return [module for module in model.modules() if hasattr(module, "index_topk")]
 
 
-def _shared_experts(model: Any) -> list[Any]:
+def _shared_experts(model) -> list[Any]:
     return named(model, ".shared_experts", ".shared_expert")
 
 

@@ -27,7 +27,7 @@ PREFIX = 16  # tokens that an earlier call computed
 BLOCK = 4
 
 
-def prefill(model: Any, ids: Tensor, **arguments: Any) -> Tensor:
+def prefill(model, ids: Tensor, **arguments) -> Tensor:
     """One plain forward. [positions] -> [positions, vocab]"""
     logits: Tensor = model(input_ids=ids[None], use_cache=False, **arguments).logits
     return logits[0]
@@ -36,7 +36,7 @@ def prefill(model: Any, ids: Tensor, **arguments: Any) -> Tensor:
 def in_16_bits_only(engine: Engine) -> Engine:
     """The engine where the model is in 16 bits, a plain forward in float32 and float64."""
 
-    def run(model: Any, ids: Tensor) -> Tensor:
+    def run(model, ids: Tensor) -> Tensor:
         is_16_bits = model.dtype.itemsize == 2
         return engine(model, ids) if is_16_bits else prefill(model, ids)
 
@@ -44,7 +44,7 @@ def in_16_bits_only(engine: Engine) -> Engine:
 
 
 def walk(
-    model: Any,
+    model,
     ids: Tensor,
     stops: Sequence[int],
     on_stop: Callable[[Any, int], None] = lambda *_: None,
@@ -77,7 +77,7 @@ def walk(
     return torch.cat(parts)
 
 
-def cache_of(model: Any, ids: Tensor) -> Any:
+def cache_of(model, ids: Tensor):
     """What a forward of these tokens leaves behind."""
     cache = DynamicCache(config=model.config)
     model(input_ids=ids[None], past_key_values=cache, use_cache=True)
@@ -89,27 +89,27 @@ def other_tokens(ids: Tensor) -> Tensor:
     return ids.flip(0)
 
 
-def layers(model: Any) -> Any:
+def layers(model):
     """Its decoder layers."""
     return model.transformer.h if hasattr(model, "transformer") else model.model.layers
 
 
-def attention_of(layer: Any) -> Any:
+def attention_of(layer):
     """The attention module of a layer."""
     return layer.attn if hasattr(layer, "attn") else layer.self_attn
 
 
-def named(model: Any, *endings: str) -> list[Any]:
+def named(model, *endings: str) -> list[Any]:
     """Modules whose names end so."""
     return [module for name, module in model.named_modules() if name.endswith(endings)]
 
 
-def routers(model: Any) -> list[Any]:
+def routers(model) -> list[Any]:
     """What chooses experts, in each layer."""
     return named(model, ".gate", ".router")
 
 
-def is_windowed(model: Any) -> bool:
+def is_windowed(model) -> bool:
     """True where a layer sees only the last tokens."""
     config = model.config
     kinds = getattr(config, "layer_types", None)
@@ -120,7 +120,7 @@ def is_windowed(model: Any) -> bool:
     )
 
 
-def has_rotary_positions(model: Any) -> bool:
+def has_rotary_positions(model) -> bool:
     """True where only distances between tokens count."""
     return hasattr(model, "model") and hasattr(model.model, "rotary_emb")
 
@@ -134,8 +134,8 @@ def cached(
     each of them.
     """
 
-    def engine(model: Any, ids: Tensor) -> Tensor:
-        def apply_changes(cache: Any, at: int) -> None:
+    def engine(model, ids: Tensor) -> Tensor:
+        def apply_changes(cache, at: int) -> None:
             for change in changes:
                 change(model, ids, cache, at)
 
@@ -155,7 +155,7 @@ def rewriting(
 ) -> CacheChange:
     """Keys and values, of all layers or of one, are change(keys or values)."""
 
-    def change_cache(_: Any, __: Tensor, cache: Any, ___: int) -> None:
+    def change_cache(_, __: Tensor, cache, ___: int) -> None:
         for each in cache.layers if layer is None else [cache.layers[layer]]:
             each.keys, each.values = change(each.keys), change(each.values)
 
@@ -172,7 +172,7 @@ def left_by(
     holds there.
     """
 
-    def change(model: Any, ids: Tensor, cache: Any, at: int) -> None:
+    def change(model, ids: Tensor, cache, at: int) -> None:
         if at != stop:
             return
         for layer, stale in zip(cache.layers, other(model, ids).layers, strict=True):
@@ -195,7 +195,7 @@ def interpolate(values: Tensor, towards: Tensor, share: float) -> Tensor:
 def alter(change: Change, engine: Engine = prefill) -> Engine:
     """The engine on the changed model."""
 
-    def run(model: Any, ids: Tensor) -> Tensor:
+    def run(model, ids: Tensor) -> Tensor:
         with change(model):
             return engine(model, ids)
 
@@ -208,7 +208,7 @@ def hooking(
 ) -> Change:
     """The first output of each of these modules of a model is change(module, arguments, output)."""
 
-    def of_first(module: Any, arguments: Any, output: Any) -> Any:
+    def of_first(module, arguments, output):
         # attention and some blocks return a tuple
         if isinstance(output, tuple):
             return (change(module, arguments, output[0]), *output[1:])
@@ -225,7 +225,7 @@ def registering(
     """These modules of a model have a hook. kind: the method that registers it."""
 
     @contextmanager
-    def hooks(model: Any) -> Iterator[None]:
+    def hooks(model) -> Iterator[None]:
         with ExitStack() as stack:
             for module in modules(model):
                 stack.enter_context(getattr(module, kind)(hook))
@@ -238,7 +238,7 @@ def replacing(values: Callable[[Any], Iterable[tuple[Any, str, Any]]]) -> Change
     """Attributes are other values: (owner, name, value) of a model."""
 
     @contextmanager
-    def replacements(model: Any) -> Iterator[None]:
+    def replacements(model) -> Iterator[None]:
         with ExitStack() as stack:
             for owner, name, value in values(model):
                 stack.enter_context(replaced(owner, name, value))
@@ -261,7 +261,7 @@ class Attention:
     mask: Any
     options: dict[str, Any]
 
-    def run(self, **changed: Any) -> Any:
+    def run(self, **changed):
         """Compute it, some of its arguments changed. -> ([rows, queries, heads, dim], ...)"""
         call = replace(self, **changed)
         _, *arguments = (getattr(call, field.name) for field in fields(call))
@@ -272,19 +272,19 @@ def attending(change: Callable[[Attention], Any]) -> Change:
     """Every layer's attention is change(call)."""
 
     @contextmanager
-    def attention(model: Any) -> Iterator[None]:
+    def attention(model) -> Iterator[None]:
         name = model.config._attn_implementation
         # eager attention is a function of the model's own module, and in no table
         own = sys.modules[type(attention_of(layers(model)[0])).__module__].eager_attention_forward
         plain = ALL_ATTENTION_FUNCTIONS.get(name, own)
 
-        def original(module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+        def original(module, query, key, value, mask, options):
             # eager attention takes an additive mask
             if name == "eager":
                 mask = query.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(query.dtype).min)
             return plain(module, query, key, value, mask, **options)
 
-        def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        def attend(module, query, key, value, mask, **options):
             queries, keys = query.shape[2], key.shape[2]
             # a kernel that is causal by itself gets no mask
             if mask is None:
@@ -302,7 +302,7 @@ def attending(change: Callable[[Attention], Any]) -> Change:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner, name: str, value) -> Iterator[None]:
     """An attribute is another value, for this call."""
     original = getattr(owner, name)
     setattr(owner, name, value)

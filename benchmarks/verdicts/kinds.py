@@ -52,7 +52,7 @@ START = 21  # inside a block of 8 and of 16
 # Undeclared precisions.
 
 
-def _linear(module: Any, x: Tensor, columns: slice = slice(None)) -> Tensor:
+def _linear(module, x: Tensor, columns: slice = slice(None)) -> Tensor:
     """The product of a linear map without its bias, over some input features. transformers' Conv1D
     is [in, out].
     """
@@ -60,7 +60,7 @@ def _linear(module: Any, x: Tensor, columns: slice = slice(None)) -> Tensor:
     return x[..., columns] @ weight[columns]
 
 
-def _last_maps(model: Any, *, attention: bool = True, mlp: bool = True) -> list[Any]:
+def _last_maps(model, *, attention: bool = True, mlp: bool = True) -> list[Any]:
     """The last linear maps of attention and MLP, whose inputs tensor parallelism splits."""
     parts = [attention_of(layer) for layer in layers(model) if attention]
     parts += [layer.mlp for layer in layers(model) if mlp]
@@ -73,7 +73,7 @@ def _last_maps(model: Any, *, attention: bool = True, mlp: bool = True) -> list[
 def partial_sums(dtype: torch.dtype) -> Change:
     """Two ranks exchange their partial sums of attention and MLP in this dtype."""
 
-    def change(module: Any, arguments: Any, output: Tensor) -> Tensor:
+    def change(module, arguments, output: Tensor) -> Tensor:
         half = arguments[0].shape[-1] // 2
         ranks = [
             _linear(module, arguments[0], part).to(dtype)
@@ -88,7 +88,7 @@ def partial_sums(dtype: torch.dtype) -> Change:
 def inputs(change: Callable[[Tensor], Tensor], **parts: bool) -> Change:
     """The inputs of one kind of linear map, in every block, are change(inputs)."""
 
-    def hook(module: Any, arguments: Any, _: Tensor) -> Tensor:
+    def hook(module, arguments, _: Tensor) -> Tensor:
         total = _linear(module, change(arguments[0]))
         return total if module.bias is None else total + module.bias
 
@@ -120,7 +120,7 @@ class _InParts(TorchDispatchMode):
     has them.
     """
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.split("::")[1]
         if name not in ("linear", "matmul", "mm", "bmm", "addmm"):
             return func(*args, **(kwargs or {}))
@@ -174,7 +174,7 @@ half_a_block_overwritten = overwriting(
 def of_column(change: Callable[[Tensor], Tensor]) -> Engine:
     """The logits of one token are change(logits [positions, vocab])."""
 
-    def engine(model: Any, ids: Tensor) -> Tensor:
+    def engine(model, ids: Tensor) -> Tensor:
         logits = prefill(model, ids).clone()
         logits[:, TOKEN] = change(logits)
         return logits
@@ -182,7 +182,7 @@ def of_column(change: Callable[[Tensor], Tensor]) -> Engine:
     return engine
 
 
-def _by_tiles(head: Any, arguments: Any, _: Tensor) -> Tensor:
+def _by_tiles(head, arguments, _: Tensor) -> Tensor:
     """The head multiplies 16 columns at a time."""
     return torch.cat(
         [torch.nn.functional.linear(arguments[0], rows) for rows in head.weight.split(16)],
@@ -193,7 +193,7 @@ def _by_tiles(head: Any, arguments: Any, _: Tensor) -> Tensor:
 def rows_late(start: int, stop: int | None = None) -> Change:
     """A block's output at some positions is that of the position before."""
 
-    def change(_: Any, __: Any, output: Tensor) -> Tensor:
+    def change(_, __, output: Tensor) -> Tensor:
         late = output.clone()
         late[:, start:stop] = output.roll(1, 1)[:, start:stop]
         return late
@@ -204,15 +204,15 @@ def rows_late(start: int, stop: int | None = None) -> Change:
 # The cases.
 
 
-def _bug(name: str, engine: Engine, position: int | None = None, **options: Any) -> Mutation:
+def _bug(name: str, engine: Engine, position: int | None = None, **options) -> Mutation:
     return Mutation(name, engine, position=position, **options)
 
 
-def _twin(name: str, engine: Engine, **options: Any) -> Mutation:
+def _twin(name: str, engine: Engine, **options) -> Mutation:
     return Mutation(name, engine, changes=lambda _: False, **options)
 
 
-def _undeclared(name: str, change: Change, **options: Any) -> Iterator[Mutation]:
+def _undeclared(name: str, change: Change, **options) -> Iterator[Mutation]:
     yield Mutation(name, alter(change), is_undeclared=True, **options)
     yield _bug(f"{name}, a future key", alter(change, alter(future_key)), 10, **options)
     yield _bug(f"{name}, a stale slot", alter(change, cached([PREFIX], STALE)), PREFIX, **options)

@@ -129,7 +129,7 @@ class Mutation:
     module: Callable[[Any], Any] | None = field(default=None, repr=False)
     position: int | Callable[[Any], int] | None = field(default=None, repr=False)
 
-    def place(self, model: Any, module: str, position: int | None) -> tuple[str, int | None]:
+    def place(self, model, module: str, position: int | None) -> tuple[str, int | None]:
         """Where the fault is in a model: the module's name and the first position, or those that
         are passed if nothing is claimed.
         """
@@ -147,23 +147,23 @@ def _attention_of_block(number: int) -> Callable[[Any], Any]:
     return lambda model: attention_of(layers(model)[number])
 
 
-def _first_windowed_attention(model: Any) -> Any:
+def _first_windowed_attention(model):
     kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"]
     return _attention_of_block(kinds.index("sliding_attention"))(model)
 
 
-def _rotary_tables(model: Any) -> Any:
+def _rotary_tables(model):
     return model.model.rotary_emb
 
 
-def first_norm(layer: Any) -> Any:
+def first_norm(layer):
     return next(each for each in layer.children() if "Norm" in type(each).__name__)
 
 
 # The cache.
 
 
-def positions_off_by_one_after_the_prefix(model: Any, ids: Tensor) -> Tensor:
+def positions_off_by_one_after_the_prefix(model, ids: Tensor) -> Tensor:
     """Tokens after the reused prefix believe to stand one further right."""
     return walk(model, ids, [PREFIX], positions=lambda places: places + (places[0] > 0))
 
@@ -173,20 +173,20 @@ def overwriting(other: Callable[[Any, Tensor], Any], stop: int, slots: Slots) ->
     return cached([stop], left_by(other, stop, slots))
 
 
-def another_prompt(model: Any, ids: Tensor) -> Any:
+def another_prompt(model, ids: Tensor):
     return cache_of(model, other_tokens(ids)[:PREFIX])
 
 
-def _rejected_draft(model: Any, ids: Tensor) -> Any:
+def _rejected_draft(model, ids: Tensor):
     """The prompt's own prefix, then two tokens of a draft that was rejected."""
     return cache_of(model, torch.cat([ids[:PREFIX], other_tokens(ids)[:2]]))
 
 
-def neighbours_block_at_one_position(model: Any, ids: Tensor) -> Tensor:
+def neighbours_block_at_one_position(model, ids: Tensor) -> Tensor:
     """For the length of one token, a block's slots are those of another request."""
     own: list[tuple[Tensor, Tensor]] = []
 
-    def change(cache: Any, at: int) -> None:
+    def change(cache, at: int) -> None:
         if at == PREFIX:
             # a copy, because the slots are written over
             own.extend(
@@ -218,13 +218,13 @@ def _last_block_one_slot_late(slots: Tensor) -> Tensor:
     return late
 
 
-def trimmed_one_short(model: Any, ids: Tensor) -> Tensor:
+def trimmed_one_short(model, ids: Tensor) -> Tensor:
     """The cache keeps one token more than the block boundary says, so that token is seen twice."""
     last_twice = rewriting(lambda slots: torch.cat([slots, slots[:, :, -1:]], dim=2))
     return walk(model, ids, [PREFIX], partial(last_twice, model, ids), lambda places: places)
 
 
-def _one_layer_not_updated(_: Any, __: Tensor, cache: Any, ___: int) -> None:
+def _one_layer_not_updated(_, __: Tensor, cache, ___: int) -> None:
     """One layer's slot of the newest token was never written."""
     cache.layers[1].keys[:, :, -1] = cache.layers[1].values[:, :, -1] = 0
 
@@ -232,7 +232,7 @@ def _one_layer_not_updated(_: Any, __: Tensor, cache: Any, ___: int) -> None:
 def scaled_value(factor: float, slots: Slots = -3) -> Engine:
     """Cached values of one head of one layer are scaled; by default those of one token."""
 
-    def change(_: Any, __: Tensor, cache: Any, ___: int) -> None:
+    def change(_, __: Tensor, cache, ___: int) -> None:
         cache.layers[0].values[:, 0, slots] *= factor
 
     return cached([PREFIX], change)
@@ -255,7 +255,7 @@ def _int8(values: Tensor) -> Tensor:
     return (values / scale).round() * scale
 
 
-def racing_slot(model: Any, ids: Tensor) -> Tensor:
+def racing_slot(model, ids: Tensor) -> Tensor:
     """A slot is read before it is written, at another token each time."""
     return overwriting(another_prompt, PREFIX, random.randrange(-BLOCK, 0))(model, ids)
 
@@ -263,7 +263,7 @@ def racing_slot(model: Any, ids: Tensor) -> Tensor:
 # What attention sees.
 
 
-def _future_key(call: Attention) -> Any:
+def _future_key(call: Attention):
     queries, keys = call.query.shape[2], call.key.shape[2]
     # query 10 of the prompt, wherever the forward begins
     row = 10 - (keys - queries)
@@ -275,7 +275,7 @@ def _future_key(call: Attention) -> Any:
 future_key = attending(_future_key)  # query 10 sees key 11
 
 
-def _boundary_hidden(call: Attention) -> Any:
+def _boundary_hidden(call: Attention):
     """The first query of a chunk does not see the last token of the chunk before."""
     cached_keys = call.key.shape[2] - call.query.shape[2]
     if cached_keys:
@@ -292,23 +292,23 @@ def window_longer_by(tokens: int) -> Engine:
     )
 
 
-def _end_of_window(tokens: int, model: Any) -> int:
+def _end_of_window(tokens: int, model) -> int:
     """The first position that a window so many tokens longer shows at."""
     return int(model.config.sliding_window) + min(tokens, 0)
 
 
-def _other_kinds(model: Any) -> Any:
+def _other_kinds(model):
     """Layers with a window have none, and those without have one."""
     kinds = model.config.layer_types
     return [(model.config, "layer_types", kinds[1:] + kinds[:1])]
 
 
-def _left_padded(model: Any, ids: Tensor, **arguments: Tensor) -> Tensor:
+def _left_padded(model, ids: Tensor, **arguments: Tensor) -> Tensor:
     # the first five rows are those of the padding
     return prefill(model, torch.nn.functional.pad(ids, (5, 0)), **arguments)[5:]
 
 
-def left_padding_unmasked(model: Any, ids: Tensor) -> Tensor:
+def left_padding_unmasked(model, ids: Tensor) -> Tensor:
     """Padding before the prompt is attended to; positions are right.
 
     A mask of ones is given, because without any transformers reads positions that begin anew as
@@ -323,7 +323,7 @@ def left_padding_unmasked(model: Any, ids: Tensor) -> Tensor:
     )
 
 
-def left_padding_without_positions(model: Any, ids: Tensor) -> Tensor:
+def left_padding_without_positions(model, ids: Tensor) -> Tensor:
     """Padding before the prompt is masked, positions are counted from it: no matter under rotary
     positions.
     """
@@ -332,7 +332,7 @@ def left_padding_without_positions(model: Any, ids: Tensor) -> Tensor:
     return _left_padded(model, ids, attention_mask=mask)
 
 
-def all_positions_shifted_by_one(model: Any, ids: Tensor) -> Tensor:
+def all_positions_shifted_by_one(model, ids: Tensor) -> Tensor:
     """Every token believes to stand one further right: no matter under rotary positions."""
     return prefill(model, ids, position_ids=torch.arange(1, len(ids) + 1, device=ids.device)[None])
 
@@ -340,7 +340,7 @@ def all_positions_shifted_by_one(model: Any, ids: Tensor) -> Tensor:
 # The batch.
 
 
-def second_layer(model: Any) -> Any:
+def second_layer(model):
     return [layers(model)[1]]
 
 
@@ -349,7 +349,7 @@ def _leaky(batch: PromptBatch, emit: Emit) -> None:
     rows share.
     """
 
-    def change(_: Any, __: Any, hidden: Any) -> Any:
+    def change(_, __, hidden):
         hidden[batch.row, 20] = hidden[batch.rows - 1 - batch.row, 20]
         return hidden
 
@@ -358,7 +358,7 @@ def _leaky(batch: PromptBatch, emit: Emit) -> None:
 
 
 def in_a_batch(
-    model: Any,
+    model,
     ids: Tensor,
     row: int = 0,
     other: Tensor | None = None,
@@ -371,11 +371,11 @@ def in_a_batch(
     return logits[row]
 
 
-def _with_padding(model: Any, ids: Tensor) -> Tensor:
+def _with_padding(model, ids: Tensor) -> Tensor:
     return in_a_batch(model, ids, other=torch.zeros_like(ids))
 
 
-def _nan_through_a_maximum(_: Any, __: Any, hidden: Tensor) -> Tensor:
+def _nan_through_a_maximum(_, __, hidden: Tensor) -> Tensor:
     """A row of padding is NaN, as a softmax over nothing is, and all rows are scaled by the batch's
     largest value.
     """
@@ -384,7 +384,7 @@ def _nan_through_a_maximum(_: Any, __: Any, hidden: Tensor) -> Tensor:
     return hidden
 
 
-def _groups_swapped(call: Attention) -> Any:
+def _groups_swapped(call: Attention):
     """In one layer two groups of query heads read each other's keys."""
     if call.module.layer_idx != 1:
         return call.run()
@@ -394,11 +394,11 @@ def _groups_swapped(call: Attention) -> Any:
 # The arithmetic.
 
 
-def head_of(model: Any) -> Any:
+def head_of(model):
     return [model.get_output_embeddings()]
 
 
-def _head_in_bfloat16(head: Any, arguments: Any, output: Tensor) -> Tensor:
+def _head_in_bfloat16(head, arguments, output: Tensor) -> Tensor:
     """The last product is computed in bfloat16, and its result widened."""
     return torch.nn.functional.linear(arguments[0].bfloat16(), head.weight.bfloat16()).to(
         output.dtype,
@@ -408,7 +408,7 @@ def _head_in_bfloat16(head: Any, arguments: Any, output: Tensor) -> Tensor:
 def scaled_head(factor: float) -> Engine:
     """One attention head's output is scaled, in one layer."""
 
-    def change(call: Attention) -> Any:
+    def change(call: Attention):
         output, *rest = call.run()
         if call.module.layer_idx == 1:
             output = output.clone()
@@ -418,12 +418,12 @@ def scaled_head(factor: float) -> Engine:
     return alter(attending(change))
 
 
-def over_head_dim(call: Attention) -> Any:
+def over_head_dim(call: Attention):
     """Scores are divided by head_dim, not by its root."""
     return call.run(options=call.options | {"scaling": 1 / call.query.shape[-1]})
 
 
-def without_softcap(call: Attention) -> Any:
+def without_softcap(call: Attention):
     return call.run(options=call.options | {"softcap": None})
 
 
@@ -433,7 +433,7 @@ attention_scaled_by_head_dim = alter(attending(over_head_dim))
 def _rotating(change: Callable[[Any, Tensor], Tensor]) -> Change:
     """The rotary frequencies are change(model, frequencies)."""
 
-    def values(model: Any) -> Any:
+    def values(model):
         rotary = model.model.rotary_emb
         return [(rotary, "inv_freq", change(model, rotary.inv_freq).to(rotary.inv_freq.dtype))]
 
@@ -443,13 +443,13 @@ def _rotating(change: Callable[[Any, Tensor], Tensor]) -> Change:
 _halved = _rotating(lambda _, frequencies: frequencies / 2)
 
 
-def _of_another_base(_: Any, frequencies: Tensor) -> Tensor:
+def _of_another_base(_, frequencies: Tensor) -> Tensor:
     """The base of the rotation is 1 % larger than the checkpoint says."""
     places = torch.arange(len(frequencies), dtype=torch.float64, device=frequencies.device)
     return frequencies * 1.01 ** -(places / len(frequencies))
 
 
-def _by_parts(model: Any, frequencies: Tensor) -> Tensor:
+def _by_parts(model, frequencies: Tensor) -> Tensor:
     """Low frequencies are divided by 8 as in Llama 3.1, high ones stay; the checkpoint says nothing
     of it.
     """
@@ -460,25 +460,25 @@ def _by_parts(model: Any, frequencies: Tensor) -> Tensor:
     return frequencies * (share + (1 - share) / 8)
 
 
-def rotary_scaled_beyond_a_length(model: Any, ids: Tensor) -> Tensor:
+def rotary_scaled_beyond_a_length(model, ids: Tensor) -> Tensor:
     """From a length on frequencies are halved, for keys that were cached before too late."""
     with ExitStack() as stack:
 
-        def rescale(_: Any, at: int) -> None:
+        def rescale(_, at: int) -> None:
             if at == 24:
                 stack.enter_context(_halved(model))
 
         return walk(model, ids, [24], rescale)
 
 
-def _epsilon(module: Any) -> Iterator[tuple[Any, str, float]]:
+def _epsilon(module) -> Iterator[tuple[Any, str, float]]:
     # Llama's norms have the first name, LayerNorm and Gemma's the second
     for name in ("variance_epsilon", "eps"):
         if "Norm" in type(module).__name__ and hasattr(module, name):
             yield module, name, getattr(module, name)
 
 
-def _other_epsilons(model: Any) -> Any:
+def _other_epsilons(model):
     """Norms add 1e-5 where the checkpoint says 1e-6, or the other way round."""
     every = [each for module in model.modules() for each in _epsilon(module)]
     return [(module, name, 1e-6 if value == 1e-5 else 1e-5) for module, name, value in every]
@@ -487,7 +487,7 @@ def _other_epsilons(model: Any) -> Any:
 def norm_epsilon_of_layer(number: int) -> Engine:
     """One norm adds ten times what the checkpoint says."""
 
-    def values(model: Any) -> Any:
+    def values(model):
         return [
             (module, name, 10 * value)
             for module, name, value in _epsilon(first_norm(layers(model)[number]))
@@ -496,7 +496,7 @@ def norm_epsilon_of_layer(number: int) -> Engine:
     return alter(replacing(values))
 
 
-def final_norm(model: Any) -> list[Any]:
+def final_norm(model) -> list[Any]:
     """The norm before the head."""
     return [model.transformer.ln_f if hasattr(model, "transformer") else model.model.norm]
 
@@ -504,7 +504,7 @@ def final_norm(model: Any) -> list[Any]:
 def activated(module: torch.nn.Module) -> Change:
     """The MLPs' activation is this module."""
 
-    def places(model: Any) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:
+    def places(model) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:
         mlps = [layer.mlp for layer in layers(model)]
         return [(mlp, "act" if hasattr(mlp, "act") else "act_fn", module) for mlp in mlps]
 
@@ -514,7 +514,7 @@ def activated(module: torch.nn.Module) -> Change:
 def _head_of(change: Callable[[Any, Tensor, Tensor], Tensor]) -> Engine:
     """The head's weights are change(model, weights, ids)."""
 
-    def engine(model: Any, ids: Tensor) -> Tensor:
+    def engine(model, ids: Tensor) -> Tensor:
         head = model.get_output_embeddings()
         weight = torch.nn.Parameter(
             change(model, head.weight, ids).to(head.weight),
@@ -526,7 +526,7 @@ def _head_of(change: Callable[[Any, Tensor, Tensor], Tensor]) -> Engine:
     return engine
 
 
-def _untied(model: Any, weight: Tensor, _: Tensor) -> Tensor:
+def _untied(model, weight: Tensor, _: Tensor) -> Tensor:
     """The head, which the checkpoint ties to the embedding, keeps what it was initialised with."""
     values = torch.randn(
         weight.shape,
@@ -536,7 +536,7 @@ def _untied(model: Any, weight: Tensor, _: Tensor) -> Tensor:
     return values.to(weight.device) * model.config.initializer_range
 
 
-def _one_row_stale(_: Any, weight: Tensor, ids: Tensor) -> Tensor:
+def _one_row_stale(_, weight: Tensor, ids: Tensor) -> Tensor:
     """The head is a copy from before one token's embedding was changed by a fortieth."""
     stale = weight.clone()
     stale[ids[len(ids) // 2]] *= 1.025
@@ -551,7 +551,7 @@ def _routed(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Engine:
     weights.
     """
 
-    def route(_: Any, __: Any, output: Any) -> Any:
+    def route(_, __, output):
         return output[0], change(*output), output[2]
 
     return alter(registering("register_forward_hook", routers, route))
@@ -573,13 +573,13 @@ def _second_expert_lost(_: Tensor, weights: Tensor, __: Tensor) -> Tensor:
 # The output.
 
 
-def logits_of_the_previous_step(model: Any, ids: Tensor) -> Tensor:
+def logits_of_the_previous_step(model, ids: Tensor) -> Tensor:
     """Each position returns what the one before computed."""
     logits = prefill(model, ids)
     return torch.cat([logits[:1], logits[:-1]])
 
 
-def truncated_to_the_top_20(model: Any, ids: Tensor) -> Tensor:
+def truncated_to_the_top_20(model, ids: Tensor) -> Tensor:
     """The dump keeps the 20 largest logits."""
     logits = prefill(model, ids)
     least = logits.topk(20, dim=-1).values[:, -1:]

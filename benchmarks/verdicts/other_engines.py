@@ -72,19 +72,19 @@ FOLDER_SIDES = (
 PROMPT = Path(__file__).parents[2] / "sample_runs" / "prompts" / "parser.txt"
 
 
-def _zero_row(data: Any) -> None:
+def _zero_row(data) -> None:
     data[7] = 0
 
 
-def _swap_heads(data: Any) -> None:
+def _swap_heads(data) -> None:
     data[:128] = np.concatenate([data[64:128], data[:64]])
 
 
-def _transpose_block(data: Any) -> None:
+def _transpose_block(data) -> None:
     data[:64, :64] = data[:64, :64].T.copy()
 
 
-def _plain_norm(data: Any) -> None:
+def _plain_norm(data) -> None:
     data[:] = 1
 
 

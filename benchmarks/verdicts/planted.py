@@ -100,7 +100,7 @@ def _attention(change: Callable[[Attention], Any], inner: Engine = prefill) -> S
     """Attention goes towards change(call)."""
 
     def of_share(share: float) -> Engine:
-        def attend(call: Attention) -> Any:
+        def attend(call: Attention):
             output, *rest = call.run()
             return interpolate(output, change(call)[0], share), *rest
 
@@ -130,7 +130,7 @@ def _weights(places: Callable[[Any], Places]) -> Share:
     """Weights go towards others: (module, name, wrong weight) of a model."""
 
     def of_share(share: float) -> Engine:
-        def moved(model: Any) -> Places:
+        def moved(model) -> Places:
             for module, name, wrong in places(model):
                 weight = interpolate(getattr(module, name), wrong, share)
                 yield module, name, torch.nn.Parameter(weight, requires_grad=False)
@@ -144,7 +144,7 @@ def _blend(engine: Engine) -> Share:
     """Logits go towards an engine's."""
 
     def of_share(share: float) -> Engine:
-        def run(model: Any, ids: Tensor) -> Tensor:
+        def run(model, ids: Tensor) -> Tensor:
             return interpolate(prefill(model, ids), engine(model, ids), share)
 
         return run
@@ -158,7 +158,7 @@ def _blend(engine: Engine) -> Share:
 def _keys_scaled(share: float) -> Engine:
     """Keys are read with another scale than they were written with."""
 
-    def change(_: Any, __: Any, cache: Any, ___: int) -> None:
+    def change(_, __, cache, ___: int) -> None:
         for layer in cache.layers:
             layer.keys = layer.keys * (1 + share)
 
@@ -174,7 +174,7 @@ def _positions_moved_after_the_prefix(share: float) -> Engine:
     return lambda model, ids: walk(model, ids, [PREFIX], positions=move)
 
 
-def _padding_seen(call: Attention) -> Any:
+def _padding_seen(call: Attention):
     call.mask[..., _PADDING:, :_PADDING] = True
     return call.run()
 
@@ -182,7 +182,7 @@ def _padding_seen(call: Attention) -> Any:
 # Attention and positions.
 
 
-def _window_longer(call: Attention) -> Any:
+def _window_longer(call: Attention):
     """A layer with a window sees one key more."""
     window = call.options.get("sliding_window")
     if window is None:
@@ -196,7 +196,7 @@ def _frequencies(change: Callable[[Any, Tensor], Tensor]) -> Share:
     """Frequencies of the rotation go towards change(model, frequencies)."""
 
     def of_share(share: float) -> Engine:
-        def move(model: Any, own: Tensor) -> Tensor:
+        def move(model, own: Tensor) -> Tensor:
             return interpolate(own, change(model, own), share)
 
         return alter(_rotating(move))
@@ -204,7 +204,7 @@ def _frequencies(change: Callable[[Any, Tensor], Tensor]) -> Share:
     return of_share
 
 
-def _without_sinks(model: Any) -> Places:
+def _without_sinks(model) -> Places:
     for layer in layers(model):
         attention = attention_of(layer)
         # e^-20 of a key's weight is as good as none
@@ -217,7 +217,7 @@ def _without_sinks(model: Any) -> Places:
 def _epsilons(share: float) -> Engine:
     """Norms add up to ten times the epsilon of the checkpoint."""
 
-    def values(model: Any) -> Places:
+    def values(model) -> Places:
         for module in model.modules():
             for owner, name, value in _epsilon(module):
                 yield owner, name, value * (1 + 9 * share)
@@ -234,21 +234,21 @@ def _mean_square_in_bfloat16(output: Tensor, x: Tensor) -> Tensor:
     return (output * (exact / rounded).sqrt()).to(x.dtype)
 
 
-def _first_norms(model: Any) -> list[Any]:
+def _first_norms(model) -> list[Any]:
     return [first_norm(layer) for layer in layers(model)]
 
 
 def _bias(part: str, name: str, factor: float) -> Share:
     """A bias of the second layer goes towards `factor` times itself."""
 
-    def places(model: Any) -> Places:
+    def places(model) -> Places:
         module = getattr(getattr(layers(model)[1], part), name)
         yield module, "bias", module.bias * factor
 
     return _weights(places)
 
 
-def _rank_lost(model: Any) -> Places:
+def _rank_lost(model) -> Places:
     """The partial sums of the second of two ranks are not added."""
     module = attention_of(layers(model)[1]).o_proj
     wrong = module.weight.clone()
@@ -256,7 +256,7 @@ def _rank_lost(model: Any) -> Places:
     yield module, "weight", wrong
 
 
-def _expert_transposed(model: Any) -> Places:
+def _expert_transposed(model) -> Places:
     """One expert's last projection was stored the other way round."""
     experts = layers(model)[1].mlp.experts
     wrong = experts.down_proj.clone()
@@ -264,7 +264,7 @@ def _expert_transposed(model: Any) -> Places:
     yield experts, "down_proj", wrong
 
 
-def _without_router_bias(model: Any) -> Places:
+def _without_router_bias(model) -> Places:
     for router in routers(model):
         yield router, "bias", torch.zeros_like(router.bias)
 
@@ -281,12 +281,12 @@ def _routing(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Share:
     return of_share
 
 
-def _head_untied(model: Any) -> Places:
+def _head_untied(model) -> Places:
     head = model.get_output_embeddings()
     yield head, "weight", _untied(model, head.weight, head.weight).to(head.weight)
 
 
-def _row_stale(model: Any) -> Places:
+def _row_stale(model) -> Places:
     """The head has one token's row from before its embedding was halved."""
     head = model.get_output_embeddings()
     wrong = head.weight.clone()
@@ -297,11 +297,11 @@ def _row_stale(model: Any) -> Places:
 # The output.
 
 
-def _at_temperature(model: Any, ids: Tensor) -> Tensor:
+def _at_temperature(model, ids: Tensor) -> Tensor:
     return prefill(model, ids) / 2
 
 
-def _biased(model: Any, ids: Tensor) -> Tensor:
+def _biased(model, ids: Tensor) -> Tensor:
     """Another request's logit bias is added."""
     logits = prefill(model, ids).clone()
     logits[:, _TOKEN] += 5

@@ -77,7 +77,7 @@ def _nf4(rows: np.ndarray) -> np.ndarray:
 def with_weights(format: Rounding, inner: Engine = prefill) -> Engine:
     """The layers' matrices, but norms, hold only what the format holds."""
 
-    def values(model: Any) -> Iterator[tuple[Any, str, Tensor]]:
+    def values(model) -> Iterator[tuple[Any, str, Tensor]]:
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2 and ("layers." in name or ".h." in name):
                 # [in, out]
@@ -98,7 +98,7 @@ def _e5m2(values: Tensor) -> Tensor:
 _eager = replacing(lambda model: [(model.config, "_attn_implementation", "eager")])
 
 
-def logits_in_bfloat16(model: Any, ids: Tensor) -> Tensor:
+def logits_in_bfloat16(model, ids: Tensor) -> Tensor:
     """What the model computed is sent in bfloat16."""
     return prefill(model, ids).bfloat16().float()
 
@@ -109,7 +109,7 @@ def _in_bfloat16(inner: Engine) -> Engine:
     suspected`, model.rotary_emb).
     """
 
-    def engine(model: Any, ids: Tensor) -> Tensor:
+    def engine(model, ids: Tensor) -> Tensor:
         own = copy.deepcopy(model)
         for parameter in own.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)

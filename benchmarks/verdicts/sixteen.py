@@ -84,14 +84,14 @@ Share = Callable[[float], Engine]
 
 def _towards(
     modules: Callable[[Any], Any],
-    index: Any,
+    index,
     other: Callable[[Any, Any], Tensor],
     inner: Engine = prefill,
 ) -> Share:
     """Part of a module's output is moved by a share of the way to other(output, input)."""
 
     def of_share(share: float) -> Engine:
-        def change(_: Any, arguments: Any, output: Tensor) -> Tensor:
+        def change(_, arguments, output: Tensor) -> Tensor:
             result = output.clone()
             result[index] = interpolate(output[index], other(output, arguments[0]), share)
             return result
@@ -101,7 +101,7 @@ def _towards(
     return of_share
 
 
-def _norm(model: Any) -> list[Any]:
+def _norm(model) -> list[Any]:
     return [first_norm(layers(model)[1])]
 
 
@@ -117,7 +117,7 @@ def _two_tokens_swapped(output: Tensor, tokens: Tensor) -> Tensor:
 def attention_reads_ahead(share: float) -> Engine:
     """One query of the first layer reads the value after its own."""
 
-    def change(call: Attention) -> Any:
+    def change(call: Attention):
         output, *rest = call.run()
         if call.module.layer_idx == 0:
             output = output.clone()
@@ -136,7 +136,7 @@ def _of_another_step(output: Tensor, _: Tensor) -> Tensor:
     return output * (1 + 0.1 * moves)
 
 
-def _softmax_by_exp2(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Tensor:
+def _softmax_by_exp2(query, key, value, mask, scaling: float) -> Tensor:
     """Softmax in powers of two, whose log2(e) is rounded to bfloat16."""
     log2e = float(torch.tensor(math.log2(math.e), dtype=torch.bfloat16))
     scores = (query.float() @ key.float().transpose(2, 3) * (scaling * log2e)).masked_fill(

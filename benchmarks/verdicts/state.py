@@ -138,7 +138,7 @@ def engine_of(
     one token each left of the prompt's own prefix.
     """
 
-    def side(model: Any, ids: Tensor) -> Tensor:
+    def side(model, ids: Tensor) -> Tensor:
         prompt = tuple(ids.tolist())
         # a Bamba's own positions are wrong, others have none to give
         has_positions = fault.shift > 0 or model.config.model_type == "bamba"

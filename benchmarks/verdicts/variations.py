@@ -37,7 +37,7 @@ def _same(
     name: str,
     engine: Engine | None = None,
     applies: Callable[[LoadedModel], bool] = lambda _: True,
-    **options: Any,
+    **options,
 ) -> Mutation:
     return Mutation(name, engine, applies=applies, changes=_never, **options)
 
@@ -45,14 +45,14 @@ def _same(
 def reordering(seed: int) -> Engine:
     """Every linear map sums in an order drawn from the seed."""
 
-    def engine(model: Any, ids: Tensor) -> Tensor:
+    def engine(model, ids: Tensor) -> Tensor:
         with reorder(model, seed):
             return prefill(model, ids)
 
     return engine
 
 
-def in_float64(model: Any, ids: Tensor) -> Tensor:
+def in_float64(model, ids: Tensor) -> Tensor:
     """The same weights, computed in float64 and rounded once at the end."""
     with torch.inference_mode(False), torch.no_grad():
         wide = copy.deepcopy(model).double()
@@ -66,7 +66,7 @@ class _Halves(TorchDispatchMode):
     split K.
     """
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.linear.default:
             x, weight, bias = (*args, None)[:3]
             half = x.shape[-1] // 2
@@ -82,7 +82,7 @@ class _Halves(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def in_two_halves(model: Any, ids: Tensor) -> Tensor:
+def in_two_halves(model, ids: Tensor) -> Tensor:
     """Tensor parallelism over two ranks, or split K."""
     with _Halves():
         return prefill(model, ids)
@@ -93,7 +93,7 @@ def without_groups(change: Callable[..., Tensor]) -> Engine:
     scores are capped.
     """
 
-    def attend(call: Attention) -> Any:
+    def attend(call: Attention):
         # capped scores are another function, which the changes below do not compute
         if call.options.get("softcap") is not None:
             return call.run()
@@ -106,7 +106,7 @@ def without_groups(change: Callable[..., Tensor]) -> Engine:
     return alter(attending(attend))
 
 
-def _in_parts(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Tensor:
+def _in_parts(query, key, value, mask, scaling: float) -> Tensor:
     """Keys in parts of 7, each with its own softmax, put together by their sums: flash decoding."""
     scores = (query.float() @ key.float().transpose(2, 3) * scaling).masked_fill(~mask, -torch.inf)
     largest = scores.amax(-1, keepdim=True)
@@ -118,7 +118,7 @@ def _in_parts(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Te
     return output / total
 
 
-def _rounded_scores(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Tensor:
+def _rounded_scores(query, key, value, mask, scaling: float) -> Tensor:
     """Scores and weights are rounded to the dtype of the model, as an unfused kernel does."""
     scores = (query @ key.transpose(2, 3) * scaling).masked_fill(~mask, -torch.inf)
     return scores.softmax(-1) @ value
@@ -127,12 +127,12 @@ def _rounded_scores(query: Any, key: Any, value: Any, mask: Any, scaling: float)
 scores_rounded = without_groups(_rounded_scores)
 
 
-def in_uneven_chunks(model: Any, ids: Tensor) -> Tensor:
+def in_uneven_chunks(model, ids: Tensor) -> Tensor:
     """Chunks of 1, 2, 3 ... tokens."""
     return walk(model, ids, list(itertools.accumulate(range(1, len(ids)))))
 
 
-def last_row_of_a_batch(model: Any, ids: Tensor) -> Tensor:
+def last_row_of_a_batch(model, ids: Tensor) -> Tensor:
     """The last of five rows."""
     # the neighbors are the same tokens in another order, so none needs padding
     rows = torch.stack([ids.roll(k) for k in (1, 2, 3, 4, 0)])
@@ -140,14 +140,14 @@ def last_row_of_a_batch(model: Any, ids: Tensor) -> Tensor:
     return logits[-1]
 
 
-def _head_by_tokens(head: Any, arguments: Any, _: Tensor) -> Tensor:
+def _head_by_tokens(head, arguments, _: Tensor) -> Tensor:
     """The head multiplies one position at a time."""
     return torch.stack([torch.nn.functional.linear(row, head.weight) for row in arguments[0][0]])[
         None
     ]
 
 
-def _norm_in_float64(module: Any, arguments: Any, output: Tensor) -> Tensor:
+def _norm_in_float64(module, arguments, output: Tensor) -> Tensor:
     """A norm is computed once more in float64 and rounded."""
     x = arguments[0].double()
     eps = getattr(module, "variance_epsilon", None) or module.eps
@@ -161,14 +161,14 @@ def _norm_in_float64(module: Any, arguments: Any, output: Tensor) -> Tensor:
     return (x * weight + (0 if bias is None else bias.double())).to(output.dtype)
 
 
-def _norms(model: Any) -> list[Any]:
+def _norms(model) -> list[Any]:
     return [module for module in model.modules() if "Norm" in type(module).__name__]
 
 
 norms_in_float64 = alter(hooking(_norms, _norm_in_float64))
 
 
-def nondeterministic_sums(model: Any, ids: Tensor) -> Tensor:
+def nondeterministic_sums(model, ids: Tensor) -> Tensor:
     """Sums in another order at every call, as with atomic additions."""
     # never a seed of the other cases, and another one at each call
     return reordering(1000 + next(_calls))(model, ids)
