@@ -36,7 +36,7 @@ class Watched:
             assert path is not None, f"run {run_id} is lost"
             assert _digest(path) == digest, f"run {run_id} has changed"
         for run_id in paths.keys() - self.known.keys():
-            _read(paths[run_id])
+            read_whole(paths[run_id])
             self.known[run_id] = _digest(paths[run_id])
         broken_labels = self.store.all_labels()[1]
         assert broken_labels == [], broken_labels
@@ -58,7 +58,7 @@ def _digest(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read(path):
+def read_whole(path):
     """Every logit of every side is the one that was digested when the run was written."""
     with RunReader(path) as run:
         for side in run.sides:

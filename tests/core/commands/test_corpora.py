@@ -2,13 +2,12 @@
 `filtered_resps` is a text).
 """
 
-import json
-
 import numpy as np
 import pytest
 
 from core.commands.corpora import are_samples, compare_samples
 from core.errors import DumpError
+from tests.json_lines import write_lines
 
 CHOICES = (" yes", " no, never", " it depends")
 RANDOM = np.random.default_rng(0)
@@ -41,8 +40,7 @@ def samples(path, logliks, prompt="p"):
         lines.append(
             line | {name: float(answer == GOLD[number]) for name, answer in correct.items()},
         )
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return write_lines(path, lines)
 
 
 def test_changed_answers_have_margins_and_near_ties(tmp_path):
@@ -85,8 +83,7 @@ def test_generations_change_without_a_margin(start, tmp_path):
             | {"metrics": ["exact_match"], "exact_match": float(text == "5")}
             for n, text in enumerate(answers)
         ]
-        paths.append(tmp_path / f"{name}.jsonl")
-        paths[-1].write_text("".join(json.dumps(line) + "\n" for line in lines))
+        paths.append(write_lines(tmp_path / f"{name}.jsonl", lines))
     changes = compare_samples(paths)
     (row,) = changes["changed"]
     assert (row["doc_id"], row["variant_answer"] == "['6']") == ("1", not start)

@@ -20,6 +20,7 @@ from core.judging.ingest import ingest
 from core.judging.stored import explain_pair
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.json_lines import read_lines, write_lines
 from tests.places import ROOT
 
 FOLDER = ROOT / "tests" / "cases" / "rollouts" / "engines"
@@ -46,7 +47,7 @@ class Case:
 
 
 def rows_of(name):
-    return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
+    return read_lines(FOLDER / f"{name}.jsonl")
 
 
 def sampled():
@@ -149,8 +150,7 @@ def changed(rows, **columns):
 def cause_of(case, model=None):
     """Name and sentence of the cause that `explain` gives for a case, both "" if it gives none."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rollout.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in case.rows))
+        path = write_lines(Path(folder) / "rollout.jsonl", case.rows)
         store = Store(Path(folder) / "runs")
         run_id = ingest(store, [path])
         if model:
