@@ -64,7 +64,16 @@ def page_text(app):
     """All text of the page, as a reader sees it: without the signs that keep names of others from
     being markdown.
     """
-    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
+    kinds = (
+        "title",
+        "markdown",
+        "caption",
+        "info",
+        "success",
+        "warning",
+        "error",
+        "subheader",
+    )
     texts = [str(element.value) for kind in kinds for element in getattr(app, kind)]
     return "\n".join([*texts, *(fold.label for fold in app.expander)]).replace("\\", "")
 

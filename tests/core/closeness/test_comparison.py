@@ -81,7 +81,14 @@ def plant(kind, exact, error):
     elif kind == "column":
         faulty[..., 7] *= 1 + 20 * error
     elif kind == "pattern":
-        faulty += 5 * error * np.outer(np.sin(np.arange(256)), np.cos(np.arange(96))).reshape(SHAPE)
+        faulty += (
+            5
+            * error
+            * np.outer(
+                np.sin(np.arange(256)),
+                np.cos(np.arange(96)),
+            ).reshape(SHAPE)
+        )
     elif kind == "row":
         faulty[2, 5] *= 1 + 20 * error
     elif kind == "axis 0":
@@ -217,13 +224,27 @@ def test_without_a_trusted_result_one_rounding_is_the_measure(exact, rng):
 @pytest.mark.parametrize(("trusted", "verdict"), [(1, "undecided"), (8, "bug suspected")])
 def test_one_trusted_result_may_have_rounded_less_by_luck(rng, exact, trusted, verdict):
     expected = [rounded(rng, exact) for _ in range(trusted)]
-    assert compare_errors(rounded(rng, exact, 3 * ROUNDING), expected, exact).verdict == verdict
+    assert (
+        compare_errors(
+            rounded(rng, exact, 3 * ROUNDING),
+            expected,
+            exact,
+        ).verdict
+        == verdict
+    )
 
 
 def test_a_rerun_is_no_other_rounding(rng, exact):
     """Four copies decide as little as one does."""
     expected = [rounded(rng, exact)] * 4
-    assert compare_errors(rounded(rng, exact, 3 * ROUNDING), expected, exact).verdict == "undecided"
+    assert (
+        compare_errors(
+            rounded(rng, exact, 3 * ROUNDING),
+            expected,
+            exact,
+        ).verdict
+        == "undecided"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

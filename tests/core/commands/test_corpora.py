@@ -21,7 +21,11 @@ def samples(path, logliks, prompt="p"):
     lines = []
     for number, row in enumerate(logliks):
         arguments = {
-            f"gen_args_{n}": {"arg_0": "Q", "arg_1": choice} for n, choice in enumerate(CHOICES)
+            f"gen_args_{n}": {
+                "arg_0": "Q",
+                "arg_1": choice,
+            }
+            for n, choice in enumerate(CHOICES)
         }
         lengths = np.array([len(choice) - 1 for choice in CHOICES])
         correct = {"acc": row.argmax(), "acc_norm": (row / lengths).argmax()}
@@ -98,11 +102,21 @@ def test_compare_prints_them(cli, tmp_path, monkeypatch):
         samples(tmp_path / "eight.jsonl", MOVED, "other prompt"),
     ]
     report = cli("compare", *paths, "--json").json
-    assert (report["samples"], report["other_prompts"], report["variant"]) == (200, 200, "eight")
+    assert (
+        report["samples"],
+        report["other_prompts"],
+        report["variant"],
+    ) == (200, 200, "eight")
     (tmp_path / "more").mkdir()
     samples(tmp_path / "more" / "one.jsonl", MOVED)
     assert (
-        cli("compare", "one.jsonl", "more/one.jsonl", "--json").json["variant"] == "more/one.jsonl"
+        cli(
+            "compare",
+            "one.jsonl",
+            "more/one.jsonl",
+            "--json",
+        ).json["variant"]
+        == "more/one.jsonl"
     )
     assert cli("compare", *paths, "--fail-on", "bits").returncode == 2
     with paths[1].open("a") as file:
@@ -116,7 +130,10 @@ def test_compare_prints_them(cli, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "line",
-    ["[1]", '{"doc_id": 1, "filtered_resps": [], "arguments": {}, "metrics": [], "target": ""}'],
+    [
+        "[1]",
+        '{"doc_id": 1, "filtered_resps": [], "arguments": {}, "metrics": [], "target": ""}',
+    ],
 )
 def test_lines_that_are_no_scored_samples_are_refused(line, tmp_path):
     (tmp_path / "a.jsonl").write_text(line + "\n")

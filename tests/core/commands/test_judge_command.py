@@ -10,7 +10,10 @@ from core.runs.store.store import open_store
 from tests.core.runs.made_runs import opened
 
 MODEL = ("--model", "sample_runs/model")
-PROMPT = ("--prompt", "def walk(self, path):\n    for step in path:\n        if step is None:\n")
+PROMPT = (
+    "--prompt",
+    "def walk(self, path):\n    for step in path:\n        if step is None:\n",
+)
 
 
 def _scaled(batch, emit):

@@ -70,10 +70,22 @@ def test_a_dump_in_memory_is_what_its_run_file_is(name, tmp_path):
     path = tmp_path / "dump.npz"
     sides = DUMPS[name]
     if "emitted" in sides:
-        sides = sides | {f"emitted:{side}": sides["emitted"] for side in ("reference", "variant")}
+        sides = sides | {
+            f"emitted:{side}": sides["emitted"]
+            for side in (
+                "reference",
+                "variant",
+            )
+        }
         del sides["emitted"]
     np.savez(path, **sides)
-    with temporary_run([path]) as stored, compare_arrays([path], on_progress=no_progress) as run:
+    with (
+        temporary_run([path]) as stored,
+        compare_arrays(
+            [path],
+            on_progress=no_progress,
+        ) as run,
+    ):
         assert isinstance(run, MemoryRun)
         reports = []
         for each in (stored, run):

@@ -134,7 +134,14 @@ def expected_figures(a, b, fmt):
         distance[finite] = np.abs(ordinal(x[finite], fmt) - ordinal(y[finite], fmt))
         gaps = np.abs(x[finite] - y[finite])
         cells = np.where(mismatch, (1 << fmt.bits) - 1, distance)
-        step = spacing(np.abs(x[np.isfinite(x)]).max(), fmt) if np.isfinite(x).any() else math.nan
+        step = (
+            spacing(
+                np.abs(x[np.isfinite(x)]).max(),
+                fmt,
+            )
+            if np.isfinite(x).any()
+            else math.nan
+        )
         in_steps = np.where(mismatch, np.inf, 0.0)
         in_steps[finite] = np.where(gaps > 0, np.clip(gaps / step, *_CELLS), 0.0)
         of_groups = np.array([in_steps[i : i + 32].max() for i in range(0, len(cells), 32)])

@@ -146,7 +146,11 @@ def test_the_commands_of_the_guide(llama, answers, cli, tmp_path, monkeypatch):
     only(monkeypatch)
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path))
     monkeypatch.setattr(axes, "LENGTHS", (5, 17, 33))
-    block = re.findall(r"```text\n(ulpscope .*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    block = re.findall(
+        r"```text\n(ulpscope .*?)```",
+        GUIDE.read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
     commands = [shlex.split(line, comments=True)[1:] for line in block[0].splitlines()]
     assert len(commands) == 3
     with planted(llama, answers) as address:
@@ -271,7 +275,15 @@ def test_an_axis_that_failed_does_not_pass_the_gate(cli, tmp_path):
 
 @pytest.mark.parametrize(("requests", "code"), [(40, 2), (50, 0)])
 def test_a_probe_that_ends_early_passes_no_gate(requests, code, cli, tmp_path):
-    words = ("--prompt", "Hello there", "--tests", "rerun,state", "--fail-on", "state", "--json")
+    words = (
+        "--prompt",
+        "Hello there",
+        "--tests",
+        "rerun,state",
+        "--fail-on",
+        "state",
+        "--json",
+    )
     limit = ("--max-requests", str(requests), "--store", tmp_path)
     with odd_server.serving(odd_server.good) as (address, _):
         done = cli("probe", address, *words, *limit)

@@ -67,7 +67,10 @@ def test_a_file_of_a_framework_has_its_arrays(files, names, step, tmp_path):
         assert rows["is_trained"].tolist() == mask.tolist()
         for column, name in (("reference", "rollout"), ("variant", "trainer")):
             values = rows[column].to_numpy(float)[mask]
-            np.testing.assert_array_equal(values, EXPECTED[f"{name}{prompt}"][mask].astype(float))
+            np.testing.assert_array_equal(
+                values,
+                EXPECTED[f"{name}{prompt}"][mask].astype(float),
+            )
     assert summary.finite == trained
 
 

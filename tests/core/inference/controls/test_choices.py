@@ -88,7 +88,17 @@ def test_a_side_of_more_experts_differs_at_each_choice_and_is_found(ties):
     verdict = judge(ties, tiny_prompts(ties), variant=of_three)
     (row,) = [row for row in verdict.evidence if isinstance(row.figures, ChoicesFigures)]
     assert verdict.name == BUG_SUSPECTED
-    assert row.figures.differing == row.figures.choices == 3 * sum(map(len, tiny_prompts(ties)))
+    assert (
+        row.figures.differing
+        == row.figures.choices
+        == 3
+        * sum(
+            map(
+                len,
+                tiny_prompts(ties),
+            )
+        )
+    )
 
 
 def test_a_gap_is_measured_by_what_rounding_moves_the_scores_there():
