@@ -40,13 +40,13 @@ def run() -> list[Line]:
                 CaptureRequest(model=loaded.name, variants=(variant,)),
             )
 
-            def capture(plan=plan) -> None:
+            def capture(plan=plan):
                 with RunWriter(store, plan.header) as writer:
                     run_capture(plan, writer)
                     # else seven runs would be on the disk
                     store.delete(writer.finish())
 
-            def bare(plan=plan) -> None:
+            def bare(plan=plan):
                 with torch.inference_mode():
                     for path in plan.paths:
                         side_of(str(path)).run_on(loaded)(ids, ignore)

@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="an earlier output")
     options = parser.parse_args()
     number, parts = options.part
-    counts: Counter[str] = Counter()
+    counts = Counter()
     right, lines, reasons, missing = [], [], [], []
     for family in (options.family or families())[number::parts]:
         with quiet():

@@ -41,7 +41,7 @@ def notebook(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
     """
     x, y = a.view(fmt.values).astype(np.float32), b.view(fmt.values).astype(np.float32)
 
-    def ordinals(bits: NDArray) -> NDArray:
+    def ordinals(bits):
         # widened before subtracting: distances of 16-bit ordinals wrap in int16
         signed = bits.view(f"i{fmt.itemsize}").astype(np.int64)
         return np.where(signed < 0, -(1 << (fmt.bits - 1)) - signed, signed)
@@ -55,10 +55,10 @@ def notebook(a: NDArray, b: NDArray, fmt: FloatFormat) -> Figures:
     histogram = np.zeros(1 << 16, np.int64)
     histogram[near[near < 1 << 16]] = elements[near < 1 << 16]
 
-    def top(values: NDArray) -> NDArray:
+    def top(values):
         return np.array([largest(row, TOP_K) for row in values])
 
-    def log_softmax(values: NDArray) -> tuple[NDArray, NDArray]:
+    def log_softmax(values):
         wide = values.astype(np.float64)
         highest = wide.max(axis=1, keepdims=True)
         total = highest + np.log(np.exp(wide - highest).sum(axis=1, keepdims=True))
@@ -101,10 +101,10 @@ def chunked_torch(
     whole = [torch.from_numpy(side.view(f"i{fmt.itemsize}")) for side in (a, b)]
     # a distance of ordinals takes one bit more than the format
     wide = torch.int32 if fmt.bits == 16 else torch.int64
-    parts: list[tuple] = []
+    parts = []
     histogram = torch.zeros(1 << 16, dtype=torch.int64)
 
-    def ordinals(bits: torch.Tensor) -> torch.Tensor:
+    def ordinals(bits):
         steps = bits.to(wide)
         return torch.where(steps < 0, -(1 << (fmt.bits - 1)) - steps, steps)
 

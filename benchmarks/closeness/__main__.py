@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 import pandas as pd
 import torch
-from torch import Tensor
 
 from core.closeness.comparison import compare_errors
 from core.closeness.operation import draws_of
@@ -50,7 +49,7 @@ def _scores(operation: Operation, name: str, seed: int) -> Iterator[tuple[str, s
     expected = operation.reference(*inputs)
     draws = draws_of(operation.reference, inputs, dtype)
 
-    def of_tests(kind: str, actual: Tensor) -> Iterator[tuple[str, str, float]]:
+    def of_tests(kind, actual):
         others = [each.double() for each in (actual, expected)]
         for rival, test in rivals_of(name).items():
             yield kind, rival, test.score(*others, exact)

@@ -39,7 +39,7 @@ def cast(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 def kernel(function: Function) -> Function:
     """Return a function that computes in float32 and rounds once."""
 
-    def run(*inputs: Tensor) -> Tensor:
+    def run(*inputs):
         return function(*cast(inputs, torch.float32)).to(inputs[0].dtype)
 
     return run
@@ -87,7 +87,7 @@ def _online_softmax(x: Tensor) -> Tensor:
 def _softmax_over(total: Function, power: Function = torch.exp) -> Function:
     """Return a softmax whose denominators are total(powers)."""
 
-    def run(x: Tensor) -> Tensor:
+    def run(x):
         powers = power(x - x.amax(-1, keepdim=True))
         return powers / total(powers)
 

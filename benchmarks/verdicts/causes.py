@@ -115,7 +115,7 @@ def _in_text(change: Callable[[Values, NDArray[np.int64], float], Values]) -> In
     do, strength).
     """
 
-    def inject(pair: Pair, strength: float) -> Pair:
+    def inject(pair, strength):
         y = pair.y.copy()
         for at, row in enumerate(y):
             ids, times = np.unique(pair.tokens[: at + 1], return_counts=True)
@@ -141,7 +141,7 @@ def _biased(y: Values, strength: float) -> Values:
 
 
 def _last_ids(value: float) -> Inject:
-    def change(y: Values, strength: float) -> Values:
+    def change(y, strength):
         return np.where(np.arange(y.shape[1]) < y.shape[1] - strength, y, value)
 
     return _changing(change)

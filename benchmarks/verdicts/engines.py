@@ -29,14 +29,13 @@ BLOCK = 4
 
 def prefill(model, ids: Tensor, **arguments) -> Tensor:
     """One plain forward. [positions] -> [positions, vocab]"""
-    logits: Tensor = model(input_ids=ids[None], use_cache=False, **arguments).logits
-    return logits[0]
+    return model(input_ids=ids[None], use_cache=False, **arguments).logits[0]
 
 
 def in_16_bits_only(engine: Engine) -> Engine:
     """The engine where the model is in 16 bits, a plain forward in float32 and float64."""
 
-    def run(model, ids: Tensor) -> Tensor:
+    def run(model, ids):
         is_16_bits = model.dtype.itemsize == 2
         return engine(model, ids) if is_16_bits else prefill(model, ids)
 
@@ -134,8 +133,8 @@ def cached(
     each of them.
     """
 
-    def engine(model, ids: Tensor) -> Tensor:
-        def apply_changes(cache, at: int) -> None:
+    def engine(model, ids):
+        def apply_changes(cache, at):
             for change in changes:
                 change(model, ids, cache, at)
 
@@ -155,7 +154,7 @@ def rewriting(
 ) -> CacheChange:
     """Keys and values, of all layers or of one, are change(keys or values)."""
 
-    def change_cache(_, __: Tensor, cache, ___: int) -> None:
+    def change_cache(_, __, cache, ___):
         for each in cache.layers if layer is None else [cache.layers[layer]]:
             each.keys, each.values = change(each.keys), change(each.values)
 
@@ -172,7 +171,7 @@ def left_by(
     holds there.
     """
 
-    def change(model, ids: Tensor, cache, at: int) -> None:
+    def change(model, ids, cache, at):
         if at != stop:
             return
         for layer, stale in zip(cache.layers, other(model, ids).layers, strict=True):
@@ -195,7 +194,7 @@ def interpolate(values: Tensor, towards: Tensor, share: float) -> Tensor:
 def alter(change: Change, engine: Engine = prefill) -> Engine:
     """The engine on the changed model."""
 
-    def run(model, ids: Tensor) -> Tensor:
+    def run(model, ids):
         with change(model):
             return engine(model, ids)
 
@@ -225,7 +224,7 @@ def registering(
     """These modules of a model have a hook. kind: the method that registers it."""
 
     @contextmanager
-    def hooks(model) -> Iterator[None]:
+    def hooks(model):
         with ExitStack() as stack:
             for module in modules(model):
                 stack.enter_context(getattr(module, kind)(hook))
@@ -238,7 +237,7 @@ def replacing(values: Callable[[Any], Iterable[tuple[Any, str, Any]]]) -> Change
     """Attributes are other values: (owner, name, value) of a model."""
 
     @contextmanager
-    def replacements(model) -> Iterator[None]:
+    def replacements(model):
         with ExitStack() as stack:
             for owner, name, value in values(model):
                 stack.enter_context(replaced(owner, name, value))
@@ -272,7 +271,7 @@ def attending(change: Callable[[Attention], Any]) -> Change:
     """Every layer's attention is change(call)."""
 
     @contextmanager
-    def attention(model) -> Iterator[None]:
+    def attention(model):
         name = model.config._attn_implementation
         # eager attention is a function of the model's own module, and in no table
         own = sys.modules[type(attention_of(layers(model)[0])).__module__].eager_attention_forward

@@ -73,7 +73,7 @@ def _last_maps(model, *, attention: bool = True, mlp: bool = True) -> list[Any]:
 def partial_sums(dtype: torch.dtype) -> Change:
     """Two ranks exchange their partial sums of attention and MLP in this dtype."""
 
-    def change(module, arguments, output: Tensor) -> Tensor:
+    def change(module, arguments, output):
         half = arguments[0].shape[-1] // 2
         ranks = [
             _linear(module, arguments[0], part).to(dtype)
@@ -88,7 +88,7 @@ def partial_sums(dtype: torch.dtype) -> Change:
 def inputs(change: Callable[[Tensor], Tensor], **parts: bool) -> Change:
     """The inputs of one kind of linear map, in every block, are change(inputs)."""
 
-    def hook(module, arguments, _: Tensor) -> Tensor:
+    def hook(module, arguments, _):
         total = _linear(module, change(arguments[0]))
         return total if module.bias is None else total + module.bias
 
@@ -152,7 +152,7 @@ def int8(*dims: int) -> CacheChange:
     tokens, head_dim].
     """
 
-    def round_trip(values: Tensor) -> Tensor:
+    def round_trip(values):
         new = values[:, :, -8:]
         scale = new.abs().amax(dims, keepdim=True).clamp_min(1e-8) / 127
         return torch.cat([values[:, :, :-8], (new / scale).round() * scale], dim=2)
@@ -174,7 +174,7 @@ half_a_block_overwritten = overwriting(
 def of_column(change: Callable[[Tensor], Tensor]) -> Engine:
     """The logits of one token are change(logits [positions, vocab])."""
 
-    def engine(model, ids: Tensor) -> Tensor:
+    def engine(model, ids):
         logits = prefill(model, ids).clone()
         logits[:, TOKEN] = change(logits)
         return logits
@@ -193,7 +193,7 @@ def _by_tiles(head, arguments, _: Tensor) -> Tensor:
 def rows_late(start: int, stop: int | None = None) -> Change:
     """A block's output at some positions is that of the position before."""
 
-    def change(_, __, output: Tensor) -> Tensor:
+    def change(_, __, output):
         late = output.clone()
         late[:, start:stop] = output.roll(1, 1)[:, start:stop]
         return late

@@ -184,9 +184,9 @@ def _rejected_draft(model, ids: Tensor):
 
 def neighbours_block_at_one_position(model, ids: Tensor) -> Tensor:
     """For the length of one token, a block's slots are those of another request."""
-    own: list[tuple[Tensor, Tensor]] = []
+    own = []
 
-    def change(cache, at: int) -> None:
+    def change(cache, at):
         if at == PREFIX:
             # a copy, because the slots are written over
             own.extend(
@@ -232,7 +232,7 @@ def _one_layer_not_updated(_, __: Tensor, cache, ___: int) -> None:
 def scaled_value(factor: float, slots: Slots = -3) -> Engine:
     """Cached values of one head of one layer are scaled; by default those of one token."""
 
-    def change(_, __: Tensor, cache, ___: int) -> None:
+    def change(_, __, cache, ___):
         cache.layers[0].values[:, 0, slots] *= factor
 
     return cached([PREFIX], change)
@@ -367,8 +367,7 @@ def in_a_batch(
     request's.
     """
     rows = torch.stack([ids, other_tokens(ids) if other is None else other])
-    logits: Tensor = model(input_ids=rows, use_cache=False).logits
-    return logits[row]
+    return model(input_ids=rows, use_cache=False).logits[row]
 
 
 def _with_padding(model, ids: Tensor) -> Tensor:
@@ -408,7 +407,7 @@ def _head_in_bfloat16(head, arguments, output: Tensor) -> Tensor:
 def scaled_head(factor: float) -> Engine:
     """One attention head's output is scaled, in one layer."""
 
-    def change(call: Attention):
+    def change(call):
         output, *rest = call.run()
         if call.module.layer_idx == 1:
             output = output.clone()
@@ -464,7 +463,7 @@ def rotary_scaled_beyond_a_length(model, ids: Tensor) -> Tensor:
     """From a length on frequencies are halved, for keys that were cached before too late."""
     with ExitStack() as stack:
 
-        def rescale(_, at: int) -> None:
+        def rescale(_, at):
             if at == 24:
                 stack.enter_context(_halved(model))
 
@@ -504,7 +503,7 @@ def final_norm(model) -> list[Any]:
 def activated(module: torch.nn.Module) -> Change:
     """The MLPs' activation is this module."""
 
-    def places(model) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:
+    def places(model):
         mlps = [layer.mlp for layer in layers(model)]
         return [(mlp, "act" if hasattr(mlp, "act") else "act_fn", module) for mlp in mlps]
 
@@ -514,7 +513,7 @@ def activated(module: torch.nn.Module) -> Change:
 def _head_of(change: Callable[[Any, Tensor, Tensor], Tensor]) -> Engine:
     """The head's weights are change(model, weights, ids)."""
 
-    def engine(model, ids: Tensor) -> Tensor:
+    def engine(model, ids):
         head = model.get_output_embeddings()
         weight = torch.nn.Parameter(
             change(model, head.weight, ids).to(head.weight),
@@ -591,12 +590,11 @@ uncapped = alter(replacing(lambda model: [(model.config, "final_logit_softcappin
 
 def _at_temperature_1(logits: Tensor) -> Sequence[int]:
     generator = torch.Generator().manual_seed(0)
-    sampled: list[int] = torch.multinomial(
+    return torch.multinomial(
         logits.float().cpu().softmax(-1),
         1,
         generator=generator,
     )[:, 0].tolist()
-    return sampled
 
 
 MUTATIONS: tuple[Mutation, ...] = (

@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metada
 from safetensors.numpy import load_file, save_file
 
 from core.checks.modules_alone import in_words
-from core.engines.process import EngineProcess, EngineRows
+from core.engines.process import EngineProcess
 from core.engines.registry import describe
 from core.inference.controls.judge_model import judge
 from core.inference.models.engine_files import folder_of, gguf_of
@@ -179,7 +179,7 @@ def fed(change: Callable[[Sequence[int]], list[int]]) -> AbstractContextManager[
     """
     run = EngineProcess.run
 
-    def run_changed(process: EngineProcess, ids: Sequence[int]) -> Iterator[EngineRows]:
+    def run_changed(process, ids):
         fed_ids = change(ids)
         more = len(fed_ids) - len(ids)
         for rows in run(process, fed_ids):
@@ -198,7 +198,7 @@ def chat(
     template.
     """
 
-    def tokens(text: str) -> list[int]:
+    def tokens(text):
         return list(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     opening, other, words = tokens(OPENING), tokens(OTHER_OPENING), tokens(PROMPT.read_text())
@@ -224,7 +224,7 @@ def _row(
     ratio = "" if verdict.noise_ratio is None else f"{verdict.noise_ratio:.3g}"
     each = ""
     for row in verdict.evidence:
-        figures: Any = row.figures
+        figures = row.figures
         if fault == "none" and row.check == "an engine's settings":
             each = f"{', '.join(figures.settings)}; all wide {figures.widest_noise_ratio:.2f}"
         elif fault != "none" and row.check == "each module alone":

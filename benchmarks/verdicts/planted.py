@@ -99,8 +99,8 @@ def family_model(family: str, dtype: str, seed: int) -> LoadedModel:
 def _attention(change: Callable[[Attention], Any], inner: Engine = prefill) -> Share:
     """Attention goes towards change(call)."""
 
-    def of_share(share: float) -> Engine:
-        def attend(call: Attention):
+    def of_share(share):
+        def attend(call):
             output, *rest = call.run()
             return interpolate(output, change(call)[0], share), *rest
 
@@ -112,8 +112,8 @@ def _attention(change: Callable[[Attention], Any], inner: Engine = prefill) -> S
 def _slots(change: Callable[[Tensor], Tensor]) -> Share:
     """Cached keys and values go towards change(slots)."""
 
-    def of_share(share: float) -> Engine:
-        def move(slots: Tensor) -> Tensor:
+    def of_share(share):
+        def move(slots):
             return interpolate(slots, change(slots), share)
 
         return cached([PREFIX], rewriting(move))
@@ -129,8 +129,8 @@ def _stale(slots: int | slice) -> Share:
 def _weights(places: Callable[[Any], Places]) -> Share:
     """Weights go towards others: (module, name, wrong weight) of a model."""
 
-    def of_share(share: float) -> Engine:
-        def moved(model) -> Places:
+    def of_share(share):
+        def moved(model):
             for module, name, wrong in places(model):
                 weight = interpolate(getattr(module, name), wrong, share)
                 yield module, name, torch.nn.Parameter(weight, requires_grad=False)
@@ -143,8 +143,8 @@ def _weights(places: Callable[[Any], Places]) -> Share:
 def _blend(engine: Engine) -> Share:
     """Logits go towards an engine's."""
 
-    def of_share(share: float) -> Engine:
-        def run(model, ids: Tensor) -> Tensor:
+    def of_share(share):
+        def run(model, ids):
             return interpolate(prefill(model, ids), engine(model, ids), share)
 
         return run
@@ -158,7 +158,7 @@ def _blend(engine: Engine) -> Share:
 def _keys_scaled(share: float) -> Engine:
     """Keys are read with another scale than they were written with."""
 
-    def change(_, __, cache, ___: int) -> None:
+    def change(_, __, cache, ___):
         for layer in cache.layers:
             layer.keys = layer.keys * (1 + share)
 
@@ -168,7 +168,7 @@ def _keys_scaled(share: float) -> Engine:
 def _positions_moved_after_the_prefix(share: float) -> Engine:
     """Tokens after a reused prefix stand a share of a position further right."""
 
-    def move(places: Tensor) -> Tensor:
+    def move(places):
         return places + share * bool(places[0] > 0)
 
     return lambda model, ids: walk(model, ids, [PREFIX], positions=move)
@@ -195,8 +195,8 @@ def _window_longer(call: Attention):
 def _frequencies(change: Callable[[Any, Tensor], Tensor]) -> Share:
     """Frequencies of the rotation go towards change(model, frequencies)."""
 
-    def of_share(share: float) -> Engine:
-        def move(model, own: Tensor) -> Tensor:
+    def of_share(share):
+        def move(model, own):
             return interpolate(own, change(model, own), share)
 
         return alter(_rotating(move))
@@ -217,7 +217,7 @@ def _without_sinks(model) -> Places:
 def _epsilons(share: float) -> Engine:
     """Norms add up to ten times the epsilon of the checkpoint."""
 
-    def values(model) -> Places:
+    def values(model):
         for module in model.modules():
             for owner, name, value in _epsilon(module):
                 yield owner, name, value * (1 + 9 * share)
@@ -241,7 +241,7 @@ def _first_norms(model) -> list[Any]:
 def _bias(part: str, name: str, factor: float) -> Share:
     """A bias of the second layer goes towards `factor` times itself."""
 
-    def places(model) -> Places:
+    def places(model):
         module = getattr(getattr(layers(model)[1], part), name)
         yield module, "bias", module.bias * factor
 
@@ -272,8 +272,8 @@ def _without_router_bias(model) -> Places:
 def _routing(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Share:
     """Weights of the chosen experts go towards change(router's logits, weights, ids)."""
 
-    def of_share(share: float) -> Engine:
-        def move(logits: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    def of_share(share):
+        def move(logits, weights, ids):
             return interpolate(weights, change(logits, weights, ids), share)
 
         return _routed(move)

@@ -8,8 +8,7 @@ ml_dtypes and numpy, the nearest of all levels, loops over groups.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -77,7 +76,7 @@ def _nf4(rows: np.ndarray) -> np.ndarray:
 def with_weights(format: Rounding, inner: Engine = prefill) -> Engine:
     """The layers' matrices, but norms, hold only what the format holds."""
 
-    def values(model) -> Iterator[tuple[Any, str, Tensor]]:
+    def values(model):
         for name, parameter in model.named_parameters():
             if parameter.ndim == 2 and ("layers." in name or ".h." in name):
                 # [in, out]
@@ -109,7 +108,7 @@ def _in_bfloat16(inner: Engine) -> Engine:
     suspected`, model.rotary_emb).
     """
 
-    def engine(model, ids: Tensor) -> Tensor:
+    def engine(model, ids):
         own = copy.deepcopy(model)
         for parameter in own.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)

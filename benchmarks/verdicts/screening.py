@@ -80,10 +80,10 @@ def screened(name: str, folder: Path, *, is_named: bool, has_exact: bool) -> Ite
     is_named: the dump names its compute dtype; has_exact: it comes with exact results too.
     """
     loaded, prompts = model_named(name)
-    files: dict[str, Path | None] = {"nothing": None}
+    files = {"nothing": None}
     if has_exact:
         files |= _exact_files(loaded, prompts, folder)
-    references: dict[str | Engine, NDArray] = {}
+    references = {}
     pair = folder / "pair.npz"
     for case in (case for case in cases_of(loaded) if case.sample is None):
         # not every path is possible on every model
@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("--unnamed", action="store_true", help="dumps name no compute dtype")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    outcomes: list[Screened] = []
+    outcomes = []
     with quiet(), tempfile.TemporaryDirectory() as folder:
         for name in options.model or (DENSE_16_BITS if options.exact else NAMES):
             about = {"is_named": not options.unnamed, "has_exact": options.exact}

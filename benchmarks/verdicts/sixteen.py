@@ -24,7 +24,6 @@ from torch import Tensor
 
 from benchmarks.verdicts.engines import (
     PREFIX,
-    Attention,
     Engine,
     alter,
     attending,
@@ -90,8 +89,8 @@ def _towards(
 ) -> Share:
     """Part of a module's output is moved by a share of the way to other(output, input)."""
 
-    def of_share(share: float) -> Engine:
-        def change(_, arguments, output: Tensor) -> Tensor:
+    def of_share(share):
+        def change(_, arguments, output):
             result = output.clone()
             result[index] = interpolate(output[index], other(output, arguments[0]), share)
             return result
@@ -117,7 +116,7 @@ def _two_tokens_swapped(output: Tensor, tokens: Tensor) -> Tensor:
 def attention_reads_ahead(share: float) -> Engine:
     """One query of the first layer reads the value after its own."""
 
-    def change(call: Attention):
+    def change(call):
         output, *rest = call.run()
         if call.module.layer_idx == 0:
             output = output.clone()
@@ -400,8 +399,8 @@ def main() -> int:
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    trials: list[Tried] = []
-    draws: dict[tuple[str, int], list[FloorTest]] = {}
+    trials = []
+    draws = {}
     for name in options.model or MODELS:
         loaded, _ = model_named(name, options.device)
         for count in options.prompts or (2,):

@@ -138,7 +138,7 @@ def engine_of(
     one token each left of the prompt's own prefix.
     """
 
-    def side(model, ids: Tensor) -> Tensor:
+    def side(model, ids):
         prompt = tuple(ids.tolist())
         # a Bamba's own positions are wrong, others have none to give
         has_positions = fault.shift > 0 or model.config.model_type == "bamba"
@@ -150,9 +150,9 @@ def engine_of(
             other = _left_by(batch, prompt[:PREFIX], fault.parts, size=1)
         elif fault.tokens is not None:
             other = _left_by(batch, fault.tokens(prompt), fault.parts, size=len(prompt))
-        pieces: list[Tensor] = []
+        pieces = []
 
-        def keep(_: int, logits: Tensor) -> None:
+        def keep(_, logits):
             pieces.append(logits.clone())
 
         cache = new_cache(batch.loaded)

@@ -464,7 +464,7 @@ def main() -> int:
     torch.set_num_threads(1)
     names, printed, is_wrong = options.model or MODELS, [], False
 
-    def show(trial: Trial) -> None:
+    def show(trial):
         printed.append(line_of(trial))
         print(printed[-1], flush=True)
 

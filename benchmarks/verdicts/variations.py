@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.verdicts.engines import (
     PREFIX,
-    Attention,
     Engine,
     alter,
     attending,
@@ -45,7 +44,7 @@ def _same(
 def reordering(seed: int) -> Engine:
     """Every linear map sums in an order drawn from the seed."""
 
-    def engine(model, ids: Tensor) -> Tensor:
+    def engine(model, ids):
         with reorder(model, seed):
             return prefill(model, ids)
 
@@ -93,7 +92,7 @@ def without_groups(change: Callable[..., Tensor]) -> Engine:
     scores are capped.
     """
 
-    def attend(call: Attention):
+    def attend(call):
         # capped scores are another function, which the changes below do not compute
         if call.options.get("softcap") is not None:
             return call.run()
@@ -136,8 +135,7 @@ def last_row_of_a_batch(model, ids: Tensor) -> Tensor:
     """The last of five rows."""
     # the neighbors are the same tokens in another order, so none needs padding
     rows = torch.stack([ids.roll(k) for k in (1, 2, 3, 4, 0)])
-    logits: Tensor = model(input_ids=rows, use_cache=False).logits
-    return logits[-1]
+    return model(input_ids=rows, use_cache=False).logits[-1]
 
 
 def _head_by_tokens(head, arguments, _: Tensor) -> Tensor:
