@@ -98,11 +98,17 @@ def plant(kind, exact, error):
     return faulty
 
 
-@pytest.mark.parametrize("kind", ["constant", "value", "columns", "pattern"])
-def test_a_direction_is_found(rng, exact, kind):
+def found_of(kind, rng, exact):
+    """The comparison of a planted fault, of the size of rounding, with eight roundings."""
     expected = [rounded(rng, exact) for _ in range(8)]
     found = compare_errors(rounded(rng, plant(kind, exact, ROUNDING)), expected, exact)
     assert found.verdict == "bug suspected"
+    return found
+
+
+@pytest.mark.parametrize("kind", ["constant", "value", "columns", "pattern"])
+def test_a_direction_is_found(rng, exact, kind):
+    found = found_of(kind, rng, exact)
     assert kind.removesuffix("s") in {each.kind for each in found.directions if each.is_fault}
 
 
@@ -111,10 +117,8 @@ def test_a_direction_is_found(rng, exact, kind):
     [("row", (2, 5)), ("column", (7,)), ("axis 0", (1,)), ("element", (3, 1, 4))],
 )
 def test_a_place_is_found(rng, exact, kind, index):
-    expected = [rounded(rng, exact) for _ in range(8)]
-    found = compare_errors(rounded(rng, plant(kind, exact, ROUNDING)), expected, exact)
-    assert found.verdict == "bug suspected"
-    assert (kind, index) in {(each.kind, each.index) for each in found.places}
+    places = found_of(kind, rng, exact).places
+    assert (kind, index) in {(each.kind, each.index) for each in places}
 
 
 def test_an_epsilon_ten_times_too_large_is_found_below_twice_the_rounding(rng):

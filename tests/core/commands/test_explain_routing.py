@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import GptOssConfig, Qwen3MoeConfig
 
+from benchmarks.verdicts.engines import walk
 from benchmarks.verdicts.tiny_models import model_of, tiny_model
 from core.commands import explaining
 from core.numerics.recorded_choices import write_choices
@@ -197,14 +198,9 @@ def token_by_token(loaded, ids):
     """One forward a token, with a cache."""
     values, experts = [], []
     for row in ids:
-        cache = None
-        logits = []
         with recording(loaded.model) as forwards, torch.no_grad():
-            for token in row:
-                output = loaded.model(token[None, None], past_key_values=cache, use_cache=True)
-                cache = output.past_key_values
-                logits.append(output.logits[0, 0])
-        logprobs = torch.stack(logits).float().log_softmax(-1)[READ]
+            logits = walk(loaded.model, row, range(1, len(row)))
+        logprobs = logits.float().log_softmax(-1)[READ]
         values.append(logprobs.gather(1, row[PROMPT:, None])[:, 0])
         experts.append(torch.cat([torch.stack(each, dim=1) for each in forwards]))
     return torch.stack(values), torch.stack(experts)

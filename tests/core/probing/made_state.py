@@ -3,8 +3,10 @@
 import numpy as np
 
 from core.judging.axes import AXES
-from core.judging.state import StateAnswers
+from core.judging.state import StateAnswers, judge_state
 from core.responses.records import ResponseSide
+from core.runs.file.records import Provenance
+from core.runs.response_run import write_responses
 from tests.core.responses.made_sides import response
 
 
@@ -32,3 +34,9 @@ def made_state(noise, size, share=1.0):
         sides={name: ResponseSide(name, answers) for name, answers in sides.items()},
         missing={axis.name: "it sends none" for axis in AXES if axis.name not in sides},
     )
+
+
+def stored(store, state):
+    """Store a state as a run; returns its id."""
+    sides, pairs, verdicts = judge_state(state, [state.cold, *state.sides.values()])
+    return write_responses(store, "state", Provenance("upload", "made"), sides, pairs, verdicts)

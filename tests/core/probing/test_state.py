@@ -23,12 +23,10 @@ from core.probing.servers import Ask, find_server
 from core.responses.alignment import align
 from core.responses.pairing import compare_sides
 from core.responses.records import ResponseSide
-from core.runs.file.records import Provenance
-from core.runs.response_run import write_responses
 from core.runs.store.store import Store
 from tests.core.probing import faulty_proxy, odd_server
 from tests.core.probing.faulty_proxy import planted
-from tests.core.probing.made_state import changed, made_state
+from tests.core.probing.made_state import changed, made_state, stored
 from tests.core.responses.made_sides import response, run_of
 from tests.places import ROOT
 
@@ -264,9 +262,7 @@ def test_an_axis_that_failed_does_not_pass_the_gate(cli, tmp_path):
         state.failed |= failed
         for axis in failed:
             del state.missing[axis]
-        sides, pairs, verdicts = judge_state(state, [state.cold, *state.sides.values()])
-        origin = Provenance("upload", "made")
-        run_id = write_responses(Store(tmp_path), "state", origin, sides, pairs, verdicts)
+        run_id = stored(Store(tmp_path), state)
         done = cli("compare", run_id, "--fail-on", "state", "--json", "--store", tmp_path)
         gate = json.loads(done.stdout)["gate"]
         outcomes.append(sorted(each["outcome"] for each in gate["conditions"]))
