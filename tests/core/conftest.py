@@ -22,6 +22,10 @@ class Done:
     stdout: str
     stderr: str
 
+    def succeeded(self):
+        assert self.returncode == 0, self.stderr
+        return self
+
     @property
     def json(self):
         """What it printed with --json."""

@@ -94,8 +94,7 @@ def test_a_gate_has_one_comment_which_later_jobs_update(cli, github, job, tmp_pa
     report = tmp_path / "gate.md"
     for text in ("### first\n", "### second\n"):
         report.write_text(text)
-        done = cli("comment", report, "--artifact", "http://g/files")
-        assert done.returncode == 0
+        done = cli("comment", report, "--artifact", "http://g/files").succeeded()
         assert done.stdout == "http://c/120\n"
     assert cli("comment", report, "--name", "other gate").stdout == "http://c/121\n"
     assert len(github.comments) == 122
@@ -113,8 +112,7 @@ def test_a_gate_has_one_comment_which_later_jobs_update(cli, github, job, tmp_pa
 @pytest.mark.parametrize("status", [403, 500])
 def test_a_comment_that_github_refuses_is_a_warning(cli, github, job, tmp_path, status):
     github.status = status
-    done = cli("comment", tmp_path / "gate.md")
-    assert done.returncode == 0
+    done = cli("comment", tmp_path / "gate.md").succeeded()
     assert len(github.comments) == 120
     assert done.stdout.startswith("::warning title=ULPscope::GitHub refuses the token's comment")
     assert ("pull-requests: write" in done.stdout) == (status == 403)

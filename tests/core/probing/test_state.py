@@ -155,8 +155,7 @@ def test_the_commands_of_the_guide(llama, answers, cli, tmp_path, monkeypatch):
         for command in commands:
             stored = [path.stem for path in tmp_path.glob("*.duckdb")]
             known = {"http://127.0.0.1:8000": address, "RUN": "".join(stored)}
-            done = cli(*[known.get(word, word) for word in command])
-            assert done.returncode == 0, done.stderr
+            cli(*[known.get(word, word) for word in command]).succeeded()
     assert len(stored) == 1
 
 
