@@ -38,7 +38,7 @@ from benchmarks.verdicts.mutations import (
     second_layer,
     single_precision,
 )
-from benchmarks.verdicts.variations import scores_rounded
+from benchmarks.verdicts.variations import same, scores_rounded
 from core.inference.controls.precisions.catalogue import RoundedOperands
 from core.verdict import BUG_SUSPECTED, Verdict
 
@@ -208,10 +208,6 @@ def _bug(name: str, engine: Engine, position: int | None = None, **options) -> M
     return Mutation(name, engine, position=position, **options)
 
 
-def _twin(name: str, engine: Engine, **options) -> Mutation:
-    return Mutation(name, engine, changes=lambda _: False, **options)
-
-
 def _undeclared(name: str, change: Change, **options) -> Iterator[Mutation]:
     yield Mutation(name, alter(change), is_undeclared=True, **options)
     yield _bug(f"{name}, a future key", alter(change, alter(future_key)), 10, **options)
@@ -229,21 +225,21 @@ KINDS: tuple[Mutation, ...] = (
         is_undeclared=True,
         **WIDE,
     ),
-    _twin("partial sums in float32", alter(partial_sums(torch.float32)), **WIDE),
+    same("partial sums in float32", alter(partial_sums(torch.float32)), **WIDE),
     *_undeclared("TF32 by truncation", lambda _: RoundedOperands(_truncated), **WIDE),
-    _twin("products of three bfloat16 parts", alter(lambda _: _InParts()), **WIDE),
+    same("products of three bfloat16 parts", alter(lambda _: _InParts()), **WIDE),
     Mutation("int8 cache, a scale a channel", cached(8, CHANNELS), is_undeclared=True),
     _bug("int8 cache, a scale a channel, a future key", cached(8, CHANNELS, inner=future_key), 10),
     _bug("int8 cache, a scale a channel, a stale slot", cached(8, CHANNELS, STALE), PREFIX),
     Mutation("int8 cache, a scale a head", cached(8, int8(-1, -2)), is_undeclared=True),
-    _twin("a cache in chunks of 8", cached(8)),
+    same("a cache in chunks of 8", cached(8)),
     *_undeclared("fp8 inputs of the MLP's last map", inputs(fp8_by_token, attention=False)),
     Mutation(
         "fp8 inputs of attention's last map",
         alter(inputs(fp8_by_token, mlp=False)),
         is_undeclared=True,
     ),
-    _twin("inputs scaled and back", alter(inputs(scaled_and_back, attention=False)), **WIDE),
+    same("inputs scaled and back", alter(inputs(scaled_and_back, attention=False)), **WIDE),
     _bug(
         "one column of the head x 1.01",
         of_column(lambda logits: logits[:, TOKEN] * 1.01),
@@ -254,12 +250,12 @@ KINDS: tuple[Mutation, ...] = (
         of_column(lambda logits: logits[:, TOKEN - 1]),
         says=f"{TOKEN}",
     ),
-    _twin("head by tiles of 16 columns", alter(hooking(head_of, _by_tiles))),
+    same("head by tiles of 16 columns", alter(hooking(head_of, _by_tiles))),
     _bug("rows late from 21 to the block's end", alter(rows_late(START, 32)), START),
     _bug("rows late from 21 on", alter(rows_late(START)), START),
     _bug("rows late from a block's boundary on", alter(rows_late(32)), 32),
     _bug("a block overwritten when half full", half_a_block_overwritten, START),
-    _twin("chunks that end inside a block", cached([START, 37])),
+    same("chunks that end inside a block", cached([START, 37])),
     _bug(
         "rows late from 21 on, in 16 bits only",
         in_16_bits_only(alter(rows_late(START))),
@@ -267,7 +263,7 @@ KINDS: tuple[Mutation, ...] = (
         **NARROW,
     ),
     _bug("a future key, in 16 bits only", in_16_bits_only(alter(future_key)), 10, **NARROW),
-    _twin("scores rounded, in 16 bits only", in_16_bits_only(scores_rounded), **NARROW),
+    same("scores rounded, in 16 bits only", in_16_bits_only(scores_rounded), **NARROW),
 )
 
 

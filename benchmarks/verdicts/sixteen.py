@@ -52,6 +52,7 @@ from benchmarks.verdicts.variations import (
     in_float64,
     in_two_halves,
     norms_in_float64,
+    same,
     scores_rounded,
     without_groups,
 )
@@ -266,7 +267,7 @@ def cases_of(loaded: LoadedModel, shares: Sequence[float] = SHARES) -> list[Muta
         for case in (*MUTATIONS, *VARIATIONS)
         if case.applies(loaded) and case.sample is None and case.base is None
     ]
-    twin = Mutation("scores rounded to 16 bits", scores_rounded, changes=lambda _: False)
+    twin = same("scores rounded to 16 bits", scores_rounded)
     faults = [Mutation(name, make(share)) for name, make in FAULTS.items() for share in shares]
     small = [case for case in SMALL if case.applies(loaded)]
     return [*faults, *small, *(case for case in cases if not case.name.startswith(_SLOW)), twin]

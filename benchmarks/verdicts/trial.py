@@ -31,7 +31,13 @@ from benchmarks.verdicts.kinds import KINDS, problems_of
 from benchmarks.verdicts.mutations import FAULTS, HARMLESS, MUTATIONS, Mutation, scaled_value
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
-from benchmarks.verdicts.variations import SLOW_PATHS, VARIATIONS, in_two_halves, reordering
+from benchmarks.verdicts.variations import (
+    SLOW_PATHS,
+    VARIATIONS,
+    in_two_halves,
+    reordering,
+    same,
+)
 from core.checks.emitted_tokens import sampler_evidence
 from core.errors import CaptureError
 from core.evidence import FAILED, FLOAT32
@@ -242,11 +248,7 @@ def registered(case: Mutation) -> Iterator[None]:
 
 def cases_of(loaded: LoadedModel, is_quick: bool = True) -> list[Mutation]:
     """Every case that applies to the model: the bugs first. Not quick: also those that compile."""
-    slow = (
-        ()
-        if is_quick
-        else tuple(Mutation(path, path=path, changes=lambda _: False) for path in SLOW_PATHS)
-    )
+    slow = () if is_quick else tuple(same(path, path=path) for path in SLOW_PATHS)
     return [
         case
         for case in (*MUTATIONS, *PRECISIONS, *ON_TOP, *VARIATIONS, *slow)

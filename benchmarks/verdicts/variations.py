@@ -32,7 +32,7 @@ def _never(_: LoadedModel) -> bool:
     return False
 
 
-def _same(
+def same(
     name: str,
     engine: Engine | None = None,
     applies: Callable[[LoadedModel], bool] = lambda _: True,
@@ -201,32 +201,32 @@ PATHS = (
 SLOW_PATHS = ("prefill+compile", "decode+compile")
 
 VARIATIONS: tuple[Mutation, ...] = (
-    *(_same(path, path=path) for path in PATHS),
-    _same("decode+batch:3 against decode", path="decode+batch:3", reference="decode"),
-    _same("static against chunked:5", path="static", reference="chunked:5"),
-    *(_same(f"reordering of seed {seed}", reordering(seed)) for seed in (101, 102, 103)),
-    _same("float64, rounded at the end", in_float64),
-    _same("products in two halves", in_two_halves),
-    _same(
+    *(same(path, path=path) for path in PATHS),
+    same("decode+batch:3 against decode", path="decode+batch:3", reference="decode"),
+    same("static against chunked:5", path="static", reference="chunked:5"),
+    *(same(f"reordering of seed {seed}", reordering(seed)) for seed in (101, 102, 103)),
+    same("float64, rounded at the end", in_float64),
+    same("products in two halves", in_two_halves),
+    same(
         "attention in parts of 7 keys",
         without_groups(_in_parts),
         # gemma2 caps its scores
         lambda loaded: not _of("gemma2")(loaded),
     ),
-    _same(
+    same(
         "cached slots in another order",
         # a sum over slots in another order; a window would drop other tokens
         cached([PREFIX], rewriting(lambda slots: slots.flip(2))),
         _full,
     ),
-    _same("chunks of 1, 2, 3 ... tokens", in_uneven_chunks),
-    _same("last of five rows", last_row_of_a_batch),
-    _same("head one position at a time", alter(hooking(head_of, _head_by_tokens))),
-    _same("norms in float64", norms_in_float64),
-    _same(
+    same("chunks of 1, 2, 3 ... tokens", in_uneven_chunks),
+    same("last of five rows", last_row_of_a_batch),
+    same("head one position at a time", alter(hooking(head_of, _head_by_tokens))),
+    same("norms in float64", norms_in_float64),
+    same(
         "fused tanh GELU",
         alter(activated(torch.nn.GELU(approximate="tanh"))),
         _of("gpt2", "gemma2"),
     ),
-    _same("sums in another order at every call", nondeterministic_sums),
+    same("sums in another order at every call", nondeterministic_sums),
 )
