@@ -4,8 +4,6 @@ as the table says, and what it adds is where the table says, in a copy of the tr
 A new example is NAME.patch, its row in the table and a function `shows_NAME` here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -2,8 +2,6 @@
 test_golden.py.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 in them.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Logits of two sides of a model, as a dump has them."""
 
-from __future__ import annotations
-
 import torch
 
 from core.inference.paths.engines import side_of, whole_side

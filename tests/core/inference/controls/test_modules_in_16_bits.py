@@ -2,8 +2,6 @@
 the module is named; other ways to compute the same pass.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
