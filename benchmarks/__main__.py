@@ -7,7 +7,7 @@ import os
 import sys
 from types import ModuleType
 
-from benchmarks.timing import Line, table
+from benchmarks.timing import table
 
 _MODULES = {
     "kernel": "kernel",
@@ -34,7 +34,7 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no benchmark '{unknown[0]}'; there are {', '.join(ALL)}.", file=sys.stderr)
         return 2
-    lines: list[Line] = []
+    lines = []
     for name in names or ALL:
         print(f"{name} ...", file=sys.stderr, flush=True)
         lines += module_of(name).run()

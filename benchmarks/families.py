@@ -8,6 +8,7 @@ python -m benchmarks.families --against OLD.txt     # and what differs from an e
 """
 
 import argparse
+import difflib
 import inspect
 import sys
 from collections import Counter
@@ -141,7 +142,7 @@ def families() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def tiny_config(family: str, positions: int = 128) -> Any:
+def tiny_config(family: str, positions: int = 128):
     """A small configuration of a family; raises whatever the family raises."""
     default = AutoConfig.for_model(family)
     known = {*inspect.signature(type(default).__init__).parameters, *vars(default)}
@@ -202,29 +203,10 @@ def cells(loaded: LoadedModel) -> Iterator[tuple[str, str]]:
             yield "right" if is_right else verdict.name, verdict.because
 
 
-def matrix_of(output: str) -> dict[str, tuple[str, ...]]:
-    """Return what an output of this command says of each family, path by path."""
-    matrix = {}
-    for line in output.splitlines():
-        if line.startswith(_RIGHT):
-            for family in line.removeprefix(_RIGHT).rstrip(".").split(", "):
-                matrix[family] = ("right",) * len(PATHS)
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == len(PATHS) + 1 and cells[0] in families():
-            matrix[cells[0]] = tuple(cells[1:])
-    return matrix
-
-
 def changes(old: str, new: str) -> Iterator[str]:
-    """Yield each cell that differs between two outputs, and each family that only one has."""
-    before, after = matrix_of(old), matrix_of(new)
-    for family in sorted({*before, *after}):
-        if family not in before or family not in after:
-            yield f"- {family}: only in the {'later' if family in after else 'earlier'} output"
-            continue
-        for path, then, now in zip(PATHS, before[family], after[family], strict=True):
-            if then != now:
-                yield f"- {family}, {path}: {then} before, {now} now"
+    """Yield the lines that differ between two outputs; families that are right have one each."""
+    outputs = [text.replace(", ", "\n").splitlines() for text in (old, new)]
+    return difflib.unified_diff(*outputs, "earlier", "later", n=0, lineterm="")
 
 
 def main() -> None:
@@ -236,7 +218,7 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="an earlier output")
     options = parser.parse_args()
     number, parts = options.part
-    counts: Counter[str] = Counter()
+    counts = Counter()
     right, lines, reasons, missing = [], [], [], []
     for family in (options.family or families())[number::parts]:
         with quiet():
@@ -270,7 +252,7 @@ def main() -> None:
     print("\n".join(output))
     if options.against:
         print("\nAgainst the earlier output:\n")
-        print("\n".join(changes(options.against.read_text(), "\n".join(output))) or "- the same")
+        print(*changes(options.against.read_text(), "\n".join(output)), sep="\n")
 
 
 if __name__ == "__main__":

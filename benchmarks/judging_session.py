@@ -27,7 +27,7 @@ def run() -> list[Line]:
         generator=torch.Generator().manual_seed(0),
     ).tolist()
 
-    def judge_all(variants: tuple[str, ...], *, is_one_session: bool) -> None:
+    def judge_all(variants, *, is_one_session):
         session = JudgingSession(loaded, ids)
         for variant in variants:
             judge(

@@ -26,7 +26,7 @@ def run() -> list[Line]:
         path = store.path_of(ingest(store, [folder / "dump.npz"]))
         positions = np.random.default_rng(0).integers(0, POSITIONS, DRAWS).tolist()
 
-        def seconds(reader: RunReader, position: int) -> float:
+        def seconds(reader, position):
             began = time.perf_counter()
             both = [reader.at(side, 0, position) for side in (0, 1)]
             elapsed = time.perf_counter() - began

@@ -29,7 +29,7 @@ def interleaved(
     They take turns, so that a busy minute of the machine meets them all.
     """
     counts = {name: rounds if isinstance(rounds, int) else rounds[name] for name in contenders}
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    seconds = {name: [] for name in contenders}
     for turn in range(max(counts.values())):
         for name, run in contenders.items():
             if turn < counts[name]:

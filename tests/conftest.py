@@ -6,7 +6,6 @@ others. Products of cases, and cases chosen by name, are in covering.py.
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from core.runs.file.database import Database
 os.environ["ULPSCOPE_SAMPLES"] = str(Path(__file__).parent / "runs")
 
 
-def spread(cases: int, count: int) -> set[int]:
+def spread(cases, count):
     """Numbers of `kept` of so many cases, evenly spaced: the same ones on every machine."""
     if count >= cases:
         return set(range(cases))
@@ -26,8 +25,8 @@ def spread(cases: int, count: int) -> set[int]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items: list[pytest.Item]):
-    cases: dict[tuple, list[pytest.Item]] = defaultdict(list)
+def pytest_collection_modifyitems(items):
+    cases = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("spread")
         if mark is not None and item.get_closest_marker("thorough") is None:
@@ -40,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def tables_are_described_once(tmp_path_factory) -> Iterator[None]:
+def tables_are_described_once(tmp_path_factory):
     """The tables of run files are made once, by the function itself, and copied into the run files
     of this process: nearly all of the tenth of a second that a new run file takes goes to the
     comments on its columns.
@@ -51,7 +50,7 @@ def tables_are_described_once(tmp_path_factory) -> Iterator[None]:
     make(made)
     made.close()
 
-    def copy(database: Database):
+    def copy(database):
         database.execute(f"ATTACH '{path}' AS described (READ_ONLY)")
         database.execute("COPY FROM DATABASE described TO run_file (SCHEMA)")
 

@@ -2,19 +2,16 @@
 `make thorough` the rest.
 """
 
-from collections.abc import Container, Iterable, Sequence
-from typing import Any
-
 import pytest
 from _pytest.mark import ParameterSet
 
 
 def covering(
-    first: Sequence[Any],
-    second: Sequence[Any],
+    first,
+    second,
     *,
-    whole: Container[Any] = (),
-) -> list[Any]:
+    whole=(),
+):
     """Every pair as parameters. Not thorough are those whose first is of `whole`, and a diagonal
     through all of them.
     """
@@ -31,12 +28,12 @@ def covering(
     ]
 
 
-def _is_diagonal(i: int, rows: int, j: int, columns: int) -> bool:
+def _is_diagonal(i, rows, j, columns):
     """As many cells as the longer side has, at least one in each row and each column."""
     return j % rows == i if columns >= rows else i % columns == j
 
 
-def thorough(cases: Iterable[Any]) -> list[Any]:
+def thorough(cases):
     """Cases that are left to `make thorough`; a tuple is a case of several parameters."""
     return [
         pytest.param(
@@ -54,6 +51,6 @@ def thorough(cases: Iterable[Any]) -> list[Any]:
     ]
 
 
-def few(cases: Iterable[Any], *quick: Any) -> list[Any]:
+def few(cases, *quick):
     """The cases, of which all but those of `quick` are left to `make thorough`."""
     return [case if case in quick else thorough([case])[0] for case in cases]

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,22 +29,22 @@ class Server:
     ready_seconds: float
 
     @property
-    def port(self) -> int:
+    def port(self):
         return int(self.url.rpartition(":")[2])
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return listening.getsockname()[1]
 
 
 def start(
-    store: Path,
-    script: Path = Path("app/main.py"),
-    port: int = 0,
-    **settings: str,
-) -> Server:
+    store,
+    script=Path("app/main.py"),
+    port=0,
+    **settings,
+):
     """Return a server that answers. settings: of its configuration, `store` for ULPSCOPE_STORE."""
     port, began = port or free_port(), time.perf_counter()
     settings = {"store": str(store), "samples": str(ROOT / "tests" / "runs"), **settings}
@@ -60,7 +59,7 @@ def start(
         command = [sys.executable, "-m", "streamlit", "run", str(script), *options]
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
 
-    def is_ready() -> bool:
+    def is_ready():
         assert process.poll() is None, log.read_text()
         return answers(f"http://127.0.0.1:{port}")
 
@@ -68,7 +67,7 @@ def start(
     return Server(f"http://127.0.0.1:{port}", store, process, time.perf_counter() - began)
 
 
-def answers(url: str) -> bool:
+def answers(url):
     """Whether a dashboard is up at `url`."""
     with suppress(httpx2.HTTPError):
         return httpx2.get(f"{url}/_stcore/health", timeout=1).status_code in (200, 401)
@@ -76,7 +75,7 @@ def answers(url: str) -> bool:
 
 
 @contextmanager
-def serving(store: Path, *, port: int = 0, **settings: str) -> Iterator[Server]:
+def serving(store, *, port=0, **settings):
     """A server for as long as the block lasts."""
     server = start(store, port=port, **settings)
     try:
@@ -86,7 +85,7 @@ def serving(store: Path, *, port: int = 0, **settings: str) -> Iterator[Server]:
         server.process.wait(20)
 
 
-def dump(positions: int = 4, vocab: int = 64, **more: np.ndarray) -> bytes:
+def dump(positions=4, vocab=64, **more):
     reference = np.random.default_rng(0).standard_normal((positions, vocab)).astype(np.float32)
     file = io.BytesIO()
     np.savez(file, reference=reference, variant=np.nextafter(reference, np.float32(9)), **more)

@@ -4,7 +4,6 @@ import os
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 
 import yaml
 
@@ -12,7 +11,7 @@ from tests.core.conftest import environment
 from tests.places import ROOT
 
 
-def words_of(command: str) -> list[str]:
+def words_of(command):
     """Words that bash makes of a command, without running it, in the locale that knows ASCII
     alone.
     """
@@ -25,7 +24,7 @@ def words_of(command: str) -> list[str]:
     return done.stdout.decode().split("\0")[:-1]
 
 
-def command_in(folder: Path):
+def command_in(folder):
     """Put `ulpscope` into a folder: this clone's, by the Python of these tests."""
     folder.mkdir(exist_ok=True)
     path = folder / "ulpscope"
@@ -36,7 +35,7 @@ def command_in(folder: Path):
     path.chmod(0o755)
 
 
-def run_workflow(page: str, folder: Path, **variables: str):
+def run_workflow(page, folder, **variables):
     """Run every `run` step of a documented workflow that calls ULPscope, in a folder with the
     sample runs.
     """

@@ -12,6 +12,7 @@ from benchmarks import power
 from benchmarks.__main__ import ALL, module_of
 from benchmarks.verdicts.engines import PREFIX
 from benchmarks.verdicts.planted import PLANTED
+from tests.json_lines import read_lines
 from tests.places import ROOT
 
 
@@ -32,7 +33,7 @@ def test_the_gpu_script_captures_its_pairs_on_a_processor_too():
         check=True,
         timeout=300,
     )
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(lines) == 1 + 2 + 3 + 6
     assert {line["reference"] for line in lines} == {"prefill", "decode"}
     assert all(line["overhead"] > 0 and line["positions"] == 40 for line in lines)
@@ -51,7 +52,7 @@ def test_power_counts_what_finds_two_faults(tmp_path, monkeypatch, capsys):
     table = capsys.readouterr().out
     ours = next(line for line in table.splitlines() if line.startswith("| ULPscope, with a model"))
     assert ours.split(" | ")[-2:] == ["8", "0 |"]
-    pairs = [json.loads(line) for line in results.read_text().splitlines()]
+    pairs = read_lines(results)
     assert len(pairs) == 2 * (1 + 2 * 2)
     whole = [pair for pair in pairs if pair["case"] == cooled.name and pair["setting"] == "float32"]
     # a temperature moves no token and no direction

@@ -9,6 +9,7 @@ import pytest
 from core.judging.stored import explain_pair
 from core.rl.queries import summary
 from core.runs.reader import RunReader
+from tests.faults.whole import read_whole
 from tests.places import ROOT
 
 FOLDER = ROOT / "sample_runs"
@@ -39,11 +40,9 @@ def test_a_sample_run_is_whole_and_judged(path):
         path.stem,
         "rounding",
     )
+    read_whole(path)
     with RunReader(path) as run:
-        for side in run.sides:
-            bits = run.read_rows(side.index, 0, run.header.rows)
-            assert hashlib.sha256(bits.tobytes()).hexdigest() == side.sha256
-            assert side.sha256 in README
+        assert all(side.sha256 in README for side in run.sides)
         for pair in run.pairs:
             assert pair.verdict == ("identical" if pair.summary.neq == 0 else expected)
             assert {"rerun", "float32"} <= {row.group for row in run.evidence(pair.index)}

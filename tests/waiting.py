@@ -1,7 +1,6 @@
 """Waiting for what a thread, a process or a server does: asked again and again, with an end."""
 
 import time
-from collections.abc import Callable
 from typing import TypeVar
 
 PATIENCE_SECONDS = 300.0  # none takes so long, however many others are at work on the machine
@@ -10,12 +9,12 @@ Found = TypeVar("Found")
 
 
 def until(
-    look: Callable[[], Found],
+    look,
     *,
-    seconds: float = PATIENCE_SECONDS,
-    every: float = EVERY_SECONDS,
-    about: Callable[[], object] = lambda: "",
-) -> Found:
+    seconds=PATIENCE_SECONDS,
+    every=EVERY_SECONDS,
+    about=lambda: "",
+):
     """The first answer of `look` that is true; AssertionError after so many seconds, with the last
     answer and what `about` says.
     """

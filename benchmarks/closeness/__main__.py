@@ -10,11 +10,9 @@ and each fault at ten sizes, in rms of the rounding of the reference. The others
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-import numpy as np
+import pandas as pd
 import torch
 
 from core.closeness.comparison import compare_errors
@@ -33,18 +31,6 @@ _OURS = "ULPscope: eight roundings", "ULPscope: one trusted result"
 _KEEP_SUMS = {"online", "chunks", "split k", "plain", "reciprocal"}
 
 
-@dataclass
-class _Scores:
-    """Scores of one operation in one dtype. sound, faulty: by test; a fault has its name and
-    size.
-    """
-
-    sound: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    faulty: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    sizes: list[tuple[str, float]] = field(default_factory=list)
-    accused: list[str] = field(default_factory=list)
-
-
 def _sound_of(operation: Operation, dtype: torch.dtype) -> Iterator[tuple[str, torch.nn.Module]]:
     yield "reference as a kernel", kernel(operation.reference)
     for name, function in operation.sound.items():
@@ -53,7 +39,8 @@ def _sound_of(operation: Operation, dtype: torch.dtype) -> Iterator[tuple[str, t
             yield name, function
 
 
-def _measure(scores: _Scores, operation: Operation, name: str, seed: int) -> None:
+def _scores(operation: Operation, name: str, seed: int) -> Iterator[tuple[str, str, float]]:
+    """Yield (kernel, '' of a fault; test; score) of every pair of a seed."""
     dtype = _DTYPES[name]
     generator = torch.Generator().manual_seed(seed)
     inputs = cast(operation.inputs(generator), dtype)
@@ -61,29 +48,24 @@ def _measure(scores: _Scores, operation: Operation, name: str, seed: int) -> Non
     exact = operation.reference(*wide)
     expected = operation.reference(*inputs)
     draws = draws_of(operation.reference, inputs, dtype)
-    rivals = rivals_of(name)
 
-    def add(actual: torch.Tensor, into: dict[str, list[float]]) -> bool:
+    def of_tests(kind, actual):
         others = [each.double() for each in (actual, expected)]
-        for rival, test in rivals.items():
-            into[rival].append(test.score(*others, exact))
+        for rival, test in rivals_of(name).items():
+            yield kind, rival, test.score(*others, exact)
         for ours, trusted in zip(_OURS, (draws, expected), strict=True):
             answer = compare_errors(actual, trusted, exact, dtype=name).verdict
-            into[ours].append(float(answer in (BUG_SUSPECTED, UNDECIDED)))
-        return bool(into[_OURS[0]][-1] or into[_OURS[1]][-1])
+            yield kind, ours, float(answer in (BUG_SUSPECTED, UNDECIDED))
 
     for kind, function in _sound_of(operation, dtype):
-        if add(function(*inputs), scores.sound):
-            scores.accused.append(f"{kind}, {name}, seed {seed}")
-    narrow = cast(inputs, torch.float32)
-    clean = operation.reference(*narrow).double()
+        yield from of_tests(kind, function(*inputs))
+    clean = operation.reference(*cast(inputs, torch.float32)).double()
     rounding = torch.stack([each.double() - exact for each in draws]).square().mean().sqrt()
-    for fault, function in operation.faults.items():
+    for function in operation.faults.values():
         change = function(*wide) - exact
         for size in _SIZES:
             step = size * rounding / change.square().mean().sqrt()
-            add((clean + step * change).to(dtype), scores.faulty)
-            scores.sizes.append((fault, size))
+            yield from of_tests("", (clean + step * change).to(dtype))
 
 
 def main() -> None:
@@ -92,53 +74,44 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--first", type=int, default=1000)
     options = parser.parse_args()
-    table = {}
+    rows = []
     for dtype in _DTYPES:
         for name, operation in OPERATIONS.items():
-            scores = table[name, dtype] = _Scores()
+            accused = {}
             for seed in range(options.first, options.first + options.seeds):
-                _measure(scores, operation, dtype, seed)
-            print(f"{name}, {dtype}: {scores.accused or 'none accused'}", flush=True)
-    _print(table)
+                for kind, test, score in _scores(operation, dtype, seed):
+                    rows.append((dtype, name, test, bool(kind), score))
+                    if kind and test in _OURS and score:
+                        accused[f"{kind}, {dtype}, seed {seed}"] = True
+            print(f"{name}, {dtype}: {list(accused) or 'none accused'}", flush=True)
+    _print(pd.DataFrame(rows, columns=["dtype", "operation", "test", "is_sound", "score"]))
 
 
-def _print(table: dict[tuple[str, str], _Scores]) -> None:
-    tests = list(next(iter(table.values())).sound)
-    found: dict[str, dict[tuple[str, str], float]] = {test: {} for test in tests}
-    for dtype in _DTYPES:
-        cells = {key: scores for key, scores in table.items() if key[1] == dtype}
-        for test in tests:
-            limit = 0.5
-            if test not in _OURS:
-                sound = np.concatenate([each.sound[test] for each in cells.values()])
-                limit = float(np.quantile(sound, 1 - _FALSE_ALARMS))
-            for key, scores in cells.items():
-                found[test][key] = float(np.mean(np.array(scores.faulty[test]) > limit))
+def _print(scores: pd.DataFrame) -> None:
+    sound, faulty = scores[scores.is_sound], scores[~scores.is_sound]
+    limits = sound.groupby(["dtype", "test"]).score.quantile(1 - _FALSE_ALARMS)
+    limits.loc[:, list(_OURS)] = 0.5
+    limit = limits.loc[pd.MultiIndex.from_frame(faulty[["dtype", "test"]])].to_numpy()
+    keys = ["dtype", "operation", "test"]
+    found = faulty.assign(score=faulty.score > limit).groupby(keys, sort=False).score.mean()
+    # [tests, (dtype, operation)]
+    found = found.unstack(["dtype", "operation"])
     for dtype in _DTYPES:
         print(f"\n{dtype}: faults found at 0.1 % false alarms, of three faults at ten sizes")
-        names = [name for name, of in table if of == dtype]
-        print("| test | " + " | ".join(names) + " |")
-        for test in tests:
-            print(f"| {test} | " + " | ".join(percent(found[test][n, dtype]) for n in names) + " |")
+        print(f"| test | {' | '.join(found[dtype].columns)} |")
+        for test, shares in found[dtype].iterrows():
+            print(f"| {test} | {' | '.join(map(percent, shares))} |")
     print("\nAs they are used: sound pairs accused, faults found")
-    for test in tests:
-        _print_as_used(test, table)
-    best = [max(found[test][key] for test in tests if test not in _OURS) for key in table]
+    for test in found.index:
+        alarms, hits = (each[each.test == test].score for each in (sound, faulty))
+        for limit in (0.5,) if test in _OURS else rivals_of("float32")[test].limits:
+            accused, share = (alarms > limit).sum(), percent((hits > limit).mean())
+            print(f"| {test}, {limit:g} | {accused} of {len(alarms)} | {share} |")
+    best = found.drop(index=list(_OURS)).max()
     for ours in _OURS:
-        highest = sum(found[ours][key] >= most for key, most in zip(table, best, strict=True))
-        print(f"{ours}: highest in {highest} of {len(table)} columns")
-        lower = [key for key, most in zip(table, best, strict=True) if found[ours][key] < most]
-        print(f"  lower in {lower}")
-
-
-def _print_as_used(test: str, table: dict[tuple[str, str], _Scores]) -> None:
-    limits = (0.5,)
-    if test not in _OURS:
-        limits = rivals_of("float32")[test].limits
-    for limit in limits:
-        sound = np.concatenate([np.array(each.sound[test]) > limit for each in table.values()])
-        faulty = np.concatenate([np.array(each.faulty[test]) > limit for each in table.values()])
-        print(f"| {test}, {limit:g} | {sound.sum()} of {sound.size} | {percent(faulty.mean())} |")
+        is_highest = found.loc[ours] >= best
+        print(f"{ours}: highest in {is_highest.sum()} of {len(best)} columns")
+        print(f"  lower in {[key[::-1] for key in best.index[~is_highest]]}")
 
 
 if __name__ == "__main__":

@@ -10,15 +10,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
-Function = Callable[..., torch.Tensor]
+Function = Callable[..., Tensor]
 SIZE = 128  # rows and columns
 _WIDTH, _HEADS, _EXPERTS, _BLOCK = 64, 4, 8, 32
-_LOG2_E = 1 / math.log(2)
 
 
 @dataclass(frozen=True)
@@ -27,59 +26,47 @@ class Operation:
     name, at full size.
     """
 
-    inputs: Callable[[torch.Generator], Sequence[torch.Tensor]]
+    inputs: Callable[[torch.Generator], Sequence[Tensor]]
     reference: Function
     sound: Mapping[str, Function]
     faults: Mapping[str, Function]
 
 
-def cast(inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+def cast(inputs: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     return [each.to(dtype) if each.is_floating_point() else each for each in inputs]
 
 
 def kernel(function: Function) -> Function:
     """Return a function that computes in float32 and rounds once."""
 
-    def run(*inputs: torch.Tensor) -> torch.Tensor:
+    def run(*inputs):
         return function(*cast(inputs, torch.float32)).to(inputs[0].dtype)
 
     return run
 
 
-def _normal(generator: torch.Generator, *shape: int) -> torch.Tensor:
+def _normal(generator: torch.Generator, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=generator)
+
+
+def _sum(rows: Tensor) -> Tensor:
+    return rows.sum(-1, keepdim=True)
 
 
 # matrix product
 
 
-def _matmul_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _matmul_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     weight = _normal(generator, SIZE, SIZE) / math.sqrt(SIZE)
     return _normal(generator, SIZE, SIZE), weight
 
 
-def _split_k(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _split_k(a: Tensor, b: Tensor) -> Tensor:
     parts = zip(a.split(_BLOCK, 1), b.split(_BLOCK, 0), strict=True)
     return torch.stack([left @ right for left, right in parts]).sum(0)
 
 
-def _transposed(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (b.T.contiguous() @ a.T.contiguous()).T
-
-
-def _reversed_k(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.flip(1) @ b.flip(0)
-
-
-def _dropped_tail(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a[:, :-1] @ b[:-1]
-
-
-def _scaled(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return (a @ b) * 1.01
-
-
-def _stale_column(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _stale_column(a: Tensor, b: Tensor) -> Tensor:
     stale = b.clone()
     stale[:, 3] = b[:, 4]
     return a @ stale
@@ -88,15 +75,7 @@ def _stale_column(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 # softmax
 
 
-def _softmax_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
-    return (_normal(generator, SIZE, SIZE) * 3,)
-
-
-def _softmax(x: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(x, -1)
-
-
-def _online_softmax(x: torch.Tensor) -> torch.Tensor:
+def _online_softmax(x: Tensor) -> Tensor:
     largest = torch.full_like(x[..., :1], -math.inf)
     total = torch.zeros_like(largest)
     for block in x.split(_BLOCK, -1):
@@ -105,107 +84,73 @@ def _online_softmax(x: torch.Tensor) -> torch.Tensor:
     return (x - largest).exp() / total
 
 
-def _shifted_exp(x: torch.Tensor) -> torch.Tensor:
-    return (x - x.amax(-1, keepdim=True)).exp()
+def _softmax_over(total: Function, power: Function = torch.exp) -> Function:
+    """Return a softmax whose denominators are total(powers)."""
+
+    def run(x):
+        powers = power(x - x.amax(-1, keepdim=True))
+        return powers / total(powers)
+
+    return run
 
 
-def _plain_softmax(x: torch.Tensor) -> torch.Tensor:
-    powers = _shifted_exp(x)
-    return powers / powers.sum(-1, keepdim=True)
-
-
-def _reciprocal_softmax(x: torch.Tensor) -> torch.Tensor:
-    powers = _shifted_exp(x)
-    return powers * powers.flip(-1).sum(-1, keepdim=True).reciprocal()
-
-
-def _rounded_log2_e(x: torch.Tensor) -> torch.Tensor:
-    powers = torch.exp2((x - x.amax(-1, keepdim=True)) * 1.4453125)
-    return powers / powers.sum(-1, keepdim=True)
-
-
-def _missing_term(x: torch.Tensor) -> torch.Tensor:
-    powers = _shifted_exp(x)
-    return powers / powers[..., :-1].sum(-1, keepdim=True)
-
-
-def _leaking_term(x: torch.Tensor) -> torch.Tensor:
-    powers = _shifted_exp(x)
-    return powers / (powers.sum(-1, keepdim=True) + 0.01)
+def _reciprocal_softmax(x: Tensor) -> Tensor:
+    powers = (x - x.amax(-1, keepdim=True)).exp()
+    return powers * _sum(powers.flip(-1)).reciprocal()
 
 
 # RMSNorm
 
 
-def _norm_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _norm_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     rows = _normal(generator, SIZE, SIZE) * torch.exp(_normal(generator, SIZE, 1))
     return rows, 1 + 0.1 * _normal(generator, SIZE)
 
 
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float = 1e-6) -> torch.Tensor:
-    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon))
+def _inverse_rms(x: Tensor, epsilon: float = 1e-6) -> Tensor:
+    return torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + epsilon)
 
 
-def _norm_of_torch(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return functional.rms_norm(x, weight.shape, weight, 1e-6)
+def _rms_norm(x: Tensor, weight: Tensor, epsilon: float = 1e-6) -> Tensor:
+    return weight * (x * _inverse_rms(x, epsilon))
 
 
-def _norm_in_blocks(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def _norm_in_blocks(x: Tensor, weight: Tensor) -> Tensor:
     parts = torch.stack([block.pow(2).mean(-1, keepdim=True) for block in x.split(_BLOCK, -1)])
     return x / torch.sqrt(parts.mean(0) + 1e-6) * weight
-
-
-def _norm_weight_first(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return x * (weight * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
-
-
-def _norm_without_last(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return weight * (x * torch.rsqrt(x[..., :-1].pow(2).mean(-1, keepdim=True) + 1e-6))
-
-
-def _stale_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return _rms_norm(x, weight.roll(1))
 
 
 # RoPE
 
 
-def _rope_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
-    return (_normal(generator, _HEADS, SIZE, _WIDTH),)
-
-
-def _table(x: torch.Tensor, base: float, first: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _table(x: Tensor, base: float, first: int) -> tuple[Tensor, Tensor]:
     exponents = torch.arange(0, _WIDTH, 2, dtype=torch.float64) / _WIDTH
     positions = torch.arange(first, first + x.shape[-2], dtype=torch.float64)
     angles = torch.outer(positions, base**-exponents)
     return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
-def _rope(x: torch.Tensor, base: float = 1e4, first: int = 0) -> torch.Tensor:
+def _rope(x: Tensor, base: float = 1e4, first: int = 0) -> Tensor:
     cosines, sines = (torch.cat([each, each], -1) for each in _table(x, base, first))
     half = _WIDTH // 2
     rotated = torch.cat([-x[..., half:], x[..., :half]], -1)
     return x * cosines + rotated * sines
 
 
-def _rope_by_halves(x: torch.Tensor) -> torch.Tensor:
+def _rope_by_halves(x: Tensor) -> Tensor:
     cosines, sines = _table(x, 1e4, 0)
     left, right = x.chunk(2, -1)
     return torch.cat([left * cosines - right * sines, right * cosines + left * sines], -1)
 
 
-def _rope_fused(x: torch.Tensor) -> torch.Tensor:
+def _rope_fused(x: Tensor) -> Tensor:
     cosines, sines = _table(x, 1e4, 0)
     left, right = x.chunk(2, -1)
     first = torch.addcmul(left * cosines, -right, sines)
     return torch.cat([first, torch.addcmul(right * cosines, left, sines)], -1)
 
 
-def _rope_in_float64(x: torch.Tensor) -> torch.Tensor:
-    return _rope(x.double()).to(x.dtype)
-
-
-def _rope_without_a_pair(x: torch.Tensor) -> torch.Tensor:
+def _rope_without_a_pair(x: Tensor) -> Tensor:
     rotated = _rope(x).clone()
     rotated[..., 5] = x[..., 5]
     return rotated
@@ -214,26 +159,22 @@ def _rope_without_a_pair(x: torch.Tensor) -> torch.Tensor:
 # attention: full, in a window, with a sink
 
 
-def _attention_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
-    return [_normal(generator, _HEADS, SIZE, _WIDTH) for _ in range(3)]
-
-
-def _mask(length: int, window: int | None, future: int) -> torch.Tensor:
+def _mask(length: int, window: int | None, future: int) -> Tensor:
     distances = torch.arange(length)[:, None] - torch.arange(length)
     mask = distances >= -future
     return mask if window is None else mask & (distances < window)
 
 
 def _attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
     *,
     window: int | None = None,
     sink: float | None = None,
     scale: float = 0.125,
     future: int = 0,
-) -> torch.Tensor:
+) -> Tensor:
     scores = (q @ k.transpose(-1, -2)) * scale
     scores = scores.masked_fill(~_mask(q.shape[-2], window, future), -math.inf)
     if sink is None:
@@ -243,13 +184,8 @@ def _attention(
 
 
 def _online_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    *,
-    window: int | None = None,
-    sink: float | None = None,
-) -> torch.Tensor:
+    q: Tensor, k: Tensor, v: Tensor, window: int | None = None, sink: float | None = None
+) -> Tensor:
     mask = _mask(q.shape[-2], window, 0)
     # in float32, and of a sink as one more key
     largest = torch.full_like(q[..., :1], -6e4 if sink is None else sink)
@@ -268,112 +204,77 @@ def _online_attention(
     return result / total
 
 
-def _scaled_queries(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **o: Any) -> torch.Tensor:
+def _scaled_queries(q: Tensor, k: Tensor, v: Tensor, **o) -> Tensor:
     return _attention(q * 0.125, k, v, scale=1.0, **o)
 
 
-def _by_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **o: Any) -> torch.Tensor:
+def _by_head(q: Tensor, k: Tensor, v: Tensor, **o) -> Tensor:
     heads = zip(q.split(1), k.split(1), v.split(1), strict=True)
     return torch.cat([_attention(*head, **o) for head in heads])
 
 
-def _stale_block(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def _stale_block(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     stale = k.clone()
     stale[:, 32:48] = k[:, 48:64]
     return _attention(q, stale, v)
 
 
-def _attention_with(faults: Mapping[str, Function], **options: Any) -> Operation:
+def _attention_with(faults: Mapping[str, Function], **options) -> Operation:
     sound = {
         "online": partial(_online_attention, **options),
         "scaled queries": partial(_scaled_queries, **options),
         "head by head": partial(_by_head, **options),
     }
-    return Operation(_attention_inputs, partial(_attention, **options), sound, faults)
+    return Operation(
+        lambda generator: [_normal(generator, _HEADS, SIZE, _WIDTH) for _ in range(3)],
+        partial(_attention, **options),
+        sound,
+        faults,
+    )
 
 
 # SwiGLU
 
 
-def _swiglu_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
-    return _normal(generator, SIZE, SIZE), _normal(generator, SIZE, SIZE)
-
-
-def _swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def _by_sigmoid(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return gate * torch.sigmoid(gate) * up
-
-
-def _by_exp(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return gate / (1 + torch.exp(-gate)) * up
-
-
-def _product_first(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return (gate * up) * torch.sigmoid(gate)
-
-
-def _gelu_instead(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return functional.gelu(gate, approximate="tanh") * up
-
-
-def _swapped_block(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def _swapped_block(gate: Tensor, up: Tensor) -> Tensor:
     swapped = _swiglu(up[:, :16], gate[:, :16])
     return torch.cat([swapped, _swiglu(gate, up)[:, 16:]], -1)
-
-
-def _clamped(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return _swiglu(gate.clamp(max=2.0), up)
 
 
 # cross entropy
 
 
-def _loss_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _loss_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     targets = torch.randint(0, SIZE, (4 * SIZE,), generator=generator)
     return _normal(generator, 4 * SIZE, SIZE) * 2, targets
 
 
-def _at(values: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _at(values: Tensor, targets: Tensor) -> Tensor:
     return values.gather(-1, targets[:, None])[:, 0]
 
 
-def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
     return torch.logsumexp(logits, -1) - _at(logits, targets)
 
 
-def _loss_of_torch(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(logits, targets, reduction="none")
-
-
-def _by_log_softmax(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return -_at(torch.log_softmax(logits, -1), targets)
-
-
-def _shifted_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _shifted_loss(logits: Tensor, targets: Tensor) -> Tensor:
     shifted = logits - logits.amax(-1, keepdim=True)
     return shifted.exp().sum(-1).log() - _at(shifted, targets)
 
 
-def _smoothed(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _smoothed(logits: Tensor, targets: Tensor) -> Tensor:
     uniform = torch.logsumexp(logits, -1) - logits.mean(-1)
     return 0.99 * _loss(logits, targets) + 0.01 * uniform
-
-
-def _with_z_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return _loss(logits, targets) + 1e-2 * torch.logsumexp(logits, -1).square()
-
-
-def _cut_vocabulary(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return torch.logsumexp(logits[:, :-1], -1) - _at(logits, targets)
 
 
 # mixture of experts: the grouped product
 
 
-def _experts_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _experts_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     weights = _normal(generator, _EXPERTS, _WIDTH, SIZE) / math.sqrt(_WIDTH)
     router = _normal(generator, SIZE, _EXPERTS)
     # choices are discrete, so they are an input
@@ -382,15 +283,15 @@ def _experts_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
 
 
 def _experts(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    gates: torch.Tensor,
-    chosen: torch.Tensor,
+    x: Tensor,
+    weights: Tensor,
+    gates: Tensor,
+    chosen: Tensor,
     *,
     renormalize: bool = True,
-) -> torch.Tensor:
+) -> Tensor:
     if renormalize:
-        gates = gates / gates.sum(-1, keepdim=True)
+        gates = gates / _sum(gates)
     columns = []
     for column in chosen.T:
         result = torch.zeros(len(x), weights.shape[-1], dtype=x.dtype)
@@ -401,43 +302,27 @@ def _experts(
     return gates[:, :1] * columns[0] + gates[:, 1:] * columns[1]
 
 
-def _by_token(x: torch.Tensor, weights: torch.Tensor, *routed: torch.Tensor) -> torch.Tensor:
+def _by_token(x: Tensor, weights: Tensor, *routed: Tensor) -> Tensor:
     tokens = zip(x.split(1), *(each.split(1) for each in routed), strict=True)
     return torch.cat([_experts(row, weights, *rest) for row, *rest in tokens])
 
 
-def _gathered(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    gates: torch.Tensor,
-    chosen: torch.Tensor,
-) -> torch.Tensor:
+def _gathered(x: Tensor, weights: Tensor, gates: Tensor, chosen: Tensor) -> Tensor:
     products = torch.einsum("td,tkdf->tkf", x, weights[chosen])
-    return (products * (gates / gates.sum(-1, keepdim=True))[..., None]).sum(1)
+    return (products * (gates / _sum(gates))[..., None]).sum(1)
 
 
-def _gates_last(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    gates: torch.Tensor,
-    chosen: torch.Tensor,
-) -> torch.Tensor:
-    total = gates.sum(-1, keepdim=True)
-    return _experts(x, weights, gates, chosen, renormalize=False) / total
+def _gates_last(x: Tensor, weights: Tensor, gates: Tensor, chosen: Tensor) -> Tensor:
+    return _experts(x, weights, gates, chosen, renormalize=False) / _sum(gates)
 
 
-def _another_expert(
-    x: torch.Tensor,
-    weights: torch.Tensor,
-    gates: torch.Tensor,
-    chosen: torch.Tensor,
-) -> torch.Tensor:
+def _another_expert(x: Tensor, weights: Tensor, gates: Tensor, chosen: Tensor) -> Tensor:
     other = chosen.clone()
     other[7, 0] = (chosen[7, 0] + 1) % _EXPERTS
     return _experts(x, weights, gates, other)
 
 
-def _shifted_expert(x: torch.Tensor, weights: torch.Tensor, *routed: torch.Tensor) -> torch.Tensor:
+def _shifted_expert(x: Tensor, weights: Tensor, *routed: Tensor) -> Tensor:
     shifted = weights.clone()
     shifted[3] = weights[3].roll(1, 0)
     return _experts(x, shifted, *routed)
@@ -446,12 +331,12 @@ def _shifted_expert(x: torch.Tensor, weights: torch.Tensor, *routed: torch.Tenso
 # scan of a state-space model: h = a * h + x, y = c * h
 
 
-def _scan_inputs(generator: torch.Generator) -> Sequence[torch.Tensor]:
+def _scan_inputs(generator: torch.Generator) -> Sequence[Tensor]:
     decay = torch.sigmoid(_normal(generator, SIZE, _WIDTH) + 2)
     return decay, _normal(generator, SIZE, _WIDTH), _normal(generator, SIZE, _WIDTH)
 
 
-def _scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor, lost: int = -1) -> torch.Tensor:
+def _scan(a: Tensor, x: Tensor, c: Tensor, lost: int = -1) -> Tensor:
     state, states = torch.zeros_like(x[0]), []
     for step in range(len(x)):
         state = a[step] * (state if step != lost else state * 0) + x[step]
@@ -459,7 +344,7 @@ def _scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor, lost: int = -1) -> 
     return c * torch.stack(states)
 
 
-def _chunked_scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+def _chunked_scan(a: Tensor, x: Tensor, c: Tensor) -> Tensor:
     state, chunks = torch.zeros_like(x[0]), []
     for decay, part in zip(a.split(16), x.split(16), strict=True):
         logs = decay.double().log().cumsum(0)
@@ -471,7 +356,7 @@ def _chunked_scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Te
     return c * torch.cat(chunks)
 
 
-def _parallel_scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+def _parallel_scan(a: Tensor, x: Tensor, c: Tensor) -> Tensor:
     step = 1
     while step < len(x):
         x = torch.cat([x[:step], x[step:] + a[step:] * x[:-step]])
@@ -480,7 +365,7 @@ def _parallel_scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.T
     return c * x
 
 
-def _fused_scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+def _fused_scan(a: Tensor, x: Tensor, c: Tensor) -> Tensor:
     state, outputs = torch.zeros_like(x[0]), []
     for step in range(len(x)):
         state = torch.addcmul(x[step], a[step], state)
@@ -488,45 +373,57 @@ def _fused_scan(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tens
     return torch.stack(outputs)
 
 
-def _other_decay(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    return _scan(a * 0.999, x, c)
-
-
-def _without_first(a: torch.Tensor, x: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    return _scan(a, torch.cat([x[:1] * 0, x[1:]]), c)
-
-
 OPERATIONS = {
     "matmul": Operation(
         _matmul_inputs,
         torch.matmul,
-        {"split k": _split_k, "transposed": _transposed, "reversed k": _reversed_k},
-        {"dropped tail": _dropped_tail, "scale": _scaled, "stale column": _stale_column},
+        {
+            "split k": _split_k,
+            "transposed": lambda a, b: (b.T.contiguous() @ a.T.contiguous()).T,
+            "reversed k": lambda a, b: a.flip(1) @ b.flip(0),
+        },
+        {
+            "dropped tail": lambda a, b: a[:, :-1] @ b[:-1],
+            "scale": lambda a, b: (a @ b) * 1.01,
+            "stale column": _stale_column,
+        },
     ),
     "softmax": Operation(
-        _softmax_inputs,
-        _softmax,
-        {"online": _online_softmax, "plain": _plain_softmax, "reciprocal": _reciprocal_softmax},
+        lambda generator: [_normal(generator, SIZE, SIZE) * 3],
+        partial(torch.softmax, dim=-1),
         {
-            "rounded log2(e)": _rounded_log2_e,
-            "missing term": _missing_term,
-            "leaking term": _leaking_term,
+            "online": _online_softmax,
+            "plain": _softmax_over(_sum),
+            "reciprocal": _reciprocal_softmax,
+        },
+        {
+            "rounded log2(e)": _softmax_over(_sum, lambda x: torch.exp2(x * 1.4453125)),
+            "missing term": _softmax_over(lambda powers: _sum(powers[..., :-1])),
+            "leaking term": _softmax_over(lambda powers: _sum(powers) + 0.01),
         },
     ),
     "RMSNorm": Operation(
         _norm_inputs,
         _rms_norm,
-        {"torch": _norm_of_torch, "blocks": _norm_in_blocks, "weight first": _norm_weight_first},
+        {
+            "torch": lambda x, weight: functional.rms_norm(x, weight.shape, weight, 1e-6),
+            "blocks": _norm_in_blocks,
+            "weight first": lambda x, weight: x * (weight * _inverse_rms(x)),
+        },
         {
             "epsilon": partial(_rms_norm, epsilon=1e-2),
-            "without last": _norm_without_last,
-            "stale weight": _stale_norm,
+            "without last": lambda x, weight: weight * (x * _inverse_rms(x[..., :-1])),
+            "stale weight": lambda x, weight: _rms_norm(x, weight.roll(1)),
         },
     ),
     "RoPE": Operation(
-        _rope_inputs,
+        lambda generator: [_normal(generator, _HEADS, SIZE, _WIDTH)],
         _rope,
-        {"halves": _rope_by_halves, "fused": _rope_fused, "float64": _rope_in_float64},
+        {
+            "halves": _rope_by_halves,
+            "fused": _rope_fused,
+            "float64": lambda x: _rope(x.double()).to(x.dtype),
+        },
         {
             "position off by one": partial(_rope, first=1),
             "base": partial(_rope, base=1.01e4),
@@ -557,16 +454,32 @@ OPERATIONS = {
         sink=1.0,
     ),
     "SwiGLU": Operation(
-        _swiglu_inputs,
+        lambda generator: [_normal(generator, SIZE, SIZE) for _ in range(2)],
         _swiglu,
-        {"sigmoid": _by_sigmoid, "exp": _by_exp, "product first": _product_first},
-        {"GELU": _gelu_instead, "swapped block": _swapped_block, "clamp": _clamped},
+        {
+            "sigmoid": lambda gate, up: gate * torch.sigmoid(gate) * up,
+            "exp": lambda gate, up: gate / (1 + torch.exp(-gate)) * up,
+            "product first": lambda gate, up: (gate * up) * torch.sigmoid(gate),
+        },
+        {
+            "GELU": lambda gate, up: functional.gelu(gate, approximate="tanh") * up,
+            "swapped block": _swapped_block,
+            "clamp": lambda gate, up: _swiglu(gate.clamp(max=2.0), up),
+        },
     ),
     "cross entropy": Operation(
         _loss_inputs,
         _loss,
-        {"torch": _loss_of_torch, "log-softmax": _by_log_softmax, "shifted": _shifted_loss},
-        {"smoothing": _smoothed, "z-loss": _with_z_loss, "cut vocabulary": _cut_vocabulary},
+        {
+            "torch": partial(functional.cross_entropy, reduction="none"),
+            "log-softmax": lambda x, targets: -_at(torch.log_softmax(x, -1), targets),
+            "shifted": _shifted_loss,
+        },
+        {
+            "smoothing": _smoothed,
+            "z-loss": lambda x, targets: _loss(x, targets) + 1e-2 * x.logsumexp(-1).square(),
+            "cut vocabulary": lambda x, targets: x[:, :-1].logsumexp(-1) - _at(x, targets),
+        },
     ),
     "experts": Operation(
         _experts_inputs,
@@ -584,8 +497,8 @@ OPERATIONS = {
         {"chunks": _chunked_scan, "parallel": _parallel_scan, "fused": _fused_scan},
         {
             "state lost": partial(_scan, lost=64),
-            "decay": _other_decay,
-            "without first": _without_first,
+            "decay": lambda a, x, c: _scan(a * 0.999, x, c),
+            "without first": lambda a, x, c: _scan(a, torch.cat([x[:1] * 0, x[1:]]), c),
         },
     ),
 }

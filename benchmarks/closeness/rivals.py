@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 _TOP = 5  # of check_logprobs_close
 
@@ -14,7 +15,7 @@ _TOP = 5  # of check_logprobs_close
 class Rival:
     """A test: its score of (actual, expected, exact), in float64, and what it is used with."""
 
-    score: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], float]
+    score: Callable[[Tensor, Tensor, Tensor], float]
     limits: tuple[float, ...]
 
 
@@ -26,7 +27,7 @@ def rivals_of(dtype: str) -> Mapping[str, Rival]:
     """Return the tests that are used for a dtype."""
     rtol, atol = _TOLERANCES[dtype]
 
-    def allclose(actual: torch.Tensor, expected: torch.Tensor, _: torch.Tensor) -> float:
+    def allclose(actual, expected, _):
         return float(((actual - expected).abs() / (atol + rtol * expected.abs())).max())
 
     return {
@@ -39,29 +40,29 @@ def rivals_of(dtype: str) -> Mapping[str, Rival]:
     }
 
 
-def _largest_error(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> float:
+def _largest_error(actual: Tensor, expected: Tensor, exact: Tensor) -> float:
     return _ratio((actual - exact).abs().max(), (expected - exact).abs().max())
 
 
-def _rmse(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> float:
+def _rmse(actual: Tensor, expected: Tensor, exact: Tensor) -> float:
     return _ratio((actual - exact).norm(), (expected - exact).norm())
 
 
-def _deviations(actual: torch.Tensor, expected: torch.Tensor, exact: torch.Tensor) -> float:
+def _deviations(actual: Tensor, expected: Tensor, exact: Tensor) -> float:
     """Compare standard deviations of relative errors."""
     usual = exact.abs().clamp_min(exact.square().mean().sqrt())
     return _ratio(((actual - exact) / usual).std(), ((expected - exact) / usual).std())
 
 
-def _ratio(error: torch.Tensor, of_expected: torch.Tensor) -> float:
+def _ratio(error: Tensor, of_expected: Tensor) -> float:
     return float(error / of_expected.clamp_min(torch.finfo(torch.float64).tiny))
 
 
-def _cosine(actual: torch.Tensor, expected: torch.Tensor, _: torch.Tensor) -> float:
+def _cosine(actual: Tensor, expected: Tensor, _: Tensor) -> float:
     return 1 - float(torch.cosine_similarity(actual.flatten(), expected.flatten(), 0))
 
 
-def _top_tokens(actual: torch.Tensor, expected: torch.Tensor, _: torch.Tensor) -> float:
+def _top_tokens(actual: Tensor, expected: Tensor, _: Tensor) -> float:
     """Return 1 if the largest of a row is not among the other side's largest."""
     rows = [each.reshape(-1, each.shape[-1]) for each in (actual, expected)]
     tops = [each.topk(_TOP, -1).indices for each in rows]

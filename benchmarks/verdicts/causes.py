@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.verdicts.rollouts import log_softmax, restricted
 from core.cause import Cause
 from core.judging.explain.causes import explain
 from core.judging.explain.rows import PairRows, complete_rows, rows_of_lists
@@ -46,7 +47,7 @@ class Pair:
     tokens: tuple[int, ...]
 
 
-Inject = Callable[[Pair, float], tuple[Values, Values]]
+Inject = Callable[[Pair, float], Pair]
 
 
 @cache
@@ -62,140 +63,88 @@ def pair_of(name: str) -> Pair:
             )
             for side in (0, 1)
         ]
-        return Pair(name, header.compute_dtype, sides[0], sides[1], tuple(prompt.token_ids or ()))
+        return Pair(name, header.compute_dtype, *sides, tuple(prompt.token_ids or ()))
 
 
-def complete(pair: Pair, x: Values, y: Values) -> PairRows:
+def complete(pair: Pair) -> PairRows:
     """The two sides as complete rows."""
-    sides = (x, y)
+    sides = (pair.x, pair.y)
     return complete_rows(
         ("reference", "variant"),
         pair.dtype,
         (pair.tokens,),
-        [len(x)],
-        x.shape[1],
+        [len(pair.x)],
+        pair.x.shape[1],
         lambda side, start, stop: sides[side][start:stop],
     )
 
 
-def lists(pair: Pair, x: Values, y: Values, size: int = LISTED) -> PairRows:
+def lists(pair: Pair, size: int = LISTED) -> PairRows:
     """The two sides as a server sends them: log-probabilities of the top tokens, or of the next one
     alone.
     """
     sides = [
-        ResponseSide(name, (_response(values, pair.tokens, size),))
-        for name, values in (("reference", x), ("variant", y))
+        ResponseSide(name, (_response(logits, pair.tokens, size),))
+        for name, logits in (("reference", pair.x), ("variant", pair.y))
     ]
     return rows_of_lists(compare_sides(*sides), *sides)
 
 
-def _response(values: Values, tokens: tuple[int, ...], size: int) -> Response:
+def _response(logits: Values, tokens: tuple[int, ...], size: int) -> Response:
     rows = []
-    for position, row in enumerate(values):
-        best = largest(row, size)
-        if size == 1:
-            best = np.array([tokens[position + 1]] if position + 1 < len(tokens) else [0])
+    following = [*tokens[1:], *[-1] * len(logits)]
+    # through float32, in which servers compute log-probabilities
+    every = log_softmax(logits).astype(np.float32).astype(np.float64)
+    for position, (row, logprobs) in enumerate(zip(logits, every, strict=True)):
+        token = following[position]
+        best = largest(row, size) if size > 1 else np.array([max(token, 0)])
         # a server sends no token of probability 0
         best = best[np.isfinite(row[best])]
-        # through float32, in which servers compute log-probabilities
-        logprobs = (row[best] - _log_sum(row)).astype(np.float32).astype(np.float64)
-        token = tokens[position + 1] if position + 1 < len(tokens) else -1
-        rows.append(
-            TopTokenRow(
-                position,
-                tuple(zip(best.tolist(), logprobs.tolist(), strict=True)),
-                len(best),
-                token,
-            ),
-        )
-    return Response("made", "token_id", tokens, compress_rows(rows, "made"), vocab=values.shape[1])
+        entries = tuple(zip(best.tolist(), logprobs[best].tolist(), strict=True))
+        rows.append(TopTokenRow(position, entries, len(best), token))
+    return Response("made", "token_id", tokens, compress_rows(rows, "made"), vocab=logits.shape[1])
 
 
-def _log_sum(row: Values) -> float:
-    # less the largest, since exp beyond 709 is infinite
-    top = float(row.max())
-    return top + float(np.log(np.exp(row - top).sum()))
+def _changing(change: Callable[[Values, float], Values]) -> Inject:
+    """The variant is change(its logits, strength)."""
+    return lambda pair, strength: replace(pair, y=change(pair.y, strength))
 
 
-def _in_text(
-    pair: Pair,
-    change: Callable[[Values, NDArray[np.int64]], Values],
-) -> tuple[Values, Values]:
+def _in_text(change: Callable[[Values, NDArray[np.int64], float], Values]) -> Inject:
     """The logits of the tokens that stand in the text already are change(logits, how often they
-    do).
+    do, strength).
     """
-    y = pair.y.copy()
-    for at, row in enumerate(y):
-        ids, times = np.unique(pair.tokens[: at + 1], return_counts=True)
-        row[ids] = change(row[ids], times)
-    return pair.x, y
+
+    def inject(pair, strength):
+        y = pair.y.copy()
+        for at, row in enumerate(y):
+            ids, times = np.unique(pair.tokens[: at + 1], return_counts=True)
+            row[ids] = change(row[ids], times, strength)
+        return replace(pair, y=y)
+
+    return inject
 
 
-def constant(pair: Pair, strength: float) -> tuple[Values, Values]:
-    shift = (
-        np.array([_log_sum(row) for row in pair.y])
-        if np.isinf(strength)
-        else np.full(len(pair.y), -strength)
-    )
-    return pair.x, pair.y - shift[:, None]
-
-
-def shift_rows(pair: Pair, strength: float) -> tuple[Values, Values]:
+def shift_rows(pair: Pair, strength: float) -> Pair:
     step = int(strength)
-    return (pair.x[:-step], pair.y[step:]) if step > 0 else (pair.x[-step:], pair.y[:step])
+    if step > 0:
+        return replace(pair, x=pair.x[:-step], y=pair.y[step:])
+    return replace(pair, x=pair.x[-step:], y=pair.y[:step])
 
 
-def capped(pair: Pair, strength: float) -> tuple[Values, Values]:
-    return pair.x, strength * np.tanh(pair.y / strength)
+def _constant(y: Values, strength: float) -> Values:
+    return log_softmax(y) if np.isinf(strength) else y + strength
 
 
-def presence(pair: Pair, strength: float) -> tuple[Values, Values]:
-    return _in_text(pair, lambda values, _: values - strength)
-
-
-def frequency(pair: Pair, strength: float) -> tuple[Values, Values]:
-    return _in_text(pair, lambda values, times: values - strength * times)
-
-
-def repetition(pair: Pair, strength: float) -> tuple[Values, Values]:
-    return _in_text(
-        pair,
-        lambda values, _: np.where(values > 0, values / strength, values * strength),
-    )
-
-
-def biased(pair: Pair, strength: float) -> tuple[Values, Values]:
-    y = pair.y.copy()
-    often = largest(y.mean(axis=0), 3)
-    y[:, often] += strength
-    return pair.x, y
-
-
-def top_k(pair: Pair, strength: float) -> tuple[Values, Values]:
-    ids = np.argsort(-pair.y, axis=1, kind="stable")[:, : int(strength)]
-    output = np.full(pair.y.shape, -np.inf)
-    np.put_along_axis(output, ids, np.take_along_axis(pair.y, ids, 1), 1)
-    return pair.x, output
-
-
-def top_p(pair: Pair, strength: float) -> tuple[Values, Values]:
-    output = np.full(pair.y.shape, -np.inf)
-    for row, target in zip(pair.y, output, strict=True):
-        # stable: of equal logits the lower id comes first, as everywhere
-        order = np.argsort(-row, kind="stable")
-        weights = np.exp(row[order] - row.max())
-        count = int(np.searchsorted(np.cumsum(weights) / weights.sum(), strength)) + 1
-        target[order[:count]] = row[order[:count]]
-    return pair.x, output
+def _biased(y: Values, strength: float) -> Values:
+    return y + strength * np.isin(np.arange(y.shape[1]), largest(y.mean(axis=0), 3))
 
 
 def _last_ids(value: float) -> Inject:
-    def inject(pair: Pair, strength: float) -> tuple[Values, Values]:
-        y = pair.y.copy()
-        y[:, -int(strength) :] = value
-        return pair.x, y
+    def change(y, strength):
+        return np.where(np.arange(y.shape[1]) < y.shape[1] - strength, y, value)
 
-    return inject
+    return _changing(change)
 
 
 _ROUNDED = {
@@ -206,99 +155,120 @@ _ROUNDED = {
 }
 
 
-def round_values(pair: Pair, strength: float) -> tuple[Values, Values]:
-    return pair.x, pair.x.astype(np.float32).astype(_ROUNDED[int(strength)]).astype(np.float64)
+def round_values(pair: Pair, strength: float) -> Pair:
+    narrow = pair.x.astype(np.float32).astype(_ROUNDED[int(strength)])
+    return replace(pair, y=narrow.astype(np.float64))
 
 
-def decimals(pair: Pair, strength: float) -> tuple[Values, Values]:
-    return pair.x, np.round(pair.x, int(strength))
+def decimals(pair: Pair, strength: float) -> Pair:
+    return replace(pair, y=np.round(pair.x, int(strength)))
 
 
-def masked_with(pair: Pair, strength: float, best: int = 20) -> tuple[Values, Values]:
-    x, y = top_k(pair, best)
-    return x, np.where(np.isfinite(y), y, strength)
+def _masked_with(y: Values, strength: float, best: int = 20) -> Values:
+    top = restricted(y, top_k=best)
+    return np.where(np.isfinite(top), top, strength)
 
 
-def masked_ids(pair: Pair, strength: float) -> tuple[Values, Values]:
+def _masked_ids(y: Values, strength: float) -> Values:
     """So many tokens from id 0 on, or of the middle."""
-    y = pair.y.copy()
-    ids = np.arange(int(strength)) if strength < 5 else 20000 + np.arange(int(strength))
-    y[:, ids] = -np.inf if strength < 3 else -1e9
-    return pair.x, y
+    first = 0 if strength < 5 else 20000
+    masked = y.copy()
+    masked[:, first : first + int(strength)] = -np.inf if strength < 3 else -1e9
+    return masked
 
 
-def banned(pair: Pair, strength: float) -> tuple[Values, Values]:
+def banned(pair: Pair, strength: float) -> Pair:
     """Tokens of the text that a ban of repeated n-grams leaves out."""
     y = pair.y.copy()
     for at in range(5, len(y)):
         y[at, np.array(pair.tokens[max(0, at - int(strength)) : at])] = -np.inf
-    return pair.x, y
+    return replace(pair, y=y)
 
 
-def repeated(pair: Pair, strength: float) -> tuple[Values, Values]:
+def _repeated(y: Values, strength: float) -> Values:
     """One row at all positions from one on: the last, as an array that is filled by reference
     has.
     """
-    y = pair.y.copy()
-    y[int(strength * len(y)) :] = y[-1]
-    return pair.x, y
+    start = int(strength * len(y))
+    return np.concatenate([y[:start], np.repeat(y[-1:], len(y) - start, axis=0)])
 
 
-def swapped(pair: Pair, strength: float) -> tuple[Values, Values]:
-    y, count = pair.y.copy(), int(strength)
-    y[3 : 3 + count], y[-3 - count : -3] = pair.y[-3 - count : -3], pair.y[3 : 3 + count]
-    return pair.x, y
+def _swapped(y: Values, strength: float) -> Values:
+    count = int(strength)
+    swapped = y.copy()
+    swapped[3 : 3 + count], swapped[-3 - count : -3] = y[-3 - count : -3], y[3 : 3 + count]
+    return swapped
 
 
-def and_temperature(other: Inject, size: float) -> Inject:
+temperature = _changing(lambda y, strength: y / strength)
+presence = _in_text(lambda logits, _, strength: logits - strength)
+top_k = _changing(lambda y, strength: restricted(y, top_k=int(strength)))
+biased = _changing(_biased)
+
+
+def _and_temperature(other: Inject, size: float) -> Inject:
     """Another injection, and then a temperature."""
-    return lambda pair, strength: (pair.x, other(pair, size)[1] / strength)
+    return lambda pair, strength: temperature(other(pair, size), strength)
 
 
-def presence_and_frequency(pair: Pair, strength: float) -> tuple[Values, Values]:
-    x, y = _in_text(pair, lambda values, times: values - 1.5 * strength - strength * times)
-    return x, y
-
-
-TEMPERATURE = and_temperature(lambda pair, _: (pair.x, pair.y), 1)
 BF16, FLOAT32 = "fresh-against-cached", "batch-1-against-n"
 # name: (causes, the first one first; injection; strengths; the sample pair; lists of how many that
 # can show it)
 INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tuple[int, ...]]] = {
-    "temperature": (("temperature",), TEMPERATURE, (1.001, 1.01, 1.1, 0.7, 2.0), BF16, SIZES),
+    "temperature": (("temperature",), temperature, (1.001, 1.01, 1.1, 0.7, 2.0), BF16, SIZES),
     "temperature, float32": (
         ("temperature",),
-        TEMPERATURE,
+        temperature,
         (1.00001, 1.0001, 1.01, 0.7, 2.0),
         FLOAT32,
         SIZES,
     ),
-    "constant": (("constant",), constant, (0.1, 1.0, 5.0, 20.0, np.inf), BF16, ()),
+    "constant": (("constant",), _changing(_constant), (0.1, 1.0, 5.0, 20.0, np.inf), BF16, ()),
     "rows shifted": (("shifted rows",), shift_rows, (1, 2, 3, -1, -2), BF16, (1, *SIZES)),
-    "rows swapped": (("other rows",), swapped, (1, 2, 5), BF16, ()),
-    "one row repeated": (("repeated rows",), repeated, (0.0, 0.1, 0.4), BF16, SIZES),
-    "soft cap": (("soft-capping",), capped, (300.0, 100.0, 50.0, 30.0, 10.0), BF16, ()),
+    "rows swapped": (("other rows",), _changing(_swapped), (1, 2, 5), BF16, ()),
+    "one row repeated": (("repeated rows",), _changing(_repeated), (0.0, 0.1, 0.4), BF16, SIZES),
+    "soft cap": (
+        ("soft-capping",),
+        _changing(lambda y, strength: strength * np.tanh(y / strength)),
+        (300.0, 100.0, 50.0, 30.0, 10.0),
+        BF16,
+        (),
+    ),
     "presence": (("penalty",), presence, (0.05, 0.5, 1.0, 2.0, 5.0), BF16, SIZES),
-    "frequency": (("penalty",), frequency, (0.05, 0.5, 1.0, 2.0, 5.0), BF16, SIZES),
+    "frequency": (
+        ("penalty",),
+        _in_text(lambda logits, times, strength: logits - strength * times),
+        (0.05, 0.5, 1.0, 2.0, 5.0),
+        BF16,
+        SIZES,
+    ),
     "presence and frequency": (
         ("penalty",),
-        presence_and_frequency,
+        _in_text(lambda logits, times, strength: logits - 1.5 * strength - strength * times),
         (0.4, 1.0, 2.0),
         FLOAT32,
         SIZES,
     ),
-    "repetition": (("penalty",), repetition, (1.01, 1.05, 1.1, 1.3, 1.5), BF16, SIZES),
+    "repetition": (
+        ("penalty",),
+        _in_text(
+            lambda logits, _, strength: np.where(logits > 0, logits / strength, logits * strength)
+        ),
+        (1.01, 1.05, 1.1, 1.3, 1.5),
+        BF16,
+        SIZES,
+    ),
     "logit bias": (("logit bias",), biased, (0.2, 0.5, 1.0, 5.0, -5.0), BF16, SIZES),
     "bias and temperature": (
         ("temperature", "logit bias"),
-        and_temperature(biased, 5.0),
+        _and_temperature(biased, 5.0),
         (0.7, 0.9, 1.5),
         FLOAT32,
         SIZES,
     ),
     "presence and temperature": (
         ("temperature", "penalty"),
-        and_temperature(presence, 2.0),
+        _and_temperature(presence, 2.0),
         (0.7, 0.9, 1.5),
         FLOAT32,
         SIZES,
@@ -306,27 +276,33 @@ INJECTIONS: dict[str, tuple[tuple[str, ...], Inject, tuple[float, ...], str, tup
     "top-k": (("masking",), top_k, (5, 20, 50, 1000, 20000), BF16, ()),
     "top-k 20, a number": (
         ("masking",),
-        masked_with,
+        _changing(_masked_with),
         (-1e4, -1e9, -65504.0, -3.4028235e38, -100.0),
         BF16,
         (),
     ),
     "top-k and temperature": (
         ("temperature", "masking"),
-        and_temperature(partial(masked_with, best=50), -1e9),
+        _and_temperature(_changing(partial(_masked_with, best=50)), -1e9),
         (0.7, 2.0),
         BF16,
         (),
     ),
-    "top-p": (("masking",), top_p, (0.3, 0.5, 0.9, 0.99, 0.999), BF16, ()),
-    "tokens masked": (("masking",), masked_ids, (1, 3, 100), BF16, ()),
+    "top-p": (
+        ("masking",),
+        _changing(lambda y, strength: restricted(y, top_p=strength)),
+        (0.3, 0.5, 0.9, 0.99, 0.999),
+        BF16,
+        (),
+    ),
+    "tokens masked": (("masking",), _changing(_masked_ids), (1, 3, 100), BF16, ()),
     "n-grams banned": (("masking",), banned, (1, 3), BF16, ()),
     "cut vocabulary": (("cut vocabulary",), _last_ids(-np.inf), (1, 16, 64, 1000, 20000), BF16, ()),
     "padded with 0": (("padded vocabulary",), _last_ids(0.0), (8, 64, 1000), BF16, ()),
-    "renormalized top-3": (("renormalized",), and_temperature(top_k, 3), (1.0,), BF16, (3, 5)),
+    "renormalized top-3": (("renormalized",), _and_temperature(top_k, 3), (1.0,), BF16, (3, 5)),
     "the same, temperature": (
         ("temperature", "renormalized"),
-        and_temperature(top_k, 3),
+        _and_temperature(top_k, 3),
         (0.7, 2.0),
         FLOAT32,
         (3, 5),
@@ -350,9 +326,8 @@ def rounded_pair(pair: Pair, dtype: str) -> Pair:
 def inject_and_explain(kind: str, strength: float, size: int = 0) -> list[Cause]:
     """Causes that are claimed of a pair with one injected. size: of lists; 0: complete rows."""
     _, inject, _, name, _ = INJECTIONS[kind]
-    pair = pair_of(name)
-    x, y = inject(pair, strength)
-    return explain(lists(pair, x, y, size) if size else complete(pair, x, y)).causes
+    pair = inject(pair_of(name), strength)
+    return explain(lists(pair, size) if size else complete(pair)).causes
 
 
 def _cell(kind: str, size: int) -> str:
@@ -370,12 +345,14 @@ def _cell(kind: str, size: int) -> str:
 
 def claimed_of_clean(pair: Pair) -> dict[str, list[str]]:
     """False alarms: what is claimed of a pair into which nothing was injected."""
-    causes = {"complete": explain(complete(pair, pair.x, pair.y)).causes}
+    causes = {"complete": explain(complete(pair)).causes}
     for size in (1, *SIZES):
-        causes[f"lists of {size}"] = explain(lists(pair, pair.x, pair.y, size)).causes
+        causes[f"lists of {size}"] = explain(lists(pair, size)).causes
     # a row alone has no text before it
-    one = replace(pair, tokens=())
-    rows = [complete(one, pair.x[at : at + 1], pair.y[at : at + 1]) for at in range(len(pair.x))]
+    rows = [
+        complete(replace(pair, tokens=(), x=pair.x[at : at + 1], y=pair.y[at : at + 1]))
+        for at in range(len(pair.x))
+    ]
     causes["rows alone"] = [cause for row in rows for cause in explain(row).causes]
     return {kind: [cause.name for cause in every] for kind, every in causes.items()}
 

@@ -7,7 +7,7 @@ python -m benchmarks.verdicts.choices --model "qwen3-moe bfloat16"
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,6 +19,16 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from benchmarks.verdicts.engines import (
+    Engine,
+    alter,
+    hooking,
+    named,
+    registering,
+    replacing,
+    routers,
+)
+from benchmarks.verdicts.mutations import _routed, without_renormalisation
 from benchmarks.verdicts.tiny_models import SHAPE, model_of, tiny_model, tiny_prompts
 from core.errors import CaptureError
 from core.inference.controls.judge_model import JudgingSession, judge
@@ -84,7 +94,6 @@ SOUND = (
     "static",
 )
 _IS_ROUNDING = {IDENTICAL, ROUNDING, LIKELY_ROUNDING}
-Fault = Callable[[Any], AbstractContextManager[Any]]
 
 
 def _loaded(model: str) -> LoadedModel:
@@ -100,34 +109,14 @@ def _loaded(model: str) -> LoadedModel:
     return loaded
 
 
-@contextmanager
-def _setting(modules: list[Any], **values: Any) -> Iterator[None]:
-    """Set attributes of modules inside; a callable gets the old value."""
-    with ExitStack() as stack:
-        for module in modules:
-            for name, value in values.items():
-                old = getattr(module, name)
-                setattr(module, name, value(old) if callable(value) else value)
-                stack.callback(setattr, module, name, old)
-        yield
-
-
-def _with(model: Any, attribute: str) -> list[Any]:
-    return [module for module in model.modules() if hasattr(module, attribute)]
-
-
-def _named(model: Any, *endings: str) -> list[Any]:
-    return [module for name, module in model.named_modules() if name.endswith(endings)]
-
-
-def _routers(model: Any) -> list[Any]:
-    return _named(model, ".gate", ".router")
+def _one_more(modules: list[Any], name: str) -> list[tuple[Any, str, int]]:
+    return [(module, name, getattr(module, name) + 1) for module in modules]
 
 
 @contextmanager
-def _without_bias(model: Any) -> Iterator[None]:
+def _without_bias(model) -> Iterator[None]:
     names = ("e_score_correction_bias", "bias")
-    tensors = [getattr(router, name, None) for router in _routers(model) for name in names]
+    tensors = [getattr(router, name, None) for router in routers(model) for name in names]
     saved = [(tensor, tensor.clone()) for tensor in tensors if tensor is not None]
     for tensor, _ in saved:
         tensor.zero_()
@@ -136,26 +125,7 @@ def _without_bias(model: Any) -> Iterator[None]:
         tensor.copy_(values)
 
 
-@contextmanager
-def _hooked(modules: list[Any], hook: Callable[..., Any]) -> Iterator[None]:
-    with ExitStack() as stack:
-        for module in modules:
-            stack.callback(module.register_forward_hook(hook).remove)
-        yield
-
-
-@contextmanager
-def _not_renormalized(model: Any) -> Iterator[None]:
-    def hook(_: Any, __: Any, output: Any) -> Any:
-        logits, weights, ids = output
-        share = logits.float().softmax(-1).gather(-1, ids).sum(-1, keepdim=True)
-        return logits, (weights * share).to(weights.dtype), ids
-
-    with _hooked(_routers(model), hook):
-        yield
-
-
-def _another_expert(_: Any, arguments: Any) -> Any:
+def _another_expert(_, arguments):
     hidden, ids, weights = arguments
     ids = ids.clone()
     others = [each for each in range(4) if each not in ids[20].tolist()]
@@ -163,28 +133,12 @@ def _another_expert(_: Any, arguments: Any) -> Any:
     return hidden, ids, weights
 
 
-@contextmanager
-def _another_at_one_token(model: Any) -> Iterator[None]:
-    last = _named(model, ".experts")[-1]
-    with ExitStack() as stack:
-        stack.callback(last.register_forward_pre_hook(_another_expert).remove)
-        yield
-
-
-def _no_rotation(_: Any, arguments: Any) -> Any:
+def _no_rotation(_, arguments):
     hidden, residual, (cos, sin), *rest = arguments
     return hidden, residual, (torch.ones_like(cos), torch.zeros_like(sin)), *rest
 
 
-@contextmanager
-def _indexer_without_rope(model: Any) -> Iterator[None]:
-    with ExitStack() as stack:
-        for module in _named(model, ".indexer"):
-            stack.callback(module.register_forward_pre_hook(_no_rotation).remove)
-        yield
-
-
-def _four_roundings(_: Any, arguments: Any, output: Any) -> Any:
+def _four_roundings(_, arguments, output):
     if output.dtype == torch.float32:
         return output
     ids = arguments[1].reshape(len(arguments[0]), -1)
@@ -194,46 +148,66 @@ def _four_roundings(_: Any, arguments: Any, output: Any) -> Any:
     return output + (is_of_one * step * noise * output).to(output.dtype)
 
 
-FAULTS: dict[str, tuple[Fault, tuple[str, ...]]] = {
-    "router's bias left out": (_without_bias, ("gpt-oss", "deepseek")),
+def _with_index(model) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "index_topk")]
+
+
+def _shared_experts(model) -> list[Any]:
+    return named(model, ".shared_experts", ".shared_expert")
+
+
+_RENORMALIZED = ("mixtral", "qwen3", "gpt-oss", "deepseek")
+# name: (fault, beginnings of the models that have it)
+FAULTS: dict[str, tuple[Engine, tuple[str, ...]]] = {
+    "router's bias left out": (alter(_without_bias), ("gpt-oss", "deepseek")),
     "one expert more": (
-        lambda model: _setting(_routers(model), top_k=lambda k: k + 1),
+        alter(replacing(lambda model: _one_more(routers(model), "top_k"))),
         ("",),
     ),
     "no groups": (
-        lambda model: _setting(_routers(model), num_group=1, topk_group=1),
+        alter(
+            replacing(
+                lambda model: [
+                    (router, name, 1)
+                    for router in routers(model)
+                    for name in ("num_group", "topk_group")
+                ]
+            )
+        ),
         ("deepseek",),
     ),
     "shared expert left out": (
-        lambda model: _hooked(
-            _named(model, ".shared_experts", ".shared_expert"),
-            lambda _, __, output: torch.zeros_like(output),
-        ),
+        alter(hooking(_shared_experts, lambda _, __, output: torch.zeros_like(output))),
         ("deepseek", "llama4"),
     ),
-    "weights not renormalized": (_not_renormalized, ("mixtral", "qwen3", "gpt-oss", "deepseek")),
+    "weights not renormalized": (_routed(without_renormalisation), _RENORMALIZED),
     "another expert at one token": (
-        _another_at_one_token,
-        ("mixtral", "qwen3", "gpt-oss", "deepseek"),
+        alter(
+            registering(
+                "register_forward_pre_hook",
+                lambda model: named(model, ".experts")[-1:],
+                _another_expert,
+            )
+        ),
+        _RENORMALIZED,
     ),
-    "indexer without RoPE": (_indexer_without_rope, ("deepseek-v3.2",)),
+    "indexer without RoPE": (
+        alter(
+            registering(
+                "register_forward_pre_hook", lambda model: named(model, ".indexer"), _no_rotation
+            )
+        ),
+        ("deepseek-v3.2",),
+    ),
     "one key too many": (
-        lambda model: _setting(_with(model, "index_topk"), index_topk=lambda k: k + 1),
+        alter(replacing(lambda model: _one_more(_with_index(model), "index_topk"))),
         ("deepseek-v3.2",),
     ),
     "an expert 4 roundings off in 16 bits": (
-        lambda model: _hooked(_named(model, ".experts"), _four_roundings),
-        ("mixtral", "qwen3", "gpt-oss", "deepseek"),
+        alter(hooking(lambda model: named(model, ".experts"), _four_roundings)),
+        _RENORMALIZED,
     ),
 }
-
-
-def _faulty(fault: Fault) -> Callable[[Any, torch.Tensor], torch.Tensor]:
-    def side(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        with fault(model):
-            return model(input_ids=ids[None]).logits[0]
-
-    return side
 
 
 def try_model(name: str) -> tuple[int, int, int, int]:
@@ -257,7 +231,7 @@ def try_model(name: str) -> tuple[int, int, int, int]:
         if not name.startswith(kinds) or is_16_bits_only:
             continue
         faults += 1
-        verdict = judge(loaded, prompts, variant=_faulty(fault), session=session)
+        verdict = judge(loaded, prompts, variant=fault, session=session)
         found += verdict.name == BUG_SUSPECTED
         if verdict.name != BUG_SUSPECTED:
             print(f"{name:28} {label:34} {verdict.name}: {verdict.because}", flush=True)

@@ -15,27 +15,27 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-Engine = Callable[[Any, torch.Tensor], torch.Tensor]
+Engine = Callable[[Any, Tensor], Tensor]
 Change = Callable[[Any], AbstractContextManager[None]]
-CacheChange = Callable[[Any, torch.Tensor, Any, int], None]  # model, ids, cache, tokens in it
+CacheChange = Callable[[Any, Tensor, Any, int], None]  # model, ids, cache, tokens in it
 PREFIX = 16  # tokens that an earlier call computed
 # a block of the cache fits into the smallest window
 BLOCK = 4
 
 
-def prefill(model: Any, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+def prefill(model, ids: Tensor, **arguments) -> Tensor:
     """One plain forward. [positions] -> [positions, vocab]"""
-    logits: torch.Tensor = model(input_ids=ids[None], use_cache=False, **arguments).logits
-    return logits[0]
+    return model(input_ids=ids[None], use_cache=False, **arguments).logits[0]
 
 
 def in_16_bits_only(engine: Engine) -> Engine:
     """The engine where the model is in 16 bits, a plain forward in float32 and float64."""
 
-    def run(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def run(model, ids):
         is_16_bits = model.dtype.itemsize == 2
         return engine(model, ids) if is_16_bits else prefill(model, ids)
 
@@ -43,12 +43,12 @@ def in_16_bits_only(engine: Engine) -> Engine:
 
 
 def walk(
-    model: Any,
-    ids: torch.Tensor,
+    model,
+    ids: Tensor,
     stops: Sequence[int],
     on_stop: Callable[[Any, int], None] = lambda *_: None,
-    positions: Callable[[torch.Tensor], torch.Tensor] | None = None,
-) -> torch.Tensor:
+    positions: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Forwards that end before each of `stops` and before the end; `on_stop`(cache, stop) is called
     after each. -> [positions, vocab]
 
@@ -76,29 +76,39 @@ def walk(
     return torch.cat(parts)
 
 
-def cache_of(model: Any, ids: torch.Tensor) -> Any:
+def cache_of(model, ids: Tensor):
     """What a forward of these tokens leaves behind."""
     cache = DynamicCache(config=model.config)
     model(input_ids=ids[None], past_key_values=cache, use_cache=True)
     return cache
 
 
-def other_tokens(ids: torch.Tensor) -> torch.Tensor:
+def other_tokens(ids: Tensor) -> Tensor:
     """Another prompt of the same length."""
     return ids.flip(0)
 
 
-def layers(model: Any) -> Any:
+def layers(model):
     """Its decoder layers."""
     return model.transformer.h if hasattr(model, "transformer") else model.model.layers
 
 
-def attention_of(layer: Any) -> Any:
+def attention_of(layer):
     """The attention module of a layer."""
     return layer.attn if hasattr(layer, "attn") else layer.self_attn
 
 
-def is_windowed(model: Any) -> bool:
+def named(model, *endings: str) -> list[Any]:
+    """Modules whose names end so."""
+    return [module for name, module in model.named_modules() if name.endswith(endings)]
+
+
+def routers(model) -> list[Any]:
+    """What chooses experts, in each layer."""
+    return named(model, ".gate", ".router")
+
+
+def is_windowed(model) -> bool:
     """True where a layer sees only the last tokens."""
     config = model.config
     kinds = getattr(config, "layer_types", None)
@@ -109,7 +119,7 @@ def is_windowed(model: Any) -> bool:
     )
 
 
-def has_rotary_positions(model: Any) -> bool:
+def has_rotary_positions(model) -> bool:
     """True where only distances between tokens count."""
     return hasattr(model, "model") and hasattr(model.model, "rotary_emb")
 
@@ -123,8 +133,8 @@ def cached(
     each of them.
     """
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
-        def apply_changes(cache: Any, at: int) -> None:
+    def engine(model, ids):
+        def apply_changes(cache, at):
             for change in changes:
                 change(model, ids, cache, at)
 
@@ -139,12 +149,12 @@ def cached(
 
 
 def rewriting(
-    change: Callable[[torch.Tensor], torch.Tensor],
+    change: Callable[[Tensor], Tensor],
     layer: int | None = None,
 ) -> CacheChange:
     """Keys and values, of all layers or of one, are change(keys or values)."""
 
-    def change_cache(_: Any, __: torch.Tensor, cache: Any, ___: int) -> None:
+    def change_cache(_, __, cache, ___):
         for each in cache.layers if layer is None else [cache.layers[layer]]:
             each.keys, each.values = change(each.keys), change(each.values)
 
@@ -152,7 +162,7 @@ def rewriting(
 
 
 def left_by(
-    other: Callable[[Any, torch.Tensor], Any],
+    other: Callable[[Any, Tensor], Any],
     stop: int,
     slots: slice | int,
     share: float = 1.0,
@@ -161,7 +171,7 @@ def left_by(
     holds there.
     """
 
-    def change(model: Any, ids: torch.Tensor, cache: Any, at: int) -> None:
+    def change(model, ids, cache, at):
         if at != stop:
             return
         for layer, stale in zip(cache.layers, other(model, ids).layers, strict=True):
@@ -171,7 +181,7 @@ def left_by(
     return change
 
 
-def interpolate(values: torch.Tensor, towards: torch.Tensor, share: float) -> torch.Tensor:
+def interpolate(values: Tensor, towards: Tensor, share: float) -> Tensor:
     """Values, a share of the way on to others."""
     if share == 1:
         return towards
@@ -184,7 +194,7 @@ def interpolate(values: torch.Tensor, towards: torch.Tensor, share: float) -> to
 def alter(change: Change, engine: Engine = prefill) -> Engine:
     """The engine on the changed model."""
 
-    def run(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def run(model, ids):
         with change(model):
             return engine(model, ids)
 
@@ -197,18 +207,28 @@ def hooking(
 ) -> Change:
     """The first output of each of these modules of a model is change(module, arguments, output)."""
 
-    @contextmanager
-    def hooks(model: Any) -> Iterator[None]:
-        with ExitStack() as stack:
-            for module in modules(model):
-                stack.enter_context(module.register_forward_hook(of_first))
-            yield
-
-    def of_first(module: Any, arguments: Any, output: Any) -> Any:
+    def of_first(module, arguments, output):
         # attention and some blocks return a tuple
         if isinstance(output, tuple):
             return (change(module, arguments, output[0]), *output[1:])
         return change(module, arguments, output)
+
+    return registering("register_forward_hook", modules, of_first)
+
+
+def registering(
+    kind: str,
+    modules: Callable[[Any], Iterable[Any]],
+    hook: Callable[..., Any],
+) -> Change:
+    """These modules of a model have a hook. kind: the method that registers it."""
+
+    @contextmanager
+    def hooks(model):
+        with ExitStack() as stack:
+            for module in modules(model):
+                stack.enter_context(getattr(module, kind)(hook))
+            yield
 
     return hooks
 
@@ -217,7 +237,7 @@ def replacing(values: Callable[[Any], Iterable[tuple[Any, str, Any]]]) -> Change
     """Attributes are other values: (owner, name, value) of a model."""
 
     @contextmanager
-    def replacements(model: Any) -> Iterator[None]:
+    def replacements(model):
         with ExitStack() as stack:
             for owner, name, value in values(model):
                 stack.enter_context(replaced(owner, name, value))
@@ -240,7 +260,7 @@ class Attention:
     mask: Any
     options: dict[str, Any]
 
-    def run(self, **changed: Any) -> Any:
+    def run(self, **changed):
         """Compute it, some of its arguments changed. -> ([rows, queries, heads, dim], ...)"""
         call = replace(self, **changed)
         _, *arguments = (getattr(call, field.name) for field in fields(call))
@@ -251,19 +271,19 @@ def attending(change: Callable[[Attention], Any]) -> Change:
     """Every layer's attention is change(call)."""
 
     @contextmanager
-    def attention(model: Any) -> Iterator[None]:
+    def attention(model):
         name = model.config._attn_implementation
         # eager attention is a function of the model's own module, and in no table
         own = sys.modules[type(attention_of(layers(model)[0])).__module__].eager_attention_forward
         plain = ALL_ATTENTION_FUNCTIONS.get(name, own)
 
-        def original(module: Any, query: Any, key: Any, value: Any, mask: Any, options: Any) -> Any:
+        def original(module, query, key, value, mask, options):
             # eager attention takes an additive mask
             if name == "eager":
                 mask = query.new_zeros(mask.shape).masked_fill(~mask, torch.finfo(query.dtype).min)
             return plain(module, query, key, value, mask, **options)
 
-        def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        def attend(module, query, key, value, mask, **options):
             queries, keys = query.shape[2], key.shape[2]
             # a kernel that is causal by itself gets no mask
             if mask is None:
@@ -281,7 +301,7 @@ def attending(change: Callable[[Attention], Any]) -> Change:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner, name: str, value) -> Iterator[None]:
     """An attribute is another value, for this call."""
     original = getattr(owner, name)
     setattr(owner, name, value)
@@ -291,7 +311,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, original)
 
 
-def round_to_bits(values: torch.Tensor, bits: int) -> torch.Tensor:
+def round_to_bits(values: Tensor, bits: int) -> Tensor:
     """Values rounded to `bits` bits of mantissa after the leading one. Same shape and dtype."""
     mantissa, exponent = torch.frexp(values)
     return torch.ldexp((mantissa * 2.0 ** (bits + 1)).round() * 2.0 ** -(bits + 1), exponent).to(

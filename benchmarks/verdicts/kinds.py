@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.verdicts.engines import (
@@ -37,7 +38,7 @@ from benchmarks.verdicts.mutations import (
     second_layer,
     single_precision,
 )
-from benchmarks.verdicts.variations import scores_rounded
+from benchmarks.verdicts.variations import same, scores_rounded
 from core.inference.controls.precisions.catalogue import RoundedOperands
 from core.verdict import BUG_SUSPECTED, Verdict
 
@@ -51,7 +52,7 @@ START = 21  # inside a block of 8 and of 16
 # Undeclared precisions.
 
 
-def _linear(module: Any, x: torch.Tensor, columns: slice = slice(None)) -> torch.Tensor:
+def _linear(module, x: Tensor, columns: slice = slice(None)) -> Tensor:
     """The product of a linear map without its bias, over some input features. transformers' Conv1D
     is [in, out].
     """
@@ -59,7 +60,7 @@ def _linear(module: Any, x: torch.Tensor, columns: slice = slice(None)) -> torch
     return x[..., columns] @ weight[columns]
 
 
-def _last_maps(model: Any, *, attention: bool = True, mlp: bool = True) -> list[Any]:
+def _last_maps(model, *, attention: bool = True, mlp: bool = True) -> list[Any]:
     """The last linear maps of attention and MLP, whose inputs tensor parallelism splits."""
     parts = [attention_of(layer) for layer in layers(model) if attention]
     parts += [layer.mlp for layer in layers(model) if mlp]
@@ -72,7 +73,7 @@ def _last_maps(model: Any, *, attention: bool = True, mlp: bool = True) -> list[
 def partial_sums(dtype: torch.dtype) -> Change:
     """Two ranks exchange their partial sums of attention and MLP in this dtype."""
 
-    def change(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+    def change(module, arguments, output):
         half = arguments[0].shape[-1] // 2
         ranks = [
             _linear(module, arguments[0], part).to(dtype)
@@ -84,23 +85,23 @@ def partial_sums(dtype: torch.dtype) -> Change:
     return hooking(_last_maps, change)
 
 
-def inputs(change: Callable[[torch.Tensor], torch.Tensor], **parts: bool) -> Change:
+def inputs(change: Callable[[Tensor], Tensor], **parts: bool) -> Change:
     """The inputs of one kind of linear map, in every block, are change(inputs)."""
 
-    def hook(module: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
+    def hook(module, arguments, _):
         total = _linear(module, change(arguments[0]))
         return total if module.bias is None else total + module.bias
 
     return hooking(lambda model: _last_maps(model, **parts), hook)
 
 
-def fp8_by_token(x: torch.Tensor) -> torch.Tensor:
+def fp8_by_token(x: Tensor) -> Tensor:
     """float8 (e4m3) with a scale for each token."""
     scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448
     return (x / scale).to(torch.float8_e4m3fn).to(x.dtype) * scale
 
 
-def scaled_and_back(x: torch.Tensor) -> torch.Tensor:
+def scaled_and_back(x: Tensor) -> Tensor:
     """Each feature divided by a scale of its own and multiplied by it, as smoothed activations
     are.
     """
@@ -108,7 +109,7 @@ def scaled_and_back(x: torch.Tensor) -> torch.Tensor:
     return x / scale * scale
 
 
-def _truncated(x: torch.Tensor) -> torch.Tensor:
+def _truncated(x: Tensor) -> Tensor:
     """To TF32's 10 bits of mantissa, by dropping the others."""
     mantissa, exponent = torch.frexp(x)
     return torch.ldexp((mantissa * 2.0**11).trunc() * 2.0**-11, exponent).to(x.dtype)
@@ -119,7 +120,7 @@ class _InParts(TorchDispatchMode):
     has them.
     """
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.split("::")[1]
         if name not in ("linear", "matmul", "mm", "bmm", "addmm"):
             return func(*args, **(kwargs or {}))
@@ -135,7 +136,7 @@ class _InParts(TorchDispatchMode):
         return total if addend is None else total + addend
 
 
-def _in_three_parts(x: torch.Tensor) -> list[torch.Tensor]:
+def _in_three_parts(x: Tensor) -> list[Tensor]:
     """Three bfloat16 numbers whose sum is the float32 one, the smallest first, as cuBLAS's BF16x9
     has it.
     """
@@ -151,7 +152,7 @@ def int8(*dims: int) -> CacheChange:
     tokens, head_dim].
     """
 
-    def round_trip(values: torch.Tensor) -> torch.Tensor:
+    def round_trip(values):
         new = values[:, :, -8:]
         scale = new.abs().amax(dims, keepdim=True).clamp_min(1e-8) / 127
         return torch.cat([values[:, :, :-8], (new / scale).round() * scale], dim=2)
@@ -170,10 +171,10 @@ half_a_block_overwritten = overwriting(
 # One column of the vocabulary, and places inside a block.
 
 
-def of_column(change: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
+def of_column(change: Callable[[Tensor], Tensor]) -> Engine:
     """The logits of one token are change(logits [positions, vocab])."""
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(model, ids):
         logits = prefill(model, ids).clone()
         logits[:, TOKEN] = change(logits)
         return logits
@@ -181,7 +182,7 @@ def of_column(change: Callable[[torch.Tensor], torch.Tensor]) -> Engine:
     return engine
 
 
-def _by_tiles(head: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
+def _by_tiles(head, arguments, _: Tensor) -> Tensor:
     """The head multiplies 16 columns at a time."""
     return torch.cat(
         [torch.nn.functional.linear(arguments[0], rows) for rows in head.weight.split(16)],
@@ -192,7 +193,7 @@ def _by_tiles(head: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
 def rows_late(start: int, stop: int | None = None) -> Change:
     """A block's output at some positions is that of the position before."""
 
-    def change(_: Any, __: Any, output: torch.Tensor) -> torch.Tensor:
+    def change(_, __, output):
         late = output.clone()
         late[:, start:stop] = output.roll(1, 1)[:, start:stop]
         return late
@@ -203,15 +204,11 @@ def rows_late(start: int, stop: int | None = None) -> Change:
 # The cases.
 
 
-def _bug(name: str, engine: Engine, position: int | None = None, **options: Any) -> Mutation:
+def _bug(name: str, engine: Engine, position: int | None = None, **options) -> Mutation:
     return Mutation(name, engine, position=position, **options)
 
 
-def _twin(name: str, engine: Engine, **options: Any) -> Mutation:
-    return Mutation(name, engine, changes=lambda _: False, **options)
-
-
-def _undeclared(name: str, change: Change, **options: Any) -> Iterator[Mutation]:
+def _undeclared(name: str, change: Change, **options) -> Iterator[Mutation]:
     yield Mutation(name, alter(change), is_undeclared=True, **options)
     yield _bug(f"{name}, a future key", alter(change, alter(future_key)), 10, **options)
     yield _bug(f"{name}, a stale slot", alter(change, cached([PREFIX], STALE)), PREFIX, **options)
@@ -228,21 +225,21 @@ KINDS: tuple[Mutation, ...] = (
         is_undeclared=True,
         **WIDE,
     ),
-    _twin("partial sums in float32", alter(partial_sums(torch.float32)), **WIDE),
+    same("partial sums in float32", alter(partial_sums(torch.float32)), **WIDE),
     *_undeclared("TF32 by truncation", lambda _: RoundedOperands(_truncated), **WIDE),
-    _twin("products of three bfloat16 parts", alter(lambda _: _InParts()), **WIDE),
+    same("products of three bfloat16 parts", alter(lambda _: _InParts()), **WIDE),
     Mutation("int8 cache, a scale a channel", cached(8, CHANNELS), is_undeclared=True),
     _bug("int8 cache, a scale a channel, a future key", cached(8, CHANNELS, inner=future_key), 10),
     _bug("int8 cache, a scale a channel, a stale slot", cached(8, CHANNELS, STALE), PREFIX),
     Mutation("int8 cache, a scale a head", cached(8, int8(-1, -2)), is_undeclared=True),
-    _twin("a cache in chunks of 8", cached(8)),
+    same("a cache in chunks of 8", cached(8)),
     *_undeclared("fp8 inputs of the MLP's last map", inputs(fp8_by_token, attention=False)),
     Mutation(
         "fp8 inputs of attention's last map",
         alter(inputs(fp8_by_token, mlp=False)),
         is_undeclared=True,
     ),
-    _twin("inputs scaled and back", alter(inputs(scaled_and_back, attention=False)), **WIDE),
+    same("inputs scaled and back", alter(inputs(scaled_and_back, attention=False)), **WIDE),
     _bug(
         "one column of the head x 1.01",
         of_column(lambda logits: logits[:, TOKEN] * 1.01),
@@ -253,12 +250,12 @@ KINDS: tuple[Mutation, ...] = (
         of_column(lambda logits: logits[:, TOKEN - 1]),
         says=f"{TOKEN}",
     ),
-    _twin("head by tiles of 16 columns", alter(hooking(head_of, _by_tiles))),
+    same("head by tiles of 16 columns", alter(hooking(head_of, _by_tiles))),
     _bug("rows late from 21 to the block's end", alter(rows_late(START, 32)), START),
     _bug("rows late from 21 on", alter(rows_late(START)), START),
     _bug("rows late from a block's boundary on", alter(rows_late(32)), 32),
     _bug("a block overwritten when half full", half_a_block_overwritten, START),
-    _twin("chunks that end inside a block", cached([START, 37])),
+    same("chunks that end inside a block", cached([START, 37])),
     _bug(
         "rows late from 21 on, in 16 bits only",
         in_16_bits_only(alter(rows_late(START))),
@@ -266,7 +263,7 @@ KINDS: tuple[Mutation, ...] = (
         **NARROW,
     ),
     _bug("a future key, in 16 bits only", in_16_bits_only(alter(future_key)), 10, **NARROW),
-    _twin("scores rounded, in 16 bits only", in_16_bits_only(scores_rounded), **NARROW),
+    same("scores rounded, in 16 bits only", in_16_bits_only(scores_rounded), **NARROW),
 )
 
 

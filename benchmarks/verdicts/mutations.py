@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.verdicts.engines import (
     BLOCK,
@@ -35,10 +36,12 @@ from benchmarks.verdicts.engines import (
     left_by,
     other_tokens,
     prefill,
+    registering,
     replaced,
     replacing,
     rewriting,
     round_to_bits,
+    routers,
     walk,
 )
 from core.inference.controls.precisions.catalogue import RoundedOperands
@@ -119,14 +122,14 @@ class Mutation:
     base: Callable[[PromptBatch, Emit], None] | None = None
     path: str = ""
     reference: str | Engine = "prefill"
-    sample: Callable[[torch.Tensor], Sequence[int]] | None = field(default=None, repr=False)
+    sample: Callable[[Tensor], Sequence[int]] | None = field(default=None, repr=False)
     is_precision: bool = False
     is_undeclared: bool = False
     says: str = ""
     module: Callable[[Any], Any] | None = field(default=None, repr=False)
     position: int | Callable[[Any], int] | None = field(default=None, repr=False)
 
-    def place(self, model: Any, module: str, position: int | None) -> tuple[str, int | None]:
+    def place(self, model, module: str, position: int | None) -> tuple[str, int | None]:
         """Where the fault is in a model: the module's name and the first position, or those that
         are passed if nothing is claimed.
         """
@@ -144,46 +147,46 @@ def _attention_of_block(number: int) -> Callable[[Any], Any]:
     return lambda model: attention_of(layers(model)[number])
 
 
-def _first_windowed_attention(model: Any) -> Any:
+def _first_windowed_attention(model):
     kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"]
     return _attention_of_block(kinds.index("sliding_attention"))(model)
 
 
-def _rotary_tables(model: Any) -> Any:
+def _rotary_tables(model):
     return model.model.rotary_emb
 
 
-def first_norm(layer: Any) -> Any:
+def first_norm(layer):
     return next(each for each in layer.children() if "Norm" in type(each).__name__)
 
 
 # The cache.
 
 
-def positions_off_by_one_after_the_prefix(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def positions_off_by_one_after_the_prefix(model, ids: Tensor) -> Tensor:
     """Tokens after the reused prefix believe to stand one further right."""
     return walk(model, ids, [PREFIX], positions=lambda places: places + (places[0] > 0))
 
 
-def overwriting(other: Callable[[Any, torch.Tensor], Any], stop: int, slots: Slots) -> Engine:
+def overwriting(other: Callable[[Any, Tensor], Any], stop: int, slots: Slots) -> Engine:
     """Some slots hold the keys and values that `other` left in them."""
     return cached([stop], left_by(other, stop, slots))
 
 
-def another_prompt(model: Any, ids: torch.Tensor) -> Any:
+def another_prompt(model, ids: Tensor):
     return cache_of(model, other_tokens(ids)[:PREFIX])
 
 
-def _rejected_draft(model: Any, ids: torch.Tensor) -> Any:
+def _rejected_draft(model, ids: Tensor):
     """The prompt's own prefix, then two tokens of a draft that was rejected."""
     return cache_of(model, torch.cat([ids[:PREFIX], other_tokens(ids)[:2]]))
 
 
-def neighbours_block_at_one_position(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def neighbours_block_at_one_position(model, ids: Tensor) -> Tensor:
     """For the length of one token, a block's slots are those of another request."""
-    own: list[tuple[torch.Tensor, torch.Tensor]] = []
+    own = []
 
-    def change(cache: Any, at: int) -> None:
+    def change(cache, at):
         if at == PREFIX:
             # a copy, because the slots are written over
             own.extend(
@@ -201,12 +204,12 @@ def neighbours_block_at_one_position(model: Any, ids: torch.Tensor) -> torch.Ten
     return walk(model, ids, [PREFIX, PREFIX + 1], change)
 
 
-def _block_table_shifted(slots: torch.Tensor) -> torch.Tensor:
+def _block_table_shifted(slots: Tensor) -> Tensor:
     """The first block is lost, the last is read twice."""
     return torch.cat([slots[:, :, BLOCK:], slots[:, :, -BLOCK:]], dim=2)
 
 
-def _last_block_one_slot_late(slots: torch.Tensor) -> torch.Tensor:
+def _last_block_one_slot_late(slots: Tensor) -> Tensor:
     """Each token of the last block was written one slot on: its first slot is empty, its last token
     is lost.
     """
@@ -215,13 +218,13 @@ def _last_block_one_slot_late(slots: torch.Tensor) -> torch.Tensor:
     return late
 
 
-def trimmed_one_short(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def trimmed_one_short(model, ids: Tensor) -> Tensor:
     """The cache keeps one token more than the block boundary says, so that token is seen twice."""
     last_twice = rewriting(lambda slots: torch.cat([slots, slots[:, :, -1:]], dim=2))
     return walk(model, ids, [PREFIX], partial(last_twice, model, ids), lambda places: places)
 
 
-def _one_layer_not_updated(_: Any, __: torch.Tensor, cache: Any, ___: int) -> None:
+def _one_layer_not_updated(_, __: Tensor, cache, ___: int) -> None:
     """One layer's slot of the newest token was never written."""
     cache.layers[1].keys[:, :, -1] = cache.layers[1].values[:, :, -1] = 0
 
@@ -229,30 +232,30 @@ def _one_layer_not_updated(_: Any, __: torch.Tensor, cache: Any, ___: int) -> No
 def scaled_value(factor: float, slots: Slots = -3) -> Engine:
     """Cached values of one head of one layer are scaled; by default those of one token."""
 
-    def change(_: Any, __: torch.Tensor, cache: Any, ___: int) -> None:
+    def change(_, __, cache, ___):
         cache.layers[0].values[:, 0, slots] *= factor
 
     return cached([PREFIX], change)
 
 
 def round_cache(
-    round_trip: Callable[[torch.Tensor], torch.Tensor],
+    round_trip: Callable[[Tensor], Tensor],
     layer: int | None = None,
 ) -> Engine:
     """The cache, of all layers or of one, is kept in fewer bits than the model computes in."""
     return cached(8, rewriting(round_trip, layer))
 
 
-def fp8(values: torch.Tensor) -> torch.Tensor:
+def fp8(values: Tensor) -> Tensor:
     return values.to(torch.float8_e4m3fn).to(values.dtype)
 
 
-def _int8(values: torch.Tensor) -> torch.Tensor:
+def _int8(values: Tensor) -> Tensor:
     scale = values.abs().amax(-1, keepdim=True).clamp_min(1e-8) / 127
     return (values / scale).round() * scale
 
 
-def racing_slot(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def racing_slot(model, ids: Tensor) -> Tensor:
     """A slot is read before it is written, at another token each time."""
     return overwriting(another_prompt, PREFIX, random.randrange(-BLOCK, 0))(model, ids)
 
@@ -260,7 +263,7 @@ def racing_slot(model: Any, ids: torch.Tensor) -> torch.Tensor:
 # What attention sees.
 
 
-def _future_key(call: Attention) -> Any:
+def _future_key(call: Attention):
     queries, keys = call.query.shape[2], call.key.shape[2]
     # query 10 of the prompt, wherever the forward begins
     row = 10 - (keys - queries)
@@ -272,7 +275,7 @@ def _future_key(call: Attention) -> Any:
 future_key = attending(_future_key)  # query 10 sees key 11
 
 
-def _boundary_hidden(call: Attention) -> Any:
+def _boundary_hidden(call: Attention):
     """The first query of a chunk does not see the last token of the chunk before."""
     cached_keys = call.key.shape[2] - call.query.shape[2]
     if cached_keys:
@@ -289,23 +292,23 @@ def window_longer_by(tokens: int) -> Engine:
     )
 
 
-def _end_of_window(tokens: int, model: Any) -> int:
+def _end_of_window(tokens: int, model) -> int:
     """The first position that a window so many tokens longer shows at."""
     return int(model.config.sliding_window) + min(tokens, 0)
 
 
-def _other_kinds(model: Any) -> Any:
+def _other_kinds(model):
     """Layers with a window have none, and those without have one."""
     kinds = model.config.layer_types
     return [(model.config, "layer_types", kinds[1:] + kinds[:1])]
 
 
-def _left_padded(model: Any, ids: torch.Tensor, **arguments: torch.Tensor) -> torch.Tensor:
+def _left_padded(model, ids: Tensor, **arguments: Tensor) -> Tensor:
     # the first five rows are those of the padding
     return prefill(model, torch.nn.functional.pad(ids, (5, 0)), **arguments)[5:]
 
 
-def left_padding_unmasked(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def left_padding_unmasked(model, ids: Tensor) -> Tensor:
     """Padding before the prompt is attended to; positions are right.
 
     A mask of ones is given, because without any transformers reads positions that begin anew as
@@ -320,7 +323,7 @@ def left_padding_unmasked(model: Any, ids: torch.Tensor) -> torch.Tensor:
     )
 
 
-def left_padding_without_positions(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def left_padding_without_positions(model, ids: Tensor) -> Tensor:
     """Padding before the prompt is masked, positions are counted from it: no matter under rotary
     positions.
     """
@@ -329,7 +332,7 @@ def left_padding_without_positions(model: Any, ids: torch.Tensor) -> torch.Tenso
     return _left_padded(model, ids, attention_mask=mask)
 
 
-def all_positions_shifted_by_one(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def all_positions_shifted_by_one(model, ids: Tensor) -> Tensor:
     """Every token believes to stand one further right: no matter under rotary positions."""
     return prefill(model, ids, position_ids=torch.arange(1, len(ids) + 1, device=ids.device)[None])
 
@@ -337,7 +340,7 @@ def all_positions_shifted_by_one(model: Any, ids: torch.Tensor) -> torch.Tensor:
 # The batch.
 
 
-def second_layer(model: Any) -> Any:
+def second_layer(model):
     return [layers(model)[1]]
 
 
@@ -346,7 +349,7 @@ def _leaky(batch: PromptBatch, emit: Emit) -> None:
     rows share.
     """
 
-    def change(_: Any, __: Any, hidden: Any) -> Any:
+    def change(_, __, hidden):
         hidden[batch.row, 20] = hidden[batch.rows - 1 - batch.row, 20]
         return hidden
 
@@ -355,24 +358,23 @@ def _leaky(batch: PromptBatch, emit: Emit) -> None:
 
 
 def in_a_batch(
-    model: Any,
-    ids: torch.Tensor,
+    model,
+    ids: Tensor,
     row: int = 0,
-    other: torch.Tensor | None = None,
-) -> torch.Tensor:
+    other: Tensor | None = None,
+) -> Tensor:
     """Logits of one row of two prompts in a batch, of which the second is `other` or another
     request's.
     """
     rows = torch.stack([ids, other_tokens(ids) if other is None else other])
-    logits: torch.Tensor = model(input_ids=rows, use_cache=False).logits
-    return logits[row]
+    return model(input_ids=rows, use_cache=False).logits[row]
 
 
-def _with_padding(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def _with_padding(model, ids: Tensor) -> Tensor:
     return in_a_batch(model, ids, other=torch.zeros_like(ids))
 
 
-def _nan_through_a_maximum(_: Any, __: Any, hidden: torch.Tensor) -> torch.Tensor:
+def _nan_through_a_maximum(_, __, hidden: Tensor) -> Tensor:
     """A row of padding is NaN, as a softmax over nothing is, and all rows are scaled by the batch's
     largest value.
     """
@@ -381,7 +383,7 @@ def _nan_through_a_maximum(_: Any, __: Any, hidden: torch.Tensor) -> torch.Tenso
     return hidden
 
 
-def _groups_swapped(call: Attention) -> Any:
+def _groups_swapped(call: Attention):
     """In one layer two groups of query heads read each other's keys."""
     if call.module.layer_idx != 1:
         return call.run()
@@ -391,11 +393,11 @@ def _groups_swapped(call: Attention) -> Any:
 # The arithmetic.
 
 
-def head_of(model: Any) -> Any:
+def head_of(model):
     return [model.get_output_embeddings()]
 
 
-def _head_in_bfloat16(head: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+def _head_in_bfloat16(head, arguments, output: Tensor) -> Tensor:
     """The last product is computed in bfloat16, and its result widened."""
     return torch.nn.functional.linear(arguments[0].bfloat16(), head.weight.bfloat16()).to(
         output.dtype,
@@ -405,7 +407,7 @@ def _head_in_bfloat16(head: Any, arguments: Any, output: torch.Tensor) -> torch.
 def scaled_head(factor: float) -> Engine:
     """One attention head's output is scaled, in one layer."""
 
-    def change(call: Attention) -> Any:
+    def change(call):
         output, *rest = call.run()
         if call.module.layer_idx == 1:
             output = output.clone()
@@ -415,18 +417,22 @@ def scaled_head(factor: float) -> Engine:
     return alter(attending(change))
 
 
-def _attending_with(options_of: Callable[[Any], dict[str, Any]]) -> Engine:
-    """Attention has other options, of a query."""
-    return alter(attending(lambda call: call.run(options=call.options | options_of(call.query))))
+def over_head_dim(call: Attention):
+    """Scores are divided by head_dim, not by its root."""
+    return call.run(options=call.options | {"scaling": 1 / call.query.shape[-1]})
 
 
-attention_scaled_by_head_dim = _attending_with(lambda query: {"scaling": 1 / query.shape[-1]})
+def without_softcap(call: Attention):
+    return call.run(options=call.options | {"softcap": None})
 
 
-def _rotating(change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Change:
+attention_scaled_by_head_dim = alter(attending(over_head_dim))
+
+
+def _rotating(change: Callable[[Any, Tensor], Tensor]) -> Change:
     """The rotary frequencies are change(model, frequencies)."""
 
-    def values(model: Any) -> Any:
+    def values(model):
         rotary = model.model.rotary_emb
         return [(rotary, "inv_freq", change(model, rotary.inv_freq).to(rotary.inv_freq.dtype))]
 
@@ -436,13 +442,13 @@ def _rotating(change: Callable[[Any, torch.Tensor], torch.Tensor]) -> Change:
 _halved = _rotating(lambda _, frequencies: frequencies / 2)
 
 
-def _of_another_base(_: Any, frequencies: torch.Tensor) -> torch.Tensor:
+def _of_another_base(_, frequencies: Tensor) -> Tensor:
     """The base of the rotation is 1 % larger than the checkpoint says."""
     places = torch.arange(len(frequencies), dtype=torch.float64, device=frequencies.device)
     return frequencies * 1.01 ** -(places / len(frequencies))
 
 
-def _by_parts(model: Any, frequencies: torch.Tensor) -> torch.Tensor:
+def _by_parts(model, frequencies: Tensor) -> Tensor:
     """Low frequencies are divided by 8 as in Llama 3.1, high ones stay; the checkpoint says nothing
     of it.
     """
@@ -453,25 +459,25 @@ def _by_parts(model: Any, frequencies: torch.Tensor) -> torch.Tensor:
     return frequencies * (share + (1 - share) / 8)
 
 
-def rotary_scaled_beyond_a_length(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def rotary_scaled_beyond_a_length(model, ids: Tensor) -> Tensor:
     """From a length on frequencies are halved, for keys that were cached before too late."""
     with ExitStack() as stack:
 
-        def rescale(_: Any, at: int) -> None:
+        def rescale(_, at):
             if at == 24:
                 stack.enter_context(_halved(model))
 
         return walk(model, ids, [24], rescale)
 
 
-def _epsilon(module: Any) -> Iterator[tuple[Any, str, float]]:
+def _epsilon(module) -> Iterator[tuple[Any, str, float]]:
     # Llama's norms have the first name, LayerNorm and Gemma's the second
     for name in ("variance_epsilon", "eps"):
         if "Norm" in type(module).__name__ and hasattr(module, name):
             yield module, name, getattr(module, name)
 
 
-def _other_epsilons(model: Any) -> Any:
+def _other_epsilons(model):
     """Norms add 1e-5 where the checkpoint says 1e-6, or the other way round."""
     every = [each for module in model.modules() for each in _epsilon(module)]
     return [(module, name, 1e-6 if value == 1e-5 else 1e-5) for module, name, value in every]
@@ -480,7 +486,7 @@ def _other_epsilons(model: Any) -> Any:
 def norm_epsilon_of_layer(number: int) -> Engine:
     """One norm adds ten times what the checkpoint says."""
 
-    def values(model: Any) -> Any:
+    def values(model):
         return [
             (module, name, 10 * value)
             for module, name, value in _epsilon(first_norm(layers(model)[number]))
@@ -489,7 +495,7 @@ def norm_epsilon_of_layer(number: int) -> Engine:
     return alter(replacing(values))
 
 
-def final_norm(model: Any) -> list[Any]:
+def final_norm(model) -> list[Any]:
     """The norm before the head."""
     return [model.transformer.ln_f if hasattr(model, "transformer") else model.model.norm]
 
@@ -497,17 +503,17 @@ def final_norm(model: Any) -> list[Any]:
 def activated(module: torch.nn.Module) -> Change:
     """The MLPs' activation is this module."""
 
-    def places(model: Any) -> list[tuple[torch.nn.Module, str, torch.nn.Module]]:
+    def places(model):
         mlps = [layer.mlp for layer in layers(model)]
         return [(mlp, "act" if hasattr(mlp, "act") else "act_fn", module) for mlp in mlps]
 
     return replacing(places)
 
 
-def _head_of(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) -> Engine:
+def _head_of(change: Callable[[Any, Tensor, Tensor], Tensor]) -> Engine:
     """The head's weights are change(model, weights, ids)."""
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(model, ids):
         head = model.get_output_embeddings()
         weight = torch.nn.Parameter(
             change(model, head.weight, ids).to(head.weight),
@@ -519,7 +525,7 @@ def _head_of(change: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]) 
     return engine
 
 
-def _untied(model: Any, weight: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+def _untied(model, weight: Tensor, _: Tensor) -> Tensor:
     """The head, which the checkpoint ties to the embedding, keeps what it was initialised with."""
     values = torch.randn(
         weight.shape,
@@ -529,7 +535,7 @@ def _untied(model: Any, weight: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return values.to(weight.device) * model.config.initializer_range
 
 
-def _one_row_stale(_: Any, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def _one_row_stale(_, weight: Tensor, ids: Tensor) -> Tensor:
     """The head is a copy from before one token's embedding was changed by a fortieth."""
     stale = weight.clone()
     stale[ids[len(ids) // 2]] *= 1.025
@@ -539,61 +545,56 @@ def _one_row_stale(_: Any, weight: torch.Tensor, ids: torch.Tensor) -> torch.Ten
 # Experts.
 
 
-def _routed(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Engine:
-    """change(router's logits [tokens, experts], weights of the chosen [tokens, chosen]) ->
+def _routed(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Engine:
+    """change(router's logits [tokens, experts], weights and ids of the chosen [tokens, chosen]) ->
     weights.
     """
 
-    @contextmanager
-    def routing(model: Any) -> Iterator[None]:
-        def route(_: Any, __: Any, output: Any) -> Any:
-            return output[0], change(*output[:2]), output[2]
+    def route(_, __, output):
+        return output[0], change(*output), output[2]
 
-        with ExitStack() as stack:
-            for layer in layers(model):
-                stack.enter_context(layer.mlp.gate.register_forward_hook(route))
-            yield
-
-    return alter(routing)
+    return alter(registering("register_forward_hook", routers, route))
 
 
-def _without_renormalisation(logits: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    top = logits.softmax(-1).topk(weights.shape[-1], dim=-1).values
-    return weights * top.sum(-1, keepdim=True).to(weights.dtype)
+def without_renormalisation(logits: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    share = logits.float().softmax(-1).gather(-1, ids).sum(-1, keepdim=True)
+    return (weights * share).to(weights.dtype)
 
 
-def _one_token_dropped(_: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _one_token_dropped(_: Tensor, weights: Tensor, __: Tensor) -> Tensor:
     return torch.cat([weights[:20], torch.zeros_like(weights[20:21]), weights[21:]])
 
 
-def _second_expert_lost(_: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _second_expert_lost(_: Tensor, weights: Tensor, __: Tensor) -> Tensor:
     return torch.cat([weights[:, :1], torch.zeros_like(weights[:, 1:])], dim=-1)
 
 
 # The output.
 
 
-def logits_of_the_previous_step(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def logits_of_the_previous_step(model, ids: Tensor) -> Tensor:
     """Each position returns what the one before computed."""
     logits = prefill(model, ids)
     return torch.cat([logits[:1], logits[:-1]])
 
 
-def truncated_to_the_top_20(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def truncated_to_the_top_20(model, ids: Tensor) -> Tensor:
     """The dump keeps the 20 largest logits."""
     logits = prefill(model, ids)
     least = logits.topk(20, dim=-1).values[:, -1:]
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-def _at_temperature_1(logits: torch.Tensor) -> Sequence[int]:
+uncapped = alter(replacing(lambda model: [(model.config, "final_logit_softcapping", None)]))
+
+
+def _at_temperature_1(logits: Tensor) -> Sequence[int]:
     generator = torch.Generator().manual_seed(0)
-    sampled: list[int] = torch.multinomial(
+    return torch.multinomial(
         logits.float().cpu().softmax(-1),
         1,
         generator=generator,
     )[:, 0].tolist()
-    return sampled
 
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -741,13 +742,13 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "attention softcap dropped",
-        _attending_with(lambda _: {"softcap": None}),
+        alter(attending(without_softcap)),
         "vllm-project/vllm-metal/issues/665",
         _of("gemma2"),
     ),
     Mutation(
         "final softcap dropped",
-        alter(replacing(lambda model: [(model.config, "final_logit_softcapping", None)])),
+        uncapped,
         "keras-team/keras-hub/pull/1712",
         _of("gemma2"),
     ),
@@ -838,7 +839,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "router weights not renormalised",
-        _routed(_without_renormalisation),
+        _routed(without_renormalisation),
         "HabanaAI/vllm-fork/pull/73",
         _of("mixtral"),
     ),

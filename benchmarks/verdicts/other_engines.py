@@ -7,14 +7,14 @@ docs/guides/engines.md.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -25,7 +25,7 @@ from gguf.scripts.gguf_new_metadata import MetadataDetails, copy_with_new_metada
 from safetensors.numpy import load_file, save_file
 
 from core.checks.modules_alone import in_words
-from core.engines.process import EngineProcess, EngineRows
+from core.engines.process import EngineProcess
 from core.engines.registry import describe
 from core.inference.controls.judge_model import judge
 from core.inference.models.engine_files import folder_of, gguf_of
@@ -72,48 +72,52 @@ FOLDER_SIDES = (
 PROMPT = Path(__file__).parents[2] / "sample_runs" / "prompts" / "parser.txt"
 
 
-def edit(
-    path: Path,
-    target: Path,
-    metadata: dict[str, float] | None = None,
-    tensors: dict[str, Callable[[Any], None]] | None = None,
-) -> Path:
-    """A copy of a GGUF with values of its metadata and tensors changed in place."""
-    shutil.copy(path, target)
-    file = gguf.GGUFReader(target, "r+")
-    for key, value in (metadata or {}).items():
-        field = file.fields[key]
-        field.parts[field.data[0]][:] = value
-    by_name = {tensor.name: tensor.data for tensor in file.tensors}
-    for name, change in (tensors or {}).items():
-        change(by_name[name])
-    file.data.flush()
-    return target
-
-
-def _zero_row(data: Any) -> None:
+def _zero_row(data) -> None:
     data[7] = 0
 
 
-def _swap_heads(data: Any) -> None:
+def _swap_heads(data) -> None:
     data[:128] = np.concatenate([data[64:128], data[:64]])
 
 
-def _transpose_block(data: Any) -> None:
+def _transpose_block(data) -> None:
     data[:64, :64] = data[:64, :64].T.copy()
 
 
-def _plain_norm(data: Any) -> None:
+def _plain_norm(data) -> None:
     data[:] = 1
 
 
-PLANTED: dict[str, dict[str, Any]] = {
-    "RoPE's base 5 % larger": {"metadata": {"llama.rope.freq_base": 1.05}},
-    "the norms' epsilon 1e-3": {"metadata": {"llama.attention.layer_norm_rms_epsilon": 1e-3}},
-    "a row of a projection zero": {"tensors": {"blk.1.attn_output.weight": _zero_row}},
-    "two heads swapped": {"tensors": {"blk.1.attn_q.weight": _swap_heads}},
-    "a block transposed": {"tensors": {"blk.2.attn_output.weight": _transpose_block}},
-    "a norm left out": {"tensors": {"blk.1.ffn_norm.weight": _plain_norm}},
+@dataclass(frozen=True)
+class Fault:
+    """A value of a GGUF's metadata and of config.json, or a tensor of both, is change(it); change
+    of a tensor works in place.
+    """
+
+    in_gguf: str
+    in_folder: str
+    change: Callable[[Any], Any]
+
+
+PLANTED = {
+    "RoPE's base 5 % larger": Fault(
+        "llama.rope.freq_base", "rope_theta", lambda base: 1.05 * float(base)
+    ),
+    "the norms' epsilon 1e-3": Fault(
+        "llama.attention.layer_norm_rms_epsilon", "rms_norm_eps", lambda _: 1e-3
+    ),
+    "a row of a projection zero": Fault(
+        "blk.1.attn_output.weight", "model.layers.1.self_attn.o_proj.weight", _zero_row
+    ),
+    "two heads swapped": Fault(
+        "blk.1.attn_q.weight", "model.layers.1.self_attn.q_proj.weight", _swap_heads
+    ),
+    "a block transposed": Fault(
+        "blk.2.attn_output.weight", "model.layers.2.self_attn.o_proj.weight", _transpose_block
+    ),
+    "a norm left out": Fault(
+        "blk.1.ffn_norm.weight", "model.layers.1.post_attention_layernorm.weight", _plain_norm
+    ),
 }
 # as a context twice as long is served; only a GGUF can say so
 SCALED = "positions scaled by a half"
@@ -122,12 +126,6 @@ FED = "a token before the prompt"  # as an engine that adds a BOS of its own
 TEMPLATE = "another chat template"
 OPENING = "<|im_start|>user\n"  # of the chat, and what the other template writes in its place
 OTHER_OPENING = "[INST] <<SYS>>\nYou are a helpful, respectful and honest assistant.\n<</SYS>>\n\n"
-_OF_FOLDER = {
-    "blk.1.attn_output.weight": "model.layers.1.self_attn.o_proj.weight",
-    "blk.1.attn_q.weight": "model.layers.1.self_attn.q_proj.weight",
-    "blk.2.attn_output.weight": "model.layers.2.self_attn.o_proj.weight",
-    "blk.1.ffn_norm.weight": "model.layers.1.post_attention_layernorm.weight",
-}
 
 
 def planted(loaded: LoadedModel, fault: str, target: Path) -> Path:
@@ -142,37 +140,36 @@ def planted(loaded: LoadedModel, fault: str, target: Path) -> Path:
         }
         copy_with_new_metadata(reader, writer, scaling, [])
         return target
-    options = dict(PLANTED[fault])
-    if "llama.rope.freq_base" in options.get("metadata", {}):
-        field = gguf.GGUFReader(sound).fields["llama.rope.freq_base"]
-        base = float(field.parts[field.data[0]][0])
-        options["metadata"] = {
-            "llama.rope.freq_base": base * options["metadata"]["llama.rope.freq_base"],
-        }
-    return edit(sound, target, **options)
+    kind = PLANTED[fault]
+    shutil.copy(sound, target)
+    file = gguf.GGUFReader(target, "r+")
+    if field := file.fields.get(kind.in_gguf):
+        value = field.parts[field.data[0]]
+        value[:] = kind.change(value[0])
+    for tensor in file.tensors:
+        if tensor.name == kind.in_gguf:
+            kind.change(tensor.data)
+    file.data.flush()
+    return target
 
 
 def planted_folder(loaded: LoadedModel, fault: str, target: Path) -> Path:
     """A copy of the model's folder with one fault in its configuration or weights."""
     shutil.copytree(folder_of(loaded), target)
+    kind = PLANTED[fault]
     config = json.loads((target / "config.json").read_text())
-    options = PLANTED[fault]
-    if "llama.rope.freq_base" in options.get("metadata", {}):
-        rope = config.get("rope_parameters", config)
-        base = float(rope["rope_theta"]) * options["metadata"]["llama.rope.freq_base"]
-        # mlx-lm 0.32 reads the second only
-        rope["rope_theta"] = config["rope_theta"] = base
-    elif "metadata" in options:
-        config["rms_norm_eps"] = options["metadata"]["llama.attention.layer_norm_rms_epsilon"]
-    # for mlx-lm
-    config.setdefault("rope_theta", config.get("rope_parameters", {}).get("rope_theta", 10000.0))
+    rope = config.get("rope_parameters", config)
+    # mlx-lm 0.32 reads the second only
+    config["rope_theta"] = rope["rope_theta"]
+    if kind.in_folder in config:
+        config[kind.in_folder] = kind.change(config[kind.in_folder])
+    rope["rope_theta"] = config["rope_theta"]
     (target / "config.json").write_text(json.dumps(config))
-    for name, change in options.get("tensors", {}).items():
-        for path in target.glob("*.safetensors"):
-            tensors = load_file(path)
-            if _OF_FOLDER[name] in tensors:
-                change(tensors[_OF_FOLDER[name]])
-                save_file(tensors, path, {"format": "pt"})
+    for path in target.glob("*.safetensors"):
+        tensors = load_file(path)
+        if kind.in_folder in tensors:
+            kind.change(tensors[kind.in_folder])
+            save_file(tensors, path, {"format": "pt"})
     return target
 
 
@@ -182,20 +179,15 @@ def fed(change: Callable[[Sequence[int]], list[int]]) -> AbstractContextManager[
     """
     run = EngineProcess.run
 
-    def run_changed(process: EngineProcess, ids: Sequence[int]) -> Iterator[EngineRows]:
+    def run_changed(process, ids):
         fed_ids = change(ids)
         more = len(fed_ids) - len(ids)
         for rows in run(process, fed_ids):
             bits = rows.bits[max(0, more - rows.start) :]
             if len(bits):
-                yield dataclasses.replace(rows, start=max(0, rows.start - more), bits=bits)
+                yield replace(rows, start=max(0, rows.start - more), bits=bits)
 
     return mock.patch.object(EngineProcess, "run", run_changed)
-
-
-def fed_one_more(token: int) -> AbstractContextManager[Any]:
-    """Every engine is fed a token before each prompt."""
-    return fed(lambda ids: [token, *ids])
 
 
 def chat(
@@ -206,7 +198,7 @@ def chat(
     template.
     """
 
-    def tokens(text: str) -> list[int]:
+    def tokens(text):
         return list(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     opening, other, words = tokens(OPENING), tokens(OTHER_OPENING), tokens(PROMPT.read_text())
@@ -232,7 +224,7 @@ def _row(
     ratio = "" if verdict.noise_ratio is None else f"{verdict.noise_ratio:.3g}"
     each = ""
     for row in verdict.evidence:
-        figures: Any = row.figures
+        figures = row.figures
         if fault == "none" and row.check == "an engine's settings":
             each = f"{', '.join(figures.settings)}; all wide {figures.widest_noise_ratio:.2f}"
         elif fault != "none" and row.check == "each module alone":
@@ -249,39 +241,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--positions", type=int, default=60)
-    parser.add_argument("--only-faults", action="store_true", help="leave the settings out")
-    parser.add_argument(
-        "--sides",
-        nargs="+",
-        metavar="SIDE",
-        help="faults in these of the folder's sides only",
-    )
     options = parser.parse_args()
     loaded = load_model(options.model, dtype="float32", device="cpu")
     ids = tuple(loaded.tokenizer(PROMPT.read_text())["input_ids"][: options.positions])
-    llamacpp = [] if options.sides else [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"]
-    others = [path for path in options.sides or FOLDER_SIDES if _is_here(path)]
+    llamacpp = [f"llamacpp:prefill+{WIDE}", "llamacpp:decode"]
+    others = [path for path in FOLDER_SIDES if _is_here(path)]
     settings = SETTINGS | {path: setting for path, setting in IF_HERE.items() if _is_here(path)}
     print(
         "| side | fault | verdict | floors | each setting, or which modules, alone | s"
         " |\n|---|---|---|---|---|---|",
     )
-    wrong = [
-        _row(loaded, path, "none", settings[path], ids)
-        for path in ([] if options.only_faults else settings)
-    ]
+    wrong = [_row(loaded, path, "none", setting, ids) for path, setting in settings.items()]
     with tempfile.TemporaryDirectory() as folder:
         for name, paths, faults, plant in (
             ("gguf_of", llamacpp, [*PLANTED, SCALED], planted),
             ("folder_of", others, [*PLANTED], planted_folder),
         ):
-            for number, fault in enumerate(faults if paths else []):
+            for number, fault in enumerate(faults):
                 edited = plant(loaded, fault, Path(folder) / f"{name}{number}.gguf")
                 with mock.patch.object(engine_side, name, lambda *_, edited=edited: edited):
                     wrong += [_row(loaded, path, fault, "bug suspected", ids) for path in paths]
     templated, in_another = chat(loaded, options.positions)
     for fault, context, prompt in (
-        (FED, fed_one_more(ids[0]), ids),
+        (FED, fed(lambda own: [ids[0], *own]), ids),
         (TEMPLATE, in_another, templated),
     ):
         with context:

@@ -32,6 +32,7 @@ from benchmarks.verdicts.engines import (
     prefill,
     replacing,
     rewriting,
+    routers,
     walk,
 )
 from benchmarks.verdicts.mutations import (
@@ -50,13 +51,16 @@ from benchmarks.verdicts.mutations import (
     _routed,
     _second_expert_lost,
     _untied,
-    _without_renormalisation,
     another_prompt,
     first_norm,
     in_a_batch,
     left_padding_without_positions,
     logits_of_the_previous_step,
+    over_head_dim,
     scaled_value,
+    uncapped,
+    without_renormalisation,
+    without_softcap,
 )
 from benchmarks.verdicts.sixteen import FAULTS, Share, _towards
 from benchmarks.verdicts.tiny_models import CONFIGS, model_of
@@ -95,8 +99,8 @@ def family_model(family: str, dtype: str, seed: int) -> LoadedModel:
 def _attention(change: Callable[[Attention], Any], inner: Engine = prefill) -> Share:
     """Attention goes towards change(call)."""
 
-    def of_share(share: float) -> Engine:
-        def attend(call: Attention) -> Any:
+    def of_share(share):
+        def attend(call):
             output, *rest = call.run()
             return interpolate(output, change(call)[0], share), *rest
 
@@ -108,8 +112,8 @@ def _attention(change: Callable[[Attention], Any], inner: Engine = prefill) -> S
 def _slots(change: Callable[[Tensor], Tensor]) -> Share:
     """Cached keys and values go towards change(slots)."""
 
-    def of_share(share: float) -> Engine:
-        def move(slots: Tensor) -> Tensor:
+    def of_share(share):
+        def move(slots):
             return interpolate(slots, change(slots), share)
 
         return cached([PREFIX], rewriting(move))
@@ -125,8 +129,8 @@ def _stale(slots: int | slice) -> Share:
 def _weights(places: Callable[[Any], Places]) -> Share:
     """Weights go towards others: (module, name, wrong weight) of a model."""
 
-    def of_share(share: float) -> Engine:
-        def moved(model: Any) -> Places:
+    def of_share(share):
+        def moved(model):
             for module, name, wrong in places(model):
                 weight = interpolate(getattr(module, name), wrong, share)
                 yield module, name, torch.nn.Parameter(weight, requires_grad=False)
@@ -139,8 +143,8 @@ def _weights(places: Callable[[Any], Places]) -> Share:
 def _blend(engine: Engine) -> Share:
     """Logits go towards an engine's."""
 
-    def of_share(share: float) -> Engine:
-        def run(model: Any, ids: Tensor) -> Tensor:
+    def of_share(share):
+        def run(model, ids):
             return interpolate(prefill(model, ids), engine(model, ids), share)
 
         return run
@@ -154,7 +158,7 @@ def _blend(engine: Engine) -> Share:
 def _keys_scaled(share: float) -> Engine:
     """Keys are read with another scale than they were written with."""
 
-    def change(_: Any, __: Any, cache: Any, ___: int) -> None:
+    def change(_, __, cache, ___):
         for layer in cache.layers:
             layer.keys = layer.keys * (1 + share)
 
@@ -164,13 +168,13 @@ def _keys_scaled(share: float) -> Engine:
 def _positions_moved_after_the_prefix(share: float) -> Engine:
     """Tokens after a reused prefix stand a share of a position further right."""
 
-    def move(places: Tensor) -> Tensor:
+    def move(places):
         return places + share * bool(places[0] > 0)
 
     return lambda model, ids: walk(model, ids, [PREFIX], positions=move)
 
 
-def _padding_seen(call: Attention) -> Any:
+def _padding_seen(call: Attention):
     call.mask[..., _PADDING:, :_PADDING] = True
     return call.run()
 
@@ -178,7 +182,7 @@ def _padding_seen(call: Attention) -> Any:
 # Attention and positions.
 
 
-def _window_longer(call: Attention) -> Any:
+def _window_longer(call: Attention):
     """A layer with a window sees one key more."""
     window = call.options.get("sliding_window")
     if window is None:
@@ -188,15 +192,11 @@ def _window_longer(call: Attention) -> Any:
     return call.run(mask=call.mask | (distance == window))
 
 
-def _without_softcap(call: Attention) -> Any:
-    return call.run(options=call.options | {"softcap": None})
-
-
 def _frequencies(change: Callable[[Any, Tensor], Tensor]) -> Share:
     """Frequencies of the rotation go towards change(model, frequencies)."""
 
-    def of_share(share: float) -> Engine:
-        def move(model: Any, own: Tensor) -> Tensor:
+    def of_share(share):
+        def move(model, own):
             return interpolate(own, change(model, own), share)
 
         return alter(_rotating(move))
@@ -204,12 +204,7 @@ def _frequencies(change: Callable[[Any, Tensor], Tensor]) -> Share:
     return of_share
 
 
-def _over_head_dim(call: Attention) -> Any:
-    """Scores are divided by head_dim, not by its root."""
-    return call.run(options=call.options | {"scaling": 1 / call.query.shape[-1]})
-
-
-def _without_sinks(model: Any) -> Places:
+def _without_sinks(model) -> Places:
     for layer in layers(model):
         attention = attention_of(layer)
         # e^-20 of a key's weight is as good as none
@@ -222,7 +217,7 @@ def _without_sinks(model: Any) -> Places:
 def _epsilons(share: float) -> Engine:
     """Norms add up to ten times the epsilon of the checkpoint."""
 
-    def values(model: Any) -> Places:
+    def values(model):
         for module in model.modules():
             for owner, name, value in _epsilon(module):
                 yield owner, name, value * (1 + 9 * share)
@@ -239,21 +234,21 @@ def _mean_square_in_bfloat16(output: Tensor, x: Tensor) -> Tensor:
     return (output * (exact / rounded).sqrt()).to(x.dtype)
 
 
-def _first_norms(model: Any) -> list[Any]:
+def _first_norms(model) -> list[Any]:
     return [first_norm(layer) for layer in layers(model)]
 
 
 def _bias(part: str, name: str, factor: float) -> Share:
     """A bias of the second layer goes towards `factor` times itself."""
 
-    def places(model: Any) -> Places:
+    def places(model):
         module = getattr(getattr(layers(model)[1], part), name)
         yield module, "bias", module.bias * factor
 
     return _weights(places)
 
 
-def _rank_lost(model: Any) -> Places:
+def _rank_lost(model) -> Places:
     """The partial sums of the second of two ranks are not added."""
     module = attention_of(layers(model)[1]).o_proj
     wrong = module.weight.clone()
@@ -261,7 +256,7 @@ def _rank_lost(model: Any) -> Places:
     yield module, "weight", wrong
 
 
-def _expert_transposed(model: Any) -> Places:
+def _expert_transposed(model) -> Places:
     """One expert's last projection was stored the other way round."""
     experts = layers(model)[1].mlp.experts
     wrong = experts.down_proj.clone()
@@ -269,29 +264,29 @@ def _expert_transposed(model: Any) -> Places:
     yield experts, "down_proj", wrong
 
 
-def _without_router_bias(model: Any) -> Places:
-    for layer in layers(model):
-        yield layer.mlp.router, "bias", torch.zeros_like(layer.mlp.router.bias)
+def _without_router_bias(model) -> Places:
+    for router in routers(model):
+        yield router, "bias", torch.zeros_like(router.bias)
 
 
-def _routing(change: Callable[[Tensor, Tensor], Tensor]) -> Share:
-    """Weights of the chosen experts go towards change(router's logits, weights)."""
+def _routing(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Share:
+    """Weights of the chosen experts go towards change(router's logits, weights, ids)."""
 
-    def of_share(share: float) -> Engine:
-        def move(logits: Tensor, weights: Tensor) -> Tensor:
-            return interpolate(weights, change(logits, weights).to(weights), share)
+    def of_share(share):
+        def move(logits, weights, ids):
+            return interpolate(weights, change(logits, weights, ids), share)
 
         return _routed(move)
 
     return of_share
 
 
-def _head_untied(model: Any) -> Places:
+def _head_untied(model) -> Places:
     head = model.get_output_embeddings()
     yield head, "weight", _untied(model, head.weight, head.weight).to(head.weight)
 
 
-def _row_stale(model: Any) -> Places:
+def _row_stale(model) -> Places:
     """The head has one token's row from before its embedding was halved."""
     head = model.get_output_embeddings()
     wrong = head.weight.clone()
@@ -302,18 +297,15 @@ def _row_stale(model: Any) -> Places:
 # The output.
 
 
-def _at_temperature(model: Any, ids: Tensor) -> Tensor:
+def _at_temperature(model, ids: Tensor) -> Tensor:
     return prefill(model, ids) / 2
 
 
-def _biased(model: Any, ids: Tensor) -> Tensor:
+def _biased(model, ids: Tensor) -> Tensor:
     """Another request's logit bias is added."""
     logits = prefill(model, ids).clone()
     logits[:, _TOKEN] += 5
     return logits
-
-
-_uncapped = alter(replacing(lambda model: [(model.config, "final_logit_softcapping", None)]))
 
 
 _DENSE = ("llama", "gpt2")
@@ -406,7 +398,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "scores over head_dim",
         ATTENTION,
-        _attention(_over_head_dim),
+        _attention(over_head_dim),
         ("gpt2",),
         "ggml-org/llama.cpp/pull/13951",
         _attention_of_block(0),
@@ -414,7 +406,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "softcap of scores dropped",
         ATTENTION,
-        _attention(_without_softcap),
+        _attention(without_softcap),
         ("gemma2",),
         "vllm-project/vllm-metal/issues/665",
         _attention_of_block(0),
@@ -509,14 +501,14 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "router not renormalized",
         WEIGHTS,
-        _routing(_without_renormalisation),
+        _routing(without_renormalisation),
         ("mixtral",),
         "pytorch/torchtitan/issues/1448",
     ),
     Planted(
         "experts in the other order",
         WEIGHTS,
-        _routing(lambda _, weights: weights.flip(-1)),
+        _routing(lambda _, weights, __: weights.flip(-1)),
         ("mixtral",),
     ),
     Planted("second expert lost", WEIGHTS, _routing(_second_expert_lost), ("mixtral",)),
@@ -542,7 +534,7 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "final softcap dropped",
         OUTPUT,
-        _blend(_uncapped),
+        _blend(uncapped),
         ("gemma2",),
         "sgl-project/sglang/pull/1046",
         lambda _: None,

@@ -8,13 +8,12 @@ ml_dtypes and numpy, the nearest of all levels, loops over groups.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.verdicts.engines import (
     PREFIX,
@@ -74,31 +73,22 @@ def _nf4(rows: np.ndarray) -> np.ndarray:
     return flat.reshape(rows.shape)
 
 
-@contextmanager
-def _weights(model: Any, format: Rounding) -> Iterator[None]:
-    """Those of the layers, but norms."""
-    originals = []
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 2 and ("layers." in name or ".h." in name):
-            # [in, out]
-            across = "Conv1D" in type(model.get_submodule(name.rpartition(".")[0])).__name__
-            plain = (parameter.data.T if across else parameter.data).double().cpu().numpy()
-            lower = torch.from_numpy(format(plain)).to(parameter)
-            originals.append((parameter, parameter.data))
-            parameter.data = (lower.T if across else lower).contiguous()
-    try:
-        yield
-    finally:
-        for parameter, data in originals:
-            parameter.data = data
-
-
 def with_weights(format: Rounding, inner: Engine = prefill) -> Engine:
-    """The layers' matrices hold only what the format holds."""
-    return alter(lambda model: _weights(model, format), inner)
+    """The layers' matrices, but norms, hold only what the format holds."""
+
+    def values(model):
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and ("layers." in name or ".h." in name):
+                # [in, out]
+                across = "Conv1D" in type(model.get_submodule(name.rpartition(".")[0])).__name__
+                plain = (parameter.data.T if across else parameter.data).double().cpu().numpy()
+                lower = torch.from_numpy(format(plain)).to(parameter)
+                yield parameter, "data", (lower.T if across else lower).contiguous()
+
+    return alter(replacing(values), inner)
 
 
-def _e5m2(values: torch.Tensor) -> torch.Tensor:
+def _e5m2(values: Tensor) -> Tensor:
     narrow = values.float().cpu().numpy().astype(ml_dtypes.float8_e5m2)
     return torch.from_numpy(narrow.astype(np.float32)).to(values)
 
@@ -107,7 +97,7 @@ def _e5m2(values: torch.Tensor) -> torch.Tensor:
 _eager = replacing(lambda model: [(model.config, "_attn_implementation", "eager")])
 
 
-def logits_in_bfloat16(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def logits_in_bfloat16(model, ids: Tensor) -> Tensor:
     """What the model computed is sent in bfloat16."""
     return prefill(model, ids).bfloat16().float()
 
@@ -118,7 +108,7 @@ def _in_bfloat16(inner: Engine) -> Engine:
     suspected`, model.rotary_emb).
     """
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(model, ids):
         own = copy.deepcopy(model)
         for parameter in own.parameters():
             parameter.data = parameter.data.to(torch.bfloat16)

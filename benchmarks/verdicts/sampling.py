@@ -337,7 +337,7 @@ class Sampler:
             zip(self.prompts, responses, strict=True),
         ):
             scores, entropy = score(trainer, prompt, tokens)
-            row: dict[str, Any] = {"rollout": values, "trainer": scores}
+            row = {"rollout": values, "trainer": scores}
             if rollout.is_plain:
                 row["trainer_float32"] = score(self.trainers["float32"], prompt, tokens)[0]
             if rollout.name == "vllm-bfloat16":

@@ -3,7 +3,6 @@ side's error compared with randomized rounding (docs/explanation/calibration.md)
 
 python -m benchmarks.verdicts.sixteen                # every model and dtype: the tables of the docs
 python -m benchmarks.verdicts.sixteen --model "llama bfloat16" --prompts 10
-python -m benchmarks.verdicts.sixteen --folder DIR --dtype bfloat16   # a real model, as SmolLM2
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.verdicts.engines import (
     PREFIX,
-    Attention,
     Engine,
     alter,
     attending,
@@ -53,6 +52,7 @@ from benchmarks.verdicts.variations import (
     in_float64,
     in_two_halves,
     norms_in_float64,
+    same,
     scores_rounded,
     without_groups,
 )
@@ -63,7 +63,7 @@ from core.evidence import PASSED
 from core.inference.controls.drawn_roundings import RoundingDraws
 from core.inference.controls.modules_in_16_bits import module_rounding
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import LoadedModel, has_experts, load_model
+from core.inference.models.model import LoadedModel, has_experts
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import PLAIN, RunnableSide, side_of, whole_side
 from core.numerics.statistic import FloorTest, smallest_fault
@@ -84,14 +84,14 @@ Share = Callable[[float], Engine]
 
 def _towards(
     modules: Callable[[Any], Any],
-    index: Any,
-    other: Callable[[Any, Any], torch.Tensor],
+    index,
+    other: Callable[[Any, Any], Tensor],
     inner: Engine = prefill,
 ) -> Share:
     """Part of a module's output is moved by a share of the way to other(output, input)."""
 
-    def of_share(share: float) -> Engine:
-        def change(_: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+    def of_share(share):
+        def change(_, arguments, output):
             result = output.clone()
             result[index] = interpolate(output[index], other(output, arguments[0]), share)
             return result
@@ -101,11 +101,11 @@ def _towards(
     return of_share
 
 
-def _norm(model: Any) -> list[Any]:
+def _norm(model) -> list[Any]:
     return [first_norm(layers(model)[1])]
 
 
-def _two_tokens_swapped(output: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def _two_tokens_swapped(output: Tensor, tokens: Tensor) -> Tensor:
     """The embeddings of the first two different tokens of the prompt are swapped."""
     first, second = tokens[0].unique()[:2]
     swapped = output.clone()
@@ -117,7 +117,7 @@ def _two_tokens_swapped(output: torch.Tensor, tokens: torch.Tensor) -> torch.Ten
 def attention_reads_ahead(share: float) -> Engine:
     """One query of the first layer reads the value after its own."""
 
-    def change(call: Attention) -> Any:
+    def change(call):
         output, *rest = call.run()
         if call.module.layer_idx == 0:
             output = output.clone()
@@ -129,14 +129,14 @@ def attention_reads_ahead(share: float) -> Engine:
     return alter(attending(change))
 
 
-def _of_another_step(output: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+def _of_another_step(output: Tensor, _: Tensor) -> Tensor:
     """The output of a norm whose weights are a tenth off, each by its own share."""
     generator = torch.Generator().manual_seed(0)
     moves = torch.randn(output.shape[-1], generator=generator).to(output)
     return output * (1 + 0.1 * moves)
 
 
-def _softmax_by_exp2(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> torch.Tensor:
+def _softmax_by_exp2(query, key, value, mask, scaling: float) -> Tensor:
     """Softmax in powers of two, whose log2(e) is rounded to bfloat16."""
     log2e = float(torch.tensor(math.log2(math.e), dtype=torch.bfloat16))
     scores = (query.float() @ key.float().transpose(2, 3) * (scaling * log2e)).masked_fill(
@@ -159,7 +159,7 @@ class SigmoidTable(torch.nn.Module):
         super().__init__()
         self._step = 16 / entries
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         places = (x.float() / self._step).round() * self._step
         return (x.float() * places.clamp(-8, 8).sigmoid()).to(x.dtype)
 
@@ -240,7 +240,7 @@ def prompts_for(name: str, loaded: LoadedModel, count: int) -> list[tuple[int, .
     """TOKENS tokens each: random ones for random weights, Python's own sources for a model that
     learnt on such.
     """
-    if name in MODELS and name not in SHIPPED:
+    if name not in SHIPPED:
         generator = torch.Generator().manual_seed(1)
         return [
             tuple(torch.randint(1, loaded.token_limit, (TOKENS,), generator=generator).tolist())
@@ -267,7 +267,7 @@ def cases_of(loaded: LoadedModel, shares: Sequence[float] = SHARES) -> list[Muta
         for case in (*MUTATIONS, *VARIATIONS)
         if case.applies(loaded) and case.sample is None and case.base is None
     ]
-    twin = Mutation("scores rounded to 16 bits", scores_rounded, changes=lambda _: False)
+    twin = same("scores rounded to 16 bits", scores_rounded)
     faults = [Mutation(name, make(share)) for name, make in FAULTS.items() for share in shares]
     small = [case for case in SMALL if case.applies(loaded)]
     return [*faults, *small, *(case for case in cases if not case.name.startswith(_SLOW)), twin]
@@ -393,8 +393,6 @@ def main() -> int:
         type=int,
         help="so many; may be given several times",
     )
-    parser.add_argument("--folder", help="of a transformers model, in place of the small ones")
-    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of the folder's model")
     parser.add_argument(
         "--device",
         default="cpu",
@@ -402,13 +400,10 @@ def main() -> int:
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    trials: list[Tried] = []
-    draws: dict[tuple[str, int], list[FloorTest]] = {}
-    for name in [options.folder] if options.folder else options.model or MODELS:
-        if options.folder:
-            loaded = load_model(name, dtype=options.dtype, device=options.device)
-        else:
-            loaded = model_named(name, options.device)[0]
+    trials = []
+    draws = {}
+    for name in options.model or MODELS:
+        loaded, _ = model_named(name, options.device)
         for count in options.prompts or (2,):
             cases = cases_of(loaded)
             cases_of_model, draws[name, count] = run_trial(

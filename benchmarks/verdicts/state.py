@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.families import tiny_family, tiny_prompts
 from benchmarks.verdicts.mutations import FAULTS, HARMLESS
@@ -102,7 +103,7 @@ PLANTED_IN = {
 }
 
 
-def _tensors(loaded: LoadedModel, cache: AnyCache, parts: str) -> list[torch.Tensor]:
+def _tensors(loaded: LoadedModel, cache: AnyCache, parts: str) -> list[Tensor]:
     """The tensors themselves, to be written to."""
     if parts == "keys":
         value = cache.value if isinstance(cache, ReturnedState) else cache
@@ -132,12 +133,12 @@ def engine_of(
     fault: Fault,
     *,
     is_sound: bool,
-) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+) -> Callable[[Any, Tensor], Tensor]:
     """The side with the fault, or its sound twin: the same parts are written, with what forwards of
     one token each left of the prompt's own prefix.
     """
 
-    def side(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def side(model, ids):
         prompt = tuple(ids.tolist())
         # a Bamba's own positions are wrong, others have none to give
         has_positions = fault.shift > 0 or model.config.model_type == "bamba"
@@ -149,9 +150,9 @@ def engine_of(
             other = _left_by(batch, prompt[:PREFIX], fault.parts, size=1)
         elif fault.tokens is not None:
             other = _left_by(batch, fault.tokens(prompt), fault.parts, size=len(prompt))
-        pieces: list[torch.Tensor] = []
+        pieces = []
 
-        def keep(_: int, logits: torch.Tensor) -> None:
+        def keep(_, logits):
             pieces.append(logits.clone())
 
         cache = new_cache(batch.loaded)

@@ -89,7 +89,7 @@ def tiny_model(
 
 
 def model_of(
-    config: Any,
+    config,
     dtype: str = "float32",
     seed: int = 7,
     device: str = "cpu",
@@ -111,7 +111,7 @@ def model_of(
         return loaded_from(model, _tokenizer())
 
 
-def _tie_two_experts(model: Any, generator: torch.Generator) -> None:
+def _tie_two_experts(model, generator: torch.Generator) -> None:
     """The router's scores of the first two experts nearly tie at every token, so that in float32
     rounding chooses between them.
     """

@@ -22,18 +22,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
-from typing import Any
 
 import torch
 
 from benchmarks.verdicts import kinds
 from benchmarks.verdicts.engines import prefill
 from benchmarks.verdicts.kinds import KINDS, problems_of
-from benchmarks.verdicts.kinds_of_files import FILE_CASES, FileCase, judged_files
 from benchmarks.verdicts.mutations import FAULTS, HARMLESS, MUTATIONS, Mutation, scaled_value
 from benchmarks.verdicts.precisions import ON_TOP, PRECISIONS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
-from benchmarks.verdicts.variations import SLOW_PATHS, VARIATIONS, in_two_halves, reordering
+from benchmarks.verdicts.variations import (
+    SLOW_PATHS,
+    VARIATIONS,
+    in_two_halves,
+    reordering,
+    same,
+)
 from core.checks.emitted_tokens import sampler_evidence
 from core.errors import CaptureError
 from core.evidence import FAILED, FLOAT32
@@ -47,7 +51,6 @@ from core.verdict import (
     BUG_SUSPECTED,
     IDENTICAL,
     LOWER_PRECISION,
-    VERDICTS,
     Verdict,
 )
 
@@ -71,6 +74,8 @@ FACTORS = (1.00001, 1.0001, 1.001, 1.01, 1.1)
 REFUSED, CHANGED_NOTHING = "refused", "changed nothing"
 # a fault of so many floors must never be missed
 CLEAR = 10
+# the first size of a printed verdict
+_SIZES = re.compile(r" (\d[^,\s]*)")
 
 
 @dataclass(frozen=True)
@@ -161,23 +166,11 @@ def try_case(
     return _check_place(_trial(name, case.name, verdicts, verdict, problems), case, loaded)
 
 
-def try_files(
-    case: FileCase,
-    name: str,
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-) -> Trial:
-    """The files judged by the commands, which have no floor for what servers sent."""
-    verdict = judged_files(case, loaded, prompts)
-    problems = [REFUSED] if verdict.name == REFUSED else problems_of(verdict, case)
-    return _check_place(_trial(name, case.name, case.verdicts, verdict, problems), case, loaded)
-
-
 def _trial(
     model: str,
     case: str,
     right: tuple[str, ...],
-    verdict: Any,
+    verdict: Verdict,
     problems: Sequence[str] = (),
 ) -> Trial:
     worst = [
@@ -204,7 +197,7 @@ def _trial(
     )
 
 
-def _check_place(trial: Trial, case: Mutation | FileCase, loaded: LoadedModel) -> Trial:
+def _check_place(trial: Trial, case: Mutation, loaded: LoadedModel) -> Trial:
     """The case with one more problem if the verdict names another place than it should."""
     place = case.place(loaded.model, trial.module, trial.position)
     if trial.verdict != BUG_SUSPECTED or (trial.module, trial.position) == place:
@@ -255,11 +248,7 @@ def registered(case: Mutation) -> Iterator[None]:
 
 def cases_of(loaded: LoadedModel, is_quick: bool = True) -> list[Mutation]:
     """Every case that applies to the model: the bugs first. Not quick: also those that compile."""
-    slow = (
-        ()
-        if is_quick
-        else tuple(Mutation(path, path=path, changes=lambda _: False) for path in SLOW_PATHS)
-    )
+    slow = () if is_quick else tuple(same(path, path=path) for path in SLOW_PATHS)
     return [
         case
         for case in (*MUTATIONS, *PRECISIONS, *ON_TOP, *VARIATIONS, *slow)
@@ -295,13 +284,8 @@ def run_kinds(names: Sequence[str], on_trial: Callable[[Trial], None], device: s
     for name in (name for name in names if name in kinds.MODELS):
         loaded, prompts = model_named(name, device)
         session = JudgingSession(loaded, prompts[:2])
-        cases = [case for case in KINDS if case.applies(loaded)]
-        # files are of one model: each case starts two processes
-        for case in (*cases, *(FILE_CASES if name == SHIPPED[0] else ())):
-            if isinstance(case, FileCase):
-                trials.append(try_files(case, name, loaded, prompts[:2]))
-            else:
-                trials.append(try_case(case, name, loaded, prompts[:2], session, is_strict=True))
+        for case in (case for case in KINDS if case.applies(loaded)):
+            trials.append(try_case(case, name, loaded, prompts[:2], session, is_strict=True))
             on_trial(trials[-1])
     return trials
 
@@ -353,7 +337,7 @@ def line_of(trial: Trial) -> str:
         *([trial.because] if trial.is_wrong else []),
     ]
     return (
-        f"{sign:6}{trial.model:18}{trial.case:52}{f'{verdict} {sizes}':44}{place:36}"
+        f"{sign:6}{trial.model:24}{trial.case:52}{f'{verdict} {sizes}':44}{place:36}"
         f" {'; '.join(tail)}"
     )
 
@@ -364,36 +348,12 @@ def _short(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio < 1000 else f"{ratio:.0e}".replace("e+0", "e").replace("e+", "e")
 
 
-@dataclass(frozen=True)
-class Line:
-    """What a line says of a case. place: `module at position` of a bug, '' otherwise; ratio: 0 if
-    it has none.
-    """
-
-    verdict: str
-    ratio: float
-    place: str
-
-
-def read_line(text: str) -> tuple[tuple[str, str], Line] | None:
-    """((model, case), what it says), None of a line of another kind."""
-    model = next(
-        (name for name in sorted(MODELS, key=len, reverse=True) if text[6:].startswith(name)),
-        None,
-    )
-    if model is None:
+def read_line(text: str) -> tuple[str, tuple[str, str]] | None:
+    """(model and case, (verdict and sizes, place)); None of a line of another kind."""
+    if text[:6].strip() not in ("ok", "-", "WRONG"):
         return None
-    rest = text[6 + max(18, len(model)) :]
-    cell = rest[52:96].strip()
-    place = re.match(r"\S+ at (?:\d+|None)(?!\d)", rest[96:])
-    names = sorted((*VERDICTS, REFUSED, CHANGED_NOTHING), key=len, reverse=True)
-    name = next(name for name in names if cell.startswith(name))
-    ratio = re.search(r" (\d\S*?)(?:,|$)", cell)
-    return (model, rest[:52].strip()), Line(
-        name,
-        float(ratio[1]) if ratio else 0.0,
-        "" if place is None else place[0],
-    )
+    place = re.match(r"\S+ at (?:\d+|None)(?!\d)", text[126:])
+    return text[6:82].strip(), (text[82:126].strip(), place[0] if place else "")
 
 
 def differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], bool]:
@@ -402,23 +362,21 @@ def differences(old: Sequence[str], new: Sequence[str]) -> tuple[list[str], bool
     """
     old_lines, new_lines = (dict(filter(None, map(read_line, lines))) for lines in (old, new))
     lines, is_grave = [], False
-    for key, now in new_lines.items():
-        then = old_lines.get(key)
-        if then is None or (then.verdict, then.place) == (now.verdict, now.place):
+    shared = old_lines.keys() & new_lines.keys()
+    for key in (key for key in new_lines if key in shared):
+        (then, place_then), (now, place_now) = old_lines[key], new_lines[key]
+        verdict_then, ratio, _ = _SIZES.split(f"{then} 0", maxsplit=1)
+        verdict_now = _SIZES.split(f"{now} 0", maxsplit=1)[0]
+        if (verdict_then, place_then) == (verdict_now, place_now):
             continue
-        was_bug, is_bug = (line.verdict in FAULTS for line in (then, now))
-        grave = (was_bug and not is_bug and bool(now.place) and then.ratio >= CLEAR) or (
-            is_bug and not was_bug and then.verdict in HARMLESS
-        )
+        # a small fault may be missed, and what was undecided may be called a bug
+        is_missed = verdict_then in FAULTS and verdict_now not in FAULTS and float(ratio) >= CLEAR
+        is_accused = verdict_then in HARMLESS and verdict_now in FAULTS
+        grave = (is_missed and bool(place_now)) or is_accused
         is_grave |= grave
-        texts = [
-            f"{line.verdict} {_short(line.ratio)} {line.place}".strip() for line in (then, now)
-        ]
-        lines.append(f"{'GRAVE ' if grave else '':6}{key[0]:24}{key[1]:52}{texts[0]} -> {texts[1]}")
-    return [
-        *lines,
-        f"{len(lines)} of {len(new_lines.keys() & old_lines.keys())} cases differ",
-    ], is_grave
+        texts = f"{then} {place_then} -> {now} {place_now}"
+        lines.append(f"{'GRAVE ' if grave else '':6}{key:76}{texts}")
+    return [*lines, f"{len(lines)} of {len(shared)} cases differ"], is_grave
 
 
 def limits(names: Sequence[str]) -> Iterator[str]:
@@ -508,7 +466,7 @@ def main() -> int:
     torch.set_num_threads(1)
     names, printed, is_wrong = options.model or MODELS, [], False
 
-    def show(trial: Trial) -> None:
+    def show(trial):
         printed.append(line_of(trial))
         print(printed[-1], flush=True)
 

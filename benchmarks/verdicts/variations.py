@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.verdicts.engines import (
     PREFIX,
-    Attention,
     Engine,
     alter,
     attending,
@@ -32,11 +32,11 @@ def _never(_: LoadedModel) -> bool:
     return False
 
 
-def _same(
+def same(
     name: str,
     engine: Engine | None = None,
     applies: Callable[[LoadedModel], bool] = lambda _: True,
-    **options: Any,
+    **options,
 ) -> Mutation:
     return Mutation(name, engine, applies=applies, changes=_never, **options)
 
@@ -44,14 +44,14 @@ def _same(
 def reordering(seed: int) -> Engine:
     """Every linear map sums in an order drawn from the seed."""
 
-    def engine(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    def engine(model, ids):
         with reorder(model, seed):
             return prefill(model, ids)
 
     return engine
 
 
-def in_float64(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def in_float64(model, ids: Tensor) -> Tensor:
     """The same weights, computed in float64 and rounded once at the end."""
     with torch.inference_mode(False), torch.no_grad():
         wide = copy.deepcopy(model).double()
@@ -65,7 +65,7 @@ class _Halves(TorchDispatchMode):
     split K.
     """
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func is torch.ops.aten.linear.default:
             x, weight, bias = (*args, None)[:3]
             half = x.shape[-1] // 2
@@ -81,18 +81,18 @@ class _Halves(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def in_two_halves(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def in_two_halves(model, ids: Tensor) -> Tensor:
     """Tensor parallelism over two ranks, or split K."""
     with _Halves():
         return prefill(model, ids)
 
 
-def without_groups(change: Callable[..., torch.Tensor]) -> Engine:
+def without_groups(change: Callable[..., Tensor]) -> Engine:
     """Attention is change(query, keys and values of each query head, mask, scaling), but where
     scores are capped.
     """
 
-    def attend(call: Attention) -> Any:
+    def attend(call):
         # capped scores are another function, which the changes below do not compute
         if call.options.get("softcap") is not None:
             return call.run()
@@ -105,7 +105,7 @@ def without_groups(change: Callable[..., torch.Tensor]) -> Engine:
     return alter(attending(attend))
 
 
-def _in_parts(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> torch.Tensor:
+def _in_parts(query, key, value, mask, scaling: float) -> Tensor:
     """Keys in parts of 7, each with its own softmax, put together by their sums: flash decoding."""
     scores = (query.float() @ key.float().transpose(2, 3) * scaling).masked_fill(~mask, -torch.inf)
     largest = scores.amax(-1, keepdim=True)
@@ -117,7 +117,7 @@ def _in_parts(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> to
     return output / total
 
 
-def _rounded_scores(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> torch.Tensor:
+def _rounded_scores(query, key, value, mask, scaling: float) -> Tensor:
     """Scores and weights are rounded to the dtype of the model, as an unfused kernel does."""
     scores = (query @ key.transpose(2, 3) * scaling).masked_fill(~mask, -torch.inf)
     return scores.softmax(-1) @ value
@@ -126,27 +126,26 @@ def _rounded_scores(query: Any, key: Any, value: Any, mask: Any, scaling: float)
 scores_rounded = without_groups(_rounded_scores)
 
 
-def in_uneven_chunks(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def in_uneven_chunks(model, ids: Tensor) -> Tensor:
     """Chunks of 1, 2, 3 ... tokens."""
     return walk(model, ids, list(itertools.accumulate(range(1, len(ids)))))
 
 
-def last_row_of_a_batch(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def last_row_of_a_batch(model, ids: Tensor) -> Tensor:
     """The last of five rows."""
     # the neighbors are the same tokens in another order, so none needs padding
     rows = torch.stack([ids.roll(k) for k in (1, 2, 3, 4, 0)])
-    logits: torch.Tensor = model(input_ids=rows, use_cache=False).logits
-    return logits[-1]
+    return model(input_ids=rows, use_cache=False).logits[-1]
 
 
-def _head_by_tokens(head: Any, arguments: Any, _: torch.Tensor) -> torch.Tensor:
+def _head_by_tokens(head, arguments, _: Tensor) -> Tensor:
     """The head multiplies one position at a time."""
     return torch.stack([torch.nn.functional.linear(row, head.weight) for row in arguments[0][0]])[
         None
     ]
 
 
-def _norm_in_float64(module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor:
+def _norm_in_float64(module, arguments, output: Tensor) -> Tensor:
     """A norm is computed once more in float64 and rounded."""
     x = arguments[0].double()
     eps = getattr(module, "variance_epsilon", None) or module.eps
@@ -160,14 +159,14 @@ def _norm_in_float64(module: Any, arguments: Any, output: torch.Tensor) -> torch
     return (x * weight + (0 if bias is None else bias.double())).to(output.dtype)
 
 
-def _norms(model: Any) -> list[Any]:
+def _norms(model) -> list[Any]:
     return [module for module in model.modules() if "Norm" in type(module).__name__]
 
 
 norms_in_float64 = alter(hooking(_norms, _norm_in_float64))
 
 
-def nondeterministic_sums(model: Any, ids: torch.Tensor) -> torch.Tensor:
+def nondeterministic_sums(model, ids: Tensor) -> Tensor:
     """Sums in another order at every call, as with atomic additions."""
     # never a seed of the other cases, and another one at each call
     return reordering(1000 + next(_calls))(model, ids)
@@ -202,32 +201,32 @@ PATHS = (
 SLOW_PATHS = ("prefill+compile", "decode+compile")
 
 VARIATIONS: tuple[Mutation, ...] = (
-    *(_same(path, path=path) for path in PATHS),
-    _same("decode+batch:3 against decode", path="decode+batch:3", reference="decode"),
-    _same("static against chunked:5", path="static", reference="chunked:5"),
-    *(_same(f"reordering of seed {seed}", reordering(seed)) for seed in (101, 102, 103)),
-    _same("float64, rounded at the end", in_float64),
-    _same("products in two halves", in_two_halves),
-    _same(
+    *(same(path, path=path) for path in PATHS),
+    same("decode+batch:3 against decode", path="decode+batch:3", reference="decode"),
+    same("static against chunked:5", path="static", reference="chunked:5"),
+    *(same(f"reordering of seed {seed}", reordering(seed)) for seed in (101, 102, 103)),
+    same("float64, rounded at the end", in_float64),
+    same("products in two halves", in_two_halves),
+    same(
         "attention in parts of 7 keys",
         without_groups(_in_parts),
         # gemma2 caps its scores
         lambda loaded: not _of("gemma2")(loaded),
     ),
-    _same(
+    same(
         "cached slots in another order",
         # a sum over slots in another order; a window would drop other tokens
         cached([PREFIX], rewriting(lambda slots: slots.flip(2))),
         _full,
     ),
-    _same("chunks of 1, 2, 3 ... tokens", in_uneven_chunks),
-    _same("last of five rows", last_row_of_a_batch),
-    _same("head one position at a time", alter(hooking(head_of, _head_by_tokens))),
-    _same("norms in float64", norms_in_float64),
-    _same(
+    same("chunks of 1, 2, 3 ... tokens", in_uneven_chunks),
+    same("last of five rows", last_row_of_a_batch),
+    same("head one position at a time", alter(hooking(head_of, _head_by_tokens))),
+    same("norms in float64", norms_in_float64),
+    same(
         "fused tanh GELU",
         alter(activated(torch.nn.GELU(approximate="tanh"))),
         _of("gpt2", "gemma2"),
     ),
-    _same("sums in another order at every call", nondeterministic_sums),
+    same("sums in another order at every call", nondeterministic_sums),
 )

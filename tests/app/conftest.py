@@ -3,10 +3,8 @@ it.
 """
 
 import gc
-from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import streamlit as st
@@ -15,7 +13,7 @@ from starlette.testclient import TestClient
 
 from app.routes import ROUTES
 from app.shell import store_changes
-from app.shell.jobs import Job, Jobs, _Task
+from app.shell.jobs import Job, Jobs
 from core.capture_request import CaptureRequest
 from core.errors import UlpscopeError
 from core.judging.ingest import ingest
@@ -24,20 +22,20 @@ from core.runs.store.store import Store
 
 
 @pytest.fixture(scope="session", autouse=True)
-def emptied_caches() -> Iterator[None]:
+def emptied_caches():
     yield
     st.cache_resource.clear()
     gc.collect()
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory) -> Callable[..., Path]:
+def built(tmp_path_factory):
     """The directory of a store that `build(store, *about)` has filled: once, for all tests that
     only read it.
     """
 
     @cache
-    def directory_of(build: Callable[..., object], *about: object) -> Path:
+    def directory_of(build, *about):
         store = Store(tmp_path_factory.mktemp("built") / "runs")
         build(store, *about)
         return store.directory
@@ -46,27 +44,27 @@ def built(tmp_path_factory) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def own_store(tmp_path, monkeypatch) -> Store:
+def own_store(tmp_path, monkeypatch):
     """An empty store, which the pages of this test show with the samples."""
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path / "runs"))
     return Store(tmp_path / "runs")
 
 
 @pytest.fixture
-def bare_store(own_store, monkeypatch) -> Store:
+def bare_store(own_store, monkeypatch):
     """An empty store without samples."""
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     return own_store
 
 
 @pytest.fixture
-def store(bare_store) -> Path:
+def store(bare_store):
     """The directory of an empty store without samples."""
     return bare_store.directory
 
 
 @pytest.fixture
-def own_jobs(own_store) -> Iterator[Store]:
+def own_jobs(own_store):
     """An empty store whose list of jobs is this test's own."""
     store_changes.jobs.cache_clear()
     yield own_store
@@ -75,10 +73,10 @@ def own_jobs(own_store) -> Iterator[Store]:
 
 
 @pytest.fixture
-def imports_here(own_jobs, monkeypatch) -> Store:
+def imports_here(own_jobs, monkeypatch):
     """The same; files are imported in this process: starting one of its own takes two seconds."""
 
-    def run_here(self: Jobs, task: _Task):
+    def run_here(self, task):
         _, *rest = task.job.arguments
         pairs = [part[2:].partition("=") for part in rest if part.startswith("--")]
         options = {"name": None, **{key.replace("-", "_"): value for key, _, value in pairs}}
@@ -89,7 +87,7 @@ def imports_here(own_jobs, monkeypatch) -> Store:
             make = partial(import_run, self.store, paths[0])
         else:
             make = partial(ingest, self.store, paths)
-        steps: list[tuple[str, int, int]] = []
+        steps = []
         try:
             run_id = make(**options, on_progress=lambda *rows: steps.append(rows))
         except UlpscopeError as error:
@@ -108,18 +106,18 @@ def imports_here(own_jobs, monkeypatch) -> Store:
 
 
 @pytest.fixture
-def client(store, imports_here) -> Iterator[TestClient]:
+def client(store, imports_here):
     """A client of the HTTP routes."""
     with TestClient(Starlette(routes=ROUTES)) as client:
         yield client
 
 
 @pytest.fixture
-def submitted(monkeypatch) -> list[dict[str, Any]]:
+def submitted(monkeypatch):
     """Requested jobs, as `job` and their options; none of them is started."""
-    jobs: list[dict[str, Any]] = []
+    jobs = []
 
-    def submit(self: Jobs, work: Any, **about: Any) -> Job:
+    def submit(self, work, **about):
         arguments = work.arguments() if isinstance(work, CaptureRequest) else work
         job = Job(
             len(jobs) + 1,

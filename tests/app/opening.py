@@ -13,7 +13,7 @@ from app.components import plots
 from tests.places import ROOT
 
 
-def _wait_for(runner: local_script_runner.LocalScriptRunner, timeout: float):
+def _wait_for(runner, timeout):
     """Streamlit's own looks a thousand times a second, and takes the interpreter from the page that
     it waits for.
     """
@@ -33,7 +33,7 @@ local_script_runner.require_widgets_deltas = _wait_for
 plots.LONG = 1 << 30  # AppTest sends no files
 
 
-def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
+def followed(page="runs", **link):
     """A new viewer who followed a link to a page or tab, before anything is drawn: a switch would
     draw the gallery first and drop the page's settings.
     """
@@ -48,7 +48,7 @@ def followed(page: str = "runs", **link: str | list[str]) -> AppTest:
     return app
 
 
-def open_page(page: str, open_: tuple[str, ...] = (), **link: str | list[str]) -> AppTest:
+def open_page(page, open_=(), **link):
     """Opened by its address, without an exception. open_: expanders that the viewer has
     unfolded.
     """
@@ -60,35 +60,44 @@ def open_page(page: str, open_: tuple[str, ...] = (), **link: str | list[str]) -
     return app
 
 
-def page_text(app: AppTest) -> str:
+def page_text(app):
     """All text of the page, as a reader sees it: without the signs that keep names of others from
     being markdown.
     """
-    kinds = ("title", "markdown", "caption", "info", "success", "warning", "error", "subheader")
+    kinds = (
+        "title",
+        "markdown",
+        "caption",
+        "info",
+        "success",
+        "warning",
+        "error",
+        "subheader",
+    )
     texts = [str(element.value) for kind in kinds for element in getattr(app, kind)]
     return "\n".join([*texts, *(fold.label for fold in app.expander)]).replace("\\", "")
 
 
-def keys(app: AppTest) -> set[str]:
+def keys(app):
     """Keys of the buttons."""
     return {str(button.key) for button in app.button}
 
 
-def codes(app: AppTest) -> list[str]:
+def codes(app):
     """The texts that the page shows to be copied."""
     return [element.value for element in app.code]
 
 
-def metrics(app: AppTest) -> dict[str, str]:
+def metrics(app):
     return {metric.label: metric.value for metric in app.metric}
 
 
-def sent(app: AppTest, component: str) -> list[dict]:
+def sent(app, component):
     """What the page sends to each of its components of a name."""
     parts = (element.proto for element in app.get("bidi_component"))
     return [json.loads(part.json) for part in parts if part.component_name == component]
 
 
-def figures_of(app: AppTest) -> list[dict]:
+def figures_of(app):
     """Figures of the page, in their order: what each is sent, its plot under `figure`."""
     return [{**one, "figure": json.loads(one["spec"])} for one in sent(app, "ulpscope_figure")]

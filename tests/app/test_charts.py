@@ -62,7 +62,12 @@ def test_every_cell_of_a_map_that_was_compared_can_be_clicked_and_leads_into_its
 
 def test_heads_of_keys_and_values_have_one_color_scale():
     table = pd.DataFrame(
-        {"layer": [0, 0, 2, 2], "kind": ["key", "value"] * 2, "head": 0, "rms": [0, 0, 1.0, 100.0]},
+        {
+            "layer": [0, 0, 2, 2],
+            "kind": ["key", "value"] * 2,
+            "head": 0,
+            "rms": [0, 0, 1.0, 100.0],
+        },
     )
     figure = internals.head_maps(table.assign(nonfinite_mismatch=0), "rms")
     shown = [one for one in figure.data if one.coloraxis is not None]
@@ -177,7 +182,12 @@ def test_every_side_of_a_run_has_a_line_with_a_mark_a_token_on_the_grid_of_the_d
     """bfloat16 at 4 to 8 has steps of 1/32."""
     sides = ("a", "<b>", "c")
     top = pd.DataFrame(
-        {"token_id": [7, 9], "a_logit": [4.0625, 4.0], "<b>_logit": [4.0, 4.0625], "c_logit": 4.0},
+        {
+            "token_id": [7, 9],
+            "a_logit": [4.0625, 4.0],
+            "<b>_logit": [4.0, 4.0625],
+            "c_logit": 4.0,
+        },
     )
     figure = go.Figure(
         best_tokens.grid_chart(on_grid(top, sides, BFLOAT16), sides, ("x", "y"), "bfloat16"),

@@ -1,14 +1,13 @@
 """One dashboard on a store of its own and one Chromium for all browser tests."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from tests.browser.driving import chromium, close_tabs, new_tab
-from tests.serving import Server, serving
+from tests.serving import serving
 
 expect.set_options(
     timeout=120_000,
@@ -16,7 +15,7 @@ expect.set_options(
 HERE = f"{Path(__file__).parent}{os.sep}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]):
+def pytest_collection_modifyitems(items):
     """All are browser tests. Of a test with many cases the first is run by `make test`, the others
     are thorough (`make thorough`): a page takes seconds to open, and the cases that matter beyond
     it have unit and page tests. Every page is looked at in one theme by `make test`.
@@ -33,13 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]):
 
 
 @pytest.fixture(scope="session")
-def dashboard(tmp_path_factory) -> Iterator[Server]:
+def dashboard(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("dashboard") / "runs") as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def browser():
     with sync_playwright() as playwright:
         options = [
             "--no-sandbox",
@@ -54,7 +53,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def visitor(browser) -> BrowserContext:
+def visitor(browser):
     """The browser profile of most tests: one, so that it fetches and compiles the dashboard's
     scripts once.
     """
@@ -62,7 +61,7 @@ def visitor(browser) -> BrowserContext:
 
 
 @pytest.fixture(autouse=True)
-def no_page_stays_open(browser, visitor) -> Iterator[None]:
+def no_page_stays_open(browser, visitor):
     """Viewers that a test opened are gone after it: each keeps asking the server for news."""
     yield
     for context in browser.contexts:
@@ -70,11 +69,11 @@ def no_page_stays_open(browser, visitor) -> Iterator[None]:
             context.close()
 
 
-def what_went_wrong(page: Page) -> list[str]:
+def what_went_wrong(page):
     """Requests that failed and what the browser's console says of errors, as they come: printed
     with a test that fails.
     """
-    problems: list[str] = []
+    problems = []
     page.on("requestfailed", lambda request: problems.append(f"{request.url}: {request.failure}"))
     page.on(
         "response",
@@ -93,11 +92,11 @@ def what_went_wrong(page: Page) -> list[str]:
 
 
 @pytest.fixture
-def page(visitor, dashboard) -> Iterator[Page]:
+def page(visitor, dashboard):
     """A new viewer. Fails if the page asked anything of the outside, or showed a traceback."""
     tab = new_tab(visitor, dashboard)
     problems = what_went_wrong(tab)
-    outside: list[str] = []
+    outside = []
     tab.on(
         "request",
         lambda request: (

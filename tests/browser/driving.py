@@ -5,12 +5,10 @@ import re
 import shutil
 from contextlib import suppress
 
-from playwright.sync_api import BrowserContext, Locator, Page, TimeoutError
-
-from tests.serving import Server
+from playwright.sync_api import TimeoutError
 
 
-def chromium() -> str:
+def chromium():
     """The browser to drive: ULPSCOPE_CHROMIUM, else the first of the usual names; the tests fail
     without one, they never skip.
     """
@@ -26,10 +24,10 @@ def chromium() -> str:
 
 
 # the first tab of a dashboard in a browser profile
-_homes: dict[tuple[BrowserContext, str], Page] = {}
+_homes = {}
 
 
-def new_tab(context: BrowserContext, dashboard: Server) -> Page:
+def new_tab(context, dashboard):
     """A tab without history, in the process of a first one that stays open: what that has compiled
     of the dashboard's scripts is not compiled again, half of what a page takes to open. Every
     dashboard has a first tab of its own: what was asked of one that had just gone from one server
@@ -44,7 +42,7 @@ def new_tab(context: BrowserContext, dashboard: Server) -> Page:
     return popup.value
 
 
-def close_tabs(context: BrowserContext):
+def close_tabs(context):
     """All but the first tab of each dashboard."""
     for page in context.pages:
         if page not in _homes.values():
@@ -81,7 +79,7 @@ QUIET = """() => new Promise((resolve, reject) => {
 })"""
 
 
-def settle(page: Page):
+def settle(page):
     """Wait until no script runs, the code of every kind of element is there, every figure is drawn
     and the page has come to rest.
     """
@@ -99,13 +97,13 @@ def settle(page: Page):
     )
 
 
-def visit(page: Page, dashboard: Server, path: str = ""):
+def visit(page, dashboard, path=""):
     """Open an address of a dashboard."""
     page.goto(f"{dashboard.url}/{path}")
     settle(page)
 
 
-def click_row(page: Page, text: str, x: int = 120):
+def click_row(page, text, x=120):
     """Click the first row of a table in which a cell has this text; 17 pixels from the left is the
     box that ticks it.
 
@@ -123,7 +121,7 @@ def click_row(page: Page, text: str, x: int = 120):
     )
 
 
-def pause(page: Page, milliseconds: int):
+def pause(page, milliseconds):
     """Wait by the page's own clock and two frames more, so that what it had to do by then is done,
     however busy its machine is. A hidden page draws no frames: it fails after a minute.
     """
@@ -136,7 +134,7 @@ def pause(page: Page, milliseconds: int):
     )
 
 
-def choose(page: Page, label: str, option: str):
+def choose(page, label, option):
     """An option of a select box, opened again if a redraw closed it."""
     for _ in range(3):
         page.get_by_role("combobox", name=re.compile(label)).click()
@@ -146,19 +144,19 @@ def choose(page: Page, label: str, option: str):
     settle(page)
 
 
-def wait_for_map(page: Page) -> Locator:
+def wait_for_map(page):
     pause(page, 80)  # a change of the view is noticed at once, its tiles are asked for 40 ms later
     page.wait_for_selector("canvas[data-state=drawn]")
     return page.locator("canvas[data-state]")
 
 
-def window(canvas: Locator) -> tuple[float, float, float, float]:
+def window(canvas):
     """First and last row, first and last column of what is drawn."""
     rows, columns = (canvas.get_attribute("data-window") or "").split(",")
     return (*map(float, rows.split(":")), *map(float, columns.split(":")))
 
 
-def place(canvas: Locator, row: float, column: float) -> tuple[float, float]:
+def place(canvas, row, column):
     """Where on the screen a row and column are drawn."""
     box = canvas.bounding_box()
     assert box is not None

@@ -4,8 +4,6 @@ as the table says, and what it adds is where the table says, in a copy of the tr
 A new example is NAME.patch, its row in the table and a function `shows_NAME` here.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,7 +12,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +48,7 @@ print(json.dumps({"title": app.title[0].value, "links": links, "table": tables},
 """
 
 
-def apply(name: str, folder: Path, *options: str) -> list[str]:
+def apply(name, folder, *options):
     """Apply a patch to a tree, with or without a history. -> the source files that it touches"""
     done = subprocess.run(
         ["git", "apply", "--numstat", *options, HERE / f"{name}.patch"],
@@ -71,16 +68,16 @@ def apply(name: str, folder: Path, *options: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_example_applies_and_touches_as_many_source_files_as_the_table_says(name: str) -> None:
+def test_an_example_applies_and_touches_as_many_source_files_as_the_table_says(name):
     assert len(apply(name, ROOT, "--check")) == FILES[name]
 
 
-def test_a_patch_that_does_not_apply_is_said_to_be_out_of_date(tmp_path: Path) -> None:
+def test_a_patch_that_does_not_apply_is_said_to_be_out_of_date(tmp_path):
     with pytest.raises(pytest.fail.Exception, match=r"(?s)column\.patch no longer .*kv_cache"):
         apply("column", tmp_path, "--check")
 
 
-def test_every_example_of_the_table_is_a_patch_that_is_tried() -> None:
+def test_every_example_of_the_table_is_a_patch_that_is_tried():
     tried = {name.removeprefix("shows_") for name in globals() if name.startswith("shows_")}
     assert set(NAMES) == set(FILES) == tried
 
@@ -91,7 +88,7 @@ class Patched:
 
     tree: Path
 
-    def run(self, *words: object) -> str:
+    def run(self, *words):
         done = subprocess.run(
             [sys.executable, *map(str, words)],
             cwd=self.tree,
@@ -102,25 +99,25 @@ class Patched:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def ulpscope(self, *words: object) -> Any:
+    def ulpscope(self, *words):
         return json.loads(self.run("-m", "core", *words, "--json"))
 
-    def stored(self, *words: object) -> str:
+    def stored(self, *words):
         """Import or capture. -> the run's id"""
         return self.ulpscope(*words)["run_id"]
 
-    def old(self, kind: str) -> Any:
+    def old(self, kind):
         """What `show` prints of a file of version 1.0.0."""
         run = self.stored("ingest", file_of_1_0_0(kind, self.tree.parent))
         return self.ulpscope("show", run, "--positions")
 
-    def page(self, name: str, key: str, run: str) -> Any:
+    def page(self, name, key, run):
         """A page with all columns of its table `key`."""
         return json.loads(self.run("-c", PAGE, name, key, run).splitlines()[-1])
 
 
 @pytest.fixture
-def patched(request: pytest.FixtureRequest, tmp_path: Path) -> Patched:
+def patched(request, tmp_path):
     tree = tmp_path / "tree"
     for folder in TREE:  # with what Python and numba compiled
         shutil.copytree(ROOT / folder, tree / folder)
@@ -131,11 +128,11 @@ def patched(request: pytest.FixtureRequest, tmp_path: Path) -> Patched:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
-def test_what_an_example_adds_is_where_the_table_says(name: str, patched: Patched) -> None:
+def test_what_an_example_adds_is_where_the_table_says(name, patched):
     globals()[f"shows_{name}"](patched)
 
 
-def dump(patched: Patched) -> str:
+def dump(patched):
     """A flip whose logsumexp is 1 higher, an exact tie, and a NaN."""
     sides = {
         "reference": np.array([[1, 0], [2, 2], [0, 1]], np.float32),
@@ -145,7 +142,7 @@ def dump(patched: Patched) -> str:
     return patched.stored("ingest", "dump.npz")
 
 
-def shows_metric(patched: Patched) -> str:
+def shows_metric(patched):
     patched.run("-m", "docs.reference.generate")
     assert (
         "| `logsumexp_change` | nats |" in (patched.tree / "docs/reference/metrics.md").read_text()
@@ -158,13 +155,13 @@ def shows_metric(patched: Patched) -> str:
     return run
 
 
-def shows_metric_everywhere(patched: Patched) -> None:
+def shows_metric_everywhere(patched):
     run = shows_metric(patched)
     table = patched.page("flips", "flip_table", run)["table"]
     assert table["logsumexp_change"] == [pytest.approx(1)]
 
 
-def shows_column(patched: Patched) -> None:
+def shows_column(patched):
     run = patched.stored(*CAPTURE, "--variant", "decode+dtype:bfloat16")
     heads = patched.ulpscope("show", run)["kv"][0]["by_head"]
     # bfloat16 rounds values of every head at more than one position
@@ -173,15 +170,15 @@ def shows_column(patched: Patched) -> None:
     assert {head["last_position"] for head in old} == {None}
 
 
-def shows_page(patched: Patched) -> None:
+def shows_page(patched):
     page = patched.page("largest", "largest", dump(patched))
     assert page["title"] == "Largest differences"
     assert "largest" in page["links"]
     assert page["table"]["position"] == ["0", "1", "2"]
 
 
-def shows_response_format(patched: Patched) -> None:
-    def saved(name: str, *logprobs: float) -> str:
+def shows_response_format(patched):
+    def saved(name, *logprobs):
         tokens = [
             {"token": f"t{token}", "tokenId": token, "logProbability": value}
             for token, value in enumerate(logprobs)
@@ -197,7 +194,7 @@ def shows_response_format(patched: Patched) -> None:
     assert (flip["reference_token"], flip["variant_token"]) == (0, 1)
 
 
-def shows_rl_framework(patched: Patched) -> None:
+def shows_rl_framework(patched):
     row = {"token_ids": [1, 2], "rollout": [-1, -1], "trainer": [-1.5, -2.5]}
     (patched.tree / "rows.jsonl").write_text(json.dumps(row))
     run = patched.stored("ingest", "rows.jsonl")
@@ -207,7 +204,7 @@ def shows_rl_framework(patched: Patched) -> None:
         assert values == pytest.approx({"mean": 1, "std": 0.5**0.5})  # of |r|, 0.5 and 1.5
 
 
-def shows_path_modifier(patched: Patched) -> None:
+def shows_path_modifier(patched):
     patched.run("-m", "docs.reference.generate")
     assert "\n| `deterministic` | " in (patched.tree / "docs/reference/paths.md").read_text()
     path = "prefill+deterministic"
@@ -215,7 +212,7 @@ def shows_path_modifier(patched: Patched) -> None:
     assert patched.ulpscope("show", run)["sides"][1]["path"] == path
 
 
-def shows_check(patched: Patched) -> None:
+def shows_check(patched):
     patched.run("-m", "docs.reference.generate")
     assert "one argmax | `token`" in (patched.tree / "docs/reference/checks.md").read_text()
     reference = 3 * np.eye(8, 9, dtype=np.float32)
@@ -227,7 +224,7 @@ def shows_check(patched: Patched) -> None:
     assert "'variant' has its largest logit at token 8 everywhere" in report["because"]
 
 
-def shows_engine(patched: Patched) -> None:
+def shows_engine(patched):
     engines = {row["name"]: row["is_here"] for row in patched.ulpscope("engines")}
     assert engines["toy"]
     run = patched.stored(*CAPTURE, "--variant", "toy:prefill")

@@ -5,7 +5,6 @@ process.
 import json
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -23,6 +22,10 @@ class Done:
     stdout: str
     stderr: str
 
+    def succeeded(self):
+        assert self.returncode == 0, self.stderr
+        return self
+
     @property
     def json(self):
         """What it printed with --json."""
@@ -30,7 +33,7 @@ class Done:
         return json.loads(self.stdout)
 
     @property
-    def refusal(self) -> str:
+    def refusal(self):
         """The one sentence in which it refused its input, after notes on that."""
         assert (self.returncode, self.stdout) == (2, ""), self.stderr
         *notes, sentence = self.stderr.splitlines()
@@ -38,12 +41,12 @@ class Done:
         return sentence
 
 
-def environment(tmp_path) -> dict[str, str]:
+def environment(tmp_path):
     return {"ULPSCOPE_STORE": str(tmp_path / "runs"), "ULPSCOPE_SAMPLES": "", "HF_HUB_OFFLINE": "1"}
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
+def store(tmp_path):
     return Store(tmp_path / "runs")
 
 
@@ -59,7 +62,7 @@ def cli(tmp_path, monkeypatch, capfd):
         threading.TIMEOUT_MAX,
     )  # however slow the machine is, stderr holds what it says
 
-    def run(*arguments) -> Done:
+    def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["ulpscope", *map(str, arguments)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as exit_info:
@@ -71,7 +74,7 @@ def cli(tmp_path, monkeypatch, capfd):
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[tuple[str, s3_server.Faults]]:
+def server():
     """(address, faults)"""
     with s3_server.served() as running:
         yield running

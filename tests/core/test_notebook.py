@@ -68,10 +68,16 @@ STEPS = torch.zeros(4, POSITIONS, VOCAB)
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (ModelOutput(logits=STEPS), "'reference' is a ModelOutput; pass one of its fields: logits"),
+        (
+            ModelOutput(logits=STEPS),
+            "'reference' is a ModelOutput; pass one of its fields: logits",
+        ),
         (tuple(STEPS[:, None]), "'reference' is a tuple of 4 arrays .* layers"),
         ([STEPS[0], STEPS[1, :2]], "'reference' has parts of .* pass parts of one shape"),
-        ([STEPS[0], STEPS[1].bfloat16()], "'reference' has parts of .* pass parts of one shape"),
+        (
+            [STEPS[0], STEPS[1].bfloat16()],
+            "'reference' has parts of .* pass parts of one shape",
+        ),
         (
             logits(1).astype(np.float16).view(np.uint16),
             "^'reference' holds 16-bit patterns: choose bfloat16",
@@ -103,7 +109,18 @@ def test_a_comparison_has_the_verdict_of_its_gravest_variant():
 
 def test_dir_lists_the_functions_of_python():
     of_tensors = {"close", "compare_errors", "judge_op"}
-    assert set(dir(core)) == {"Run", "compare", "judge", "log", "open", "__version__"} | of_tensors
+    assert (
+        set(dir(core))
+        == {
+            "Run",
+            "compare",
+            "judge",
+            "log",
+            "open",
+            "__version__",
+        }
+        | of_tensors
+    )
 
 
 def test_16_bit_patterns_are_read_as_the_compute_dtype_that_is_given():
@@ -269,9 +286,20 @@ def values_of(cell):
     the day of the run.
     """
     outputs = [output["data"] for output in cell.get("outputs", ())]
-    figures = [output.get("application/vnd.plotly.v1+json", {}).get("data") for output in outputs]
+    figures = [
+        output.get(
+            "application/vnd.plotly.v1+json",
+            {},
+        ).get("data")
+        for output in outputs
+    ]
     pictures = [output.get("image/svg+xml") for output in outputs]
     texts = [
-        re.sub("[0-9]{4}-[0-9]{2}-[0-9]{2}", "", output.get("text/html", "")) for output in outputs
+        re.sub(
+            "[0-9]{4}-[0-9]{2}-[0-9]{2}",
+            "",
+            output.get("text/html", ""),
+        )
+        for output in outputs
     ]
     return list(zip(figures, pictures, texts, strict=True))

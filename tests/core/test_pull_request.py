@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import xml.etree.ElementTree as ET
-from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -24,7 +23,7 @@ class GitHub:
     """
 
     def __init__(self):
-        self.comments: list[dict[str, Any]] = []
+        self.comments = []
         self.status, self.address = 0, ""
         for number in range(120):
             self.add(f"comment {number}", "User")
@@ -95,8 +94,7 @@ def test_a_gate_has_one_comment_which_later_jobs_update(cli, github, job, tmp_pa
     report = tmp_path / "gate.md"
     for text in ("### first\n", "### second\n"):
         report.write_text(text)
-        done = cli("comment", report, "--artifact", "http://g/files")
-        assert done.returncode == 0
+        done = cli("comment", report, "--artifact", "http://g/files").succeeded()
         assert done.stdout == "http://c/120\n"
     assert cli("comment", report, "--name", "other gate").stdout == "http://c/121\n"
     assert len(github.comments) == 122
@@ -114,8 +112,7 @@ def test_a_gate_has_one_comment_which_later_jobs_update(cli, github, job, tmp_pa
 @pytest.mark.parametrize("status", [403, 500])
 def test_a_comment_that_github_refuses_is_a_warning(cli, github, job, tmp_path, status):
     github.status = status
-    done = cli("comment", tmp_path / "gate.md")
-    assert done.returncode == 0
+    done = cli("comment", tmp_path / "gate.md").succeeded()
     assert len(github.comments) == 120
     assert done.stdout.startswith("::warning title=ULPscope::GitHub refuses the token's comment")
     assert ("pull-requests: write" in done.stdout) == (status == 403)

@@ -42,8 +42,7 @@ def test_a_dump_and_a_run_arrive_and_their_link_is_printed(server, cli, tmp_path
         assert run.header.name == "a/b"
         assert run.header.provenance.model == "m"
     copied(tmp_path / "runs" / "stored-run.duckdb")
-    done = cli("push", "stored", "--to", server.url)
-    assert done.returncode == 0, done.stderr
+    done = cli("push", "stored", "--to", server.url).succeeded()
     with RunReader(server.store / f"{done.stdout.strip().rpartition('=')[2]}.duckdb") as run:
         assert run.header.name == "a run"
     assert (

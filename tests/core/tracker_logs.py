@@ -10,7 +10,6 @@ import json
 import os
 import struct
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from core import log
@@ -19,7 +18,7 @@ from core.rl import Check
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_runs"
 
 
-def log_all(new: str, start: Callable, active: str = ""):
+def log_all(new, start, active=""):
     log(SAMPLES / "fresh-against-cached.duckdb", to=new)
     run = start()
     log(SAMPLES / "trainer-against-rollout.duckdb", to=run, step=3)
@@ -27,7 +26,7 @@ def log_all(new: str, start: Callable, active: str = ""):
     return run
 
 
-def wandb() -> tuple:
+def wandb():
     import wandb
 
     log_all("wandb", wandb.init, "wandb")
@@ -51,7 +50,7 @@ def wandb() -> tuple:
     )
 
 
-def histories(data: bytes) -> Iterator[dict]:
+def histories(data):
     """Histories in a .wandb file: after 7 bytes LevelDB's log of blocks of 32 KiB, each record a
     protobuf message.
     """
@@ -73,7 +72,7 @@ def histories(data: bytes) -> Iterator[dict]:
             }
 
 
-def trackio() -> tuple:
+def trackio():
     import trackio
     from trackio.sqlite_storage import SQLiteStorage
 
@@ -90,7 +89,7 @@ def trackio() -> tuple:
     return len(runs), rows, [Path("trackio", "media", path).read_text() for path in media]
 
 
-def mlflow() -> tuple:
+def mlflow():
     import mlflow
 
     log_all("mlflow", mlflow.start_run, "mlflow")
@@ -111,7 +110,7 @@ def mlflow() -> tuple:
     return len(runs), rows, html
 
 
-def tensorboard() -> tuple:
+def tensorboard():
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
 

@@ -23,7 +23,7 @@ from tests.core.runs.made_runs import calm_sides, copied, header_of
 from tests.waiting import until
 
 
-def dump_of(folder: Path) -> Path:
+def dump_of(folder):
     """A dump of 0.6 MB: some twenty milliseconds of writing."""
     path = folder / "dump.npz"
     if not path.exists():
@@ -32,7 +32,7 @@ def dump_of(folder: Path) -> Path:
     return path
 
 
-def change(store: Store, seed: int):
+def change(store, seed):
     """Delete a run or restore one."""
     if (deleted := store.deleted()) and random.Random(seed).random() < 0.7:
         store.restore(deleted[0].run_id)
@@ -40,11 +40,11 @@ def change(store: Store, seed: int):
         store.delete(random.Random(seed).choice(store.paths()).stem)
 
 
-def ingest_one(store: Store, seed: int):
+def ingest_one(store, seed):
     ingest(store, [dump_of(store.directory.parent)], name=f"ingest {seed}")
 
 
-def careless(store: Store, seed: int):
+def careless(store, seed):
     """The planted fault: a run that is written under its final name, as it grows."""
     whole = (store.directory.parent / "whole.duckdb").read_bytes()
     with (store.directory / f"careless-{seed}.duckdb").open("wb") as file:
@@ -57,7 +57,7 @@ def careless(store: Store, seed: int):
 WORK = {"change": change, "ingest": ingest_one, "careless": careless}
 
 
-def _child(work: str, store: Store, seed: int, begun: int):
+def _child(work, store, seed, begun):
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.write(begun, b".")
@@ -68,7 +68,7 @@ def _child(work: str, store: Store, seed: int, begun: int):
     os._exit(1)
 
 
-def _is_writing(store: Store) -> bool:
+def _is_writing(store):
     return any(
         path.name.startswith((".partial-", "careless-")) for path in store.directory.iterdir()
     )

@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from core.judging.ingest import ingest
 from core.runs.reader import RunReader
@@ -37,7 +36,7 @@ class Watched:
             assert path is not None, f"run {run_id} is lost"
             assert _digest(path) == digest, f"run {run_id} has changed"
         for run_id in paths.keys() - self.known.keys():
-            _read(paths[run_id])
+            read_whole(paths[run_id])
             self.known[run_id] = _digest(paths[run_id])
         broken_labels = self.store.all_labels()[1]
         assert broken_labels == [], broken_labels
@@ -54,12 +53,12 @@ class Watched:
         assert run_id in self.known
 
 
-def _digest(path: Path) -> str:
+def _digest(path):
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _read(path: Path):
+def read_whole(path):
     """Every logit of every side is the one that was digested when the run was written."""
     with RunReader(path) as run:
         for side in run.sides:

@@ -38,7 +38,7 @@ DAMAGES = st.tuples(
 )
 
 
-def corpus(*endings: str) -> dict[str, bytes]:
+def corpus(*endings):
     """The files with one of these endings, unpacked, by name without `.gz`."""
     files = {path.name.removesuffix(".gz"): path for path in sorted(CORPUS.iterdir())}
     return {
@@ -48,7 +48,7 @@ def corpus(*endings: str) -> dict[str, bytes]:
     }
 
 
-def damaged(raw: bytes, damages: list[tuple[str, str, float, int, int]]) -> bytes:
+def damaged(raw, damages):
     """The bytes with every change made, one after another."""
     out = bytearray(raw)
     for kind, place, share, value, length in damages:
@@ -80,10 +80,10 @@ def damaged(raw: bytes, damages: list[tuple[str, str, float, int, int]]) -> byte
 
 
 def damaged_inside(
-    raw: bytes,
-    member: int,
-    damages: list[tuple[str, str, float, int, int]],
-) -> bytes:
+    raw,
+    member,
+    damages,
+):
     """An archive whose members agree with their checksums, one of them damaged before it was
     packed.
     """

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from core.checks.rerun import AGAIN, RerunFigures
 from core.evidence import PASSED, Evidence
-from core.runs.file.records import Generation, RunHeader
+from core.runs.file.records import Generation
 from core.runs.ops_run import write_ops_run
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
@@ -27,7 +27,7 @@ from tests.core.runs.test_ops_run import row_of
 CORPUS = Path(__file__).parent / "corpus"
 
 
-def write_dumps(folder: Path):
+def write_dumps(folder):
     chance = np.random.default_rng(7)
     logits = chance.standard_normal((4, 8)).astype(np.float32)
     pair = {"reference": logits, "variant": logits + np.float32(1e-4)}
@@ -60,7 +60,7 @@ def write_dumps(folder: Path):
     )
 
 
-def write_runs(folder: Path):
+def write_runs(folder):
     header = header_of(lengths=(3, 2), vocab=128)
     with TemporaryDirectory() as place:
         store = Store(Path(place))
@@ -72,7 +72,7 @@ def write_runs(folder: Path):
             (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes(), 9, mtime=0))
 
 
-def _write_run(store: Store, header: RunHeader):
+def _write_run(store, header):
     with RunWriter(store, header, run_id="run") as writer:
         for side, bits in enumerate(calm_sides(header)):
             writer.write(side, 0, bits)

@@ -42,7 +42,7 @@ class Outcome:
     text: str
 
     @property
-    def fault(self) -> str:
+    def fault(self):
         """What is wrong with it; empty if nothing is."""
         if self.how not in ("read", "sentence"):
             return f"{self.how}: {self.text}"
@@ -52,7 +52,7 @@ class Outcome:
         return "" if self.how == "read" or is_sentence else f"no sentence: {self.text!r}"
 
 
-def read_everything(path: Path):
+def read_everything(path):
     """All that any page, route or command reads of such a file."""
     if path.suffix != ".duckdb":
         with open_dump([path], fewest_sides=1) as dump:
@@ -71,7 +71,7 @@ def read_everything(path: Path):
         _read_run(path)
 
 
-def _read_run(path: Path):
+def _read_run(path):
     with RunReader(path) as run:
         rows, vocab = run.header.rows, run.header.vocab
         if run.header.k is not None:
@@ -105,21 +105,21 @@ def _read_run(path: Path):
         (junit_text(gate) + markdown_text(gate)).encode()
 
 
-def _read_lists(run: RunReader):
+def _read_lists(run):
     sides = run.responses()
     for side in sides[1:]:
         pair = compare_sides(sides[0], side)
         explain(rows_of_lists(pair, sides[0], side))
 
 
-def _plant(fault: str):
+def _plant(fault):
     if fault == "crash":
         os.kill(os.getpid(), signal.SIGSEGV)
     elif fault == "raise":
         raise KeyError("planted")
 
 
-def _in_child(path: Path, fault: str, told: int):
+def _in_child(path, fault, told):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # DuckDB's last words
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -136,7 +136,7 @@ def _in_child(path: Path, fault: str, told: int):
     os._exit(0)
 
 
-def outcome(path: Path, fault: str = "") -> Outcome:
+def outcome(path, fault=""):
     """Read a file in a forked child with limits. fault: one to plant, which crashes or raises."""
     said, told = os.pipe()
     child = os.fork()

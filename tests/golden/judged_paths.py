@@ -2,11 +2,8 @@
 test_golden.py.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,11 +15,11 @@ from core.inference.models.torch_errors import quiet
 PATHS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
-def judge_paths(model: str, names: dict[str, Any]) -> dict[str, Any]:
+def judge_paths(model, names):
     """Verdicts of the cases so named, over the first prompt of one model of the trial."""
     loaded, prompts = model_named(model)
     session = JudgingSession(loaded, prompts[:1])
-    outputs: dict[str, Any] = {}
+    outputs = {}
     for case in (case for case in cases_of(loaded) if case.name in names):
         with registered(case):
             variant = case.path or case.engine

@@ -6,17 +6,14 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from urllib.parse import parse_qs, urlencode
 
 import uvicorn
 from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse
 from starlette.routing import Route
 
 from tests.waiting import until
@@ -24,23 +21,23 @@ from tests.waiting import until
 CLIENT, SECRET = "ulpscope", "the secret of the client"
 
 
-def encoded(content: bytes) -> str:
+def encoded(content):
     return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
 class Provider:
     """claims: what it says of who signs in, over what is right; faults: what it does wrong."""
 
-    def __init__(self, url: str):
+    def __init__(self, url):
         self.url = url
-        self.claims: dict[str, Any] = {}
-        self.faults: set[str] = set()
-        self.asked: list[dict[str, str]] = []
+        self.claims = {}
+        self.faults = set()
+        self.asked = []
         self._key = RSAKey.generate_key(2048, {"kid": "one"}, private=True)
         self._other = RSAKey.generate_key(2048, {"kid": "one"}, private=True)
-        self._codes: dict[str, dict[str, str]] = {}
+        self._codes = {}
 
-    def routes(self) -> list[Route]:
+    def routes(self):
         return [
             Route("/.well-known/openid-configuration", self.discovery),
             Route("/authorize", self.authorize),
@@ -48,7 +45,7 @@ class Provider:
             Route("/jwks", self.jwks),
         ]
 
-    async def discovery(self, _: Request) -> Response:
+    async def discovery(self, _):
         algorithms = ["RS256", "HS256", "none"]
         return JSONResponse(
             {
@@ -60,10 +57,10 @@ class Provider:
             },
         )
 
-    async def jwks(self, _: Request) -> Response:
+    async def jwks(self, _):
         return JSONResponse({"keys": [self._key.as_dict(private=False)]})
 
-    async def authorize(self, request: Request) -> Response:
+    async def authorize(self, request):
         """Everybody who comes is signed in."""
         query = dict(request.query_params)
         self.asked.append(query)
@@ -74,7 +71,7 @@ class Provider:
             302,
         )
 
-    async def token(self, request: Request) -> Response:
+    async def token(self, request):
         fields = {
             name: values[0] for name, values in parse_qs((await request.body()).decode()).items()
         }
@@ -100,12 +97,12 @@ class Provider:
         claims = {
             name: value for name, value in (claims | self.claims).items() if value is not None
         }
-        token: dict[str, Any] = {"access_token": "a", "token_type": "Bearer", "expires_in": 300}
+        token = {"access_token": "a", "token_type": "Bearer", "expires_in": 300}
         if "no token" in self.faults:
             return JSONResponse(token)
         return JSONResponse(token | {"id_token": self._signed(claims)})
 
-    def _signed(self, claims: dict[str, Any]) -> str:
+    def _signed(self, claims):
         if "other key" in self.faults:
             return jwt.encode({"alg": "RS256", "kid": "one"}, claims, self._other)
         if "client's secret" in self.faults:
@@ -117,7 +114,7 @@ class Provider:
 
 
 @contextmanager
-def running() -> Iterator[Provider]:
+def running():
     """Listening in a thread."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

@@ -1,13 +1,9 @@
 """The gate with an echo behind it, and how a browser signs in."""
 
-from typing import Any
-
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.testclient import TestClient
-from starlette.websockets import WebSocket
 
 from app.hosting import gate
 from app.hosting.members import member_of
@@ -19,23 +15,23 @@ URL = "http://ulpscope.example.org"
 METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
-async def echo(request: Request) -> Response:
+async def echo(request):
     """Answer with the member and the headers that came through."""
     return JSONResponse({"member": member_of(request), "headers": dict(request.headers.items())})
 
 
-async def talk(websocket: WebSocket):
+async def talk(websocket):
     await websocket.accept()
     await websocket.send_text("hello")
 
 
 def browser(
-    url: str = URL,
+    url=URL,
     *,
-    read_only: bool = False,
-    public_url: str = "",
-    **sign_in: Any,
-) -> TestClient:
+    read_only=False,
+    public_url="",
+    **sign_in,
+):
     """A browser of a server with these settings; without any it is on the server's own machine."""
     hosting = Hosting(read_only=read_only, public_url=public_url, proxy_secret=SECRET)
     protection = gate.middleware(Configuration(hosting=hosting, sign_in=SignIn(**sign_in)))
@@ -48,5 +44,5 @@ def browser(
     )
 
 
-def sign_in(client: TestClient, secret: str, target: str = "/", **headers: str) -> Any:
+def sign_in(client, secret, target="/", **headers):
     return client.post("/sign-in", data={"next": target, "secret": secret}, headers=headers)

@@ -104,7 +104,10 @@ def test_caches_show_how_much_differs_and_where_it_begins(own_store):
     bits = cache(0, 8, 74, 128)
     later = np.zeros((8, 67, 128), np.uint16)
     later.ravel()[:13_086] = 1
-    change = np.concatenate([np.zeros((8, 7, 128), np.uint16), later], axis=1)  # from position 7 on
+    change = np.concatenate(
+        [np.zeros((8, 7, 128), np.uint16), later],
+        axis=1,
+    )  # from position 7 on
     parts = both(KvPart(0, 0, "key", 0, bits), bits ^ change) + both(
         KvPart(0, 0, "value", 0, bits),
         bits.copy(),

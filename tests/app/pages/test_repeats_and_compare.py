@@ -42,7 +42,10 @@ def test_without_a_choice_the_latest_run_of_the_model_is_compared(own_store):
 
 
 def test_only_facts_that_differ_are_listed():
-    facts = [{"device": "cpu", "torch": "2.13"}, {"device": "cuda", "torch": "2.13", "cuda": "13"}]
+    facts = [
+        {"device": "cpu", "torch": "2.13"},
+        {"device": "cuda", "torch": "2.13", "cuda": "13"},
+    ]
     table = compare_parts.differing(facts, ["a", "b"])
     assert table.to_dict("index") == {
         "device": {"a": "cpu", "b": "cuda"},

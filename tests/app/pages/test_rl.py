@@ -140,7 +140,10 @@ def test_the_distribution_is_that_of_the_tokens(planted, tokens):
     probabilities = np.exp(tokens["rollout"].astype(float))
     columns = np.unique((40 * probabilities).round() / 40)
     np.testing.assert_allclose(values_of(density[0]["x"]), columns)
-    assert table_with(page, "bar")["kl_share"].between(10, 100).tolist() == [False, True, False]
+    assert table_with(page, "bar")["kl_share"].between(
+        10,
+        100,
+    ).tolist() == [False, True, False]
 
 
 def test_what_it_depends_on_is_drawn_by_group(planted, tokens):

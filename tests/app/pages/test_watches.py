@@ -21,7 +21,16 @@ def plant(store, name, *distances, moved_at=None):
         state = (BEGUN + timedelta(minutes=moved_at), run_id) if has_moved else (None, "")
         at = BEGUN + timedelta(minutes=minute)
         rounds.append(
-            Round(f"http://{name}", f"server of {name}", run_id, 0.01, 0.03, at, distance, *state),
+            Round(
+                f"http://{name}",
+                f"server of {name}",
+                run_id,
+                0.01,
+                0.03,
+                at,
+                distance,
+                *state,
+            ),
         )
     folder = Path(store.directory, FOLDER)
     folder.mkdir(exist_ok=True)
@@ -45,7 +54,13 @@ def test_an_endpoint_that_moved_is_first_with_its_time_its_chart_and_its_run(
     )
     assert "http://steady is down, so it is undecided" in text.replace("\u2060", "")
     moved, steady = (one["figure"]["data"] for one in figures_of(app))
-    assert [point["marker"]["color"] for point in moved[:1]] == [["#0072B2", "#D55E00", "#D55E00"]]
+    assert [point["marker"]["color"] for point in moved[:1]] == [
+        [
+            "#0072B2",
+            "#D55E00",
+            "#D55E00",
+        ]
+    ]
     assert moved[0]["x"] == [f"2026-11-26T18:0{minute}:00.000000" for minute in (1, 2, 3)]
     assert len(steady[0]["x"]) == 2
     assert steady[1]["name"] == "limit"

@@ -239,16 +239,19 @@ def test_size_and_room_are_checked_before_a_byte_is_stored(client, store, monkey
     monkeypatch.setenv("ULPSCOPE_LIMITS_FILE_BYTES", "1000")
     assert client.put("/api/uploads/x", content=body).status_code == 413
     assert send(client, body, 0, 9).status_code == 413
-    parts = (body[i : i + 500] for i in range(0, len(body), 500))  # chunked: no Content-Length
-    assert client.put("/api/uploads/x", content=parts).status_code == 413
+
+    def parts():
+        yield from (body[i : i + 500] for i in range(0, len(body), 500))
+
+    # chunked: no Content-Length
+    assert client.put("/api/uploads/x", content=parts()).status_code == 413
     assert client.put("/api/uploads/x", content=b"").status_code == 400
     monkeypatch.setenv("ULPSCOPE_LIMITS_FILE_BYTES", "0")
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999000000000000")
     assert client.put("/api/uploads/x", content=body).status_code == 507
     assert spooled(store) == []
     monkeypatch.delenv("ULPSCOPE_LIMITS_FREE_BYTES")
-    parts = (body[i : i + 500] for i in range(0, len(body), 500))
-    assert client.put("/api/uploads/x?wait=60", content=parts).status_code == 201
+    assert client.put("/api/uploads/x?wait=60", content=parts()).status_code == 201
 
 
 def test_free_bytes_hold_while_parallel_and_chunked_uploads_arrive(

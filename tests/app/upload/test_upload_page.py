@@ -68,13 +68,25 @@ def key_of(*uploads):
 
 def test_nothing_arrived_is_an_explanation(monkeypatch, store):
     half = put(store, DUMPS / "six_calls.npz", part=0.5)
-    assert "Keys are side names" in page_text(page(monkeypatch, half, Upload(store, "../../x")))
+    assert "Keys are side names" in page_text(
+        page(
+            monkeypatch,
+            half,
+            Upload(store, "../../x"),
+        )
+    )
 
 
 def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store):
     upload = put(store, DUMPS / "six_calls.npz")
     key, app = key_of(upload), page(monkeypatch, upload)
-    assert app.dataframe[0].value["side"].tolist() == [f"call_{number}" for number in range(1, 7)]
+    assert app.dataframe[0].value["side"].tolist() == [
+        f"call_{number}"
+        for number in range(
+            1,
+            7,
+        )
+    ]
     assert app.dataframe[0].value["array"][0] == "float32 [1, 4096]"
     app.text_input(key=f"upload_name_{key}").set_value("Six calls").run()
     app.text_input(key=f"upload_model_{key}").set_value("org/model").run()
@@ -93,7 +105,14 @@ def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store
 
 def _chosen_tokens(path):
     sides = [
-        -np.random.default_rng(seed).gamma(0.5, 2.0, (90, 32)).astype(np.float32) for seed in (1, 2)
+        -np.random.default_rng(seed)
+        .gamma(
+            0.5,
+            2.0,
+            (90, 32),
+        )
+        .astype(np.float32)
+        for seed in (1, 2)
     ]
     np.savez(path, reference=sides[0], variant=sides[1])
 
@@ -183,7 +202,12 @@ def test_a_run_file_becomes_a_run_of_its_own_name(monkeypatch, store, tmp_path):
 
 def test_responses_of_two_servers_are_one_run(monkeypatch, store):
     uploads = [
-        put(store, PAYLOADS / "llamacpp_completion.json", f"{name}.json") for name in ("old", "new")
+        put(
+            store,
+            PAYLOADS / "llamacpp_completion.json",
+            f"{name}.json",
+        )
+        for name in ("old", "new")
     ]
     app = page(monkeypatch, *uploads)
     app.text_input(key=f"upload_name_{key_of(*uploads)}").set_value("before and after").run()

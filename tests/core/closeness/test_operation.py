@@ -16,7 +16,14 @@ from core.errors import UsageError
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 each_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-FAULTS = [(name, fault) for name, operation in OPERATIONS.items() for fault in operation.faults]
+FAULTS = [
+    (
+        name,
+        fault,
+    )
+    for name, operation in OPERATIONS.items()
+    for fault in operation.faults
+]
 
 
 def inputs_of(operation, dtype, seed=3):

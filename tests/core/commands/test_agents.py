@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import sys
-from typing import Any
 
 import anyio
 import numpy as np
@@ -79,7 +78,7 @@ def answers_of(folder, *calls):
         cwd=ROOT,
     )
 
-    async def talk() -> list[Any]:
+    async def talk():
         async with Client(server) as client:
             for tool in (await client.list_tools()).tools:
                 assert tool.annotations.read_only_hint

@@ -7,8 +7,7 @@ WALK = "def walk(self, path):\n    return [step for step in path if step]\n"
 
 
 def test_a_capture_ends_with_its_figures_and_what_to_type_next_and_its_id_is_all_of_stdout(cli):
-    done = cli("capture", *MODEL, "--prompt", WALK)
-    assert done.returncode == 0, done.stderr
+    done = cli("capture", *MODEL, "--prompt", WALK).succeeded()
     (run_id,) = done.stdout.split()
     positions = cli("show", run_id, "--json").json["positions"]
     assert f"{positions} positions x 4,096 tokens, ULPs of bfloat16" in done.stderr
@@ -27,8 +26,7 @@ def test_every_prompt_of_a_file_and_of_the_options_becomes_a_prompt_in_that_orde
     (tmp_path / "lines.txt").write_text("first line\n\nsecond line\n")
     (tmp_path / "lines.jsonl").write_text('{"prompt": "third"}\n{"token_ids": [5, 6, 7]}\n')
     files = ["--prompts", tmp_path / "lines.txt", "--prompts", tmp_path / "lines.jsonl"]
-    done = cli("capture", *MODEL, "--prompt", "typed", *files, "--json")
-    assert done.returncode == 0, done.stderr
+    done = cli("capture", *MODEL, "--prompt", "typed", *files, "--json").succeeded()
     texts = texts_of(tmp_path / "runs", done.json["run_id"])
     assert texts[:4] == ["typed", "first line", "second line", "third"]
     assert len(texts) == 5
@@ -79,8 +77,7 @@ def test_a_dry_run_counts_what_the_capture_then_does_and_stores_nothing(cli, tmp
         "prefill+batch:3",
         "--json",
     ]
-    dry = cli(*arguments, "--dry-run")
-    assert dry.returncode == 0, dry.stderr
+    dry = cli(*arguments, "--dry-run").succeeded()
     assert not list(tmp_path.glob("runs/*"))
     foreseen = dry.json
     run_id = cli(*arguments).json["run_id"]

@@ -2,13 +2,12 @@
 `filtered_resps` is a text).
 """
 
-import json
-
 import numpy as np
 import pytest
 
 from core.commands.corpora import are_samples, compare_samples
 from core.errors import DumpError
+from tests.json_lines import write_lines
 
 CHOICES = (" yes", " no, never", " it depends")
 RANDOM = np.random.default_rng(0)
@@ -22,7 +21,11 @@ def samples(path, logliks, prompt="p"):
     lines = []
     for number, row in enumerate(logliks):
         arguments = {
-            f"gen_args_{n}": {"arg_0": "Q", "arg_1": choice} for n, choice in enumerate(CHOICES)
+            f"gen_args_{n}": {
+                "arg_0": "Q",
+                "arg_1": choice,
+            }
+            for n, choice in enumerate(CHOICES)
         }
         lengths = np.array([len(choice) - 1 for choice in CHOICES])
         correct = {"acc": row.argmax(), "acc_norm": (row / lengths).argmax()}
@@ -41,8 +44,7 @@ def samples(path, logliks, prompt="p"):
         lines.append(
             line | {name: float(answer == GOLD[number]) for name, answer in correct.items()},
         )
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return write_lines(path, lines)
 
 
 def test_changed_answers_have_margins_and_near_ties(tmp_path):
@@ -85,8 +87,7 @@ def test_generations_change_without_a_margin(start, tmp_path):
             | {"metrics": ["exact_match"], "exact_match": float(text == "5")}
             for n, text in enumerate(answers)
         ]
-        paths.append(tmp_path / f"{name}.jsonl")
-        paths[-1].write_text("".join(json.dumps(line) + "\n" for line in lines))
+        paths.append(write_lines(tmp_path / f"{name}.jsonl", lines))
     changes = compare_samples(paths)
     (row,) = changes["changed"]
     assert (row["doc_id"], row["variant_answer"] == "['6']") == ("1", not start)
@@ -101,11 +102,21 @@ def test_compare_prints_them(cli, tmp_path, monkeypatch):
         samples(tmp_path / "eight.jsonl", MOVED, "other prompt"),
     ]
     report = cli("compare", *paths, "--json").json
-    assert (report["samples"], report["other_prompts"], report["variant"]) == (200, 200, "eight")
+    assert (
+        report["samples"],
+        report["other_prompts"],
+        report["variant"],
+    ) == (200, 200, "eight")
     (tmp_path / "more").mkdir()
     samples(tmp_path / "more" / "one.jsonl", MOVED)
     assert (
-        cli("compare", "one.jsonl", "more/one.jsonl", "--json").json["variant"] == "more/one.jsonl"
+        cli(
+            "compare",
+            "one.jsonl",
+            "more/one.jsonl",
+            "--json",
+        ).json["variant"]
+        == "more/one.jsonl"
     )
     assert cli("compare", *paths, "--fail-on", "bits").returncode == 2
     with paths[1].open("a") as file:
@@ -119,7 +130,10 @@ def test_compare_prints_them(cli, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "line",
-    ["[1]", '{"doc_id": 1, "filtered_resps": [], "arguments": {}, "metrics": [], "target": ""}'],
+    [
+        "[1]",
+        '{"doc_id": 1, "filtered_resps": [], "arguments": {}, "metrics": [], "target": ""}',
+    ],
 )
 def test_lines_that_are_no_scored_samples_are_refused(line, tmp_path):
     (tmp_path / "a.jsonl").write_text(line + "\n")

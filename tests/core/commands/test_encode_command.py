@@ -23,8 +23,7 @@ def typed(embedding):
 
 def test_a_judged_run_of_an_embedding_has_a_row_a_text(cli, typed):
     paths = ["--reference", "encode", "--variant", "encode+pad:right:4", "--dtype", "float32"]
-    done = cli("judge", *typed, *paths, "--json")
-    assert done.returncode == 0, done.stderr
+    done = cli("judge", *typed, *paths, "--json").succeeded()
     assert done.json["pairs"][0]["verdict"] == "rounding"
     with opened(open_store(), done.json["run_id"]) as run:
         header = run.header

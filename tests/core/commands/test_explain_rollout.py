@@ -20,6 +20,7 @@ from core.judging.explain.rows import PairRows, RowPair
 from core.judging.ingest import ingest
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.json_lines import write_lines
 from tests.places import MODEL
 
 PROMPT, TOKENS, SEQUENCES = 8, 24, 8
@@ -79,15 +80,28 @@ def run_of(tmp_path, rollout, trainer, temperature=1.0):
     torch.manual_seed(1)
     ids, values = sample(rollout, temperature)
     with torch.no_grad():
-        sides = {"rollout": values, "trainer": score(trainer, ids)}
+        return stored(tmp_path, ids, {"rollout": values, "trainer": score(trainer, ids)})
+
+
+def stored(tmp_path, ids, sides, **more):
+    """The run of responses: values of each side, and `more` by sequence."""
     rows = [
         {"token_ids": ids[at].tolist(), "mask": [0] * PROMPT + [1] * TOKENS}
         | {name: [0.0] * PROMPT + side[at].tolist() for name, side in sides.items()}
-        for at in range(SEQUENCES)
+        | {name: values[at] for name, values in more.items()}
+        for at in range(len(ids))
     ]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     store = Store(tmp_path / "runs")
-    return store.path_of(ingest(store, [tmp_path / "a.jsonl"]))
+    return store.path_of(ingest(store, [write_lines(tmp_path / "a.jsonl", rows)]))
+
+
+def with_experts_in_another_order(model, order):
+    """As expert parallelism sums the experts of a token."""
+    other = copy.deepcopy(model)
+    for layer in other.model.layers:
+        for weight in (layer.mlp.gate.weight, *layer.mlp.experts.parameters()):
+            weight.data = weight.data[order]
+    return other
 
 
 def explained(path, folders, loads=None):
@@ -145,12 +159,8 @@ def test_a_side_of_other_weights_or_values_is_named_with_its_cause(checkpoints, 
 
 @pytest.mark.model
 def test_experts_summed_in_another_order_are_no_other_weights():
-    """Expert parallelism sums the experts of a token in another order."""
-    loaded, order = tiny_model("mixtral", "float32"), torch.tensor([2, 0, 3, 1])
-    other = copy.deepcopy(loaded.model)
-    for layer in other.model.layers:
-        for weight in (layer.mlp.gate.weight, *layer.mlp.experts.parameters()):
-            weight.data = weight.data[order]
+    loaded = tiny_model("mixtral", "float32")
+    other = with_experts_in_another_order(loaded.model, torch.tensor([2, 0, 3, 1]))
     torch.manual_seed(1)
     ids, _ = sample(loaded.model)
     sides = [score(model, ids).double().numpy() for model in (loaded.model, other)]

@@ -5,7 +5,6 @@ Experts are those that transformers' routers hand to their experts.
 """
 
 import copy
-import json
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -13,13 +12,17 @@ import pytest
 import torch
 from transformers import GptOssConfig, Qwen3MoeConfig
 
+from benchmarks.verdicts.engines import walk
 from benchmarks.verdicts.tiny_models import model_of, tiny_model
 from core.commands import explaining
-from core.judging.ingest import ingest
 from core.numerics.recorded_choices import write_choices
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
-from tests.core.commands.test_explain_rollout import PROMPT, sample
+from tests.core.commands.test_explain_rollout import (
+    PROMPT,
+    sample,
+    stored,
+    with_experts_in_another_order,
+)
 from tests.core.inference.controls.conftest import biased as biased
 
 pytestmark = pytest.mark.model
@@ -97,18 +100,8 @@ def roll_out(model, ids, temperature=1.0):
 def explained(tmp_path, loaded, ids, rollout, experts, dtype="float32"):
     """Causes of a rollout and the checkpoint's own values, by name."""
     sides = {"rollout": rollout, "trainer": roll_out(loaded.model, ids)[0]}
-    rows = [
-        {
-            "token_ids": ids[at].tolist(),
-            "mask": [0] * PROMPT + [1] * len(rollout[at]),
-            "routed_experts": write_choices(np.asarray(experts[at][:-1])),
-            **{name: [0.0] * PROMPT + side[at].tolist() for name, side in sides.items()},
-        }
-        for at in range(SEQUENCES)
-    ]
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    store = Store(tmp_path / "runs")
-    with RunReader(store.path_of(ingest(store, [tmp_path / "a.jsonl"]))) as run:
+    recorded = [write_choices(np.asarray(each[:-1])) for each in experts]
+    with RunReader(stored(tmp_path, ids, sides, routed_experts=recorded)) as run:
         loads = {"checkpoint": lambda _: loaded}
         found = explaining.explanations_of(run, lambda *_: None, dtype=dtype, loads=loads)
     (explanation,) = found.values()
@@ -205,25 +198,16 @@ def token_by_token(loaded, ids):
     """One forward a token, with a cache."""
     values, experts = [], []
     for row in ids:
-        cache = None
-        logits = []
         with recording(loaded.model) as forwards, torch.no_grad():
-            for token in row:
-                output = loaded.model(token[None, None], past_key_values=cache, use_cache=True)
-                cache = output.past_key_values
-                logits.append(output.logits[0, 0])
-        logprobs = torch.stack(logits).float().log_softmax(-1)[READ]
+            logits = walk(loaded.model, row, range(1, len(row)))
+        logprobs = logits.float().log_softmax(-1)[READ]
         values.append(logprobs.gather(1, row[PROMPT:, None])[:, 0])
         experts.append(torch.cat([torch.stack(each, dim=1) for each in forwards]))
     return torch.stack(values), torch.stack(experts)
 
 
 def experts_in_another_order(loaded, ids):
-    """Expert parallelism sums the experts of a token in another order."""
-    other = copy.deepcopy(loaded.model)
-    for layer in other.model.layers:
-        for weight in (layer.mlp.gate.weight, *layer.mlp.experts.parameters()):
-            weight.data = weight.data[PERMUTED]
+    other = with_experts_in_another_order(loaded.model, PERMUTED)
     values, experts = roll_out(other, ids)
     return values, PERMUTED[experts]
 

@@ -21,8 +21,7 @@ def test_generate_keeps_what_each_side_wrote_and_the_command_that_repeats_it(cli
         "--tokens",
         "5",
         "--json",
-    )
-    assert done.returncode == 0, done.stderr
+    ).succeeded()
     with opened(open_store(), done.json["run_id"]) as run:
         made = run.generations[0]
         assert [len(tokens) for tokens in made.tokens] == [5, 5]
@@ -48,8 +47,7 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
         "--flips",
         "1",
         "--json",
-    )
-    assert done.returncode == 0, done.stderr
+    ).succeeded()
     told = done.json
     flips = [
         (flip["position"], flip["reference_token"], flip["variant_token"]) for flip in told["flips"]
@@ -62,8 +60,9 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
 
 @pytest.mark.model
 def test_the_reference_may_be_decode_without_naming_a_variant_and_a_value_of_its_own_sweep(cli):
-    done = cli("capture", *MODEL, "--prompt", "def main():", "--reference", "decode", "--json")
-    assert done.returncode == 0, done.stderr
+    done = cli(
+        "capture", *MODEL, "--prompt", "def main():", "--reference", "decode", "--json"
+    ).succeeded()
     with opened(open_store(), done.json["run_id"]) as run:
         assert [side.name for side in run.sides] == ["decode", "prefill"]
     done = cli(

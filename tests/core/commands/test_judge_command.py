@@ -10,7 +10,10 @@ from core.runs.store.store import open_store
 from tests.core.runs.made_runs import opened
 
 MODEL = ("--model", "sample_runs/model")
-PROMPT = ("--prompt", "def walk(self, path):\n    for step in path:\n        if step is None:\n")
+PROMPT = (
+    "--prompt",
+    "def walk(self, path):\n    for step in path:\n        if step is None:\n",
+)
 
 
 def _scaled(batch, emit):
@@ -27,8 +30,7 @@ def _scaled(batch, emit):
 
 @pytest.mark.model
 def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
-    done = cli("judge", *MODEL, *PROMPT, "--variant", "decode", "--json")
-    assert done.returncode == 0, done.stderr
+    done = cli("judge", *MODEL, *PROMPT, "--variant", "decode", "--json").succeeded()
     told = done.json
     (pair,) = told["pairs"]
     assert pair["verdict"] in ("rounding", "identical")

@@ -24,8 +24,7 @@ QUICK = (
 
 
 def test_probes_are_printed_stored_and_printed_again(cli, tmp_path):
-    done = cli(*QUICK, "--json")
-    assert done.returncode == 0, done.stderr
+    done = cli(*QUICK, "--json").succeeded()
     said = done.json
     assert [(row["op"], row["dtype"], row["size"]) for row in said["rows"]] == [
         ("mean", "float32", "width 256"),

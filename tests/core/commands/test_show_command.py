@@ -23,8 +23,7 @@ def store(cli, tmp_path, monkeypatch):
 
 def test_layers_name_the_first_module_that_differs_and_its_position(cli, store):
     run_id = layer_run(store, GROWING)
-    done = cli("show", run_id, "--layers")
-    assert done.returncode == 0
+    done = cli("show", run_id, "--layers").succeeded()
     assert (
         "'model.layers.0.attn.<b>q</b>_proj' (projection) is the first module whose output differs"
         in done.stdout
@@ -56,8 +55,7 @@ def test_kernels_begin_where_the_sides_begin_to_differ(cli, store):
 
 def test_mitigations_have_a_cost_or_a_reason_why_they_were_not_measured(cli, store):
     mitigation_run(store)
-    done = cli("show", "mitigations", "--mitigations")
-    assert done.returncode == 0, done.stderr
+    done = cli("show", "mitigations", "--mitigations").succeeded()
     assert f"{ROWS[2].name}: not measured. {ROWS[2].refusal}" in done.stdout
     assert advice(ROWS) in done.stdout
     (pair,) = cli("show", "mitigations", "--mitigations", "--json").json
@@ -106,8 +104,7 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
         "decode",
         "--json",
     )
-    done = cli("capture", *asked, "--kernels", "--mitigations")
-    assert done.returncode == 0, done.stderr
+    done = cli("capture", *asked, "--kernels", "--mitigations").succeeded()
     with opened(open_store(), done.json["run_id"]) as run:
         assert run.sides_with_kernels == {0, 1}
         forwards = run.query("SELECT forwards_of FROM kernel_side ORDER BY side")[

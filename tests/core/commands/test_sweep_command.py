@@ -54,8 +54,9 @@ def test_a_plan_is_computed_once_and_again_under_another_build(cli, plan, tmp_pa
     assert _runs(tmp_path) == runs
 
     junit = tmp_path / "sweep.xml"
-    other = cli(*asked[:-2], "--build", "2", "--fail-on", "changed,bug", "--junit", junit)
-    assert other.returncode == 0, other.stderr
+    other = cli(
+        *asked[:-2], "--build", "2", "--fail-on", "changed,bug", "--junit", junit
+    ).succeeded()
     told = other.json
     assert told["computed"] == 2
     assert [cell["builds"] for cell in told["cells"]] == [{"build": ["1", "2"]}] * 2
@@ -66,8 +67,7 @@ def test_a_plan_is_computed_once_and_again_under_another_build(cli, plan, tmp_pa
 
 @pytest.mark.model
 def test_the_dry_run_foresees_what_is_missing_and_names_what_is_refused(cli, plan, tmp_path):
-    done = cli("sweep", plan, "--dry-run", "--json")
-    assert done.returncode == 0, done.stderr
+    done = cli("sweep", plan, "--dry-run", "--json").succeeded()
     told = done.json
     decode, chunked, refused = told["cells"]
     # prefill, and three tokens or two chunks
@@ -83,8 +83,7 @@ def test_each_printed_command_computes_its_cell(cli, plan, tmp_path):
     printed = cli("sweep", plan, "--print").stdout.splitlines()
     assert len(printed) == 3
     words = shlex.split(printed[0].removeprefix(COMMAND))
-    done = cli(*words)
-    assert done.returncode == 0, done.stderr
+    cli(*words).succeeded()
     (run_id,) = _runs(tmp_path)
     assert words[words.index("--cell") + 1] in run_id
     assert len(cli("sweep", plan, "--print").stdout.splitlines()) == 2

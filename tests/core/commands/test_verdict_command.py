@@ -38,8 +38,7 @@ def dump(cli, tmp_path):
 
 
 def test_the_stored_verdict_is_printed_with_its_evidence(cli, dump):
-    done = cli("verdict", dump[0])
-    assert done.returncode == 0, done.stderr
+    done = cli("verdict", dump[0]).succeeded()
     assert "likely rounding" in done.stdout
     assert "arrays alone" in done.stdout
     assert "float32 comparison" in done.stdout
@@ -47,8 +46,7 @@ def test_the_stored_verdict_is_printed_with_its_evidence(cli, dump):
 
 def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
     run_id, pair, bad = dump
-    done = cli("verdict", run_id, "--float32", pair, "--json")
-    assert done.returncode == 0, done.stderr
+    done = cli("verdict", run_id, "--float32", pair, "--json").succeeded()
     told = done.json
     assert told["run_id"] != run_id
     assert told["pairs"][0]["verdict"] == "rounding"

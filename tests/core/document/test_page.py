@@ -2,8 +2,6 @@
 bounded.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
@@ -55,8 +53,8 @@ class Document(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[str] = []
+        self.elements = []
+        self.texts = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -146,7 +144,13 @@ def test_figures_flips_and_points_are_those_of_the_run():
     assert pair.because in document.text
     listed = [about["id"] for about in document.of("tr") if about.get("id")]
     assert listed == [f"f0-{row.prompt}-{row.position}" for row in flips.itertuples()]
-    assert [about["href"] for about in document.of("a", "flip")] == [f"#{name}" for name in listed]
+    assert [
+        about["href"]
+        for about in document.of(
+            "a",
+            "flip",
+        )
+    ] == [f"#{name}" for name in listed]
     assert len(document.of("circle", "variant")) == len(flips)
     points = [len(document.of("circle", kind)) for kind in ("quiet", "reference", "variant")]
     assert sum(points) == table["reference_margin"].notna().sum()
@@ -172,7 +176,13 @@ def test_what_the_pages_have_of_a_pair_is_in_the_file(sample, titles):
     assert {f"<b>{title}</b>" in cell for title in titles[:-1]} == {True}
     dots = re.findall("layer ([0-9]+), (key|value)s: RMS", text)
     differing = pd.concat(layers).query("rms > 0")
-    assert sorted(dots) == sorted(zip(differing["layer"].map(str), differing["kind"], strict=True))
+    assert sorted(dots) == sorted(
+        zip(
+            differing["layer"].map(str),
+            differing["kind"],
+            strict=True,
+        )
+    )
     shown = re.sub("</?b>", "", text)
     assert all(html.escape(each) in shown for each in written)
 
@@ -182,7 +192,13 @@ def test_a_cell_of_a_notebook_reads_without_its_styles():
         cell, table, prompts = html_cell(run), run.positions(0), run.header.prompts
     flips = table[table["is_flip"]]
     tokens = [visible(prompts[row.prompt].token_texts[row.position]) for row in flips.itertuples()]
-    strips = "".join(re.findall('<p style="white-space:pre-wrap[^>]*>(.*?)</p>', cell, re.DOTALL))
+    strips = "".join(
+        re.findall(
+            '<p style="white-space:pre-wrap[^>]*>(.*?)</p>',
+            cell,
+            re.DOTALL,
+        )
+    )
     bold = re.findall("<b>(.*?)</b>", strips, re.DOTALL)
     assert [html.unescape(token).rstrip("\n") for token in bold] == tokens
     assert not re.search("<h[1-6]|<svg|<style|<a href", cell)

@@ -1,7 +1,5 @@
 """Engines are ended after each module, and their files lie in a cache of the tests' own."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

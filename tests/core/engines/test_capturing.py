@@ -165,8 +165,7 @@ def test_a_side_is_refused_before_the_model_is_loaded(cli, tmp_path, command, va
 
 def test_layers_shows_an_engines_modules_beside_transformers_own(cli, store):
     """A float16 cache begins to tell in the attention of the first block, and nowhere before it."""
-    said = cli("capture", *GIVEN, "--layers", "--variant", "llamacpp:decode+flash:off")
-    assert said.returncode == 0, said.stderr
+    said = cli("capture", *GIVEN, "--layers", "--variant", "llamacpp:decode+flash:off").succeeded()
     (path,) = store.paths()
     said = cli("show", path.stem, "--layers", "--json")
     (pair,) = said.json["pairs"]
@@ -179,8 +178,7 @@ def test_layers_shows_an_engines_modules_beside_transformers_own(cli, store):
 
 
 def test_engines_are_listed_with_what_they_can_do(cli):
-    said = cli("engines", "--json")
-    assert said.returncode == 0
+    said = cli("engines", "--json").succeeded()
     found = {each["name"]: each for each in said.json}
     assert found["llamacpp"]["is_here"]
     assert found["ct2"]["is_here"]

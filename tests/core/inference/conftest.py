@@ -2,7 +2,6 @@
 elsewhere.
 """
 
-from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -32,7 +31,6 @@ from transformers import (
     RwkvConfig,
 )
 
-from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 from tests.core.inference.sameness import on_cpu
 from tests.places import ROOT
@@ -190,7 +188,7 @@ MODELS = [
 
 
 @pytest.fixture(scope="session", autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread():
     """Models this small lose more to thread barriers than they gain."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -201,7 +199,7 @@ def one_thread() -> Iterator[None]:
 class _Folders(dict[str, Path]):
     """One saved model of each architecture, made when it is first asked for: name -> folder."""
 
-    def __init__(self, make: Callable[[str], Path]):
+    def __init__(self, make):
         self._make = make
         self._bpe = ByteLevelBPETokenizer()
         self._bpe.train_from_iterator(
@@ -211,7 +209,7 @@ class _Folders(dict[str, Path]):
             show_progress=False,
         )
 
-    def __missing__(self, name: str) -> Path:
+    def __missing__(self, name):
         folder = self[name] = self._make(name)
         with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
@@ -228,27 +226,27 @@ class _Folders(dict[str, Path]):
 
 
 @pytest.fixture(scope="session")
-def model_folders(tmp_path_factory) -> dict[str, Path]:
+def model_folders(tmp_path_factory):
     return _Folders(tmp_path_factory.mktemp)
 
 
 @pytest.fixture(scope="session")
-def llama(model_folders) -> LoadedModel:
+def llama(model_folders):
     return on_cpu(model_folders["llama"])
 
 
 @pytest.fixture(scope="session")
-def llama_bfloat16(model_folders) -> LoadedModel:
+def llama_bfloat16(model_folders):
     return on_cpu(model_folders["llama"], "bfloat16")
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def loaded(request, model_folders) -> LoadedModel:
+def loaded(request, model_folders):
     return on_cpu(model_folders[request.param])
 
 
 @pytest.fixture(scope="module")
-def model_of(model_folders) -> Callable[..., LoadedModel]:
+def model_of(model_folders):
     """Each model in each dtype, loaded once."""
     return cache(
         lambda name, dtype="float32": on_cpu(model_folders[name], dtype),
@@ -256,6 +254,6 @@ def model_of(model_folders) -> Callable[..., LoadedModel]:
 
 
 @pytest.fixture(scope="session")
-def shipped_model() -> Path:
+def shipped_model():
     """The folder of the small trained model of the sample runs."""
     return ROOT / "sample_runs" / "model"

@@ -1,10 +1,8 @@
 """Configs of models that are unlike others in one respect each."""
 
-from typing import Any
+from transformers import DeepseekV32Config, RecurrentGemmaConfig
 
-from transformers import DeepseekV32Config, PreTrainedConfig, RecurrentGemmaConfig
-
-_SHAPE: dict[str, Any] = {
+_SHAPE = {
     "vocab_size": 384,
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -16,7 +14,7 @@ _SHAPE: dict[str, Any] = {
 }
 
 
-def recurrent_gemma() -> PreTrainedConfig:
+def recurrent_gemma():
     """Its modules hold the recurrent state."""
     return RecurrentGemmaConfig(
         **_SHAPE,
@@ -29,7 +27,7 @@ def recurrent_gemma() -> PreTrainedConfig:
     )
 
 
-def deepseek_v32(index_topk: int, heads: int = 2) -> PreTrainedConfig:
+def deepseek_v32(index_topk, heads=2):
     """An indexer chooses the keys of each query, a router the experts."""
     return DeepseekV32Config(
         **_SHAPE,

@@ -4,26 +4,23 @@ model's function?
 
 import copy
 import math
-from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import torch
 
 from core.capture_request import CaptureRequest
-from core.inference.capture.capture import CapturePlan, plan_capture, run_capture
+from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.generating.generation import plan_generation
-from core.inference.models.model import LoadedModel, load_model
+from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
 from core.runs.reader import RunReader
-from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 
 PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
 POSITIONS = 32
 
 
-def on_cpu(name, dtype="float32", **more: Any) -> LoadedModel:
+def on_cpu(name, dtype="float32", **more):
     """A model of a folder or a file, loaded on the CPU."""
     return load_model(
         str(name),
@@ -33,25 +30,25 @@ def on_cpu(name, dtype="float32", **more: Any) -> LoadedModel:
     )
 
 
-def tokens(loaded: LoadedModel) -> list[int]:
+def tokens(loaded):
     return loaded.tokenizer(PROMPT)["input_ids"][:POSITIONS]
 
 
-def logits_of(path: str, loaded: LoadedModel, ids: list[int] | None = None) -> torch.Tensor:
+def logits_of(path, loaded, ids=None):
     """All pieces as one. -> [positions, vocab]"""
     with torch.inference_mode():
         return whole_side(side_of(path).run_on(loaded), tokens(loaded) if ids is None else ids)
 
 
 def planned(
-    loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
-    reference: str = "prefill",
-    variants: Sequence[str] = ("decode",),
+    loaded,
+    prompts,
+    reference="prefill",
+    variants=("decode",),
     *,
-    is_dry: bool = False,
-    **settings: Any,
-) -> CapturePlan:
+    is_dry=False,
+    **settings,
+):
     """The plan of a request with these settings."""
     settings |= {"reference": reference, "variants": tuple(variants)}
     request = CaptureRequest(model=loaded.name, **settings)
@@ -66,12 +63,12 @@ def planned(
 
 
 def captured(
-    store: Store,
-    loaded: LoadedModel,
-    prompts: Sequence[str | Sequence[int]],
-    variant: str,
-    **settings: Any,
-) -> RunReader:
+    store,
+    loaded,
+    prompts,
+    variant,
+    **settings,
+):
     """The stored run of a capture of prefill and a variant, nothing of which failed."""
     plan = planned(
         loaded,
@@ -86,7 +83,7 @@ def captured(
 
 
 @cache
-def exact_logits(loaded: LoadedModel) -> torch.Tensor:
+def exact_logits(loaded):
     """The same weights in float64, by a plain forward that knows nothing of paths. -> [positions,
     vocab]
     """
@@ -97,7 +94,7 @@ def exact_logits(loaded: LoadedModel) -> torch.Tensor:
         return model(torch.tensor([tokens(loaded)])).logits[0]
 
 
-def float32_bound(loaded: LoadedModel) -> float:
+def float32_bound(loaded):
     """How far float32 rounding may move a logit.
 
     A product of length n is off by at most n u relative to its operands' norms (Higham, "Accuracy
@@ -119,7 +116,7 @@ def float32_bound(loaded: LoadedModel) -> float:
     )
 
 
-def computes_the_same(path: str, loaded: LoadedModel) -> bool:
+def computes_the_same(path, loaded):
     """Within the bound of float32 at every position, and the same argmax."""
     logits = logits_of(path, loaded)
     exact = exact_logits(loaded)

@@ -1,12 +1,11 @@
 """Tiny random encoders in folders, with a tokenizer of letters."""
 
 import json
-from pathlib import Path
 from string import ascii_lowercase
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from core.inference.models.torch_errors import quiet
 
@@ -21,7 +20,7 @@ TEXTS = [
 _SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"}
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     words = [*_SPECIAL.values(), *ascii_lowercase, *(f"##{each}" for each in ascii_lowercase)]
     numbers = {word: number for number, word in enumerate(words)}
     letters = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
@@ -34,7 +33,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def write(folder: Path, kind: type[PreTrainedModel], **changes) -> Path:
+def write(folder, kind, **changes):
     """Write a random model of this kind; changes: of its config."""
     config = kind.config_class(
         vocab_size=56,
@@ -54,7 +53,7 @@ def write(folder: Path, kind: type[PreTrainedModel], **changes) -> Path:
     return folder
 
 
-def write_modules(folder: Path, pooling: dict, *kinds: str) -> Path:
+def write_modules(folder, pooling, *kinds):
     """Write the files of sentence-transformers into a folder of a model. kinds: of its modules."""
     modules = [{"type": f"sentence_transformers.models.{each}", "path": "1"} for each in kinds]
     (folder / "modules.json").write_text(json.dumps(modules))

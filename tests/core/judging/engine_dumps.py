@@ -6,21 +6,18 @@ one token. 16-bit sides round the products; float32 sides compute them in float3
 on each side.
 """
 
-from pathlib import Path
-from typing import Any
-
 import ml_dtypes
 import numpy as np
 
 ROWS, WIDTH, VOCAB = 48, 512, 600
 
 
-def rounded(values: np.ndarray) -> np.ndarray:
+def rounded(values):
     """The nearest bfloat16 values, in float64."""
     return values.astype(ml_dtypes.bfloat16).astype(np.float64)
 
 
-def states(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def states(seed=0):
     """(states [ROWS, WIDTH], head [WIDTH, VOCAB]), every value a bfloat16 one, so that both
     precisions compute one function.
     """
@@ -31,7 +28,7 @@ def states(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return rounded(leaning + noise), head
 
 
-def in_float32(x: np.ndarray, head: np.ndarray, order: int) -> np.ndarray:
+def in_float32(x, head, order):
     """The product in float32, summed in a drawn order. [ROWS, VOCAB]"""
     places = np.random.default_rng(order).permutation(x.shape[1])
     total = np.zeros((len(x), head.shape[1]), np.float32)
@@ -40,7 +37,7 @@ def in_float32(x: np.ndarray, head: np.ndarray, order: int) -> np.ndarray:
     return total
 
 
-def in_bfloat16(x: np.ndarray, head: np.ndarray, order: int) -> np.ndarray:
+def in_bfloat16(x, head, order):
     """Partial sums rounded to bfloat16, as a split reduction does, in float32 clothing. [ROWS,
     VOCAB]
     """
@@ -51,13 +48,13 @@ def in_bfloat16(x: np.ndarray, head: np.ndarray, order: int) -> np.ndarray:
     return total
 
 
-def with_fault(x: np.ndarray, rows: Any = slice(None), factor: float = 1.02) -> np.ndarray:
+def with_fault(x, rows=slice(None), factor=1.02):
     """Another function: an eighth of some states scaled."""
     faulty = x.copy()
     faulty[rows, : WIDTH // 8] *= factor
     return faulty
 
 
-def saved(path: Path, **arrays: Any) -> Path:
+def saved(path, **arrays):
     np.savez(path, **arrays)
     return path

@@ -124,7 +124,10 @@ def test_trusted_results_that_are_equal_count_once(tmp_path):
             {"exact": EXACT, **trusted(4), "trusted:x": result(9, lambda each: 1.2 * each)},
             "'trusted:x'",
         ),
-        ({"exact": torch.from_numpy(EXACT).bfloat16().float().numpy()}, "bfloat16 values only"),
+        (
+            {"exact": torch.from_numpy(EXACT).bfloat16().float().numpy()},
+            "bfloat16 values only",
+        ),
         ({"exact": EXACT[:, :256]}, "256"),
         ({"exact": EXACT, "token_ids": TOKENS[::-1]}, "token_ids"),
         ({"exact": EXACT[::-1]}, "other weights or tokens"),

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -23,18 +21,18 @@ PLAIN = RANDOM.normal(0, 3, (ROWS, VOCAB)).astype(np.float32)
 OTHER = (PLAIN + RANDOM.normal(0, 1e-6, PLAIN.shape)).astype(np.float32)
 
 
-def with_values(logits: np.ndarray, *places: tuple[Any, float]) -> np.ndarray:
+def with_values(logits, *places):
     changed = logits.copy()
     for place, value in places:
         changed[place] = value
     return changed
 
 
-def bfloat16(logits: np.ndarray) -> np.ndarray:
+def bfloat16(logits):
     return logits.astype(ml_dtypes.bfloat16).view("V2")
 
 
-DUMPS: dict[str, dict[str, np.ndarray]] = {
+DUMPS = {
     "rounding": {"reference": PLAIN, "variant": OTHER},
     "bfloat16": {"reference": bfloat16(PLAIN), "variant": bfloat16(PLAIN * 1.01)},
     "three sides": {"reference": PLAIN, "b": PLAIN, "a": OTHER},
@@ -72,10 +70,22 @@ def test_a_dump_in_memory_is_what_its_run_file_is(name, tmp_path):
     path = tmp_path / "dump.npz"
     sides = DUMPS[name]
     if "emitted" in sides:
-        sides = sides | {f"emitted:{side}": sides["emitted"] for side in ("reference", "variant")}
+        sides = sides | {
+            f"emitted:{side}": sides["emitted"]
+            for side in (
+                "reference",
+                "variant",
+            )
+        }
         del sides["emitted"]
     np.savez(path, **sides)
-    with temporary_run([path]) as stored, compare_arrays([path], on_progress=no_progress) as run:
+    with (
+        temporary_run([path]) as stored,
+        compare_arrays(
+            [path],
+            on_progress=no_progress,
+        ) as run,
+    ):
         assert isinstance(run, MemoryRun)
         reports = []
         for each in (stored, run):
@@ -103,7 +113,7 @@ def test_a_dump_that_is_too_large_for_memory_is_compared_in_a_file(tmp_path, mon
 
 
 def test_arrays_are_known_by_their_first_bytes(tmp_path):
-    files: dict[str, Path] = {}
+    files = {}
     for name in ("a.npy", "a.npz", "tokens.npz", "a.jsonl", "a.zip"):
         files[name] = tmp_path / name
     np.save(files["a.npy"], PLAIN)

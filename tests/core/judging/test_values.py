@@ -28,7 +28,7 @@ NEAR = (ROWS + ULP * RANDOM.normal(size=ROWS.shape)).astype(np.float32)
 _OF_SUMMARY = COUNTS_OF_TOKENS | {"mean_kl", "max_kl", "min_margin"}
 
 
-def stored(folder, reference, variant, holds="values", **more) -> RunReader:
+def stored(folder, reference, variant, holds="values", **more):
     np.savez(folder / "dump.npz", reference=reference, variant=variant, **more)
     store = Store(folder / "store")
     return RunReader(store.path_of(ingest(store, [folder / "dump.npz"], holds=holds)))
@@ -136,7 +136,11 @@ def test_faults_of_values_are_seen(tmp_path, variant, verdict):
 def test_rows_of_one_huge_value_excuse_nothing_and_accuse_nothing(tmp_path):
     huge = changed(ROWS, (np.s_[:, 3], 5000.0))
     moved = changed(NEAR, (np.s_[:, 3], 5000.001))
-    run = stored(tmp_path, huge, moved + np.float32(1e-3) * RANDOM.random(ROWS.shape, np.float32))
+    run = stored(
+        tmp_path,
+        huge,
+        moved + np.float32(1e-3) * RANDOM.random(ROWS.shape, np.float32),
+    )
     assert run.pairs[0].verdict == "undecided"
     assert row_of(run, ARRAYS_ALONE).outcome == NOTED
     median = np.median(np.abs(huge), axis=1).min()

@@ -15,8 +15,7 @@ import scipy.special
 import torch
 from numpy.typing import NDArray
 
-from core.numerics.divergence import RowFigures, histogram_of
-from core.numerics.formats import FloatFormat
+from core.numerics.divergence import histogram_of
 
 TOP_K = 20
 TORCH = {
@@ -28,7 +27,7 @@ TORCH = {
 }
 
 
-def values(bits: NDArray, fmt: FloatFormat) -> NDArray[np.float64]:
+def values(bits, fmt):
     """What the bits mean, by torch. Same shape."""
     dtype, carrier = TORCH[fmt.name]
     return (
@@ -40,13 +39,13 @@ def values(bits: NDArray, fmt: FloatFormat) -> NDArray[np.float64]:
 
 
 @cache
-def _distinct(fmt: FloatFormat) -> NDArray[np.float64]:
+def _distinct(fmt):
     """Every finite value of a format of at most 16 bits, ascending, zero once."""
     every = values(np.arange(1 << fmt.bits, dtype=fmt.carrier), fmt)
     return np.unique(every[np.isfinite(every)])
 
 
-def ordinal(finite: NDArray[np.float64], fmt: FloatFormat) -> NDArray[np.int64]:
+def ordinal(finite, fmt):
     """How many values of the format lie between 0 and this one, negative below 0. Same shape.
 
     At most 16 bits: the rank among all values there are. float32: from exponent and mantissa as
@@ -62,7 +61,7 @@ def ordinal(finite: NDArray[np.float64], fmt: FloatFormat) -> NDArray[np.int64]:
     return (np.sign(finite) * steps).astype(np.int64)
 
 
-def spacing(magnitude: float, fmt: FloatFormat) -> float:
+def spacing(magnitude, fmt):
     """How far the next larger value of the format is from a finite one of it; the next smaller one
     from the largest.
     """
@@ -87,7 +86,7 @@ class Expected:
     histogram: dict[int, int]
 
 
-def _top(x: NDArray[np.float64]) -> tuple[list[int], list[float]]:
+def _top(x):
     order = [
         i
         for i in sorted(range(len(x)), key=lambda i: (-x[i] if x[i] == x[i] else math.inf, i))
@@ -98,7 +97,7 @@ def _top(x: NDArray[np.float64]) -> tuple[list[int], list[float]]:
     return best + [-1] * missing, [x[i] for i in best] + [math.nan] * missing
 
 
-def kl_of(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+def kl_of(x, y):
     """KL(x || y) in nats of two rows of logits, NaN if undefined."""
     if np.isnan(x).any() or np.isnan(y).any() or np.isposinf(x).any() or np.isposinf(y).any():
         return math.nan
@@ -110,7 +109,7 @@ def kl_of(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     return max(0.0, math.fsum(p * ratio))
 
 
-def _margin(top: list[float], ids: list[int], fmt: FloatFormat) -> tuple[float, float]:
+def _margin(top, ids, fmt):
     if len(ids) < 2 or ids[1] < 0:
         return math.nan, math.nan
     if top[0] == top[1]:
@@ -121,9 +120,9 @@ def _margin(top: list[float], ids: list[int], fmt: FloatFormat) -> tuple[float, 
     return top[0] - top[1], float(steps[0] - steps[1])
 
 
-def expected_figures(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
+def expected_figures(a, b, fmt):
     """Every figure of rows `a` against `b`, bits [rows, vocab]."""
-    rows: list[dict] = []
+    rows = []
     kls = []
     histogram = Counter[int]()
     row_cells = []
@@ -135,7 +134,14 @@ def expected_figures(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
         distance[finite] = np.abs(ordinal(x[finite], fmt) - ordinal(y[finite], fmt))
         gaps = np.abs(x[finite] - y[finite])
         cells = np.where(mismatch, (1 << fmt.bits) - 1, distance)
-        step = spacing(np.abs(x[np.isfinite(x)]).max(), fmt) if np.isfinite(x).any() else math.nan
+        step = (
+            spacing(
+                np.abs(x[np.isfinite(x)]).max(),
+                fmt,
+            )
+            if np.isfinite(x).any()
+            else math.nan
+        )
         in_steps = np.where(mismatch, np.inf, 0.0)
         in_steps[finite] = np.where(gaps > 0, np.clip(gaps / step, *_CELLS), 0.0)
         of_groups = np.array([in_steps[i : i + 32].max() for i in range(0, len(cells), 32)])
@@ -205,16 +211,16 @@ def expected_figures(a: NDArray, b: NDArray, fmt: FloatFormat) -> Expected:
     )
 
 
-def _is_close(got: NDArray, want: NDArray, relative: float, absolute: float) -> bool:
+def _is_close(got, want, relative, absolute):
     with np.errstate(invalid="ignore"):
         near = np.abs(got - want) <= np.maximum(absolute, relative * np.abs(want))
     return bool((near | (got == want) | (np.isnan(got) & np.isnan(want))).all())
 
 
-def differences(got: RowFigures, want: Expected) -> list[str]:
+def differences(got, want):
     """Names of the figures that are not as expected; empty when all are."""
 
-    def figure(name: str) -> NDArray:
+    def figure(name):
         side, _, rest = name.partition(".")
         return getattr(getattr(got, side), rest) if rest else getattr(got, name)
 

@@ -13,7 +13,7 @@ Row = tuple[NDArray[np.unsignedinteger], NDArray[np.unsignedinteger]]
 Kind = Callable[[np.random.Generator, int, FloatFormat], Row]
 
 
-def _patterns(rng: np.random.Generator, vocab: int, fmt: FloatFormat) -> NDArray:
+def _patterns(rng, vocab, fmt):
     return rng.integers(
         0,
         1 << fmt.bits,
@@ -22,22 +22,22 @@ def _patterns(rng: np.random.Generator, vocab: int, fmt: FloatFormat) -> NDArray
     )
 
 
-def _finite(rng: np.random.Generator, vocab: int, fmt: FloatFormat) -> NDArray:
+def _finite(rng, vocab, fmt):
     sign = rng.integers(0, 2, vocab).astype(fmt.carrier) << fmt.carrier.type(fmt.bits - 1)
     return rng.integers(0, fmt.first_nonfinite, vocab).astype(fmt.carrier) | sign
 
 
-def _logits(rng: np.random.Generator, vocab: int, fmt: FloatFormat) -> NDArray:
+def _logits(rng, vocab, fmt):
     return (rng.standard_normal(vocab) * 4).astype(fmt.values).view(fmt.carrier)
 
 
 def _nudged(
-    rng: np.random.Generator,
-    bits: NDArray,
-    fmt: FloatFormat,
-    share: float = 0.7,
-    most: int = 3,
-) -> NDArray:
+    rng,
+    bits,
+    fmt,
+    share=0.7,
+    most=3,
+):
     """Some values a few steps further from or nearer to zero, never beyond the finite ones."""
     sign = bits & fmt.carrier.type(1 << (fmt.bits - 1))
     magnitude = (bits ^ sign).astype(np.int64)
@@ -46,12 +46,12 @@ def _nudged(
 
 
 def _with(
-    bits: NDArray,
-    rng: np.random.Generator,
-    what: float,
-    fmt: FloatFormat,
-    share: float,
-) -> NDArray:
+    bits,
+    rng,
+    what,
+    fmt,
+    share,
+):
     return np.where(
         rng.random(len(bits)) < share,
         np.array(what).astype(fmt.values).view(fmt.carrier),
@@ -59,54 +59,54 @@ def _with(
     )
 
 
-def random_patterns(rng, vocab, fmt) -> Row:
+def random_patterns(rng, vocab, fmt):
     """NaN payloads, infinities, subnormals: any bits."""
     return _patterns(rng, vocab, fmt), _patterns(rng, vocab, fmt)
 
 
-def random_finite(rng, vocab, fmt) -> Row:
+def random_finite(rng, vocab, fmt):
     return _finite(rng, vocab, fmt), _finite(rng, vocab, fmt)
 
 
-def close_logits(rng, vocab, fmt) -> Row:
+def close_logits(rng, vocab, fmt):
     a = _logits(rng, vocab, fmt)
     return a, _nudged(rng, a, fmt)
 
 
-def apart_logits(rng, vocab, fmt) -> Row:
+def apart_logits(rng, vocab, fmt):
     return _logits(rng, vocab, fmt), _logits(rng, vocab, fmt)
 
 
-def one_ulp_somewhere(rng, vocab, fmt) -> Row:
+def one_ulp_somewhere(rng, vocab, fmt):
     a = _logits(rng, vocab, fmt)
     b = a.copy()
     b[rng.integers(vocab)] ^= fmt.carrier.type(1)
     return a, b
 
 
-def identical(rng, vocab, fmt) -> Row:
+def identical(rng, vocab, fmt):
     a = _logits(rng, vocab, fmt)
     return a, a.copy()
 
 
-def many_ties(rng, vocab, fmt) -> Row:
+def many_ties(rng, vocab, fmt):
     few = _logits(rng, 5, fmt)
     return few[rng.integers(0, 5, vocab)], few[rng.integers(0, 5, vocab)]
 
 
-def all_equal(rng, vocab, fmt) -> Row:
+def all_equal(rng, vocab, fmt):
     a = np.repeat(_logits(rng, 1, fmt), vocab)
     return a, _nudged(rng, a, fmt, share=0.05)
 
 
-def tiny_and_signed_zeros(rng, vocab, fmt) -> Row:
+def tiny_and_signed_zeros(rng, vocab, fmt):
     sign = fmt.carrier.type(1 << (fmt.bits - 1))
     small = rng.integers(0, 3, (2, vocab)).astype(fmt.carrier)
     signs = np.where(rng.random((2, vocab)) < 0.5, sign, fmt.carrier.type(0))
     return small[0] | signs[0], small[1] | signs[1]
 
 
-def rising(rng, vocab, fmt) -> Row:
+def rising(rng, vocab, fmt):
     """The maximum moves in every block, so that sums are rescaled again and again."""
     a = (
         np.sort((rng.standard_normal(vocab) * 30).astype(fmt.values).astype(np.float32))
@@ -116,7 +116,7 @@ def rising(rng, vocab, fmt) -> Row:
     return a, _nudged(rng, a, fmt)
 
 
-def blocks_far_apart(rng, vocab, fmt) -> Row:
+def blocks_far_apart(rng, vocab, fmt):
     """Stretches where one side is hundreds of nats above the other, next to stretches where they
     agree.
     """
@@ -127,24 +127,24 @@ def blocks_far_apart(rng, vocab, fmt) -> Row:
     return a, np.where(rng.random(vocab) < 0.5, a, b)
 
 
-def mask_part(rng, vocab, fmt) -> Row:
+def mask_part(rng, vocab, fmt):
     """Part of the vocabulary at -inf, on the variant only where the reference is too."""
     a = _with(_logits(rng, vocab, fmt), rng, -np.inf, fmt, 0.3)
     is_masked = a == np.array(-np.inf).astype(fmt.values).view(fmt.carrier)
     return a, np.where(is_masked, a, _nudged(rng, a, fmt))
 
 
-def masked_on_one_side(rng, vocab, fmt) -> Row:
+def masked_on_one_side(rng, vocab, fmt):
     a = _logits(rng, vocab, fmt)
     return a, _with(a, rng, -np.inf, fmt, 0.1)
 
 
-def masked_all(rng, vocab, fmt) -> Row:
+def masked_all(rng, vocab, fmt):
     nothing = np.full(vocab, np.array(-np.inf).astype(fmt.values).view(fmt.carrier))
     return nothing, nothing.copy() if rng.random() < 0.5 else _logits(rng, vocab, fmt)
 
 
-def infinite_top(rng, vocab, fmt) -> Row:
+def infinite_top(rng, vocab, fmt):
     a, b = (
         _with(
             _logits(rng, vocab, fmt),
@@ -158,7 +158,7 @@ def infinite_top(rng, vocab, fmt) -> Row:
     return a, b
 
 
-def some_nan(rng, vocab, fmt) -> Row:
+def some_nan(rng, vocab, fmt):
     """NaNs of different payload and sign on both sides; the same places half of the time."""
     top = (1 << (fmt.bits - 1)) - 1
     a = _logits(rng, vocab, fmt)
@@ -170,12 +170,12 @@ def some_nan(rng, vocab, fmt) -> Row:
     return np.where(here, nans[0], a), np.where(there, nans[1], a)
 
 
-def all_nan(rng, vocab, fmt) -> Row:
+def all_nan(rng, vocab, fmt):
     nothing = np.full(vocab, (1 << (fmt.bits - 1)) - 1, fmt.carrier)
     return nothing, nothing.copy() if rng.random() < 0.5 else _logits(rng, vocab, fmt)
 
 
-KINDS: tuple[Kind, ...] = (
+KINDS = (
     random_patterns,
     random_finite,
     close_logits,
@@ -208,12 +208,12 @@ ALL_FORMATS = tuple(LOGIT_FORMATS.values())
 
 
 def rows_of_all_kinds(
-    seed: int,
-    rows: int,
-    vocab: int,
-    fmt: FloatFormat,
-    kinds: tuple[Kind, ...] = KINDS,
-) -> Row:
+    seed,
+    rows,
+    vocab,
+    fmt,
+    kinds=KINDS,
+):
     """[rows, vocab] twice, the kinds taking turns from a random first one."""
     rng = np.random.default_rng(seed)
     first = int(rng.integers(len(kinds)))

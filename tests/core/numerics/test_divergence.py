@@ -17,7 +17,20 @@ from tests.core.numerics.oracle import differences, expected_figures
 from tests.core.numerics.rows import ALL_FORMATS, FINITE_KINDS, KINDS, rows_of_all_kinds
 
 FMT = pytest.mark.parametrize("fmt", ALL_FORMATS, ids=lambda f: f.name)
-VOCABS = (2, 3, 19, 20, 21, 31, 32, 33, 2047, 2048, 2049, 5000)  # around top-k, a group, a block
+VOCABS = (
+    2,
+    3,
+    19,
+    20,
+    21,
+    31,
+    32,
+    33,
+    2047,
+    2048,
+    2049,
+    5000,
+)  # around top-k, a group, a block
 # around what a thread takes at a time
 ROWS = (1, ROWS_A_TASK - 1, ROWS_A_TASK, ROWS_A_TASK + 1, 5 * ROWS_A_TASK)
 
@@ -92,7 +105,11 @@ FAULTS = {
     "neq": lambda a, b, figures: {"neq": np.count_nonzero(a != b, axis=1)},
     # cells of 31 tokens
     "group_ulps": lambda a, b, figures: {
-        "group_ulps": compare(np.roll(a, 1, axis=1), np.roll(b, 1, axis=1), FLOAT16).group_ulps,
+        "group_ulps": compare(
+            np.roll(a, 1, axis=1),
+            np.roll(b, 1, axis=1),
+            FLOAT16,
+        ).group_ulps,
     },
     "histogram": lambda a, b, figures: {
         "distances": np.where(np.arange(65552) == 0, 0, figures.distances),
@@ -117,7 +134,11 @@ def test_a_planted_fault_is_seen(spoilt):
 
 def test_four_threads_at_once_get_what_each_gets_alone():
     jobs = [
-        (*rows_of_all_kinds(seed, 30, 700, fmt), fmt) for seed, fmt in enumerate(ALL_FORMATS * 6)
+        (
+            *rows_of_all_kinds(seed, 30, 700, fmt),
+            fmt,
+        )
+        for seed, fmt in enumerate(ALL_FORMATS * 6)
     ]
 
     def compared(job):

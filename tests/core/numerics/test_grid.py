@@ -85,7 +85,21 @@ def test_a_posted_payload_has_gaps_on_the_grid_of_an_eighth():
     showed.
     """
     rows = [
-        -0.8 - 0.125 * np.array([0, 0, 2, 7, 8, 8 + n, 21 + 2 * n, 33 + 3 * n]) for n in range(1, 8)
+        -0.8
+        - 0.125
+        * np.array(
+            [
+                0,
+                0,
+                2,
+                7,
+                8,
+                8 + n,
+                21 + 2 * n,
+                33 + 3 * n,
+            ]
+        )
+        for n in range(1, 8)
     ]
     found = find_grid(rows)
     assert margin_ulps(rows[0], found) == (0, 0)

@@ -81,7 +81,10 @@ def test_figures_of_a_cut_row_are_those_of_the_whole_or_open(seed):
         )
         assert figures.is_flip.tolist()[at] is (best[0] != best[1])
         assert [figures.reference_token[at], figures.variant_token[at]] == best
-        both_margins = [figures.reference_margin.tolist()[at], figures.variant_margin.tolist()[at]]
+        both_margins = [
+            figures.reference_margin.tolist()[at],
+            figures.variant_margin.tolist()[at],
+        ]
         assert both_margins == (margins if k > 1 else [None, None])
         assert figures.is_tie.tolist()[at] == (0.0 in margins if k > 1 else None)
         if k == VOCAB:
@@ -106,7 +109,13 @@ def test_a_pair_without_a_common_token_has_open_figures():
     assert figures.max_abs.tolist() == [None]
     assert figures.is_flip.tolist() == [True]
     summary = summary_of(figures)
-    assert (summary.finite, summary.neq, summary.neq_share, summary.flips, summary.same_top1) == (
+    assert (
+        summary.finite,
+        summary.neq,
+        summary.neq_share,
+        summary.flips,
+        summary.same_top1,
+    ) == (
         0,
         0,
         None,

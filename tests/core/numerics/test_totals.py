@@ -31,7 +31,11 @@ def total_of(a, b, fmt, cuts):
 def unlike(one, other):
     """Names of what differs by more than the rounding of a sum."""
     first, second = (
-        dataclasses.asdict(t.summary()) | {"histogram": t.histogram, "exact": t.is_histogram_exact}
+        dataclasses.asdict(t.summary())
+        | {
+            "histogram": t.histogram,
+            "exact": t.is_histogram_exact,
+        }
         for t in (one, other)
     )
     return [
@@ -98,7 +102,10 @@ def test_the_summary_is_the_sum_of_the_oracles_rows(fmt):
     assert got.same_top1 == 1 - rows["is_flip"].sum() / len(a)
     assert got.min_margin == np.nanmin(margins)
     assert got.mean_ulps == pytest.approx(int(rows["sum_ulps"].sum()) / finite, rel=1e-12)
-    assert got.rms == pytest.approx(math.sqrt(want.close["sum_squares"].sum() / finite), rel=1e-9)
+    assert got.rms == pytest.approx(
+        math.sqrt(want.close["sum_squares"].sum() / finite),
+        rel=1e-9,
+    )
     assert got.mean_kl == pytest.approx(kl.mean(), rel=1e-6, abs=1e-12)
     assert got.max_kl == pytest.approx(kl.max(), rel=1e-6, abs=1e-12)
 

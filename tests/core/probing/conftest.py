@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from tests.places import MODEL
 from tests.serving import free_port
 
 
-def add_tokenizer(file: gguf.GGUFWriter, _: str):
+def add_tokenizer(file, _):
     """Add the small model's own tokenizer, in place of none."""
     config, tokenizer = (
         json.loads((MODEL / name).read_text()) for name in ("config.json", "tokenizer.json")
@@ -42,13 +41,13 @@ def add_tokenizer(file: gguf.GGUFWriter, _: str):
     file.add_add_bos_token(False)
 
 
-def _written(place: Path, quantize: gguf.GGMLQuantizationType | None = None) -> Path:
+def _written(place, quantize=None):
     """The small model as the GGUF in float32 that llama.cpp is given as an engine, with a
     tokenizer. quantize: kind of its matrices.
     """
     plain = gguf.GGUFWriter.add_tensor
 
-    def add(file: gguf.GGUFWriter, name, values, **more):
+    def add(file, name, values, **more):
         if quantize is not None and values.ndim > 1:
             values, more = gguf.quants.quantize(values, quantize), {"raw_dtype": quantize}
         plain(file, name, values, **more)
@@ -62,17 +61,17 @@ def _written(place: Path, quantize: gguf.GGMLQuantizationType | None = None) -> 
 
 
 @pytest.fixture(scope="session")
-def small_gguf(tmp_path_factory) -> Path:
+def small_gguf(tmp_path_factory):
     return _written(tmp_path_factory.mktemp("gguf"))
 
 
 @pytest.fixture(scope="session")
-def quantized_gguf(tmp_path_factory) -> Path:
+def quantized_gguf(tmp_path_factory):
     return _written(tmp_path_factory.mktemp("quantized"), gguf.GGMLQuantizationType.Q4_0)
 
 
 @contextmanager
-def llama_of(path, port: int) -> Iterator[str]:
+def llama_of(path, port):
     """Address of a llama.cpp server with this model."""
     script = Path(__file__).with_name("llama_server.py")
     command = [sys.executable, str(script), str(path), str(port)]
@@ -90,7 +89,7 @@ def llama_of(path, port: int) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def llama(small_gguf) -> Iterator[str]:
+def llama(small_gguf):
     """Address of a llama.cpp server with the small model in float32."""
     with llama_of(small_gguf, free_port()) as address:
         yield address

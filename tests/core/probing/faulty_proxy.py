@@ -6,7 +6,6 @@ What the server answers is kept, so that a second probe computes nothing.
 
 import json
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -25,16 +24,16 @@ class Proxy:
     in the order in which they first came; fillers: requests that loaded the server so far.
     """
 
-    def __init__(self, address: str, answers: dict[str, Any]):
+    def __init__(self, address, answers):
         self.upstream = httpx.Client(base_url=address, timeout=60.0)
         self.answers = answers
-        self.fault: Callable[[Proxy, Body], Any] = lambda _proxy, _body: None
-        self.previous: list[Body] = []
-        self.prompts: list[Ids] = []
+        self.fault = lambda _proxy, _body: None
+        self.previous = []
+        self.prompts = []
         self.fillers = 0
         self._lock = threading.Lock()
 
-    def answer(self, body: Body) -> Any:
+    def answer(self, body):
         """The server's own answer."""
         body = {**body, "stream": False}
         key = json.dumps(body, sort_keys=True)
@@ -71,10 +70,10 @@ class Proxy:
         with suppress(BrokenPipeError, ConnectionResetError):  # a stream that is dropped
             reply(handler, {**answer, "tokens_evaluated": len(body["prompt"])})
 
-    def with_prompt(self, body: Body, prompt: Ids) -> Any:
+    def with_prompt(self, body, prompt):
         return self.answer({**body, "prompt": prompt, "cache_prompt": False})
 
-    def with_wrong_block(self, body: Body) -> Any:
+    def with_wrong_block(self, body):
         """The answer if the first block has other tokens."""
         prompt = body["prompt"]
         end = min(BLOCK, len(prompt) // 2)
@@ -83,7 +82,7 @@ class Proxy:
 
 
 @contextmanager
-def planted(address: str, answers: dict[str, Any], fault=None) -> Iterator[str]:
+def planted(address, answers, fault=None):
     """The address of a proxy with this fault."""
     proxy = Proxy(address, answers)
     proxy.fault = fault or proxy.fault
@@ -91,25 +90,25 @@ def planted(address: str, answers: dict[str, Any], fault=None) -> Iterator[str]:
         yield own
 
 
-def is_hit(proxy: Proxy, body: Body) -> bool:
+def is_hit(proxy, body):
     prompts = [one["prompt"] for one in proxy.previous]
     return body["cache_prompt"] and body["prompt"] in prompts
 
 
-def another_block(proxy: Proxy, body: Body):
+def another_block(proxy, body):
     """Every hit reads a block of another request."""
     return proxy.with_wrong_block(body) if is_hit(proxy, body) else None
 
 
-def long_hits(proxy: Proxy, body: Body):
+def long_hits(proxy, body):
     return another_block(proxy, body) if len(body["prompt"]) > 32 else None
 
 
-def page_edges(proxy: Proxy, body: Body):
+def page_edges(proxy, body):
     return another_block(proxy, body) if len(body["prompt"]) % 16 == 1 else None
 
 
-def one_off(proxy: Proxy, body: Body):
+def one_off(proxy, body):
     """A hit loses the last position that was written."""
     prompt = body["prompt"]
     if not is_hit(proxy, body) or len(prompt) < 3:
@@ -117,13 +116,13 @@ def one_off(proxy: Proxy, body: Body):
     return proxy.with_prompt(body, prompt[:-2] + prompt[-1:])
 
 
-def stale(proxy: Proxy, body: Body):
+def stale(proxy, body):
     """A hit after another prompt has taken its place reads what that one wrote."""
     is_evicted = bool(proxy.previous) and proxy.previous[-1]["prompt"] != body["prompt"]
     return proxy.with_wrong_block(body) if is_hit(proxy, body) and is_evicted else None
 
 
-def not_written(proxy: Proxy, body: Body):
+def not_written(proxy, body):
     """A prompt of 1 + 4 tokens writes no state: what is generated reads its last token alone."""
     prompt = body["prompt"]
     if len(prompt) != 5 or body["n_predict"] == 1:
@@ -136,7 +135,7 @@ def not_written(proxy: Proxy, body: Body):
     return {**rest, "completion_probabilities": rows, "tokens": tokens}
 
 
-def sampler_stays(proxy: Proxy, body: Body):
+def sampler_stays(proxy, body):
     """The request after a sampled one is sampled too."""
     last = proxy.previous[-1] if proxy.previous else body
     is_same = last["prompt"] == body["prompt"]
@@ -145,7 +144,7 @@ def sampler_stays(proxy: Proxy, body: Body):
     return proxy.answer({**body, "temperature": 1, "seed": 3})
 
 
-def leak(proxy: Proxy, body: Body):
+def leak(proxy, body):
     """While four requests or more are in flight, a block is another one's."""
     if body["prompt"] not in proxy.prompts:
         proxy.prompts.append(body["prompt"])
@@ -154,7 +153,7 @@ def leak(proxy: Proxy, body: Body):
     return proxy.with_wrong_block(body) if is_loaded else None
 
 
-def half_written(proxy: Proxy, body: Body):
+def half_written(proxy, body):
     """A canceled request leaves a wrong block."""
     last = proxy.previous[-1] if proxy.previous else body
     is_same = last["prompt"] == body["prompt"]

@@ -8,7 +8,7 @@ import threading
 import xllamacpp
 
 
-def main(path, port: int):
+def main(path, port):
     params = xllamacpp.CommonParams()
     params.model.path = path
     params.n_ctx = 4096

@@ -3,12 +3,14 @@
 import numpy as np
 
 from core.judging.axes import AXES
-from core.judging.state import StateAnswers
-from core.responses.records import Response, ResponseSide
+from core.judging.state import StateAnswers, judge_state
+from core.responses.records import ResponseSide
+from core.runs.file.records import Provenance
+from core.runs.response_run import write_responses
 from tests.core.responses.made_sides import response
 
 
-def changed(size, share=1.0, seed=0) -> tuple[Response, ...]:
+def changed(size, share=1.0, seed=0):
     """Answers to 20 prompts; a share of them differs by this much, nats, from the plain ones."""
     random = np.random.default_rng(seed)
     answers = []
@@ -20,7 +22,7 @@ def changed(size, share=1.0, seed=0) -> tuple[Response, ...]:
     return tuple(answers)
 
 
-def made_state(noise, size, share=1.0) -> StateAnswers:
+def made_state(noise, size, share=1.0):
     """A wrong block moves its rows by 1 nat, cold requests by `noise`, a share of the warm ones by
     `size`.
     """
@@ -32,3 +34,9 @@ def made_state(noise, size, share=1.0) -> StateAnswers:
         sides={name: ResponseSide(name, answers) for name, answers in sides.items()},
         missing={axis.name: "it sends none" for axis in AXES if axis.name not in sides},
     )
+
+
+def stored(store, state):
+    """Store a state as a run; returns its id."""
+    sides, pairs, verdicts = judge_state(state, [state.cold, *state.sides.values()])
+    return write_responses(store, "state", Provenance("upload", "made"), sides, pairs, verdicts)

@@ -5,16 +5,13 @@ lying.
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 MODELS = {"object": "list", "data": [{"id": "odd", "object": "model", "owned_by": "somebody"}]}
-Act = Callable[[BaseHTTPRequestHandler, dict[str, Any]], None]
 
 
-def completion(request, *, shift: float = 0.0) -> dict[str, Any]:
+def completion(request, *, shift=0.0):
     """A completion of `max_tokens` tokens that depends on nothing but the prompt's length."""
     count = int(request.get("max_tokens", 1))
     tokens = [f" t{(len(request.get('prompt', '')) + step) % 7}" for step in range(count)]
@@ -34,7 +31,7 @@ def completion(request, *, shift: float = 0.0) -> dict[str, Any]:
     }
 
 
-def reply(handler, answer, status: int = 200, **headers: str):
+def reply(handler, answer, status=200, **headers):
     body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     handler.send_response(status)
     for name, value in {"Content-Length": str(len(body)), **headers}.items():
@@ -48,10 +45,10 @@ class Odd:
     all after it.
     """
 
-    def __init__(self, *acts: Act):
+    def __init__(self, *acts):
         self.acts = acts
-        self.asked: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
+        self.asked = []
+        self.keys = []
         self._lock = threading.Lock()
 
     def handle(self, handler):
@@ -71,7 +68,7 @@ class Odd:
 
 
 @contextmanager
-def listening(handle: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+def listening(handle):
     """Address of a server on loopback that treats every request so."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -94,7 +91,7 @@ def listening(handle: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]
 
 
 @contextmanager
-def serving(*acts: Act) -> Iterator[tuple[str, Odd]]:
+def serving(*acts):
     """(address, what it saw) of a server on loopback."""
     odd = Odd(*acts)
     with listening(odd.handle) as address:
@@ -126,7 +123,7 @@ def speculative(handler, request):
     reply(handler, answer)
 
 
-def always(answer, status: int = 200, **headers: str) -> Act:
+def always(answer, status=200, **headers):
     return lambda handler, _: reply(handler, answer, status, **headers)
 
 
@@ -142,7 +139,7 @@ error_500 = always(
 )
 
 
-def cut_off(handler, _: dict[str, Any]):
+def cut_off(handler, _):
     handler.send_response(200)
     handler.send_header("Content-Length", "5000")
     handler.end_headers()
@@ -166,7 +163,7 @@ def wrong(handler, request):
     reply(handler, answer)
 
 
-def endless(handler, _: dict[str, Any]):
+def endless(handler, _):
     handler.send_response(200)
     handler.send_header("Connection", "close")
     handler.end_headers()

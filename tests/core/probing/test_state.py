@@ -23,12 +23,10 @@ from core.probing.servers import Ask, find_server
 from core.responses.alignment import align
 from core.responses.pairing import compare_sides
 from core.responses.records import ResponseSide
-from core.runs.file.records import Provenance
-from core.runs.response_run import write_responses
 from core.runs.store.store import Store
 from tests.core.probing import faulty_proxy, odd_server
 from tests.core.probing.faulty_proxy import planted
-from tests.core.probing.made_state import changed, made_state
+from tests.core.probing.made_state import changed, made_state, stored
 from tests.core.responses.made_sides import response, run_of
 from tests.places import ROOT
 
@@ -146,15 +144,18 @@ def test_the_commands_of_the_guide(llama, answers, cli, tmp_path, monkeypatch):
     only(monkeypatch)
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path))
     monkeypatch.setattr(axes, "LENGTHS", (5, 17, 33))
-    block = re.findall(r"```text\n(ulpscope .*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    block = re.findall(
+        r"```text\n(ulpscope .*?)```",
+        GUIDE.read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
     commands = [shlex.split(line, comments=True)[1:] for line in block[0].splitlines()]
     assert len(commands) == 3
     with planted(llama, answers) as address:
         for command in commands:
             stored = [path.stem for path in tmp_path.glob("*.duckdb")]
             known = {"http://127.0.0.1:8000": address, "RUN": "".join(stored)}
-            done = cli(*[known.get(word, word) for word in command])
-            assert done.returncode == 0, done.stderr
+            cli(*[known.get(word, word) for word in command]).succeeded()
     assert len(stored) == 1
 
 
@@ -260,9 +261,7 @@ def test_an_axis_that_failed_does_not_pass_the_gate(cli, tmp_path):
         state.failed |= failed
         for axis in failed:
             del state.missing[axis]
-        sides, pairs, verdicts = judge_state(state, [state.cold, *state.sides.values()])
-        origin = Provenance("upload", "made")
-        run_id = write_responses(Store(tmp_path), "state", origin, sides, pairs, verdicts)
+        run_id = stored(Store(tmp_path), state)
         done = cli("compare", run_id, "--fail-on", "state", "--json", "--store", tmp_path)
         gate = json.loads(done.stdout)["gate"]
         outcomes.append(sorted(each["outcome"] for each in gate["conditions"]))
@@ -271,7 +270,15 @@ def test_an_axis_that_failed_does_not_pass_the_gate(cli, tmp_path):
 
 @pytest.mark.parametrize(("requests", "code"), [(40, 2), (50, 0)])
 def test_a_probe_that_ends_early_passes_no_gate(requests, code, cli, tmp_path):
-    words = ("--prompt", "Hello there", "--tests", "rerun,state", "--fail-on", "state", "--json")
+    words = (
+        "--prompt",
+        "Hello there",
+        "--tests",
+        "rerun,state",
+        "--fail-on",
+        "state",
+        "--json",
+    )
     limit = ("--max-requests", str(requests), "--store", tmp_path)
     with odd_server.serving(odd_server.good) as (address, _):
         done = cli("probe", address, *words, *limit)

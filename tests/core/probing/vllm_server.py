@@ -5,7 +5,6 @@ its address.
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +18,7 @@ _PATIENCE_SECONDS = 300.0
 
 
 @contextmanager
-def vllm(model: Path, log: Path, dtype="bfloat16") -> Iterator[str]:
+def vllm(model, log, dtype="bfloat16"):
     """The address of a server that answers.
 
     RuntimeError, with the end of its log, if none came up.
@@ -75,7 +74,7 @@ def vllm(model: Path, log: Path, dtype="bfloat16") -> Iterator[str]:
             os.killpg(process.pid, 9)
 
 
-def process_waits(process: subprocess.Popen[bytes]):
+def process_waits(process):
     """Half a second, or less if the process ends."""
     try:
         process.wait(0.5)
@@ -83,7 +82,7 @@ def process_waits(process: subprocess.Popen[bytes]):
         return
 
 
-def _answers(address) -> bool:
+def _answers(address):
     try:
         return httpx.get(f"{address}/health", timeout=2.0).status_code == 200
     except httpx.TransportError:

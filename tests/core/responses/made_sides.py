@@ -9,7 +9,7 @@ import torch
 
 from core.judging.lists import judge_responses
 from core.responses.alignment import align
-from core.responses.pairing import ResponsePair, compare_sides, pairs_of
+from core.responses.pairing import compare_sides, pairs_of
 from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
@@ -24,23 +24,23 @@ def sent(name):
     return json.loads((MADE / f"{name}.json").read_text())
 
 
-def row_of(response: Response, index: int) -> Row:
+def row_of(response, index):
     ids, values = response.rows.row(index)
     return dict(zip(ids.tolist(), values.tolist(), strict=True))
 
 
-def by_text(response: Response, index: int) -> dict[str, float]:
+def by_text(response, index):
     row = row_of(response, index)
     return {response.texts[token]: value for token, value in row.items()}
 
 
 def response(
-    tokens: list[int],
-    rows: dict[int, Row],
+    tokens,
+    rows,
     *,
-    prompt: int | None = None,
+    prompt=None,
     **more,
-) -> Response:
+):
     """A response with these log-probabilities by position; prompt: length of it, None if all rows
     are of it.
     """
@@ -55,16 +55,16 @@ def response(
     return Response("test", tokens=tuple(tokens), rows=compress_rows(listed, "here"), **made)
 
 
-def side(name, *responses: Response) -> ResponseSide:
+def side(name, *responses):
     return ResponseSide(name, responses)
 
 
-def engine_side(name, seed, k: int, dtype=torch.bfloat16) -> ResponseSide:
+def engine_side(name, seed, k, dtype=torch.bfloat16):
     """Top-k of 24 rows as an engine that computes in `dtype` sends them; the seed moves some logits
     by a little.
     """
     rng, noise = np.random.default_rng(7), np.random.default_rng(seed)
-    rows: dict[int, Row] = {}
+    rows = {}
     for at in range(24):
         logits = torch.tensor(rng.normal(8, 5, 512) + noise.normal(0, 0.05, 512)).to(dtype)
         best = torch.log_softmax(logits.float(), -1).topk(k)
@@ -78,12 +78,12 @@ def engine_side(name, seed, k: int, dtype=torch.bfloat16) -> ResponseSide:
     return side(name, response(list(range(25)), rows, vocab=512))
 
 
-def compare(reference: ResponseSide, variant: ResponseSide) -> ResponsePair:
+def compare(reference, variant):
     """The pair of two sides as they were sent."""
     return compare_sides(*align([reference, variant]))
 
 
-def store_run(store, name, *sides: ResponseSide, **more) -> str:
+def store_run(store, name, *sides, **more):
     """A run of these sides, judged as uploads are; -> its id"""
     lined = align(sides)
     pairs = pairs_of(lined)
@@ -98,7 +98,7 @@ def store_run(store, name, *sides: ResponseSide, **more) -> str:
     )
 
 
-def run_of(path) -> SimpleNamespace:
+def run_of(path):
     """A stored run of lists with its sides, pairs and verdicts (variant, name, because)."""
     with RunReader(path) as run:
         sides = run.responses()

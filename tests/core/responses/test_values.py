@@ -17,7 +17,12 @@ ROWS = np.random.default_rng(2).normal(size=(20, 24)).astype(np.float32)
 def embeddings(rows, form=np.ndarray.tolist, order=None):
     """As vLLM 0.32 and OpenAI answer `/v1/embeddings`."""
     entries = [
-        {"index": n, "object": "embedding", "embedding": form(row)} for n, row in enumerate(rows)
+        {
+            "index": n,
+            "object": "embedding",
+            "embedding": form(row),
+        }
+        for n, row in enumerate(rows)
     ]
     usage = {"prompt_tokens": 9, "total_tokens": 9}
     data = [entries[n] for n in order or range(len(entries))]
@@ -31,7 +36,13 @@ def in_base64(row):
 def scores(values):
     """As vLLM answers `/score`."""
     data = [{"index": n, "object": "score", "score": float(v)} for n, v in enumerate(values)]
-    return {"id": "score-1", "object": "list", "model": "bge-reranker", "data": data, "usage": {}}
+    return {
+        "id": "score-1",
+        "object": "list",
+        "model": "bge-reranker",
+        "data": data,
+        "usage": {},
+    }
 
 
 def ranking(values):

@@ -2,13 +2,10 @@
 in them.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +18,7 @@ from core.judging.ingest import ingest
 from core.judging.stored import explain_pair
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.json_lines import read_lines, write_lines
 from tests.places import ROOT
 
 FOLDER = ROOT / "tests" / "cases" / "rollouts" / "engines"
@@ -42,15 +40,15 @@ class Case:
     rows: list[Row]
 
     @property
-    def needs_model(self) -> bool:
+    def needs_model(self):
         return self.cause in (WEIGHTS, INPUTS)
 
 
-def rows_of(name) -> list[Row]:
-    return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
+def rows_of(name):
+    return read_lines(FOLDER / f"{name}.jsonl")
 
 
-def sampled() -> Iterator[Case]:
+def sampled():
     """Yield rollouts whose cause is in the engine, in the trainer's weights or in what it was
     fed.
     """
@@ -85,7 +83,7 @@ def sampled() -> Iterator[Case]:
         yield Case(INPUTS, inputs.replace("_", " "), ("one side",), fed)
 
 
-def planted() -> Iterator[Case]:
+def planted():
     """Yield rollouts with a cause planted in their values."""
     rows, exact = rows_of("vllm-bfloat16"), rows_of("vllm-float32")
     for shift in (1, -1, 2):
@@ -131,12 +129,12 @@ def planted() -> Iterator[Case]:
         yield Case("coarser grid", f"{name} {side}", ("rounded",), coarse)
 
 
-def in_dtype(row: Row, side: str, name) -> list[float]:
+def in_dtype(row, side, name):
     """Values of a side as a 16-bit dtype stores them."""
     return torch.tensor(row[side]).to(getattr(torch, name)).double().tolist()
 
 
-def changed(rows: list[Row], **columns: Callable[[Row], list[Any]]) -> list[Row]:
+def changed(rows, **columns):
     """Rows with some of their columns replaced by functions of the row."""
     return [
         {
@@ -147,11 +145,10 @@ def changed(rows: list[Row], **columns: Callable[[Row], list[Any]]) -> list[Row]
     ]
 
 
-def cause_of(case: Case, model: str | None = None) -> tuple[str, str]:
+def cause_of(case, model=None):
     """Name and sentence of the cause that `explain` gives for a case, both "" if it gives none."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rollout.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in case.rows))
+        path = write_lines(Path(folder) / "rollout.jsonl", case.rows)
         store = Store(Path(folder) / "runs")
         run_id = ingest(store, [path])
         if model:

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 
 from benchmarks.verdicts.rollouts import cases, with_values
 from core.rl.causes import explain_tokens
@@ -220,12 +221,7 @@ def test_a_temperature_is_found_beside_outliers(factor, side):
 def test_the_most_likely_token_in_place_of_the_sampled_one_is_no_top_p():
     random = np.random.default_rng(3)
     logits = random.normal(0, 2.2, (1024, 200))
-    values = logits - np.log(
-        np.exp(logits).sum(
-            axis=1,
-            keepdims=True,
-        )
-    )
+    values = log_softmax(logits, axis=1)
     drawn = (values + random.gumbel(size=values.shape)).argmax(axis=1)
     trainer = values[np.arange(1024), drawn]
     tokens = with_values(

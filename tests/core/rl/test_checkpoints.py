@@ -320,8 +320,7 @@ def test_the_command_prints_layers_together_and_json_has_every_module(cli, tmp_p
     doubled *= 2
     other = tmp_path / "b.safetensors"
     save_file(tensors, other)
-    done = cli("weights", MODEL, other)
-    assert done.returncode == 0
+    done = cli("weights", MODEL, other).succeeded()
     assert " layers.0,2.mlp.down_proj " in done.stdout
     assert " layers.1.mlp.down_proj " in done.stdout
     assert " layers.0-2.self_attn.q_proj " in done.stdout

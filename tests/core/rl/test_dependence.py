@@ -11,6 +11,7 @@ from core.rl.causes import explain_tokens
 from core.rl.queries import by_quantity, mismatch_json, sample_tokens
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested
+from tests.json_lines import write_lines
 
 SEQUENCES, LENGTH, STEP = 24, 60, 9
 LARGE = 10  # times the difference elsewhere
@@ -64,9 +65,7 @@ def rows_of(sizes, **columns):
 
 
 def run_of(tmp_path, rows):
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    store = Store(tmp_path / "runs")
-    return ingested(store, tmp_path / "a.jsonl")
+    return ingested(Store(tmp_path / "runs"), write_lines(tmp_path / "a.jsonl", rows))
 
 
 def planted(quantity):

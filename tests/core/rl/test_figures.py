@@ -69,7 +69,10 @@ def test_our_figures_by_their_formulas():
         "chi2": (ratio**2).mean() - 1,
         "chi2_geometric": (geometric**2).mean() - 1,
         "pearson": np.corrcoef(tokens.rollout, tokens.trainer)[0, 1],
-        "pearson_probability": np.corrcoef(np.exp(tokens.rollout), np.exp(tokens.trainer))[0, 1],
+        "pearson_probability": np.corrcoef(
+            np.exp(tokens.rollout),
+            np.exp(tokens.trainer),
+        )[0, 1],
         "above_tis": (ratio > 2).mean(),
         "outside_icepop": ((ratio < 0.5) | (ratio > 5)).mean(),
         "beyond_dppo": (np.abs(np.exp(tokens.trainer) - np.exp(tokens.rollout)) > 0.2).mean(),

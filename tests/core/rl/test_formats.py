@@ -17,6 +17,7 @@ from core.judging.ingest import ingest
 from core.numerics.recorded_choices import read_choices
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested
+from tests.json_lines import read_lines, write_lines
 from tests.places import ROOT
 
 CASES = ROOT / "tests" / "cases" / "rollouts"
@@ -66,7 +67,10 @@ def test_a_file_of_a_framework_has_its_arrays(files, names, step, tmp_path):
         assert rows["is_trained"].tolist() == mask.tolist()
         for column, name in (("reference", "rollout"), ("variant", "trainer")):
             values = rows[column].to_numpy(float)[mask]
-            np.testing.assert_array_equal(values, EXPECTED[f"{name}{prompt}"][mask].astype(float))
+            np.testing.assert_array_equal(
+                values,
+                EXPECTED[f"{name}{prompt}"][mask].astype(float),
+            )
     assert summary.finite == trained
 
 
@@ -108,10 +112,10 @@ def test_one_version_for_each_turn_is_the_version_of_its_tokens(tmp_path):
 
 def test_the_agent_of_nemo_gym_is_the_environment(tmp_path):
     """Its logger writes batches of one, here `agent_ref` of grpo.py."""
-    rows = [json.loads(line) for line in (CASES / NEMO[0]).read_text().splitlines()]
+    rows = read_lines(CASES / NEMO[0])
     for row, name in zip(rows, ("math", "code", "math"), strict=True):
         row["agent_ref"] = [{"type": "responses_api_agents", "name": name}]
-    path = lines(tmp_path / "train_data_step6.jsonl", rows)
+    path = write_lines(tmp_path / "train_data_step6.jsonl", rows)
     assert read(tmp_path, [path])[1]["environment"].tolist() == ["math", "code", "math"]
 
 
@@ -122,11 +126,6 @@ def row(**more):
         "trainer": [-1.0, -2.5, -3.0],
         **more,
     }
-
-
-def lines(path, rows):
-    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
-    return path
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
@@ -151,7 +150,7 @@ def test_documented_columns_are_read_and_masked_ends_cut(form, tmp_path):
     if form == "parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
-        lines(path, rows)
+        write_lines(path, rows)
     tokens, sequences, summary = read(tmp_path, [path])
     assert tokens["token_id"].tolist() == [6, 7, 5, 6, 7]
     assert tokens["is_trained"].tolist() == [True, True, True, False, True]
@@ -232,8 +231,7 @@ def test_half_a_character_of_a_text_refuses_no_file(tmp_path):
         {"token_ids": [1, 2], "rollout": [-1, -2], "trainer": [-1, -2], "environment": text}
         for text in ("plain", "\ud800", "\udc00x")
     ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path = write_lines(tmp_path / "rows.jsonl", rows)
     _, sequences, _ = read(tmp_path, [path])
     assert sequences["environment"].tolist() == ["plain", r"\ud800", r"\udc00x"]
 
@@ -281,10 +279,10 @@ def test_experts_in_the_files_of_slime_and_miles_are_those_of_the_tokens(write, 
 
 def test_experts_of_nemo_rl_end_with_the_tokens(tmp_path):
     """A batch of one, padded like its tokens."""
-    rows = [json.loads(line) for line in (CASES / NEMO[0]).read_text().splitlines()]
+    rows = read_lines(CASES / NEMO[0])
     for each in rows:
         each["routed_experts"] = [EXPERTS[: len(each["token_ids"][0])].tolist()]
-    _, sequences, _ = read(tmp_path, [lines(tmp_path / "train_data_step6.jsonl", rows)])
+    _, sequences, _ = read(tmp_path, [write_lines(tmp_path / "train_data_step6.jsonl", rows)])
     lengths = [each["input_lengths"][0] for each in rows]
     for length, experts in zip(lengths, experts_of(sequences), strict=True):
         np.testing.assert_array_equal(experts, EXPERTS[:length])
@@ -293,7 +291,7 @@ def test_experts_of_nemo_rl_end_with_the_tokens(tmp_path):
 def test_a_capture_that_lies_is_named_and_the_rest_is_stored(tmp_path):
     ids = EXPERTS[:2]
     rows = [row(routed_experts=ids.tolist()), row(routed_experts=[[[0] * 3] * 2] * 2), row()]
-    path = lines(tmp_path / "a.jsonl", rows)
+    path = write_lines(tmp_path / "a.jsonl", rows)
     with ingested(Store(tmp_path / "runs"), path) as run:
         assert "(1 of 2 sequences)" in run.header.provenance.note
         first, *others = experts_of(run.query("SELECT * FROM sequence ORDER BY prompt"))
@@ -304,7 +302,7 @@ def test_a_capture_that_lies_is_named_and_the_rest_is_stored(tmp_path):
 
 def test_masked_tokens_before_the_response_follow_the_prompt(tmp_path):
     rows = [row(mask=[0, 1, 1], prompt_token_ids=[1, 2]), row(mask=[0, 1, 1]), row()]
-    _, sequences, _ = read(tmp_path, [lines(tmp_path / "a.jsonl", rows)])
+    _, sequences, _ = read(tmp_path, [write_lines(tmp_path / "a.jsonl", rows)])
     assert sequences["prompt_token_ids"].fillna("").tolist() == ["[1,2,5]", "[5]", ""]
 
 
@@ -340,7 +338,7 @@ def test_a_bad_sample_is_one_sentence_and_stores_nothing(change, says, store, tm
     ],
 )
 def test_bad_rows_are_one_sentence_and_store_nothing(rows, says, store, tmp_path):
-    refused(store, [lines(tmp_path / "a.jsonl", rows)], says)
+    refused(store, [write_lines(tmp_path / "a.jsonl", rows)], says)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from core.runs.reports.run_json import run_json
 from core.runs.response_run import write_responses
 from core.runs.store.cards import list_runs
 from tests.core.runs.made_runs import ingested, opened
+from tests.json_lines import write_lines
 from tests.places import ROOT
 
 SIDES = ("reference", "variant")
@@ -50,11 +51,6 @@ def rows():
             row[name] = np.where(is_missing, None, side).tolist()
         made.append(row)
     return made
-
-
-def lines(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def parquet(path, rows):
@@ -134,15 +130,15 @@ def assert_equal(one, other):
         )
 
 
-@pytest.mark.parametrize("form", [lines, parquet])
+@pytest.mark.parametrize("form", [write_lines, parquet])
 def test_every_column_is_that_of_the_lists_of_a_server(form, rows, store, tmp_path):
     ours = ingest(store, [form(tmp_path / "tokens.any", rows)], name="here")
     assert_equal(tables(store, ours), tables(store, in_python(store, rows)))
 
 
-@pytest.mark.parametrize("form", [lines, parquet])
+@pytest.mark.parametrize("form", [write_lines, parquet])
 def test_files_of_a_side_each_are_joined_by_name_or_in_order(form, rows, store, tmp_path):
-    expected = tables(store, ingest(store, [lines(tmp_path / "whole.jsonl", rows)]))
+    expected = tables(store, ingest(store, [write_lines(tmp_path / "whole.jsonl", rows)]))
     del expected["response"]["settings"]
     for names in (None, [f"s{number}" for number in range(len(rows))]):
         reference, variant = (one_side(rows, side, names) for side in SIDES)
@@ -206,7 +202,7 @@ GOOD = {
 )
 def test_a_bad_row_is_a_sentence_and_nothing_is_stored(bad, says, store, tmp_path):
     with pytest.raises(DumpError) as refused:
-        ingest(store, [lines(tmp_path / "a*b?.jsonl", [GOOD, {**GOOD, **bad}])])
+        ingest(store, [write_lines(tmp_path / "a*b?.jsonl", [GOOD, {**GOOD, **bad}])])
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not list(store.paths())
@@ -219,7 +215,7 @@ def test_a_bad_row_is_a_sentence_and_nothing_is_stored(bad, says, store, tmp_pat
     ids=["gzip", "bz2", "zstd"],
 )
 def test_a_packed_file_is_the_plain_one(pack, rows, store, tmp_path):
-    plain = lines(tmp_path / "a.jsonl", rows)
+    plain = write_lines(tmp_path / "a.jsonl", rows)
     packed = tmp_path / "a.jsonl.packed"
     packed.write_bytes(pack(plain.read_bytes()))
     expected = tables(store, ingest(store, [plain], name="here"))
@@ -234,7 +230,7 @@ def test_values_just_above_zero_are_taken_and_counted(store, tmp_path):
     above = {**GOOD, "variant": [0.03, -2.0]}
     masked = {**GOOD, "variant": [-1.0, 7.0], "mask": [1, 0]}
     empty = {"token_ids": [], "reference": [], "variant": []}
-    path = lines(tmp_path / "a.jsonl", [above, masked, empty])
+    path = write_lines(tmp_path / "a.jsonl", [above, masked, empty])
     with ingested(store, path) as run:
         note = run.header.provenance.note
         assert run.pairs[0].summary.finite == 3
@@ -254,7 +250,7 @@ def test_a_damaged_footer_is_a_sentence(rows, store, tmp_path):
         ingest(store, [path])
 
 
-@pytest.mark.parametrize("form", [lines, parquet])
+@pytest.mark.parametrize("form", [write_lines, parquet])
 def test_a_file_cut_in_half_is_a_sentence(form, rows, store, tmp_path):
     path = form(tmp_path / "cut.any", rows)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -277,7 +273,10 @@ def test_two_files_that_do_not_fit_are_a_sentence(names, changed, says, store, t
     variant = one_side(
         [GOOD, {**GOOD, **changed}][: len(names)], "variant", names if is_named else None
     )
-    paths = [lines(tmp_path / "0.jsonl", reference), lines(tmp_path / "1.jsonl", variant)]
+    paths = [
+        write_lines(tmp_path / f"{number}.jsonl", rows)
+        for number, rows in enumerate((reference, variant))
+    ]
     with pytest.raises(DumpError, match=says):
         ingest(store, paths)
 
@@ -294,13 +293,13 @@ def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_a
 
 
 def test_one_value_everywhere_is_no_log_probability(store, tmp_path):
-    path = lines(tmp_path / "zeros.jsonl", [{**GOOD, "variant": [0.0, 0.0]}])
+    path = write_lines(tmp_path / "zeros.jsonl", [{**GOOD, "variant": [0.0, 0.0]}])
     with ingested(store, path) as run:
         assert run.pairs[0].verdict == "invalid dump"
 
 
 def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path, monkeypatch):
-    run_id = ingest(store, [lines(tmp_path / "tokens.jsonl", rows)])
+    run_id = ingest(store, [write_lines(tmp_path / "tokens.jsonl", rows)])
     with opened(store, run_id) as run:
         whole = run_json(run)
         table = run.positions(0)
@@ -325,7 +324,7 @@ def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path
 
 
 def test_flips_of_chosen_tokens_are_unknown(rows, store, tmp_path):
-    with ingested(store, lines(tmp_path / "tokens.jsonl", rows)) as run:
+    with ingested(store, write_lines(tmp_path / "tokens.jsonl", rows)) as run:
         assert run_json(run)["summary"]["flips"] is None
         assert run.evidence(0)[0].figures.flips is None
         pair = report_of_run(run)[0][0]
@@ -333,7 +332,7 @@ def test_flips_of_chosen_tokens_are_unknown(rows, store, tmp_path):
     assert [card.flips for card in list_runs(store)[0]] == [None]
 
 
-@pytest.mark.parametrize("form", [lines, parquet])
+@pytest.mark.parametrize("form", [write_lines, parquet])
 def test_a_file_is_described_and_no_command_is_named_that_could_not_run(
     form, rows, store, tmp_path
 ):
@@ -350,7 +349,8 @@ def test_a_file_is_described_and_no_command_is_named_that_could_not_run(
 
 def test_a_tokenizer_gives_the_texts_of_the_tokens(store, tmp_path):
     row = {"token_ids": [5, 300, 5], "reference": [-1.0, -2.0, -3.0], "variant": [-1.0, -2.1, -3.0]}
-    path, texts = lines(tmp_path / "a.jsonl", [row]), texts_by(str(ROOT / "sample_runs/model"))
+    path = write_lines(tmp_path / "a.jsonl", [row])
+    texts = texts_by(str(ROOT / "sample_runs/model"))
     with opened(store, ingest(store, [path], texts_of=texts)) as run:
         assert run.vocabulary == texts([5, 300])
         assert tokens_of(run, 0)["text"].tolist() == [texts([id])[id] for id in row["token_ids"]]

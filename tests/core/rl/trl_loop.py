@@ -34,13 +34,13 @@ class Warnings(logging.Handler):
 
     def __init__(self):
         super().__init__()
-        self.messages: list[str] = []
+        self.messages = []
 
-    def emit(self, record: logging.LogRecord):
+    def emit(self, record):
         self.messages.append(record.getMessage())
 
 
-def main(fault_step: int):
+def main(fault_step):
     """Train for five steps and print what was measured."""
     torch.manual_seed(0)
     engine = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16)
@@ -48,10 +48,10 @@ def main(fault_step: int):
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
 
     @torch.no_grad()
-    def roll_out(prompts: list[str], trainer: Trainer) -> dict[str, list]:
+    def roll_out(prompts, trainer):
         engine.load_state_dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
         temperature = 0.7 if trainer.state.global_step >= fault_step >= 0 else 1.0
-        output: dict[str, list] = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
+        output = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
         for prompt in prompts:
             ids, cache, tokens, values = tokenizer(prompt)["input_ids"], None, [], []
             given = torch.tensor([ids])

@@ -25,7 +25,7 @@ TEMPERATURE = 0.7
 
 def main():
     """Sample tokens of random logits at a temperature, score them at 1, and check the batches."""
-    warnings: list[str] = []
+    warnings = []
     logging.getLogger("ulpscope").addFilter(
         lambda record: warnings.append(record.getMessage()) or True,
     )

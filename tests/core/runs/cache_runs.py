@@ -1,7 +1,5 @@
 """Small runs with key/value caches and continuations, every figure of which is planted."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from core.numerics.formats import BFLOAT16
@@ -30,7 +28,7 @@ CONTINUED = {
 PARTING = GIVEN - 1 + 2  # position 4 chose the first generated token, position 6 the third
 
 
-def cache(seed, heads: int = 2, positions: int = 5, width: int = 16) -> np.ndarray:
+def cache(seed, heads=2, positions=5, width=16):
     """[heads, positions, width] bits of bfloat16."""
     return (
         np.random.default_rng(seed)
@@ -42,12 +40,12 @@ def cache(seed, heads: int = 2, positions: int = 5, width: int = 16) -> np.ndarr
 
 def kv_run(
     store,
-    parts: Iterable[tuple[int, KvPart]],
+    parts,
     *,
-    lengths: tuple[int, ...] = (3, 5),
-    sides: int = 2,
-    run_id: str | None = None,
-) -> str:
+    lengths=(3, 5),
+    sides=2,
+    run_id=None,
+):
     """A run of random logits with these caches, each with the side that kept it; returns its id."""
     header = header_of(lengths=lengths, sides=sides)
     with writing(store, header, run_id=run_id) as writer:
@@ -56,7 +54,7 @@ def kv_run(
         return writer.finish()
 
 
-def both(reference: KvPart, variant: np.ndarray) -> list[tuple[int, KvPart]]:
+def both(reference, variant):
     """A part of the reference, and the variant's with these bits."""
     return [(0, reference), (1, KvPart(*reference.key, reference.first_position, variant))]
 
@@ -64,10 +62,10 @@ def both(reference: KvPart, variant: np.ndarray) -> list[tuple[int, KvPart]]:
 def continued_run(
     store,
     *,
-    is_confirmed: bool = True,
-    texts: bool = True,
+    is_confirmed=True,
+    texts=True,
     run_id="continued",
-) -> str:
+):
     """Three sides, three prompts of 12, 12 and 6 positions, vocabulary of 40; see CONTINUED.
 
     At the first flip the better token leads by 0.125 (of 10: two ULPs of bfloat16);

@@ -38,7 +38,7 @@ def cut_of(scores):
     return ids.numpy(), cut.double().numpy(), "float32"
 
 
-def choice_run(store, *, rounding_row_ulps=None, run_id="choices") -> str:
+def choice_run(store, *, rounding_row_ulps=None, run_id="choices"):
     """Of every position the argmax is another one. rounding_row_ulps: as a check measured it."""
     header = header_of("float32", LENGTHS, vocab=4)
     logits = np.eye(4, dtype=np.float32)[[0] * header.rows]

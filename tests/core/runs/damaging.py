@@ -21,7 +21,7 @@ TEXTS = {
 _KNOWN = ("compute_dtype",)  # a figure that is looked up
 
 
-def damaged(path, *statements: str):
+def damaged(path, *statements):
     path.chmod(0o644)
     with duckdb.connect(str(path)) as database:
         for statement in statements:

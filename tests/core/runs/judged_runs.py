@@ -11,7 +11,7 @@ from core.checks.outliers import OUTLIERS, StructureFigures
 from core.checks.pair import OWN_PAIR, WIDE_PAIR, PairFigures
 from core.checks.rerun import AGAIN, RerunFigures
 from core.checks.truncation import TRUNCATION, TruncationFigures
-from core.evidence import MISSING, NOTED, Check, Evidence, Unmeasured
+from core.evidence import MISSING, NOTED, Evidence, Unmeasured
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.verdict import FloorRows, Verdict
 from tests.core.runs.made_runs import writing
@@ -36,13 +36,13 @@ RERUN_FAILED = Evidence(
 
 
 def ratio_row(
-    check: Check,
+    check,
     dtype,
-    ratio: float | None,
-    outcome: str,
-    says: str,
+    ratio,
+    outcome,
+    says,
     **figures,
-) -> Evidence:
+):
     """A row of the pair with its floor. figures: those that matter to a test."""
     control = f"'decode' against 'prefill' in {dtype}, beside 4 reorderings of every linear map"
     whole = {
@@ -144,7 +144,7 @@ SCREENED = Evidence(
 )
 
 # name -> (sentence, noise ratio, rows)
-CASES: dict[str, tuple[str, float | None, list[Evidence]]] = {
+CASES = {
     "identical": ("Both sides are equal bit for bit.", None, [RERUN_PASSED]),
     "rounding": (EXACT_PASSED.says, 0.9557, [RERUN_PASSED, OWN, EXACT_PASSED]),
     "nondeterministic": (
@@ -160,7 +160,7 @@ CASES: dict[str, tuple[str, float | None, list[Evidence]]] = {
 }
 
 
-def planted_sides() -> list[np.ndarray]:
+def planted_sides():
     """bfloat16 bits, [positions, vocab] each: some differ by one ULP, two flips at near ties
     (positions 10 and 70, both a ULP).
     """
@@ -175,7 +175,7 @@ def planted_sides() -> list[np.ndarray]:
     return [reference, variant]
 
 
-def floors(outliers: tuple[int, ...] = (), is_wider: bool = False) -> list[FloorRows]:
+def floors(outliers=(), is_wider=False):
     """Of both dtypes, or of float64 too: the pair a little above the floor, beyond 16 bits a
     thousand times so at `outliers`.
     """
@@ -193,17 +193,17 @@ def floors(outliers: tuple[int, ...] = (), is_wider: bool = False) -> list[Floor
 
 def judged_run(
     store,
-    verdict: str | None,
+    verdict,
     *,
-    evidence: list[Evidence] | None = None,
-    kind: str = "capture",
-    request: CaptureRequest | None = REQUEST,
-    model: str = "sample_runs/model",
-    revision: str = "sha256:c146",
-    run_id: str | None = None,
-    with_token_ids: bool = True,
-    wider_floor: bool = False,
-) -> str:
+    evidence=None,
+    kind="capture",
+    request=REQUEST,
+    model="sample_runs/model",
+    revision="sha256:c146",
+    run_id=None,
+    with_token_ids=True,
+    wider_floor=False,
+):
     """Writes a run whose one pair has this verdict; None: not judged."""
     ids, texts = tuple(range(2, POSITIONS + 2)), tuple(f" w{i}" for i in range(POSITIONS))
     sides = planted_sides()

@@ -11,12 +11,12 @@ REDUCE = "splitKreduce_kernel<32, 16, int, __nv_bfloat16>"
 UP, DOWN = "model.layers.{}.mlp.up_proj", "model.layers.{}.mlp.down_proj"
 
 
-def kernel_lists() -> tuple[KernelList, KernelList]:
+def kernel_lists():
     """Two layers; the variant's three forwards launch what the reference's one does, but for the
     tile and the reductions.
     """
 
-    def rows(tile: str, reductions: int, forwards: int) -> tuple[KernelRow, ...]:
+    def rows(tile, reductions, forwards):
         result = []
         for layer in range(2):
             result.append(
@@ -58,24 +58,24 @@ ORDER = (  # of the modules that are compared, in which they run
 )
 
 
-def block_lists() -> tuple[KernelList, KernelList]:
+def block_lists():
     """One block of a decode of two tokens, alone and in a batch of two: the same kernels as often,
     in other shapes.
     """
 
-    def rows(batch: int) -> tuple[KernelRow, ...]:
+    def rows(batch):
         attention, result = "model.layers.0.self_attn", []
 
         def ran(
-            module: str,
+            module,
             name,
-            *shapes: str,
-            library: str = "torch",
+            *shapes,
+            library="torch",
             dtype="bfloat16 ",
         ):
             result.append(KernelRow(module, library, name, f"{dtype}{', '.join(shapes)}", 2, 4.0))
 
-        def attended(keys: int):
+        def attended(keys):
             ran(
                 attention,
                 "aten::_scaled_dot_product_flash_attention_for_cpu",
@@ -101,7 +101,7 @@ def block_lists() -> tuple[KernelList, KernelList]:
     return KernelList(0, rows(1), 2, 2), KernelList(1, rows(2), 2, 2)
 
 
-def kernel_run(store, run_id="kernels", lists: tuple[KernelList, ...] | None = None) -> str:
+def kernel_run(store, run_id="kernels", lists=None):
     header = header_of(lengths=(3,))
     with writing(store, header, run_id=run_id) as writer:
         for kernels in kernel_lists() if lists is None else lists:

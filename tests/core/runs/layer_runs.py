@@ -1,7 +1,5 @@
 """Small runs with outputs of modules, every figure of which is planted."""
 
-from collections.abc import Callable, Sequence
-
 import numpy as np
 
 from core.numerics.formats import BFLOAT16
@@ -19,10 +17,9 @@ MODULES = (
     LayerModule(5, "logits", "head"),
 )
 WIDTH = 8
-UlpsOf = Callable[[LayerModule, int, np.ndarray], np.ndarray | np.uint16]
 
 
-def outputs(module: LayerModule, prompt: int, positions: int) -> np.ndarray:
+def outputs(module, prompt, positions):
     """Bits of bfloat16, [positions, WIDTH], the same at every call."""
     random = np.random.default_rng(1000 * prompt + module.ordinal)
     return random.uniform(1, 1.5, (positions, WIDTH)).astype(BFLOAT16.values).view(np.uint16)
@@ -30,15 +27,15 @@ def outputs(module: LayerModule, prompt: int, positions: int) -> np.ndarray:
 
 def layer_run(
     store,
-    changed: dict[tuple[int, int, int], int],
+    changed,
     *,
-    chosen: Sequence[Sequence[int]] = ((0, 1, 2), (0, 1, 2, 3, 4)),
-    lengths: tuple[int, ...] = (3, 5),
-    floor_ulps: int | None = 1,
-    sides: int = 2,
-    run_id: str | None = None,
-    flips: Sequence[int] = (),
-) -> str:
+    chosen=((0, 1, 2), (0, 1, 2, 3, 4)),
+    lengths=(3, 5),
+    floor_ulps=1,
+    sides=2,
+    run_id=None,
+    flips=(),
+):
     """Two prompts, six modules. changed: (ordinal, prompt, position) -> ULPs by which the variant's
     first element differs there.
 
@@ -55,7 +52,7 @@ def layer_run(
                 logits[side][row, token] = 0x4180  # 16
         rows = writer.layers(chosen)
 
-        def write_outputs(side: int, ulps_of: UlpsOf) -> None:
+        def write_outputs(side, ulps_of):
             for prompt, positions in enumerate(chosen):
                 for module in MODULES if positions else ():
                     bits = outputs(module, prompt, lengths[prompt])
@@ -64,7 +61,7 @@ def layer_run(
                     rows.write(side, part)
                 rows.end(side, prompt)
 
-        def moved(module: LayerModule, prompt: int, bits: np.ndarray) -> np.ndarray:
+        def moved(module, prompt, bits):
             ulps = np.zeros_like(bits)
             for (ordinal, of_prompt, position), count in changed.items():
                 if (ordinal, of_prompt) == (module.ordinal, prompt):
@@ -101,7 +98,7 @@ GROWING = {
 }
 
 
-def with_kernels(store, run_id) -> str:
+def with_kernels(store, run_id):
     """The same run, whose sides launched one kernel in two modules, in another shape on each
     side.
     """

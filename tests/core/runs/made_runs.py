@@ -4,12 +4,10 @@ store until it is killed.
 
 import itertools
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
@@ -23,11 +21,11 @@ from core.runs.writer import RunWriter
 
 def header_of(
     dtype="bfloat16",
-    lengths: tuple[int, ...] = (3, 5),
-    vocab: int = 300,
-    sides: int = 2,
+    lengths=(3, 5),
+    vocab=300,
+    sides=2,
     name="a run",
-) -> RunHeader:
+):
     """A header whose prompts have token ids and texts, except the last of several."""
     prompts = [
         Prompt(
@@ -53,7 +51,7 @@ def header_of(
     )
 
 
-def bits_of_sides(header, seed=0) -> list[np.ndarray]:
+def bits_of_sides(header, seed=0):
     """[rows, vocab] a side: any bit pattern at all, so NaN payloads, infinities and subnormals too;
     variants part in some.
     """
@@ -85,7 +83,7 @@ def bits_of_sides(header, seed=0) -> list[np.ndarray]:
     return sides
 
 
-def calm_sides(header, seed=0) -> list[np.ndarray]:
+def calm_sides(header, seed=0):
     """[rows, vocab] a side: finite logits about 3 wide, variants a few ULPs away."""
     random = np.random.default_rng(seed)
     fmt = format_named(header.compute_dtype)
@@ -106,9 +104,9 @@ def calm_sides(header, seed=0) -> list[np.ndarray]:
 def writing(
     store,
     header,
-    sides: list[np.ndarray] | None = None,
-    run_id: str | None = None,
-) -> Iterator[RunWriter]:
+    sides=None,
+    run_id=None,
+):
     """A writer that was given whole sides, by default calm ones."""
     with RunWriter(store, header, run_id=run_id) as writer:
         for side, bits in enumerate(sides or calm_sides(header)):
@@ -116,24 +114,24 @@ def writing(
         yield writer
 
 
-def write_run(store, header, sides: list[np.ndarray], run_id: str | None = None) -> Path:
+def write_run(store, header, sides, run_id=None):
     """Write whole sides at once; returns the file."""
     with writing(store, header, sides, run_id) as writer:
         return store.path_of(writer.finish())
 
 
-def make_run(store, seed=0, run_id: str | None = None) -> Path:
+def make_run(store, seed=0, run_id=None):
     header = header_of()
     return write_run(store, header, calm_sides(header, seed), run_id)
 
 
 @cache
-def _whole_run() -> bytes:
+def _whole_run():
     with TemporaryDirectory() as place:
         return make_run(Store(Path(place))).read_bytes()
 
 
-def copied(path) -> Path:
+def copied(path):
     """The run of `made` as a file of that name, made once and copied from then on: a hundred tests
     need one.
     """
@@ -142,11 +140,11 @@ def copied(path) -> Path:
     return path
 
 
-def opened(store: Store, run_id: str) -> RunReader:
+def opened(store, run_id):
     return RunReader(store.path_of(run_id))
 
 
-def ingested(store: Store, *paths: Path, **options: Any) -> RunReader:
+def ingested(store, *paths, **options):
     """The run that files of a user become."""
     return opened(store, ingest(store, paths, **options))
 

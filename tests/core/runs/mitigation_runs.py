@@ -6,12 +6,12 @@ from tests.core.runs.made_runs import header_of, writing
 
 def row(
     name,
-    neq: int,
-    rms: float,
-    flips: int,
-    shares: tuple[float, float],
+    neq,
+    rms,
+    flips,
+    shares,
     dtype="bfloat16",
-) -> MitigationRow:
+):
     return MitigationRow(
         name=name,
         what=f"Changes {name}.",
@@ -43,7 +43,7 @@ ROWS = (
 )
 
 
-def mitigation_run(store, run_id="mitigations", rows: tuple[MitigationRow, ...] = ROWS) -> str:
+def mitigation_run(store, run_id="mitigations", rows=ROWS):
     header = header_of(lengths=(3,))
     with writing(store, header, run_id=run_id) as writer:
         if rows:

@@ -65,8 +65,7 @@ def test_a_file_of_1_0_0_is_compared_judged_and_exported(cli, store, tmp_path):
     with np.load(rerun) as exported, np.load(CORPUS / "prompts.npz") as given:
         for side in ("reference", "variant"):
             assert exported[side].tobytes() == given[side].tobytes()
-    judged = cli("verdict", run_id, "--rerun", rerun, "--json")
-    assert judged.returncode == 0
+    judged = cli("verdict", run_id, "--rerun", rerun, "--json").succeeded()
     with opened(store, judged.json["run_id"]) as run:
         assert "rerun" in {row.group for row in run.evidence(0)}
 

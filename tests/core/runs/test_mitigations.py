@@ -8,7 +8,7 @@ from core.runs.tables.mitigations import advice
 from tests.core.runs.made_runs import opened
 from tests.core.runs.mitigation_runs import ROWS, mitigation_run, row
 
-PLAIN, FLOAT32, REFUSED, INVARIANT = ROWS
+PLAIN, FLOAT32, REFUSED, _ = ROWS
 UNSIZED = {"max_abs": None, "rms": None, "max_ulps": None, "noise_ratio": None}
 
 

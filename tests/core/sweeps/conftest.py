@@ -1,7 +1,6 @@
 """Plans as files, and stores to compute them into."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,7 @@ from core.sweeps.plan import read_plan
 
 
 @pytest.fixture
-def store(tmp_path) -> Store:
+def store(tmp_path):
     (tmp_path / "store").mkdir()
     return Store(tmp_path / "store")
 
@@ -19,7 +18,7 @@ def store(tmp_path) -> Store:
 def plan_file(tmp_path):
     """Write a plan and its prompts, and return its path."""
 
-    def write(folder="plan", prompt: str = "def f():", **keys) -> Path:
+    def write(folder="plan", prompt="def f():", **keys):
         place = tmp_path / folder
         place.mkdir(exist_ok=True)
         (place / "a.txt").write_text(prompt)

@@ -15,14 +15,13 @@ from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from core.sweeps.ledger import DONE, FAILED, RUNNING, CellOutcome, Ledger, run_id_of
-from core.sweeps.plan import Cell
 from core.verdict import Verdict
 from tests.waiting import until
 
 LOGITS = np.array([[1, 2, 3, 4], [4, 3, 2, 1]], np.float32)
 
 
-def write(store, run_id, request, *, moved: float = 0.0, verdict: str = "rounding", wait: str = ""):
+def write(store, run_id, request, *, moved=0.0, verdict="rounding", wait=""):
     """A run of a cell whose variant is `moved` from the reference in one logit; beyond 1 a flip.
     wait: until this file is there, with the run half written.
     """
@@ -55,7 +54,7 @@ def write(store, run_id, request, *, moved: float = 0.0, verdict: str = "roundin
         writer.finish()
 
 
-def compute(cell: Cell, folder) -> CellOutcome:
+def compute(cell, folder):
     """Compute a cell into the store in a folder, unless it is there."""
     store, (path,) = Store(Path(folder)), cell.request.variants
     run_id = run_id_of(cell.digest, {"build": cell.request.build})

@@ -2,7 +2,6 @@
 the variant.
 """
 
-from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -11,23 +10,21 @@ from transformers import DeepseekV3Config
 
 from benchmarks.verdicts.tiny_models import model_of, tiny_model
 from core.inference.controls.judge_model import JudgingSession, judge
-from core.inference.models.model import LoadedModel
-from core.verdict import Verdict
 
 
 @pytest.fixture(scope="session")
-def small() -> LoadedModel:
+def small():
     return tiny_model("llama")
 
 
 @pytest.fixture(scope="session")
-def ties() -> LoadedModel:
+def ties():
     """A router whose first two experts nearly tie at every token."""
     return tiny_model("mixtral-ties")
 
 
 @pytest.fixture(scope="session")
-def biased() -> LoadedModel:
+def biased():
     """A router with a bias that chooses the experts and is no part of their weights."""
     config = DeepseekV3Config(
         vocab_size=384,
@@ -57,23 +54,23 @@ def biased() -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
-def narrow() -> LoadedModel:
+def narrow():
     return tiny_model("llama", "bfloat16")
 
 
 @pytest.fixture(scope="session")
-def half() -> LoadedModel:
+def half():
     return tiny_model("llama", "float16")
 
 
 @pytest.fixture(scope="session")
-def judged() -> Callable[..., Verdict]:
+def judged():
     """(model, prompts, reference, variant) -> verdict, in one session for the same model and
     prompts.
     """
     session_of = cache(lambda loaded, prompts: JudgingSession(loaded, prompts))
 
-    def judge_once(loaded, prompts, reference, variant) -> Verdict:
+    def judge_once(loaded, prompts, reference, variant):
         session = session_of(loaded, tuple(map(tuple, prompts)))
         return judge(loaded, prompts, reference=reference, variant=variant, session=session)
 

@@ -1,22 +1,16 @@
 """Logits of two sides of a model, as a dump has them."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-import numpy as np
 import torch
 
-from core.inference.models.model import LoadedModel
-from core.inference.paths.engines import Engine, side_of, whole_side
+from core.inference.paths.engines import side_of, whole_side
 
 
 def side_arrays(
-    loaded: LoadedModel,
-    prompts: Sequence[Sequence[int]],
-    reference: str | Engine,
-    variant: str | Engine,
-) -> dict[str, np.ndarray]:
+    loaded,
+    prompts,
+    reference,
+    variant,
+):
     """Each side's logits in the model's dtype, in float32 clothing. [positions, vocab]"""
     arrays = {}
     for name, engine in (("reference", reference), ("variant", variant)):

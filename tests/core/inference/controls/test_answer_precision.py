@@ -52,7 +52,12 @@ def biased_after_the_upcast(model, ids):
 
 def head_in_float32(model, ids):
     """bfloat16 hidden states under a head that multiplies and returns in float32: off the grid."""
-    hidden = model.model(input_ids=ids[None], use_cache=False).last_hidden_state
+    return under_the_head(
+        model, model.model(input_ids=ids[None], use_cache=False).last_hidden_state
+    )
+
+
+def under_the_head(model, hidden):
     return (hidden.float() @ model.get_output_embeddings().weight.float().T)[0]
 
 
@@ -71,7 +76,7 @@ def unrepeatable_head_in_float32():
             * hidden
             * 2.0**-6
         )
-        return (hidden.float() @ model.get_output_embeddings().weight.float().T)[0]
+        return under_the_head(model, hidden)
 
     return compute
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from benchmarks.verdicts.engines import replaced
+from benchmarks.verdicts.choices import FAULTS
+from benchmarks.verdicts.engines import prefill, replaced
 from benchmarks.verdicts.tiny_models import model_of, tiny_model, tiny_prompts
 from core.checks.choices import ChoicesFigures
 from core.evidence import FAILED, PASSED
@@ -22,6 +23,8 @@ from tests.core.inference.odd_models import deepseek_v32
 # keys of a query, fewer than the prompts have
 FEW = 8
 GATE = ("gate", 0)
+
+WITHOUT_BIAS, _ = FAULTS["router's bias left out"]
 
 
 def replay_of(loaded, prompts):
@@ -62,17 +65,7 @@ def test_a_choice_at_a_tie_of_two_experts_is_rounding(ties):
 
 def test_experts_chosen_without_the_routers_bias_are_a_suspected_bug(biased):
     """Their weights are right, so nothing else differs once the choices are the model's."""
-
-    def without_bias(model, ids):
-        bias = model.model.layers[1].mlp.gate.e_score_correction_bias
-        saved = bias.clone()
-        bias.zero_()
-        try:
-            return model(input_ids=ids[None]).logits[0]
-        finally:
-            bias.copy_(saved)
-
-    verdict = judge(biased, tiny_prompts(biased), variant=without_bias)
+    verdict = judge(biased, tiny_prompts(biased), variant=WITHOUT_BIAS)
     (row,) = [row for row in verdict.evidence if row.outcome == FAILED]
     assert verdict.name == BUG_SUSPECTED
     assert isinstance(row.figures, ChoicesFigures)
@@ -94,7 +87,17 @@ def test_a_side_of_more_experts_differs_at_each_choice_and_is_found(ties):
     verdict = judge(ties, tiny_prompts(ties), variant=of_three)
     (row,) = [row for row in verdict.evidence if isinstance(row.figures, ChoicesFigures)]
     assert verdict.name == BUG_SUSPECTED
-    assert row.figures.differing == row.figures.choices == 3 * sum(map(len, tiny_prompts(ties)))
+    assert (
+        row.figures.differing
+        == row.figures.choices
+        == 3
+        * sum(
+            map(
+                len,
+                tiny_prompts(ties),
+            )
+        )
+    )
 
 
 def test_a_gap_is_measured_by_what_rounding_moves_the_scores_there():
@@ -191,14 +194,8 @@ def test_the_position_of_another_choice_is_that_of_its_prompt_if_prompts_repeat(
     prompts = [second, second, first]
 
     def without_bias_on_the_first(model, ids):
-        bias = model.model.layers[1].mlp.gate.e_score_correction_bias
-        saved = bias.clone()
-        if len(ids) == len(first):
-            bias.zero_()
-        try:
-            return model(input_ids=ids[None]).logits[0]
-        finally:
-            bias.copy_(saved)
+        engine = WITHOUT_BIAS if len(ids) == len(first) else prefill
+        return engine(model, ids)
 
     verdict = judge(biased, prompts, variant=without_bias_on_the_first)
     assert verdict.name == BUG_SUSPECTED

@@ -6,6 +6,7 @@ from threading import Thread
 import pytest
 import torch
 
+from benchmarks.verdicts.engines import walk
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.checks.modules_alone import AloneFigures
 from core.inference.controls.choices import choices_of, following_choices
@@ -108,16 +109,10 @@ def test_a_router_that_a_callable_asks_twice_is_not_half_forced(ties):
         block.gate(hidden.flatten(0, 1))
 
     def counting(model, ids):
-        cache, logits = None, []
         with ExitStack() as hooks:
             for layer in model.model.layers:
                 hooks.enter_context(layer.mlp.register_forward_pre_hook(ask))
-            for token in ids:
-                step = token.reshape(1, 1)
-                output = model(input_ids=step, past_key_values=cache, use_cache=True)
-                cache = output.past_key_values
-                logits.append(output.logits[0])
-        return torch.cat(logits)
+            return walk(model, ids, range(1, len(ids)))
 
     assert judge(ties, tiny_prompts(ties), variant=counting).name == ROUNDING
 

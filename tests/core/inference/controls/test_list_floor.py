@@ -130,8 +130,7 @@ def test_tokens_that_are_not_known_cannot_be_read(command, why, wide, cli, store
 def test_the_command_stores_the_run_judged(wide, cli, store):
     made = [side(wide, path, rows_of(wide, path)) for path in ("prefill", "decode")]
     run_id = store_run(store, "ways", *made)
-    done = cli("verdict", run_id, "--model", MODEL, "--json")
-    assert done.returncode == 0, done.stderr
+    cli("verdict", run_id, "--model", MODEL, "--json").succeeded()
     (new,) = (path for path in store.directory.glob("*.duckdb") if path.stem != run_id)
     judged_run = run_of(new)
     assert [found.name for found in judged_run.verdicts] == ["rounding"]
@@ -152,8 +151,7 @@ def test_explain_says_which_side_is_not_the_models(wide, cli, store):
         "cached": rows_of(wide, "decode"),
     }
     run_id = store_run(store, "made", *(side(wide, *each) for each in rows.items()))
-    done = cli("explain", run_id, "--model", MODEL, "--json")
-    assert done.returncode == 0, done.stderr
+    done = cli("explain", run_id, "--model", MODEL, "--json").succeeded()
     theirs, cached = done.json["pairs"]
     assert [cause["name"] for cause in theirs["causes"]] == ["other weights"]
     assert theirs["causes"][0]["parameters"]["floors_of_reference"] < 10

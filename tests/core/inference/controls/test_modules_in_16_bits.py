@@ -2,8 +2,6 @@
 the module is named; other ways to compute the same pass.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -42,7 +40,7 @@ def modules_of(verdict):
 class TruncatedTable(torch.nn.Module):
     """SiLU whose sigmoid is that of the next lower multiple of 1/32."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         place = (32 * x.float()).floor() / 32
         return (x.float() * place.sigmoid()).to(x.dtype)
 
@@ -56,7 +54,7 @@ def changing(owner_of, name, change):
     )
 
 
-def next_value_of_some(weight: torch.Tensor) -> torch.nn.Parameter:
+def next_value_of_some(weight):
     """A third of the weights is one unit in the last place larger."""
     moved = weight.clone()
     moved[::3] = torch.nextafter(moved[::3], torch.full_like(moved[::3], torch.inf))

@@ -81,7 +81,10 @@ def test_only_elements_finite_on_both_sides_count():
 @pytest.mark.spread(5)
 @pytest.mark.model
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen2", "gemma2", "gemma3", "mixtral", "mamba"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "gpt2", "qwen2", "gemma2", "gemma3", "mixtral", "mamba"],
+)
 def test_widened_it_computes_in_float32_with_the_very_same_values(
     name,
     dtype,

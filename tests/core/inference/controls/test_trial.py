@@ -5,23 +5,23 @@ other way to compute the same function is (benchmarks/verdicts/trial.py).
 the trial, in both dtypes, takes half an hour: `python -m benchmarks.verdicts.trial`.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from benchmarks.verdicts.engines import prefill
 from benchmarks.verdicts.kinds import KINDS
-from benchmarks.verdicts.mutations import MUTATIONS
+from benchmarks.verdicts.mutations import FAULTS, HARMLESS, MUTATIONS
 from benchmarks.verdicts.tiny_models import CONFIGS, tiny_model, tiny_prompts
 from benchmarks.verdicts.trial import (
     IN_BFLOAT16,
-    MODELS,
     REFUSED,
     Trial,
     cases_of,
     differences,
     line_of,
     model_named,
-    read_line,
     run_trial,
     try_case,
 )
@@ -132,53 +132,31 @@ def test_a_harmless_twin_is_rounding_in_few_words(name):
     assert trial.is_right, line_of(trial)
 
 
-OLD = """\
-ok    llama             prefix hash collision: a block of another prompt    bug suspected 5e5, 1e6                      model.layers.0.self_attn at 16      
-ok    llama             int8 cache                                          lower precision 9e3, 2e4                                                        
-ok    llama             sums in another order at every call                 nondeterministic 0.99, 1.65                                                     
-ok    mistral-window bfloat16one cached value of one head x 1.01                 bug suspected 9.0, 9e3                      model.layers.0.self_attn at 16      
-""".splitlines()  # noqa: E501, W291
-
-
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    ("verdict", "module", "position"),
-    [("bug suspected", "a.very.long.module.of.a.model.with.a.name", 8), ("rounding", "", None)],
+OLD = (
+    Trial("llama", "a block of another prompt", FAULTS, "bug suspected", "", 5e5, position=16),
+    Trial("llama", "int8 cache", ("lower precision",), "lower precision", "", 9e3, 2e4),
+    Trial("llama", "sums in another order", HARMLESS, "nondeterministic", "", 0.99, 1.65),
+    Trial("mistral-window bfloat16", "one value x 1.01", FAULTS, "bug suspected", "", 9.0, 9e3),
+    Trial("gpt2", "decode", HARMLESS, "identical", ""),
 )
-def test_a_printed_line_is_read_back(model, verdict, module, position):
-    trial = Trial(
-        model,
-        "a case",
-        (verdict,),
-        verdict,
-        "",
-        37.0,
-        51.0,
-        module=module,
-        position=position,
-    )
-    key, line = read_line(line_of(trial))
-    assert key == (model, "a case")
-    assert line.verdict == verdict
-    assert line.ratio == 37
-    assert line.place == (f"{module} at {position}" if module else "")
 
 
 @pytest.mark.parametrize(
-    ("number", "old", "new", "grave"),
+    ("number", "change", "grave"),
     [
-        (0, "bug suspected 5e5", "rounding 1", True),
-        (3, "bug suspected 9.0", "rounding 1", False),  # below ten floors
-        (0, "at 16", "at 17", False),
-        (2, "nondeterministic 0.99", "bug suspected 5", True),
-        (1, "lower precision", "bug suspected", False),
+        (0, {"verdict": "rounding", "noise_ratio": 1.0}, True),
+        (3, {"verdict": "rounding", "noise_ratio": 1.0}, False),  # below ten floors
+        (0, {"position": 17}, False),
+        (2, {"verdict": "bug suspected", "noise_ratio": 5.0}, True),
+        (4, {"verdict": "bug suspected"}, True),
+        (1, {"verdict": "bug suspected"}, False),
     ],
 )
-def test_what_differs_from_an_earlier_output_is_listed(number, old, new, grave):
-    line = OLD[number].replace(old, new.ljust(len(old)))
-    if number == 2:
-        line = line.replace("ok   ", "WRONG", 1)
-    lines, is_grave = differences(OLD, [*OLD[:number], line, *OLD[number + 1 :]])
+def test_what_differs_from_an_earlier_output_is_listed(number, change, grave):
+    old = [line_of(trial) for trial in OLD]
+    new = [line_of(replace(each, **change) if each is OLD[number] else each) for each in OLD]
+    lines, is_grave = differences(old, new)
     assert len(lines) == 2
+    assert OLD[number].case in lines[0]
     assert is_grave is grave
-    assert differences(OLD, OLD) == (["0 of 4 cases differ"], False)
+    assert differences(old, ["all else", *old]) == (["0 of 5 cases differ"], False)

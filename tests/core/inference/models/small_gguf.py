@@ -2,12 +2,8 @@
 describes them.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
-
 import gguf
 import numpy as np
-from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
 
 HIDDEN, FEED, LAYERS, HEADS, KV_HEADS = 64, 96, 2, 4, 2
@@ -22,11 +18,11 @@ TOKENS = ["<|start|>", *sorted(ByteLevel.alphabet()), "ĠĠ", "Ġ1", "th", "the"
 MERGES = ["Ġ Ġ", "Ġ 1", "t h", "th e", "1 2"]
 
 
-def by_hand(blocks: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> NDArray[np.float32]:
+def by_hand(blocks, kind):
     """Rows of Q4_1 or Q8_0 blocks in float32, block after block: 32 elements each."""
     rows = []
     for row in blocks:
-        values: list[np.float32] = []
+        values = []
         width = 20 if kind == Q4_1 else 34
         for start in range(0, len(row), width):
             block = row[start : start + width].tobytes()
@@ -44,7 +40,7 @@ def by_hand(blocks: NDArray[np.uint8], kind: gguf.GGMLQuantizationType) -> NDArr
     return np.array(rows, np.float32)
 
 
-def permuted(weights: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def permuted(weights, heads):
     """Rows of a projection that is rotated, as llama.cpp orders them: the two halves of a head
     alternate.
     """
@@ -52,12 +48,12 @@ def permuted(weights: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 
 
 def write(
-    path: Path,
+    path,
     *,
-    pre: str = "gpt-2",
-    facts: Mapping[str, str] | None = None,
-    more: tuple[str, ...] = (),
-) -> dict[str, NDArray[np.float32]]:
+    pre="gpt-2",
+    facts=None,
+    more=(),
+):
     """Write the model; returns what its weights are in float32, by the names that transformers
     gives them. `more`: names of further tensors.
     """
@@ -84,15 +80,15 @@ def write(
     file.add_eos_token_id(0)
     for key, value in (facts or {}).items():
         file.add_string(key, value)
-    tensors: dict[str, NDArray[np.float32]] = {}
+    tensors = {}
 
     def add(
-        name: str,
-        gguf_name: str,
-        rows: int,
-        columns: int = 0,
-        kind: gguf.GGMLQuantizationType = Q4_1,
-        heads: int = 0,
+        name,
+        gguf_name,
+        rows,
+        columns=0,
+        kind=Q4_1,
+        heads=0,
     ):
         weights = random.standard_normal((rows, columns) if columns else rows).astype(
             np.float32,

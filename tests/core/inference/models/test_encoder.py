@@ -52,7 +52,11 @@ def states_of(folder, text):
 @pytest.mark.parametrize("is_normalized", [False, True])
 def test_pooling_is_that_of_sentence_transformers(tmp_path, pooling, expected, is_normalized):
     folder = write(tmp_path, BertModel)
-    write_modules(folder, pooling, *["Transformer", "Pooling", "Normalize"][: 2 + is_normalized])
+    write_modules(
+        folder,
+        pooling,
+        *["Transformer", "Pooling", "Normalize"][: 2 + is_normalized],
+    )
     rows = torch.stack([expected(states_of(folder, text)) for text in TEXTS])
     assert torch.equal(values_of(folder), normalize(rows) if is_normalized else rows)
 
@@ -77,7 +81,16 @@ def test_the_longest_text_fills_the_embeddings_of_positions(tmp_path, kind, long
 
 def test_a_masked_language_model_is_the_mean_of_its_token_states(tmp_path):
     folder = write(tmp_path, BertForMaskedLM)
-    expected = [states_of(folder, text).sum(0) / len(states_of(folder, text)) for text in TEXTS]
+    expected = [
+        states_of(folder, text).sum(0)
+        / len(
+            states_of(
+                folder,
+                text,
+            )
+        )
+        for text in TEXTS
+    ]
     assert torch.equal(values_of(folder), torch.stack(expected))
 
 

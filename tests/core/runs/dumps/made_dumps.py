@@ -1,13 +1,12 @@
 """Logits, dumps of them, and the bits that they are read as."""
 
 import struct
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 from scipy.special import logsumexp
 
-from core.runs.dumps.dump import Dump, open_dump
+from core.runs.dumps.dump import open_dump
 
 ROWS, VOCAB = 6, 32
 VALUES = {
@@ -17,24 +16,24 @@ VALUES = {
 }
 
 
-def logits(seed, shape: tuple[int, ...] = (ROWS, VOCAB), dtype="float32") -> np.ndarray:
+def logits(seed, shape=(ROWS, VOCAB), dtype="float32"):
     return (np.random.default_rng(seed).standard_normal(shape) * 5).astype(VALUES[dtype])
 
 
-def bits_of(values) -> np.ndarray:
+def bits_of(values):
     return np.ascontiguousarray(values).view(f"<u{values.dtype.itemsize}")
 
 
-def saved(folder, **arrays) -> Path:
+def saved(folder, **arrays):
     np.savez(folder / "dump.npz", **arrays)
     return folder / "dump.npz"
 
 
-def dump_of(folder, **arrays) -> Dump:
+def dump_of(folder, **arrays):
     return open_dump([saved(folder, **arrays)])
 
 
-def bits_in(dump: Dump, max_bytes: int = 2 * 4 * VOCAB) -> list[np.ndarray]:
+def bits_in(dump, max_bytes=2 * 4 * VOCAB):
     """[rows, vocab] a side, joined from chunks of a few rows."""
     chunks = list(dump.chunks(max_bytes))
     assert [first for first, _ in chunks] == list(
@@ -45,12 +44,12 @@ def bits_in(dump: Dump, max_bytes: int = 2 * 4 * VOCAB) -> list[np.ndarray]:
     ]
 
 
-def warnings_of(folder, **arrays) -> str:
+def warnings_of(folder, **arrays):
     with dump_of(folder, **arrays) as dump:
         return " ".join(dump.warnings)
 
 
-def kl_base_file(path, logits: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+def kl_base_file(path, logits, tokens):
     """Write one as perplexity.cpp does: of each chunk of tokens the rows of its second half but the
     last. -> the log-probabilities that it holds, in float64
     """

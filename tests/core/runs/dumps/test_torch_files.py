@@ -69,7 +69,12 @@ def test_views_of_larger_storages_are_read_as_what_they_show(tmp_path, view):
 def test_two_files_of_one_tensor_are_a_pair(tmp_path):
     hf = logits(1)
     engine = logits(2)
-    with open_dump([saved(tmp_path, hf, "hf.pt"), saved(tmp_path, engine, "engine.pt")]) as dump:
+    with open_dump(
+        [
+            saved(tmp_path, hf, "hf.pt"),
+            saved(tmp_path, engine, "engine.pt"),
+        ]
+    ) as dump:
         assert [side.name for side in dump.sides] == ["hf", "engine"]
         assert np.array_equal(bits_in(dump)[1], bits_of(engine))
 

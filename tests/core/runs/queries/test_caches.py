@@ -89,7 +89,11 @@ def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
         found = summaries(run, 0)
         assert [one["prompt"] for one in caches_json(run, 0)["by_prompt"]] == [0, 1]
     for of, prompts in ((None, (0, 1)), (1, (1,))):
-        for part, kinds in (("together", KEY_VALUE), ("keys", ("key",)), ("values", ("value",))):
+        for part, kinds in (
+            ("together", KEY_VALUE),
+            ("keys", ("key",)),
+            ("values", ("value",)),
+        ):
             pairs = [bits[place] for place in bits if place[0] in prompts and place[2] in kinds]
             figures = found[of][part]
             for name, expected in figures_with_numpy(pairs).items():
@@ -169,7 +173,17 @@ def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, co
         both(KvPart(0, 0, "key", 0, bits), changed),
         lengths=(2049,),
     ) as run:
-        grids = {measure: cells(run, 0, 0, "key", measure, most=columns) for measure in MEASURES}
+        grids = {
+            measure: cells(
+                run,
+                0,
+                0,
+                "key",
+                measure,
+                most=columns,
+            )
+            for measure in MEASURES
+        }
     grid = grids["max_ulps"]
     assert len(grid) <= columns
     assert grid["first_position"].min() == 0
@@ -192,7 +206,10 @@ def test_positions_that_a_window_dropped_are_not_called_equal(tmp_path):
         [*window, *both(KvPart(1, 1, "key", 0, bits), bits.copy())],
     ) as run:
         grid = cells(run, 0, 1, "key", "max_ulps")
-    assert grid.groupby("row")["first_position"].agg(list).tolist() == [[2, 3, 4], [0, 1, 2, 3, 4]]
+    assert grid.groupby("row")["first_position"].agg(list).tolist() == [
+        [2, 3, 4],
+        [0, 1, 2, 3, 4],
+    ]
 
 
 def test_a_nan_on_one_side_is_marked_and_equal_nans_are_not(tmp_path):

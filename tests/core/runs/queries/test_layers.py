@@ -209,7 +209,13 @@ def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(stor
         table = modules(run, 0)
         along = run.rows("layer_position", pair=0, prompt=1, ordinal=4)
         grid = (
-            cells(run, 0, 1, "ratio").pivot(index="row", columns="cell", values="value").to_numpy()
+            cells(run, 0, 1, "ratio")
+            .pivot(
+                index="row",
+                columns="cell",
+                values="value",
+            )
+            .to_numpy()
         )
     assert table["floor_rms"][0] == 0.0
     assert table["ratio"][0] == float("inf")

@@ -14,7 +14,7 @@ from tests.places import RUNS
 Machine = Callable[[str], Store]
 
 
-def machines_of(request, tmp_path, monkeypatch) -> Machine:
+def machines_of(request, tmp_path, monkeypatch):
     """Open one empty store on S3 as a machine of that name sees it, with a cache of its own and
     lists that are never old.
     """
@@ -23,14 +23,14 @@ def machines_of(request, tmp_path, monkeypatch) -> Machine:
     monkeypatch.setattr(objects, "LIST_SECONDS", 0.0)
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
 
-    def open_machine(name) -> Store:
+    def open_machine(name):
         monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / name))
         return open_store(url)
 
     return open_machine
 
 
-def place_run(store, run_id, source: str | None = None) -> bytes:
+def place_run(store, run_id, source=None):
     """Put a small run there, or a copy of a sample run; its bytes."""
     path = copied(store.directory / f".partial-{run_id}" / f"{run_id}.duckdb")
     if source is not None:
@@ -40,7 +40,7 @@ def place_run(store, run_id, source: str | None = None) -> bytes:
     return body
 
 
-def ids(store) -> list[str]:
+def ids(store):
     """Ids of the runs that a store lists, all of which can be read."""
     cards, unreadable = list_runs(store)
     assert unreadable == []

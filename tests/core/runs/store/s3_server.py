@@ -3,7 +3,7 @@ passes `Faults`.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +46,7 @@ class Faults:
             start("500 Internal Server Error", [("Connection", "close")])
             return [b""]
         if fault == "half":  # of a body, and the connection is closed
-            reply: list[Any] = []
+            reply = []
             body = b"".join(
                 self.app(
                     environ,
@@ -63,7 +63,7 @@ class Faults:
             return [body[: len(body) // 2]]
         return self.app(environ, start)
 
-    def count(self, method, part: str) -> int:
+    def count(self, method, part):
         """How many requests of this method had `part` in their path or query."""
         return sum(
             1
@@ -73,7 +73,7 @@ class Faults:
 
 
 @contextmanager
-def served() -> Iterator[tuple[str, Faults]]:
+def served():
     """(address, faults) of a server with one empty bucket."""
     from moto.server import DomainDispatcherApplication, create_backend_app
     from werkzeug.serving import WSGIRequestHandler, make_server
@@ -101,7 +101,7 @@ def served() -> Iterator[tuple[str, Faults]]:
         server.server_close()
 
 
-def set_environment(patched: pytest.MonkeyPatch, address):
+def set_environment(patched, address):
     """Credentials and endpoint as the backend reads them, and nothing of the user's own."""
     for name, value in {
         "AWS_ACCESS_KEY_ID": "testing",

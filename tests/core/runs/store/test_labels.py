@@ -122,7 +122,12 @@ def test_a_store_that_cannot_be_written_to_is_a_sentence(tmp_path):
         (Labels(("a", "b")), Labels(("b", "a")), Labels(("a", "b")), Labels(("b", "a"))),
         (Labels((), "n"), Labels((), "mine"), Labels((), "n"), Labels((), "mine")),
         (Labels((), "n"), Labels((), "n"), Labels((), "theirs"), Labels((), "theirs")),
-        (Labels((), "n"), Labels((), "mine"), Labels((), "theirs"), Labels((), "theirs\n\nmine")),
+        (
+            Labels((), "n"),
+            Labels((), "mine"),
+            Labels((), "theirs"),
+            Labels((), "theirs\n\nmine"),
+        ),
         (Labels((), "n"), Labels((), "same"), Labels((), "same"), Labels((), "same")),
         (Labels((), "n"), Labels((), ""), Labels((), "theirs"), Labels((), "theirs")),
         (Labels(), Labels(pinned=True), Labels(("x",)), Labels(("x",), pinned=True)),
