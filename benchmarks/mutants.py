@@ -209,15 +209,15 @@ MUTANTS = (
     Mutant(
         "a gate on least values that looks for largest",
         "core/runs/reports/conditions.py",
-        'is_over = figure < self.limit if self.sign == "<" else figure > self.limit',
-        "is_over = figure > self.limit",
+        'is_beyond = figure < self.limit if self.sign == "<" else figure > self.limit',
+        "is_beyond = figure > self.limit",
         "tests/core/runs/reports/test_gate.py",
     ),
     Mutant(
         "a gate that fails a figure at its limit",
         "core/runs/reports/conditions.py",
-        'is_over = figure < self.limit if self.sign == "<" else figure > self.limit',
-        'is_over = figure < self.limit if self.sign == "<" else figure >= self.limit',
+        'is_beyond = figure < self.limit if self.sign == "<" else figure > self.limit',
+        'is_beyond = figure < self.limit if self.sign == "<" else figure >= self.limit',
         "tests/core/runs/reports/test_gate.py",
     ),
     Mutant(
@@ -402,8 +402,8 @@ MUTANTS = (
     _of_judge(
         "one draw of the floor",
         "inference/controls/rounding_floor",
-        "SEEDS = range(4)",
-        "SEEDS = range(1)",
+        "SEEDS = 4",
+        "SEEDS = 1",
     ),
     _of_judge(
         "any precision explains",
@@ -475,8 +475,8 @@ MUTANTS = (
     _of_judge(
         "errors of 16 bits decide if float32 failed",
         "judging/judge",
-        "if failed and (wide is None or wide.is_passed)",
-        "if failed and wide is not None and not wide.is_passed",
+        "if failed and (deciding is None or deciding.is_passed)",
+        "if failed and deciding is not None and not deciding.is_passed",
         "alone",
     ),
     _of_judge(
