@@ -50,36 +50,36 @@ _NAMED = 3  # of what is unknown, in the note
 # 8 mitigations and 26 figures of mismatch are usual. 30 blocks have 131 modules and 2,000 kernels;
 # the largest models have 126 layers: keys and values of 128 heads are 32,256 rows of kv. 61 layers
 # with an indexer and a router of three choices make 244 choices.
-_MOST_ROWS = f"""
-    side: {1 << 16}
-    pair: pairs
-    prompt: positions
-    sequence: positions
-    chosen_token: positions
-    token: positions
-    vocabulary: if(is_list, {MAX_VOCAB}, vocab + positions)
-    position: places
-    side_position: places
-    top_token: if(is_list, greatest(places, {MAX_VALUES}), {TOP_K} * places)
-    floor_position: places * {len(FORMATS)}
-    ulp_tile: pairs * (2 * positions + 64)
-    row_ulp_tile: pairs * (2 * positions + 64)
-    ulp_histogram: pairs * {DENSE + 64}
-    evidence: pairs * 1000
-    remedy: pairs * 1000
-    response: places
-    generation: places
-    generated_token: sides * {MAX_ROWS}
-    layer: pairs * prompts << 13
-    layer_position: pairs * positions << 13
-    kv: pairs * prompts << 16
-    kv_position: pairs * positions << 10
-    choice: places << 10
-    kernel: sides << 16
-    kernel_side: sides
-    op: {1 << 16}
-    mismatch: 1000
-"""
+_MOST_ROWS = {
+    "side": f"{1 << 16}",
+    "pair": "pairs",
+    "prompt": "positions",
+    "sequence": "positions",
+    "chosen_token": "positions",
+    "token": "positions",
+    "vocabulary": f"if(is_list, {MAX_VOCAB}, vocab + positions)",
+    "position": "places",
+    "side_position": "places",
+    "top_token": f"if(is_list, greatest(places, {MAX_VALUES}), {TOP_K} * places)",
+    "floor_position": f"places * {len(FORMATS)}",
+    "ulp_tile": "pairs * (2 * positions + 64)",
+    "row_ulp_tile": "pairs * (2 * positions + 64)",
+    "ulp_histogram": f"pairs * {DENSE + 64}",
+    "evidence": "pairs * 1000",
+    "remedy": "pairs * 1000",
+    "response": "places",
+    "generation": "places",
+    "generated_token": f"sides * {MAX_ROWS}",
+    "layer": "pairs * prompts << 13",
+    "layer_position": "pairs * positions << 13",
+    "kv": "pairs * prompts << 16",
+    "kv_position": "pairs * positions << 10",
+    "choice": "places << 10",
+    "kernel": "sides << 16",
+    "kernel_side": "sides",
+    "op": f"{1 << 16}",
+    "mismatch": "1000",
+}
 
 # A run file of 1.0.0 or later grows by addition: a build reads the files of every other one.
 # Columns that are added to a table are nullable; only a change of meaning takes another
@@ -169,8 +169,7 @@ def check_rows(database: Database, provenance: Record) -> None:
     vocab = min(provenance["vocab"], MAX_VOCAB)
     positions = min(provenance["positions"], MAX_LISTED_ROWS if lists else MAX_ROWS)
     counts = []
-    for line in _MOST_ROWS.strip().splitlines():
-        name, most = line.strip().split(": ")
+    for name, most in _MOST_ROWS.items():
         counts.append(f"SELECT '{name}', (SELECT count(*) FROM {name}), {most} FROM size")
     sql = f"""WITH size AS (
         -- more sides than a run has would overflow the products
