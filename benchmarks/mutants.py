@@ -532,7 +532,7 @@ def killer_of(mutant: Mutant, folder: Path) -> str:
         with planted(mutant, folder):
             after = _table(folder, mutant.pairs)
         moved = [line for line in after if line not in before]
-        return moved[0].strip("| ") if moved else ""
+        return moved[0].strip("| ").replace(" | ", ", ") if moved else ""
     killer = ""
     with planted(mutant, folder):
         # cases that `make test` leaves out count as well

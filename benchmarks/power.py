@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -29,6 +28,7 @@ from benchmarks.closeness.rivals import Rival, rivals_of
 from benchmarks.verdicts.engines import Engine, in_16_bits_only
 from benchmarks.verdicts.mutations import FAULTS, Mutation
 from benchmarks.verdicts.planted import FAMILIES, GROUPS, PLANTED, Planted, family_model
+from benchmarks.verdicts.screening import verdict_of_arrays
 from benchmarks.verdicts.tiny_models import tiny_prompts
 from benchmarks.verdicts.variations import VARIATIONS
 from core.checks.modules_alone import AloneFigures
@@ -39,8 +39,6 @@ from core.inference.models.dtypes import WIDENING
 from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import side_of, whole_side
-from core.judging.in_memory import compare_arrays
-from core.progress import no_progress
 from core.verdict import LOWER_PRECISION, Verdict
 
 FLOAT32, BFLOAT16, ALONE = "float32", "bfloat16", "16 bits alone"
@@ -161,24 +159,13 @@ class Bench:
             return None
         variant = self.logits(side)
         pair.verdict, pair.because = verdict.name, verdict.because
-        scores = {_OURS[0]: verdict.name in found, _OURS[1]: self._screened(variant) in FAULTS}
+        lengths = [len(ids) for ids in self.prompts]
+        screened = verdict_of_arrays(self.plain, variant, lengths, self.dtype)
+        scores = {_OURS[0]: verdict.name in found, _OURS[1]: screened.name in FAULTS}
         sides = variant.double(), self.plain.double(), self.exact
         scores |= {name: test.score(*sides) for name, test in self.tests.items()}
         pair.scores = {name: float(score) for name, score in scores.items()}
         return verdict
-
-    def _screened(self, variant: torch.Tensor) -> str:
-        arrays = {
-            name: side.view(torch.int16).numpy().view("V2") if side.itemsize == 2 else side.numpy()
-            for name, side in (("reference", self.plain), ("variant", variant))
-        }
-        lengths = [len(ids) for ids in self.prompts]
-        with TemporaryDirectory() as folder:
-            file = Path(folder) / "pair.npz"
-            np.savez(file, **arrays, prompt_lengths=lengths)
-            about = {"compute_dtype": self.dtype, "holds": "logits"}
-            with compare_arrays([file], on_progress=no_progress, **about) as run:
-                return run.verdicts[0].name
 
     def sound(self, case: Mutation) -> Pair:
         """Judge another way to compute the same."""

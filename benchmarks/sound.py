@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from benchmarks.families import families, tiny_family
 from benchmarks.verdicts.mutations import FAULTS, Mutation
 from benchmarks.verdicts.rollouts import sampled
+from benchmarks.verdicts.screening import verdict_of_arrays
 from benchmarks.verdicts.variations import VARIATIONS
 from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
@@ -32,13 +33,11 @@ from core.inference.models.dtypes import WIDENING
 from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import foreign_errors_stop, quiet
 from core.inference.paths.engines import Engine, side_of, whole_side
-from core.judging.in_memory import compare_arrays
 from core.judging.lists import judge_responses
-from core.progress import no_progress
 from core.responses.files import read_sides
 from core.responses.pairing import compare_sides
 from core.rl.causes import explain_tokens
-from core.verdict import IDENTICAL, LOWER_PRECISION
+from core.verdict import IDENTICAL, LOWER_PRECISION, Verdict
 
 ARRAYS, LISTS, CHOSEN, MODEL = "arrays", "top tokens", "chosen tokens", "with the model"
 _ACCUSED = (*FAULTS, LOWER_PRECISION)
@@ -134,8 +133,10 @@ class Draw:
                 if torch.equal(reference, variant):
                     continue
                 tokens = len(ids)
-                yield self.outcome(ARRAYS, case, tokens, *self._arrays(reference, variant))
-                yield self.outcome(LISTS, case, tokens, *_lists(ids, reference, variant))
+                of_arrays = verdict_of_arrays(reference, variant, [tokens], self.dtype)
+                of_lists = _verdict_of_lists(ids, reference, variant)
+                for way, verdict in ((ARRAYS, of_arrays), (LISTS, of_lists)):
+                    yield self.outcome(way, case, tokens, verdict.name, verdict.because)
                 # a trainer in the model's dtype, or in float32
                 trainer = wide[prompt] if wide and prompt % 2 else reference
                 yield self.outcome(CHOSEN, case, tokens, *self._chosen(trainer, variant))
@@ -152,28 +153,13 @@ class Draw:
             tokens = sum(map(len, self.prompts))
             yield self.outcome(MODEL, case, tokens, verdict.name, verdict.because)
 
-    def _arrays(self, reference: torch.Tensor, variant: torch.Tensor) -> tuple[str, str]:
-        sides = {"reference": reference, "variant": variant}
-        arrays = {
-            name: side.view(torch.int16).numpy().view("V2")
-            if side.dtype == torch.bfloat16
-            else side.numpy()
-            for name, side in sides.items()
-        }
-        with TemporaryDirectory() as folder:
-            file = Path(folder) / "pair.npz"
-            np.savez(file, **arrays)
-            about = {"compute_dtype": self.dtype, "holds": "logits"}
-            with compare_arrays([file], on_progress=no_progress, **about) as run:
-                return run.verdicts[0].name, run.verdicts[0].because
-
     def _chosen(self, trainer: torch.Tensor, rollout: torch.Tensor) -> tuple[str, str]:
         tokens = sampled(rollout.double().numpy(), trainer.double().numpy(), self.seed)
         causes = explain_tokens(tokens)
         return (causes[0].name, causes[0].text) if causes else ("", "")
 
 
-def _lists(ids: Sequence[int], *sides: torch.Tensor) -> tuple[str, str]:
+def _verdict_of_lists(ids: Sequence[int], *sides: torch.Tensor) -> Verdict:
     """Judge the prompt's top tokens as vLLM sends them."""
     with TemporaryDirectory() as folder:
         files = [Path(folder) / f"{number}.json" for number in range(len(sides))]
@@ -186,7 +172,7 @@ def _lists(ids: Sequence[int], *sides: torch.Tensor) -> tuple[str, str]:
             file.write_text(json.dumps(answer))
         responses = read_sides(files)
     (verdict,) = judge_responses(responses, [compare_sides(*responses)])
-    return verdict.name, verdict.because
+    return verdict
 
 
 def _entry(row: NDArray[np.float32], own: int) -> dict[str, dict]:

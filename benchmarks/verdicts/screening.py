@@ -12,11 +12,11 @@ python -m benchmarks.verdicts.screening --exact
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -34,7 +34,8 @@ from core.inference.paths.engines import Engine, side_of, whole_side
 from core.judging.in_memory import compare_arrays
 from core.numerics.formats import format_named
 from core.progress import no_progress
-from core.verdict import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, UNDECIDED
+from core.runs.dumps.torch_files import as_array
+from core.verdict import BUG_SUSPECTED, IDENTICAL, INVALID_DUMP, UNDECIDED, Verdict
 
 NAMES = (*MODELS, *(f"{name} float16" for name in CONFIGS))
 DENSE_16_BITS = [
@@ -132,6 +133,22 @@ def _verdict(pair: Path, exact: Path | None, dtype: str | None) -> tuple[str, fl
     return verdict.name, rows[0].rms_row_ulps if rows else np.inf
 
 
+def verdict_of_arrays(
+    reference: torch.Tensor,
+    variant: torch.Tensor,
+    lengths: Sequence[int],
+    dtype: str,
+) -> Verdict:
+    """Judge two sides and nothing else. reference, variant: [positions, vocab]"""
+    with TemporaryDirectory() as folder:
+        pair = Path(folder) / "pair.npz"
+        sides = {"reference": as_array(reference), "variant": as_array(variant)}
+        np.savez(pair, **sides, prompt_lengths=lengths)
+        about = {"compute_dtype": dtype, "holds": "logits"}
+        with compare_arrays([pair], on_progress=no_progress, **about) as run:
+            return run.verdicts[0]
+
+
 def table_of(outcomes: Sequence[Screened]) -> Iterator[str]:
     """Lines of Markdown: one line per model, what it came with, and kind."""
     yield (
@@ -162,7 +179,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     outcomes = []
-    with quiet(), tempfile.TemporaryDirectory() as folder:
+    with quiet(), TemporaryDirectory() as folder:
         for name in options.model or (DENSE_16_BITS if options.exact else NAMES):
             about = {"is_named": not options.unnamed, "has_exact": options.exact}
             outcomes += screened(name, Path(folder), **about)
