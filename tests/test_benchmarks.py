@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from benchmarks import power
+from benchmarks import power, sound
 from benchmarks.__main__ import ALL, module_of
-from benchmarks.verdicts.engines import PREFIX
+from benchmarks.verdicts.engines import PREFIX, prefill
+from benchmarks.verdicts.mutations import Mutation
 from benchmarks.verdicts.planted import PLANTED
 from tests.json_lines import read_lines
 from tests.places import ROOT
@@ -62,3 +63,23 @@ def test_power_counts_what_finds_two_faults(tmp_path, monkeypatch, capsys):
     assert bench.size(moved.of_share(1.0))[1] == PREFIX
     least = next(bench.strengths(cooled))
     assert bench.size(cooled.of_share(least))[0] == pytest.approx(2, rel=0.01)
+
+
+@pytest.mark.model
+def test_accused_pairs_are_counted_and_sound_ones_are_not(tmp_path, monkeypatch, capsys):
+    hot = Mutation("half the logits", lambda model, ids: prefill(model, ids) / 2)
+    chunks = next(case for case in sound.VARIATIONS if case.name == "chunks of 1, 2, 3 ... tokens")
+    monkeypatch.setattr(sound, "VARIATIONS", [hot, chunks])
+    monkeypatch.setattr(sound, "families", lambda: ["llama"])
+    monkeypatch.setattr(sound, "_CASES", 2)
+    monkeypatch.setattr(sound, "_TOKENS", (40, 41))
+    results = tmp_path / "results.jsonl"
+    monkeypatch.setattr("sys.argv", f"sound --results {results} --seeds 5 5".split())
+    sound.main()
+    sound.main()  # nothing is run again
+    outcomes = read_lines(results)
+    accused = [each["case"] for each in outcomes if each["is_accused"]]
+    assert accused == [hot.name] * 4 * 3
+    assert {each["case"] for each in outcomes} == {hot.name, chunks.name}
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| arrays")]
+    assert [row.split(" | ")[2] for row in rows] == ["4", "4"]
