@@ -112,7 +112,7 @@ def join_bytes(tokens: Sequence[str]) -> list[str]:
     if not any("<0x" in text for text in tokens):
         return list(tokens)
     owners = []
-    whole = b""
+    whole = bytearray()
     for place, text in enumerate(tokens):
         for number, part in enumerate(_BYTE.split(text)):
             is_byte = number % 2 > 0

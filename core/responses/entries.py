@@ -335,7 +335,7 @@ def _greedy(rows: Sequence[Row], text: str, source: str) -> list[Row]:
 
     DumpError unless these spell the text.
     """
-    spelled = b""
+    spelled = bytearray()
     greedy = []
     for row in rows:
         top = max(row.top, key=lambda entry: -math.inf if entry.value is None else entry.value)

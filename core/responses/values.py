@@ -58,12 +58,13 @@ def read_values(path: Path) -> _Values:
         entries = values_in(document)
         if entries is None:
             raise DumpError(f"{source}: holds no values, unlike the answer before it; {_EXPECTED}.")
-        rows += [_row(value, source) for value in _in_order(entries, source)]
-        widths = sorted({len(row) for row in rows})
+        own = [_row(value, source) for value in _in_order(entries, source)]
+        widths = sorted({len(row) for row in [*rows[:1], *own]})
         if len(widths) > 1:
             raise DumpError(
                 f"{source}: rows have {widths[0]:,} and {widths[1]:,} values; expected one length.",
             )
+        rows += own
     return np.stack(rows)
 
 

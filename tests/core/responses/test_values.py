@@ -2,6 +2,7 @@
 
 import base64
 import json
+import time
 
 import numpy as np
 import pytest
@@ -128,3 +129,13 @@ def test_what_is_no_pair_of_values_is_refused_by_one_sentence(tmp_path, one, oth
         paths.append(written(tmp_path / "other.json", *other))
     with pytest.raises(DumpError, match=says), temporary_run(paths):
         pass
+
+
+def test_an_answer_costs_no_more_after_thousands_of_others(tmp_path):
+    def seconds(answers):
+        path = written(tmp_path / f"{answers}.jsonl", *[scores([0.5])] * answers)
+        began = time.process_time()
+        assert read_values(path).shape == (answers, 1)
+        return time.process_time() - began
+
+    assert seconds(16_000) < 30 * seconds(2_000)  # 8 times as many; all pairs would be 64
