@@ -394,7 +394,7 @@ def test_a_model_that_cannot_be_reordered_is_refused_before_it_runs(change, what
 
 def test_an_operation_that_is_not_known_is_refused():
     @torch.library.custom_op("ulpscope_test::multiply", mutates_args=())
-    def multiply(x, w):
+    def multiply(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x @ w.t()
 
     layer = Layer((OUT, IN), lambda w, x: multiply(x, w))

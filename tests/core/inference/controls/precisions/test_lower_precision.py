@@ -358,7 +358,7 @@ def _engine(compute, widest="prefill"):
     settings = {"kv": {"default": "f16", "widest": "f32", "bits": {"f16": 11}}}
     path = SimpleNamespace(
         engine=SimpleNamespace(modifiers=settings, activations={}),
-        modifiers=(),
+        settings={},
         with_modifier=lambda *_: parse_path(widest),
     )
     return replace(side_of(compute), engine_path=path)
