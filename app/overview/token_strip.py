@@ -174,9 +174,9 @@ def _go(key: str, view: View) -> None:
     if not isinstance(click, dict) or current is None:
         return
     # Another run or variant may have been selected since the browser drew this strip.
-    stamps = {click.get("stamp"), selection.stamp(replace(current, prompt=view.prompt))}
+    stamps = [click.get("stamp"), selection.stamp(replace(current, prompt=view.prompt))]
     position = click.get("position")
-    if stamps != {selection.stamp(view)} or not isinstance(position, int):
+    if stamps != [selection.stamp(view)] * 2 or not isinstance(position, int):
         return
     if view.first_position <= position <= view.last_position:
         selection.select(prompt=view.prompt, position=position)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from ..runs.reader import RunReader
 from ..runs.reports.report_json import plain_number
 from ..text import clean, number, plural, shorten
 from .terminal.console import err, out, print_records, print_text, table_of
-
-if TYPE_CHECKING:
-    pass
 
 _MOST_ANSWERS = 20  # on a terminal
 _LONGEST = 2000  # characters of a text that is kept

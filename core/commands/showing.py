@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
@@ -50,9 +50,6 @@ from . import options
 from .rl import mismatch_of, print_mismatch
 from .tables import TOKENS, print_pairs, with_texts
 from .terminal.console import out, print_facts, print_json, print_records, print_text, table_of
-
-if TYPE_CHECKING:
-    pass
 
 
 def show(

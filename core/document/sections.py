@@ -399,6 +399,10 @@ def _argmax(run: RunReader, token: int | None) -> str:
 def _flips(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) -> Markup:
     every = figures[figures["is_flip"]]
     first_choices = choices.first_flips(run, pair.index)
+    unit, margin = "ULPs", "margin_ulps"
+    # lists of servers seldom show the dtype that ULPs are of
+    if every[[f"{side}_{margin}" for side in flips.SIDES]].isna().all(axis=None):
+        unit, margin = run.header.unit, "margin"
     rows = []
     for row in _rows(every.head(size.flips)):
         texts = run.header.prompts[row.prompt].token_texts
@@ -407,11 +411,11 @@ def _flips(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) -> 
         if row.position >= first_choices.get(row.prompt, np.inf):
             context = join(context, element("small", "behind another choice"))
         tops = run.top_tokens([0, pair.index + 1], row.prompt, row.position)
-        steps = [_text(getattr(row, f"{side}_margin_ulps")) or "undefined" for side in flips.SIDES]
+        margins = [_text(getattr(row, f"{side}_{margin}")) or "undefined" for side in flips.SIDES]
         cells = [
             join(place, context),
             *(_top(run, top) for top in tops),
-            " / ".join(steps),
+            " / ".join(margins),
             _text(row.max_abs),
         ]
         name = f"f{pair.index}-{row.prompt}-{row.position}"
@@ -421,7 +425,7 @@ def _flips(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) -> 
     if len(every) > len(rows):
         note = f"{len(rows):,} of {len(every):,} flips are listed."
     sides = f"reference: {pair.reference}", f"variant: {pair.variant}"
-    head = ("position", *sides, "margins, ULPs", "largest difference")
+    head = ("position", *sides, f"margins, {unit}", "largest difference")
     return join(
         element("p", prose(flips.flips_sentence(figures)), " ", note),
         table(head, rows, "Flips"),

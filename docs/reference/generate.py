@@ -54,7 +54,8 @@ def steps(heads: tuple[str, ...], registry: Mapping[str, Iterable[Any]], text: s
 
     The page has the words on each; KeyError if it has none.
     """
-    old = text[text.index(f"\n| {' | '.join(heads)} |") :].partition("\n\n")[0]
+    start = text.index(f"\n| {' | '.join(heads)} |")
+    old = text[start:].partition("\n\n")[0]
     lines = re.findall(r"^\| `(\w+)[^`]*` \| (.*) \|$", old, re.M)
     words = dict(lines)
     rows = []
@@ -129,7 +130,8 @@ def checks(_: str) -> str:
 
     rows = []
     labeled: set[tuple[str, str]] = set()
-    for record in dict.fromkeys(check.record for check in CHECKS.values()):
+    records = dict.fromkeys(check.record for check in CHECKS.values())
+    for record in records:
         figures = labels_of(record).items()
         names = []
         for key, label in figures:
@@ -161,7 +163,8 @@ def generated(page: str, text: str) -> str:
     for new in (make(text) for make in PAGES[page]):
         heads = new.partition("\n")[0]
         start = text.index(f"\n{heads}", end) + 1
-        rest = text[text.index("\n\n", start) :]
+        stop = text.index("\n\n", start)
+        rest = text[stop:]
         text = text[:start] + new + rest
         end = start + len(new)
     return text

@@ -305,6 +305,7 @@ def test_buttons_step_from_flip_to_flip_and_end_there():
         ({"position": 999}, 7),
         ({"position": "36"}, 7),
         ({"position": 36, "stamp": "another-run 0 1"}, 7),
+        ({"position": 36, "stamp": []}, 7),
         (["x"], 7),
         ({}, 7),
     ],

@@ -27,7 +27,8 @@ from core.runs.queries import caches
 from core.runs.queries.heatmap import sentence
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from core.text import visible
+from core.text import number, visible
+from tests.core.responses.made_sides import engine_side, response, side, store_run
 from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
@@ -296,3 +297,28 @@ def test_an_axis_places_values_in_percent_with_round_ticks_within_it():
         (Axis("", 0.05, 3, is_log=True, zero=0.1), "0 0.2 0.5 1 2"),
     ):
         assert " ".join(axis.ticks().values()) == ticks
+
+
+@pytest.mark.parametrize(
+    ("sides", "name", "unit"),
+    [
+        (
+            [
+                side("one", response([4, 5], {0: {7: -0.3, 8: -1.7}})),
+                side("two", response([4, 5], {0: {7: -1.6, 8: -0.4}})),
+            ],
+            "margin",
+            "nats",
+        ),
+        ([engine_side("one", 1, 20), engine_side("two", 4, 20)], "margin_ulps", "ULPs"),
+    ],
+)
+def test_flips_of_lists_have_the_margins_that_are_known(sides, name, unit, tmp_path):
+    store = Store(tmp_path)
+    with RunReader(store.path_of(store_run(store, "lists", *sides))) as run:
+        figures, text = run.positions(0), html_file(run)
+    flips = figures.loc[figures["is_flip"], [f"reference_{name}", f"variant_{name}"]]
+    margins = [" / ".join(map(number, row)) for row in flips.astype(float).to_numpy().tolist()]
+    assert len(margins) > 0
+    assert f"margins, {unit}<" in text
+    assert re.findall("<td>([^<]* / [^<]*)</td>", text) == margins
