@@ -4,7 +4,7 @@ with an exact result (docs/explanation/calibration.md).
 # every tiny model and the sample model, three dtypes
 python -m benchmarks.verdicts.screening
 # one of them; several may be given
-python -m benchmarks.verdicts.screening --model "gpt2 float32"
+python -m benchmarks.verdicts.screening --model gpt2
 # every dense tiny model in 16 bits, also with one exact result, and with trusted results too
 python -m benchmarks.verdicts.screening --exact
 """

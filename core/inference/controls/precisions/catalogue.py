@@ -35,7 +35,7 @@ _OPERANDS = frozenset(
     {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"},
 )
 # where activation functions are defined
-_FUNCTIONS = ("transformers.activations", "nn.modules.activation")
+_FUNCTIONS = ("transformers.activations", "torch.nn.modules.activation")
 _OWN_TF32 = "prefill+tf32"
 # the least scale, so that a group of zeros stays zeros
 _TINY = 1e-8

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm
+from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
 from benchmarks.verdicts.engines import PREFIX, attending, cached, left_by, prefill, rewriting
@@ -33,7 +34,7 @@ from benchmarks.verdicts.precisions import (
     stale_slot_in_fp8,
     with_weights,
 )
-from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
+from benchmarks.verdicts.tiny_models import SHAPE, model_of, tiny_model, tiny_prompts
 from core import capture_request
 from core.errors import UsageError
 from core.evidence import FAILED, NOTED, PASSED, PRECISION
@@ -492,6 +493,18 @@ def test_every_precision_of_the_catalogue_is_another_function_and_leaves_the_mod
     assert all(
         torch.equal(parameter, before[name]) for name, parameter in small.model.named_parameters()
     )
+
+
+@pytest.mark.parametrize("function", ["silu", "relu"])
+def test_activation_functions_are_rounded_whether_transformers_or_torch_defines_them(function):
+    loaded = model_of(LlamaConfig(**SHAPE, hidden_act=function))
+    (prompt,) = _one_prompt(loaded)
+    precision = parse_precisions(["activations=bf16"])[0]
+    with torch.inference_mode():
+        plain, rounded = (
+            whole_side(side.run_on(loaded), prompt) for side in (PLAIN, precision.side)
+        )
+    assert not torch.equal(plain, rounded)
 
 
 def test_noise_that_hides_where_a_cache_begins_to_be_rounded_is_looked_around(narrow):
