@@ -252,7 +252,8 @@ def main() -> None:
     print("\n".join(output))
     if options.against:
         print("\nAgainst the earlier output:\n")
-        print(*changes(options.against.read_text(), "\n".join(output)), sep="\n")
+        changed = changes(options.against.read_text(), "\n".join(output))
+        print("\n".join(changed) or "- the same")
 
 
 if __name__ == "__main__":
