@@ -386,7 +386,7 @@ def _floor(
         names,
         header.lengths,
         start,
-        size / widest,
+        size / widest if widest else np.inf,
     )
     if doubt:
         return f"The uploaded floor {doubt}."
