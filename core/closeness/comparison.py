@@ -193,9 +193,9 @@ def compare_errors(
     if place is None:
         exact_values = _without_fill(exact_values, [values, *trusted])
         with np.errstate(invalid="ignore", over="ignore"):
-            errors = [each - exact_values for each in (values, *trusted)]
-        # 0 if either is not finite
-        errors = [np.where(np.isfinite(each), each, 0) for each in errors]
+            differences = (each - exact_values for each in (values, *trusted))
+            # 0 if either is not finite
+            errors = [np.where(np.isfinite(each), each, 0) for each in differences]
         if any(each.any() for each in errors[1:]):
             return _conclude(_in_one_unit(errors, exact_values, fmt), differing, is_given=is_given)
         if may_be_rounded:

@@ -170,7 +170,7 @@ class _Trial:
         row, test = pair_row(controls, dtype, pair, floor, limits)
         is_beyond_at_few = not test.is_passed and test.ratio <= limits.over_all
         # few draws may miss what rounding does at an unstable position
-        if is_beyond_at_few and (test.worst or 0.0) <= _UNSTABLE:
+        if is_beyond_at_few and test.position.worst <= _UNSTABLE:
             with suppress(CaptureError):
                 floor = controls.larger_floor(dtype)
                 row, test = pair_row(controls, dtype, pair, floor, limits)

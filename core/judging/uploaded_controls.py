@@ -311,6 +311,10 @@ def _distinct(dump: Dump, trusted: Mapping[int, Divergence]) -> list[Divergence]
             f" expected none, or at least {_FEWEST_TRUSTED}.",
         )
     near, *_, far = sorted(names, key=lambda place: trusted[place].rms)
+    if not trusted[near].rms:
+        raise DumpError(
+            f"The trusted result {names[near]} equals the exact one; expected one with rounding.",
+        )
     ratio = trusted[far].rms / trusted[near].rms
     if ratio > DRAWN_LIMITS.over_all:
         raise DumpError(
@@ -382,7 +386,7 @@ def _floor(
         names,
         header.lengths,
         start,
-        size / widest,
+        size / widest if widest else np.inf,
     )
     if doubt:
         return f"The uploaded floor {doubt}."

@@ -55,8 +55,8 @@ def moves_of_run(run: Measured, pair: int) -> Moves:
     shares = []
     for row in moved[::step].tolist():
         variances = []
+        variant_row = some_values(run, pair + 1, (row, row + 1))
         for place in (int(nearest[row]), row):
-            variant_row = some_values(run, pair + 1, (row, row + 1))
             difference = variant_row - some_values(run, 0, (place, place + 1))
             difference = difference[np.isfinite(difference)]
             variances.append(difference.var() if len(difference) else 0.0)

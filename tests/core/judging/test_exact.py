@@ -124,6 +124,7 @@ def test_trusted_results_that_are_equal_count_once(tmp_path):
             {"exact": EXACT, **trusted(4), "trusted:x": result(9, lambda each: 1.2 * each)},
             "'trusted:x'",
         ),
+        ({"exact": EXACT, **trusted(4), "trusted:x": EXACT}, "'trusted:x' equals the exact one"),
         (
             {"exact": torch.from_numpy(EXACT).bfloat16().float().numpy()},
             "bfloat16 values only",
@@ -132,7 +133,7 @@ def test_trusted_results_that_are_equal_count_once(tmp_path):
         ({"exact": EXACT, "token_ids": TOKENS[::-1]}, "token_ids"),
         ({"exact": EXACT[::-1]}, "other weights or tokens"),
     ],
-    ids=["few", "unlike", "16 bits", "shape", "tokens", "weights"],
+    ids=["few", "unlike", "equal", "16 bits", "shape", "tokens", "weights"],
 )
 def test_what_is_no_exact_result_is_refused(tmp_path, exact, says):
     with pytest.raises(DumpError, match=says):

@@ -235,6 +235,12 @@ def test_a_position_beyond_few_draws_of_the_floor_is_compared_with_more(moves_mo
         controls = Unstable("float32", wide=wide)
         judge(controls)
         assert controls.asked == 0
+    # infinitely far beyond at a position that the floor does not move
+    controls = Unstable("float32", wide=0.0)
+    controls.wide[1:, :200] = 0.0
+    controls.wide[0, 7] = 100.0
+    judge(controls)
+    assert controls.asked == 0
 
 
 @pytest.mark.parametrize(

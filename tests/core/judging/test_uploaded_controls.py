@@ -361,6 +361,14 @@ def test_a_floor_that_is_none_decides_nothing(floor, sentence, judged):
         assert aside.outcome == MISSING
 
 
+def test_a_floor_is_left_aside_if_the_reference_in_float32_has_the_values_of_16_bits(judged):
+    """Then nothing tells how wide rounding in float32 is."""
+    pair = {"reference": REFERENCE, "variant": PAIR["variant"]}
+    found = judged(VARIANT, float32=pair, floor=FLOOR)
+    assert found.noise_ratio is None
+    assert any("The uploaded floor is" in row.says for row in found.evidence)
+
+
 def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for_a_floor_again(
     store,
     tmp_path,

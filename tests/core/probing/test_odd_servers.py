@@ -176,12 +176,20 @@ def test_nothing_is_stored_of_a_probe_that_failed(cli, tmp_path):
         "http://h/?key=1",
         "http://h:0",
         "http://h:99999",
+        "http://[::1",
+        "http://u:secret@[::1",
     ],
 )
 def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(UsageError) as raised:
         base_of(address)
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.timeout(10)
+def test_an_address_of_many_slashes_takes_no_time():
+    address = f"http://h{'/' * 5000}x"
+    assert base_of(f"{address}//v1/chat/completions//") == address
 
 
 def test_a_plan_counts_what_is_sent():
