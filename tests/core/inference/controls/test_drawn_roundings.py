@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.verdicts import sixteen
 from benchmarks.verdicts.engines import in_16_bits_only, prefill
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.sixteen import FAULTS, PLACE, TWINS
 from benchmarks.verdicts.tiny_models import tiny_prompts
-from benchmarks.verdicts.trial import model_named
 from core.checks.drawn import DRAWN, Errors, error_test
 from core.evidence import FAILED, FLOAT32, OWN_DTYPE, PASSED
 from core.inference.controls import drawn_roundings
-from core.inference.controls.drawn_roundings import DRAWS, DrawnRounding
+from core.inference.controls.drawn_roundings import DrawnRounding
 from core.inference.models.dtypes import in_float32
 from tests.core.evidence import rows_of
 from tests.core.inference.sameness import logits_of
@@ -188,26 +186,6 @@ def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged):
     outcomes = {row.side: row.outcome for row in verdict.evidence if row.check is DRAWN}
     assert sorted(outcomes.values()) == [FAILED, PASSED]
     assert outcomes["decode"] == PASSED
-
-
-@pytest.mark.thorough
-@pytest.mark.model
-def test_the_trial_accuses_no_other_way_and_no_draw_and_sees_what_its_table_says():
-    """One model with 4 prompts; `python -m benchmarks.verdicts.sixteen` runs them all."""
-    loaded, _ = model_named("llama bfloat16")
-    prompts = sixteen.prompts_for("llama bfloat16", loaded, 4)
-    tried, draws = sixteen.run_trial(
-        "llama bfloat16",
-        loaded,
-        prompts,
-        sixteen.cases_of(loaded, shares=[1.0]),
-    )
-    assert [one.case for one in tried if one.is_seen and not one.size] == []
-    assert [test.is_passed for test in draws] == [True] * DRAWS
-    assert max(one.test.ratio for one in tried if not one.size) < 1.3
-    faults = [one for one in tried if one.size]
-    assert len(faults) >= 33
-    assert [one.case for one in faults if one.size > 8 and not one.is_seen] == []
 
 
 def test_a_position_where_the_models_own_forward_rounds_more_is_no_outlier():
