@@ -121,12 +121,22 @@ def _few(tokens: SampledTokens, square: Floats) -> Iterator[Cause]:
     yield Cause("some tokens", says, {"tokens": count, "sequence": sequence})
 
 
+def _least_square(square: Floats, part: Flags) -> float:
+    """Return the least mean squared difference of a part that is more than rounding.
+
+    Tokens outside that are equal bit for bit, as those of a cached prefix are, do not show how far
+    the others round.
+    """
+    least = _LEAST_SIZE if square[~part].any() else _FAR
+    return least**2
+
+
 def _is_most(square: Floats, part: Flags) -> bool:
     """Return whether nearly all of the squared difference lies in a part of the tokens, at a much
     higher density.
     """
     inside = square[part]
-    is_dense = inside.mean() >= max(_LEAST_SIZE**2, CONTRAST * square[~part].mean())
+    is_dense = inside.mean() >= max(_least_square(square, part), CONTRAST * square[~part].mean())
     return bool(is_dense and inside.sum() >= (1 - MOST) * square.sum())
 
 
@@ -364,8 +374,9 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
     for kind, (part, words) in parts.items():
         inside = square[part]
         outside = square[~part]
+        is_small = inside.mean() < _least_square(square, part)
         # responses that begin alike have the same values there
-        if len(np.unique(inside)) < 8 or len(outside) < 8 or inside.mean() < _LEAST_SIZE**2:
+        if is_small or len(np.unique(inside)) < 8 or len(outside) < 8:
             continue
         is_outlying = np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300)
         if is_outlying or (kind != "end" and _is_most(square, part)):
