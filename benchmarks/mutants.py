@@ -52,6 +52,7 @@ PAIRS = {
     ),
     # with faults of 16 bits alone
     "alone": ("--family=llama", "--fault=v_scale of a head"),
+    "gpt-oss": ("--quick", "--family=gpt-oss", "--fault=bias of the router missing"),
     "mixtral": (
         "--quick",
         "--family=mixtral",
@@ -322,13 +323,6 @@ MUTANTS = (
         "OWN = Limits(over_all=0.5",
     ),
     _of_judge(
-        "16 bits up to 1,000 floors",
-        "checks/pair",
-        "OWN = Limits(over_all=10.0",
-        "OWN = Limits(over_all=1000.0",
-        "alone",
-    ),
-    _of_judge(
         "errors of 16 bits up to 200 roundings",
         "checks/drawn",
         "Limits(over_all=2.0, at_a_place=2.0)",
@@ -386,13 +380,6 @@ MUTANTS = (
         "limits_of(0.1, evidence=0.0, column=0.0)",
     ),
     _of_judge(
-        "choices at any gap",
-        "checks/choices",
-        "LARGEST_GAP = 4.0",
-        "LARGEST_GAP = 4e9",
-        "mixtral",
-    ),
-    _of_judge(
         "choices at no gap",
         "checks/choices",
         "LARGEST_GAP = 4.0",
@@ -404,24 +391,6 @@ MUTANTS = (
         "inference/controls/rounding_floor",
         "SEEDS = 4",
         "SEEDS = 1",
-    ),
-    _of_judge(
-        "any precision explains",
-        "inference/controls/precisions/lowered",
-        "MOST_LEFT = 0.5",
-        "MOST_LEFT = 1e9",
-    ),
-    _of_judge(
-        "no precision explains",
-        "inference/controls/precisions/lowered",
-        "MOST_LEFT = 0.5",
-        "MOST_LEFT = 0.0",
-    ),
-    _of_judge(
-        "one logit up to a billion times the others",
-        "checks/single_logit",
-        "LARGEST_PEAK = 16.0",
-        "LARGEST_PEAK = 1e9",
     ),
     _of_judge(
         "one logit up to twice the others",
@@ -455,24 +424,6 @@ MUTANTS = (
         "alone",
     ),
     _of_judge(
-        "bugs only if no check failed",
-        "judging/conclude",
-        "    if bug is not None:",
-        "    if bug is None:",
-    ),
-    _of_judge(
-        "what passed leaves 16 bits open",
-        "judging/conclude",
-        "if row.outcome == MISSING and row.figures.leaves_16_bits_open",
-        "if row.outcome == PASSED and row.figures.leaves_16_bits_open",
-    ),
-    _of_judge(
-        "no second look at few positions",
-        "judging/judge",
-        "_UNSTABLE = 12.0",
-        "_UNSTABLE = 0.0",
-    ),
-    _of_judge(
         "errors of 16 bits decide if float32 failed",
         "judging/judge",
         "if failed and (deciding is None or deciding.is_passed)",
@@ -492,6 +443,57 @@ MUTANTS = (
         "if outcomes <= {PASSED} or is_of_16_bits:",
         "if outcomes <= {PASSED}:",
         "alone",
+    ),
+    _of_judge(
+        "choices at any gap",
+        "checks/choices",
+        "LARGEST_GAP = 4.0",
+        "LARGEST_GAP = 4e9",
+        "gpt-oss",
+    ),
+    _of_judge(
+        "no position is named",
+        "judging/judge",
+        "place = structure.first",
+        "place = None",
+    ),
+    _of_judge(
+        "errors of 16 bits at a position up to 200 roundings",
+        "checks/drawn",
+        "Limits(over_all=2.0, at_a_place=2.0)",
+        "Limits(over_all=2.0, at_a_place=200.0)",
+        "alone",
+    ),
+    _of_judge(
+        "no spread of the floor itself",
+        "checks/pair",
+        "uses_own_spread=True",
+        "uses_own_spread=False",
+    ),
+    _of_judge(
+        "two draws of rounding",
+        "inference/controls/drawn_roundings",
+        "DRAWS = 8",
+        "DRAWS = 2",
+        "alone",
+    ),
+    _of_judge(
+        "arrays alone up to no peak",
+        "checks/arrays_alone",
+        "MOST_PEAK = 16",
+        "MOST_PEAK = 0",
+    ),
+    _of_judge(
+        "a failed check is a lower precision",
+        "judging/conclude",
+        "    if not is_lower:",
+        "    if is_lower:",
+    ),
+    _of_judge(
+        "bugs are nondeterminism",
+        "judging/conclude",
+        "        return BUG_SUSPECTED, first(PRECISION) or bug",
+        "        return NONDETERMINISTIC, bug",
     ),
 )
 

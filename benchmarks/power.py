@@ -39,7 +39,7 @@ from core.inference.models.dtypes import WIDENING
 from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import side_of, whole_side
-from core.verdict import LOWER_PRECISION, Verdict
+from core.verdict import LOWER_PRECISION, UNDECIDED, Verdict
 
 FLOAT32, BFLOAT16, ALONE = "float32", "bfloat16", "16 bits alone"
 SETTINGS = (FLOAT32, BFLOAT16, ALONE)
@@ -260,6 +260,8 @@ def table(pairs: Sequence[Pair]) -> Iterator[str]:
         if own:
             yield f"| {setting}, {low:g} to {high:g} | {len(own)} | {counts[0]} | {counts[1]} |"
     yield ""
+    undecided = sum(pair.verdict == UNDECIDED for pair in sound)
+    yield f"sound pairs undecided: {undecided} of {len(sound)}"
     found = [pair for pair in faulty if pair.scores[_OURS[0]]]
     for what in ("module", "position"):
         claims = [getattr(pair, f"{what}_is_right") for pair in found]
