@@ -457,10 +457,10 @@ MUTANTS = (
         "alone",
     ),
     _of_judge(
-        "no spread of the floor itself",
-        "checks/pair",
-        "uses_own_spread=True",
-        "uses_own_spread=False",
+        "arrays alone accuse nothing",
+        "judging/conclude",
+        "return BUG_SUSPECTED, screening",
+        "return LIKELY_ROUNDING, screening",
     ),
     _of_judge(
         "two draws of rounding",

@@ -28,6 +28,7 @@ from benchmarks.verdicts.mutations import FAULTS, Mutation
 from benchmarks.verdicts.rollouts import sampled
 from benchmarks.verdicts.screening import verdict_of_arrays
 from benchmarks.verdicts.variations import VARIATIONS
+from core.cause import Cause
 from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
 from core.inference.models.dtypes import WIDENING
@@ -124,8 +125,16 @@ class Draw:
         with torch.inference_mode(), side_of(side).open(model, None) as run:
             return [whole_side(run, ids).to(model.torch_dtype) for ids in self.prompts]
 
-    def outcome(self, way: str, case: Mutation, tokens: int, answer: str, because: str) -> Outcome:
-        is_accused = answer in _ACCUSED if way != CHOSEN else bool(answer)
+    def outcome(
+        self,
+        way: str,
+        case: Mutation,
+        tokens: int,
+        answer: str,
+        because: str,
+        *,
+        is_accused: bool,
+    ) -> Outcome:
         about = self.seed, way, has_experts(self.loaded.model), self.family, self.dtype
         return Outcome(*about, tokens, case.name, answer, is_accused, because)
 
@@ -152,10 +161,14 @@ class Draw:
                 of_arrays = verdict_of_arrays(reference, variant, [tokens], self.dtype)
                 of_lists = _verdict_of_lists(ids, reference, variant)
                 for way, verdict in ((ARRAYS, of_arrays), (LISTS, of_lists)):
-                    yield self.outcome(way, case, tokens, verdict.name, verdict.because)
+                    yield self.verdict(way, case, tokens, verdict)
                 # a trainer in the model's dtype, or in float32
                 trainer = wide[prompt] if wide and prompt % 2 else reference
-                yield self.outcome(CHOSEN, case, tokens, *self._chosen(trainer, variant))
+                values = sampled(variant.double().numpy(), trainer.double().numpy(), self.seed)
+                cause = next(iter(explain_tokens(values)), Cause("", ""))
+                about = CHOSEN, case, tokens, cause.name, cause.text
+                # some causes are places, or what sound sides have too
+                yield self.outcome(*about, is_accused=bool(cause.name) and cause.is_fault)
 
     def with_model(self) -> Iterator[Outcome]:
         """Judge the first case with the model."""
@@ -167,12 +180,11 @@ class Draw:
             return
         if verdict.name != IDENTICAL:
             tokens = sum(map(len, self.prompts))
-            yield self.outcome(MODEL, case, tokens, verdict.name, verdict.because)
+            yield self.verdict(MODEL, case, tokens, verdict)
 
-    def _chosen(self, trainer: torch.Tensor, rollout: torch.Tensor) -> tuple[str, str]:
-        tokens = sampled(rollout.double().numpy(), trainer.double().numpy(), self.seed)
-        causes = explain_tokens(tokens)
-        return (causes[0].name, causes[0].text) if causes else ("", "")
+    def verdict(self, way: str, case: Mutation, tokens: int, verdict: Verdict) -> Outcome:
+        about = way, case, tokens, verdict.name, verdict.because
+        return self.outcome(*about, is_accused=verdict.name in _ACCUSED)
 
 
 def _verdict_of_lists(ids: Sequence[int], *sides: torch.Tensor) -> Verdict:
