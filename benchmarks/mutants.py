@@ -470,10 +470,10 @@ MUTANTS = (
         "alone",
     ),
     _of_judge(
-        "arrays alone up to no peak",
+        "arrays alone in bfloat16 up to no row ULP",
         "checks/arrays_alone",
-        "MOST_PEAK = 16",
-        "MOST_PEAK = 0",
+        '"bfloat16": (2, 24, 0.25)',
+        '"bfloat16": (0, 0, 0.25)',
     ),
     _of_judge(
         "a failed check is a lower precision",
