@@ -201,8 +201,8 @@ class LoadedModel:
             raise CaptureError(f"{label} is empty; expected at least one token.")
         if self.context is not None and len(ids) > self.context:
             raise CaptureError(
-                f"{label} has {len(ids)} tokens; the model's context is {self.context}. Shorten the"
-                " prompt.",
+                f"{label} has {len(ids):,} tokens; the model's context is {self.context:,}. Shorten"
+                " the prompt.",
             )
         for position, token in enumerate(ids):
             if not 0 <= token < self.token_limit:

@@ -169,7 +169,8 @@ def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
     with foreign_errors(name, "an undamaged, complete archive"):
         # the directory's size, before zipfile reads all of it
         end = data.rfind(b"PK\x05\x06")
-        if int.from_bytes(data[end + 12 : end + 16], "little") > DIRECTORY_BYTES:
+        # of a file that was cut short there is none
+        if end >= 0 and int.from_bytes(data[end + 12 : end + 16], "little") > DIRECTORY_BYTES:
             raise zipfile.BadZipFile(f"a directory of more than {DIRECTORY_BYTES} bytes")
         archive = zipfile.ZipFile(path)
     with archive:
