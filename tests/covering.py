@@ -2,30 +2,23 @@
 `make thorough` the rest.
 """
 
+import itertools
+
 import pytest
 from _pytest.mark import ParameterSet
 
 
-def covering(
-    first,
-    second,
-    *,
-    whole=(),
-):
+def covering(first, second, *, whole=()):
     """Every pair as parameters. Not thorough are those whose first is of `whole`, and a diagonal
     through all of them.
     """
-    return [
-        pytest.param(
-            one,
-            other,
-            marks=()
-            if one in whole or _is_diagonal(i, len(first), j, len(second))
-            else pytest.mark.thorough,
+    params = []
+    for (i, one), (j, other) in itertools.product(enumerate(first), enumerate(second)):
+        is_quick = one in whole or _is_diagonal(i, len(first), j, len(second))
+        params.append(
+            pytest.param(one, other, marks=() if is_quick else pytest.mark.thorough),
         )
-        for i, one in enumerate(first)
-        for j, other in enumerate(second)
-    ]
+    return params
 
 
 def _is_diagonal(i, rows, j, columns):
@@ -35,20 +28,12 @@ def _is_diagonal(i, rows, j, columns):
 
 def thorough(cases):
     """Cases that are left to `make thorough`; a tuple is a case of several parameters."""
-    return [
-        pytest.param(
-            *(
-                case.values
-                if isinstance(case, ParameterSet)
-                else case
-                if isinstance(case, tuple)
-                else (case,)
-            ),
-            id=case.id if isinstance(case, ParameterSet) else None,
-            marks=pytest.mark.thorough,
-        )
-        for case in cases
-    ]
+    params = []
+    for case in cases:
+        if not isinstance(case, ParameterSet):
+            case = pytest.param(*(case if isinstance(case, tuple) else (case,)))
+        params.append(pytest.param(*case.values, id=case.id, marks=pytest.mark.thorough))
+    return params
 
 
 def few(cases, *quick):

@@ -2,15 +2,9 @@
 them.
 """
 
-from collections.abc import Callable
-
 import numpy as np
-from numpy.typing import NDArray
 
-from core.numerics.formats import LOGIT_FORMATS, FloatFormat
-
-Row = tuple[NDArray[np.unsignedinteger], NDArray[np.unsignedinteger]]
-Kind = Callable[[np.random.Generator, int, FloatFormat], Row]
+from core.numerics.formats import LOGIT_FORMATS
 
 
 def _patterns(rng, vocab, fmt):
