@@ -1,11 +1,11 @@
 """Sound pairs that no limit was chosen on: accused of how many? (docs/explanation/calibration.md)
 
-python -m benchmarks.sound --results FILE --seeds 1 400     # about an hour on one core
+python -m benchmarks.sound --results FILE --seeds 1 400            # 90 minutes on one core
 python -m benchmarks.sound --results FILE --seeds 1 400 --model    # judged with the model instead
 
 A seed draws the family, its weights, the dtype, four prompts of 32 to 2,048 tokens, threads, and
-six ways to compute the same. Each prompt is a pair, but with the model, which takes all of them.
-Pairs of equal bits do not count. Seeds that FILE has are not run again.
+six ways to compute the same. Each prompt is a pair of arrays and of lists; all four are one of
+chosen tokens, and with the model. Pairs of equal bits do not count. Seeds that FILE has are not run again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks.families import families, tiny_family
 from benchmarks.verdicts.mutations import FAULTS, Mutation
-from benchmarks.verdicts.rollouts import sampled
+from benchmarks.verdicts.rollouts import sampled, with_values
 from benchmarks.verdicts.screening import verdict_of_arrays
 from benchmarks.verdicts.variations import VARIATIONS
 from core.cause import Cause
@@ -162,13 +162,30 @@ class Draw:
                 of_lists = _verdict_of_lists(ids, reference, variant)
                 for way, verdict in ((ARRAYS, of_arrays), (LISTS, of_lists)):
                     yield self.verdict(way, case, tokens, verdict)
-                # a trainer in the model's dtype, or in float32
-                trainer = wide[prompt] if wide and prompt % 2 else reference
-                values = sampled(variant.double().numpy(), trainer.double().numpy(), self.seed)
-                cause = next(iter(explain_tokens(values)), Cause("", ""))
-                about = CHOSEN, case, tokens, cause.name, cause.text
-                # some causes are places, or what sound sides have too
-                yield self.outcome(*about, is_accused=bool(cause.name) and cause.is_fault)
+            trainer = wide if wide and self.seed % 2 else references[case.reference]
+            yield from self._chosen(case, trainer, variants)
+
+    def _chosen(
+        self,
+        case: Mutation,
+        trainer: Sequence[torch.Tensor],
+        rollout: Sequence[torch.Tensor],
+    ) -> Iterator[Outcome]:
+        """Look for causes in tokens sampled from the rollout's logits, a response a prompt."""
+        lengths = [len(ids) for ids in self.prompts]
+        sides = (torch.cat([*side]).double().numpy() for side in (rollout, trainer))
+        drawn = sampled(*sides, self.seed)
+        tokens = with_values(
+            # one of its several draws
+            drawn.select(np.arange(len(drawn.r)) < sum(lengths)),
+            sequence=np.repeat(np.arange(len(lengths)), lengths),
+            position=np.concatenate([np.arange(length) for length in lengths]),
+        )
+        if tokens.r.any():
+            cause = next(iter(explain_tokens(tokens)), Cause("", ""))
+            about = CHOSEN, case, sum(lengths), cause.name, cause.text
+            # some causes are places, or what sound sides have too
+            yield self.outcome(*about, is_accused=bool(cause.name) and cause.is_fault)
 
     def with_model(self) -> Iterator[Outcome]:
         """Judge the first case with the model."""
