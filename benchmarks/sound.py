@@ -5,7 +5,8 @@ python -m benchmarks.sound --results FILE --seeds 1 400 --model    # judged with
 
 A seed draws the family, its weights, the dtype, four prompts of 32 to 2,048 tokens, threads, and
 six ways to compute the same. Each prompt is a pair of arrays and of lists; all four are one of
-chosen tokens, and with the model. Pairs of equal bits do not count. Seeds that FILE has are not run again.
+chosen tokens, and with the model. Pairs of equal bits do not count. Seeds that FILE has are not
+run again.
 """
 
 from __future__ import annotations
