@@ -56,7 +56,7 @@ _OF_THE_TRIAL = {
     "norms in float64",
     "fused tanh GELU",
 }
-# of transformers, wrong when cached or padded (docs/explanation/families.md)
+# of transformers, wrong when cached, padded or in a batch (docs/explanation/families.md)
 _WRONG = {
     "bamba",
     "deepseek_v4",
@@ -68,6 +68,7 @@ _WRONG = {
     "nemotron_h",
     "prophetnet",
     "recurrent_gemma",
+    "rwkv",
     "zamba2",
 }
 
