@@ -10,6 +10,7 @@ from transformers import (
     BertForSequenceClassification,
     BertForTokenClassification,
     BertModel,
+    LlamaForCausalLM,
     RobertaModel,
 )
 
@@ -62,7 +63,10 @@ def test_pooling_is_that_of_sentence_transformers(tmp_path, pooling, expected, i
 
 
 @pytest.mark.parametrize("path", ["encode+pad:right:5", "encode+pad:left:5"])
-@pytest.mark.parametrize(("kind", "pooling"), [(BertModel, CLS), (RobertaModel, LAST)])
+@pytest.mark.parametrize(
+    ("kind", "pooling"),
+    [(BertModel, CLS), (RobertaModel, LAST), (LlamaForCausalLM, LAST)],
+)
 def test_padding_changes_bits_only(tmp_path, kind, pooling, path):
     folder = write_modules(write(tmp_path, kind), {pooling: True}, "Transformer", "Pooling")
     torch.testing.assert_close(values_of(folder, path=path), values_of(folder))
