@@ -186,12 +186,14 @@ def screen(
     *,
     has_experts: bool = False,
     scale: tuple[Floats, float] | None = None,
+    systematic: float = 0.0,
 ) -> Evidence:
     """Screen a pair by its figures at each position, as `run.columns` gives them.
 
     causes: sentences of common causes that explain the difference; has_experts: a near tie of the
     router may choose another expert, which moves a position as far as a bug does; scale:
-    `scale_of_values` of values that are no logits. The evidence is noted if undecided.
+    `scale_of_values` of values that are no logits; systematic: share of the difference that goes
+    with the logits. The evidence is noted if undecided.
     """
     if scale is None:
         rms = np.nan_to_num(columns["rms_row_ulps"])
@@ -211,4 +213,5 @@ def screen(
         has_experts=has_experts,
         may_be_16_bits=may_be_16_bits(header),
         peak=peak,
+        systematic=systematic,
     )
