@@ -43,6 +43,8 @@ LEAST_VALUES = 16  # fewer have no typical size that rounding could be compared 
 # of a difference, that goes with the logits: of rounding up to 0.5 over some rows of all prompts
 # and 0.6 within prompts; of a bias of the head, or a scale as large as rounding, 0.75 and more
 SYSTEMATIC_SHARE = 0.65
+# logits: no model's are further; beyond, a mask by a number is the row's largest value
+LARGEST_LOGIT = 4096.0
 _KL = 0.25  # mean, nats: harmless up to 0.0017 in dense models, 0.022 with experts
 
 
@@ -77,6 +79,7 @@ def screening_row(
     may_be_16_bits: bool,
     peak: float | None,
     systematic: float,
+    is_masked: bool,
 ) -> Evidence:
     """Screen a pair by its figures; the evidence is noted if undecided.
 
@@ -85,7 +88,7 @@ def screening_row(
     of the router may choose another expert, which moves a position as far as a bug does;
     may_be_16_bits: float32 arrays whose dtype was not named; flips: None of values that are
     no logits; peak: of those, the largest of a row over its median; systematic: share of the
-    difference that goes with the logits.
+    difference that goes with the logits; is_masked: a row has a value beyond LARGEST_LOGIT.
     """
     rounding, bug, step = ROW_ULPS[dtype]
     size = rms_of(rms**2)
@@ -126,6 +129,12 @@ def screening_row(
             "a bug, other weights, lower precision, or a mixture of experts (--mixture-of-experts)"
         )
         says = f"{measurement} (limit {bug:g}): {causes_of_it}."
+    elif is_masked:
+        outcome = NOTED
+        says = (
+            f"Values beyond {LARGEST_LOGIT:,.0f}, as of a mask, make row ULPs so large that they"
+            " hide differences of the others: save -inf in their place."
+        )
     elif size > rounding or worst > STANDS_OUT_MOST or flips or systematic > SYSTEMATIC_SHARE:
         outcome = NOTED
         sizes = {

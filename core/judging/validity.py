@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..checks.arrays_alone import screening_row
+from ..checks.arrays_alone import LARGEST_LOGIT, screening_row
 from ..checks.emitted_tokens import sampler_evidence
 from ..checks.not_finite import numbers_row
 from ..checks.probabilities import DumpSide, logsumexp_row
@@ -19,7 +19,7 @@ from ..checks.truncation import truncation_row
 from ..evidence import Evidence
 from ..numerics.arrays import Array, Floats, Values
 from ..numerics.constant_rows import Filling
-from ..numerics.formats import values_of
+from ..numerics.formats import spacings, values_of
 from ..numerics.side_divergence import Divergence
 from ..numerics.totals import beyond_noise, dominating
 from ..places import NotFinite
@@ -195,6 +195,9 @@ def screen(
     `scale_of_values` of values that are no logits; systematic: share of the difference that goes
     with the logits. The evidence is noted if undecided.
     """
+    (largest_step,) = spacings(np.array([LARGEST_LOGIT]), header.format)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        steps = columns["rms"] / columns["rms_row_ulps"]
     if scale is None:
         rms = np.nan_to_num(columns["rms_row_ulps"])
         peak = None
@@ -214,4 +217,5 @@ def screen(
         may_be_16_bits=may_be_16_bits(header),
         peak=peak,
         systematic=systematic,
+        is_masked=scale is None and bool((steps >= largest_step).any()),
     )

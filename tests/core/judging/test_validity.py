@@ -372,6 +372,17 @@ def test_a_difference_that_follows_the_logits_is_no_rounding(fault, tmp_path):
         assert run.pairs[0].verdict == "undecided"
 
 
+@pytest.mark.parametrize("mask", [-1e4, -65504.0, -1e30, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize(("reference", "variant"), [(PLAIN, OTHER), (WIDE, WIDE_OTHER)])
+def test_a_mask_by_a_number_on_both_sides_hides_no_fault(reference, variant, mask, tmp_path):
+    noise = 0.3 * np.random.default_rng(2).standard_normal(reference.shape)
+    sides = [reference.copy(), (variant + noise).astype(np.float32)]
+    for side in sides:
+        side[:, -100:] = mask
+    run = stored(tmp_path, *sides, compute_dtype=np.array("float32"))
+    assert run.pairs[0].verdict == "undecided"
+
+
 def _rounded(logits, dtype):
     return logits.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype).astype(np.float32)
 
