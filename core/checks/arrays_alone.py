@@ -40,6 +40,11 @@ STANDS_OUT_MOST, STANDS_OUT = 20, 100
 # accused, and two were undecided.
 MOST_PEAK = 16
 LEAST_VALUES = 16  # fewer have no typical size that rounding could be compared with
+# of a difference, that goes with the logits: of rounding up to 0.5 over some rows of all prompts
+# and 0.6 within prompts; of a bias of the head, or a scale as large as rounding, 0.75 and more
+SYSTEMATIC_SHARE = 0.65
+# logits: no model's are further; beyond, a mask by a number is the row's largest value
+LARGEST_LOGIT = 4096.0
 _KL = 0.25  # mean, nats: harmless up to 0.0017 in dense models, 0.022 with experts
 
 
@@ -55,6 +60,7 @@ class ScreeningFigures(CheckFigures):
     first: FirstPlace
     causes: Annotated[tuple[str, ...], "common causes"]
     peak: Annotated[float | None, "largest value of a row over its median"] = None
+    systematic_share: Annotated[float, "part of the difference that goes with the logits"] = 0.0
 
 
 ARRAYS_ALONE = Check("the arrays alone", SCREENING, ScreeningFigures, LIKELY_ROUNDING)
@@ -72,6 +78,8 @@ def screening_row(
     has_experts: bool,
     may_be_16_bits: bool,
     peak: float | None,
+    systematic: float,
+    is_masked: bool,
 ) -> Evidence:
     """Screen a pair by its figures; the evidence is noted if undecided.
 
@@ -79,7 +87,8 @@ def screening_row(
     of the difference; causes: sentences of common causes that explain it; has_experts: a near tie
     of the router may choose another expert, which moves a position as far as a bug does;
     may_be_16_bits: float32 arrays whose dtype was not named; flips: None of values that are
-    no logits; peak: of those, the largest of a row over its median.
+    no logits; peak: of those, the largest of a row over its median; systematic: share of the
+    difference that goes with the logits; is_masked: a row has a value beyond LARGEST_LOGIT.
     """
     rounding, bug, step = ROW_ULPS[dtype]
     size = rms_of(rms**2)
@@ -120,7 +129,13 @@ def screening_row(
             "a bug, other weights, lower precision, or a mixture of experts (--mixture-of-experts)"
         )
         says = f"{measurement} (limit {bug:g}): {causes_of_it}."
-    elif size > rounding or worst > STANDS_OUT_MOST or flips:
+    elif is_masked:
+        outcome = NOTED
+        says = (
+            f"Values beyond {LARGEST_LOGIT:,.0f}, as of a mask, make row ULPs so large that they"
+            " hide differences of the others: save -inf in their place."
+        )
+    elif size > rounding or worst > STANDS_OUT_MOST or flips or systematic > SYSTEMATIC_SHARE:
         outcome = NOTED
         sizes = {
             f"RMS {number(size, 3)} row ULPs of {dtype} (limit {rounding:g})": size > rounding,
@@ -128,6 +143,9 @@ def screening_row(
                 worst > STANDS_OUT_MOST
             ),
             f"{plural(flips or 0, 'flip')} beyond the noise": bool(flips),
+            f"{systematic:.0%} of it follows the logits (limit {SYSTEMATIC_SHARE:.0%})": (
+                systematic > SYSTEMATIC_SHARE
+            ),
         }
         reach = series([text for text, is_beyond in sizes.items() if is_beyond])
         says = f"Larger than rounding usually is: {reach}. A control decides."
@@ -154,5 +172,6 @@ def screening_row(
         first=None if first is None else place_of(first, lengths),
         causes=tuple(causes),
         peak=peak if peak is not None and np.isfinite(peak) else None,
+        systematic_share=systematic,
     )
     return Evidence(ARRAYS_ALONE, "the two arrays, without controls", figures, outcome, says)

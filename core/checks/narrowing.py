@@ -15,11 +15,9 @@ from ..numerics.statistic import TINY
 from ..places import place_in_words
 from ..text import multiple, number
 from ..verdict import LIKELY_ROUNDING
-from .arrays_alone import ROW_ULPS, STANDS_OUT
+from .arrays_alone import ROW_ULPS, STANDS_OUT, SYSTEMATIC_SHARE
 from .pair import OWN
 
-# of an error goes with the logits: of rounding up to 0.42, of a norm 1 % off 0.6 and more
-_SYSTEMATIC_SHARE = 0.65
 _SYSTEMATIC = 2.5  # times the other side's
 # at one position over the median one: 5.7 in dense models, 54 with experts
 _JUMP_OF_ROUNDING = 12.0
@@ -87,7 +85,7 @@ def narrowing_row(
     other, side = sorted(names, key=lambda name: errors[name].system.size)
     system = errors[side].system
     is_systematic = (
-        system.share > _SYSTEMATIC_SHARE and system.size > _SYSTEMATIC * errors[other].system.size
+        system.share > SYSTEMATIC_SHARE and system.size > _SYSTEMATIC * errors[other].system.size
     )
     if ratio > OWN.over_all and not is_near_rounded_once:
         times = number(ratio) if errors[near].rms else "infinitely many"
@@ -99,7 +97,7 @@ def narrowing_row(
         outcome = FAILED
         share = f"{system.share:.0%} of the rounding error of '{side}' follows its logits"
         says = (
-            f"{share} (limit {_SYSTEMATIC_SHARE:.0%}): a stale weight or a scale in {dtype} alone."
+            f"{share} (limit {SYSTEMATIC_SHARE:.0%}): a stale weight or a scale in {dtype} alone."
         )
     elif jumps[row] > STANDS_OUT:
         outcome, says = FAILED, f"{place}. Pass --mixture-of-experts if it is one."
@@ -110,10 +108,10 @@ def narrowing_row(
         outcome = MISSING
         times = f"{number(ratio)} times as far from {target} as '{near}'"
         says = f"'{further}' is {times}: more than usual for kernels. The model decides (--model)."
-    elif is_of_both and errors[other].system.share > _SYSTEMATIC_SHARE:
+    elif is_of_both and errors[other].system.share > SYSTEMATIC_SHARE:
         outcome = MISSING
         share = f"{errors[other].system.share:.0%} of the error of both sides follows the logits"
-        says = f"{share} (limit {_SYSTEMATIC_SHARE:.0%}): a fault of both, or other weights?"
+        says = f"{share} (limit {SYSTEMATIC_SHARE:.0%}): a fault of both, or other weights?"
     elif is_of_both and row_ulps > most_row_ulps:
         outcome = MISSING
         size = f"Both sides are {number(row_ulps)} row ULPs from the exact result"

@@ -19,7 +19,7 @@ from ..checks.single_logit import LARGEST_PEAK
 from ..evidence import Evidence
 from ..numerics.arrays import Floats
 from ..numerics.formats import FLOAT32
-from ..numerics.side_divergence import FEW, Divergence, peaks_of
+from ..numerics.side_divergence import ALIKE, FEW, Divergence, peaks_of, systematic_error
 from ..runs.file.records import Generation
 from ..runs.measured import Measured
 from ..verdict import Verdict
@@ -31,6 +31,7 @@ from .validity import may_be_16_bits, not_finite_of, sampling, screen
 from .values import order_row, scale_of_values, some_values
 
 _LOGITS = 1 << 22  # of a side that are read at once
+_FEWEST_ROWS = 16  # whose differences are compared with one another
 MakeControls = Callable[..., "DumpControls"]  # with the arguments of DumpControls
 
 
@@ -234,7 +235,24 @@ class DumpControls(Controls):
             causes,
             has_experts=self.has_experts,
             scale=self._scale,
+            systematic=self._systematic_share(),
         )
+
+    def _systematic_share(self) -> float:
+        """Return the share of the difference that goes with the logits, of some rows of all
+        prompts; 0.0 of few rows, which are alike by chance, and of values that are no logits.
+        """
+        count = min(self.header.rows, ALIKE, _LOGITS // self.header.vocab)
+        if count < _FEWEST_ROWS or not (self.figures.has_all_logits and self.header.has_tokens):
+            return 0.0
+        logits = []
+        differences = []
+        for row in np.linspace(0, self.header.rows - 1, count).astype(int).tolist():
+            reference = some_values(self.figures, 0, (row, row + 1))
+            logits.append(np.where(np.isfinite(reference), reference, 0.0))
+            differences.append(self._differences(row, row + 1))
+        share = systematic_error(np.concatenate(differences), np.concatenate(logits)).share
+        return min(share, 1.0)
 
     @cached_property
     def _scale(self) -> tuple[Floats, float] | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ..checks.arrays_alone import screening_row
+from ..checks.arrays_alone import LARGEST_LOGIT, screening_row
 from ..checks.emitted_tokens import sampler_evidence
 from ..checks.not_finite import numbers_row
 from ..checks.probabilities import DumpSide, logsumexp_row
@@ -19,7 +19,7 @@ from ..checks.truncation import truncation_row
 from ..evidence import Evidence
 from ..numerics.arrays import Array, Floats, Values
 from ..numerics.constant_rows import Filling
-from ..numerics.formats import values_of
+from ..numerics.formats import spacings, values_of
 from ..numerics.side_divergence import Divergence
 from ..numerics.totals import beyond_noise, dominating
 from ..places import NotFinite
@@ -186,13 +186,18 @@ def screen(
     *,
     has_experts: bool = False,
     scale: tuple[Floats, float] | None = None,
+    systematic: float = 0.0,
 ) -> Evidence:
     """Screen a pair by its figures at each position, as `run.columns` gives them.
 
     causes: sentences of common causes that explain the difference; has_experts: a near tie of the
     router may choose another expert, which moves a position as far as a bug does; scale:
-    `scale_of_values` of values that are no logits. The evidence is noted if undecided.
+    `scale_of_values` of values that are no logits; systematic: share of the difference that goes
+    with the logits. The evidence is noted if undecided.
     """
+    (largest_step,) = spacings(np.array([LARGEST_LOGIT]), header.format)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        steps = columns["rms"] / columns["rms_row_ulps"]
     if scale is None:
         rms = np.nan_to_num(columns["rms_row_ulps"])
         peak = None
@@ -211,4 +216,6 @@ def screen(
         has_experts=has_experts,
         may_be_16_bits=may_be_16_bits(header),
         peak=peak,
+        systematic=systematic,
+        is_masked=scale is None and bool((steps >= largest_step).any()),
     )

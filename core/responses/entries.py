@@ -320,14 +320,18 @@ def _is_chosen_last(row: Row) -> bool:
 def _is_unordered(rows: Sequence[Row]) -> bool:
     """Return whether lists are in no order, and the first of each is named as emitted: mlx-lm
     (0.32, server.py).
+
+    If the first is always the largest, it was emitted: a value may be wrong, but no token is.
     """
     is_unordered = False
+    is_first_less = False
     for row in rows:
         if not row.top or row.target != row.top[0]:
             return False
         others = row.values[1:]
         is_unordered |= others != sorted(others, reverse=True)
-    return is_unordered
+        is_first_less |= row.values[:1] != sorted(row.values)[-1:]
+    return is_unordered and is_first_less
 
 
 def _greedy(rows: Sequence[Row], text: str, source: str) -> list[Row]:

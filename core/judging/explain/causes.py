@@ -22,7 +22,8 @@ OF_VALUES = (fits.temperature, fits.constant_offset, fits.soft_capping, fits.rou
 OF_TOKENS = (fits.penalty, fits.logit_bias)
 OBSERVED = (
     *(signs.misaligned_rows, signs.masks_and_padding, signs.renormalization),
-    *(signs.upcast_values, signs.other_token_ids, signs.sampler),
+    *(signs.upcast_values, signs.other_token_ids, signs.single_values),
+    signs.sampler,
 )
 _VALUES = {"temperature", "constant", "soft-capping", "rounded"}
 _TOKENS = {"penalty", "logit bias"}

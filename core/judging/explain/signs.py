@@ -8,14 +8,16 @@ import numpy as np
 
 from ...cause import EXPLAINED, Cause
 from ...checks.shift import shift_in_words
+from ...checks.single_logit import LARGEST_PEAK
 from ...numerics.arrays import Flags, Ints, Record, Values
 from ...numerics.formats import FORMATS, round_to
 from ...responses.alignment import extra_first_token
+from ...responses.pairing import ResponsePair
 from ...responses.records import UNKNOWN_TOKEN
 from ...text import number, plural
 from .moves import SAME_ROW, Moves
 from .rows import FARTHEST, LEAST_TOKENS, PairRows, TooFewError
-from .scoring import LEAST_ROWS, center
+from .scoring import LEAST_ROWS, center, rms
 
 _SHIFTS = (-3, -2, -1, 1, 2, 3)  # rows
 _LEAST_VALUES = 16  # of a sequence of single values
@@ -27,6 +29,12 @@ _SWAPPED = 0.25  # of the tokens that a mask keeps, and of the masked ones
 # be a part; and for float32. A row whose least probability is smaller says nothing.
 _SURE, _SUM_ERROR, _LEAST_SHARE = 0.01, 2e-6, 1e-4
 _MISSING = 0.01  # what the other side's probabilities lack of 1, at least
+# One value of a list beyond the others: nats, one and a half steps of bfloat16 at a logit of 128,
+# beyond which logits are rare; and a share of the row's largest, four steps of a log-probability in
+# bfloat16. It is LARGEST_PEAK times the others too, and those of the typical row.
+_LEAST_JUMP, _OF_VALUE = 0.75, 1 / 32
+_LEAST_LISTED = 5  # values of such a row, of which one may be off
+_MOST_LISTED = 2048  # rows
 
 
 def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
@@ -336,6 +344,52 @@ def other_token_ids(pair: PairRows) -> Iterator[Cause]:
             )
             yield Cause("other tokens", says, {"token": token, "prompt": prompt})
             return
+
+
+def single_values(pair: PairRows) -> Iterator[Cause]:
+    """Find a row of which a few values are off and the others agree: rounding moves them alike."""
+    if pair.lists is None:
+        raise TooFewError("lists of top tokens")
+    places = []
+    for at in range(0, len(pair.lists.positions), 1 + len(pair.lists.positions) // _MOST_LISTED):
+        sizes, largest = _differences_of_list(pair.lists, at)
+        if len(sizes) >= _LEAST_LISTED:
+            others = rms(sizes[: -max(1, len(sizes) // _LEAST_LISTED)])
+            places.append((at, sizes[-1], others, max(_LEAST_JUMP, _OF_VALUE * largest)))
+    if len(places) < LEAST_ROWS:
+        return
+    typical = np.median([others for _, _, others, _ in places])
+    for at, jump, others, least in places:
+        if jump > max(least, LARGEST_PEAK * max(others, typical)):
+            position = int(pair.lists.positions[at])
+            prompt = int(pair.lists.prompts[at])
+            place = _place((prompt, position))
+            says = (
+                f"A value is off, or its token missing, by {number(jump)} nats at {place}, most"
+                f" others by {number(others)}: rounding moves them alike."
+            )
+            yield Cause("single value", says, {"prompt": prompt, "position": position})
+            return
+
+
+def _differences_of_list(lists: ResponsePair, at: int) -> tuple[Values, float]:
+    """Return how far the values of a row differ, up to a constant, in order, and its largest value.
+
+    Of whole lists a token that one side alone has differs too; texts of one token may differ.
+    """
+    entries = [side.row(at) for side in lists.rows]
+    ids = np.unique(np.concatenate([tokens for tokens, _ in entries]))
+    both = np.full((2, len(ids)), np.nan)
+    for row, (tokens, values) in zip(both, entries, strict=True):
+        row[np.searchsorted(ids, tokens)] = values
+    differences = both[1] - both[0]
+    sizes = center(differences[np.isfinite(differences)])
+    are_whole = all(
+        side.best[at] == side.counts[at] and not side.missing[at] for side in lists.rows
+    )
+    if are_whole and lists.keys == "token_id" and len(sizes):
+        sizes = np.append(sizes, _least_differences(*both))
+    return np.sort(np.abs(sizes)), float(np.nanmax(np.abs(both), initial=0.0))
 
 
 def sampler(pair: PairRows) -> Iterator[Cause]:

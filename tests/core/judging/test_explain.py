@@ -24,7 +24,7 @@ from core.judging.explain.rows import complete_rows, rows_of_lists, rows_of_run
 from core.numerics.constant_rows import is_left_out
 from core.responses.pairing import compare_sides
 from core.runs.reader import RunReader
-from tests.core.responses.made_sides import response, side
+from tests.core.responses.made_sides import engine_side, response, row_of, side
 from tests.covering import few, thorough
 from tests.places import ROOT
 
@@ -295,3 +295,36 @@ def test_lists_in_another_order_hold_other_rows(size):
     (cause,) = explain(lists(replace(pair, x=pair.x[:24], y=pair.y[:24][order]), size)).causes
     assert cause.name == "other rows"
     assert cause.parameters == {"positions": int((order != np.arange(24)).sum())}
+
+
+def _scattered(row):
+    signs = np.random.default_rng(3).choice([-3, 3], len(row)).tolist()
+    return {token: value + sign for (token, value), sign in zip(row.items(), signs, strict=True)}
+
+
+# of a row's values, largest first
+MOVED = {
+    "a value": lambda row: row | {[*row][2]: [*row.values()][2] - 3},
+    "two exchanged": lambda row: (
+        dict(zip([*row][::-1], row.values(), strict=True)) | dict(list(row.items())[1:-1])
+    ),
+    "a token left out": lambda row: dict([*row.items()][1:]),
+    "no value": dict,
+    "a list cut short": lambda row: dict([*row.items()][:-1]),
+    "all values, as by other experts": _scattered,
+}
+
+
+@pytest.mark.parametrize("size", [5, 20])
+@pytest.mark.parametrize("change", MOVED)
+def test_a_value_of_a_list_that_moves_alone_is_a_fault(change, size):
+    (answer,) = engine_side("b", 2, size).responses
+    rows = {at: row_of(answer, at) for at in range(24)}
+    rows[11] = MOVED[change](rows[11])
+    variant = side("b", response(answer.tokens, rows, vocab=512))
+    causes = causes_of_lists(engine_side("a", 1, size), variant)
+    places = [cause.parameters for cause in causes if cause.name == "single value"]
+    # two of five are no exception
+    alone = ["a value", "two exchanged", "a token left out"][: 1 if size == 5 else 3]
+    is_alone = change in alone
+    assert places == [{"prompt": 0, "position": 11}] * is_alone

@@ -349,6 +349,40 @@ def test_a_difference_of_medium_size_stays_undecided(tmp_path):
     assert run.pairs[0].verdict == "undecided"
 
 
+# Of all rows, as a frequent token has a large logit.
+COMMON = 2 * np.random.default_rng(5).standard_normal(VOCAB)
+# Faults as large as rounding, alike in all rows. [positions, vocab] -> the same
+STEADY = {
+    "a scale": lambda logits: logits * 1.004,
+    "a bias of the head": lambda logits: (
+        logits + 0.04 * np.random.default_rng(6).standard_normal(VOCAB)
+    ),
+    "a block of columns": lambda logits: logits + 0.06 * (np.arange(VOCAB) >= 3 * VOCAB // 4),
+}
+
+
+@pytest.mark.parametrize("fault", STEADY)
+def test_a_difference_that_follows_the_logits_is_no_rounding(fault, tmp_path):
+    reference, sound = (_rounded(each + COMMON, "bfloat16") for each in (PLAIN, OTHER))
+    variant = _rounded(STEADY[fault](OTHER + COMMON), "bfloat16")
+    assert stored(tmp_path / "sound", reference, sound).pairs[0].verdict == "likely rounding"
+    with stored(tmp_path / "fault", reference, variant) as run:
+        (screened,) = (row for row in run.evidence(0) if row.group == SCREENING)
+        assert screened.figures.rms_row_ulps < 2
+        assert run.pairs[0].verdict == "undecided"
+
+
+@pytest.mark.parametrize("mask", [-1e4, -65504.0, -1e30, float(np.finfo(np.float32).min)])
+@pytest.mark.parametrize(("reference", "variant"), [(PLAIN, OTHER), (WIDE, WIDE_OTHER)])
+def test_a_mask_by_a_number_on_both_sides_hides_no_fault(reference, variant, mask, tmp_path):
+    noise = 0.3 * np.random.default_rng(2).standard_normal(reference.shape)
+    sides = [reference.copy(), (variant + noise).astype(np.float32)]
+    for side in sides:
+        side[:, -100:] = mask
+    run = stored(tmp_path, *sides, compute_dtype=np.array("float32"))
+    assert run.pairs[0].verdict == "undecided"
+
+
 def _rounded(logits, dtype):
     return logits.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype).astype(np.float32)
 

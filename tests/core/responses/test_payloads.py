@@ -451,6 +451,16 @@ def test_lists_in_no_order_have_the_top_tokens_emitted_if_these_spell_the_text()
         one(chat_of(GREEDY, text="An apple pie"))
 
 
+def test_a_wrong_value_in_a_list_leaves_the_emitted_tokens():
+    rows = [
+        unsorted_row((2, "An", -0.2), (1, "no", -100.0), (3, "of", -3.5)),
+        unsorted_row((5, " a", -0.4), (4, " b", -2.0), (6, " c", -3.0)),
+    ]
+    found = one(chat_of(rows, text="another text"))
+    assert found.rows.targets.tolist() == [2, 5]
+    assert found.warnings == ()
+
+
 @pytest.mark.parametrize("text", ["no apple", " no apple\nx", "something else", ""])
 def test_sampled_tokens_that_come_first_stay_emitted(text):
     """vLLM puts the sampled token first, and the best after it in order; its text may lack what was
