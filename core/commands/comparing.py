@@ -56,6 +56,7 @@ def compare(
     reference: options.Reference = None,
     holds: options.Holds = None,
     exact: options.Exact = None,
+    mixture_of_experts: options.MixtureOfExperts = False,
     variant: Annotated[
         str | None,
         Option(help="Variant to summarize; --fail-on still covers all."),
@@ -95,6 +96,7 @@ def compare(
                 "reference": reference,
                 "holds": holds,
                 "exact": exact,
+                "has_experts": mixture_of_experts,
             },
             fail_on=fail_on or (),
             variant=variant,

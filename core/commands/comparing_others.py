@@ -61,8 +61,9 @@ def run_of(
         else:
             if taken_as:
                 raise UsageError(
-                    "--compute-dtype, --reference, --holds and --exact are for dumps; a stored run"
-                    f" has its own. To judge it: {COMMAND} verdict {names[0]} --exact FILE.",
+                    "--compute-dtype, --reference, --holds, --exact and --mixture-of-experts are"
+                    " for dumps; a stored run has its own. To judge it:"
+                    f" {COMMAND} verdict {names[0]} --exact FILE.",
                 )
             return RunReader(path)
     return of_files(partial(temporary_run, files_in(names), **taken_as))

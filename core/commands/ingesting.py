@@ -48,6 +48,7 @@ def ingest(
     reference: options.Reference = None,
     holds: options.Holds = None,
     exact: options.Exact = None,
+    mixture_of_experts: options.MixtureOfExperts = False,
     tokenizer: Annotated[
         str | None,
         Option(
@@ -79,6 +80,7 @@ def ingest(
         "reference": reference,
         "holds": holds,
         "exact": exact,
+        "has_experts": mixture_of_experts,
     }
     with stoppable(), steps(progress) as say:
         if files[0].is_file() and is_run_file(files[0]):

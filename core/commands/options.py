@@ -55,6 +55,13 @@ Exact = Annotated[
         ),
     ),
 ]
+MixtureOfExperts = Annotated[
+    bool,
+    Option(
+        "--mixture-of-experts",
+        help="A near tie of the router may move a position, or share rows of a batch.",
+    ),
+]
 Holds = Annotated[
     str | None,
     Option(

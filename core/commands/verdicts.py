@@ -71,10 +71,7 @@ def verdict(
         str | None,
         Option(help="With --model, for server responses: their dtype."),
     ] = None,
-    mixture_of_experts: Annotated[
-        bool,
-        Option("--mixture-of-experts", help="Rows of a batch share experts and may differ."),
-    ] = False,
+    mixture_of_experts: options.MixtureOfExperts = False,
     device: options.Device = None,
     revision: options.Revision = None,
     trust_remote_code: options.Trust = False,

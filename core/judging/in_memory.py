@@ -52,7 +52,7 @@ def compare_arrays(
 ) -> Iterator[MemoryRun | RunReader]:
     """Yield the judged comparison of a dump: of a large one a run file, which is gone afterwards.
 
-    taken_as: compute_dtype, reference, holds and exact of open_dump.
+    taken_as: compute_dtype, reference, holds, exact and has_experts of open_dump.
     """
     with open_dump(paths, on_progress=on_progress, **taken_as) as dump:
         if dump.nbytes <= _MOST_BYTES:

@@ -36,8 +36,8 @@ from .uploaded_controls import controls_in
 from .validity import checks_of
 
 WHOLE_ROWS_ONLY = (
-    "compute dtype, reference, holds and exact are for whole rows of logits, not for server"
-    " responses."
+    "compute dtype, reference, holds, exact and mixture of experts are for whole rows of logits,"
+    " not for server responses."
 )
 _MAX_BYTES = 64 * GIB  # as a dump may have
 # characters of what a run file says of itself: a text there may be as long as it likes
@@ -58,8 +58,8 @@ def ingest(
     """Check dump files, or responses of engines, and store them as one run; return its id.
 
     texts_of: texts of token ids, by id, for files of trainer vs. rollout; taken_as: compute_dtype,
-    reference, holds and exact of open_dump. DumpError if they cannot be taken, LimitError if there
-    is no room for them: nothing is left in the store then.
+    reference, holds, exact and has_experts of open_dump. DumpError if they cannot be taken,
+    LimitError if there is no room for them: nothing is left in the store then.
     """
     parts = [path.stem for path in paths]
     if len(parts) > 2:

@@ -116,8 +116,13 @@ def measure_controls(
 
 
 def controls_in(dump: Dump, figures: Measured) -> UploadedControls | None:
-    """Compare a dump with the exact result that came with it; None if none did."""
-    return None if dump.exact is None else measure_controls(figures, exact=[dump.exact])
+    """Return what came with a dump: its exact result, and whether it is of a mixture of experts.
+
+    None if neither did.
+    """
+    if dump.exact is not None:
+        return measure_controls(figures, has_experts=dump.has_experts, exact=[dump.exact])
+    return UploadedControls(has_experts=True) if dump.has_experts else None
 
 
 def side_in_float32(

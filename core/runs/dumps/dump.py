@@ -70,7 +70,7 @@ class Dump:
     together; dtype_reason: 'declared', 'detected', 'array dtype' or 'override', a colon, and words
     to show; meta: the dump's JSON text or ''; warnings: sentences to show; generations: tokens that
     each side emitted, by prompt, if the dump has them; exact: file of the exact result, if there is
-    one.
+    one; has_experts: of a mixture of experts.
     """
 
     _sides: list[DumpSide]
@@ -83,6 +83,7 @@ class Dump:
     warnings: tuple[str, ...] = ()
     has_tokens: bool = True
     exact: Path | None = None
+    has_experts: bool = False
 
     def __post_init__(self) -> None:
         self.sides = tuple(SideHeader(side.name, "", side.fmt.name) for side in self._sides)
@@ -177,6 +178,7 @@ def open_dump(
     reference: str | None = None,
     holds: str | None = None,
     exact: Path | None = None,
+    has_experts: bool = False,
     max_bytes: int = 64 * GIB,
     fewest_sides: int = 2,
     as_exact: bool = False,
@@ -192,7 +194,7 @@ def open_dump(
     [positions, vocab] that look like log-probabilities of chosen tokens; 'padded' cuts sides to the
     first tokens, those that all of them have; 'values' takes arrays for [rows, n] or [rows] that
     are no logits. A dump may declare the last itself. `exact`: file of the exact result, if it is
-    not under that key in the dump.
+    not under that key in the dump. `has_experts`: the model is a mixture of experts.
     `fewest_sides`: 1 if a single side is of use, which makes no run. `as_exact`: the sides are the
     exact result of those of another dump, first, and trusted ones; float64 is rounded to float32.
     `on_progress` gets what is read to detect the compute dtype, which may be all of it.
@@ -270,6 +272,7 @@ def open_dump(
         generations,
         has_tokens=has_tokens,
         exact=exact,
+        has_experts=has_experts,
     )
     # notes rest on the first rows: of a large dump the rest is not read yet
     _, first_rows = next(dump.chunks(max_bytes=LOOKED_AT_BYTES // max(8, len(sides))))

@@ -3,6 +3,7 @@
 import re
 import tempfile
 
+import numpy as np
 import pytest
 
 from core.judging.ingest import ingest
@@ -107,3 +108,19 @@ def test_a_gate_over_a_damaged_run_is_one_sentence_and_never_green(cli, store, t
         in cli("compare", run_id, "--fail-on", gate, "--junit", tmp_path / "gate.xml").refusal
     )
     assert not (tmp_path / "gate.xml").exists()
+
+
+@pytest.mark.parametrize("command", ["compare", "ingest"])
+def test_one_position_far_off_is_a_fault_unless_there_are_experts(cli, tmp_path, command):
+    logits = np.random.default_rng(0).normal(size=(40, 64)).astype(np.float32)
+    moved = logits * np.float32(1 + 1e-6)
+    moved[17] += np.random.default_rng(1).normal(size=64).astype(np.float32)
+    np.savez(tmp_path / "pair.npz", reference=logits, variant=moved)
+    verdicts = []
+    for option in ((), ("--mixture-of-experts",)):
+        words = (tmp_path / "pair.npz", *option, "--store", tmp_path / "runs", "--json")
+        answer = cli(command, *words).json
+        if command == "ingest":
+            answer = cli("compare", answer["run_id"], "--store", tmp_path / "runs", "--json").json
+        verdicts.append(answer["verdict"])
+    assert verdicts == ["bug suspected", "undecided"]
