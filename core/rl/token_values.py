@@ -76,8 +76,8 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
             yield Cause("missing", says, {"side": side, "value": None, "share": share})
         # + 0: of -0.0 and 0.0 one is left
         values, counts = np.unique(own[np.isfinite(own)] + 0.0, return_counts=True)
-        above = np.append(values[1:], np.inf)
-        below = np.append(np.inf, values[:-1])
+        above = np.append(values, np.inf)[1:]
+        below = np.append(np.inf, values)[:-1]
         is_frequent = counts > max(8, _CONSTANT * len(own))
         # equal ones or whole numbers far below the rest
         is_sentinel = (counts > 1) | ((values <= _SENTINEL) & (values == np.round(values)))
@@ -98,7 +98,11 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
             mean = float(square[is_value].mean())
             # A filled token is any token; those that top-p leaves at 0.0 are the likely ones.
             likely = np.nanmean(other) + _LIKELY * np.nanstd(other)
-            is_any = mean > 1 and np.nanmean(others_there) <= likely
+            # Moved values are as frequent on either side.
+            shares = [(np.abs(each - value) < -_CERTAIN).mean() for each in (own, other)]
+            is_any = (
+                shares[0] - shares[1] > MOST / 2 and mean > 1 and np.nanmean(others_there) <= likely
+            )
             # Responses that begin alike repeat the value on both sides; on a coarse grid, as of
             # float8, the nearest values are rounded to it.
             is_alike = np.nanvar(others_there) * CONTRAST < mean

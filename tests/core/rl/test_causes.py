@@ -244,6 +244,12 @@ def test_what_is_no_fault_does_not_hide_the_size():
     assert "3.25 nats, beyond what NeMo-RL calls normal" in verdict.because
 
 
+def test_certain_tokens_of_moved_values_are_no_placeholders():
+    own = np.where(np.random.default_rng(2).random(1024) < 0.2, 0.0, PLAIN.trainer)
+    tokens = with_values(PLAIN, rollout=own, trainer=np.roll(own, -1))
+    assert [cause.name for cause in explain_tokens(tokens)] == ["shifted"]
+
+
 def test_log_ratios_are_not_the_values_of_a_certain_response():
     rollout = PLAIN.rollout.reshape(32, 32).copy()
     rollout[5] *= 1e-3
