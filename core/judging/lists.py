@@ -193,16 +193,19 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
         count = f"{figures.finite:,} of {figures.finite:,} log-probabilities of chosen tokens"
         name = IDENTICAL
         says = f"{count} are equal; other tokens are not compared."
-    elif cause is not None:
-        name = BUG_SUSPECTED if cause.is_fault else UNDECIDED
+    elif cause is not None and cause.is_fault:
+        name = BUG_SUSPECTED
         says = cause.says
     else:
         bar = bar_of("k3")
         usual = f", {bar.state(tokens.k3)} ({bar.span})" if bar is not None else ""
         says = (
             f"KL (k3) {number(tokens.k3)} nats{usual}; largest difference {number(figures.max_abs)}"
-            " nats. No simple cause, and one value per token cannot tell rounding from a fault."
+            " nats."
         )
+        # what is no fault by itself does not excuse the size
+        about = "No simple cause, and one value per token cannot tell rounding from a fault."
+        says = f"{says} {cause.says if cause is not None else about}"
         if tokens.sample.entropy is None:
             says = f"{says} {NO_TEMPERATURE}"
     record = SentFigures(

@@ -1,5 +1,5 @@
 """Batches that a trainer saved as arrays by the names of verl, TRL and others: [responses, tokens]
-each.
+each, or [tokens] of one response.
 """
 
 from pathlib import Path
@@ -24,12 +24,13 @@ _NAMES = {
         "log_probs",
     ),
     "mask": ("response_mask", "completion_mask", "loss_mask", "mask"),
+    "entropy": ("entropys", "entropy"),
     "token_ids": ("responses", "completion_ids", "token_ids"),
 }
 
 
 def is_batch(path: Path) -> bool:
-    """Return whether a file holds arrays of both sides, [responses, tokens], by their names."""
+    """Return whether a file holds arrays of both sides, not of a vocabulary, by their names."""
     try:
         return bool(_arrays(path))
     except DumpError:
@@ -38,14 +39,27 @@ def is_batch(path: Path) -> bool:
 
 
 def read_batch(path: Path) -> list[Response]:
-    """Return the responses of such a file; token ids are 0 if it has none."""
+    """Return the responses of such a file; token ids are 0 if it has none of that shape.
+
+    DumpError: an array has another shape than the rollout's.
+    """
     columns = {}
-    for name, array in _arrays(path).items():
+    arrays = _arrays(path)
+    shape = arrays["reference"].shape
+    for name, array in arrays.items():
+        if array.shape != shape:
+            if name == "token_ids":
+                # of the prompt as well
+                continue
+            raise array.refusal(
+                f"has shape {array.shape}",
+                f"{shape} like '{arrays['reference'].key}'",
+            )
         values = array.load()
         # two bytes of no number are bfloat16
         if values.dtype.kind == "V":
             values = values.view(FORMATS["bfloat16"].values)
-        columns[name] = values.astype(np.float64).reshape(array.shape)
+        columns[name] = values.astype(np.float64).reshape(-1, shape[-1])
     columns.setdefault("token_ids", np.zeros_like(columns["reference"]))
     return [
         {"sequence": str(row), "step": 0, **{name: each[row] for name, each in columns.items()}}
@@ -54,7 +68,7 @@ def read_batch(path: Path) -> list[Response]:
 
 
 def _arrays(path: Path) -> dict[str, StoredArray]:
-    """Return the arrays of one shape by our columns; none for another file."""
+    """Return the arrays by our columns; none for another file."""
     # also `batch.responses`
     arrays = {
         name.rpartition(".")[2]: array
@@ -65,6 +79,6 @@ def _arrays(path: Path) -> dict[str, StoredArray]:
         for column, names in _NAMES.items()
         if arrays.keys() & set(names)
     }
-    shape = columns["reference"].shape if "reference" in columns else ()
-    alike = {column: array for column, array in columns.items() if array.shape == shape}
-    return alike if len(shape) == 2 and "variant" in alike else {}
+    sides = [columns.get(column) for column in ("reference", "variant")]
+    are_tokens = all(side is not None and len(side.shape) in (1, 2) for side in sides)
+    return columns if are_tokens else {}

@@ -17,9 +17,11 @@ from ..text import clean, number, percent, plural, series
 from .figures import Integers, SampledTokens
 from .token_values import (
     CONTRAST,
+    EXACTLY,
     MOST,
     MOST_MASS,
     another_token,
+    has_certain,
     is_explained,
     other_order,
     placeholders,
@@ -248,11 +250,16 @@ def _gains(of_tokens: Floats, starts: Integers, lengths: Integers) -> Floats:
 
 
 def _grid(tokens: SampledTokens) -> Iterator[Cause]:
-    """Values of one side lie on the grid of a 16-bit dtype, and the other's do not."""
-    for dtype in ("bfloat16", "float16"):
-        for side, own, other, name, _ in sides_of(tokens):
-            rounded = round_to(FORMATS[dtype], own)
-            grid = round_to(FORMATS[dtype], other)
+    """Values of one side lie on the grid of a 16-bit dtype, or of whole numbers, and the other's do
+    not.
+    """
+    for side, own, other, name, _ in sides_of(tokens):
+        # the coarsest first, whose values are also on most of the finer ones
+        for dtype in ("whole numbers", "bfloat16", "float16"):
+            rounded, grid = (
+                round_to(FORMATS[dtype], each) if dtype in FORMATS else np.rint(each)
+                for each in (own, other)
+            )
             is_on_grid = (rounded == own).all() and len(np.unique(own)) > _LEAST_VALUES
             if is_on_grid and (grid != other).any():
                 says = f"'{name}' stores log-probabilities in {dtype}."
@@ -262,18 +269,26 @@ def _grid(tokens: SampledTokens) -> Iterator[Cause]:
                 if rest.sum() <= MOST * square.sum():
                     cause = cause.score(square, rest, len(rest))
                 yield cause
+                break
 
 
 def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
     """One side is never below the other: its probabilities were renormalized after top-p, top-k or
     min-p.
     """
+    lengths = tokens.lengths
     for side, own, other, name, other_name in sides_of(tokens):
         excess = own - other
         above = float(np.sqrt((np.maximum(excess, 0) ** 2).mean()))
         below = float(np.sqrt((np.minimum(excess, 0) ** 2).mean()))
         high = float(np.quantile(excess, 0.99))
         if below > _ONE_SIDED * above or not _LEAST_MASS <= high <= MOST_MASS:
+            continue
+        # It adds less to a certain token than to others, so a constant of a response is none.
+        means = np.add.reduceat(excess, tokens.starts) / lengths
+        around = excess - np.repeat(means, lengths)
+        is_constant = has_certain(own) and (around**2).sum() <= EXACTLY * (excess**2).sum()
+        if is_constant or any((np.rint(each) == each).all() for each in (own, other)):
             continue
         is_open = other < _OPEN  # what was left out had some probability
         if not is_open.any() or (excess[is_open] > 0).mean() < _RAISED:

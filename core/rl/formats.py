@@ -534,7 +534,7 @@ def _table_of_responses(database: Database, paths: Sequence[Path]) -> str:
     database.insert("saved", pa.table(columns))
     _create(database, "file_0", "saved", layout.columns)
     database.execute("DROP TABLE saved")
-    _check(database, "file_0", clean(paths[0].name), layout)
+    _check(database, "file_0", clean(paths[0].name), _documented("rollout", "trainer"))
     return "file_0"
 
 
@@ -546,17 +546,20 @@ def _create(database: Database, table: str, source: str, columns: Mapping[str, s
     ]
     facts = [f"({own[name]})::{kind} AS {name}" for name, kind in _FACTS.items()]
     database.execute(
-        f"CREATE TEMP TABLE {table} AS SELECT row_number() OVER () - 1 AS prompt,"
+        # a masked token may have no id: -100 in labels
+        f"CREATE TEMP TABLE {table} AS SELECT * REPLACE (list_transform(token_ids, lambda t, place:"
+        " CASE WHEN t < 0 AND NOT coalesce(mask[place], true) THEN 0 ELSE t END) AS token_ids)"
+        " FROM (SELECT row_number() OVER () - 1 AS prompt,"
         f" ({columns['token_ids']})::DOUBLE[] AS token_ids,"
         f" [coalesce(v, 0) != 0 FOR v IN {own['mask']}::DOUBLE[]]::BOOLEAN[] AS mask,"
-        f" {', '.join(values)}, {', '.join(facts)} FROM {source}",
+        f" {', '.join(values)}, {', '.join(facts)} FROM {source})",
     )
 
 
 def _check(database: Database, table: str, name: str, layout: Layout) -> None:
     """DumpError for the first row that cannot be one of tokens."""
     wrong = {
-        f"expected `token_ids`, a list of at most {MAX_POSITIONS:,} token ids": (
+        f"expected `token_ids`, a list of at most {MAX_POSITIONS:,} token ids from 0 on": (
             f"coalesce(len(token_ids), -1) NOT BETWEEN 0 AND {MAX_POSITIONS}"
             " OR len(token_ids) != list_count(token_ids) OR list_min(token_ids) < 0"
             " OR list_max(token_ids) >= 2147483648 OR token_ids != [floor(t) FOR t IN token_ids]"

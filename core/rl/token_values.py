@@ -19,13 +19,15 @@ _OUTLIERS = 0.01  # of the tokens, which a cause need not explain
 # of so many tokens the difference has to shrink too, not that of one outlier alone
 _MANY = 0.9
 # of the squared difference, left by values in other units, which noise alone sets apart
-_EXACTLY = 0.02
+EXACTLY = 0.02
 _CONSTANT = 0.01  # of the tokens
 _FAR = 5.0  # nats, from a placeholder to any other value of its side
 # a whole number below is no value: no model samples a token of probability 1e-22
 _SENTINEL = -50.0
 # a renormalization adds no more to a log-probability: no sampler keeps less than 0.05
 MOST_MASS = 3.0
+_CERTAIN = -0.01  # log-probability
+_LIKELY = 0.2  # standard deviations above the mean
 # nats, of a constant: less may be a renormalization of flat distributions, which halves at most
 _LEAST_OFFSET = 0.7
 _UNITS = {
@@ -50,6 +52,11 @@ def is_explained(square: Floats, rest: Floats, most: float = MOST) -> bool:
     return bool(is_small and is_shrunk)
 
 
+def has_certain(values: Floats) -> bool:
+    """Return whether more than a few tokens are certain, as a confident model's are."""
+    return bool((values > _CERTAIN).mean() > _CONSTANT)
+
+
 def sides_of(tokens: SampledTokens) -> Iterator[tuple[int, Floats, Floats, str, str]]:
     """Yield each side's number, its values, the other's, its name and the other's."""
     yield 0, tokens.rollout, tokens.trainer, *tokens.names
@@ -67,7 +74,10 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
             share = float(missing.mean())
             says = f"'{name}' has no value for {percent(share)} of the tokens."
             yield Cause("missing", says, {"side": side, "value": None, "share": share})
-        values, counts = np.unique(own[np.isfinite(own)], return_counts=True)
+        # + 0: of -0.0 and 0.0 one is left
+        values, counts = np.unique(own[np.isfinite(own)] + 0.0, return_counts=True)
+        above = np.append(values, np.inf)[1:]
+        below = np.append(np.inf, values)[:-1]
         is_frequent = counts > max(8, _CONSTANT * len(own))
         # equal ones or whole numbers far below the rest
         is_sentinel = (counts > 1) | ((values <= _SENTINEL) & (values == np.round(values)))
@@ -77,18 +87,28 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
         is_far &= np.logical_and.accumulate(is_sentinel)
         # the lowest value, if it repeats, may be a bound
         is_frequent[:1] |= counts[:1] > 2
-        values = values[is_frequent | is_far]
+        values, below, above = np.array([values, below, above])[:, is_frequent | is_far]
         others = square[~np.isin(own, values)]
         usual = float(others.mean()) if len(others) else 0.0
-        for value in values:
+        for value, least, most in zip(values, below, above, strict=True):
             is_value = own == value
             others_there = other[is_value]
             # 0.0 is right for a certain token, and for the one that top-p leaves: there the sides
             # agree as elsewhere.
             mean = float(square[is_value].mean())
-            # Responses that begin alike repeat the value on both sides.
-            is_of_both = mean < 1 and np.nanvar(others_there) * CONTRAST < mean
-            if mean <= CONTRAST * usual or is_of_both:
+            # A filled token is any token; those that top-p leaves at 0.0 are the likely ones.
+            likely = np.nanmean(other) + _LIKELY * np.nanstd(other)
+            # Moved values are as frequent on either side.
+            shares = [(np.abs(each - value) < -_CERTAIN).mean() for each in (own, other)]
+            is_any = (
+                shares[0] - shares[1] > MOST / 2 and mean > 1 and np.nanmean(others_there) <= likely
+            )
+            # Responses that begin alike repeat the value on both sides; on a coarse grid, as of
+            # float8, the nearest values are rounded to it.
+            is_alike = np.nanvar(others_there) * CONTRAST < mean
+            is_rounded = ((least < others_there) & (others_there < most)).mean() > 1 - MOST
+            is_of_both = mean < 1 and (is_alike or is_rounded)
+            if is_of_both or not (is_any or mean > CONTRAST * usual):
                 continue
             share = float(is_value.mean())
             says = f"'{name}' is {number(value)} for {percent(share)} of the tokens"
@@ -113,14 +133,19 @@ def units(tokens: SampledTokens) -> Iterator[Cause]:
     if not follows.any():
         return
     before = np.arange(len(square)) - np.repeat(starts, lengths)
+    # a renormalization adds nothing to certain tokens
+    is_sure = has_certain(np.maximum(tokens.rollout, tokens.trainer))
+    least_offset = _DIFFERENT if is_sure else _LEAST_OFFSET
     causes = []
     for side, own, other, name, other_name in sides_of(tokens):
         last = np.where(follows, np.roll(own, 1), own - other)
         sums = np.add.reduceat(other, starts)
-        # what the values would be, in words
-        candidates = {
+        running = {
             "the running sum of": last + other,
             "the running mean of": (before * last + other) / (before + 1),
+        }
+        # what the values would be, in words
+        candidates = running | {
             "the sum over the response of": np.repeat(sums, lengths),
             "the mean over the response of": np.repeat(sums / lengths, lengths),
         }
@@ -140,15 +165,18 @@ def units(tokens: SampledTokens) -> Iterator[Cause]:
             candidates[words] = factor * other
             amounts[words] = {"factor": factor}
             offset = float(np.median(own - other))
-            if abs(offset) > _LEAST_OFFSET:
+            if abs(offset) > least_offset:
                 words = f"{number(offset)} plus"
                 candidates[words] = offset + other
                 amounts[words] = {"offset": offset}
         # also of the values themselves: a small factor of sums is near any other values
         size = np.minimum(square, own**2)
+        # what moves slowly is near its last value, whatever it is
+        size_of_step = np.minimum(size, (own - last) ** 2)
         for words, expected in candidates.items():
             rest = (own - expected) ** 2
-            if size.any() and is_explained(size, rest, _EXACTLY):
+            least = size_of_step if words in running else size
+            if least.any() and is_explained(least, rest, EXACTLY):
                 says = f"'{name}' is {words} '{other_name}'."
                 parameters = {"side": side, **amounts.get(words, {})}
                 cause = Cause("other units", says, parameters)
@@ -165,7 +193,9 @@ def another_token(tokens: SampledTokens) -> Iterator[Cause]:
     differs = np.abs(tokens.r) > _DIFFERENT
     rollout = tokens.rollout[differs]
     trainer = tokens.trainer[differs]
-    if min(len(rollout), (~differs).sum()) < 16:
+    # sums are no values of tokens
+    is_token = differs.any() and min(np.median(rollout), np.median(trainer)) > _SENTINEL
+    if not is_token or min(len(rollout), (~differs).sum()) < 16:
         return
     if np.corrcoef(rollout, trainer)[0, 1] > _RELATED:
         return
@@ -202,9 +232,10 @@ def other_order(tokens: SampledTokens) -> Iterator[Cause]:
     square = np.array([(tokens.r[row] ** 2).mean() for row in rows])
     # Sides that rank their tokens alike are no others: a temperature moves values, and keeps their
     # order.
-    is_other = np.array(
-        [np.corrcoef(tokens.rollout[row], tokens.trainer[row])[0, 1] < _RELATED for row in rows],
-    )
+    with np.errstate(invalid="ignore"):  # of values that are all one
+        is_other = np.array(
+            [np.corrcoef(tokens.rollout[r], tokens.trainer[r])[0, 1] < _RELATED for r in rows],
+        )
     nearest, is_close = _nearest(rollout, trainer, square)
     if square[is_close & is_other].sum() < (1 - MOST) * square.sum():
         # exchanged responses of other lengths share how they begin
@@ -212,6 +243,13 @@ def other_order(tokens: SampledTokens) -> Iterator[Cause]:
         own = (tokens.r[at] ** 2).mean(axis=1)
         nearest, is_close = _nearest(tokens.rollout[at], tokens.trainer[at], own)
     is_close &= is_other
+    # among many responses the nearest one may be alike by chance: its tokens have to agree
+    for row in np.flatnonzero(is_close & (nearest != np.arange(len(rows)))):
+        values = tokens.trainer[rows[row]]
+        of_other = tokens.rollout[rows[nearest[row]]]
+        both = min(len(values), len(of_other))
+        rest = ((values[:both] - of_other[:both]) ** 2).mean()
+        is_close[row] = rest <= MOST * min(square[row], values.var())
     if square[is_close].sum() < (1 - MOST) * square.sum():
         return
     first = int(is_close.argmax())

@@ -122,7 +122,7 @@ def _samples(content: Mapping[str, Any]) -> Iterator[Record]:
 def _numbers(values: Any) -> Floats:
     """Return a tensor, an array or a list as float64; None is NaN."""
     return np.asarray(
-        _complete(values).double() if hasattr(values, "double") else values,
+        _complete(values).detach().double() if hasattr(values, "double") else values,
         np.float64,
     )
 

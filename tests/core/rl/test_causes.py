@@ -6,11 +6,15 @@ from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from scipy.special import log_softmax
 
 from benchmarks.verdicts.rollouts import cases, with_values
+from core.judging.lists import judge_tokens
+from core.numerics.top_tokens import summary_of_counts
 from core.rl.causes import explain_tokens
 from core.rl.figures import SampledTokens
+from core.rl.writing import TokenPair
 
 
 def made():
@@ -145,6 +149,19 @@ PLANTED = [
         "trainer",
         lambda v, g: PLAIN.rollout.reshape(32, 32) + 3e-5 * (np.arange(32) == 0),
     ),
+    ("sums to the end", "", "rollout", lambda v, g: v[:, ::-1].cumsum(axis=1)[:, ::-1]),
+    (
+        "the sum at the last token, 0 before",
+        "placeholders",
+        "rollout",
+        lambda v, g: np.where(np.arange(32) == 31, v.sum(axis=1, keepdims=True), 0),
+    ),
+    (
+        "log2 with 0 for 10 %",
+        "placeholders",
+        "rollout",
+        lambda v, g: np.where(g.random(v.shape) < 0.1, 0, v / np.log(2)),
+    ),
     ("values of other tokens", "", "trainer", lambda v, g: g.permutation(v.ravel())),
 ]
 
@@ -178,6 +195,66 @@ def test_sums_and_means_are_told_apart_on_either_side(words, change, side):
 def test_a_constant_is_no_top_p(offset):
     (cause,) = explain_tokens(with_side("rollout", lambda v, g: v - offset))
     assert cause.parameters["offset"] == pytest.approx(-offset, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [
+        (np.full((32, 1), 0.3), "other units"),
+        (np.full((32, 1), 0.69), "other units"),
+        (np.full((32, 1), 0.1), ""),
+        (np.arange(32)[:, None] / 16, ""),
+        (np.arange(32)[:, None] % 2, ""),
+    ],
+    ids=["0.3", "0.69", "0.1", "other ones by response", "of every second response"],
+)
+def test_a_constant_of_certain_tokens_too_is_no_top_p(offset, expected):
+    """Top-p adds nothing to a token that is certain."""
+    random = np.random.default_rng(4)
+    own = -random.gamma(0.4, 3, (32, 32))
+    noise = 0.01 * random.normal(size=own.shape) * np.minimum(1, -own)
+    tokens = with_values(PLAIN, trainer=own.ravel(), rollout=(own + noise - offset).ravel())
+    assert [cause.name for cause in explain_tokens(tokens)] == ([expected] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounded"),
+    [
+        ("bfloat16", lambda values: torch.tensor(values).bfloat16().double()),
+        ("bfloat16", lambda values: torch.tensor(values).to(torch.float8_e4m3fn).float()),
+        ("whole numbers", np.floor),
+        ("whole numbers", np.trunc),
+    ],
+    ids=["bfloat16", "float8", "down", "to 0"],
+)
+@pytest.mark.parametrize("side", ["rollout", "trainer"])
+def test_the_coarsest_grid_of_a_side_is_named_and_no_fault(side, dtype, rounded):
+    wide = with_values(PLAIN, rollout=3 * PLAIN.rollout, trainer=3 * PLAIN.trainer)
+    (cause,) = explain_tokens(with_side(side, lambda v, g: np.asarray(rounded(v), float), wide))
+    assert cause.parameters["dtype"] == dtype
+    assert not cause.is_fault
+
+
+def test_what_is_no_fault_does_not_hide_the_size():
+    rollout = torch.tensor(PLAIN.trainer[::-1].copy()).bfloat16().double().numpy()
+    tokens = with_values(PLAIN, rollout=rollout)
+    summary = summary_of_counts(1024, 1024, float(np.abs(tokens.r).max()), 1.0)
+    verdict = judge_tokens(TokenPair(1024, summary, 3.25, (None, None), tokens))
+    assert verdict.name == "undecided"
+    assert "3.25 nats, beyond what NeMo-RL calls normal" in verdict.because
+
+
+def test_certain_tokens_of_moved_values_are_no_placeholders():
+    own = np.where(np.random.default_rng(2).random(1024) < 0.2, 0.0, PLAIN.trainer)
+    tokens = with_values(PLAIN, rollout=own, trainer=np.roll(own, -1))
+    assert [cause.name for cause in explain_tokens(tokens)] == ["shifted"]
+
+
+def test_log_ratios_are_not_the_values_of_a_certain_response():
+    rollout = PLAIN.rollout.reshape(32, 32).copy()
+    rollout[5] *= 1e-3
+    ratios = np.random.default_rng(0).normal(0, 0.01, 1024)
+    assert explain_tokens(with_values(PLAIN, rollout=rollout.ravel(), trainer=ratios)) == []
 
 
 def test_exchanged_responses_of_other_lengths_are_named():

@@ -217,6 +217,65 @@ def test_arrays_named_as_log_probabilities_are_responses(name, save, keys, dtype
         assert tokens[column].tolist() == side[mask.bool()].double().tolist()
 
 
+def batch(**changes):
+    random = torch.Generator().manual_seed(1)
+    sides = [-torch.rand(12, 32, generator=random) for _ in range(2)]
+    mask = torch.arange(32) < torch.tensor([20, 32, 0]).repeat(4)[:, None]
+    arrays = dict(zip(("rollout_log_probs", "old_log_probs"), sides, strict=True))
+    return arrays | {"response_mask": mask} | changes
+
+
+def test_one_response_is_one_array_of_its_tokens(tmp_path):
+    arrays = {name: array[1] for name, array in batch().items()}
+    torch.save(arrays, tmp_path / "a.pt")
+    tokens, sequences, _ = read(tmp_path, [tmp_path / "a.pt"])
+    assert len(sequences) == 1
+    assert tokens["variant"].tolist() == arrays["old_log_probs"].double().tolist()
+
+
+def test_a_masked_token_needs_no_id_and_entropies_are_read(tmp_path):
+    arrays = batch()
+    mask = arrays["response_mask"]
+    arrays["responses"] = torch.where(mask, 7, -100)
+    arrays["entropys"] = torch.rand(12, 32)
+    torch.save(arrays, tmp_path / "a.pt")
+    tokens, _, _ = read(tmp_path, [tmp_path / "a.pt"])
+    assert set(tokens["token_id"]) == {7}
+    assert tokens["entropy"].tolist() == arrays["entropys"][mask].double().tolist()
+
+
+@pytest.mark.parametrize("mask", [[0, 1, 1], [1, 0, 1], [1, 1, 0]])
+def test_a_masked_token_of_a_row_needs_no_id(mask, tmp_path):
+    ids = [5 if of_loss else -100 for of_loss in mask]
+    path = write_lines(tmp_path / "a.jsonl", [row(token_ids=ids, mask=mask), row()])
+    tokens, _, summary = read(tmp_path, [path])
+    assert summary.finite == 5
+    assert tokens["token_id"].min() >= 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"response_mask": torch.ones(12, 40)}, r"'response_mask' has shape \(12, 40\)"),
+        ({"old_log_probs": -torch.ones(12, 31)}, r"expected \(12, 32\) like 'rollout_log_probs'"),
+        ({"entropy": torch.ones(12)}, r"'entropy' has shape \(12,\)"),
+        ({"rollout_log_probs": torch.ones(12, 32)}, "`rollout` has a value above"),
+        ({"responses": torch.full((12, 32), -1)}, "token ids from 0 on"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_one_sentence_and_store_nothing(changes, says, store, tmp_path):
+    torch.save(batch(**changes), tmp_path / "a.pt")
+    refused(store, [tmp_path / "a.pt"], says)
+
+
+def test_a_tensor_of_a_graph_is_read(tmp_path):
+    def change(samples):
+        samples[0]["log_probs"] = samples[0]["log_probs"].requires_grad_()
+
+    _, sequences, _ = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    assert len(sequences) == 3
+
+
 @pytest.mark.parametrize(
     ("files", "ranks"),
     [(PRIME, [0, 0, 1]), (MILES, [0, 0, 0])],
