@@ -1,6 +1,6 @@
 """Is a server's answer the same in another state: of its caches, its batch, what came before?"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from ..evidence import FAILED, MISSING, NOTED, PASSED, STATE, Check, CheckFigures, Evidence
@@ -70,6 +70,13 @@ def axes_of(rows: Iterable[Evidence]) -> list[StateFigures]:
     """Return the figures of every axis among rows of evidence."""
     figures = (row.figures for row in rows if row.check == SERVER_STATE)
     return [each for each in figures if isinstance(each, StateFigures)]
+
+
+def scale_of(axes: Sequence[StateFigures]) -> str:
+    """Return what the sizes of axes are compared with, as a sentence."""
+    block = axes[0].wrong_block_nats
+    scale = f"; a wrong block of tokens moves a row by {number(block)} nats" if block else ""
+    return f"Largest difference of a row from the cold one, in noise of cold requests{scale}."
 
 
 def axis_texts(figures: StateFigures) -> dict[str, str]:
