@@ -29,7 +29,13 @@ from ..judging.axes import (
 from ..judging.state import StateAnswers
 from ..numerics.top_tokens import concatenate
 from ..progress import Progress, no_progress
-from ..responses.records import UNKNOWN_TOKEN, Response, ResponseSide
+from ..responses.records import (
+    UNKNOWN_TOKEN,
+    Response,
+    ResponseSide,
+    TopTokenRow,
+    compress_rows,
+)
 from ..text import plural, series
 from .client import ProbeError, StoppedError
 from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, STATE, WALK, Plan, Prompt
@@ -316,6 +322,9 @@ class Probe:
                 server.forget()
                 others = neighbors_of(number)
                 answers.append(self._under_load(server, request, stage, others, 1))
+            elif not axis.has_values:
+                server.forget()
+                answers.append(_of_tokens(reference[number], case, server.generate(request)))
             else:
                 ask = self._ask if axis.is_warm else self._ask_cold
                 answers.append(ask(server, stage, request))
@@ -360,11 +369,24 @@ def start_call(call: Callable[[], T]) -> Future[T]:
     return outcome
 
 
+def _of_tokens(reference: Response, case: Prompt, tokens: tuple[int, ...]) -> Response:
+    """Return a response of generated tokens alone, in place of the reference."""
+    start = len(case) - 1
+    rows = [TopTokenRow(place, (), 0, token) for place, token in enumerate(tokens, start)]
+    return replace(
+        reference,
+        tokens=(*case, *tokens),
+        rows=compress_rows(rows, "tokens"),
+        text="",
+    )
+
+
 def _why_not(axis: Axis, server: Server, cases: Sequence[Prompt]) -> str:
     """Return why a server cannot be asked along an axis, '' if it can."""
     if axis.has_prompt_rows and not server.kind.has_prompt_rows:
         return f"{server.kind.name} does not send a prompt's own rows by token id"
-    if axis.is_continued and isinstance(cases[0], str):
+    needs_ids = axis.is_continued or not axis.has_values
+    if needs_ids and isinstance(cases[0], str):
         return f"{server.kind.name} takes or reports no token ids"
     return ""
 

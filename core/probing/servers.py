@@ -12,7 +12,7 @@ import msgspec
 
 from ..errors import DumpError
 from ..responses.entries import count_of
-from ..responses.formats import read_payload
+from ..responses.formats import generated_ids, read_payload
 from ..responses.records import Response
 from ..text import clean
 from .client import Client, ProbeError
@@ -24,7 +24,8 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. prompt: a text or token ids; tokens: to generate, greedily; top: values per row.
+    """One request. prompt: a text or token ids; tokens: to generate, greedily; top: values per row,
+    0 for none.
 
     cache: COLD, nothing of the prompt is read from a cache; WARM, it may be. salt: unique to a cold
     request. rows: include the prompt's own rows. is_filler: sent only to load the server.
@@ -79,7 +80,7 @@ def _chat(ask: Ask, model: str) -> Json:
 
 
 def _completions(ask: Ask, model: str) -> Json:
-    body = {"prompt": ask.words, "max_tokens": ask.tokens, "logprobs": ask.top}
+    body = {"prompt": ask.words, "max_tokens": ask.tokens, "logprobs": ask.top or None}
     about = {"model": model} if model else {}
     return about | body | {"temperature": ask.temperature}
 
@@ -108,7 +109,7 @@ def _sglang(ask: Ask, _: str) -> Json:
         "input_ids" if isinstance(ask.prompt, tuple) else "text": ask.words,
         "sampling_params": {"temperature": ask.temperature, "max_new_tokens": ask.tokens}
         | ask.filler,
-        "return_logprob": True,
+        "return_logprob": ask.top > 0,
         "top_logprobs_num": ask.top,
         "logprob_start_len": 0 if ask.rows else -1,
         "return_text_in_logprobs": True,
@@ -214,6 +215,16 @@ class Server:
         body = self.kind.body(ask, self.model)
         send = self.client.drop_stream if is_canceled else self.client.post_bytes
         send(self.kind.path, body)
+
+    def generate(self, ask: Ask) -> tuple[int, ...]:
+        """Send one request without log-probabilities, and return the generated token ids."""
+        self.client.budget.take()
+        path = self.kind.path
+        body = self.kind.body(replace(ask, top=0), self.model)
+        try:
+            return generated_ids(self.client.post(path, body), path)
+        except DumpError as error:
+            raise ProbeError(str(error)) from None
 
     def ask(self, ask: Ask) -> Response:
         """Send one request and read its answer. ProbeError if it has no log-probabilities."""

@@ -1,9 +1,10 @@
 """A real llama.cpp server in a process of its own: MODEL.gguf PORT. It prints its address and
-stays.
+stays. Entries of its cache are saved next to the model.
 """
 
 import sys
 import threading
+from pathlib import Path
 
 import xllamacpp
 
@@ -16,6 +17,7 @@ def main(path, port):
     params.warmup = False
     params.verbosity = 0
     params.port = port
+    params.slot_save_path = f"{Path(path).parent}/"
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     server = xllamacpp.Server(params)
     sys.stdout.write(f"{server.listening_address}\n")

@@ -5,6 +5,7 @@ plants is found on its axis.
 import json
 import re
 import shlex
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -25,10 +26,12 @@ from core.responses.pairing import compare_sides
 from core.responses.records import ResponseSide
 from core.runs.store.store import Store
 from tests.core.probing import faulty_proxy, odd_server
+from tests.core.probing.conftest import llama_of
 from tests.core.probing.faulty_proxy import planted
 from tests.core.probing.made_state import changed, made_state, stored
 from tests.core.responses.made_sides import response, run_of
 from tests.places import ROOT
+from tests.serving import free_port
 
 pytestmark = pytest.mark.model
 PROMPTS = WATCH_PROMPTS[1:3]  # of 9 and 12 tokens
@@ -83,12 +86,12 @@ def test_a_sound_server_is_accused_of_nothing(llama, monkeypatch):
 NEIGHBORS = "only if at least 4 other requests are in flight"
 FAULTS = {  # axes that are beyond, and what the requests have in common
     "another_block": (("warm", "other prompt"), ""),
-    "one_off": (("warm", "other prompt"), ""),
     "long_hits": (("warm",), "only if at least 32 tokens come from the cache"),
     "page_edges": (("warm",), "only if the prompt's length is 1 modulo 16"),
     "stale": (("other prompt",), ""),
     "not_written": (("continuation", "next turn"), ""),
     "sampler_stays": (("sampled",), ""),
+    "other_sampler": (("tokens alone",), ""),
     "half_written": (("canceled",), ""),
     "leak": (("neighbors",), NEIGHBORS),
 }
@@ -103,6 +106,24 @@ def test_a_planted_fault_is_found_on_its_axis(fault, llama, answers, monkeypatch
         found = judged(address)
     assert {name for name, each in found.items() if each.result == BEYOND} == set(beyond)
     assert [found[name].where for name in beyond] == [where] * len(beyond)
+
+
+@pytest.mark.parametrize(
+    ("fault", "result"),
+    [("own_entry", WITHIN), ("another_entry", BEYOND), ("one_off", BEYOND)],
+)
+def test_a_fault_in_the_cache_itself_is_found(fault, result, small_gguf, tmp_path, monkeypatch):
+    """Keys and values are changed, and the server computes what follows from them."""
+    only(monkeypatch)
+    monkeypatch.setattr(axes, "LENGTHS", (5, 17, 33, 129))
+    own = shutil.copy(small_gguf, tmp_path)
+    # of its own: wrong entries stay in its cache
+    with (
+        llama_of(own, free_port()) as server,
+        planted(server, {}, getattr(faulty_proxy, fault), tmp_path) as address,
+    ):
+        found = judged(address)
+    assert (found["continuation"].result, found["warm"].result) == (WITHIN, result)
 
 
 def test_the_answer_is_a_run_with_a_gate(llama, answers, cli, tmp_path, monkeypatch):

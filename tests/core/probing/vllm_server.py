@@ -14,18 +14,25 @@ from tests.places import ROOT
 from tests.serving import free_port
 
 PYTHON = Path(os.environ.get("ULPSCOPE_ENGINES", ROOT / ".engines")) / "bin" / "python"
+_FAULTY = Path(__file__).with_name("vllm_faults.py")
+# 4,096 tokens, so that a few prompts evict others
+_SMALL_CACHE = ["--block-size", "32", "--num-gpu-blocks-override", "128"]
 _PATIENCE_SECONDS = 300.0
 
 
 @contextmanager
-def vllm(model, log, dtype="bfloat16"):
-    """The address of a server that answers.
+def vllm(model, log, dtype="bfloat16", fault=None):
+    """The address of a server that answers. fault: file that names the one of its small cache.
 
     RuntimeError, with the end of its log, if none came up.
     """
     port = free_port()
-    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server"]
+    if fault is not None:
+        command = [str(PYTHON), str(_FAULTY), *_SMALL_CACHE]
     command += [
+        "--model",
+        str(model),
         "--served-model-name",
         "small",
         "--host",
@@ -48,6 +55,7 @@ def vllm(model, log, dtype="bfloat16"):
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "HF_HUB_OFFLINE": "1",
+        "PLANTED_FAULT": str(fault),
     }
     with (
         log.open("wb") as output,
