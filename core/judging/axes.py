@@ -22,6 +22,7 @@ _STRIDE = 37  # between the beginnings of two prompts, so that none is a prefix 
 
 # what is sent before the measured request
 SAME, OTHER, SAMPLED, CANCELED = "same", "other", "sampled", "canceled"
+ADAPTER = "same prompt, other adapter"
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ AXES = (
     Axis("sampled", "after the same prompt at temperature 1", (SAMPLED,), is_warm=True),
     Axis("canceled", "after a canceled stream of the prompt", (CANCELED,), is_warm=True),
     Axis("pressure", "after 48 other prompts of about 300 tokens", is_warm=True, fillers=48),
+    # the last: no other axis reads the entries that it leaves
+    Axis("other adapter", "after the same prompt with another adapter", (ADAPTER,), is_warm=True),
 )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import DumpError
 from ..judging.axes import (
+    ADAPTER,
     AXES,
     CANCELED,
     OTHER,
@@ -303,15 +304,16 @@ class Probe:
         warm = replace(self._cold("", axis.tokens), cache=WARM, salt=f"{self._salt}-warm")
         if axis.fillers:
             for case in cases:
-                server.send(replace(warm, prompt=case))
+                server.send(replace(warm, prompt=case), {})
             for number in range(axis.fillers):
-                server.send(replace(warm, prompt=f"{number}. {_FILLER * 8}", tokens=1))
+                server.send(replace(warm, prompt=f"{number}. {_FILLER * 8}", tokens=1), {})
         answers = []
         for number, case in enumerate(cases):
             for step in axis.before:
                 prompt = cases[number - 1] if step == OTHER else case
                 first = replace(warm, prompt=prompt, temperature=int(step == SAMPLED))
-                server.send(first, is_canceled=step == CANCELED)
+                fields = server.other_adapter if step == ADAPTER else {}
+                server.send(first, fields, is_canceled=step == CANCELED)
             request = replace(warm, prompt=case) if axis.is_warm else self._cold(case, axis.tokens)
             request = replace(request, rows=axis.has_prompt_rows)
             if axis.is_continued:
@@ -385,6 +387,8 @@ def _why_not(axis: Axis, server: Server, cases: Sequence[Prompt]) -> str:
     """Return why a server cannot be asked along an axis, '' if it can."""
     if axis.has_prompt_rows and not server.kind.has_prompt_rows:
         return f"{server.kind.name} does not send a prompt's own rows by token id"
+    if ADAPTER in axis.before and not server.other_adapter:
+        return "the server tells of no other adapter"
     needs_ids = axis.is_continued or not axis.has_values
     if needs_ids and isinstance(cases[0], str):
         return f"{server.kind.name} takes or reports no token ids"

@@ -175,15 +175,23 @@ class _Tokenized(msgspec.Struct):
     tokens: tuple[int, ...]
 
 
+class _Adapter(msgspec.Struct):
+    id: int
+    scale: float
+
+
 @dataclass(frozen=True)
 class Server:
-    """One server. model: its name in requests; vocab: its size, if reported."""
+    """One server. model: its name in requests; vocab: its size, if reported; other_adapter: fields
+    of a request to another adapter, empty if the server tells of none.
+    """
 
     client: Client = field(repr=False)
     kind: Kind = OPENAI
     version: str = ""
     model: str = ""
     vocab: int | None = None
+    other_adapter: Json = field(default_factory=dict)
 
     def describe(self) -> str:
         """Return name, version and model."""
@@ -207,12 +215,12 @@ class Server:
             path, body = self.kind.forget
             self.client.post_bytes(path, body(self.model))
 
-    def send(self, ask: Ask, *, is_canceled: bool = False) -> None:
-        """Send one request of which no answer is read. is_canceled: drop its stream when it
-        begins.
+    def send(self, ask: Ask, fields: Json, *, is_canceled: bool = False) -> None:
+        """Send one request of which no answer is read. fields: instead of its own; is_canceled:
+        drop its stream when it begins.
         """
         self.client.budget.take()
-        body = self.kind.body(ask, self.model)
+        body = self.kind.body(ask, self.model) | fields
         send = self.client.drop_stream if is_canceled else self.client.post_bytes
         send(self.kind.path, body)
 
@@ -265,12 +273,13 @@ def find_server(client: Client, model: str = "") -> Server:
             model or (names[0] if names else str(props.get("model_path") or "")).rpartition("/")[2]
         )
         meta = models[0].get("meta") if models else None
-        return server(
+        one = server(
             LLAMACPP,
             "" if "unknown" in build else build,
             name,
             count_of(meta.get("n_vocab") if isinstance(meta, dict) else None),
         )
+        return replace(one, other_adapter=_other_scales(client))
     about = section("/server_info") or section("/get_server_info")
     if (
         "mem_fraction_static" in about
@@ -285,7 +294,9 @@ def find_server(client: Client, model: str = "") -> Server:
     if "version" in (about := section("/api/version")):
         return server(OLLAMA, about["version"], _model(model, names))
     if "version" in version and (owners == {"vllm"} or not names):
-        return server(VLLM, version["version"], _model(model, names))
+        one = server(VLLM, version["version"], _model(model, names))
+        others = [{"model": name} for name in names if name != one.model]
+        return replace(one, other_adapter=others[0] if others else {})
     if not (names or model):
         raise ProbeError(
             f"{client.url}: unknown server; /v1/models, /props, /server_info and /api/version name"
@@ -301,6 +312,18 @@ def find_server(client: Client, model: str = "") -> Server:
         except ProbeError as error:
             reasons.append(str(error))
     raise ProbeError(f"neither completions nor chat give log-probabilities: {' '.join(reasons)}")
+
+
+def _other_scales(client: Client) -> Json:
+    """Return the fields of a request that turns on llama.cpp's adapters that are off, and the
+    others off.
+    """
+    try:
+        adapters = msgspec.convert(client.get("/lora-adapters"), list[_Adapter])
+    except msgspec.ValidationError:
+        return {}
+    scales = [{"id": each.id, "scale": float(not each.scale)} for each in adapters]
+    return {"lora": scales} if scales else {}
 
 
 def _model(model: str, names: list[str]) -> str:

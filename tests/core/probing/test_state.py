@@ -26,7 +26,7 @@ from core.responses.pairing import compare_sides
 from core.responses.records import ResponseSide
 from core.runs.store.store import Store
 from tests.core.probing import faulty_proxy, odd_server
-from tests.core.probing.conftest import llama_of
+from tests.core.probing.conftest import adapter_of, llama_of
 from tests.core.probing.faulty_proxy import planted
 from tests.core.probing.made_state import changed, made_state, stored
 from tests.core.responses.made_sides import response, run_of
@@ -75,7 +75,9 @@ def test_a_sound_server_is_accused_of_nothing(llama, monkeypatch):
     assert set(found) == {axis.name for axis in AXES}
     assert found["rerun"].result == BITWISE
     assert found["prompt rows"].result == NOT_AVAILABLE
-    others = {each.result for name, each in found.items() if name != "prompt rows"}
+    assert found["other adapter"].result == NOT_AVAILABLE
+    missing = ("prompt rows", "other adapter")
+    others = {each.result for name, each in found.items() if name not in missing}
     assert others <= {BITWISE, WITHIN}
     warm = found["warm"]
     assert warm.requests == 6
@@ -124,6 +126,21 @@ def test_a_fault_in_the_cache_itself_is_found(fault, result, small_gguf, tmp_pat
     ):
         found = judged(address)
     assert (found["continuation"].result, found["warm"].result) == (WITHIN, result)
+
+
+def test_an_entry_that_another_adapter_wrote_is_found(small_gguf, tmp_path, monkeypatch):
+    """Nothing is planted: a request without `lora` reads what one with an adapter wrote, as in
+    llama.cpp's issue 26207.
+    """
+    only(monkeypatch, "sampled", "other adapter")
+    monkeypatch.setattr(axes, "LENGTHS", (5, 17, 33, 129))
+    adapter = adapter_of(small_gguf, tmp_path / "adapter.gguf")
+    with llama_of(small_gguf, free_port(), adapter) as address:
+        found = judged(address)
+    results = {name: each.result for name, each in found.items() if each.requests}
+    assert results.pop("other adapter") == BEYOND
+    assert set(results) == {"continuation", "warm", "sampled"}
+    assert set(results.values()) <= {BITWISE, WITHIN}
 
 
 def test_the_answer_is_a_run_with_a_gate(llama, answers, cli, tmp_path, monkeypatch):
