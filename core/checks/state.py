@@ -45,7 +45,7 @@ def state_row(figures: StateFigures, meaning: str) -> Evidence:
     name = f"'{figures.axis}'"
     says = f"{name} is {figures.result}: {figures.reason}."
     if figures.result == BITWISE:
-        says = f"{name} equals cold bit for bit in {plural(figures.requests, 'request')}."
+        says = f"{name} equals cold in all that was sent, in {plural(figures.requests, 'request')}."
     elif figures.result != NOT_AVAILABLE and figures.worst_nats is not None:
         says = f"{name} {_size(figures)}."
     return Evidence(SERVER_STATE, meaning, figures, _OUTCOMES[figures.result], says)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -98,10 +97,9 @@ def print_reports(
                 print_text(f"{pair.variant}: {row.says}" if len(pairs) > 1 else row.says)
     # the first of the reference's class is the reference, which has no flips of its own
     first_of_class = {*classes[0][1:2], *(group[0] for group in classes)}
-    rows = itertools.chain.from_iterable(pair.rows for pair in pairs)
-    has_ulps = any(row["reference_margin_ulps"] is not None for row in rows)
+    margins = (row["reference_margin_ulps"] for pair in pairs for row in pair.rows)
     # lists of servers seldom show the dtype that ULPs are of
-    margin = "margin_ulps" if has_ulps else "margin"
+    margin = "margin" if all(each is None for each in margins) else "margin_ulps"
     keys: Sequence[str] = (
         "position",
         *TOKENS,

@@ -111,15 +111,11 @@ def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Marku
         parts.append(table(titles, rows, "Variants"))
     if axes := axes_of(row for _, answer in answers for row in answer.checks):
         lines = [axis_texts(axis) for axis in axes]
-        parts.append(element("p", scale_of(axes)))
-        parts.append(
-            table(
-                [*lines[0]],
-                [[*line.values()] for line in lines],
-                "Server state",
-                class_="box stack",
-            )
-        )
+        rows = [[*line.values()] for line in lines]
+        parts += [
+            element("p", scale_of(axes)),
+            table([*lines[0]], rows, "Server state", class_="box stack"),
+        ]
     return element("header", *parts)
 
 

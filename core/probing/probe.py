@@ -301,7 +301,9 @@ class Probe:
     ) -> tuple[Response, ...]:
         """Return the answers along one axis, one a prompt."""
         stage = f"state: {axis.name}"
-        warm = replace(self._cold("", axis.tokens), cache=WARM, salt=f"{self._salt}-warm")
+        # a cache of its own: else an entry of an earlier axis is read, not the one of `before`
+        server.forget()
+        warm = replace(self._cold("", axis.tokens), cache=WARM, salt=f"{self._salt}-{axis.name}")
         if axis.fillers:
             for case in cases:
                 server.send(replace(warm, prompt=case), {})

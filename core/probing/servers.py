@@ -6,7 +6,7 @@ llama.cpp's tools/server, Ollama's docs/api.md.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from .plan import Prompt
 
 COLD, WARM = "cold", "warm"
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -226,29 +227,26 @@ class Server:
 
     def generate(self, ask: Ask) -> tuple[int, ...]:
         """Send one request without log-probabilities, and return the generated token ids."""
-        self.client.budget.take()
-        path = self.kind.path
-        body = self.kind.body(replace(ask, top=0), self.model)
-        try:
-            return generated_ids(self.client.post(path, body), path)
-        except DumpError as error:
-            raise ProbeError(str(error)) from None
+        return self._read(replace(ask, top=0), generated_ids)
 
     def ask(self, ask: Ask) -> Response:
         """Send one request and read its answer. ProbeError if it has no log-probabilities."""
-        self.client.budget.take()
-        path = self.kind.path
-        body = self.kind.body(ask, self.model)
-        try:
-            responses = read_payload(self.client.post(path, body), path, body)
-        except (DumpError, RecursionError) as error:
-            raise ProbeError(str(error)) from None
+        responses = self._read(ask, read_payload)
         if not responses:
-            raise ProbeError(f"{path}: the server sends no answer.")
+            raise ProbeError(f"{self.kind.path}: the server sends no answer.")
         one = responses[0]
         top_logprobs = ask.top if one.top_logprobs is None else one.top_logprobs
         vocab = self.vocab if one.vocab is None else one.vocab
         return replace(one, top_logprobs=top_logprobs, vocab=vocab)
+
+    def _read(self, ask: Ask, read: Callable[[Any, str, Json], T]) -> T:
+        self.client.budget.take()
+        path = self.kind.path
+        body = self.kind.body(ask, self.model)
+        try:
+            return read(self.client.post(path, body), path, body)
+        except (DumpError, RecursionError) as error:
+            raise ProbeError(str(error)) from None
 
 
 def find_server(client: Client, model: str = "") -> Server:

@@ -463,11 +463,10 @@ def _first(payload: Payload, kind: type, *paths: str) -> Any:
     return None
 
 
-def generated_ids(payload: Payload, source: str) -> tuple[int, ...]:
+def generated_ids(payload: Any, source: str, _: Payload) -> tuple[int, ...]:
     """Return the ids of what was generated, without rows; empty if the payload has none."""
-    choices = payload.get("choices")
-    answer = choices[0] if isinstance(choices, list) and choices else payload
-    return tokens_of(_first(answer, list, *_GENERATED), "generated tokens", source)
+    choices = _first(payload, list, "choices") or [payload]
+    return tokens_of(_first(choices[0], list, *_GENERATED), "generated tokens", source)
 
 
 def _about(payload: Payload, request: Payload, source: str) -> Record:

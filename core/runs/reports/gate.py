@@ -86,6 +86,7 @@ class GateReport:
             context = f" (after token {place['token']})"
         tokens = []
         margins = []
+        ulps = []
         for side in ("reference", "variant"):
             token, text = place[f"{side}_token"], place[f"{side}_text"]
             words = "no token"
@@ -93,9 +94,9 @@ class GateReport:
                 words = f"{token}" if text is None else f"{token} {text!r}"
             tokens.append(words)
             margins.append(number(place[f"{side}_margin"]))
+            ulps.append(place[f"{side}_margin_ulps"])
         change = " became ".join(tokens) if place["is_flip"] else f"both choose {tokens[0]}"
         sizes = f"{' and '.join(margins)} {self.unit}"
-        ulps = [place[f"{side}_margin_ulps"] for side in ("reference", "variant")]
         # lists of servers seldom show the dtype that ULPs are of
         if ulps != [None, None]:
             sizes += f" ({' and '.join(map(number, ulps))} ULPs)"

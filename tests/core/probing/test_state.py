@@ -52,9 +52,9 @@ def answers():
     return {}
 
 
-def judged(address, prompts=PROMPTS):
+def judged(address, prompts=PROMPTS, model=""):
     """Figures of every axis of a server, by name."""
-    probe = Probe(Plan(prompts, ("state",)), [find_server(Client(address))])
+    probe = Probe(Plan(prompts, ("state",)), [find_server(Client(address), model)])
     state = probe.run().state
     assert state is not None
     sides = align([state.cold, *state.sides.values()])

@@ -44,6 +44,7 @@ FAULTS = {  # axes that are beyond
     "another_block": {"warm", "other prompt"},
     "off_by_one": {"warm", "other prompt"},
     "stale": {"pressure"},
+    "no_adapter": {"other adapter"},
 }
 
 
@@ -100,12 +101,14 @@ def faulty(tmp_path_factory):
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_its_prefix_cache_is_found_on_its_axis(fault, faulty, monkeypatch):
     address, file = faulty
-    names = {"continuation", "warm", "other prompt", "pressure"}
+    names = {"continuation", "warm", "other prompt", "pressure", "other adapter"}
     kept = [replace(axis, fillers=min(axis.fillers, 12)) for axis in AXES if axis.name in names]
     monkeypatch.setattr(probing, "AXES", kept)
     monkeypatch.setattr(axes, "LENGTHS", (5, 33, 65, 97, 129))  # pages have 32 tokens
     file.write_text(fault)
-    results = {each.axis: each.result for each in judged(address).values() if each.requests}
+    results = {
+        each.axis: each.result for each in judged(address, model="small").values() if each.requests
+    }
     assert set(results) == names
     assert {name for name, result in results.items() if result == BEYOND} == FAULTS[fault]
     assert set(results.values()) <= {BEYOND, BITWISE, WITHIN}

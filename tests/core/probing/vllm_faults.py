@@ -8,11 +8,13 @@ import os
 import runpy
 from pathlib import Path
 
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.core.block_pool import BlockPool
 
 FILE = Path(os.environ["PLANTED_FAULT"])
 sound_block = BlockPool.get_cached_block
 sound_eviction = BlockPool._maybe_evict_cached_block
+sound_adapter_keys = kv_cache_utils._gen_lora_extra_hash_keys
 
 
 def cached_block(pool, block_hash, groups):
@@ -37,8 +39,14 @@ def evict(pool, block):
     return True
 
 
+def adapter_keys(request):
+    """The key of a block has no name of an adapter."""
+    return [] if FILE.read_text() == "no_adapter" else sound_adapter_keys(request)
+
+
 BlockPool.get_cached_block = cached_block
 BlockPool._maybe_evict_cached_block = evict
+kv_cache_utils._gen_lora_extra_hash_keys = adapter_keys
 
 if __name__ == "__main__":
     runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
