@@ -303,7 +303,9 @@ class Probe:
         stage = f"state: {axis.name}"
         # a cache of its own: else an entry of an earlier axis is read, not the one of `before`
         server.forget()
-        warm = replace(self._cold("", axis.tokens), cache=WARM, salt=f"{self._salt}-{axis.name}")
+        # cold, as llama.cpp has no salt: all of the prompt is written
+        written = replace(self._cold("", axis.tokens), salt=f"{self._salt}-{axis.name}")
+        warm = replace(written, cache=WARM)
         if axis.fillers:
             for case in cases:
                 server.send(replace(warm, prompt=case), {})
@@ -313,7 +315,7 @@ class Probe:
         for number, case in enumerate(cases):
             for step in axis.before:
                 prompt = cases[number - 1] if step == OTHER else case
-                first = replace(warm, prompt=prompt, temperature=int(step == SAMPLED))
+                first = replace(written, prompt=prompt, temperature=int(step == SAMPLED))
                 fields = server.other_adapter if step == ADAPTER else {}
                 server.send(first, fields, is_canceled=step == CANCELED)
             request = replace(warm, prompt=case) if axis.is_warm else self._cold(case, axis.tokens)
@@ -375,8 +377,7 @@ def start_call(call: Callable[[], T]) -> Future[T]:
 
 def _of_tokens(reference: Response, case: Prompt, tokens: tuple[int, ...]) -> Response:
     """Return a response of generated tokens alone, in place of the reference."""
-    start = len(case) - 1
-    rows = [TopTokenRow(place, (), 0, token) for place, token in enumerate(tokens, start)]
+    rows = [TopTokenRow(place, (), 0, token) for place, token in enumerate(tokens, len(case) - 1)]
     return replace(
         reference,
         tokens=(*case, *tokens),
@@ -391,8 +392,7 @@ def _why_not(axis: Axis, server: Server, cases: Sequence[Prompt]) -> str:
         return f"{server.kind.name} does not send a prompt's own rows by token id"
     if ADAPTER in axis.before and not server.other_adapter:
         return "the server tells of no other adapter"
-    needs_ids = axis.is_continued or not axis.has_values
-    if needs_ids and isinstance(cases[0], str):
+    if (axis.is_continued or not axis.has_values) and isinstance(cases[0], str):
         return f"{server.kind.name} takes or reports no token ids"
     return ""
 

@@ -22,7 +22,7 @@ ENTRY = {"filename": "entry"}
 
 
 class Proxy:
-    """What a fault may know. previous: warm requests before it, the last one last; prompts:
+    """What a fault may know. previous: requests before it, the last one last; prompts:
     in the order in which they first came; fillers: requests that loaded the server so far;
     entries: folder to which the server saves entries of its cache.
     """
@@ -69,7 +69,7 @@ class Proxy:
                 answer = {**planted, "timings": answer["timings"]}
         finally:
             with self._lock:
-                if body["cache_prompt"] and not is_filler:
+                if not is_filler:
                     self.previous.append(body)
         with suppress(BrokenPipeError, ConnectionResetError):  # a stream that is dropped
             reply(handler, {**answer, "tokens_evaluated": len(body["prompt"])})
