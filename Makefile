@@ -72,7 +72,7 @@ format: $(VENV)/.development
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# vLLM on a CPU with AVX-512, OpenVINO, MLX and ONNX Runtime GenAI in a virtual environment of their own, for the tests marked `engine` of
+# vLLM on a CPU, OpenVINO, MLX and ONNX Runtime GenAI in a virtual environment of their own, for the tests marked `engine` of
 # `make thorough`: 160 packages, some minutes. What vLLM brings for other media was built for another torch.
 .PHONY: engines
 engines: .engines/.made

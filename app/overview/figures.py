@@ -7,7 +7,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app.components import plots
 from app.shell import exports, store_cache, widgets
 from app.shell.selection import View
-from core.checks.state import axes_of, axis_texts
+from core.checks.state import axes_of, axis_texts, scale_of
 from core.plots import pairs as charts
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reader import RunReader
@@ -37,9 +37,7 @@ def server_state(view: View) -> None:
     if not axes:
         return
     st.subheader("Server state")
-    block = axes[0].wrong_block_nats
-    scale = f"; a wrong block of tokens moves a row by {number(block)} nats" if block else ""
-    st.caption(f"Largest difference of a row from the cold one, in noise of cold requests{scale}.")
+    st.caption(scale_of(axes))
     st.dataframe(pd.DataFrame(map(axis_texts, axes)), hide_index=True, height="content")
 
 

@@ -1,6 +1,6 @@
 """Is a server's answer the same in another state: of its caches, its batch, what came before?"""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from ..evidence import FAILED, MISSING, NOTED, PASSED, STATE, Check, CheckFigures, Evidence
@@ -45,7 +45,7 @@ def state_row(figures: StateFigures, meaning: str) -> Evidence:
     name = f"'{figures.axis}'"
     says = f"{name} is {figures.result}: {figures.reason}."
     if figures.result == BITWISE:
-        says = f"{name} equals cold bit for bit in {plural(figures.requests, 'request')}."
+        says = f"{name} equals cold in all that was sent, in {plural(figures.requests, 'request')}."
     elif figures.result != NOT_AVAILABLE and figures.worst_nats is not None:
         says = f"{name} {_size(figures)}."
     return Evidence(SERVER_STATE, meaning, figures, _OUTCOMES[figures.result], says)
@@ -70,6 +70,13 @@ def axes_of(rows: Iterable[Evidence]) -> list[StateFigures]:
     """Return the figures of every axis among rows of evidence."""
     figures = (row.figures for row in rows if row.check == SERVER_STATE)
     return [each for each in figures if isinstance(each, StateFigures)]
+
+
+def scale_of(axes: Sequence[StateFigures]) -> str:
+    """Return what the sizes of axes are compared with, as a sentence."""
+    block = axes[0].wrong_block_nats
+    scale = f"; a wrong block of tokens moves a row by {number(block)} nats" if block else ""
+    return f"Largest difference of a row from the cold one, in noise of cold requests{scale}."
 
 
 def axis_texts(figures: StateFigures) -> dict[str, str]:

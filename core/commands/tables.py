@@ -97,11 +97,14 @@ def print_reports(
                 print_text(f"{pair.variant}: {row.says}" if len(pairs) > 1 else row.says)
     # the first of the reference's class is the reference, which has no flips of its own
     first_of_class = {*classes[0][1:2], *(group[0] for group in classes)}
+    margins = (row["reference_margin_ulps"] for pair in pairs for row in pair.rows)
+    # lists of servers seldom show the dtype that ULPs are of
+    margin = "margin" if all(each is None for each in margins) else "margin_ulps"
     keys: Sequence[str] = (
         "position",
         *TOKENS,
-        "reference_margin_ulps",
-        "variant_margin_ulps",
+        f"reference_{margin}",
+        f"variant_{margin}",
         "max_abs",
     )
     if header.has_several_prompts:

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..checks.state import axes_of, axis_texts, scale_of
 from ..command_name import UNSTORED
 from ..markup import HEAT, Markup, element, facts, fold, inline, join, table
 from ..runs.file.keep import note_of
@@ -108,6 +109,13 @@ def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Marku
         if not header.has_tokens:
             titles, rows = titles[:2], [row[:2] for row in rows]
         parts.append(table(titles, rows, "Variants"))
+    if axes := axes_of(row for _, answer in answers for row in answer.checks):
+        lines = [axis_texts(axis) for axis in axes]
+        rows = [[*line.values()] for line in lines]
+        parts += [
+            element("p", scale_of(axes)),
+            table([*lines[0]], rows, "Server state", class_="box stack"),
+        ]
     return element("header", *parts)
 
 

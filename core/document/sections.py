@@ -399,23 +399,20 @@ def _argmax(run: RunReader, token: int | None) -> str:
 def _flips(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) -> Markup:
     every = figures[figures["is_flip"]]
     first_choices = choices.first_flips(run, pair.index)
-    unit, margin = "ULPs", "margin_ulps"
-    # lists of servers seldom show the dtype that ULPs are of
-    if every[[f"{side}_{margin}" for side in flips.SIDES]].isna().all(axis=None):
-        unit, margin = run.header.unit, "margin"
+    shown = every.head(size.flips)
+    unit, margins = flips.margin_texts(shown, run.header.unit)
     rows = []
-    for row in _rows(every.head(size.flips)):
+    for row, margin in zip(_rows(shown), margins, strict=True):
         texts = run.header.prompts[row.prompt].token_texts
         place = f"{row.position:,}{run.header.of_prompt(row.prompt)}"
         context = element("small", f"after {_visible(texts[row.position])}") if texts else ""
         if row.position >= first_choices.get(row.prompt, np.inf):
             context = join(context, element("small", "behind another choice"))
         tops = run.top_tokens([0, pair.index + 1], row.prompt, row.position)
-        margins = [_text(getattr(row, f"{side}_{margin}")) or "undefined" for side in flips.SIDES]
         cells = [
             join(place, context),
             *(_top(run, top) for top in tops),
-            " / ".join(margins),
+            margin,
             _text(row.max_abs),
         ]
         name = f"f{pair.index}-{row.prompt}-{row.position}"

@@ -15,13 +15,14 @@ LENGTHS = (
     *(15, 16, 17, 31, 32, 33, 63, 64, 65),
     *(127, 128, 129, 255, 256, 257),
 )
-NEIGHBORS = (1, 2, 4, 8, 16)  # requests in flight, one count a prompt
+NEIGHBORS = (1, 2, 4, 8, 16, 45)  # requests in flight, one count a prompt
 BLOCK = 16  # tokens of the smallest usual page
 _CHARACTERS = 4  # of a token, if a server takes texts only
 _STRIDE = 37  # between the beginnings of two prompts, so that none is a prefix of another
 
 # what is sent before the measured request
 SAME, OTHER, SAMPLED, CANCELED = "same", "other", "sampled", "canceled"
+ADAPTER = "same prompt, other adapter"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class Axis:
     are given with the prompt.
 
     has_neighbors: other requests are in flight; has_prompt_rows: the prompt's own rows are asked
-    for; fillers: other prompts that are sent after all prompts and before the measured requests.
+    for; has_values: log-probabilities are, else tokens alone are compared; fillers: other prompts
+    that are sent after all prompts and before the measured requests.
     """
 
     name: str
@@ -42,12 +44,8 @@ class Axis:
     is_continued: bool = False
     has_neighbors: bool = False
     has_prompt_rows: bool = False
+    has_values: bool = True
     fillers: int = 0
-
-    @property
-    def reads_the_prompt(self) -> bool:
-        """Whether the axis means nothing unless the prompt is read from the cache."""
-        return self.before == (SAME,)
 
     def requests(self, prompts: int) -> int:
         """Return how many requests it takes."""
@@ -58,8 +56,10 @@ class Axis:
 AXES = (
     Axis("rerun", "the cold request again"),
     Axis("first token", "one token to generate instead of 8", tokens=1),
+    Axis("long answer", "32 tokens to generate instead of 8", tokens=32),
+    Axis("tokens alone", "log-probabilities are not asked for", has_values=False),
     Axis("continuation", "cold, with half of the answer given as prompt", is_continued=True),
-    Axis("neighbors", "cold, while 1 to 16 other requests are in flight", has_neighbors=True),
+    Axis("neighbors", "cold, while 1 to 45 other requests are in flight", has_neighbors=True),
     Axis("warm", "the prompt is in the cache", (SAME,), is_warm=True),
     Axis(
         "next turn",
@@ -79,6 +79,8 @@ AXES = (
     Axis("sampled", "after the same prompt at temperature 1", (SAMPLED,), is_warm=True),
     Axis("canceled", "after a canceled stream of the prompt", (CANCELED,), is_warm=True),
     Axis("pressure", "after 48 other prompts of about 300 tokens", is_warm=True, fillers=48),
+    # the last: no other axis reads the entries that it leaves
+    Axis("other adapter", "after the same prompt with another adapter", (ADAPTER,), is_warm=True),
 )
 
 

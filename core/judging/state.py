@@ -35,7 +35,7 @@ from ..responses.placeholders import without_placeholders
 from ..responses.records import ResponseSide
 from ..text import out_of, plural
 from ..verdict import Verdict
-from .axes import AXES, TOKENS, Axis, neighbors_of
+from .axes import AXES, SAME, TOKENS, Axis, neighbors_of
 from .conclude import conclude
 
 # of the largest noise of cold requests: 2,000 draws of five of 50 rounds of llama.cpp (float16
@@ -103,8 +103,13 @@ def judge_state(
     """
     pairs = pairs_of(sides)
     axes = {axis.name: axis for axis in AXES}
-    sizes = {pair.variant: sizes_of(pair) for pair in pairs}
-    controls = {name: each for name, each in sizes.items() if not axes[name].is_warm}
+    sizes = {pair.variant: sizes_of(pair, axes[pair.variant].has_values) for pair in pairs}
+    # tokens alone have no size that noise could have
+    controls = {
+        name: each
+        for name, each in sizes.items()
+        if not axes[name].is_warm and axes[name].has_values
+    }
     blocks = _block_sizes(state)
     cold = np.concatenate([*controls.values(), np.empty(0)])
     usual = np.quantile(np.append(cold[cold > 0], 0.0), _USUAL)
@@ -165,23 +170,26 @@ def _missing_rows(state: StateAnswers, sizes: dict[str, Floats]) -> Iterator[Evi
             yield state_row(figures, axis.meaning)
 
 
-def sizes_of(pair: ResponsePair) -> Floats:
+def sizes_of(pair: ResponsePair, has_values: bool = True) -> Floats:
     """Return the largest RMS difference of a row of each request, nats, NaN if no row was compared.
     [prompts]
     """
     largest = np.full(len(pair.meetings), np.nan)
-    np.fmax.at(largest, pair.prompts, _pair_sizes(pair))
+    np.fmax.at(largest, pair.prompts, _pair_sizes(pair, has_values))
     return largest
 
 
-def _pair_sizes(pair: ResponsePair) -> Floats:
-    """Return the RMS difference of each row, nats, NaN if it was not compared. [rows]
+def _pair_sizes(pair: ResponsePair, has_values: bool) -> Floats:
+    """Return the RMS difference of each row, nats, NaN if it was not compared. has_values: else
+    tokens alone are. [rows]
 
     Another token that was emitted counts half of its distance from the top, if the reference emits
     top tokens only: so much at least some logit has moved.
     """
     one, other = pair.rows
     sizes = _row_sizes(one, other, pair.figures)
+    if not has_values:
+        sizes[:] = 0.0
     # of equal values either may be emitted
     is_top = one.target_values == one.largest
     if is_top[(one.targets >= 0) & (one.counts > 0)].all():
@@ -208,7 +216,7 @@ def _open_requests(axis: Axis, pair: ResponsePair, cold: ResponseSide) -> Flags:
         is_asked |= rows.positions < starts
     is_asked &= (rows.counts > 0) & (rows.positions < np.array(ends)[cold.prompts])
 
-    sizes = _pair_sizes(pair)
+    sizes = _pair_sizes(pair, axis.has_values)
     is_known = ~np.isnan(sizes)
     known = pair.prompts[is_known] << 32 | pair.positions[is_known]
     is_lacking = is_asked & ~np.isin(cold.prompts << 32 | rows.positions, known)
@@ -287,10 +295,11 @@ def _judge_axis(
     seen = (blocks > scale.limit).sum()
     result = UNDECIDED
     where = reason = ""
-    if axis.reads_the_prompt and (cached < 0).all():
+    is_of_hits = axis.before == (SAME,)  # without them it is no other axis than the cold one
+    if is_of_hits and (cached < 0).all():
         reason = "the server reports no cache hits"
 
-    if axis.reads_the_prompt and not cached.any() and not is_beyond.any():
+    if is_of_hits and not cached.any() and not is_beyond.any():
         result = NOT_AVAILABLE
         reason = "the server read nothing from its cache"
     elif not (is_known | is_open).any():

@@ -26,7 +26,7 @@ MEANINGS = {
     LOAD: "while N other requests are in flight, twice",
     WALK: "every prefix of a prompt as its own request, cold and warm",
     ECHO: "the generated tokens scored as a prompt",
-    STATE: "prefix cache and other state, along eleven axes, at lengths around cache pages",
+    STATE: f"prefix cache and other state, along {len(AXES)} axes, at lengths around cache pages",
 }
 DEFAULT_TESTS = "rerun,warm,load:8"
 MOST_LOAD = 64
@@ -108,7 +108,8 @@ class Plan:
     @property
     def tokens_made(self) -> int:
         """Maximum of tokens that the servers generate."""
-        made = {WALK: 1, ECHO: 1, STATE: TOKENS}
+        # requests in flight are longer
+        made = {WALK: 1, ECHO: 1, STATE: FILLER_FACTOR * TOKENS}
         count = sum(
             self.requests_of(test) * made.get(test, self.tokens) for test in ("", *self.tests)
         )

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import DumpError
 from ..judging.axes import (
+    ADAPTER,
     AXES,
     CANCELED,
     OTHER,
@@ -29,7 +30,13 @@ from ..judging.axes import (
 from ..judging.state import StateAnswers
 from ..numerics.top_tokens import concatenate
 from ..progress import Progress, no_progress
-from ..responses.records import UNKNOWN_TOKEN, Response, ResponseSide
+from ..responses.records import (
+    UNKNOWN_TOKEN,
+    Response,
+    ResponseSide,
+    TopTokenRow,
+    compress_rows,
+)
 from ..text import plural, series
 from .client import ProbeError, StoppedError
 from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, STATE, WALK, Plan, Prompt
@@ -294,18 +301,23 @@ class Probe:
     ) -> tuple[Response, ...]:
         """Return the answers along one axis, one a prompt."""
         stage = f"state: {axis.name}"
-        warm = replace(self._cold("", axis.tokens), cache=WARM, salt=f"{self._salt}-warm")
+        # a cache of its own: else an entry of an earlier axis is read, not the one of `before`
+        server.forget()
+        # cold, as llama.cpp has no salt: all of the prompt is written
+        written = replace(self._cold("", axis.tokens), salt=f"{self._salt}-{axis.name}")
+        warm = replace(written, cache=WARM)
         if axis.fillers:
             for case in cases:
-                server.send(replace(warm, prompt=case))
+                server.send(replace(warm, prompt=case), {})
             for number in range(axis.fillers):
-                server.send(replace(warm, prompt=f"{number}. {_FILLER * 8}", tokens=1))
+                server.send(replace(warm, prompt=f"{number}. {_FILLER * 8}", tokens=1), {})
         answers = []
         for number, case in enumerate(cases):
             for step in axis.before:
                 prompt = cases[number - 1] if step == OTHER else case
-                first = replace(warm, prompt=prompt, temperature=int(step == SAMPLED))
-                server.send(first, is_canceled=step == CANCELED)
+                first = replace(written, prompt=prompt, temperature=int(step == SAMPLED))
+                fields = server.other_adapter if step == ADAPTER else {}
+                server.send(first, fields, is_canceled=step == CANCELED)
             request = replace(warm, prompt=case) if axis.is_warm else self._cold(case, axis.tokens)
             request = replace(request, rows=axis.has_prompt_rows)
             if axis.is_continued:
@@ -316,6 +328,9 @@ class Probe:
                 server.forget()
                 others = neighbors_of(number)
                 answers.append(self._under_load(server, request, stage, others, 1))
+            elif not axis.has_values:
+                server.forget()
+                answers.append(_of_tokens(reference[number], case, server.generate(request)))
             else:
                 ask = self._ask if axis.is_warm else self._ask_cold
                 answers.append(ask(server, stage, request))
@@ -360,11 +375,24 @@ def start_call(call: Callable[[], T]) -> Future[T]:
     return outcome
 
 
+def _of_tokens(reference: Response, case: Prompt, tokens: tuple[int, ...]) -> Response:
+    """Return a response of generated tokens alone, in place of the reference."""
+    rows = [TopTokenRow(place, (), 0, token) for place, token in enumerate(tokens, len(case) - 1)]
+    return replace(
+        reference,
+        tokens=(*case, *tokens),
+        rows=compress_rows(rows, "tokens"),
+        text="",
+    )
+
+
 def _why_not(axis: Axis, server: Server, cases: Sequence[Prompt]) -> str:
     """Return why a server cannot be asked along an axis, '' if it can."""
     if axis.has_prompt_rows and not server.kind.has_prompt_rows:
         return f"{server.kind.name} does not send a prompt's own rows by token id"
-    if axis.is_continued and isinstance(cases[0], str):
+    if ADAPTER in axis.before and not server.other_adapter:
+        return "the server tells of no other adapter"
+    if (axis.is_continued or not axis.has_values) and isinstance(cases[0], str):
         return f"{server.kind.name} takes or reports no token ids"
     return ""
 

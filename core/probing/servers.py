@@ -6,13 +6,13 @@ llama.cpp's tools/server, Ollama's docs/api.md.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from ..errors import DumpError
 from ..responses.entries import count_of
-from ..responses.formats import read_payload
+from ..responses.formats import generated_ids, read_payload
 from ..responses.records import Response
 from ..text import clean
 from .client import Client, ProbeError
@@ -20,11 +20,13 @@ from .plan import Prompt
 
 COLD, WARM = "cold", "warm"
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. prompt: a text or token ids; tokens: to generate, greedily; top: values per row.
+    """One request. prompt: a text or token ids; tokens: to generate, greedily; top: values per row,
+    0 for none.
 
     cache: COLD, nothing of the prompt is read from a cache; WARM, it may be. salt: unique to a cold
     request. rows: include the prompt's own rows. is_filler: sent only to load the server.
@@ -79,7 +81,7 @@ def _chat(ask: Ask, model: str) -> Json:
 
 
 def _completions(ask: Ask, model: str) -> Json:
-    body = {"prompt": ask.words, "max_tokens": ask.tokens, "logprobs": ask.top}
+    body = {"prompt": ask.words, "max_tokens": ask.tokens, "logprobs": ask.top or None}
     about = {"model": model} if model else {}
     return about | body | {"temperature": ask.temperature}
 
@@ -108,7 +110,7 @@ def _sglang(ask: Ask, _: str) -> Json:
         "input_ids" if isinstance(ask.prompt, tuple) else "text": ask.words,
         "sampling_params": {"temperature": ask.temperature, "max_new_tokens": ask.tokens}
         | ask.filler,
-        "return_logprob": True,
+        "return_logprob": ask.top > 0,
         "top_logprobs_num": ask.top,
         "logprob_start_len": 0 if ask.rows else -1,
         "return_text_in_logprobs": True,
@@ -174,15 +176,23 @@ class _Tokenized(msgspec.Struct):
     tokens: tuple[int, ...]
 
 
+class _Adapter(msgspec.Struct):
+    id: int
+    scale: float
+
+
 @dataclass(frozen=True)
 class Server:
-    """One server. model: its name in requests; vocab: its size, if reported."""
+    """One server. model: its name in requests; vocab: its size, if reported; other_adapter: fields
+    of a request to another adapter, empty if the server tells of none.
+    """
 
     client: Client = field(repr=False)
     kind: Kind = OPENAI
     version: str = ""
     model: str = ""
     vocab: int | None = None
+    other_adapter: Json = field(default_factory=dict)
 
     def describe(self) -> str:
         """Return name, version and model."""
@@ -206,30 +216,37 @@ class Server:
             path, body = self.kind.forget
             self.client.post_bytes(path, body(self.model))
 
-    def send(self, ask: Ask, *, is_canceled: bool = False) -> None:
-        """Send one request of which no answer is read. is_canceled: drop its stream when it
-        begins.
+    def send(self, ask: Ask, fields: Json, *, is_canceled: bool = False) -> None:
+        """Send one request of which no answer is read. fields: instead of its own; is_canceled:
+        drop its stream when it begins.
         """
         self.client.budget.take()
-        body = self.kind.body(ask, self.model)
+        body = self.kind.body(ask, self.model) | fields
         send = self.client.drop_stream if is_canceled else self.client.post_bytes
         send(self.kind.path, body)
 
+    def generate(self, ask: Ask) -> tuple[int, ...]:
+        """Send one request without log-probabilities, and return the generated token ids."""
+        return self._read(replace(ask, top=0), generated_ids)
+
     def ask(self, ask: Ask) -> Response:
         """Send one request and read its answer. ProbeError if it has no log-probabilities."""
-        self.client.budget.take()
-        path = self.kind.path
-        body = self.kind.body(ask, self.model)
-        try:
-            responses = read_payload(self.client.post(path, body), path, body)
-        except (DumpError, RecursionError) as error:
-            raise ProbeError(str(error)) from None
+        responses = self._read(ask, read_payload)
         if not responses:
-            raise ProbeError(f"{path}: the server sends no answer.")
+            raise ProbeError(f"{self.kind.path}: the server sends no answer.")
         one = responses[0]
         top_logprobs = ask.top if one.top_logprobs is None else one.top_logprobs
         vocab = self.vocab if one.vocab is None else one.vocab
         return replace(one, top_logprobs=top_logprobs, vocab=vocab)
+
+    def _read(self, ask: Ask, read: Callable[[Any, str, Json], T]) -> T:
+        self.client.budget.take()
+        path = self.kind.path
+        body = self.kind.body(ask, self.model)
+        try:
+            return read(self.client.post(path, body), path, body)
+        except (DumpError, RecursionError) as error:
+            raise ProbeError(str(error)) from None
 
 
 def find_server(client: Client, model: str = "") -> Server:
@@ -254,12 +271,13 @@ def find_server(client: Client, model: str = "") -> Server:
             model or (names[0] if names else str(props.get("model_path") or "")).rpartition("/")[2]
         )
         meta = models[0].get("meta") if models else None
-        return server(
+        one = server(
             LLAMACPP,
             "" if "unknown" in build else build,
             name,
             count_of(meta.get("n_vocab") if isinstance(meta, dict) else None),
         )
+        return replace(one, other_adapter=_other_scales(client))
     about = section("/server_info") or section("/get_server_info")
     if (
         "mem_fraction_static" in about
@@ -274,7 +292,9 @@ def find_server(client: Client, model: str = "") -> Server:
     if "version" in (about := section("/api/version")):
         return server(OLLAMA, about["version"], _model(model, names))
     if "version" in version and (owners == {"vllm"} or not names):
-        return server(VLLM, version["version"], _model(model, names))
+        one = server(VLLM, version["version"], _model(model, names))
+        others = [{"model": name} for name in names if name != one.model]
+        return replace(one, other_adapter=others[0] if others else {})
     if not (names or model):
         raise ProbeError(
             f"{client.url}: unknown server; /v1/models, /props, /server_info and /api/version name"
@@ -290,6 +310,18 @@ def find_server(client: Client, model: str = "") -> Server:
         except ProbeError as error:
             reasons.append(str(error))
     raise ProbeError(f"neither completions nor chat give log-probabilities: {' '.join(reasons)}")
+
+
+def _other_scales(client: Client) -> Json:
+    """Return the fields of a request that turns on llama.cpp's adapters that are off, and the
+    others off.
+    """
+    try:
+        adapters = msgspec.convert(client.get("/lora-adapters"), list[_Adapter])
+    except msgspec.ValidationError:
+        return {}
+    scales = [{"id": each.id, "scale": float(not each.scale)} for each in adapters]
+    return {"lora": scales} if scales else {}
 
 
 def _model(model: str, names: list[str]) -> str:

@@ -463,6 +463,12 @@ def _first(payload: Payload, kind: type, *paths: str) -> Any:
     return None
 
 
+def generated_ids(payload: Any, source: str, _: Payload) -> tuple[int, ...]:
+    """Return the ids of what was generated, without rows; empty if the payload has none."""
+    choices = _first(payload, list, "choices") or [payload]
+    return tokens_of(_first(choices[0], list, *_GENERATED), "generated tokens", source)
+
+
 def _about(payload: Payload, request: Payload, source: str) -> Record:
     """Return what responses of every format may say of themselves and of their request."""
     ids = _first(request, list, "prompt", "input_ids", "prompt_token_ids", "token_ids") or []

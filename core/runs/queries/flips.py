@@ -158,6 +158,22 @@ def outcome(table: DataFrame) -> str:
     )
 
 
+def margin_texts(table: DataFrame, unit: str) -> tuple[str, list[str]]:
+    """Return the margins of both sides by position, `1 / 3`, and their unit. unit: of differences.
+
+    Lists of servers seldom show the dtype that ULPs are of.
+    """
+    margins = table[[f"{side}_margin_ulps" for side in SIDES]]
+    if margins.isna().all(axis=None):
+        margins = table[MARGINS]
+    else:
+        unit = "ULPs"
+    # numbers of Python: whole ones have all digits
+    margins = margins.convert_dtypes().astype(object)
+    rows = margins.where(margins.notna(), None).itertuples(index=False)
+    return unit, [" / ".join(map(number, row)) for row in rows]
+
+
 def flips_sentence(table: DataFrame) -> str:
     """Say how many positions flip and which of them noise does not explain, in markdown. table:
     figures by position.

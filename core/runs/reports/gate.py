@@ -94,8 +94,12 @@ class GateReport:
                 words = f"{token}" if text is None else f"{token} {text!r}"
             tokens.append(words)
             margins.append(number(place[f"{side}_margin"]))
-            ulps.append(number(place[f"{side}_margin_ulps"]))
+            ulps.append(place[f"{side}_margin_ulps"])
         change = " became ".join(tokens) if place["is_flip"] else f"both choose {tokens[0]}"
+        sizes = f"{' and '.join(margins)} {self.unit}"
+        # lists of servers seldom show the dtype that ULPs are of
+        if ulps != [None, None]:
+            sizes += f" ({' and '.join(map(number, ulps))} ULPs)"
         name, unit = "max_ulps", "ULPs"
         # Elements near zero are thousands of ULPs apart by rounding alone: what passed is said in
         # the row's spacing.
@@ -105,8 +109,7 @@ class GateReport:
             difference += f" and {number(place[name])} {unit}"
         return (
             f"{prompt}position {place['position']}{context}: {change}, margins"
-            f" {' and '.join(margins)} {self.unit} ({' and '.join(ulps)} ULPs), KL"
-            f" {number(place['kl'])} nats, {difference}{odd}"
+            f" {sizes}, KL {number(place['kl'])} nats, {difference}{odd}"
         )
 
     def sentence(self, outcome: Outcome) -> str:

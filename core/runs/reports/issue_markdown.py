@@ -16,6 +16,7 @@ from ...text import join_bytes, number, out_of, percent, plural
 from ...verdict import FAILING
 from ..file.keep import note_of
 from ..file.records import Provenance, StoredPair
+from ..queries.flips import margin_texts
 from ..queries.verdicts import Answer, answer_of, ulp_percentile
 from ..reader import RunReader
 from ..requests import command_elsewhere
@@ -256,7 +257,9 @@ def _flips(run: RunReader, pair: StoredPair, flips: DataFrame) -> str:
     import pandas as pd
 
     rows = []
-    for row in flips.head(MOST_FLIPS).itertuples(index=False):
+    shown = flips.head(MOST_FLIPS)
+    unit, margins = margin_texts(shown, run.header.unit)
+    for row, margin in zip(shown.itertuples(index=False), margins, strict=True):
         place = f"{row.position}{run.header.of_prompt(row.prompt)}"
         tokens = []
         for token in (row.reference_token, row.variant_token):
@@ -265,12 +268,10 @@ def _flips(run: RunReader, pair: StoredPair, flips: DataFrame) -> str:
                 text = run.vocabulary.get(int(token))
                 label = f"{token}" if text is None else f"{token} {code(repr(text))}"
             tokens.append(label)
-        margins = (row.reference_margin_ulps, row.variant_margin_ulps)
-        ulps = ["undefined" if pd.isna(margin) else f"{int(margin):,}" for margin in margins]
-        rows.append((place, *tokens, " / ".join(ulps), number(row.max_abs)))
+        rows.append((place, *tokens, margin, number(row.max_abs)))
     count = f" ({len(rows)} of {len(flips):,})" if len(rows) < len(flips) else ""
     sides = code(pair.reference), code(pair.variant)
     return table(
-        (f"flip at position{count}", *sides, "margins, ULPs", "largest difference there"),
+        (f"flip at position{count}", *sides, f"margins, {unit}", "largest difference there"),
         rows,
     )

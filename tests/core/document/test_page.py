@@ -19,6 +19,7 @@ from core.document import page, sections
 from core.document.charts import Axis
 from core.document.grid import MOST_CELLS, overview
 from core.document.page import html_cell, html_file
+from core.judging.axes import AXES
 from core.judging.ingest import ingest
 from core.judging.stored import explain_pair
 from core.markup import element, prose
@@ -26,8 +27,10 @@ from core.rl.queries import summary, tokens_of
 from core.runs.queries import caches
 from core.runs.queries.heatmap import sentence
 from core.runs.reader import RunReader
+from core.runs.reports.issue_markdown import MOST_FLIPS, issue_text
 from core.runs.store.store import Store
 from core.text import number, visible
+from tests.core.probing.made_state import made_state, stored
 from tests.core.responses.made_sides import engine_side, response, side, store_run
 from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
@@ -313,12 +316,30 @@ def test_an_axis_places_values_in_percent_with_round_ticks_within_it():
         ([engine_side("one", 1, 20), engine_side("two", 4, 20)], "margin_ulps", "ULPs"),
     ],
 )
-def test_flips_of_lists_have_the_margins_that_are_known(sides, name, unit, tmp_path):
+def test_flips_of_lists_have_the_margins_that_are_known(sides, name, unit, cli, tmp_path):
     store = Store(tmp_path)
-    with RunReader(store.path_of(store_run(store, "lists", *sides))) as run:
+    run_id = store_run(store, "lists", *sides)
+    with RunReader(store.path_of(run_id)) as run:
         figures, text = run.positions(0), html_file(run)
+        issue = issue_text(run, run.pairs, "")
     flips = figures.loc[figures["is_flip"], [f"reference_{name}", f"variant_{name}"]]
     margins = [" / ".join(map(number, row)) for row in flips.astype(float).to_numpy().tolist()]
     assert len(margins) > 0
     assert f"margins, {unit}<" in text
     assert re.findall("<td>([^<]* / [^<]*)</td>", text) == margins
+    assert f"margins, {unit} |" in issue
+    assert re.findall(r"\| ([^|]* / [^|]*) \|", issue) == margins[:MOST_FLIPS]
+    gate = cli("compare", run_id, "--fail-on", "flips", "--store", tmp_path)
+    assert "undefined ULPs" not in gate.stdout + gate.stderr
+
+
+def test_axes_of_a_state_are_a_table_the_worst_first(tmp_path):
+    store = Store(tmp_path)
+    with RunReader(store.path_of(stored(store, made_state(1e-3, 0.9)))) as run:
+        parts = [html_file(run), html_cell(run)]
+    for part in parts:
+        box = part.partition('aria-label="Server state"')[2].partition("</table>")[0]
+        rows = re.findall("<tr><td[^>]*>([^<]*)</td><td[^>]*>([^<]*)</td>", box)
+        assert rows[:2] == [("warm", "beyond"), ("continuation", "within the noise")]
+        assert {result for _, result in rows[2:]} == {"not available"}
+        assert {name for name, _ in rows} == {axis.name for axis in AXES}

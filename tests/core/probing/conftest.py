@@ -1,12 +1,14 @@
 """Real servers that are probed, and one that misbehaves."""
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 
 from core.inference.models.engine_files import gguf_of
@@ -70,11 +72,32 @@ def quantized_gguf(tmp_path_factory):
     return _written(tmp_path_factory.mktemp("quantized"), gguf.GGMLQuantizationType.Q4_0)
 
 
+def adapter_of(model, path):
+    """Write an adapter of rank 4 of all keys and values of a model, of random numbers."""
+    random = np.random.default_rng(0)
+    file = gguf.GGUFWriter(path, "llama")
+    file.add_type("adapter")
+    file.add_string("adapter.type", "lora")
+    file.add_float32("adapter.lora.alpha", 4.0)
+    for tensor in gguf.GGUFReader(model).tensors:
+        if re.search(r"attn_[kv]\.weight$", tensor.name):
+            inputs, outputs = map(int, tensor.shape)
+            down = random.normal(size=(4, inputs)) / np.sqrt(inputs)
+            up = random.normal(size=(outputs, 4))
+            file.add_tensor(f"{tensor.name}.lora_a", down.astype(np.float32))
+            file.add_tensor(f"{tensor.name}.lora_b", up.astype(np.float32))
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+    return path
+
+
 @contextmanager
-def llama_of(path, port):
+def llama_of(path, port, *adapters):
     """Address of a llama.cpp server with this model."""
     script = Path(__file__).with_name("llama_server.py")
-    command = [sys.executable, str(script), str(path), str(port)]
+    command = [sys.executable, *map(str, (script, path, port, *adapters))]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

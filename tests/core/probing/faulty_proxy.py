@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx2 as httpx
+import numpy as np
 
 from core.judging.axes import neighbors_of
 from tests.core.probing.odd_server import listening, reply
@@ -17,16 +18,19 @@ from tests.core.probing.odd_server import listening, reply
 Body = dict[str, Any]
 Ids = list[int]
 BLOCK = 16
+ENTRY = {"filename": "entry"}
 
 
 class Proxy:
-    """What a fault may know. previous: warm requests before it, the last one last; prompts:
-    in the order in which they first came; fillers: requests that loaded the server so far.
+    """What a fault may know. previous: requests before it, the last one last; prompts:
+    in the order in which they first came; fillers: requests that loaded the server so far;
+    entries: folder to which the server saves entries of its cache.
     """
 
-    def __init__(self, address, answers):
+    def __init__(self, address, answers, entries):
         self.upstream = httpx.Client(base_url=address, timeout=60.0)
         self.answers = answers
+        self.entries = entries
         self.fault = lambda _proxy, _body: None
         self.previous = []
         self.prompts = []
@@ -65,7 +69,7 @@ class Proxy:
                 answer = {**planted, "timings": answer["timings"]}
         finally:
             with self._lock:
-                if body["cache_prompt"] and not is_filler:
+                if not is_filler:
                     self.previous.append(body)
         with suppress(BrokenPipeError, ConnectionResetError):  # a stream that is dropped
             reply(handler, {**answer, "tokens_evaluated": len(body["prompt"])})
@@ -80,11 +84,27 @@ class Proxy:
         wrong = [(token + 7) % 4000 for token in prompt[:end]]
         return self.with_prompt(body, wrong + prompt[end:])
 
+    def entry(self, prompt):
+        """What the server's cache has of a prompt: its tokens, and its keys and values."""
+        body = {"prompt": prompt, "n_predict": 1, "cache_prompt": False, "id_slot": 0}
+        self.upstream.post("/completion", json=body).raise_for_status()
+        self.upstream.post("/slots/0?action=save", json=ENTRY).raise_for_status()
+        content = (self.entries / ENTRY["filename"]).read_bytes()
+        # of a header of 24 bytes the last 4 count the tokens, 4 bytes each
+        end = 24 + 4 * int.from_bytes(content[20:24], "little")
+        return content[:end], content[end:]
+
+    def read_entry(self, body, tokens, state):
+        """The server's own answer, with this in its cache."""
+        (self.entries / ENTRY["filename"]).write_bytes(tokens + state)
+        self.upstream.post("/slots/0?action=restore", json=ENTRY).raise_for_status()
+        return self.upstream.post("/completion", json={**body, "id_slot": 0}).json()
+
 
 @contextmanager
-def planted(address, answers, fault=None):
+def planted(address, answers, fault=None, entries=None):
     """The address of a proxy with this fault."""
-    proxy = Proxy(address, answers)
+    proxy = Proxy(address, answers, entries)
     proxy.fault = fault or proxy.fault
     with listening(proxy.handle) as own:
         yield own
@@ -108,12 +128,30 @@ def page_edges(proxy, body):
     return another_block(proxy, body) if len(body["prompt"]) % 16 == 1 else None
 
 
-def one_off(proxy, body):
-    """A hit loses the last position that was written."""
-    prompt = body["prompt"]
-    if not is_hit(proxy, body) or len(prompt) < 3:
+def own_entry(proxy, body):
+    """No fault: the entry is restored as it was saved."""
+    return proxy.read_entry(body, *proxy.entry(body["prompt"])) if is_hit(proxy, body) else None
+
+
+def another_entry(proxy, body):
+    """In the server's own cache the prompt has keys and values of another request."""
+    if not is_hit(proxy, body):
         return None
-    return proxy.with_prompt(body, prompt[:-2] + prompt[-1:])
+    tokens, _ = proxy.entry(body["prompt"])
+    _, state = proxy.entry([(token + 7) % 4000 for token in body["prompt"]])
+    return proxy.read_entry(body, tokens, state)
+
+
+def one_off(proxy, body):
+    """In the server's own cache every position of the prompt is one too large."""
+    if not is_hit(proxy, body):
+        return None
+    tokens, state = proxy.entry(body["prompt"])
+    # 8 bytes, the number of cells, then of each its position, 1 and a sequence
+    cells = int.from_bytes(state[8:12], "little")
+    head = np.frombuffer(state, np.int32, 3 + 3 * cells).copy()
+    head[3::3] += 1
+    return proxy.read_entry(body, tokens, head.tobytes() + state[head.nbytes :])
 
 
 def stale(proxy, body):
@@ -142,6 +180,11 @@ def sampler_stays(proxy, body):
     if not (is_same and last["temperature"] and not body["temperature"]):
         return None
     return proxy.answer({**body, "temperature": 1, "seed": 3})
+
+
+def other_sampler(proxy, body):
+    """Without log-probabilities another code path chooses the tokens, and reads a wrong block."""
+    return proxy.with_wrong_block(body) if not body["n_probs"] else None
 
 
 def leak(proxy, body):

@@ -67,6 +67,10 @@ class Odd:
             self.acts[min(number, len(self.acts) - 1)](handler, body)
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 64  # with 5, most of 46 requests at once are reset
+
+
 @contextmanager
 def listening(handle):
     """Address of a server on loopback that treats every request so."""
@@ -82,7 +86,7 @@ def listening(handle):
         def log_message(self, *_):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with _Server(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

@@ -5,6 +5,7 @@ plants is found on its axis.
 import json
 import re
 import shlex
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -25,10 +26,12 @@ from core.responses.pairing import compare_sides
 from core.responses.records import ResponseSide
 from core.runs.store.store import Store
 from tests.core.probing import faulty_proxy, odd_server
+from tests.core.probing.conftest import adapter_of, llama_of
 from tests.core.probing.faulty_proxy import planted
 from tests.core.probing.made_state import changed, made_state, stored
 from tests.core.responses.made_sides import response, run_of
 from tests.places import ROOT
+from tests.serving import free_port
 
 pytestmark = pytest.mark.model
 PROMPTS = WATCH_PROMPTS[1:3]  # of 9 and 12 tokens
@@ -49,9 +52,9 @@ def answers():
     return {}
 
 
-def judged(address, prompts=PROMPTS):
+def judged(address, prompts=PROMPTS, model=""):
     """Figures of every axis of a server, by name."""
-    probe = Probe(Plan(prompts, ("state",)), [find_server(Client(address))])
+    probe = Probe(Plan(prompts, ("state",)), [find_server(Client(address), model)])
     state = probe.run().state
     assert state is not None
     sides = align([state.cold, *state.sides.values()])
@@ -72,7 +75,9 @@ def test_a_sound_server_is_accused_of_nothing(llama, monkeypatch):
     assert set(found) == {axis.name for axis in AXES}
     assert found["rerun"].result == BITWISE
     assert found["prompt rows"].result == NOT_AVAILABLE
-    others = {each.result for name, each in found.items() if name != "prompt rows"}
+    assert found["other adapter"].result == NOT_AVAILABLE
+    missing = ("prompt rows", "other adapter")
+    others = {each.result for name, each in found.items() if name not in missing}
     assert others <= {BITWISE, WITHIN}
     warm = found["warm"]
     assert warm.requests == 6
@@ -83,12 +88,12 @@ def test_a_sound_server_is_accused_of_nothing(llama, monkeypatch):
 NEIGHBORS = "only if at least 4 other requests are in flight"
 FAULTS = {  # axes that are beyond, and what the requests have in common
     "another_block": (("warm", "other prompt"), ""),
-    "one_off": (("warm", "other prompt"), ""),
     "long_hits": (("warm",), "only if at least 32 tokens come from the cache"),
     "page_edges": (("warm",), "only if the prompt's length is 1 modulo 16"),
     "stale": (("other prompt",), ""),
     "not_written": (("continuation", "next turn"), ""),
     "sampler_stays": (("sampled",), ""),
+    "other_sampler": (("tokens alone",), ""),
     "half_written": (("canceled",), ""),
     "leak": (("neighbors",), NEIGHBORS),
 }
@@ -103,6 +108,39 @@ def test_a_planted_fault_is_found_on_its_axis(fault, llama, answers, monkeypatch
         found = judged(address)
     assert {name for name, each in found.items() if each.result == BEYOND} == set(beyond)
     assert [found[name].where for name in beyond] == [where] * len(beyond)
+
+
+@pytest.mark.parametrize(
+    ("fault", "result"),
+    [("own_entry", WITHIN), ("another_entry", BEYOND), ("one_off", BEYOND)],
+)
+def test_a_fault_in_the_cache_itself_is_found(fault, result, small_gguf, tmp_path, monkeypatch):
+    """Keys and values are changed, and the server computes what follows from them."""
+    only(monkeypatch)
+    monkeypatch.setattr(axes, "LENGTHS", (5, 17, 33, 129))
+    own = shutil.copy(small_gguf, tmp_path)
+    # of its own: wrong entries stay in its cache
+    with (
+        llama_of(own, free_port()) as server,
+        planted(server, {}, getattr(faulty_proxy, fault), tmp_path) as address,
+    ):
+        found = judged(address)
+    assert (found["continuation"].result, found["warm"].result) == (WITHIN, result)
+
+
+def test_an_entry_that_another_adapter_wrote_is_found(small_gguf, tmp_path, monkeypatch):
+    """Nothing is planted: a request without `lora` reads what one with an adapter wrote, as in
+    llama.cpp's issue 26207.
+    """
+    only(monkeypatch, "sampled", "other adapter")
+    monkeypatch.setattr(axes, "LENGTHS", (5, 17, 33, 129))
+    adapter = adapter_of(small_gguf, tmp_path / "adapter.gguf")
+    with llama_of(small_gguf, free_port(), adapter) as address:
+        found = judged(address)
+    results = {name: each.result for name, each in found.items() if each.requests}
+    assert results.pop("other adapter") == BEYOND
+    assert set(results) == {"continuation", "warm", "sampled"}
+    assert set(results.values()) <= {BITWISE, WITHIN}
 
 
 def test_the_answer_is_a_run_with_a_gate(llama, answers, cli, tmp_path, monkeypatch):

@@ -2,16 +2,22 @@
 can.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from core.checks.state import BEYOND, BITWISE, WITHIN
+from core.judging import axes
+from core.judging.axes import AXES
 from core.judging.lists import judge_probe
+from core.probing import probe as probing
 from core.probing.client import Client
 from core.probing.plan import Plan
 from core.probing.probe import Probe
 from core.probing.servers import VLLM, Ask, find_server
 from core.responses.pairing import compare_sides, pairs_of
+from tests.core.probing.test_state import judged
 from tests.core.probing.vllm_server import PYTHON, vllm
 from tests.places import MODEL
 
@@ -20,7 +26,7 @@ pytestmark = [
     pytest.mark.thorough,
     pytest.mark.skipif(
         not PYTHON.exists(),
-        reason="no engines: `make engines` installs vLLM (AVX-512 is needed)",
+        reason="no engines: `make engines` installs vLLM",
     ),
 ]
 PROMPTS = (
@@ -31,6 +37,15 @@ PROMPTS = (
         " get(self):\n"
     ),
 )
+
+
+FAULTS = {  # axes that are beyond
+    "": set(),
+    "another_block": {"warm", "other prompt"},
+    "off_by_one": {"warm", "other prompt"},
+    "stale": {"pressure"},
+    "no_adapter": {"other adapter"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +86,29 @@ def test_a_salt_of_its_own_is_cold_and_the_same_one_is_warm(server):
     assert other.cached == 0
     assert (again.cached or 0) > 0
     assert Path(PYTHON).exists()
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory):
+    """The address of a server, and the file that names its fault."""
+    folder = tmp_path_factory.mktemp("faulty")
+    fault = folder / "fault"
+    fault.touch()
+    with vllm(MODEL, folder / "log", fault=fault) as address:
+        yield address, fault
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_its_prefix_cache_is_found_on_its_axis(fault, faulty, monkeypatch):
+    address, file = faulty
+    names = {"continuation", "warm", "other prompt", "pressure", "other adapter"}
+    kept = [replace(axis, fillers=min(axis.fillers, 12)) for axis in AXES if axis.name in names]
+    monkeypatch.setattr(probing, "AXES", kept)
+    monkeypatch.setattr(axes, "LENGTHS", (5, 33, 65, 97, 129))  # pages have 32 tokens
+    file.write_text(fault)
+    results = {
+        each.axis: each.result for each in judged(address, model="small").values() if each.requests
+    }
+    assert set(results) == names
+    assert {name for name, result in results.items() if result == BEYOND} == FAULTS[fault]
+    assert set(results.values()) <= {BEYOND, BITWISE, WITHIN}

@@ -2,6 +2,7 @@
 its address.
 """
 
+import json
 import os
 import subprocess
 import time
@@ -9,23 +10,56 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx2 as httpx
+import numpy as np
+from safetensors.numpy import save_file
 
 from tests.places import ROOT
 from tests.serving import free_port
 
 PYTHON = Path(os.environ.get("ULPSCOPE_ENGINES", ROOT / ".engines")) / "bin" / "python"
+_FAULTY = Path(__file__).with_name("vllm_faults.py")
+# 4,096 tokens, so that a few prompts evict others
+_SMALL_CACHE = ["--block-size", "32", "--num-gpu-blocks-override", "128"]
 _PATIENCE_SECONDS = 300.0
 
 
+def adapter_of(model, folder):
+    """Write an adapter of rank 8 of all queries, keys and values of a model, of random numbers."""
+    config = json.loads((model / "config.json").read_text())
+    random = np.random.default_rng(0)
+    inputs = config["hidden_size"]
+    keys = inputs * config["num_key_value_heads"] // config["num_attention_heads"]
+    outputs = {"q_proj": inputs, "k_proj": keys, "v_proj": keys}
+    tensors = {}
+    for layer in range(config["num_hidden_layers"]):
+        for name, size in outputs.items():
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            down = random.normal(size=(8, inputs)) / np.sqrt(inputs)
+            tensors[f"{at}.lora_A.weight"] = down.astype(np.float32)
+            tensors[f"{at}.lora_B.weight"] = random.normal(size=(size, 8)).astype(np.float32)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    about = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": [*outputs]}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    return folder
+
+
 @contextmanager
-def vllm(model, log, dtype="bfloat16"):
-    """The address of a server that answers.
+def vllm(model, log, dtype="bfloat16", fault=None):
+    """The address of a server that answers. fault: file that names the one of its small cache; it
+    has an adapter then.
 
     RuntimeError, with the end of its log, if none came up.
     """
     port = free_port()
-    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server"]
+    if fault is not None:
+        adapter = adapter_of(model, fault.with_name("adapter"))
+        command = [str(PYTHON), str(_FAULTY), *_SMALL_CACHE]
+        command += ["--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"adapter={adapter}"]
     command += [
+        "--model",
+        str(model),
         "--served-model-name",
         "small",
         "--host",
@@ -48,6 +82,7 @@ def vllm(model, log, dtype="bfloat16"):
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "HF_HUB_OFFLINE": "1",
+        "PLANTED_FAULT": str(fault),
     }
     with (
         log.open("wb") as output,
