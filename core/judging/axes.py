@@ -57,7 +57,7 @@ AXES = (
     Axis("rerun", "the cold request again"),
     Axis("first token", "one token to generate instead of 8", tokens=1),
     Axis("long answer", "32 tokens to generate instead of 8", tokens=32),
-    Axis("tokens alone", "log-probabilities are not asked for", has_values=False),
+    Axis("tokens alone", "log-probabilities are not requested", has_values=False),
     Axis("continuation", "cold, with half of the answer given as prompt", is_continued=True),
     Axis("neighbors", "cold, while 1 to 45 other requests are in flight", has_neighbors=True),
     Axis("warm", "the prompt is in the cache", (SAME,), is_warm=True),
