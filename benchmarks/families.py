@@ -4,6 +4,7 @@ python -m benchmarks.families                       # every family that builds
 python -m benchmarks.families --family mamba2 --family bamba
 python -m benchmarks.families --seed 8              # other weights
 python -m benchmarks.families --dtype bfloat16
+python -m benchmarks.families --path mlx:decode --path ort:prefill   # sides of engines
 python -m benchmarks.families --against OLD.txt     # and what differs from an earlier output
 """
 
@@ -12,7 +13,7 @@ import difflib
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,14 @@ _SIZES: dict[str, Any] = {
     "topk_group": 1,
 }
 _MLA = {"num_key_value_heads": 4, "head_dim": 8}
-_MAMBA2 = {"num_heads": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 16}
+_MAMBA2 = {
+    "num_heads": 8,
+    "head_dim": 16,
+    "n_groups": 2,
+    "chunk_size": 16,
+    # of mlx-lm, as in released files
+    "intermediate_size": 128,
+}
 _LAYERS = ["mamba", "attention", "mamba", "attention"]
 # what a family needs besides
 _OF_FAMILY: dict[str, dict[str, Any]] = {
@@ -106,11 +114,11 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
     "deepseek_v2": _MLA,
     "deepseek_v3": _MLA,
-    "deepseek_v32": {**_MLA, "index_topk": 8, "index_n_heads": 2, "index_head_dim": 16},
+    "deepseek_v32": {**_MLA, "index_topk": 8, "index_n_heads": 32, "index_head_dim": 16},
     "dots1": {"n_shared_experts": 1},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_chunk_size": 16},
     "glm4_moe_lite": _MLA,
-    "glm_moe_dsa": {**_MLA, "index_topk": 8, "index_n_heads": 2, "index_head_dim": 16},
+    "glm_moe_dsa": {**_MLA, "index_topk": 8, "index_n_heads": 32, "index_head_dim": 16},
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": _LAYERS, "mamba_chunk_size": 16},
@@ -178,7 +186,7 @@ def tiny_family(
     return loaded
 
 
-def cells(loaded: LoadedModel) -> Iterator[tuple[str, str]]:
+def cells(loaded: LoadedModel, paths: Sequence[str] = PATHS) -> Iterator[tuple[str, str]]:
     """Yield what is said of each path, and why. What is within the noise floor needs no judge."""
     prompts = tiny_prompts(loaded)[1:]
     session = JudgingSession(loaded, prompts)
@@ -187,7 +195,7 @@ def cells(loaded: LoadedModel) -> Iterator[tuple[str, str]]:
     if loaded.dtype == "float32":
         with suppress(CaptureError), torch.inference_mode():
             floor = rounding_floor(loaded, prompts).squares
-    for path in PATHS:
+    for path in paths:
         try:
             with torch.inference_mode(), foreign_errors_stop(path, "choose another path"):
                 squares = divergence_of(loaded, prompts, (PLAIN, side_of(path))).squares
@@ -215,9 +223,11 @@ def main() -> None:
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="number, of how many")
     parser.add_argument("--seed", type=int, default=7, help="of the random weights")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--path", action="append", help="these instead of the eight")
     parser.add_argument("--against", type=Path, help="an earlier output")
     options = parser.parse_args()
     number, parts = options.part
+    paths = options.path or PATHS
     counts = Counter()
     right, lines, reasons, missing = [], [], [], []
     for family in (options.family or families())[number::parts]:
@@ -227,22 +237,22 @@ def main() -> None:
             except CaptureError as error:
                 missing.append(f"- {family}: {error}")
                 continue
-            found = list(cells(loaded))
+            found = list(cells(loaded, paths))
         counts.update(name for name, _ in found)
         if all(name == "right" for name, _ in found):
             right.append(family)
             continue
         lines.append(f"| {family} | {' | '.join(name for name, _ in found)} |")
         print(lines[-1], file=sys.stderr, flush=True)
-        for path, (name, because) in zip(PATHS, found, strict=True):
+        for path, (name, because) in zip(paths, found, strict=True):
             if name != "right":
                 reasons.append(f"- {family}, {path}: {name}: {because}")
     built = len(right) + len(lines)
     output = [
         f"transformers {transformers.__version__}: {built} families, {dict(counts)}\n",
         f"{_RIGHT}{', '.join(right)}.\n",
-        f"| family | {' | '.join(PATHS)} |",
-        "|---" * (len(PATHS) + 1) + "|",
+        f"| family | {' | '.join(paths)} |",
+        "|---" * (len(paths) + 1) + "|",
         *lines,
         "",
         *reasons,

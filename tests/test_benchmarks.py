@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import power, sound
 from benchmarks.__main__ import ALL, module_of
+from benchmarks.families import cells, tiny_family
 from benchmarks.verdicts.engines import PREFIX, prefill
 from benchmarks.verdicts.mutations import Mutation
 from benchmarks.verdicts.planted import PLANTED
@@ -81,3 +82,10 @@ def test_accused_pairs_are_counted_and_sound_ones_are_not(tmp_path, monkeypatch,
     assert accused == [hot.name] * (4 + 4 + 1)
     assert {each["case"] for each in outcomes} == {hot.name, chunks.name}
     assert "| arrays, dense | 8 | 4 |" in capsys.readouterr().out
+
+
+@pytest.mark.thorough
+@pytest.mark.model
+@pytest.mark.parametrize("family", ["gpt2", "qwen2"])
+def test_a_tiny_family_has_a_vocabulary_that_an_engine_converts(family):
+    assert list(cells(tiny_family(family), ["ct2:prefill"])) == [("right", "")]

@@ -133,8 +133,14 @@ def _tokenizer() -> PreTrainedTokenizerFast:
         special_tokens=["<|start|>"],
         show_progress=False,
     )
-    return PreTrainedTokenizerFast(
+    tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer,
         bos_token="<|start|>",
         eos_token="<|start|>",
+        unk_token="<|start|>",
     )
+    # CTranslate2 needs that token, and as many as the model has; the tokenizer of Qwen 2 adds the
+    # last one here
+    unused = [f"<|{number}|>" for number in range(len(tokenizer) + 1, COMMON["vocab_size"])]
+    tokenizer.add_tokens([*unused, "<|endoftext|>"])
+    return tokenizer

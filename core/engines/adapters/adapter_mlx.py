@@ -72,7 +72,11 @@ def load(request):
 
     model, _ = load_model(Path(request["model"]))
     model.set_dtype(getattr(mx, request["dtype"]))
-    modules = MLXModules(model, request["modules"])
+    names = set(request["modules"])
+    if model.model_type.startswith("gemma"):
+        # scaled afterwards here, in the module in transformers
+        names.discard("model.embed_tokens")
+    modules = MLXModules(model, names)
     kind = request["modifiers"]["kv"]
 
     def run(ids, rows):

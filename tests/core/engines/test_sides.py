@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 
+from benchmarks.families import tiny_family, tiny_prompts
 from benchmarks.verdicts.other_engines import (
     PLANTED,
     SCALED,
@@ -352,6 +353,18 @@ def test_an_engine_of_another_environment_is_the_model_and_so_is_every_module_of
         modules = modules_alone(loaded, ids[:24], side_of(path))
     assert len(modules.names) >= 32
     assert modules.ratios.max() < LARGEST_ALONE
+
+
+@pytest.mark.thorough
+@pytest.mark.engine
+def test_only_the_activations_of_a_gemma_differ_in_mlx():
+    gemma = tiny_family("gemma")
+    with torch.inference_mode():
+        modules = modules_alone(gemma, tiny_prompts(gemma)[1], side_of("mlx:prefill"))
+    named = zip(modules.names, modules.ratios.max(axis=1), strict=True)
+    wrong = {name for name, ratio in named if ratio > LARGEST_ALONE}
+    # mlx-lm 0.32 has the exact GELU
+    assert wrong == {f"model.layers.{layer}.mlp" for layer in range(4)}
 
 
 @pytest.mark.thorough
