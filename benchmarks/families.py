@@ -104,6 +104,8 @@ _MAMBA2 = {
     # of mlx-lm, as in released files
     "intermediate_size": 128,
 }
+# of two heads the scores tie exactly, and engines order ties otherwise
+_INDEXER = {**_MLA, "index_topk": 8, "index_n_heads": 32, "index_head_dim": 16}
 _LAYERS = ["mamba", "attention", "mamba", "attention"]
 # what a family needs besides
 _OF_FAMILY: dict[str, dict[str, Any]] = {
@@ -114,11 +116,11 @@ _OF_FAMILY: dict[str, dict[str, Any]] = {
     "codegen": {"rotary_dim": 8},
     "deepseek_v2": _MLA,
     "deepseek_v3": _MLA,
-    "deepseek_v32": {**_MLA, "index_topk": 8, "index_n_heads": 32, "index_head_dim": 16},
+    "deepseek_v32": _INDEXER,
     "dots1": {"n_shared_experts": 1},
     "falcon_h1": {"mamba_d_ssm": 128, "mamba_chunk_size": 16},
     "glm4_moe_lite": _MLA,
-    "glm_moe_dsa": {**_MLA, "index_topk": 8, "index_n_heads": 32, "index_head_dim": 16},
+    "glm_moe_dsa": _INDEXER,
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "granitemoehybrid": {"layer_types": _LAYERS, "mamba_chunk_size": 16},

@@ -77,6 +77,7 @@ def test_accused_pairs_are_counted_and_sound_ones_are_not(tmp_path, monkeypatch,
     results = tmp_path / "results.jsonl"
     monkeypatch.setattr("sys.argv", f"sound --results {results} --seeds 5 5".split())
     sound.main()
+    sound.main()  # nothing is run again
     outcomes = read_lines(results)
     accused = [each["case"] for each in outcomes if each["is_accused"]]
     assert accused == [hot.name] * (4 + 4 + 1)

@@ -77,7 +77,8 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
         # + 0: of -0.0 and 0.0 one is left
         values, counts = np.unique(own[np.isfinite(own)] + 0.0, return_counts=True)
         above = np.append(values, np.inf)[1:]
-        below = np.append(np.inf, values)[:-1]
+        # as far below the lowest as the next one is above it
+        below = np.append(2 * values[:1] - above[:1], values)[:-1]
         is_frequent = counts > max(8, _CONSTANT * len(own))
         # equal ones or whole numbers far below the rest
         is_sentinel = (counts > 1) | ((values <= _SENTINEL) & (values == np.round(values)))

@@ -235,6 +235,14 @@ def test_the_coarsest_grid_of_a_side_is_named_and_no_fault(side, dtype, rounded)
     assert not cause.is_fault
 
 
+@pytest.mark.parametrize("side", ["rollout", "trainer"])
+@pytest.mark.parametrize("rounded", [np.floor, np.rint, np.trunc])
+def test_a_few_whole_numbers_are_no_placeholders(side, rounded):
+    own = -3 * np.random.default_rng(8).random(1024)
+    plain = with_values(PLAIN, rollout=own, trainer=own)
+    assert explain_tokens(with_values(plain, **{side: rounded(own)})) == []
+
+
 def test_what_is_no_fault_does_not_hide_the_size():
     rollout = torch.tensor(PLAIN.trainer[::-1].copy()).bfloat16().double().numpy()
     tokens = with_values(PLAIN, rollout=rollout)
