@@ -461,10 +461,14 @@ def _kinds_of_places(
             yield kind, squares[:, enough], enough
     leading = errors.shape[:-1]
     for axis, length in enumerate(leading):
-        if len(leading) > 1 and length > 1 and size >= _FEWEST * length:
-            others = tuple(1 + each for each in range(len(leading)) if each != axis)
-            squares = by_row.reshape(-1, *leading).mean(axis=others)
-            yield f"axis {axis}", squares, np.arange(length)
+        rows = len(by_row[0]) // length
+        if rows > 1 and length > 1 and size >= _FEWEST * length:
+            of_index = np.moveaxis(by_row.reshape(-1, *leading), 1 + axis, 1)
+            of_index = of_index.reshape(len(by_row), length, rows)
+            # without its largest row: one score that cancels moves a whole row of an attention
+            largest_row = of_index[:1].argmax(axis=2, keepdims=True)
+            without = of_index.sum(axis=2) - np.take_along_axis(of_index, largest_row, 2)[..., 0]
+            yield f"axis {axis}", without / (rows - 1), np.arange(length)
 
 
 def _largest_element(

@@ -121,6 +121,20 @@ def test_a_place_is_found(rng, exact, kind, index):
     assert (kind, index) in {(each.kind, each.index) for each in places}
 
 
+def test_one_row_does_not_make_its_index_stand_out(rng):
+    """Scores of an attention that cancel move a row as a whole, by another size in every result."""
+    exact = rng.standard_normal((2, 64, 96))
+
+    def result(row_sizes):
+        noise = rng.standard_normal(exact.shape)
+        return (exact + 1e-6 * row_sizes * noise).astype(np.float32)
+
+    of_actual, *of_expected = np.exp(0.4 * rng.standard_normal((9, 2, 64, 1)))
+    of_actual[1, 2] = 6
+    found = compare_errors(result(of_actual), [result(each) for each in of_expected], exact)
+    assert found.verdict == "rounding"
+
+
 def test_an_epsilon_ten_times_too_large_is_found_below_twice_the_rounding(rng):
     """A norm with an epsilon of 1e-5 for 1e-6, on activations of 0.03: missed by ratios."""
     x = rng.standard_normal((256, 128)) * 0.03
