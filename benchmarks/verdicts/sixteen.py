@@ -63,7 +63,7 @@ from core.evidence import PASSED
 from core.inference.controls.drawn_roundings import RoundingDraws
 from core.inference.controls.modules_in_16_bits import module_rounding
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import LoadedModel, has_experts
+from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import PLAIN, RunnableSide, side_of, whole_side
 from core.numerics.statistic import FloorTest, smallest_fault
@@ -313,7 +313,7 @@ def _has_an_open_module(
     prompts: Sequence[Sequence[int]],
     side: RunnableSide,
 ) -> bool:
-    if has_experts(loaded.model):
+    if loaded.has_experts:
         return False
     with quiet(), torch.inference_mode(), suppress(CaptureError):
         rounding = module_rounding(loaded, prompts, side)

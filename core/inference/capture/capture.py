@@ -35,7 +35,7 @@ from ...runs.writer import RunWriter
 from ...text import size
 from ..controls.choices import following_choices
 from ..models.devices import own_bits
-from ..models.model import Inputs, LoadedModel, has_experts, revision_of
+from ..models.model import Inputs, LoadedModel, revision_of
 from ..models.torch_errors import model_errors_stop, no_foreign_errors
 from ..paths import engine_side
 from ..paths.bases import without_cache
@@ -240,7 +240,7 @@ def _run_side(
     following: AbstractContextManager[None] = nullcontext()
     # not in another process, nor compiled; positions of generated tokens are not told
     is_seen = path.engine is None and not path.is_one_piece and not plan.generations
-    if is_seen and has_experts(plan.loaded.model):
+    if is_seen and plan.loaded.has_experts:
         choices = ChoiceRecorder(max(map(len, plan.token_ids)))
         trace = trace or ModuleTrace()
         following = following_choices(plan.loaded, trace, choices.note)

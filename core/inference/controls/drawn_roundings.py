@@ -28,7 +28,7 @@ from ...numerics.side_divergence import ALIKE, SystematicError, systematic_error
 from ...numerics.statistic import FloorTest
 from ...progress import Progress, no_progress
 from ..models.dtypes import in_float32
-from ..models.model import LoadedModel, has_experts
+from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Run
 from ..paths.engines import PLAIN, Prompts, RunnableSide, side_of, whole_side
@@ -80,7 +80,7 @@ class RoundingDraws:
             lambda: by_name(self._own_paths()),
             None if model.has_few_values else self.own,
             f"'{model.name}'",
-            has_experts(model.model) and not self.replay.choices,
+            model.has_experts and not self.replay.choices,
             shares_scale=model.has_few_values,
         )
 

@@ -36,7 +36,7 @@ from ...progress import Progress, no_progress
 from ...text import plural
 from ...verdict import Verdict
 from ..models.dtypes import WIDENING
-from ..models.model import LoadedModel, has_experts, loaded_from
+from ..models.model import LoadedModel, loaded_from
 from ..models.torch_errors import foreign_errors_stop, model_errors_stop
 from ..paths.batch import CHUNK_BYTES, Emit, Run
 from ..paths.engine_side import parts_of
@@ -256,7 +256,7 @@ class ModelControls(Controls):
         self.names = sides[0].name, sides[1].name
         self.lengths = self.loaded.lengths_of(session.prompts)
         self.dtype = self.loaded.dtype
-        self.has_experts = has_experts(self.loaded.model)
+        self.has_experts = self.loaded.has_experts
         self.shares_scale = self.loaded.has_few_values
         self.blocks = sorted({*BLOCKS, *sides[0].block_sizes, *sides[1].block_sizes})
         self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])

@@ -144,6 +144,12 @@ class LoadedModel:
         return self.tokenizer.sep_token_id if has_types else None
 
     @property
+    def has_experts(self) -> bool:
+        """Whether it is a mixture of experts, whose router is not continuous."""
+        keys = ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
+        return any(getattr(self.text_config, key, None) for key in keys)
+
+    @property
     def has_few_values(self) -> bool:
         """Whether a row has too few values for a size of its own, as scores have."""
         return self.encoder is not None and self.vocab_size < LEAST_VALUES
@@ -242,6 +248,7 @@ def load_model(
     encodes: without a causal head, as the path `encode` runs it.
     """
     fmt = format_named(dtype)
+    torch_dtype = getattr(torch, fmt.name)
     target = usable_device(device)
     with quiet(), ExitStack() as stack:
         source = replace(source_of(name, revision), trust_remote_code=trust_remote_code)
@@ -260,15 +267,29 @@ def load_model(
             else:
                 _check_causal(source, config)
             tokenizer = _tokenizer(source)
-            _check_memory(source, config, fmt.name, target)
+            needed = needed_bytes(source, config, fmt.itemsize)
+            # weights pass through the host on their way to a GPU
+            places = {"this machine": devices.free_host_bytes()}
+            if target.type == "cuda":
+                places[str(target)] = devices.free_bytes(target)
+            for place, free in places.items():
+                if needed is not None and free is not None and needed > free:
+                    raise CaptureError(
+                        f"model '{name}' needs {size(needed)} in {fmt.name}; {place} has"
+                        f" {size(free)} free. Choose a smaller model, a narrower dtype or another"
+                        " machine.",
+                    )
         narrower = "choose a smaller model, a narrower dtype or another device"
         with foreign_errors_stop(f"model '{name}' cannot be loaded on {target}", narrower):
             if weights:
-                model: Any = _weights(source, config, fmt.name, kind).to(target)
+                model: Any = _weights(source, config, torch_dtype, kind).to(target)
             else:
-                more = {"dtype": getattr(torch, fmt.name), "trust_remote_code": trust_remote_code}
                 with torch.device("meta"):
-                    model = kind.from_config(config, **more)
+                    model = kind.from_config(
+                        config,
+                        dtype=torch_dtype,
+                        trust_remote_code=trust_remote_code,
+                    )
         model.eval().requires_grad_(False)
     origin = getattr(model.config, _ORIGIN, None)
     made_of = ""
@@ -420,24 +441,11 @@ def _tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _check_memory(source: ModelSource, config: Any, dtype: str, device: torch.device) -> None:
-    needed = needed_bytes(source, config, format_named(dtype).itemsize)
-    # weights pass through the host on their way to a GPU
-    places = {"this machine": devices.free_host_bytes()}
-    if device.type == "cuda":
-        places[str(device)] = devices.free_bytes(device)
-    for place, free in places.items():
-        if needed is not None and free is not None and needed > free:
-            raise CaptureError(
-                f"model '{source.name}' needs {size(needed)} in {dtype};"
-                f" {place} has {size(free)} free."
-                " Choose a smaller model, a narrower dtype or another machine.",
-            )
 
 
-def _weights(source: ModelSource, config: Any, dtype: str, kind: Any) -> Any:
-    # No .to(dtype) afterwards: buffers such as rotary frequencies stay in float32.
-    target = getattr(torch, dtype)
+
+def _weights(source: ModelSource, config: Any, target: torch.dtype, kind: Any) -> Any:
+    # No .to(target) afterwards: buffers such as rotary frequencies stay in float32.
     arguments = source.arguments
     first = target
     if source.gguf is not None:
@@ -497,11 +505,7 @@ def rounded_parameters(
             yield parameter
 
 
-def has_experts(model: Any) -> bool:
-    """Return whether a model is a mixture of experts, whose router is not continuous."""
-    config = model.config.get_text_config(decoder=True)
-    keys = ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
-    return any(getattr(config, key, None) for key in keys)
+
 
 
 def texts_by(folder: str) -> Callable[[Sequence[int]], dict[int, str]]:

@@ -36,7 +36,7 @@ from ....numerics.arrays import Flags, Floats, Ints
 from ....numerics.statistic import BLOCKS, FloorTest, floor_test, rms_ratio
 from ....progress import Progress, no_progress
 from ...models.dtypes import WIDENING, converted, in_float32
-from ...models.model import LoadedModel, has_experts
+from ...models.model import LoadedModel
 from ...models.torch_errors import foreign_errors_stop
 from ...paths.batch import ignore
 from ...paths.engines import (
@@ -122,7 +122,7 @@ class Question:
         """Return whether mean squares are within the noise floor; of experts that are not forced,
         near ties of a router may jump beyond it.
         """
-        is_torn = has_experts(loaded.model) and not self.replay_in(loaded).choices
+        is_torn = loaded.has_experts and not self.replay_in(loaded).choices
         return floor_test(squares, floor, WIDE).is_passed or (
             is_torn and rms_ratio(squares, floor) <= _ALIKE
         )
@@ -165,14 +165,14 @@ def lowered_of_pair(
         WIDENING[dtype](loaded) as model,
     ):
         far = {side: question.squares(model, side) for side in sides}
-        suspects = [
-            _Suspect(question, side, rms_ratio(squares, floor))
+        beyond = [
+            side
             for side, squares in far.items()
             if not question.is_rounding(model, squares, floor)
         ]
-        if not suspects and far and not rows:
-            furthest = max(far, key=lambda side: float(far[side].mean()))
-            suspects = [_Suspect(question, furthest, rms_ratio(far[furthest], floor))]
+        if not beyond and far and not rows:
+            beyond = [max(far, key=lambda side: float(far[side].mean()))]
+        suspects = [_Suspect(question, side, rms_ratio(far[side], floor)) for side in beyond]
         best = [_best_of(each.in_wide(model, far[each.side], floor)) for each in suspects]
     for suspect, candidate in zip(suspects, best, strict=True):
         verdict = suspect.as_a_whole(loaded) if candidate is None else candidate[1]
