@@ -36,7 +36,7 @@ from ..paths.hooks import ModuleTrace
 from ..paths.paths import parse_path
 from .choices import Replay
 from .reordering import reorder, reordering_refusal
-from .rounding_floor import groups_of
+from .rounding_floor import groups_of, rows_at_once
 
 DRAWS = 8
 # token-by-token decode is one of the model's paths up to so many positions
@@ -66,18 +66,13 @@ class RoundingDraws:
         say: Progress = no_progress,
     ) -> Exact:
         """Measure the sides, and the model's own paths when they are asked for."""
-
-        def by_name(sides: Sequence[RunnableSide]) -> dict[str, Errors]:
-            errors = self.errors(sides, say)
-            return {side.name: each for side, each in zip(sides, errors, strict=True)}
-
         # and the draws
-        errors = by_name(sides)
+        errors = self.errors(sides, say)
         model = self.loaded
         return Exact(
             errors,
             self.draws,
-            lambda: by_name(self._own_paths()),
+            lambda: self.errors(self._own_paths(), say),
             None if model.has_few_values else self.own,
             f"'{model.name}'",
             model.has_experts and not self.replay.choices,
@@ -107,7 +102,7 @@ class RoundingDraws:
         self,
         sides: Sequence[RunnableSide],
         say: Progress = no_progress,
-    ) -> list[Errors]:
+    ) -> dict[str, Errors]:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
         loaded = self.loaded
         if loaded.torch_dtype not in DTYPES:
@@ -124,7 +119,7 @@ class RoundingDraws:
             pieces[self.plain] = []
         systems = dict.fromkeys(pieces, SystematicError())
         is_shift_seen = loaded.encoder is not None
-        for group in groups_of(loaded, self.prompts):
+        for group in groups_of(self.prompts, rows_at_once(loaded)):
             if weights:
                 weights.clear()
             say("a forward in float32")
@@ -144,7 +139,7 @@ class RoundingDraws:
         }
         self.draws = self.draws or [errors[draw] for draw in draws]
         self.own = self.own or errors[self.plain]
-        return [errors[side] for side in sides]
+        return {side.name: errors[side] for side in sides}
 
     def _own_paths(self) -> list[RunnableSide]:
         """Return the model's own paths, which the draws must be a measure of."""
@@ -201,7 +196,7 @@ def _add_error(
     start: int,
     logits: Tensor,
     *,
-    is_shift_seen: bool = False,
+    is_shift_seen: bool,
 ) -> None:
     """Add the errors of some positions, without a number that all logits of one share: most of
     rounding in trained models is one, and no probability shows it. Infinite if one is not finite,

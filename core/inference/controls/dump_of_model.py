@@ -31,7 +31,6 @@ from ..paths.engines import PLAIN, RunnableSide, divergence_of
 from ..paths.hooks import ModuleTrace
 from .judge_model import JudgingSession, ModelControls
 from .precisions.catalogue import Precision
-from .rounding_floor import check_prompts
 
 
 def model_of_dump(
@@ -49,7 +48,7 @@ def model_of_dump(
         UsageError: the dump has no token ids, or is not of this model's vocabulary or dtype.
     """
     header = figures.header
-    prompts = [tuple(int(token) for token in prompt.token_ids) for prompt in header.prompts]
+    prompts = [prompt.token_ids for prompt in header.prompts]
     if not all(prompts):
         raise UsageError(
             "This dump has no token_ids, so no model can run on its tokens; save them with the"
@@ -64,7 +63,6 @@ def model_of_dump(
             f"Model '{loaded.name}' is loaded in {loaded.dtype}; the dump is in"
             f" {header.compute_dtype}.",
         )
-    check_prompts(loaded, prompts)
     session = JudgingSession(loaded, prompts)
 
     def controls_of(dump: Figures, pair: int, *others: Any) -> _DumpOfModel:

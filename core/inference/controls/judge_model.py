@@ -36,14 +36,13 @@ from ...progress import Progress, no_progress
 from ...text import plural
 from ...verdict import Verdict
 from ..models.dtypes import WIDENING
-from ..models.model import LoadedModel, loaded_from
+from ..models.model import Inputs, LoadedModel, loaded_from
 from ..models.torch_errors import foreign_errors_stop, model_errors_stop
 from ..paths.batch import CHUNK_BYTES, Emit, Run
 from ..paths.engine_side import parts_of
 from ..paths.engines import (
     PLAIN,
     Engine,
-    Prompts,
     RunnableSide,
     digest_of,
     divergence_of,
@@ -114,11 +113,7 @@ def judge(
             "judge takes a model and token ids; `ulpscope judge` takes a model's name and texts.",
         )
     loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
-    ids = [tuple(int(token) for token in prompt) for prompt in prompts]
-    check_prompts(loaded, ids)
-    session = session or JudgingSession(loaded, ids)
-    if session.loaded is not loaded or session.prompts != ids:
-        raise CaptureError("judging: the session is of another model or of other prompts.")
+    session = session or JudgingSession(loaded, prompts)
     one = side_of(reference)
     other = side_of(variant)
     # results are kept by name: callables may share one, or have that of a path
@@ -141,9 +136,9 @@ class JudgingSession:
     name; a callable may be another one under the same name, and is run anew for every pair.
     """
 
-    def __init__(self, loaded: LoadedModel, prompts: Prompts) -> None:
+    def __init__(self, loaded: LoadedModel, prompts: Inputs) -> None:
         self.loaded = loaded
-        self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
+        self.prompts = check_prompts(loaded, prompts)
         self._results: dict[Any, Any] = {}
         self._logits: dict[tuple[str, str, Ids], Tensor] = {}
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ...checks.modules_alone import ALONE, LARGEST_ALONE, ModulesAlone, alone_evidence
 from ...errors import CaptureError
 from ...evidence import MISSING, Evidence, Unmeasured
+from ...numerics.arrays import Floats
 from ..models.devices import row_sums
 from ..models.dtypes import in_float32, in_float64
 from ..models.model import LoadedModel
@@ -122,21 +123,9 @@ def modules_alone(
     """
     modules = followed_modules(loaded.model)
     with in_float32(loaded) as model:
-        outputs, recorded_calls = record_outputs(model, prompt, side, modules)
-        own: dict[str, Tensor] = {}
-
-        def keep(name: str, output: Tensor, _: Tensor) -> None:
-            own[name] = output.clone()
-
-        with graft_outputs(modules, outputs, keep) as calls:
-            plain.run_on(model)(prompt, ignore)
-    # if a forward of the side calls a module less often, its calls are not those of the model
-    outputs = {
-        name: outputs[name]
-        for name in own
-        if recorded_calls[module := module_of_call(name)] == calls[module]
-    }
-    squares: dict[str, list[NDArray[np.float64]]] = {}
+        outputs, calls = record_outputs(model, prompt, side, modules)
+        own = own_outputs(model, prompt, modules, outputs, calls, plain)
+    squares: dict[str, list[Floats]] = {}
 
     def compare(name: str, exact: Tensor, output: Tensor) -> None:
         values = output.double()
@@ -147,13 +136,13 @@ def modules_alone(
         parts = row_sums(error.square()), along, rounding, norms
         squares[name] = [part / output.shape[1] for part in parts]
 
+    outputs = {name: outputs[name] for name in own}
     with in_float64(loaded) as model, graft_outputs(modules, outputs, compare):
         plain.run_on(model)(prompt, ignore)
-    names = tuple(name for name in outputs if name in squares)
-    if not names:
+    if not squares:
         raise CaptureError(f"'{side.name}' hands on no module's outputs at every position.")
-    parts = zip(*(squares[name] for name in names), strict=True)
-    return ModulesAlone(names, *map(np.array, parts))
+    parts = zip(*squares.values(), strict=True)
+    return ModulesAlone(tuple(squares), *map(np.array, parts))
 
 
 def followed_modules(model: Any) -> dict[str, nn.Module]:
@@ -198,6 +187,29 @@ def record_outputs(
     return outputs, Counter(map(module_of_call, every))
 
 
+def own_outputs(
+    loaded: LoadedModel,
+    prompt: Sequence[int],
+    modules: Mapping[str, nn.Module],
+    outputs: Mapping[str, Tensor],
+    calls_of_side: Counter[str],
+    plain: RunnableSide,
+) -> dict[str, Tensor]:
+    """Return what the model's modules put out if what ran before them on a side is replaced by
+    `outputs`, as of `record_outputs`, by call.
+    """
+    own: dict[str, Tensor] = {}
+
+    def keep(name: str, output: Tensor, _: Tensor) -> None:
+        own[name] = output.clone()
+
+    with graft_outputs(modules, outputs, keep) as calls:
+        plain.run_on(loaded)(prompt, ignore)
+    # if a forward of the side calls a module less often, its calls are not those of the model
+    is_alike = {module: calls[module] == calls_of_side[module] for module in calls}
+    return {name: output for name, output in own.items() if is_alike[module_of_call(name)]}
+
+
 def fits(loaded: LoadedModel, positions: int) -> int:
     """Return how many positions, at most `positions`, two copies of all outputs may have in
     memory.
@@ -208,8 +220,8 @@ def fits(loaded: LoadedModel, positions: int) -> int:
 
 @contextmanager
 def graft_outputs(
-    modules: dict[str, nn.Module],
-    outputs: dict[str, Tensor],
+    modules: Mapping[str, nn.Module],
+    outputs: Mapping[str, Tensor],
     see: Callable[[str, Tensor, Tensor], Any],
 ) -> Iterator[Counter[str]]:
     """Show every output of one forward inside and replace it. outputs: by call, [positions, width]

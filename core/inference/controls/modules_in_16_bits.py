@@ -27,11 +27,9 @@ from ...errors import CaptureError
 from ...numerics.statistic import TINY
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
-from ..paths.batch import ignore
 from ..paths.engines import PLAIN, Prompts, RunnableSide
-from ..paths.hooks import module_of_call
 from .drawn_roundings import DRAWS, DrawnRounding
-from .modules_alone import fits, followed_modules, graft_outputs, record_outputs
+from .modules_alone import fits, followed_modules, own_outputs, record_outputs
 
 Outputs = Mapping[str, Tensor]  # by module, [positions, width]
 _POSITIONS = 256
@@ -67,19 +65,11 @@ def module_rounding(
 
     def replay(model: LoadedModel, mode: AbstractContextManager[Any]) -> Outputs:
         pieces = defaultdict(list)
-        for ids, outputs, calls_of_side in recorded:
-            own: dict[str, Tensor] = {}
-
-            def keep(name: str, output: Tensor, _: Any, own: Any = own) -> None:
-                own[name] = output.clone()
-
-            with mode, graft_outputs(modules, outputs, keep) as calls:
-                plain.run_on(model)(ids, ignore)
+        for ids, *of_side in recorded:
+            with mode:
+                own = own_outputs(model, ids, modules, *of_side, plain)
             for name, output in own.items():
-                module = module_of_call(name)
-                # a side that calls a module less often has other calls than the model
-                if calls[module] == calls_of_side[module]:
-                    pieces[name].append(output)
+                pieces[name].append(output)
         return {
             name: torch.cat(each) for name, each in pieces.items() if len(each) == len(recorded)
         }

@@ -14,9 +14,10 @@ from ...numerics.formats import FloatFormat
 from ...numerics.side_divergence import Divergence, concatenate, row_ulp_percentile
 from ...places import NotFinite
 from ..models.dtypes import in_float32
-from ..models.model import LoadedModel, token_texts
+from ..models.model import Inputs, LoadedModel, token_texts
 from ..models.torch_errors import model_errors_stop
 from ..paths.engines import PLAIN, Prompts, RunnableSide, divergence, whole_side
+from .choices import Ids
 from .reordering import reorder
 
 SEEDS = 4
@@ -62,19 +63,23 @@ def rounding_floor(
     )
 
 
-def check_prompts(loaded: LoadedModel, prompts: Prompts) -> None:
-    """CaptureError if there is none, or the model cannot take one."""
+def check_prompts(loaded: LoadedModel, prompts: Inputs) -> list[Ids]:
+    """Return the tokens of prompts. CaptureError if there is none, or the model cannot take one."""
     if not prompts:
         raise CaptureError("a divergence is measured over at least one prompt; none was given.")
-    loaded.tokens_of_all(prompts)
+    return loaded.tokens_of_all(prompts)
 
 
-def groups_of(loaded: LoadedModel, prompts: Prompts) -> Iterator[list[Sequence[int]]]:
-    """Yield the prompts in order, so many that their logits in float32 take LOGIT_BYTES, or one."""
+def rows_at_once(loaded: LoadedModel) -> int:
+    """Return the positions whose logits in float32 take LOGIT_BYTES."""
+    return LOGIT_BYTES // (4 * loaded.vocab_size)
+
+
+def groups_of(prompts: Prompts, most: int) -> Iterator[list[Sequence[int]]]:
+    """Yield the prompts in order, so many that their positions are at most `most`, or one."""
     group: list[Sequence[int]] = []
-    rows = LOGIT_BYTES // (4 * loaded.vocab_size)
     for prompt in prompts:
-        if group and sum(map(len, group)) + len(prompt) > rows:
+        if group and sum(map(len, group)) + len(prompt) > most:
             yield group
             group = []
         group.append(prompt)
@@ -105,19 +110,10 @@ def own_rounding_of(
     """
     parts = []
     with suppress(CaptureError):
-        for group in groups_of(loaded, prompts):
+        for group in groups_of(prompts, rows_at_once(loaded)):
             narrow = [whole_side(plain.run_on(loaded), ids) for ids in group]
             with in_float32(loaded) as model:
                 for own, ids in zip(narrow, group, strict=True):
                     parts.append(divergence(own, plain.run_on(model), ids))
         return concatenate(parts).squares
     return None
-
-
-def as_many_as(prompts: Prompts, most: int) -> list[Sequence[int]]:
-    """Return the prompts whose positions are at most `most` together; at least one."""
-    group: list[Sequence[int]] = []
-    for ids in prompts:
-        if sum(map(len, group)) + len(ids) <= most or not group:
-            group.append(ids)
-    return group

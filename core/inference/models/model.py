@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -45,7 +45,7 @@ from .torch_errors import first_line, foreign_errors_stop, quiet
 _ORIGIN = "dequantized_from"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
-Inputs = Sequence[str | Sequence[int]]
+Inputs = Sequence[str | Sequence[int] | Tensor]
 """Prompts: texts, or token ids."""
 
 
@@ -194,7 +194,7 @@ class LoadedModel:
                 )
         return ids
 
-    def tokens_of(self, prompt: str | Sequence[int], label: str) -> tuple[int, ...]:
+    def tokens_of(self, prompt: str | Sequence[int] | Tensor, label: str) -> tuple[int, ...]:
         """Return the tokens of a prompt, text or token ids.
 
         CaptureError if the model cannot take them.
