@@ -61,7 +61,7 @@ from core.checks.modules_in_16_bits import module_rounding_row
 from core.errors import CaptureError
 from core.evidence import PASSED
 from core.inference.controls.drawn_roundings import RoundingDraws
-from core.inference.controls.modules_in_16_bits import module_rounding
+from core.inference.controls.modules_alone import module_rounding
 from core.inference.models.dtypes import in_float32
 from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet

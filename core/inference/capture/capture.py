@@ -1,7 +1,5 @@
 """Captures: run prompts down several paths of one model, every logit bit for bit into a sink."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform
@@ -106,7 +104,6 @@ def plan_capture(
                 f" {size(needed)}; {loaded.device} has {size(free)} free. Lower batch:N, shorten"
                 " the prompts or choose a narrower dtype.",
             )
-    for path in paths:
         # the other rows of its batch are windows of real text
         if path.engine is None and path.rows > 1 and "neighbours" not in path.settings:
             for ids in token_ids:
@@ -373,8 +370,8 @@ def environment_of(plan: CapturePlan) -> dict[str, Any]:
     request = plan.request
     loaded = plan.loaded
     about = plan.header.provenance
-    config = loaded.model.config.to_dict().items()
-    public = {name: value for name, value in config if not name.startswith("_")}
+    config = loaded.model.config.to_dict()
+    public = {name: value for name, value in config.items() if not name.startswith("_")}
     tokenizer = getattr(loaded.tokenizer, "backend_tokenizer", None)
     kind = type(loaded.tokenizer).__name__
     return {

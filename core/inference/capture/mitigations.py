@@ -2,8 +2,6 @@
 and throughput.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections import defaultdict
@@ -191,9 +189,6 @@ def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
         began = now()
         run(ids, ignore)
         return now() - began
-
-
-
 
 
 @contextmanager

@@ -2,8 +2,6 @@
 weights does.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

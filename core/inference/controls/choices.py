@@ -6,8 +6,6 @@ are forced on each side and on the noise floor, and these are compared as those 
 What a side would have chosen itself is compared choice by choice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace

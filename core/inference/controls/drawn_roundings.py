@@ -8,8 +8,6 @@ rounded. The model's own paths must look like one more draw, or the draws decide
 values are moved alike, as kernels do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...checks.drawn import Errors, Exact, error_rows
-from ...closeness.randomized_rounding import DTYPES, DrawnRounding
+from ...closeness.randomized_rounding import DrawnRounding
 from ...errors import CaptureError
 from ...evidence import Evidence
 from ...numerics.arrays import Floats
@@ -105,10 +103,6 @@ class RoundingDraws:
     ) -> dict[str, Errors]:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
         loaded = self.loaded
-        if loaded.torch_dtype not in DTYPES:
-            raise CaptureError(
-                f"randomized rounding needs bfloat16 or float16, not {loaded.dtype}.",
-            )
         weights: dict[Tensor, Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
         wide_side = self.exact or self.plain
@@ -166,7 +160,7 @@ class RoundingDraws:
 def draw_of(
     plain: RunnableSide,
     seed: int,
-    weights: dict[Tensor, Tensor] | None = None,
+    weights: dict[Tensor, Tensor] | None,
 ) -> RunnableSide:
     """Return a forward with randomized rounding; weights: as of `DrawnRounding`."""
 
@@ -196,7 +190,7 @@ def _add_error(
     start: int,
     logits: Tensor,
     *,
-    is_shift_seen: bool,
+    is_shift_seen: bool = False,
 ) -> None:
     """Add the errors of some positions, without a number that all logits of one share: most of
     rounding in trained models is one, and no probability shows it. Infinite if one is not finite,

@@ -1,7 +1,5 @@
 """Controls of an uploaded dump that its model supplies: it runs on the dump's own tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

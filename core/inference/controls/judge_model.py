@@ -38,7 +38,7 @@ from ...verdict import Verdict
 from ..models.dtypes import WIDENING
 from ..models.model import Inputs, LoadedModel, loaded_from
 from ..models.torch_errors import foreign_errors_stop, model_errors_stop
-from ..paths.batch import CHUNK_BYTES, Emit, Run
+from ..paths.batch import Emit, Run, rows_of_a_chunk
 from ..paths.engine_side import parts_of
 from ..paths.engines import (
     PLAIN,
@@ -54,8 +54,7 @@ from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
 from .choices import Choices, Ids, Replay, choices_of, key_choosers
 from .drawn_roundings import RoundingDraws
-from .modules_alone import first_not_finite, module_row
-from .modules_in_16_bits import module_rounding
+from .modules_alone import first_not_finite, module_rounding, module_row
 from .precisions.catalogue import Precision
 from .precisions.lowered import Question, at_widest, lowered_in_16_bits, lowered_of_pair
 from .rounding_floor import SEEDS, check_prompts, not_finite_of, own_rounding_of, rounding_floor
@@ -218,10 +217,10 @@ class JudgingSession:
                     if kept + size > MEMOIZED_BYTES:
                         return side.run_on(model)(ids, emit)
                     self._logits[key] = whole_side(side.run_on(model), ids)
-                logits = self._logits[key]
-                step = max(1, CHUNK_BYTES // logits[:1].nbytes)
-                for start in range(0, len(logits), step):
-                    emit(start, logits[start : start + step])
+                start = 0
+                for piece in self._logits[key].split(rows_of_a_chunk(model)):
+                    emit(start, piece)
+                    start += len(piece)
                 return None
 
             return nullcontext(run)
@@ -254,6 +253,7 @@ class ModelControls(Controls):
         self.has_experts = self.loaded.has_experts
         self.shares_scale = self.loaded.has_few_values
         self.blocks = sorted({*BLOCKS, *sides[0].block_sizes, *sides[1].block_sizes})
+        self.changed = [side for side in sides if not side.is_plain]
         self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])
         self.earlier_digests = digests
         self.digests = ["", ""]
@@ -461,7 +461,7 @@ class ModelControls(Controls):
 
     def neighbours(self) -> list[OtherRows]:
         side = self.sides[1]
-        path = self.sides[1].path
+        path = side.path
         if path is None or path.rows < 2:
             return []
         self.say("other neighbors, another row")
@@ -499,7 +499,7 @@ class ModelControls(Controls):
 
     def exact(self) -> Exact:
         self._check_values()
-        sides = [self.session.memoize(side) for side in self.sides if not side.is_plain]
+        sides = [self.session.memoize(side) for side in self.changed]
         if not sides:
             raise NotAvailableError("")
         return self.session.draws(self.replay(self.loaded)).measure(sides, self.say)
@@ -507,25 +507,16 @@ class ModelControls(Controls):
     def choices(self) -> list[Evidence]:
         rows = []
         for dtype, (replay, noted) in self.noted.items():
-            for side in [side.name for side in self.sides if side.path != PLAIN.path]:
-                # without a floor some are not known
-                has_moved = set(self.prompts) <= replay.moved.keys()
-                # of a side that failed, or of a callable that chooses otherwise in this dtype
-                if not has_moved or not replay.is_followed_by(noted[side]):
-                    continue
-                found = replay.compare(self.prompts, noted[side])
-                moved = replay.moved_row_ulps(LOGIT_FORMATS[dtype])
-                share = self.replayed_share if dtype == self.dtype else None
-                rows.append(
-                    choices_row(
-                        found,
-                        self.lengths,
-                        side,
-                        dtype,
-                        moved,
-                        share,
-                    )
-                )
+            # without a floor some are not known
+            if not set(self.prompts) <= replay.moved.keys():
+                continue
+            moved = replay.moved_row_ulps(LOGIT_FORMATS[dtype])
+            share = self.replayed_share if dtype == self.dtype else None
+            for name in [side.name for side in self.changed]:
+                # not of a side that failed, or of a callable that chooses otherwise in this dtype
+                if replay.is_followed_by(noted[name]):
+                    found = replay.compare(self.prompts, noted[name])
+                    rows.append(choices_row(found, self.lengths, name, dtype, moved, share))
         return rows
 
     def module_rounding(self) -> list[Evidence]:
@@ -535,7 +526,7 @@ class ModelControls(Controls):
         if is_torn or self.precisions or self.loaded.encoder is not None:
             return []
         rows = []
-        for side in [side for side in self.sides if not side.is_plain]:
+        for side in self.changed:
             control = f"modules of '{side.name}' in {self.dtype}"
             self.say(control)
             replay = self.replay(self.loaded)
@@ -547,16 +538,8 @@ class ModelControls(Controls):
                     rows.append(module_rounding_row(rounding, side.name, self.dtype))
             except CaptureError as error:
                 # modules that cannot be followed, or do not fit into memory
-                says = f"Not run: {error}"
-                row = Evidence(
-                    MODULE_ROUNDING,
-                    control,
-                    Unmeasured(),
-                    MISSING,
-                    says,
-                    side.name,
-                )
-                rows.append(row)
+                about = MODULE_ROUNDING, control, Unmeasured(), MISSING
+                rows.append(Evidence(*about, f"Not run: {error}", side.name))
         return rows
 
     def lower_precision(
@@ -582,12 +565,11 @@ class ModelControls(Controls):
                 for side in self.sides
                 if side.name in tests
             ]
-        floors = {name: floor.squares for name, floor in self.floors.items()}
         return lowered_of_pair(
             question,
             self.loaded,
             self.sides,
-            floors,
+            self.floors,
             dtype,
             fails_in_own_dtype=also_in_16_bits,
         )
@@ -595,11 +577,11 @@ class ModelControls(Controls):
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
         if any(side.is_one_piece for side in self.sides):
             return []
-        (number, position) = self._prompt_of(row)
+        number, position = self._prompt_of(row)
         rows = []
         # as they were compared: while outputs are replaced, another forward would be recorded
         replay, _ = self.noted.get("float32", (Replay(), {}))
-        for side in [side for side in self.sides if not side.is_plain]:
+        for side in self.changed:
             self.say(f"each module of '{side.name}' alone")
             sides = [at_widest(side), side] if side.name in bugs else [side]
             about = self.loaded, self.prompts[number], number, position

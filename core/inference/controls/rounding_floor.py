@@ -1,7 +1,5 @@
 """Noise floor: how far sums in another order move this model's logits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -103,7 +101,7 @@ def not_finite_of(
 def own_rounding_of(
     loaded: LoadedModel,
     prompts: Prompts,
-    plain: RunnableSide = PLAIN,
+    plain: RunnableSide,
 ) -> Floats | None:
     """Mean squares of a plain forward in 16 bits to that in float32; None if float32 does not fit.
     [positions]

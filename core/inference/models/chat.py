@@ -2,8 +2,6 @@
 endpoint.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 

@@ -6,8 +6,6 @@ There every cast to float32 becomes one to float64, so the noise floor is that o
 logits on models whose float32 floor is 1e-6.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace

@@ -2,22 +2,21 @@
 folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+
 
 from ...disk import WRITING, discard, hold, making
 from ...errors import CaptureError
+from ...numerics.arrays import Array
 from ...packaged_models import cache_folder, packaged_folder, require_gguf
 from .devices import bits_of
 from .model import LoadedModel, save_model
@@ -125,7 +124,7 @@ def digest_of(loaded: LoadedModel) -> str:
         digest = hashlib.sha256(config.encode())
         for name, tensor in loaded.model.state_dict().items():
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-            digest.update(bits_of(tensor.detach()).data)
+            digest.update(bits_of(tensor).data)
         hexdigest = digest.hexdigest()
         _digests[loaded.model] = versions, hexdigest
     return hexdigest
@@ -161,7 +160,13 @@ def _write(
     file.add_vocab_size(loaded.vocab_size)
     file.add_tokenizer_model("no_vocab")
     is_llama = _ARCHITECTURES[kind] == "LLAMA"
-    for name, values in _tensors(loaded):
+    model: Any = loaded.model
+    is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    for name, weight in model.state_dict().items():
+        # a tied head is left to the engine
+        if is_tied and name == "lm_head.weight":
+            continue
+        values = np.ascontiguousarray(weight.float().cpu().numpy())
         stem, _, ending = name.rpartition(".")
         tensor = names.get_name(stem)
         if tensor is None:
@@ -175,7 +180,7 @@ def _write(
         if kind == "gemma" and tensor.endswith("norm"):
             # transformers adds it, llama.cpp has it in the file
             values = values + np.float32(1)
-        data: NDArray[Any] = values
+        data: Array = values
         raw_dtype = gguf.GGMLQuantizationType.F32
         if values.ndim > 1 and dtype != "float32":
             data, raw_dtype = _in_dtype(name, values, dtype)
@@ -192,17 +197,7 @@ def _write(
     file.close()
 
 
-def _tensors(loaded: LoadedModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield every weight once, in float32; a tied head is left to the engine."""
-    tied = loaded.model.get_output_embeddings()
-    embedding: Any = loaded.model.get_input_embeddings()
-    is_tied = tied is not None and tied.weight.data_ptr() == embedding.weight.data_ptr()
-    for name, tensor in loaded.model.state_dict().items():
-        if not (is_tied and name == "lm_head.weight"):
-            yield name, np.ascontiguousarray(tensor.detach().float().cpu().numpy())
-
-
-def _in_dtype(name: str, values: NDArray[np.float32], dtype: str) -> tuple[NDArray[Any], Any]:
+def _in_dtype(name: str, values: Array, dtype: str) -> tuple[Array, Any]:
     import gguf
 
     tensor = torch.from_numpy(values)

@@ -2,8 +2,6 @@
 inference.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -441,9 +439,6 @@ def _tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-
-
-
 def _weights(source: ModelSource, config: Any, target: torch.dtype, kind: Any) -> Any:
     # No .to(target) afterwards: buffers such as rotary frequencies stay in float32.
     arguments = source.arguments
@@ -503,9 +498,6 @@ def rounded_parameters(
         is_kept = any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in float32_names)
         if parameter.dtype == source and not is_kept:
             yield parameter
-
-
-
 
 
 def texts_by(folder: str) -> Callable[[Sequence[int]], dict[int, str]]:

@@ -5,8 +5,6 @@ In float32 the rest is compared with reorderings, in 16 bits with randomized rou
 (docs/explanation/calibration.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,7 +26,7 @@ from ....checks.lower_precision import (
     no_precision,
     one_precision,
 )
-from ....checks.pair import WIDE
+from ....checks.pair import WIDE, NoiseFloor
 from ....checks.settings import settings_row
 from ....errors import CaptureError
 from ....evidence import FAILED, MISSING, NOTED, PASSED
@@ -132,7 +130,7 @@ def lowered_of_pair(
     question: Question,
     loaded: LoadedModel,
     sides: Sequence[RunnableSide],
-    floors: Mapping[str, Floats],
+    floors: Mapping[str, NoiseFloor],
     dtype: str,
     *,
     fails_in_own_dtype: bool,
@@ -141,13 +139,13 @@ def lowered_of_pair(
     other one that is further from the model than rounding, or the further one, by precisions of the
     model.
 
-    floors: mean squares of the model's reorderings by dtype [seeds, positions]; fails_in_own_dtype:
-    what explains a side in `dtype` is compared with roundings to the model's own 16 bits as well.
+    floors: of the model by dtype; fails_in_own_dtype: what explains a side in `dtype` is compared
+    with roundings to the model's own 16 bits as well.
     """
     engines = [side for side in sides if narrow_settings(side) or coarse_activation(loaded, side)]
     rows: list[PrecisionVerdict] = []
     if engines:
-        narrow_floor = floors["float32"]
+        narrow_floor = floors["float32"].squares
         with (
             foreign_errors_stop("engine settings", "choose a smaller model"),
             in_float32(loaded) as model,
@@ -159,16 +157,14 @@ def lowered_of_pair(
         sides = [side for side in sides if side not in engines and not side.is_plain]
         # what a forward in 16 bits adds is the run's own dtype, not the engine's settings
         dtype, fails_in_own_dtype = "float32", False
-    floor = floors[dtype]
+    floor = floors[dtype].squares
     with (
         foreign_errors_stop("lower precisions", "choose a smaller model"),
         WIDENING[dtype](loaded) as model,
     ):
         far = {side: question.squares(model, side) for side in sides}
         beyond = [
-            side
-            for side, squares in far.items()
-            if not question.is_rounding(model, squares, floor)
+            side for side, squares in far.items() if not question.is_rounding(model, squares, floor)
         ]
         if not beyond and far and not rows:
             beyond = [max(far, key=lambda side: float(far[side].mean()))]
@@ -217,7 +213,7 @@ def lowered_in_16_bits(
             if rms_ratio(moved, draws) <= _EXPLAINED:
                 # far less than rounding to 16 bits explains nothing beyond it
                 continue
-            verdict, test = suspect.by_draws(loaded, precision)
+            verdict, test = suspect.by_draws(loaded, precision.name, precision.side)
             verdict = suspect.with_choices(verdict, loaded, precision.side)
             outcome = verdict.evidence.outcome
             most = _EXCESS_LEFT * (ratio**2 - 1)
@@ -432,19 +428,15 @@ class _Suspect:
     def by_draws(
         self,
         loaded: LoadedModel,
-        precision: Precision | None = None,
+        name: str,
+        model: RunnableSide,
     ) -> tuple[PrecisionVerdict, FloorTest]:
-        """Compare it in 16 bits with the model in a precision, or as it is, over randomized
-        rounding.
+        """Compare it in 16 bits with the model in a precision over randomized rounding. name: of
+        the precision; model: its forward in it.
         """
         question = self.question
-        name = f"all of it in {loaded.dtype}"
-        plain = PLAIN
-        if precision is not None:
-            name = precision.name
-            plain = precision.side
         question.say(f"randomized rounding with {name}")
-        draws = question.draws_of(loaded, plain)
+        draws = question.draws_of(loaded, model)
         row, test = draws.compare(self.side, question.blocks, question.say)
         own = structs.asdict(row.figures) | {
             "noise_ratio": self.ratio,
@@ -487,7 +479,7 @@ class _Suspect:
         with suppress(CaptureError):
             fault, _ = self.fault_of_walk(loaded, precision)
             if fault is None:
-                verdict, test = self.by_draws(loaded, precision)
+                verdict, test = self.by_draws(loaded, precision.name, precision.side)
                 fault = test if verdict.evidence.outcome == FAILED else None
             if fault is not None:
                 return fault_of_16_bits(wide.evidence, precision.name, loaded.dtype, fault.ratio)
@@ -510,7 +502,7 @@ class _Suspect:
                 # the answers have the choices of float32
                 question = replace(self.question, prompts=prompts, replay_in=lambda _: replay)
                 suspect = _Suspect(question, recording, self.ratio)
-                verdict, test = suspect.by_draws(narrow)
+                verdict, test = suspect.by_draws(narrow, f"all of it in {grid}", PLAIN)
             figures = verdict.evidence.figures
             assert isinstance(figures, DrawnPrecisionFigures)
             over_own = test.ratio / float(np.median(figures.model_ways_ratios))
@@ -584,9 +576,8 @@ def _by_settings(
     """
     settings = {name: str(value) for name, value in narrow_settings(side).items()}
     model, own_floor = PLAIN, floor
-    bits = []
-    for name, value in settings.items():
-        bits.append(int(_modifiers(side)[name].get("bits", {}).get(value, 24)))
+    facts = _modifiers(side)
+    bits = [int(facts[name].get("bits", {}).get(value, 24)) for name, value in settings.items()]
     if activation := coarse_activation(loaded, side):
         function, dtype = activation
         model = Precision(ACTIVATIONS, dtype, partial(cast, dtype=getattr(torch, dtype))).side
