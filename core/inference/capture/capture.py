@@ -33,7 +33,7 @@ from ...runs.writer import RunWriter
 from ...text import size
 from ..controls.choices import following_choices
 from ..models.devices import own_bits
-from ..models.model import Inputs, LoadedModel, revision_of
+from ..models.model import Ids, Inputs, LoadedModel, revision_of
 from ..models.torch_errors import model_errors_stop, no_foreign_errors
 from ..paths import engine_side
 from ..paths.bases import without_cache
@@ -59,7 +59,7 @@ class CapturePlan:
     request: CaptureRequest
     loaded: LoadedModel
     paths: tuple[Path, ...]
-    token_ids: tuple[tuple[int, ...], ...]
+    token_ids: tuple[Ids, ...]
     header: RunHeader
     has_kv: bool = False
     generations: tuple[Generation, ...] = ()
@@ -129,7 +129,7 @@ def plan_capture(
 def _header(
     loaded: LoadedModel,
     sides: Sequence[NamedPath],
-    token_ids: Sequence[tuple[int, ...]],
+    token_ids: Sequence[Ids],
     request: CaptureRequest,
     command: str,
 ) -> RunHeader:

@@ -20,13 +20,11 @@ from torch.nn.functional import pad
 from ...checks.choices import OtherChoices
 from ...numerics.formats import FloatFormat, spacings
 from ...numerics.statistic import TINY
-from ..models.model import LoadedModel
+from ..models.model import Ids, LoadedModel
 from ..paths.batch import Emit, Run, ignore
 from ..paths.engines import PLAIN, RunnableSide
 from ..paths.hooks import ModuleTrace
 
-Ids = tuple[int, ...]
-"""Tokens of a prompt."""
 Call = tuple[str, int]
 """A module that chooses, and how often it chose before in a forward."""
 See = Callable[[Ids, "Choices"], None]

@@ -36,7 +36,7 @@ from ...progress import Progress, no_progress
 from ...text import plural
 from ...verdict import Verdict
 from ..models.dtypes import WIDENING
-from ..models.model import Inputs, LoadedModel, loaded_from
+from ..models.model import Ids, Inputs, LoadedModel, loaded_from, token_texts
 from ..models.torch_errors import foreign_errors_stop, model_errors_stop
 from ..paths.batch import Emit, Run, rows_of_a_chunk
 from ..paths.engine_side import parts_of
@@ -52,12 +52,12 @@ from ..paths.engines import (
 )
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
-from .choices import Choices, Ids, Replay, choices_of, key_choosers
+from .choices import Choices, Replay, choices_of, key_choosers
 from .drawn_roundings import RoundingDraws
 from .modules_alone import first_not_finite, module_rounding, module_row
 from .precisions.catalogue import Precision
 from .precisions.lowered import Question, at_widest, lowered_in_16_bits, lowered_of_pair
-from .rounding_floor import SEEDS, check_prompts, not_finite_of, own_rounding_of, rounding_floor
+from .rounding_floor import SEEDS, check_prompts, own_rounding_of, rounding_floor
 
 # few reorderings in 16 bits, since they do not decide
 _OWN_SEEDS = 2
@@ -143,13 +143,14 @@ class JudgingSession:
 
     def once(
         self,
-        key: tuple[Any, ...],
+        what: Any,
         compute: Callable[[], Computed],
         side: RunnableSide = PLAIN,
     ) -> Computed:
-        """Return what was computed before under this key; of a callable compute it anew."""
+        """Return what was computed before of a side; of a callable compute it anew."""
         if not side.is_named:
             return compute()
+        key = what, side.name
         if key not in self._results:
             self._results[key] = compute()
         result: Computed = self._results[key]
@@ -280,8 +281,7 @@ class ModelControls(Controls):
         # a side that fails is for the comparison of the sides to report
         with suppress(CaptureError):
             return all(
-                session.once(("replays", side.name), partial(is_followed_by, side), side)
-                for side in self.sides
+                session.once("replays", partial(is_followed_by, side), side) for side in self.sides
             )
         return False
 
@@ -311,7 +311,7 @@ class ModelControls(Controls):
             ask = partial(narrow_answers, self.loaded, self.prompts, one, plain)
             # a side that cannot be asked is for the float32 comparison to report
             with suppress(CaptureError):
-                narrow.append(self.session.once(("narrow", side.name), ask, side))
+                narrow.append(self.session.once("narrow", ask, side))
         return [each for each in narrow if each is not None]
 
     @property
@@ -328,11 +328,11 @@ class ModelControls(Controls):
     def validity(self) -> list[Evidence]:
         if self.loaded.encoder is None or len(self.prompts) > MOST_ROWS:
             return []
-        runs = [side.run_on(self.loaded) for side in self.memoized_sides]
-        reference, variant = (
-            torch.cat([whole_side(run, ids) for ids in self.prompts]).double().cpu().numpy()
-            for run in runs
-        )
+        logits = [
+            torch.cat([whole_side(side.run_on(self.loaded), ids) for ids in self.prompts])
+            for side in self.memoized_sides
+        ]
+        reference, variant = (each.double().cpu().numpy() for each in logits)
         return [order_of_rows(reference, variant, LOGIT_FORMATS[self.dtype], self.lengths)]
 
     def pair(self, dtype: str) -> Pair:
@@ -378,7 +378,14 @@ class ModelControls(Controls):
         *,
         is_identical: bool = False,
     ) -> Pair:
-        not_finite = not_finite_of(self.loaded, divergence, names)
+        not_finite = None
+        if divergence.first_mismatch is not None:
+            token, *values = divergence.first_mismatch
+            tokenizer = self.loaded.tokenizer
+            has_text = hasattr(tokenizer, "decode") and self.loaded.encoder is None
+            text = token_texts(tokenizer, [token])[token] if has_text else ""
+            about = divergence.mismatches, token, text, names
+            not_finite = NotFinite(*about, (values[0], values[1]))
         # an embedding has dimensions that are much larger than others
         peaks = None if self.loaded.encoder is not None else divergence.peaks
         return Pair(divergence.squares, not_finite, is_identical, peaks)
@@ -441,7 +448,7 @@ class ModelControls(Controls):
             self.say("both sides once more")
             digest = partial(digest_of, self.loaded, self.prompts)
             first, second = self.sides
-            of_first = self.session.once(("digest", first.name), partial(digest, first), first)
+            of_first = self.session.once("digest", partial(digest, first), first)
             again = of_first, digest(second)
         unstable = [
             side for side, a, b in zip(self.sides, self.digests, again, strict=True) if a != b
@@ -489,12 +496,10 @@ class ModelControls(Controls):
                 sides = replay.of(self.memoized_sides[1]), replay.of(side_in_row)
                 divergence = divergence_of(model, self.prompts, sides)
                 difference = self._pair(divergence, (side.name, side_in_row.name))
-        controls = [
-            f"'{one.name}' compared with '{side.name}'" for one in (with_others, side_in_row)
-        ]
+        compared = f"compared with '{side.name}'"
         return [
-            OtherRows(side.name, controls[0], of_prompts),
-            OtherRows(side.name, controls[1], of_row, dtype, difference),
+            OtherRows(side.name, f"'{with_others.name}' {compared}", of_prompts),
+            OtherRows(side.name, f"'{side_in_row.name}' {compared}", of_row, dtype, difference),
         ]
 
     def exact(self) -> Exact:
@@ -534,7 +539,7 @@ class ModelControls(Controls):
             measure = partial(module_rounding, self.loaded, self.prompts, *sides)
             try:
                 with foreign_errors_stop("torch", "choose a smaller model"):
-                    rounding = self.session.once(("module rounding", side.name), measure, side)
+                    rounding = self.session.once("module rounding", measure, side)
                     rows.append(module_rounding_row(rounding, side.name, self.dtype))
             except CaptureError as error:
                 # modules that cannot be followed, or do not fit into memory
@@ -600,7 +605,7 @@ class ModelControls(Controls):
         return np.nan_to_num((variant - reference).square().cpu().numpy())
 
     def source_of(self, mismatch: NotFinite) -> str:
-        side = self.sides[0 if not np.isfinite(mismatch.values[0]) else 1]
+        side = self.sides[int(np.isfinite(mismatch.values[0]))]
         with suppress(CaptureError):
             prompt, _ = self._prompt_of(int(mismatch.rows[0]))
             return first_not_finite(self.loaded, self.prompts[prompt], side) or ""

@@ -19,14 +19,14 @@ from ...numerics.arrays import Floats
 from ...numerics.recorded_choices import MISSING, is_choice
 from ...numerics.recorded_choices import Choices as Experts
 from ...progress import Progress
-from ..models.model import LoadedModel, dimension
+from ..models.model import Ids, LoadedModel, dimension
 from ..models.module_state import restore_state
 from ..models.torch_errors import model_errors_stop
 from ..paths.batch import ignore
 from ..paths.engines import PLAIN
 from ..paths.hooks import ModuleTrace
 from ..paths.sliced_head import columns_at_once, sliced_logits
-from .choices import Choices, Ids, Replay, compare_choices, following_choices
+from .choices import Choices, Replay, compare_choices, following_choices
 from .reordering import reorder
 from .rounding_floor import check_prompts
 

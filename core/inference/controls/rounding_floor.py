@@ -10,12 +10,10 @@ from ...errors import CaptureError
 from ...numerics.arrays import Floats
 from ...numerics.formats import FloatFormat
 from ...numerics.side_divergence import Divergence, concatenate, row_ulp_percentile
-from ...places import NotFinite
 from ..models.dtypes import in_float32
-from ..models.model import Inputs, LoadedModel, token_texts
+from ..models.model import Ids, Inputs, LoadedModel
 from ..models.torch_errors import model_errors_stop
 from ..paths.engines import PLAIN, Prompts, RunnableSide, divergence, whole_side
-from .choices import Ids
 from .reordering import reorder
 
 SEEDS = 4
@@ -82,20 +80,6 @@ def groups_of(prompts: Prompts, most: int) -> Iterator[list[Sequence[int]]]:
             group = []
         group.append(prompt)
     yield group
-
-
-def not_finite_of(
-    loaded: LoadedModel,
-    divergence: Divergence,
-    sides: tuple[str, str],
-) -> NotFinite | None:
-    """Logits that are NaN or infinite on one of two sides only; None if there are none."""
-    if divergence.first_mismatch is None:
-        return None
-    token, *values = divergence.first_mismatch
-    has_text = loaded.tokenizer is not None and loaded.encoder is None
-    text = token_texts(loaded.tokenizer, [token])[token] if has_text else ""
-    return NotFinite(divergence.mismatches, token, text, sides, (values[0], values[1]))
 
 
 def own_rounding_of(

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
 from ...prompt_files import Message, prompts_of
-from .model import LoadedModel
+from .model import Ids, LoadedModel
 from .torch_errors import first_line, quiet
 
 
@@ -47,7 +47,7 @@ def chat_tokens(
     loaded: LoadedModel,
     messages: list[dict[str, str]],
     label: str,
-) -> tuple[int, ...]:
+) -> Ids:
     """Return the token ids of a chat, up to the model's turn.
 
     The template writes all special tokens.

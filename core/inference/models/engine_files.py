@@ -13,7 +13,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-
 from ...disk import WRITING, discard, hold, making
 from ...errors import CaptureError
 from ...numerics.arrays import Array

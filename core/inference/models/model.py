@@ -43,6 +43,8 @@ from .torch_errors import first_line, foreign_errors_stop, quiet
 _ORIGIN = "dequantized_from"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
+Ids = tuple[int, ...]
+"""Tokens of a prompt."""
 Inputs = Sequence[str | Sequence[int] | Tensor]
 """Prompts: texts, or token ids."""
 
@@ -167,7 +169,7 @@ class LoadedModel:
         """Bytes of the weights in this dtype, shared ones once."""
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
-    def encode(self, text: str, label: str, **options: Any) -> tuple[int, ...]:
+    def encode(self, text: str, label: str, **options: Any) -> Ids:
         """Return the token ids of a text.
 
         CaptureError, which begins with `label`, if the tokenizer fails.
@@ -180,7 +182,7 @@ class LoadedModel:
             reason = f"the tokenizer cannot read it ({first_line(error)}); expected plain text"
             raise CaptureError(f"{label}: {reason}.") from error
 
-    def encode_pair(self, text: str, pair: str, label: str) -> tuple[int, ...]:
+    def encode_pair(self, text: str, pair: str, label: str) -> Ids:
         """Return the token ids of two texts as a reranker takes them."""
         ids = self.encode(text, label, text_pair=pair)
         if self.separator is not None:
@@ -192,7 +194,7 @@ class LoadedModel:
                 )
         return ids
 
-    def tokens_of(self, prompt: str | Sequence[int] | Tensor, label: str) -> tuple[int, ...]:
+    def tokens_of(self, prompt: str | Sequence[int] | Tensor, label: str) -> Ids:
         """Return the tokens of a prompt, text or token ids.
 
         CaptureError if the model cannot take them.
@@ -216,7 +218,7 @@ class LoadedModel:
                 )
         return ids
 
-    def tokens_of_all(self, prompts: Inputs) -> list[tuple[int, ...]]:
+    def tokens_of_all(self, prompts: Inputs) -> list[Ids]:
         """Return the tokens of every prompt. CaptureError names one that the model cannot take."""
         count = len(prompts)
         return [self.tokens_of(each, f"prompt {n} of {count}") for n, each in enumerate(prompts, 1)]

@@ -34,7 +34,7 @@ from ....numerics.arrays import Flags, Floats, Ints
 from ....numerics.statistic import BLOCKS, FloorTest, floor_test, rms_ratio
 from ....progress import Progress, no_progress
 from ...models.dtypes import WIDENING, converted, in_float32
-from ...models.model import LoadedModel
+from ...models.model import Ids, LoadedModel
 from ...models.torch_errors import foreign_errors_stop
 from ...paths.batch import ignore
 from ...paths.engines import (
@@ -48,7 +48,7 @@ from ...paths.engines import (
     whole_side,
 )
 from ..answer_precision import grid_of
-from ..choices import Choices, Ids, Replay
+from ..choices import Choices, Replay
 from ..drawn_roundings import RoundingDraws
 from ..rounding_floor import groups_of, rounding_floor, rows_at_once
 from .catalogue import ACTIVATIONS, CACHE, LAYERS, Precision, Stored, cast, catalogue
