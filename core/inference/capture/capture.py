@@ -61,9 +61,9 @@ class CapturePlan:
     paths: tuple[Path, ...]
     token_ids: tuple[Ids, ...]
     header: RunHeader
-    has_kv: bool = False
-    generations: tuple[Generation, ...] = ()
-    layers: LayerPlan | None = None
+    has_kv: bool
+    generations: tuple[Generation, ...]
+    layers: LayerPlan | None
 
 
 def plan_capture(

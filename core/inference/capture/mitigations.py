@@ -24,7 +24,7 @@ from ..controls.choices import Replay
 from ..controls.judge_model import JudgingSession
 from ..models.devices import own_bits
 from ..models.dtypes import in_float32
-from ..models.model import LoadedModel
+from ..models.model import Ids, LoadedModel
 from ..models.torch_errors import model_errors_stop
 from ..paths.batch import ignore
 from ..paths.engines import Prompts, whole_side
@@ -139,7 +139,7 @@ def _compare(
 
 def _throughput(
     loaded: LoadedModel,
-    ids: Sequence[int],
+    ids: Ids,
     timed: dict[int, tuple[Mitigation, list[Path]]],
     rounds: int,
 ) -> dict[int, dict[str, Any]]:
@@ -174,7 +174,7 @@ def _throughput(
     return figures
 
 
-def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
+def _seconds(loaded: LoadedModel, path: Path, ids: Ids) -> float:
     """Return the seconds of one run of the path, logits discarded."""
 
     def now() -> float:

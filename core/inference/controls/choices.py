@@ -164,7 +164,7 @@ def following_choices(
         yield
 
 
-def key_choosers(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, bool]:
+def key_choosers(loaded: LoadedModel, ids: Ids) -> dict[str, bool]:
     """Return the modules that choose among positions, as a sparse-attention indexer does: a longer
     prompt has more candidates. False if one takes every key of this prompt.
     """
@@ -181,7 +181,7 @@ def key_choosers(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, bool]:
 def choices_of(
     loaded: LoadedModel,
     side: RunnableSide,
-    ids: Sequence[int],
+    ids: Ids,
     choosers: Collection[str] = (),
 ) -> Choices:
     """Return what a side chooses by itself. choosers: modules that choose among keys"""

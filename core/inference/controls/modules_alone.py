@@ -34,7 +34,7 @@ from ...numerics.arrays import Flags, Floats
 from ...numerics.statistic import TINY
 from ..models.devices import row_sums
 from ..models.dtypes import in_float32, in_float64
-from ..models.model import LoadedModel
+from ..models.model import Ids, LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import ignore
 from ..paths.engines import PLAIN, Prompts, RunnableSide
@@ -57,7 +57,7 @@ Outputs = Mapping[str, Tensor]
 
 def module_row(
     loaded: LoadedModel,
-    ids: Sequence[int],
+    ids: Ids,
     number: int,
     position: int,
     sides: Sequence[RunnableSide],
@@ -103,7 +103,7 @@ class ModuleOutputs(ModuleTrace):
     is_computed: positions.
     """
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Ids) -> None:
         super().__init__(prompt, range(len(prompt)))
         self.outputs: dict[str, Tensor] = {}
         self.is_computed: dict[str, Flags] = {}
@@ -130,7 +130,7 @@ class ModuleOutputs(ModuleTrace):
 
 def modules_alone(
     loaded: LoadedModel,
-    prompt: Sequence[int],
+    prompt: Ids,
     side: RunnableSide,
     plain: RunnableSide = PLAIN,
 ) -> ModulesAlone:
@@ -177,7 +177,7 @@ def followed_modules(model: Any) -> dict[str, nn.Module]:
 
 def record_outputs(
     loaded: LoadedModel,
-    prompt: Sequence[int],
+    prompt: Ids,
     side: RunnableSide,
     modules: Mapping[str, nn.Module],
 ) -> tuple[dict[str, Tensor], Counter[str]]:
@@ -206,7 +206,7 @@ def record_outputs(
 
 def own_outputs(
     loaded: LoadedModel,
-    prompt: Sequence[int],
+    prompt: Ids,
     modules: Mapping[str, nn.Module],
     outputs: Outputs,
     calls_of_side: Counter[str],
@@ -349,7 +349,7 @@ def module_rounding(
     return ModuleRounding(tuple(exact), every[:, 0], every[:, 2:].T, faults)
 
 
-def first_not_finite(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide) -> str | None:
+def first_not_finite(loaded: LoadedModel, ids: Ids, side: RunnableSide) -> str | None:
     """Run a prompt and return the first module that makes NaN or infinity of finite inputs, or
     None.
     """

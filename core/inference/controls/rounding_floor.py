@@ -71,9 +71,9 @@ def rows_at_once(loaded: LoadedModel) -> int:
     return LOGIT_BYTES // (4 * loaded.vocab_size)
 
 
-def groups_of(prompts: Prompts, most: int) -> Iterator[list[Sequence[int]]]:
+def groups_of(prompts: Prompts, most: int) -> Iterator[list[Ids]]:
     """Yield the prompts in order, so many that their positions are at most `most`, or one."""
-    group: list[Sequence[int]] = []
+    group: list[Ids] = []
     for prompt in prompts:
         if group and sum(map(len, group)) + len(prompt) > most:
             yield group

@@ -30,7 +30,7 @@ from ....checks.pair import WIDE, NoiseFloor
 from ....checks.settings import settings_row
 from ....errors import CaptureError
 from ....evidence import FAILED, MISSING, NOTED, PASSED
-from ....numerics.arrays import Flags, Floats, Ints
+from ....numerics.arrays import Flags, Floats
 from ....numerics.statistic import BLOCKS, FloorTest, floor_test, rms_ratio
 from ....progress import Progress, no_progress
 from ...models.dtypes import WIDENING, converted, in_float32
@@ -171,10 +171,14 @@ def lowered_of_pair(
         suspects = [_Suspect(question, side, rms_ratio(far[side], floor)) for side in beyond]
         best = [_best_of(each.in_wide(model, far[each.side], floor)) for each in suspects]
     for suspect, candidate in zip(suspects, best, strict=True):
-        verdict = suspect.as_a_whole(loaded) if candidate is None else candidate[1]
-        if candidate is not None and candidate[1].evidence.outcome == PASSED and fails_in_own_dtype:
-            verdict = suspect.in_16_bits_too(loaded, *candidate)
-        rows.append(verdict or suspect.no_explanation())
+        if candidate is None:
+            unexplained = suspect.side.name, suspect.ratio, suspect.faulty_walks
+            verdict = suspect.as_a_whole(loaded) or no_precision(*unexplained)
+        else:
+            verdict = candidate[1]
+            if fails_in_own_dtype and verdict.evidence.outcome == PASSED:
+                verdict = suspect.in_16_bits_too(loaded, *candidate)
+        rows.append(verdict)
     return rows
 
 
@@ -191,8 +195,7 @@ def lowered_in_16_bits(
     outliers = error_test.outliers
     suspect = _Suspect(question, side, ratio)
     differs = np.isin(np.arange(sum(question.lengths)), outliers) | (not len(outliers))
-    tried = list(question.precisions)
-    tried += [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
+    usual = [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
     with in_float32(loaded) as model:
         best = best_precisions(
             question,
@@ -200,7 +203,7 @@ def lowered_in_16_bits(
             loaded,
             side,
             differs,
-            tried,
+            [*question.precisions, *usual],
         )
 
     def candidates() -> Iterator[_Candidate]:
@@ -224,8 +227,10 @@ def lowered_in_16_bits(
             if is_fault or (outcome == PASSED and is_less):
                 yield precision, verdict
 
-    found = _best_of(candidates())
-    return suspect.no_explanation() if found is None else found[1]
+    best_candidate = _best_of(candidates())
+    if best_candidate is None:
+        return no_precision(side.name, ratio, suspect.faulty_walks)
+    return best_candidate[1]
 
 
 def best_precisions(
@@ -253,8 +258,7 @@ def best_precisions(
     first = int(np.argmax(at))
     is_noisy = not floor
     logits = whole_side(question.replay_in(own).of(side).run_on(own), ids)
-    prompt = tuple(ids)
-    start = prompt if loaded.encoder is not None else prompt[: first + SCREENED]
+    start = ids if loaded.encoder is not None else ids[: first + SCREENED]
 
     @cache
     def log_distance(side: RunnableSide, ids: Ids) -> float:
@@ -272,7 +276,7 @@ def best_precisions(
     def share_left(precision: Precision) -> float:
         # scales may be of the whole prompt
         is_whole = precision in question.precisions and precision.storage is None
-        own_distance = log_distance(precision.side, prompt if is_whole else start)
+        own_distance = log_distance(precision.side, ids if is_whole else start)
         log_ratio = own_distance - log_distance(PLAIN, start)
         return float(np.exp(log_ratio / (2 * (len(start) - first))))
 
@@ -323,26 +327,6 @@ class _Suspect:
     side: RunnableSide
     ratio: float
     faulty_walks: list[float] = field(default_factory=list)
-
-    def no_explanation(self) -> PrecisionVerdict:
-        return no_precision(self.side.name, self.ratio, self.faulty_walks)
-
-    def explanation(
-        self,
-        figures: ExplainedFigures | DrawnPrecisionFigures,
-        outcome: str,
-        outliers: Ints,
-    ) -> PrecisionVerdict:
-        side = self.side.name
-        lengths = self.question.lengths
-        return one_precision(
-            side,
-            self.ratio,
-            figures,
-            outcome,
-            outliers,
-            lengths,
-        )
 
     def in_wide(self, loaded: LoadedModel, far: Floats, floor: Floats) -> Iterator[_Candidate]:
         """Compare what each precision leaves in float32 or float64 with reorderings. far: to the
@@ -398,7 +382,8 @@ class _Suspect:
             is_explained = figures.share_left <= MOST_LEFT and is_rounding
             if is_explained or np.mean(squares[differs] <= _EXPLAINED**2 * far[differs]) >= _SOME:
                 outcome = PASSED if is_explained else FAILED
-                verdict = self.explanation(figures, outcome, outliers)
+                about = side.name, self.ratio, figures, outcome, outliers
+                verdict = one_precision(*about, question.lengths)
                 yield precision, self.with_choices(verdict, loaded, precision.side)
 
     def with_choices(
@@ -414,13 +399,12 @@ class _Suspect:
         replay = Replay(question.replay_in(loaded).choices)
         if not replay.choices or verdict.evidence.outcome != PASSED:
             return verdict
-        prompts = [tuple(ids) for ids in question.prompts]
         noted: dict[Ids, Choices] = {}
         for side in (replay.of_rounding(lowered), replay.of(self.side, noted.__setitem__)):
-            for ids in prompts:
+            for ids in question.prompts:
                 side.run_on(loaded)(ids, ignore)
         about = question.lengths, self.side.name, loaded.dtype
-        row = choices_row(replay.compare(prompts, noted), *about)
+        row = choices_row(replay.compare(question.prompts, noted), *about)
         if row.outcome == PASSED:
             return verdict
         return fault_of_choices(verdict.evidence, row)
@@ -443,7 +427,8 @@ class _Suspect:
             "ratio_over_draws": test.noise_ratio,
         }
         figures = DrawnPrecisionFigures(**own, precision=name)
-        return self.explanation(figures, row.outcome, test.outliers), test
+        about = self.side.name, self.ratio, figures, row.outcome, test.outliers
+        return one_precision(*about, question.lengths), test
 
     def fault_of_walk(
         self,
@@ -509,7 +494,8 @@ class _Suspect:
             # draws may be no measure by position (near ties of a router); the model's own paths are
             # one over all
             if verdict.evidence.outcome == MISSING and over_own <= 1 / _LEAST_OF_WHOLE:
-                verdict = suspect.explanation(figures, PASSED, test.outliers)
+                about = recording.name, self.ratio, figures, PASSED, test.outliers
+                verdict = one_precision(*about, question.lengths)
             verdict = self.with_choices(verdict, model, side_of(f"prefill+dtype:{grid}"))
             outcome = verdict.evidence.outcome
             is_whole = over_own >= _LEAST_OF_WHOLE and test.is_finite
