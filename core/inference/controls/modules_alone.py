@@ -296,9 +296,9 @@ def module_rounding(
 
     def replay(model: LoadedModel, mode: AbstractContextManager[Any]) -> Outputs:
         pieces = defaultdict(list)
-        for ids, *outputs_and_calls in recorded:
+        for ids, outputs, calls in recorded:
             with mode:
-                own = own_outputs(model, ids, modules, *outputs_and_calls, plain)
+                own = own_outputs(model, ids, modules, outputs, calls, plain)
             for name, output in own.items():
                 pieces[name].append(output)
         return {
