@@ -374,7 +374,7 @@ MUTANTS = (
     ),
     _of_judge(
         "directions of modules on no evidence",
-        "inference/controls/modules_in_16_bits",
+        "inference/controls/modules_alone",
         "limits_of(0.1, evidence=4.5, column=0.5)",
         "limits_of(0.0, evidence=0.0, column=0.0)",
     ),

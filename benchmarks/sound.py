@@ -33,7 +33,7 @@ from core.cause import Cause
 from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
 from core.inference.models.dtypes import WIDENING
-from core.inference.models.model import LoadedModel, has_experts
+from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import foreign_errors_stop, quiet
 from core.inference.paths.engines import Engine, side_of, whole_side
 from core.judging.lists import judge_responses
@@ -137,7 +137,7 @@ class Draw:
         *,
         is_accused: bool,
     ) -> Outcome:
-        about = self.seed, way, has_experts(self.loaded.model), self.family, self.dtype
+        about = self.seed, way, self.loaded.has_experts, self.family, self.dtype
         return Outcome(*about, tokens, case.name, answer, is_accused, because)
 
     def without_model(self) -> Iterator[Outcome]:

@@ -15,7 +15,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,9 +61,9 @@ from core.checks.modules_in_16_bits import module_rounding_row
 from core.errors import CaptureError
 from core.evidence import PASSED
 from core.inference.controls.drawn_roundings import RoundingDraws
-from core.inference.controls.modules_in_16_bits import module_rounding
+from core.inference.controls.modules_alone import module_rounding
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import LoadedModel, has_experts
+from core.inference.models.model import LoadedModel
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import PLAIN, RunnableSide, side_of, whole_side
 from core.numerics.statistic import FloorTest, smallest_fault
@@ -283,7 +283,9 @@ def run_trial(
     lengths = [len(ids) for ids in prompts]
     with quiet(), torch.inference_mode():
         able = [case for case in cases if _runs(case, loaded, prompts[0])]
-        sides = [side_of(case.path or case.engine or "prefill") for case in able]
+        sides = [
+            replace(side_of(case.path or case.engine or "prefill"), name=case.name) for case in able
+        ]
         draws = RoundingDraws(loaded, prompts)
         errors = draws.errors(sides)
         rounding = np.mean([draw.squares for draw in draws.draws], axis=0)
@@ -300,8 +302,8 @@ def run_trial(
                     size = float(np.sqrt((fault.square().mean(1).cpu().numpy() / rounding).max()))
                 sizes.append(size)
     trials = []
-    for case, side, size, error in zip(able, sides, sizes, errors, strict=True):
-        test = error_test(error, draws.draws, lengths, own=draws.own)
+    for case, side, size in zip(able, sides, sizes, strict=True):
+        test = error_test(errors[case.name], draws.draws, lengths, own=draws.own)
         is_open = test.is_passed and _has_an_open_module(loaded, prompts, side)
         trials.append(Tried(name, len(prompts), case.name, size, test, is_open))
     every = [(one, [other for other in draws.draws if other is not one]) for one in draws.draws]
@@ -313,7 +315,7 @@ def _has_an_open_module(
     prompts: Sequence[Sequence[int]],
     side: RunnableSide,
 ) -> bool:
-    if has_experts(loaded.model):
+    if loaded.has_experts:
         return False
     with quiet(), torch.inference_mode(), suppress(CaptureError):
         rounding = module_rounding(loaded, prompts, side)

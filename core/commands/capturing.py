@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -288,14 +288,13 @@ def print_costs(request: CaptureRequest, as_json_: bool) -> None:
     from ..inference.capture.costs import costs_of
     from ..inference.models.devices import devices_here
 
-    costs, loaded = costs_of(plan), plan.loaded
+    figures, loaded = costs_of(plan), plan.loaded
     about = {
         "model": loaded.name,
         "dtype": loaded.dtype,
         "device": loaded.device,
         "device_name": loaded.device_name,
     }
-    figures = asdict(costs)
     if (layers := plan.layers) is not None:
         figures |= {
             "modules": layers.modules,

@@ -220,10 +220,10 @@ def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json
                 row["refused"] = clean(error, 200)
                 continue
             row |= {
-                "forwards": costs.forwards,
-                "tokens": costs.tokens,
-                "memory_bytes": costs.weight_bytes + (costs.kv_bytes or 0),
-                "file_bytes": costs.file_bytes,
+                "forwards": costs["forwards"],
+                "tokens": costs["tokens"],
+                "memory_bytes": costs["weight_bytes"] + (costs["kv_bytes"] or 0),
+                "file_bytes": costs["file_bytes"],
             }
     open_rows = [row for row in rows if "refused" not in row and row["state"] != DONE]
     summed = ("forwards", "tokens", "file_bytes")

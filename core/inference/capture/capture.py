@@ -1,7 +1,5 @@
 """Captures: run prompts down several paths of one model, every logit bit for bit into a sink."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform
@@ -35,7 +33,7 @@ from ...runs.writer import RunWriter
 from ...text import size
 from ..controls.choices import following_choices
 from ..models.devices import own_bits
-from ..models.model import Inputs, LoadedModel, has_experts, revision_of
+from ..models.model import Ids, Inputs, LoadedModel, revision_of
 from ..models.torch_errors import model_errors_stop, no_foreign_errors
 from ..paths import engine_side
 from ..paths.bases import without_cache
@@ -61,11 +59,11 @@ class CapturePlan:
     request: CaptureRequest
     loaded: LoadedModel
     paths: tuple[Path, ...]
-    token_ids: tuple[tuple[int, ...], ...]
+    token_ids: tuple[Ids, ...]
     header: RunHeader
-    has_kv: bool = False
-    generations: tuple[Generation, ...] = ()
-    layers: LayerPlan | None = None
+    has_kv: bool
+    generations: tuple[Generation, ...]
+    layers: LayerPlan | None
 
 
 def plan_capture(
@@ -106,7 +104,6 @@ def plan_capture(
                 f" {size(needed)}; {loaded.device} has {size(free)} free. Lower batch:N, shorten"
                 " the prompts or choose a narrower dtype.",
             )
-    for path in paths:
         # the other rows of its batch are windows of real text
         if path.engine is None and path.rows > 1 and "neighbours" not in path.settings:
             for ids in token_ids:
@@ -132,7 +129,7 @@ def plan_capture(
 def _header(
     loaded: LoadedModel,
     sides: Sequence[NamedPath],
-    token_ids: Sequence[tuple[int, ...]],
+    token_ids: Sequence[Ids],
     request: CaptureRequest,
     command: str,
 ) -> RunHeader:
@@ -240,7 +237,7 @@ def _run_side(
     following: AbstractContextManager[None] = nullcontext()
     # not in another process, nor compiled; positions of generated tokens are not told
     is_seen = path.engine is None and not path.is_one_piece and not plan.generations
-    if is_seen and has_experts(plan.loaded.model):
+    if is_seen and plan.loaded.has_experts:
         choices = ChoiceRecorder(max(map(len, plan.token_ids)))
         trace = trace or ModuleTrace()
         following = following_choices(plan.loaded, trace, choices.note)
@@ -373,8 +370,8 @@ def environment_of(plan: CapturePlan) -> dict[str, Any]:
     request = plan.request
     loaded = plan.loaded
     about = plan.header.provenance
-    config = loaded.model.config.to_dict().items()
-    public = {name: value for name, value in config if not name.startswith("_")}
+    config = loaded.model.config.to_dict()
+    public = {name: value for name, value in config.items() if not name.startswith("_")}
     tokenizer = getattr(loaded.tokenizer, "backend_tokenizer", None)
     kind = type(loaded.tokenizer).__name__
     return {

@@ -2,14 +2,12 @@
 computing.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import DynamicCache
 
+from ...numerics.arrays import Record
 from ...numerics.formats import format_named
 from ...runs.file.keep import expected_bytes
 from ..models.dtypes import experts_by
@@ -18,45 +16,16 @@ from ..models.torch_errors import quiet
 from .capture import CapturePlan, free_beside_weights
 
 
-@dataclass(frozen=True)
-class SideCost:
-    """Costs of one side. tokens: with rows and padding; kv_bytes: 0 without a cache, None if
-    unknown.
+def costs_of(plan: CapturePlan) -> Record:
+    """Return the costs of a plan as an object of JSON; its model may have no weights.
+
+    tokens: with rows and padding; kv_bytes: 0 without a cache, None if unknown; logits_bytes: of
+    all sides; file_bytes: an estimate.
     """
-
-    name: str
-    path: str
-    forwards: int
-    positions: int
-    tokens: int
-    kv_bytes: int | None
-
-
-@dataclass(frozen=True)
-class Costs:
-    """Costs of a planned capture. logits_bytes: of all sides; file_bytes: an estimate."""
-
-    prompts: int
-    positions: int
-    vocab: int
-    sides: tuple[SideCost, ...]
-    logits_bytes: int
-    file_bytes: int
-    keep: str
-    weight_bytes: int
-    kv_bytes: int | None
-    free_bytes: int | None
-    has_kv: bool
-    forwards: int
-    tokens: int
-
-
-def costs_of(plan: CapturePlan) -> Costs:
-    """Return the costs of a plan; its model may have no weights."""
     loaded = plan.loaded
     header = plan.header
     longest = max(map(len, plan.token_ids))
-    sides = []
+    sides: list[Record] = []
     for side, path in zip(header.sides, plan.paths, strict=True):
         walks = []
         for number, ids in enumerate(plan.token_ids):
@@ -68,32 +37,32 @@ def costs_of(plan: CapturePlan) -> Costs:
         cache_bytes = _cache_bytes(loaded, longest + sum(path.padding)) if has_cache else 0
         ratio = format_named(path.compute_dtype(loaded)).itemsize / loaded.torch_dtype.itemsize
         sides.append(
-            SideCost(
-                name=side.name,
-                path=side.path,
-                forwards=sum(map(len, walks)),
-                positions=header.rows,
-                tokens=path.rows * sum(map(sum, walks)),
-                kv_bytes=None if cache_bytes is None else int(cache_bytes * path.rows * ratio),
-            ),
+            {
+                "name": side.name,
+                "path": side.path,
+                "forwards": sum(map(len, walks)),
+                "positions": header.rows,
+                "tokens": path.rows * sum(map(sum, walks)),
+                "kv_bytes": None if cache_bytes is None else int(cache_bytes * path.rows * ratio),
+            },
         )
     side_bytes = header.rows * header.vocab * header.format.itemsize
-    sizes = [side.kv_bytes for side in sides if side.kv_bytes is not None]
-    return Costs(
-        prompts=len(header.prompts),
-        positions=header.rows,
-        vocab=header.vocab,
-        sides=tuple(sides),
-        logits_bytes=len(sides) * side_bytes,
-        file_bytes=expected_bytes(header.keep, len(sides), header.rows, side_bytes),
-        keep=header.keep,
-        weight_bytes=loaded.weight_bytes,
-        kv_bytes=max(sizes) if len(sizes) == len(sides) else None,
-        free_bytes=free_beside_weights(loaded),
-        has_kv=plan.has_kv,
-        forwards=sum(side.forwards for side in sides),
-        tokens=sum(side.tokens for side in sides),
-    )
+    sizes = [side["kv_bytes"] for side in sides]
+    return {
+        "prompts": len(header.prompts),
+        "positions": header.rows,
+        "vocab": header.vocab,
+        "sides": sides,
+        "logits_bytes": len(sides) * side_bytes,
+        "file_bytes": expected_bytes(header.keep, len(sides), header.rows, side_bytes),
+        "keep": header.keep,
+        "weight_bytes": loaded.weight_bytes,
+        "kv_bytes": None if None in sizes else max(sizes),
+        "free_bytes": free_beside_weights(loaded),
+        "has_kv": plan.has_kv,
+        "forwards": sum(side["forwards"] for side in sides),
+        "tokens": sum(side["tokens"] for side in sides),
+    }
 
 
 def _cache_bytes(loaded: LoadedModel, columns: int) -> int | None:

@@ -2,11 +2,9 @@
 and throughput.
 """
 
-from __future__ import annotations
-
-import itertools
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -26,7 +24,7 @@ from ..controls.choices import Replay
 from ..controls.judge_model import JudgingSession
 from ..models.devices import own_bits
 from ..models.dtypes import in_float32
-from ..models.model import LoadedModel
+from ..models.model import Ids, LoadedModel
 from ..models.torch_errors import model_errors_stop
 from ..paths.batch import ignore
 from ..paths.engines import Prompts, whole_side
@@ -70,6 +68,8 @@ def mitigations_of(
         on_progress(mitigation.name)
         row = MitigationRow(mitigation.name, mitigation.what, mitigation.dtype or loaded.dtype)
         try:
+            if loaded.dtype == mitigation.dtype:
+                raise CaptureError(f"The model already computes in {loaded.dtype}.")
             sides = [mitigation.change(path) for path in paths]
             for path in sides:
                 check_path(path, loaded, max(map(len, prompts)))
@@ -139,28 +139,26 @@ def _compare(
 
 def _throughput(
     loaded: LoadedModel,
-    ids: Sequence[int],
+    ids: Ids,
     timed: dict[int, tuple[Mitigation, list[Path]]],
     rounds: int,
 ) -> dict[int, dict[str, Any]]:
     """Return tokens per second of both sides by row, and the ratio to row 0 with its range over the
     rounds.
     """
-    seconds: dict[tuple[int, int], list[float]] = {
-        each: [] for each in itertools.product(timed, (0, 1))
-    }
+    seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
     most = min(len(ids), TIMED_TOKENS)
     counts = [len(path.forwards(loaded, most)) for path in timed[0][1]]
     tokens = [max(1, min(most, most * TIMED_FORWARDS // count)) for count in counts]
     for number in range(rounds + 1):
-        for row, side in seconds:
-            mitigation, paths = timed[row]
-            with mitigation.model(loaded) as model:
-                took = _seconds(model, paths[side], ids[: tokens[side]])
-            # the first round only warms up
-            if number:
-                seconds[row, side].append(took)
-    figures: dict[int, dict[str, Any]] = {row: {} for row in timed}
+        for row, (mitigation, paths) in timed.items():
+            for side, path in enumerate(paths):
+                with mitigation.model(loaded) as model:
+                    took = _seconds(model, path, ids[: tokens[side]])
+                # the first round only warms up
+                if number:
+                    seconds[row, side].append(took)
+    figures: dict[int, dict[str, Any]] = defaultdict(dict)
     for (row, side), own in seconds.items():
         plain = seconds[0, side]
         name = ("reference", "variant")[side]
@@ -176,7 +174,7 @@ def _throughput(
     return figures
 
 
-def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
+def _seconds(loaded: LoadedModel, path: Path, ids: Ids) -> float:
     """Return the seconds of one run of the path, logits discarded."""
 
     def now() -> float:
@@ -193,18 +191,10 @@ def _seconds(loaded: LoadedModel, path: Path, ids: Sequence[int]) -> float:
         return now() - began
 
 
-def _model_in_float32(loaded: LoadedModel) -> AbstractContextManager[LoadedModel]:
-    if loaded.dtype == "float32":
-        raise CaptureError("The model already computes in float32.")
-    return in_float32(loaded)
-
-
 @contextmanager
 def _head_in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
     """Compute the LM head in float32 on the model's hidden states; the logits are float32."""
     head = loaded.model.get_output_embeddings()
-    if loaded.dtype == "float32":
-        raise CaptureError("The model already computes in float32.")
     if not isinstance(head, torch.nn.Linear):
         raise CaptureError(f"The head of a {loaded.kind} is not a linear layer.")
     weight = head.weight.float()
@@ -238,7 +228,7 @@ MITIGATIONS = (
     Mitigation(
         "float32",
         "Weights and every step in float32.",
-        model=_model_in_float32,
+        model=in_float32,
         dtype="float32",
     ),
     Mitigation(

@@ -2,8 +2,6 @@
 weights does.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -12,7 +10,7 @@ from torch import Tensor
 from ..models.dtypes import in_float32
 from ..models.model import LoadedModel
 from ..paths.engines import PLAIN, Prompts, RunnableSide, whole_side
-from .rounding_floor import as_many_as
+from .rounding_floor import groups_of
 
 _POSITIONS = 128  # to ask for, and one prompt at least
 # share of logits on a 16-bit grid, or equal after rounding to one: in float32 two thirds at most
@@ -45,7 +43,7 @@ def narrow_answers(
     """
     if loaded.dtype == "float32":
         return None
-    shortest = as_many_as(sorted(prompts, key=len), _POSITIONS)
+    shortest = next(groups_of(sorted(prompts, key=len), _POSITIONS))
     dtype = loaded.dtype
 
     def answers(model: LoadedModel, of: RunnableSide = side) -> Tensor:

@@ -6,8 +6,6 @@ are forced on each side and on the noise floor, and these are compared as those 
 What a side would have chosen itself is compared choice by choice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,13 +20,11 @@ from torch.nn.functional import pad
 from ...checks.choices import OtherChoices
 from ...numerics.formats import FloatFormat, spacings
 from ...numerics.statistic import TINY
-from ..models.model import LoadedModel
+from ..models.model import Ids, LoadedModel
 from ..paths.batch import Emit, Run, ignore
 from ..paths.engines import PLAIN, RunnableSide
 from ..paths.hooks import ModuleTrace
 
-Ids = tuple[int, ...]
-"""Tokens of a prompt."""
 Call = tuple[str, int]
 """A module that chooses, and how often it chose before in a forward."""
 See = Callable[[Ids, "Choices"], None]
@@ -168,7 +164,7 @@ def following_choices(
         yield
 
 
-def key_choosers(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, bool]:
+def key_choosers(loaded: LoadedModel, ids: Ids) -> dict[str, bool]:
     """Return the modules that choose among positions, as a sparse-attention indexer does: a longer
     prompt has more candidates. False if one takes every key of this prompt.
     """
@@ -185,7 +181,7 @@ def key_choosers(loaded: LoadedModel, ids: Sequence[int]) -> dict[str, bool]:
 def choices_of(
     loaded: LoadedModel,
     side: RunnableSide,
-    ids: Sequence[int],
+    ids: Ids,
     choosers: Collection[str] = (),
 ) -> Choices:
     """Return what a side chooses by itself. choosers: modules that choose among keys"""

@@ -8,8 +8,6 @@ rounded. The model's own paths must look like one more draw, or the draws decide
 values are moved alike, as kernels do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...checks.drawn import Errors, Exact, error_rows
-from ...closeness.randomized_rounding import DTYPES, DrawnRounding
+from ...closeness.randomized_rounding import DrawnRounding
 from ...errors import CaptureError
 from ...evidence import Evidence
 from ...numerics.arrays import Floats
@@ -28,7 +26,7 @@ from ...numerics.side_divergence import ALIKE, SystematicError, systematic_error
 from ...numerics.statistic import FloorTest
 from ...progress import Progress, no_progress
 from ..models.dtypes import in_float32
-from ..models.model import LoadedModel, has_experts
+from ..models.model import LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import Run
 from ..paths.engines import PLAIN, Prompts, RunnableSide, side_of, whole_side
@@ -36,7 +34,7 @@ from ..paths.hooks import ModuleTrace
 from ..paths.paths import parse_path
 from .choices import Replay
 from .reordering import reorder, reordering_refusal
-from .rounding_floor import groups_of
+from .rounding_floor import groups_of, rows_at_once
 
 DRAWS = 8
 # token-by-token decode is one of the model's paths up to so many positions
@@ -66,21 +64,16 @@ class RoundingDraws:
         say: Progress = no_progress,
     ) -> Exact:
         """Measure the sides, and the model's own paths when they are asked for."""
-
-        def by_name(sides: Sequence[RunnableSide]) -> dict[str, Errors]:
-            errors = self.errors(sides, say)
-            return {side.name: each for side, each in zip(sides, errors, strict=True)}
-
         # and the draws
-        errors = by_name(sides)
+        errors = self.errors(sides, say)
         model = self.loaded
         return Exact(
             errors,
             self.draws,
-            lambda: by_name(self._own_paths()),
+            lambda: self.errors(self._own_paths(), say),
             None if model.has_few_values else self.own,
             f"'{model.name}'",
-            has_experts(model.model) and not self.replay.choices,
+            model.has_experts and not self.replay.choices,
             shares_scale=model.has_few_values,
         )
 
@@ -107,13 +100,9 @@ class RoundingDraws:
         self,
         sides: Sequence[RunnableSide],
         say: Progress = no_progress,
-    ) -> list[Errors]:
+    ) -> dict[str, Errors]:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
         loaded = self.loaded
-        if loaded.torch_dtype not in DTYPES:
-            raise CaptureError(
-                f"randomized rounding needs bfloat16 or float16, not {loaded.dtype}.",
-            )
         weights: dict[Tensor, Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
         wide_side = self.exact or self.plain
@@ -124,7 +113,7 @@ class RoundingDraws:
             pieces[self.plain] = []
         systems = dict.fromkeys(pieces, SystematicError())
         is_shift_seen = loaded.encoder is not None
-        for group in groups_of(loaded, self.prompts):
+        for group in groups_of(self.prompts, rows_at_once(loaded)):
             if weights:
                 weights.clear()
             say("a forward in float32")
@@ -144,7 +133,7 @@ class RoundingDraws:
         }
         self.draws = self.draws or [errors[draw] for draw in draws]
         self.own = self.own or errors[self.plain]
-        return [errors[side] for side in sides]
+        return {side.name: errors[side] for side in sides}
 
     def _own_paths(self) -> list[RunnableSide]:
         """Return the model's own paths, which the draws must be a measure of."""
@@ -171,7 +160,7 @@ class RoundingDraws:
 def draw_of(
     plain: RunnableSide,
     seed: int,
-    weights: dict[Tensor, Tensor] | None = None,
+    weights: dict[Tensor, Tensor] | None,
 ) -> RunnableSide:
     """Return a forward with randomized rounding; weights: as of `DrawnRounding`."""
 

@@ -1,7 +1,5 @@
 """Controls of an uploaded dump that its model supplies: it runs on the dump's own tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,27 +9,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...checks.drawn import Exact
-from ...checks.lower_precision import PrecisionVerdict
-from ...checks.pair import NoiseFloor
 from ...errors import CaptureError, UsageError
 from ...evidence import Evidence
 from ...judging.dump_controls import DumpControls, MakeControls
 from ...judging.uploaded_controls import side_in_float32
-from ...numerics.arrays import Floats
+from ...numerics.arrays import Floats, Values
 from ...numerics.formats import values_of
 from ...progress import Progress, no_progress
 from ...runs.figures import Figures
-from ..models.model import LoadedModel
+from ..models.model import Ids, LoadedModel
 from ..models.torch_errors import model_errors_stop
 from ..paths.batch import Run
 from ..paths.engines import PLAIN, RunnableSide, divergence_of
 from ..paths.hooks import ModuleTrace
 from .judge_model import JudgingSession, ModelControls
 from .precisions.catalogue import Precision
-from .rounding_floor import check_prompts
 
 
 def model_of_dump(
@@ -49,7 +43,7 @@ def model_of_dump(
         UsageError: the dump has no token ids, or is not of this model's vocabulary or dtype.
     """
     header = figures.header
-    prompts = [tuple(int(token) for token in prompt.token_ids) for prompt in header.prompts]
+    prompts = [prompt.token_ids for prompt in header.prompts]
     if not all(prompts):
         raise UsageError(
             "This dump has no token_ids, so no model can run on its tokens; save them with the"
@@ -64,12 +58,11 @@ def model_of_dump(
             f"Model '{loaded.name}' is loaded in {loaded.dtype}; the dump is in"
             f" {header.compute_dtype}.",
         )
-    check_prompts(loaded, prompts)
     session = JudgingSession(loaded, prompts)
 
-    def controls_of(dump: Figures, pair: int, *others: Any) -> _DumpOfModel:
+    def controls_of(dump: Figures, pair: int, *others: Any) -> DumpControls:
         reference, variant = (
-            _recording_of(dump, index, prompts, float32) for index in (0, pair + 1)
+            _recording_of(dump, index, session.prompts, float32) for index in (0, pair + 1)
         )
         model = ModelControls(session, (reference, variant), precisions, on_progress)
         return _DumpOfModel(model, dump, pair, *others)
@@ -86,6 +79,9 @@ class _DumpOfModel(DumpControls):
         super().__init__(*dump)
         self.model = model
         self.has_experts = self.has_experts or model.has_experts
+        # answered by the model alone
+        for name in ("floor", "larger_floor", "lower_precision"):
+            setattr(self, name, model_errors_stop()(getattr(model, name)))
 
     @property
     @model_errors_stop()
@@ -97,21 +93,9 @@ class _DumpOfModel(DumpControls):
         return self.rows
 
     @model_errors_stop()
-    def floor(self, dtype: str) -> NoiseFloor:
-        return self.model.floor(dtype)
-
-    @model_errors_stop()
-    def larger_floor(self, dtype: str) -> NoiseFloor:
-        return self.model.larger_floor(dtype)
-
-    @model_errors_stop()
     def exact(self) -> Exact:
         exact = self.model.exact()
         return replace(exact, own_paths=model_errors_stop()(exact.own_paths))
-
-    @model_errors_stop()
-    def lower_precision(self, *about: Any, **more: Any) -> Sequence[PrecisionVerdict]:
-        return self.model.lower_precision(*about, **more)
 
     @model_errors_stop()
     def from_model(self) -> Mapping[str, Floats]:
@@ -125,15 +109,15 @@ class _DumpOfModel(DumpControls):
 def _recording_of(
     figures: Figures,
     index: int,
-    prompts: Sequence[tuple[int, ...]],
+    prompts: Sequence[Ids],
     float32: Sequence[Path],
 ) -> RunnableSide:
     """Replay an uploaded side: its logits in the dump's dtype, and in float32 if they were uploaded
     in it too.
     """
     header = figures.header
-    name = figures.header.sides[index].name
-    starts: dict[tuple[int, ...], int] = {}
+    name = header.sides[index].name
+    starts: dict[Ids, int] = {}
     begin = 0
     for ids in prompts:
         # the first of equal ones
@@ -141,7 +125,7 @@ def _recording_of(
         begin += len(ids)
 
     @cache
-    def in_float32() -> NDArray[np.float32] | None:
+    def in_float32() -> Values | None:
         return side_in_float32(figures, float32, name) if float32 else None
 
     @contextmanager

@@ -36,14 +36,13 @@ from ...progress import Progress, no_progress
 from ...text import plural
 from ...verdict import Verdict
 from ..models.dtypes import WIDENING
-from ..models.model import LoadedModel, has_experts, loaded_from
+from ..models.model import Ids, Inputs, LoadedModel, loaded_from, token_texts
 from ..models.torch_errors import foreign_errors_stop, model_errors_stop
-from ..paths.batch import CHUNK_BYTES, Emit, Run
+from ..paths.batch import Emit, Run, rows_of_a_chunk
 from ..paths.engine_side import parts_of
 from ..paths.engines import (
     PLAIN,
     Engine,
-    Prompts,
     RunnableSide,
     digest_of,
     divergence_of,
@@ -53,13 +52,12 @@ from ..paths.engines import (
 )
 from ..paths.hooks import ModuleTrace
 from .answer_precision import Narrow, narrow_answers
-from .choices import Choices, Ids, Replay, choices_of, key_choosers
+from .choices import Choices, Replay, choices_of, key_choosers
 from .drawn_roundings import RoundingDraws
-from .modules_alone import first_not_finite, module_row
-from .modules_in_16_bits import module_rounding
+from .modules_alone import first_not_finite, module_rounding, module_row
 from .precisions.catalogue import Precision
 from .precisions.lowered import Question, at_widest, lowered_in_16_bits, lowered_of_pair
-from .rounding_floor import SEEDS, check_prompts, not_finite_of, own_rounding_of, rounding_floor
+from .rounding_floor import SEEDS, check_prompts, own_rounding_of, rounding_floor
 
 # few reorderings in 16 bits, since they do not decide
 _OWN_SEEDS = 2
@@ -114,11 +112,7 @@ def judge(
             "judge takes a model and token ids; `ulpscope judge` takes a model's name and texts.",
         )
     loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
-    ids = [tuple(int(token) for token in prompt) for prompt in prompts]
-    check_prompts(loaded, ids)
-    session = session or JudgingSession(loaded, ids)
-    if session.loaded is not loaded or session.prompts != ids:
-        raise CaptureError("judging: the session is of another model or of other prompts.")
+    session = session or JudgingSession(loaded, prompts)
     one = side_of(reference)
     other = side_of(variant)
     # results are kept by name: callables may share one, or have that of a path
@@ -141,21 +135,22 @@ class JudgingSession:
     name; a callable may be another one under the same name, and is run anew for every pair.
     """
 
-    def __init__(self, loaded: LoadedModel, prompts: Prompts) -> None:
+    def __init__(self, loaded: LoadedModel, prompts: Inputs) -> None:
         self.loaded = loaded
-        self.prompts = [tuple(int(token) for token in prompt) for prompt in prompts]
+        self.prompts = check_prompts(loaded, prompts)
         self._results: dict[Any, Any] = {}
         self._logits: dict[tuple[str, str, Ids], Tensor] = {}
 
     def once(
         self,
-        key: tuple[Any, ...],
+        what: Any,
         compute: Callable[[], Computed],
         side: RunnableSide = PLAIN,
     ) -> Computed:
-        """Return what was computed before under this key; of a callable compute it anew."""
+        """Return what was computed before of a side; of a callable compute it anew."""
         if not side.is_named:
             return compute()
+        key = what, side.name
         if key not in self._results:
             self._results[key] = compute()
         result: Computed = self._results[key]
@@ -223,10 +218,10 @@ class JudgingSession:
                     if kept + size > MEMOIZED_BYTES:
                         return side.run_on(model)(ids, emit)
                     self._logits[key] = whole_side(side.run_on(model), ids)
-                logits = self._logits[key]
-                step = max(1, CHUNK_BYTES // logits[:1].nbytes)
-                for start in range(0, len(logits), step):
-                    emit(start, logits[start : start + step])
+                start = 0
+                for piece in self._logits[key].split(rows_of_a_chunk(model)):
+                    emit(start, piece)
+                    start += len(piece)
                 return None
 
             return nullcontext(run)
@@ -256,9 +251,10 @@ class ModelControls(Controls):
         self.names = sides[0].name, sides[1].name
         self.lengths = self.loaded.lengths_of(session.prompts)
         self.dtype = self.loaded.dtype
-        self.has_experts = has_experts(self.loaded.model)
+        self.has_experts = self.loaded.has_experts
         self.shares_scale = self.loaded.has_few_values
         self.blocks = sorted({*BLOCKS, *sides[0].block_sizes, *sides[1].block_sizes})
+        self.changed = [side for side in sides if not side.is_plain]
         self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])
         self.earlier_digests = digests
         self.digests = ["", ""]
@@ -285,8 +281,7 @@ class ModelControls(Controls):
         # a side that fails is for the comparison of the sides to report
         with suppress(CaptureError):
             return all(
-                session.once(("replays", side.name), partial(is_followed_by, side), side)
-                for side in self.sides
+                session.once("replays", partial(is_followed_by, side), side) for side in self.sides
             )
         return False
 
@@ -316,7 +311,7 @@ class ModelControls(Controls):
             ask = partial(narrow_answers, self.loaded, self.prompts, one, plain)
             # a side that cannot be asked is for the float32 comparison to report
             with suppress(CaptureError):
-                narrow.append(self.session.once(("narrow", side.name), ask, side))
+                narrow.append(self.session.once("narrow", ask, side))
         return [each for each in narrow if each is not None]
 
     @property
@@ -333,11 +328,11 @@ class ModelControls(Controls):
     def validity(self) -> list[Evidence]:
         if self.loaded.encoder is None or len(self.prompts) > MOST_ROWS:
             return []
-        runs = [side.run_on(self.loaded) for side in self.memoized_sides]
-        reference, variant = (
-            torch.cat([whole_side(run, ids) for ids in self.prompts]).double().cpu().numpy()
-            for run in runs
-        )
+        logits = [
+            torch.cat([whole_side(side.run_on(self.loaded), ids) for ids in self.prompts])
+            for side in self.memoized_sides
+        ]
+        reference, variant = (each.double().cpu().numpy() for each in logits)
         return [order_of_rows(reference, variant, LOGIT_FORMATS[self.dtype], self.lengths)]
 
     def pair(self, dtype: str) -> Pair:
@@ -383,7 +378,14 @@ class ModelControls(Controls):
         *,
         is_identical: bool = False,
     ) -> Pair:
-        not_finite = not_finite_of(self.loaded, divergence, names)
+        not_finite = None
+        if divergence.first_mismatch is not None:
+            token, *values = divergence.first_mismatch
+            tokenizer = self.loaded.tokenizer
+            has_text = hasattr(tokenizer, "decode") and self.loaded.encoder is None
+            text = token_texts(tokenizer, [token])[token] if has_text else ""
+            about = divergence.mismatches, token, text, names
+            not_finite = NotFinite(*about, (values[0], values[1]))
         # an embedding has dimensions that are much larger than others
         peaks = None if self.loaded.encoder is not None else divergence.peaks
         return Pair(divergence.squares, not_finite, is_identical, peaks)
@@ -446,7 +448,7 @@ class ModelControls(Controls):
             self.say("both sides once more")
             digest = partial(digest_of, self.loaded, self.prompts)
             first, second = self.sides
-            of_first = self.session.once(("digest", first.name), partial(digest, first), first)
+            of_first = self.session.once("digest", partial(digest, first), first)
             again = of_first, digest(second)
         unstable = [
             side for side, a, b in zip(self.sides, self.digests, again, strict=True) if a != b
@@ -466,7 +468,7 @@ class ModelControls(Controls):
 
     def neighbours(self) -> list[OtherRows]:
         side = self.sides[1]
-        path = self.sides[1].path
+        path = side.path
         if path is None or path.rows < 2:
             return []
         self.say("other neighbors, another row")
@@ -494,17 +496,15 @@ class ModelControls(Controls):
                 sides = replay.of(self.memoized_sides[1]), replay.of(side_in_row)
                 divergence = divergence_of(model, self.prompts, sides)
                 difference = self._pair(divergence, (side.name, side_in_row.name))
-        controls = [
-            f"'{one.name}' compared with '{side.name}'" for one in (with_others, side_in_row)
-        ]
+        compared = f"compared with '{side.name}'"
         return [
-            OtherRows(side.name, controls[0], of_prompts),
-            OtherRows(side.name, controls[1], of_row, dtype, difference),
+            OtherRows(side.name, f"'{with_others.name}' {compared}", of_prompts),
+            OtherRows(side.name, f"'{side_in_row.name}' {compared}", of_row, dtype, difference),
         ]
 
     def exact(self) -> Exact:
         self._check_values()
-        sides = [self.session.memoize(side) for side in self.sides if not side.is_plain]
+        sides = [self.session.memoize(side) for side in self.changed]
         if not sides:
             raise NotAvailableError("")
         return self.session.draws(self.replay(self.loaded)).measure(sides, self.say)
@@ -512,25 +512,16 @@ class ModelControls(Controls):
     def choices(self) -> list[Evidence]:
         rows = []
         for dtype, (replay, noted) in self.noted.items():
-            for side in [side.name for side in self.sides if side.path != PLAIN.path]:
-                # without a floor some are not known
-                has_moved = set(self.prompts) <= replay.moved.keys()
-                # of a side that failed, or of a callable that chooses otherwise in this dtype
-                if not has_moved or not replay.is_followed_by(noted[side]):
-                    continue
-                found = replay.compare(self.prompts, noted[side])
-                moved = replay.moved_row_ulps(LOGIT_FORMATS[dtype])
-                share = self.replayed_share if dtype == self.dtype else None
-                rows.append(
-                    choices_row(
-                        found,
-                        self.lengths,
-                        side,
-                        dtype,
-                        moved,
-                        share,
-                    )
-                )
+            # without a floor some are not known
+            if not set(self.prompts) <= replay.moved.keys():
+                continue
+            moved = replay.moved_row_ulps(LOGIT_FORMATS[dtype])
+            share = self.replayed_share if dtype == self.dtype else None
+            for name in [side.name for side in self.changed]:
+                # not of a side that failed, or of a callable that chooses otherwise in this dtype
+                if replay.is_followed_by(noted[name]):
+                    found = replay.compare(self.prompts, noted[name])
+                    rows.append(choices_row(found, self.lengths, name, dtype, moved, share))
         return rows
 
     def module_rounding(self) -> list[Evidence]:
@@ -540,7 +531,7 @@ class ModelControls(Controls):
         if is_torn or self.precisions or self.loaded.encoder is not None:
             return []
         rows = []
-        for side in [side for side in self.sides if not side.is_plain]:
+        for side in self.changed:
             control = f"modules of '{side.name}' in {self.dtype}"
             self.say(control)
             replay = self.replay(self.loaded)
@@ -548,20 +539,12 @@ class ModelControls(Controls):
             measure = partial(module_rounding, self.loaded, self.prompts, *sides)
             try:
                 with foreign_errors_stop("torch", "choose a smaller model"):
-                    rounding = self.session.once(("module rounding", side.name), measure, side)
+                    rounding = self.session.once("module rounding", measure, side)
                     rows.append(module_rounding_row(rounding, side.name, self.dtype))
             except CaptureError as error:
                 # modules that cannot be followed, or do not fit into memory
-                says = f"Not run: {error}"
-                row = Evidence(
-                    MODULE_ROUNDING,
-                    control,
-                    Unmeasured(),
-                    MISSING,
-                    says,
-                    side.name,
-                )
-                rows.append(row)
+                about = MODULE_ROUNDING, control, Unmeasured(), MISSING
+                rows.append(Evidence(*about, f"Not run: {error}", side.name))
         return rows
 
     def lower_precision(
@@ -587,12 +570,11 @@ class ModelControls(Controls):
                 for side in self.sides
                 if side.name in tests
             ]
-        floors = {name: floor.squares for name, floor in self.floors.items()}
         return lowered_of_pair(
             question,
             self.loaded,
             self.sides,
-            floors,
+            self.floors,
             dtype,
             fails_in_own_dtype=also_in_16_bits,
         )
@@ -600,11 +582,11 @@ class ModelControls(Controls):
     def modules(self, row: int, bugs: Sequence[str | None], dtype: str) -> list[Evidence]:
         if any(side.is_one_piece for side in self.sides):
             return []
-        (number, position) = self._prompt_of(row)
+        number, position = self._prompt_of(row)
         rows = []
         # as they were compared: while outputs are replaced, another forward would be recorded
         replay, _ = self.noted.get("float32", (Replay(), {}))
-        for side in [side for side in self.sides if not side.is_plain]:
+        for side in self.changed:
             self.say(f"each module of '{side.name}' alone")
             sides = [at_widest(side), side] if side.name in bugs else [side]
             about = self.loaded, self.prompts[number], number, position
@@ -623,7 +605,7 @@ class ModelControls(Controls):
         return np.nan_to_num((variant - reference).square().cpu().numpy())
 
     def source_of(self, mismatch: NotFinite) -> str:
-        side = self.sides[0 if not np.isfinite(mismatch.values[0]) else 1]
+        side = self.sides[int(np.isfinite(mismatch.values[0]))]
         with suppress(CaptureError):
             prompt, _ = self._prompt_of(int(mismatch.rows[0]))
             return first_not_finite(self.loaded, self.prompts[prompt], side) or ""

@@ -3,8 +3,6 @@ tokens, over the tokens that both sides sent; and a rollout's recorded experts i
 its routers choose instead, and what the tokens score with the rollout's choices.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ...errors import DumpError, UsageError
 from ...judging.explain.rescoring import Rescoring, Routing
@@ -20,14 +19,14 @@ from ...numerics.arrays import Floats
 from ...numerics.recorded_choices import MISSING, is_choice
 from ...numerics.recorded_choices import Choices as Experts
 from ...progress import Progress
-from ..models.model import LoadedModel, dimension
+from ..models.model import Ids, LoadedModel, dimension
 from ..models.module_state import restore_state
 from ..models.torch_errors import model_errors_stop
 from ..paths.batch import ignore
 from ..paths.engines import PLAIN
 from ..paths.hooks import ModuleTrace
 from ..paths.sliced_head import columns_at_once, sliced_logits
-from .choices import Choices, Ids, Replay, compare_choices, following_choices
+from .choices import Choices, Replay, compare_choices, following_choices
 from .reordering import reorder
 from .rounding_floor import check_prompts
 
@@ -53,7 +52,7 @@ def rescore(
         lengths[row.prompt] = max(lengths.get(row.prompt, 0), row.position + 1)
     ids_of = {prompt: prompts[prompt][:length] for prompt, length in lengths.items()}
     check_prompts(loaded, list(ids_of.values()))
-    largest = max(*(int(row.token_ids.max()) for row in rows), *map(max, ids_of.values()))
+    largest = max(int(row.token_ids.max()) for row in rows)
     if largest >= loaded.vocab_size:
         raise UsageError(
             f"model '{loaded.name}' has {loaded.vocab_size:,} tokens, and the run token"
@@ -75,8 +74,8 @@ def rescore(
                 say(says, number, len(batches), "batches")
                 scores |= _scores_of(loaded, batch, rows, pair.values)
             of_rows = [scores[row.prompt, row.position] for row in rows]
-            values = np.concatenate([each for each, _ in of_rows])
-            return values, np.array([entropy for _, entropy in of_rows])
+            values, entropies = zip(*of_rows, strict=True)
+            return np.concatenate(values), np.array(entropies)
 
         plain, entropy = score("as it is")
         draws = []
@@ -114,12 +113,11 @@ def _scores_of(
     prompts = list(batch)
     texts = [torch.tensor(ids) for ids in batch.values()]
     # padding on the right, which no position before it sees
-    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True).to(loaded.device)
+    ids = pad_sequence(texts, batch_first=True).to(loaded.device)
     arguments: dict[str, Any] = {"input_ids": ids, "use_cache": False}
     if len(set(map(len, texts))) > 1:
-        lengths = torch.tensor([len(text) for text in texts])
-        mask = torch.arange(ids.shape[1]) < lengths[:, None]
-        arguments["attention_mask"] = mask.long().to(loaded.device)
+        ones = [torch.ones_like(text) for text in texts]
+        arguments["attention_mask"] = pad_sequence(ones, batch_first=True).to(loaded.device)
     scores: Scores = {}
     start = 0
 
@@ -164,59 +162,45 @@ def _replay_experts(
     rows: Sequence[RowPair],
 ) -> Routing:
     """Compare a rollout's experts with the model's. DumpError, a clause, if they do not fit."""
-    parts = []
-    for prompt, recorded in pair.experts.items():
-        of_prompt = [row for row in rows if row.prompt == prompt]
-        routers, *arrays = _replay(
-            loaded,
-            ids_of[prompt],
-            of_prompt,
-            recorded,
-            pair.values,
-        )
-        parts.append(arrays)
-    return Routing(routers, *map(np.concatenate, zip(*parts, strict=True)))
 
-
-def _replay(
-    loaded: LoadedModel,
-    ids: Ids,
-    rows: Sequence[RowPair],
-    recorded: Experts,
-    values: str,
-) -> tuple[Any, ...]:
-    """Return what `Routing` has, of one prompt."""
-    prompt = rows[0].prompt
-    positions = [row.position for row in rows]
-    rollout = np.concatenate([row.x for row in rows])
-
-    def forward(forced: Choices | None = None) -> tuple[Choices, Floats]:
-        """Return what the model chooses by itself, and r, if it makes the choices `forced`."""
+    def forward(prompt: int, forced: Choices | None = None) -> tuple[Choices, Scores]:
+        """Return what the model chooses by itself, and its scores, if it makes the choices
+        `forced`.
+        """
+        ids = ids_of[prompt]
         noted = Choices(len(ids))
         with following_choices(loaded, ModuleTrace(ids), noted.note, forced):
-            scores = _scores_of(loaded, {prompt: ids}, rows, values)
-        of_rows = [scores[prompt, position][0] for position in positions]
-        return noted, np.concatenate(of_rows) - rollout
+            return noted, _scores_of(loaded, {prompt: ids}, rows, pair.values)
 
-    own, r = forward()
-    forced = _forced(loaded, own, recorded)
-    noted, replayed = forward(forced)
-    alike = []
-    # earlier choices are the recorded ones
-    merged = dict(noted.ids)
-    for call, experts in forced.ids.items():
-        both = own.ids[call].sort().values == experts.sort().values
-        alike.append(both.all(-1).double().where(experts[..., 0] >= 0, torch.nan)[positions])
-        merged[call] = torch.where(experts < 0, noted.ids[call], experts)
-    made = replace(noted, ids=merged)
-    replay = Replay({ids: made})
-    for seed in _ROUTER_SEEDS:
-        with reorder(loaded.model, seed):
-            replay.of_rounding(PLAIN).run_on(loaded)(ids, ignore)
-    others = compare_choices(noted, made, replay.moved[ids]).others
-    gaps = np.array([gap for *_, gap in others])
+    parts = []
+    for prompt, recorded in pair.experts.items():
+        ids = ids_of[prompt]
+        of_prompt = [row for row in rows if row.prompt == prompt]
+        positions = [row.position for row in of_prompt]
+        own, scores = forward(prompt)
+        forced = _forced(loaded, own, recorded)
+        noted, replayed_scores = forward(prompt, forced)
+        r, replayed = (
+            np.concatenate([each[prompt, row.position][0] - row.x for row in of_prompt])
+            for each in (scores, replayed_scores)
+        )
+        alike = []
+        # earlier choices are the recorded ones
+        merged = dict(noted.ids)
+        for call, experts in forced.ids.items():
+            both = own.ids[call].sort().values == experts.sort().values
+            alike.append(both.all(-1).double().where(experts[..., 0] >= 0, torch.nan)[positions])
+            merged[call] = torch.where(experts < 0, noted.ids[call], experts)
+        made = replace(noted, ids=merged)
+        replay = Replay({ids: made})
+        for seed in _ROUTER_SEEDS:
+            with reorder(loaded.model, seed):
+                replay.of_rounding(PLAIN).run_on(loaded)(ids, ignore)
+        others = compare_choices(noted, made, replay.moved[ids]).others
+        gaps = np.array([gap for *_, gap in others])
+        parts.append((r, replayed, torch.cat(alike, 1).numpy(), gaps))
     routers = [module for module, _ in forced.ids]
-    return routers, r, replayed, torch.cat(alike, 1).numpy(), gaps
+    return Routing(routers, *map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _forced(loaded: LoadedModel, own: Choices, recorded: Experts) -> Choices:

@@ -2,48 +2,66 @@
 that side's did?
 
 A forward in which every module's output is replaced by the other side's after it was compared: a
-fault shows where it is and nowhere after it. The measure is the module's own rounding, float32 to
-float64 on the same input.
+fault shows where it is and nowhere after it. The measure is the module's own rounding: float32 to
+float64 on the same input, or in 16 bits randomized rounding of the same module. At the logits a
+fault of one module adds to the rounding of all of them.
 """
 
-from __future__ import annotations
-
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ...checks.modules_alone import ALONE, LARGEST_ALONE, ModulesAlone, alone_evidence
+from ...checks.modules_in_16_bits import ModuleRounding
+from ...closeness.coherence import (
+    Direction,
+    Sample,
+    compare_directions,
+    directions,
+    limits_of,
+    most_telling,
+    sample_of,
+)
 from ...errors import CaptureError
 from ...evidence import MISSING, Evidence, Unmeasured
+from ...numerics.arrays import Flags, Floats
+from ...numerics.statistic import TINY
 from ..models.devices import row_sums
 from ..models.dtypes import in_float32, in_float64
-from ..models.model import LoadedModel
+from ..models.model import Ids, LoadedModel
 from ..models.torch_errors import foreign_errors_stop
 from ..paths.batch import ignore
-from ..paths.engines import PLAIN, RunnableSide
+from ..paths.engines import PLAIN, Prompts, RunnableSide
 from ..paths.hooks import ModuleTrace, module_of_call, name_of_call
 from ..watching.modules import traced_modules, watched_modules
+from .drawn_roundings import DRAWS, DrawnRounding
 from .reordering import float_tensors
 
 OUTPUT_BYTES = 256 << 20  # of the side's outputs at once
 # kinds of the modules inside attention and MLP that are looked at beside these
 _INSIDE = ("projection", "mlp")
+_POSITIONS = 256  # that are looked at in 16 bits
+# Of directions of errors in 16 bits: sound modules reach 0.8 of these
+# (docs/explanation/calibration.md); in a column 0.37 of rounding if a bias is added to a rounded
+# sum: the same happens in all rows
+_LIMITS = limits_of(0.1, evidence=4.5, column=0.5)
+Outputs = Mapping[str, Tensor]
+"""By call of a module, [positions, width]."""
 
 
 def module_row(
     loaded: LoadedModel,
-    ids: Sequence[int],
+    ids: Ids,
     number: int,
     position: int,
     sides: Sequence[RunnableSide],
-    plain: RunnableSide = PLAIN,
+    plain: RunnableSide,
     *,
     is_below_float32: bool,
 ) -> Evidence | None:
@@ -85,10 +103,10 @@ class ModuleOutputs(ModuleTrace):
     is_computed: positions.
     """
 
-    def __init__(self, prompt: Sequence[int]) -> None:
+    def __init__(self, prompt: Ids) -> None:
         super().__init__(prompt, range(len(prompt)))
         self.outputs: dict[str, Tensor] = {}
-        self.is_computed: dict[str, NDArray[np.bool_]] = {}
+        self.is_computed: dict[str, Flags] = {}
 
     def take(self, name: str, first: int, output: Tensor) -> None:
         places = slice(first, first + len(output))
@@ -112,7 +130,7 @@ class ModuleOutputs(ModuleTrace):
 
 def modules_alone(
     loaded: LoadedModel,
-    prompt: Sequence[int],
+    prompt: Ids,
     side: RunnableSide,
     plain: RunnableSide = PLAIN,
 ) -> ModulesAlone:
@@ -122,38 +140,26 @@ def modules_alone(
     """
     modules = followed_modules(loaded.model)
     with in_float32(loaded) as model:
-        outputs, recorded_calls = record_outputs(model, prompt, side, modules)
-        own: dict[str, Tensor] = {}
-
-        def keep(name: str, output: Tensor, _: Tensor) -> None:
-            own[name] = output.clone()
-
-        with graft_outputs(modules, outputs, keep) as calls:
-            plain.run_on(model)(prompt, ignore)
-    # if a forward of the side calls a module less often, its calls are not those of the model
-    outputs = {
-        name: outputs[name]
-        for name in own
-        if recorded_calls[module := module_of_call(name)] == calls[module]
-    }
-    squares: dict[str, list[NDArray[np.float64]]] = {}
+        outputs, calls = record_outputs(model, prompt, side, modules)
+        own = own_outputs(model, prompt, modules, outputs, calls, plain)
+    squares: dict[str, list[Floats]] = {}
 
     def compare(name: str, exact: Tensor, output: Tensor) -> None:
         values = output.double()
         error = values - exact
-        norms = np.maximum(row_sums(values.square()), np.finfo(np.float64).tiny)
+        norms = np.maximum(row_sums(values.square()), TINY)
         along = row_sums(error * values) ** 2 / norms
         rounding = row_sums((own[name].double() - exact).square())
         parts = row_sums(error.square()), along, rounding, norms
         squares[name] = [part / output.shape[1] for part in parts]
 
+    outputs = {name: outputs[name] for name in own}
     with in_float64(loaded) as model, graft_outputs(modules, outputs, compare):
         plain.run_on(model)(prompt, ignore)
-    names = tuple(name for name in outputs if name in squares)
-    if not names:
+    if not squares:
         raise CaptureError(f"'{side.name}' hands on no module's outputs at every position.")
-    parts = zip(*(squares[name] for name in names), strict=True)
-    return ModulesAlone(names, *map(np.array, parts))
+    parts = zip(*squares.values(), strict=True)
+    return ModulesAlone(tuple(squares), *map(np.array, parts))
 
 
 def followed_modules(model: Any) -> dict[str, nn.Module]:
@@ -171,7 +177,7 @@ def followed_modules(model: Any) -> dict[str, nn.Module]:
 
 def record_outputs(
     loaded: LoadedModel,
-    prompt: Sequence[int],
+    prompt: Ids,
     side: RunnableSide,
     modules: Mapping[str, nn.Module],
 ) -> tuple[dict[str, Tensor], Counter[str]]:
@@ -198,6 +204,29 @@ def record_outputs(
     return outputs, Counter(map(module_of_call, every))
 
 
+def own_outputs(
+    loaded: LoadedModel,
+    prompt: Ids,
+    modules: Mapping[str, nn.Module],
+    outputs: Outputs,
+    calls_of_side: Counter[str],
+    plain: RunnableSide,
+) -> dict[str, Tensor]:
+    """Return what the model's modules put out if what ran before them on a side is replaced by
+    `outputs`, as of `record_outputs`, by call.
+    """
+    own: dict[str, Tensor] = {}
+
+    def keep(name: str, output: Tensor, _: Tensor) -> None:
+        own[name] = output.clone()
+
+    with graft_outputs(modules, outputs, keep) as calls:
+        plain.run_on(loaded)(prompt, ignore)
+    # if a forward of the side calls a module less often, its calls are not those of the model
+    is_alike = {module: calls[module] == calls_of_side[module] for module in calls}
+    return {name: output for name, output in own.items() if is_alike[module_of_call(name)]}
+
+
 def fits(loaded: LoadedModel, positions: int) -> int:
     """Return how many positions, at most `positions`, two copies of all outputs may have in
     memory.
@@ -208,8 +237,8 @@ def fits(loaded: LoadedModel, positions: int) -> int:
 
 @contextmanager
 def graft_outputs(
-    modules: dict[str, nn.Module],
-    outputs: dict[str, Tensor],
+    modules: Mapping[str, nn.Module],
+    outputs: Outputs,
     see: Callable[[str, Tensor, Tensor], Any],
 ) -> Iterator[Counter[str]]:
     """Show every output of one forward inside and replace it. outputs: by call, [positions, width]
@@ -240,7 +269,87 @@ def graft_outputs(
         yield calls
 
 
-def first_not_finite(loaded: LoadedModel, ids: Sequence[int], side: RunnableSide) -> str | None:
+def module_rounding(
+    loaded: LoadedModel,
+    prompts: Prompts,
+    side: RunnableSide,
+    plain: RunnableSide = PLAIN,
+) -> ModuleRounding:
+    """Compare every module of a side with randomized rounding of the same module. plain: the
+    model's forward, with the choices that the side is forced to make if there are.
+
+    CaptureError if its modules cannot be followed.
+    """
+    modules = {
+        name: module
+        for name, module in followed_modules(loaded.model).items()
+        # positions may begin elsewhere, which attention does not see
+        if "rotary" not in type(module).__name__.lower()
+    }
+    recorded = []
+    left = fits(loaded, _POSITIONS)
+    for prompt in prompts:
+        ids = prompt[:left]
+        left -= len(ids)
+        if ids:
+            recorded.append((ids, *record_outputs(loaded, ids, side, modules)))
+
+    def replay(model: LoadedModel, mode: AbstractContextManager[Any]) -> Outputs:
+        pieces = defaultdict(list)
+        for ids, outputs, calls in recorded:
+            with mode:
+                own = own_outputs(model, ids, modules, outputs, calls, plain)
+            for name, output in own.items():
+                pieces[name].append(output)
+        return {
+            name: torch.cat(each) for name, each in pieces.items() if len(each) == len(recorded)
+        }
+
+    with in_float32(loaded) as wide:
+        exact = replay(wide, nullcontext())
+    # none of an engine in another process, or if no position fits into memory
+    if not exact:
+        raise CaptureError(f"'{side.name}' hands on no module's outputs at every position.")
+    of_side = {name: torch.cat([outputs[name] for _, outputs, _ in recorded]) for name in exact}
+    # mean squares [forwards] of the side, of the model's own forward, and of each draw
+    squares: dict[str, list[float]] = {name: [] for name in exact}
+
+    def errors_of(outputs: Outputs) -> Iterator[tuple[str, Tensor]]:
+        for name, rows in exact.items():
+            error = outputs[name].double() - rows.double()
+            squares[name].append(float(error.square().mean()))
+            yield name, error
+
+    # of modules whose errors have a direction on the side
+    samples: dict[str, Sample] = {}
+    found: dict[str, list[list[Direction]]] = {}
+    for name, error in errors_of(of_side):
+        sample = sample_of(exact[name].cpu().numpy())
+        actual = directions(error.cpu().numpy(), sample)
+        if any(each.evidence > _LIMITS[each.kind].evidence for each in actual):
+            samples[name] = sample
+            found[name] = [actual]
+    # the model's own too: constants and polynomials of its kernels have directions, draws have none
+    modes: list[AbstractContextManager[Any]] = [nullcontext()]
+    modes += [DrawnRounding(loaded.torch_dtype, seed) for seed in range(DRAWS)]
+    for mode in modes:
+        for name, error in errors_of(replay(loaded, mode)):
+            if name in found:
+                found[name].append(directions(error.cpu().numpy(), samples[name]))
+    # directions that rounding has not
+    faults = {}
+    for name, (actual, *trusted) in found.items():
+        side_rms, _, *draws_rms = np.sqrt(squares[name])
+        rounding = max(float(np.mean(draws_rms)), TINY)
+        larger = max(1.0, side_rms / rounding)
+        compared = compare_directions(actual, trusted, rounding, larger, _LIMITS)
+        if of_module := [each for each in compared if each.is_fault]:
+            faults[name] = str(most_telling(of_module))
+    every = np.array(list(squares.values()))
+    return ModuleRounding(tuple(exact), every[:, 0], every[:, 2:].T, faults)
+
+
+def first_not_finite(loaded: LoadedModel, ids: Ids, side: RunnableSide) -> str | None:
     """Run a prompt and return the first module that makes NaN or infinity of finite inputs, or
     None.
     """

@@ -6,8 +6,6 @@ convolutions stay as they are. Any other operation on a weight is refused, and s
 products were never seen: half a floor calls rounding a bug.
 """
 
-from __future__ import annotations
-
 import hashlib
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
@@ -25,15 +23,29 @@ from ...errors import CaptureError
 
 # Product -> the argument numbers of its two factors. The last axis of the first meets the last but
 # one of the second; `linear` alone has [out, in] as its second factor.
-_PRODUCTS = {
-    **dict.fromkeys(("aten::linear", "aten::matmul", "aten::mm", "aten::bmm", "aten::mv"), (0, 1)),
+FACTORS = {
     **dict.fromkeys(("aten::addmm", "aten::baddbmm"), (1, 2)),
-    **dict.fromkeys(("aten::_grouped_mm", "transformers::grouped_mm_fallback"), (0, 1)),
+    **dict.fromkeys(
+        (
+            "aten::linear",
+            "aten::matmul",
+            "aten::mm",
+            "aten::bmm",
+            "aten::mv",
+            "aten::_grouped_mm",
+            "transformers::grouped_mm_fallback",
+        ),
+        (0, 1),
+    ),
 }
-_NO_PRODUCTS = {
-    f"aten::{name}"
-    for name in ("embedding", "conv1d", "conv2d", "conv3d", "convolution", "_convolution")
-}
+_NO_PRODUCTS = (
+    "aten::embedding",
+    "aten::conv1d",
+    "aten::conv2d",
+    "aten::conv3d",
+    "aten::convolution",
+    "aten::_convolution",
+)
 # so many elements of 2 bytes or more are a multiple of the 64 bytes that kernels look at
 _ALIGNED = 64
 _NO_MAP = (nn.Embedding, nn.modules.conv._ConvNd)
@@ -159,7 +171,7 @@ class _Reorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         operation = func._schema.name
-        if operation in _PRODUCTS:
+        if operation in FACTORS:
             return self._product(func, operation, args, kwargs)
         floats = float_tensors((args, kwargs))
         names = [name for name in map(self._weights.name, floats) if name is not None]
@@ -193,7 +205,7 @@ class _Reorder(TorchDispatchMode):
         args: Any,
         kwargs: Any,
     ) -> Any:
-        factors = _PRODUCTS[operation]
+        factors = FACTORS[operation]
         first, second = (args[number] for number in factors)
         name = self._weights.name(second) or self._weights.name(first)
         is_linear = operation == "aten::linear"

@@ -1,7 +1,5 @@
 """Noise floor: how far sums in another order move this model's logits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -12,9 +10,8 @@ from ...errors import CaptureError
 from ...numerics.arrays import Floats
 from ...numerics.formats import FloatFormat
 from ...numerics.side_divergence import Divergence, concatenate, row_ulp_percentile
-from ...places import NotFinite
 from ..models.dtypes import in_float32
-from ..models.model import LoadedModel, token_texts
+from ..models.model import Ids, Inputs, LoadedModel
 from ..models.torch_errors import model_errors_stop
 from ..paths.engines import PLAIN, Prompts, RunnableSide, divergence, whole_side
 from .reordering import reorder
@@ -62,62 +59,43 @@ def rounding_floor(
     )
 
 
-def check_prompts(loaded: LoadedModel, prompts: Prompts) -> None:
-    """CaptureError if there is none, or the model cannot take one."""
+def check_prompts(loaded: LoadedModel, prompts: Inputs) -> list[Ids]:
+    """Return the tokens of prompts. CaptureError if there is none, or the model cannot take one."""
     if not prompts:
         raise CaptureError("a divergence is measured over at least one prompt; none was given.")
-    loaded.tokens_of_all(prompts)
+    return loaded.tokens_of_all(prompts)
 
 
-def groups_of(loaded: LoadedModel, prompts: Prompts) -> Iterator[list[Sequence[int]]]:
-    """Yield the prompts in order, so many that their logits in float32 take LOGIT_BYTES, or one."""
-    group: list[Sequence[int]] = []
-    rows = LOGIT_BYTES // (4 * loaded.vocab_size)
+def rows_at_once(loaded: LoadedModel) -> int:
+    """Return the positions whose logits in float32 take LOGIT_BYTES."""
+    return LOGIT_BYTES // (4 * loaded.vocab_size)
+
+
+def groups_of(prompts: Prompts, most: int) -> Iterator[list[Ids]]:
+    """Yield the prompts in order, so many that their positions are at most `most`, or one."""
+    group: list[Ids] = []
     for prompt in prompts:
-        if group and sum(map(len, group)) + len(prompt) > rows:
+        if group and sum(map(len, group)) + len(prompt) > most:
             yield group
             group = []
         group.append(prompt)
     yield group
 
 
-def not_finite_of(
-    loaded: LoadedModel,
-    divergence: Divergence,
-    sides: tuple[str, str],
-) -> NotFinite | None:
-    """Logits that are NaN or infinite on one of two sides only; None if there are none."""
-    if divergence.first_mismatch is None:
-        return None
-    token, *values = divergence.first_mismatch
-    has_text = loaded.tokenizer is not None and loaded.encoder is None
-    text = token_texts(loaded.tokenizer, [token])[token] if has_text else ""
-    return NotFinite(divergence.mismatches, token, text, sides, (values[0], values[1]))
-
-
 def own_rounding_of(
     loaded: LoadedModel,
     prompts: Prompts,
-    plain: RunnableSide = PLAIN,
+    plain: RunnableSide,
 ) -> Floats | None:
     """Mean squares of a plain forward in 16 bits to that in float32; None if float32 does not fit.
     [positions]
     """
     parts = []
     with suppress(CaptureError):
-        for group in groups_of(loaded, prompts):
+        for group in groups_of(prompts, rows_at_once(loaded)):
             narrow = [whole_side(plain.run_on(loaded), ids) for ids in group]
             with in_float32(loaded) as model:
                 for own, ids in zip(narrow, group, strict=True):
                     parts.append(divergence(own, plain.run_on(model), ids))
         return concatenate(parts).squares
     return None
-
-
-def as_many_as(prompts: Prompts, most: int) -> list[Sequence[int]]:
-    """Return the prompts whose positions are at most `most` together; at least one."""
-    group: list[Sequence[int]] = []
-    for ids in prompts:
-        if sum(map(len, group)) + len(ids) <= most or not group:
-            group.append(ids)
-    return group

@@ -2,15 +2,13 @@
 endpoint.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 
 from ...capture_request import CaptureRequest
 from ...errors import CaptureError, UsageError
 from ...prompt_files import Message, prompts_of
-from .model import LoadedModel
+from .model import Ids, LoadedModel
 from .torch_errors import first_line, quiet
 
 
@@ -49,7 +47,7 @@ def chat_tokens(
     loaded: LoadedModel,
     messages: list[dict[str, str]],
     label: str,
-) -> tuple[int, ...]:
+) -> Ids:
     """Return the token ids of a chat, up to the model's turn.
 
     The template writes all special tokens.

@@ -4,8 +4,6 @@ host.
 Free memory is checked before large allocations, because Linux grants first and kills later.
 """
 
-from __future__ import annotations
-
 import platform
 from contextlib import suppress
 from pathlib import Path

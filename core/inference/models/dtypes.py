@@ -6,8 +6,6 @@ There every cast to float32 becomes one to float64, so the noise floor is that o
 logits on models whose float32 floor is 1e-6.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -66,19 +64,20 @@ def converted_bytes(loaded: LoadedModel, dtype: str) -> int:
 @contextmanager
 def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
     """Compute the same function in float32 inside: weights keep their values, and the original bits
-    are restored.
+    are restored. CaptureError if they do not fit.
     """
-    if loaded.dtype != "float32":
-        needed = converted_bytes(loaded, "float32")
-        free = loaded.free_bytes
-        if free is not None and needed > free:
-            raise CaptureError(
-                f"model '{loaded.name}': its weights in float32 take another {size(needed)};"
-                f" {loaded.device} has {size(free)} free. Choose a smaller model or another"
-                " device.",
-            )
+    _check_room(loaded, "float32", converted_bytes(loaded, "float32"))
     with converted(loaded, "float32") as model:
         yield model
+
+
+def _check_room(loaded: LoadedModel, dtype: str, needed: int) -> None:
+    free = loaded.free_bytes
+    if free is not None and needed > free:
+        raise CaptureError(
+            f"model '{loaded.name}': its weights in {dtype} take another {size(needed)};"
+            f" {loaded.device} has {size(free)} free. Choose a smaller model or another device.",
+        )
 
 
 @contextmanager
@@ -88,13 +87,7 @@ def in_float64(loaded: LoadedModel) -> Iterator[LoadedModel]:
     """
     every = [*loaded.model.parameters(), *loaded.model.buffers()]
     tensors = [each for each in every if each.is_floating_point() and each.itemsize < 8]
-    needed = 8 * sum(tensor.numel() for tensor in tensors)
-    free = loaded.free_bytes
-    if free is not None and needed > free:
-        raise CaptureError(
-            f"the weights in float64 take another {size(needed)}; {loaded.device} has {size(free)}"
-            " free",
-        )
+    _check_room(loaded, "float64", 8 * sum(tensor.numel() for tensor in tensors))
     with ExitStack() as stack:
         stack.enter_context(data_replaced(tensors, lambda tensor: tensor.data.double()))
         # their grouped product has no float64

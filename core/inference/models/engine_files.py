@@ -2,22 +2,20 @@
 folder.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ...disk import WRITING, discard, hold, making
 from ...errors import CaptureError
+from ...numerics.arrays import Array
 from ...packaged_models import cache_folder, packaged_folder, require_gguf
 from .devices import bits_of
 from .model import LoadedModel, save_model
@@ -42,25 +40,19 @@ def gguf_of(loaded: LoadedModel, dtype: str) -> Path:
     require_gguf()
     config = loaded.text_config
     kind = config.model_type
+    refused = ""
     if kind not in _ARCHITECTURES:
-        raise CaptureError(
-            f"ULPscope writes no GGUF of a '{kind}' model, only of {', '.join(_ARCHITECTURES)};"
-            " give a GGUF as the model.",
-        )
-    if kind == "mistral" and config.sliding_window:
-        raise CaptureError(
-            "ULPscope writes no GGUF of a Mistral with a sliding window; give one as the model.",
-        )
-    if kind == "llama" and config.attention_bias:
-        raise CaptureError("ULPscope writes no GGUF of a Llama with biases; give one as the model.")
-    if _ARCHITECTURES[kind] != "LLAMA" and config.rope_parameters["rope_type"] != "default":
-        raise CaptureError(
-            f"ULPscope writes no GGUF of a {kind} with scaled RoPE; give one as the model.",
-        )
-    if float(getattr(_rotary(loaded), "attention_scaling", 1.0)) != 1.0:
-        raise CaptureError(
-            "ULPscope writes no GGUF with attention scaled by RoPE; give one as the model.",
-        )
+        refused = f"of a '{kind}' model, only of {', '.join(_ARCHITECTURES)}"
+    elif kind == "mistral" and config.sliding_window:
+        refused = "of a Mistral with a sliding window"
+    elif kind == "llama" and config.attention_bias:
+        refused = "of a Llama with biases"
+    elif _ARCHITECTURES[kind] != "LLAMA" and config.rope_parameters["rope_type"] != "default":
+        refused = f"of a {kind} with scaled RoPE"
+    elif getattr(_rotary(loaded), "attention_scaling", 1.0) != 1.0:
+        refused = "with attention scaled by RoPE"
+    if refused:
+        raise CaptureError(f"ULPscope writes no GGUF {refused}; give a GGUF as the model.")
     return _write_once(
         loaded,
         dtype,
@@ -125,16 +117,16 @@ def digest_of(loaded: LoadedModel) -> str:
     changes.
     """
     versions = tuple(parameter._version for parameter in loaded.model.parameters())
-    entry = _digests.get(loaded.model)
-    if entry is None or entry[0] != versions:
-        digest = hashlib.sha256(
-            json.dumps(loaded.model.config.to_dict(), sort_keys=True, default=str).encode(),
-        )
+    known_versions, hexdigest = _digests.get(loaded.model, ((), ""))
+    if known_versions != versions:
+        config = json.dumps(loaded.model.config.to_dict(), sort_keys=True, default=str)
+        digest = hashlib.sha256(config.encode())
         for name, tensor in loaded.model.state_dict().items():
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-            digest.update(bits_of(tensor.detach()).data)
-        entry = _digests[loaded.model] = versions, digest.hexdigest()
-    return entry[1]
+            digest.update(bits_of(tensor).data)
+        hexdigest = digest.hexdigest()
+        _digests[loaded.model] = versions, hexdigest
+    return hexdigest
 
 
 def _write(
@@ -147,27 +139,33 @@ def _write(
     import gguf
 
     architecture = getattr(gguf.MODEL_ARCH, _ARCHITECTURES[kind])
-    layers = int(config.num_hidden_layers)
-    heads = int(config.num_attention_heads)
-    kv_heads = int(config.num_key_value_heads)
-    size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+    layers = config.num_hidden_layers
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    base = config.rope_parameters["rope_theta"]
     names = gguf.get_tensor_name_map(architecture, layers)
     file = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
-    file.add_context_length(int(config.max_position_embeddings))
-    file.add_embedding_length(int(config.hidden_size))
+    file.add_context_length(config.max_position_embeddings)
+    file.add_embedding_length(config.hidden_size)
     file.add_block_count(layers)
-    file.add_feed_forward_length(int(config.intermediate_size))
+    file.add_feed_forward_length(config.intermediate_size)
     file.add_head_count(heads)
-    file.add_head_count_kv(kv_heads)
+    file.add_head_count_kv(config.num_key_value_heads)
     file.add_key_length(size)
     file.add_value_length(size)
     file.add_rope_dimension_count(size)
-    file.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
-    file.add_layer_norm_rms_eps(float(config.rms_norm_eps))
+    file.add_rope_freq_base(base)
+    file.add_layer_norm_rms_eps(config.rms_norm_eps)
     file.add_vocab_size(loaded.vocab_size)
     file.add_tokenizer_model("no_vocab")
     is_llama = _ARCHITECTURES[kind] == "LLAMA"
-    for name, values in _tensors(loaded):
+    model: Any = loaded.model
+    is_tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    for name, weight in model.state_dict().items():
+        # a tied head is left to the engine
+        if is_tied and name == "lm_head.weight":
+            continue
+        values = np.ascontiguousarray(weight.float().cpu().numpy())
         stem, _, ending = name.rpartition(".")
         tensor = names.get_name(stem)
         if tensor is None:
@@ -181,7 +179,7 @@ def _write(
         if kind == "gemma" and tensor.endswith("norm"):
             # transformers adds it, llama.cpp has it in the file
             values = values + np.float32(1)
-        data: NDArray[Any] = values
+        data: Array = values
         raw_dtype = gguf.GGMLQuantizationType.F32
         if values.ndim > 1 and dtype != "float32":
             data, raw_dtype = _in_dtype(name, values, dtype)
@@ -189,7 +187,7 @@ def _write(
     if config.rope_parameters["rope_type"] != "default":
         # llama.cpp divides the base's frequencies by these
         exponents = torch.arange(0, size, 2, dtype=torch.float64) / size
-        plain = 1.0 / float(config.rope_parameters["rope_theta"]) ** exponents
+        plain = 1.0 / base**exponents
         factors = plain / _rotary(loaded).inv_freq.double().cpu()
         file.add_tensor("rope_freqs.weight", factors.float().numpy())
     file.write_header_to_file()
@@ -198,17 +196,7 @@ def _write(
     file.close()
 
 
-def _tensors(loaded: LoadedModel) -> Iterator[tuple[str, NDArray[np.float32]]]:
-    """Yield every weight once, in float32; a tied head is left to the engine."""
-    tied = loaded.model.get_output_embeddings()
-    embedding: Any = loaded.model.get_input_embeddings()
-    is_tied = tied is not None and tied.weight.data_ptr() == embedding.weight.data_ptr()
-    for name, tensor in loaded.model.state_dict().items():
-        if not (is_tied and name == "lm_head.weight"):
-            yield name, np.ascontiguousarray(tensor.detach().float().cpu().numpy())
-
-
-def _in_dtype(name: str, values: NDArray[np.float32], dtype: str) -> tuple[NDArray[Any], Any]:
+def _in_dtype(name: str, values: Array, dtype: str) -> tuple[Array, Any]:
     import gguf
 
     tensor = torch.from_numpy(values)

@@ -4,8 +4,6 @@ A GGUF has a model's weights in blocks of a few bits. transformers dequantizes t
 requested dtype; from then on it is a model like any other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from collections import Counter

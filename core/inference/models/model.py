@@ -2,8 +2,6 @@
 inference.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -45,7 +43,9 @@ from .torch_errors import first_line, foreign_errors_stop, quiet
 _ORIGIN = "dequantized_from"
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
 
-Inputs = Sequence[str | Sequence[int]]
+Ids = tuple[int, ...]
+"""Tokens of a prompt."""
+Inputs = Sequence[str | Sequence[int] | Tensor]
 """Prompts: texts, or token ids."""
 
 
@@ -144,6 +144,12 @@ class LoadedModel:
         return self.tokenizer.sep_token_id if has_types else None
 
     @property
+    def has_experts(self) -> bool:
+        """Whether it is a mixture of experts, whose router is not continuous."""
+        keys = ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
+        return any(getattr(self.text_config, key, None) for key in keys)
+
+    @property
     def has_few_values(self) -> bool:
         """Whether a row has too few values for a size of its own, as scores have."""
         return self.encoder is not None and self.vocab_size < LEAST_VALUES
@@ -163,7 +169,7 @@ class LoadedModel:
         """Bytes of the weights in this dtype, shared ones once."""
         return sum(parameter.nbytes for parameter in self.model.parameters())
 
-    def encode(self, text: str, label: str, **options: Any) -> tuple[int, ...]:
+    def encode(self, text: str, label: str, **options: Any) -> Ids:
         """Return the token ids of a text.
 
         CaptureError, which begins with `label`, if the tokenizer fails.
@@ -176,7 +182,7 @@ class LoadedModel:
             reason = f"the tokenizer cannot read it ({first_line(error)}); expected plain text"
             raise CaptureError(f"{label}: {reason}.") from error
 
-    def encode_pair(self, text: str, pair: str, label: str) -> tuple[int, ...]:
+    def encode_pair(self, text: str, pair: str, label: str) -> Ids:
         """Return the token ids of two texts as a reranker takes them."""
         ids = self.encode(text, label, text_pair=pair)
         if self.separator is not None:
@@ -188,7 +194,7 @@ class LoadedModel:
                 )
         return ids
 
-    def tokens_of(self, prompt: str | Sequence[int], label: str) -> tuple[int, ...]:
+    def tokens_of(self, prompt: str | Sequence[int] | Tensor, label: str) -> Ids:
         """Return the tokens of a prompt, text or token ids.
 
         CaptureError if the model cannot take them.
@@ -212,7 +218,7 @@ class LoadedModel:
                 )
         return ids
 
-    def tokens_of_all(self, prompts: Inputs) -> list[tuple[int, ...]]:
+    def tokens_of_all(self, prompts: Inputs) -> list[Ids]:
         """Return the tokens of every prompt. CaptureError names one that the model cannot take."""
         count = len(prompts)
         return [self.tokens_of(each, f"prompt {n} of {count}") for n, each in enumerate(prompts, 1)]
@@ -242,6 +248,7 @@ def load_model(
     encodes: without a causal head, as the path `encode` runs it.
     """
     fmt = format_named(dtype)
+    torch_dtype = getattr(torch, fmt.name)
     target = usable_device(device)
     with quiet(), ExitStack() as stack:
         source = replace(source_of(name, revision), trust_remote_code=trust_remote_code)
@@ -260,15 +267,29 @@ def load_model(
             else:
                 _check_causal(source, config)
             tokenizer = _tokenizer(source)
-            _check_memory(source, config, fmt.name, target)
+            needed = needed_bytes(source, config, fmt.itemsize)
+            # weights pass through the host on their way to a GPU
+            places = {"this machine": devices.free_host_bytes()}
+            if target.type == "cuda":
+                places[str(target)] = devices.free_bytes(target)
+            for place, free in places.items():
+                if needed is not None and free is not None and needed > free:
+                    raise CaptureError(
+                        f"model '{name}' needs {size(needed)} in {fmt.name}; {place} has"
+                        f" {size(free)} free. Choose a smaller model, a narrower dtype or another"
+                        " machine.",
+                    )
         narrower = "choose a smaller model, a narrower dtype or another device"
         with foreign_errors_stop(f"model '{name}' cannot be loaded on {target}", narrower):
             if weights:
-                model: Any = _weights(source, config, fmt.name, kind).to(target)
+                model: Any = _weights(source, config, torch_dtype, kind).to(target)
             else:
-                more = {"dtype": getattr(torch, fmt.name), "trust_remote_code": trust_remote_code}
                 with torch.device("meta"):
-                    model = kind.from_config(config, **more)
+                    model = kind.from_config(
+                        config,
+                        dtype=torch_dtype,
+                        trust_remote_code=trust_remote_code,
+                    )
         model.eval().requires_grad_(False)
     origin = getattr(model.config, _ORIGIN, None)
     made_of = ""
@@ -420,24 +441,8 @@ def _tokenizer(source: ModelSource) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _check_memory(source: ModelSource, config: Any, dtype: str, device: torch.device) -> None:
-    needed = needed_bytes(source, config, format_named(dtype).itemsize)
-    # weights pass through the host on their way to a GPU
-    places = {"this machine": devices.free_host_bytes()}
-    if device.type == "cuda":
-        places[str(device)] = devices.free_bytes(device)
-    for place, free in places.items():
-        if needed is not None and free is not None and needed > free:
-            raise CaptureError(
-                f"model '{source.name}' needs {size(needed)} in {dtype};"
-                f" {place} has {size(free)} free."
-                " Choose a smaller model, a narrower dtype or another machine.",
-            )
-
-
-def _weights(source: ModelSource, config: Any, dtype: str, kind: Any) -> Any:
-    # No .to(dtype) afterwards: buffers such as rotary frequencies stay in float32.
-    target = getattr(torch, dtype)
+def _weights(source: ModelSource, config: Any, target: torch.dtype, kind: Any) -> Any:
+    # No .to(target) afterwards: buffers such as rotary frequencies stay in float32.
     arguments = source.arguments
     first = target
     if source.gguf is not None:
@@ -495,13 +500,6 @@ def rounded_parameters(
         is_kept = any(re.search(rf"(^|\.){re.escape(part)}(\.|$)", name) for part in float32_names)
         if parameter.dtype == source and not is_kept:
             yield parameter
-
-
-def has_experts(model: Any) -> bool:
-    """Return whether a model is a mixture of experts, whose router is not continuous."""
-    config = model.config.get_text_config(decoder=True)
-    keys = ("num_local_experts", "num_experts", "n_routed_experts", "num_experts_per_tok")
-    return any(getattr(config, key, None) for key in keys)
 
 
 def texts_by(folder: str) -> Callable[[Sequence[int]], dict[int, str]]:

@@ -5,8 +5,6 @@ Most models keep all of a sequence in its cache. With the others, each sequence 
 model that has run nothing; else a path's logits depend on the calls before it.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from contextlib import suppress

@@ -125,22 +125,15 @@ def needed_bytes(source: ModelSource, config: Any, itemsize: int) -> int | None:
     saved = getattr(getattr(config, "dtype", None), "itemsize", 4)
     if source.gguf is not None:
         return source.gguf.elements * (4 if source.gguf.is_rounded_later else itemsize)
-    if source.folder is not None:
-        return _weight_bytes(source.folder, itemsize, saved)
-    if counts := getattr(source.hub.safetensors, "parameters", None):
-        return sum(counts.values()) * itemsize
-    binaries = [f.size or 0 for f in source.hub.siblings or [] if f.rfilename.endswith(".bin")]
-    return sum(binaries) * itemsize // saved if binaries else None
-
-
-def _weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
-    """Return the bytes of a folder's weights in floats of `itemsize`. saved_itemsize: for
-    pytorch_model.bin.
-    """
-    total = 0.0
-    for file in weight_files(folder):
+    if source.folder is None:
+        if counts := getattr(source.hub.safetensors, "parameters", None):
+            return sum(counts.values()) * itemsize
+        binaries = [f.size or 0 for f in source.hub.siblings or [] if f.rfilename.endswith(".bin")]
+        return sum(binaries) * itemsize // saved if binaries else None
+    total = 0
+    for file in weight_files(source.folder):
         if file.suffix != ".safetensors":
-            total += file.stat().st_size * itemsize / saved_itemsize
+            total += file.stat().st_size * itemsize // saved
             continue
         try:
             with safe_open(file, framework="numpy") as tensors:
@@ -155,4 +148,4 @@ def _weight_bytes(folder: Path, itemsize: int, saved_itemsize: int) -> int:
             raise CaptureError(
                 f"{file} is not a complete safetensors file ({error}); copy the model again.",
             ) from error
-    return int(total)
+    return total

@@ -1,7 +1,5 @@
 """The boundary for exceptions, warnings and progress bars of torch and transformers."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterator

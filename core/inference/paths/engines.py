@@ -20,7 +20,7 @@ from ...numerics.arrays import Floats, Ints
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, spacings
 from ...numerics.side_divergence import ROW_ULP_SHIFT, Divergence, concatenate, peaks_of
 from ..models.devices import bits_of, row_sums
-from ..models.model import LoadedModel
+from ..models.model import Ids, LoadedModel
 from ..models.module_state import restore_state
 from ..models.torch_errors import first_line
 from ..watching.modules import traced_modules
@@ -32,7 +32,7 @@ Engine = Callable[..., Tensor]
 """(model, token_ids [positions]) -> logits [positions, vocab]; if it has a third parameter `watch`,
 it gets a Watch.
 """
-Prompts = Sequence[Sequence[int]]
+Prompts = Sequence[Ids]
 """Token ids of each prompt."""
 Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
 

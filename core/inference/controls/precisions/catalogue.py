@@ -2,8 +2,6 @@
 of usual ones.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ from ...paths.batch import Emit, Run
 from ...paths.caches import keeps_keys
 from ...paths.engines import RunnableSide, side_of
 from ...paths.hooks import ModuleTrace
+from ..reordering import FACTORS
 
 Rounding = Callable[[Tensor], Tensor]
 """Values -> the nearest ones that a format has; same shape and dtype."""
@@ -31,9 +30,7 @@ Rounding = Callable[[Tensor], Tensor]
 CACHE, LAYERS, PRODUCTS = "KV cache", "weights of linear layers", "products"
 HEAD, LOGITS, ACTIVATIONS = "head", "logits", "activation functions"
 PART_OF = dict(zip(PARTS, (CACHE, LAYERS, PRODUCTS, HEAD, LOGITS, ACTIVATIONS), strict=True))
-_OPERANDS = frozenset(
-    {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "grouped_mm_fallback"},
-)
+
 # where activation functions are defined
 _FUNCTIONS = ("transformers.activations", "torch.nn.modules.activation")
 _OWN_TF32 = "prefill+tf32"
@@ -216,7 +213,7 @@ class RoundedOperands(TorchDispatchMode):
         args: Any = (),
         kwargs: Any = None,
     ) -> Any:
-        if func._schema.name.split("::")[1] in _OPERANDS:
+        if func._schema.name in FACTORS:
             args = map(self._round, args)
         return func(*args, **(kwargs or {}))
 

@@ -5,8 +5,6 @@ In float32 the rest is compared with reorderings, in 16 bits with randomized rou
 (docs/explanation/calibration.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -28,15 +26,15 @@ from ....checks.lower_precision import (
     no_precision,
     one_precision,
 )
-from ....checks.pair import WIDE
+from ....checks.pair import WIDE, NoiseFloor
 from ....checks.settings import settings_row
 from ....errors import CaptureError
 from ....evidence import FAILED, MISSING, NOTED, PASSED
-from ....numerics.arrays import Flags, Floats, Ints
+from ....numerics.arrays import Flags, Floats
 from ....numerics.statistic import BLOCKS, FloorTest, floor_test, rms_ratio
 from ....progress import Progress, no_progress
 from ...models.dtypes import WIDENING, converted, in_float32
-from ...models.model import LoadedModel, has_experts
+from ...models.model import Ids, LoadedModel
 from ...models.torch_errors import foreign_errors_stop
 from ...paths.batch import ignore
 from ...paths.engines import (
@@ -50,9 +48,9 @@ from ...paths.engines import (
     whole_side,
 )
 from ..answer_precision import grid_of
-from ..choices import Choices, Ids, Replay
+from ..choices import Choices, Replay
 from ..drawn_roundings import RoundingDraws
-from ..rounding_floor import LOGIT_BYTES, as_many_as, rounding_floor
+from ..rounding_floor import groups_of, rounding_floor, rows_at_once
 from .catalogue import ACTIVATIONS, CACHE, LAYERS, Precision, Stored, cast, catalogue
 
 _Candidate = tuple[Precision, PrecisionVerdict]
@@ -122,7 +120,7 @@ class Question:
         """Return whether mean squares are within the noise floor; of experts that are not forced,
         near ties of a router may jump beyond it.
         """
-        is_torn = has_experts(loaded.model) and not self.replay_in(loaded).choices
+        is_torn = loaded.has_experts and not self.replay_in(loaded).choices
         return floor_test(squares, floor, WIDE).is_passed or (
             is_torn and rms_ratio(squares, floor) <= _ALIKE
         )
@@ -132,7 +130,7 @@ def lowered_of_pair(
     question: Question,
     loaded: LoadedModel,
     sides: Sequence[RunnableSide],
-    floors: Mapping[str, Floats],
+    floors: Mapping[str, NoiseFloor],
     dtype: str,
     *,
     fails_in_own_dtype: bool,
@@ -141,13 +139,13 @@ def lowered_of_pair(
     other one that is further from the model than rounding, or the further one, by precisions of the
     model.
 
-    floors: mean squares of the model's reorderings by dtype [seeds, positions]; fails_in_own_dtype:
-    what explains a side in `dtype` is compared with roundings to the model's own 16 bits as well.
+    floors: of the model by dtype; fails_in_own_dtype: what explains a side in `dtype` is compared
+    with roundings to the model's own 16 bits as well.
     """
     engines = [side for side in sides if narrow_settings(side) or coarse_activation(loaded, side)]
     rows: list[PrecisionVerdict] = []
     if engines:
-        narrow_floor = floors["float32"]
+        narrow_floor = floors["float32"].squares
         with (
             foreign_errors_stop("engine settings", "choose a smaller model"),
             in_float32(loaded) as model,
@@ -159,26 +157,28 @@ def lowered_of_pair(
         sides = [side for side in sides if side not in engines and not side.is_plain]
         # what a forward in 16 bits adds is the run's own dtype, not the engine's settings
         dtype, fails_in_own_dtype = "float32", False
-    floor = floors[dtype]
+    floor = floors[dtype].squares
     with (
         foreign_errors_stop("lower precisions", "choose a smaller model"),
         WIDENING[dtype](loaded) as model,
     ):
         far = {side: question.squares(model, side) for side in sides}
-        suspects = [
-            _Suspect(question, side, rms_ratio(squares, floor))
-            for side, squares in far.items()
-            if not question.is_rounding(model, squares, floor)
+        beyond = [
+            side for side, squares in far.items() if not question.is_rounding(model, squares, floor)
         ]
-        if not suspects and far and not rows:
-            furthest = max(far, key=lambda side: float(far[side].mean()))
-            suspects = [_Suspect(question, furthest, rms_ratio(far[furthest], floor))]
+        if not beyond and far and not rows:
+            beyond = [max(far, key=lambda side: float(far[side].mean()))]
+        suspects = [_Suspect(question, side, rms_ratio(far[side], floor)) for side in beyond]
         best = [_best_of(each.in_wide(model, far[each.side], floor)) for each in suspects]
     for suspect, candidate in zip(suspects, best, strict=True):
-        verdict = suspect.as_a_whole(loaded) if candidate is None else candidate[1]
-        if candidate is not None and candidate[1].evidence.outcome == PASSED and fails_in_own_dtype:
-            verdict = suspect.in_16_bits_too(loaded, *candidate)
-        rows.append(verdict or suspect.no_explanation())
+        if candidate is None:
+            unexplained = suspect.side.name, suspect.ratio, suspect.faulty_walks
+            verdict = suspect.as_a_whole(loaded) or no_precision(*unexplained)
+        else:
+            verdict = candidate[1]
+            if fails_in_own_dtype and verdict.evidence.outcome == PASSED:
+                verdict = suspect.in_16_bits_too(loaded, *candidate)
+        rows.append(verdict)
     return rows
 
 
@@ -195,8 +195,7 @@ def lowered_in_16_bits(
     outliers = error_test.outliers
     suspect = _Suspect(question, side, ratio)
     differs = np.isin(np.arange(sum(question.lengths)), outliers) | (not len(outliers))
-    tried = list(question.precisions)
-    tried += [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
+    usual = [each for each in catalogue(loaded) if each.part in (CACHE, LAYERS)]
     with in_float32(loaded) as model:
         best = best_precisions(
             question,
@@ -204,7 +203,7 @@ def lowered_in_16_bits(
             loaded,
             side,
             differs,
-            tried,
+            [*question.precisions, *usual],
         )
 
     def candidates() -> Iterator[_Candidate]:
@@ -217,7 +216,7 @@ def lowered_in_16_bits(
             if rms_ratio(moved, draws) <= _EXPLAINED:
                 # far less than rounding to 16 bits explains nothing beyond it
                 continue
-            verdict, test = suspect.by_draws(loaded, precision)
+            verdict, test = suspect.by_draws(loaded, precision.name, precision.side)
             verdict = suspect.with_choices(verdict, loaded, precision.side)
             outcome = verdict.evidence.outcome
             most = _EXCESS_LEFT * (ratio**2 - 1)
@@ -228,8 +227,10 @@ def lowered_in_16_bits(
             if is_fault or (outcome == PASSED and is_less):
                 yield precision, verdict
 
-    found = _best_of(candidates())
-    return suspect.no_explanation() if found is None else found[1]
+    best_candidate = _best_of(candidates())
+    if best_candidate is None:
+        return no_precision(side.name, ratio, suspect.faulty_walks)
+    return best_candidate[1]
 
 
 def best_precisions(
@@ -257,8 +258,7 @@ def best_precisions(
     first = int(np.argmax(at))
     is_noisy = not floor
     logits = whole_side(question.replay_in(own).of(side).run_on(own), ids)
-    prompt = tuple(ids)
-    start = prompt if loaded.encoder is not None else prompt[: first + SCREENED]
+    start = ids if loaded.encoder is not None else ids[: first + SCREENED]
 
     @cache
     def log_distance(side: RunnableSide, ids: Ids) -> float:
@@ -276,7 +276,7 @@ def best_precisions(
     def share_left(precision: Precision) -> float:
         # scales may be of the whole prompt
         is_whole = precision in question.precisions and precision.storage is None
-        own_distance = log_distance(precision.side, prompt if is_whole else start)
+        own_distance = log_distance(precision.side, ids if is_whole else start)
         log_ratio = own_distance - log_distance(PLAIN, start)
         return float(np.exp(log_ratio / (2 * (len(start) - first))))
 
@@ -327,26 +327,6 @@ class _Suspect:
     side: RunnableSide
     ratio: float
     faulty_walks: list[float] = field(default_factory=list)
-
-    def no_explanation(self) -> PrecisionVerdict:
-        return no_precision(self.side.name, self.ratio, self.faulty_walks)
-
-    def explanation(
-        self,
-        figures: ExplainedFigures | DrawnPrecisionFigures,
-        outcome: str,
-        outliers: Ints,
-    ) -> PrecisionVerdict:
-        side = self.side.name
-        lengths = self.question.lengths
-        return one_precision(
-            side,
-            self.ratio,
-            figures,
-            outcome,
-            outliers,
-            lengths,
-        )
 
     def in_wide(self, loaded: LoadedModel, far: Floats, floor: Floats) -> Iterator[_Candidate]:
         """Compare what each precision leaves in float32 or float64 with reorderings. far: to the
@@ -402,7 +382,8 @@ class _Suspect:
             is_explained = figures.share_left <= MOST_LEFT and is_rounding
             if is_explained or np.mean(squares[differs] <= _EXPLAINED**2 * far[differs]) >= _SOME:
                 outcome = PASSED if is_explained else FAILED
-                verdict = self.explanation(figures, outcome, outliers)
+                about = side.name, self.ratio, figures, outcome, outliers
+                verdict = one_precision(*about, question.lengths)
                 yield precision, self.with_choices(verdict, loaded, precision.side)
 
     def with_choices(
@@ -418,13 +399,12 @@ class _Suspect:
         replay = Replay(question.replay_in(loaded).choices)
         if not replay.choices or verdict.evidence.outcome != PASSED:
             return verdict
-        prompts = [tuple(ids) for ids in question.prompts]
         noted: dict[Ids, Choices] = {}
         for side in (replay.of_rounding(lowered), replay.of(self.side, noted.__setitem__)):
-            for ids in prompts:
+            for ids in question.prompts:
                 side.run_on(loaded)(ids, ignore)
         about = question.lengths, self.side.name, loaded.dtype
-        row = choices_row(replay.compare(prompts, noted), *about)
+        row = choices_row(replay.compare(question.prompts, noted), *about)
         if row.outcome == PASSED:
             return verdict
         return fault_of_choices(verdict.evidence, row)
@@ -432,26 +412,23 @@ class _Suspect:
     def by_draws(
         self,
         loaded: LoadedModel,
-        precision: Precision | None = None,
+        name: str,
+        model: RunnableSide,
     ) -> tuple[PrecisionVerdict, FloorTest]:
-        """Compare it in 16 bits with the model in a precision, or as it is, over randomized
-        rounding.
+        """Compare it in 16 bits with the model in a precision over randomized rounding. name: of
+        the precision; model: its forward in it.
         """
         question = self.question
-        name = f"all of it in {loaded.dtype}"
-        plain = PLAIN
-        if precision is not None:
-            name = precision.name
-            plain = precision.side
         question.say(f"randomized rounding with {name}")
-        draws = question.draws_of(loaded, plain)
+        draws = question.draws_of(loaded, model)
         row, test = draws.compare(self.side, question.blocks, question.say)
         own = structs.asdict(row.figures) | {
             "noise_ratio": self.ratio,
             "ratio_over_draws": test.noise_ratio,
         }
         figures = DrawnPrecisionFigures(**own, precision=name)
-        return self.explanation(figures, row.outcome, test.outliers), test
+        about = self.side.name, self.ratio, figures, row.outcome, test.outliers
+        return one_precision(*about, question.lengths), test
 
     def fault_of_walk(
         self,
@@ -487,7 +464,7 @@ class _Suspect:
         with suppress(CaptureError):
             fault, _ = self.fault_of_walk(loaded, precision)
             if fault is None:
-                verdict, test = self.by_draws(loaded, precision)
+                verdict, test = self.by_draws(loaded, precision.name, precision.side)
                 fault = test if verdict.evidence.outcome == FAILED else None
             if fault is not None:
                 return fault_of_16_bits(wide.evidence, precision.name, loaded.dtype, fault.ratio)
@@ -497,7 +474,7 @@ class _Suspect:
         """Judge 16-bit answers by the model in that dtype throughout; None if they are of no 16-bit
         dtype.
         """
-        prompts = as_many_as(self.question.prompts, LOGIT_BYTES // (4 * loaded.vocab_size))
+        prompts = next(groups_of(self.question.prompts, rows_at_once(loaded)))
         with suppress(CaptureError), in_float32(loaded) as model:
             replay = self.question.replay_in(model)
             side = replay.of(self.side)
@@ -510,14 +487,15 @@ class _Suspect:
                 # the answers have the choices of float32
                 question = replace(self.question, prompts=prompts, replay_in=lambda _: replay)
                 suspect = _Suspect(question, recording, self.ratio)
-                verdict, test = suspect.by_draws(narrow)
+                verdict, test = suspect.by_draws(narrow, f"all of it in {grid}", PLAIN)
             figures = verdict.evidence.figures
             assert isinstance(figures, DrawnPrecisionFigures)
             over_own = test.ratio / float(np.median(figures.model_ways_ratios))
             # draws may be no measure by position (near ties of a router); the model's own paths are
             # one over all
             if verdict.evidence.outcome == MISSING and over_own <= 1 / _LEAST_OF_WHOLE:
-                verdict = suspect.explanation(figures, PASSED, test.outliers)
+                about = recording.name, self.ratio, figures, PASSED, test.outliers
+                verdict = one_precision(*about, question.lengths)
             verdict = self.with_choices(verdict, model, side_of(f"prefill+dtype:{grid}"))
             outcome = verdict.evidence.outcome
             is_whole = over_own >= _LEAST_OF_WHOLE and test.is_finite
@@ -584,9 +562,8 @@ def _by_settings(
     """
     settings = {name: str(value) for name, value in narrow_settings(side).items()}
     model, own_floor = PLAIN, floor
-    bits = []
-    for name, value in settings.items():
-        bits.append(int(_modifiers(side)[name].get("bits", {}).get(value, 24)))
+    facts = _modifiers(side)
+    bits = [int(facts[name].get("bits", {}).get(value, 24)) for name, value in settings.items()]
     if activation := coarse_activation(loaded, side):
         function, dtype = activation
         model = Precision(ACTIVATIONS, dtype, partial(cast, dtype=getattr(torch, dtype))).side

@@ -79,9 +79,9 @@ def test_forwards_and_tokens_are_those_that_the_model_really_computes(llama, mod
     foreseen = costs_of(plan)
     with tokens_of_forwards(llama) as seen:
         run_capture(planned(llama, PROMPTS, path, [other], kv=False), Collected())
-    assert sum(side.forwards for side in foreseen.sides) == len(seen)
-    assert sum(side.tokens for side in foreseen.sides) == sum(seen)
-    assert foreseen.sides[0].positions == sum(map(len, plan.token_ids))
+    assert sum(side["forwards"] for side in foreseen["sides"]) == len(seen)
+    assert sum(side["tokens"] for side in foreseen["sides"]) == sum(seen)
+    assert foreseen["sides"][0]["positions"] == sum(map(len, plan.token_ids))
 
 
 @pytest.mark.parametrize(
@@ -103,8 +103,8 @@ def test_the_estimate_of_a_cache_is_what_the_cache_takes(name, model_folders):
     with torch.inference_mode():
         whole.model(input_ids=torch.tensor([longest] * 3), past_key_values=cache)
     held = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-    assert [side.kv_bytes for side in foreseen.sides] == [0, held]
-    assert foreseen.kv_bytes == held
+    assert [side["kv_bytes"] for side in foreseen["sides"]] == [0, held]
+    assert foreseen["kv_bytes"] == held
 
 
 def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, monkeypatch):
@@ -112,7 +112,9 @@ def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, mo
     plan = planned(loaded, PROMPTS, "prefill+batch:64", ["decode"])
     needed = plan.paths[0].working_bytes(loaded, max(map(len, plan.token_ids)))
     monkeypatch.setattr(devices, "free_bytes", lambda device: needed + loaded.weight_bytes)
-    assert costs_of(planned(loaded, PROMPTS, "prefill+batch:64", ["decode"])).free_bytes == needed
+    assert (
+        costs_of(planned(loaded, PROMPTS, "prefill+batch:64", ["decode"]))["free_bytes"] == needed
+    )
     monkeypatch.setattr(devices, "free_bytes", lambda device: needed + loaded.weight_bytes - 1)
     with pytest.raises(CaptureError, match=r"path 'prefill\+batch:64': a batch"):
         planned(loaded, PROMPTS, "prefill+batch:64", ["decode"])
@@ -167,5 +169,5 @@ def test_what_is_generated_is_counted_as_the_most_it_can_be(llama, model_folders
     # in float32 these do not part; if that changes, choose prompts that do not
     assert all(len(side) == 6 for made in plan.generations for side in made.tokens)
     assert all(made.parting(1) is None for made in plan.generations)
-    assert len(seen) == foreseen.forwards
-    assert sum(seen) == foreseen.tokens
+    assert len(seen) == foreseen["forwards"]
+    assert sum(seen) == foreseen["tokens"]

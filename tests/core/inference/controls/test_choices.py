@@ -1,5 +1,7 @@
 """Choices of experts: recorded, replayed, and judged apart from what is continuous."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 
@@ -75,14 +77,10 @@ def test_experts_chosen_without_the_routers_bias_are_a_suspected_bug(biased):
 
 def test_a_side_of_more_experts_differs_at_each_choice_and_is_found(ties):
     def of_three(model, ids):
-        gates = [layer.mlp.gate for layer in model.model.layers]
-        for gate in gates:
-            gate.top_k = 3
-        try:
+        with ExitStack() as stack:
+            for layer in model.model.layers:
+                stack.enter_context(replaced(layer.mlp.gate, "top_k", 3))
             return model(input_ids=ids[None]).logits[0]
-        finally:
-            for gate in gates:
-                gate.top_k = 2
 
     verdict = judge(ties, tiny_prompts(ties), variant=of_three)
     (row,) = [row for row in verdict.evidence if isinstance(row.figures, ChoicesFigures)]
@@ -145,14 +143,10 @@ def test_the_cache_of_an_indexer_is_rounding_and_a_key_too_many_a_bug(dtype):
     prompts = tiny_prompts(loaded)
 
     def of_one_more(model, ids):
-        indexers = [layer.self_attn.indexer for layer in model.model.layers]
-        for indexer in indexers:
-            indexer.index_topk = FEW + 1
-        try:
+        with ExitStack() as stack:
+            for layer in model.model.layers:
+                stack.enter_context(replaced(layer.self_attn.indexer, "index_topk", FEW + 1))
             return model(input_ids=ids[None]).logits[0]
-        finally:
-            for indexer in indexers:
-                indexer.index_topk = FEW
 
     assert judge(loaded, prompts, variant="chunked:8").name == ROUNDING
     assert judge(loaded, prompts, variant=of_one_more).name == BUG_SUSPECTED

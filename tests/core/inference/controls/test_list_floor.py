@@ -13,10 +13,10 @@ from core.judging.explain.rescoring import floor_evidence
 from core.judging.explain.rows import rows_of_lists
 from core.judging.lists import judge_with_floor
 from core.responses.pairing import compare_sides
-from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
+from core.responses.records import ResponseSide
 from core.verdict import Verdict
 from tests.core.inference.sameness import logits_of, on_cpu
-from tests.core.responses.made_sides import run_of, store_run
+from tests.core.responses.made_sides import response, run_of, store_run
 from tests.places import ROOT
 
 pytestmark = pytest.mark.model
@@ -38,28 +38,14 @@ def rows_of(loaded, engine):
 
 
 def side(loaded, name, rows, *, has_ids=True):
-    ids = tuple(loaded.tokenizer(TEXT)["input_ids"]) if has_ids else ()
-    sent = []
+    tokens = loaded.tokenizer(TEXT)["input_ids"] if has_ids else [-1] * (len(rows) + 1)
+    sent = {}
     for position, row in enumerate(rows):
         best = row.topk(20)
-        entries = tuple(zip(best.indices.tolist(), best.values.double().tolist(), strict=True))
-        sent.append(
-            TopTokenRow(
-                position, entries, 20, ids[position + 1] if position + 1 < len(ids) else -1
-            ),
+        sent[position] = dict(
+            zip(best.indices.tolist(), best.values.double().tolist(), strict=True)
         )
-    tokens = ids or (-1,) * (len(rows) + 1)
-    return ResponseSide(
-        name,
-        (
-            Response(
-                "made",
-                "token_id",
-                tokens,
-                compress_rows(sent, "made"),
-            ),
-        ),
-    )
+    return ResponseSide(name, (response(tokens, sent),))
 
 
 def judged(loaded, *sides):

@@ -24,7 +24,7 @@ from core.errors import CaptureError
 from core.evidence import MISSING, PASSED
 from core.inference.controls import judge_model
 from core.inference.controls.judge_model import judge
-from core.inference.controls.modules_in_16_bits import module_rounding
+from core.inference.controls.modules_alone import module_rounding
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import side_of
 from core.verdict import BUG_SUSPECTED, IDENTICAL, ROUNDING, UNDECIDED

@@ -164,24 +164,12 @@ def test_a_gguf_that_announces_more_than_it_has_gets_a_sentence(
 
 
 @pytest.mark.parametrize(
-    ("about", "sentence"),
-    [
-        (
-            {"facts": {"llama.rope.scaling.type": "yarn"}},
-            "scales its rotary embeddings, which transformers ignores",
-        ),
-        (
-            {"more": ("rope_freqs.weight",)},
-            "scales its rotary embeddings, which transformers ignores",
-        ),
-    ],
+    "about",
+    [{"facts": {"llama.rope.scaling.type": "yarn"}}, {"more": ("rope_freqs.weight",)}],
 )
-def test_what_transformers_would_leave_out_without_a_word_is_refused(
-    tmp_path,
-    about,
-    sentence,
-):
+def test_what_transformers_would_leave_out_without_a_word_is_refused(tmp_path, about):
     small_gguf.write(tmp_path / "m.gguf", **about)
-    assert sentence in _refusal(tmp_path / "m.gguf")
+    refusal = _refusal(tmp_path / "m.gguf")
+    assert "scales its rotary embeddings, which transformers ignores" in refusal
     small_gguf.write(tmp_path / "sound.gguf", facts={"llama.rope.scaling.type": "none"})
     assert reading.look(tmp_path / "sound.gguf").quantization == "Q4_1"

@@ -11,7 +11,8 @@ from transformers import LlamaForCausalLM
 
 from core.errors import CaptureError
 from core.inference.models.dtypes import in_float32
-from core.inference.models.model import load_model, readable
+from core.inference.models.model import load_model
+from core.text import readable
 from tests.core.inference.sameness import on_cpu
 
 

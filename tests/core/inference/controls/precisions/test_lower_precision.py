@@ -399,7 +399,7 @@ def test_settings_of_an_engine_excuse_what_they_round_alone(
 ):
     prompts = [tiny_prompts(small)[0][:28]] * 10
     with torch.inference_mode():
-        floors = {"float32": rounding_floor(small, prompts).squares}
+        floors = {"float32": rounding_floor(small, prompts)}
         rows = lowered_of_pair(
             Question(prompts),
             small,
