@@ -149,14 +149,6 @@ def running(name: str, request: Mapping[str, Any]) -> EngineProcess:
         return process
 
 
-def drop(process: EngineProcess) -> None:
-    """End a process that stopped inside a prompt: it would send rows of that prompt next."""
-    with _lock:
-        for key in [key for key, other in _running.items() if other is process]:
-            del _running[key]
-    process.end()
-
-
 @atexit.register
 def end_all() -> None:
     """End every engine that runs."""
@@ -180,6 +172,8 @@ def _row(name: str) -> dict[str, Any]:
         about = describe(name)
     except (CaptureError, UsageError) as error:
         return row | {"note": str(error)}
-    row |= {"engine": about.engine, "version": about.version, "is_here": about.is_here}
+    # what is not installed has no version
+    version = about.version if about.is_here else ""
+    row |= {"engine": about.engine, "version": version, "is_here": about.is_here}
     row |= {"python": location_of(name).python, "dtypes": list(about.dtypes)}
     return row | {"bases": about.syntax("base"), "modifiers": about.syntax("modifier")}

@@ -42,19 +42,21 @@ _INPUT_BYTES = 128 << 20
 # per row.
 _ELEMENTS = 2048  # of a comparison, at least
 _MOST_ROWS = 16  # tried as row 0 to reach them
+# figures of a call that differs, by which calls are ordered
+_WORST = ("worst_neq", "worst_max_ulps", "worst_batch", "worst_call", "worst_elements")
 _REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A torch operation. words: a size in words; rows, shared: axes of its inputs; modules: of a
-    model.
+    """A torch operation. words: a size in words; rows, shared: axes of its inputs, `m k, k n` of
+    two; modules: of a model.
     """
 
     name: str
     words: str
-    rows: tuple[str, ...]
-    shared: tuple[str, ...]
+    rows: str
+    shared: str
     run: Callable[..., Tensor]
     sizes: tuple[tuple[int, ...], ...]
     backend: str = ""
@@ -103,80 +105,80 @@ OPERATIONS = (
     Operation(
         "mm",
         _TO,
-        ("k",),
-        ("k n",),
+        "k",
+        "k n",
         torch.mm,
         (*_SQUARES, (4096, 4096)),
     ),
     Operation(
         "addmm",
         _TO,
-        ("k",),
-        ("k n", "n"),
+        "k",
+        "k n, n",
         lambda x, w, b: torch.addmm(b, x, w),
         (*_SQUARES, (4096, 1024)),
     ),
     Operation(
         "linear",
         _TO,
-        ("k",),
-        ("n k",),
+        "k",
+        "n k",
         functional.linear,
         (*_SQUARES, (1024, 4096)),
     ),
     Operation(
         "bmm",
         "{m} x {k} by {n}",
-        ("m k", "k n"),
-        (),
+        "m k, k n",
+        "",
         torch.bmm,
         _BMM,
     ),
     Operation(
         "sum",
         _WIDE,
-        ("w",),
-        (),
+        "w",
+        "",
         lambda x: x.sum(-1, keepdim=True),
         _SUMS,
     ),
     Operation(
         "mean",
         _WIDE,
-        ("w",),
-        (),
+        "w",
+        "",
         lambda x: x.mean(-1, keepdim=True),
         _SUMS[:3],
     ),
     Operation(
         "softmax",
         _WIDE,
-        ("w",),
-        (),
+        "w",
+        "",
         lambda x: x.softmax(-1),
         _WIDTHS,
     ),
     Operation(
         "log_softmax",
         _WIDE,
-        ("w",),
-        (),
+        "w",
+        "",
         lambda x: x.log_softmax(-1),
         _WIDTHS,
     ),
     Operation(
         "rms_norm",
         _WIDE,
-        ("w",),
-        ("w",),
+        "w",
+        "w",
         lambda x, g: functional.rms_norm(x, x.shape[1:], g),
         _NORMS,
     ),
     Operation(
         "layer_norm",
         _WIDE,
-        ("w",),
-        ("w", "w"),
+        "w",
+        "w, w",
         lambda x, g, b: functional.layer_norm(x, x.shape[1:], g, b),
         _NORMS,
     ),
@@ -184,8 +186,8 @@ OPERATIONS = (
         Operation(
             "sdpa",
             _HEADS,
-            ("h q d", "h k d", "h k d"),
-            (),
+            "h q d, h k d, h k d",
+            "",
             partial(_attend, backend=SDPA[name]),
             _HEAD_SIZES,
             backend=name,
@@ -196,8 +198,8 @@ OPERATIONS = (
     Operation(
         "cumsum",
         _WIDE,
-        ("w",),
-        (),
+        "w",
+        "",
         lambda x: x.cumsum(-1),
         _SUMS[1:],
     ),
@@ -205,8 +207,8 @@ OPERATIONS = (
         Operation(
             name,
             _INTO,
-            ("w",),
-            ("p",),
+            "w",
+            "p",
             partial(_add_into, name=name),
             _ADDED,
         )
@@ -215,8 +217,8 @@ OPERATIONS = (
     Operation(
         "topk",
         "20 of {w}",
-        ("w",),
-        (),
+        "w",
+        "",
         lambda x: x.topk(20, dim=-1).values,
         _WIDTHS[1:],
     ),
@@ -237,8 +239,8 @@ def linear_operations(model: nn.Module) -> tuple[Operation, ...]:
         modules.setdefault(shape, {})[name.rsplit(".", 1)[-1]] = None
     operations = []
     for (*size, has_bias), names in modules.items():
-        name, shared = ("linear with bias", ("n k", "n")) if has_bias else ("linear", ("n k",))
-        about = name, _TO, ("k",), shared, functional.linear, (tuple(size),)
+        name, shared = ("linear with bias", "n k, n") if has_bias else ("linear", "n k")
+        about = name, _TO, "k", shared, functional.linear, (tuple(size),)
         operations.append(Operation(*about, modules=", ".join(names)))
     return tuple(operations)
 
@@ -324,15 +326,15 @@ class _Probe:
         self._format = fmt
         self._plan = plan
         axes = operation.axes(size)
-        rows, shared = (
-            [[axes[axis] for axis in each.split()] for each in inputs]
-            for inputs in (operation.rows, operation.shared)
-        )
-        row_bytes = 4 * sum(map(prod, rows))
+
+        def shapes(inputs: str) -> list[list[int]]:
+            each_input = inputs.split(", ") if inputs else ()
+            return [[axes[axis] for axis in each.split()] for each in each_input]
+
+        rows = shapes(operation.rows)
+        most = max(1, _INPUT_BYTES // (4 * sum(map(prod, rows))))
         batches = _BATCHES if plan.is_quick else (*_BATCHES, *_MORE_BATCHES)
-        self._batches = [
-            batch for batch in batches if batch == 1 or batch * row_bytes <= _INPUT_BYTES
-        ]
+        self._batches = [batch for batch in batches if batch <= most]
         seed = hashlib.sha256(f"{operation.name} {size}".encode()).digest()
         draws = np.random.default_rng(list(seed))
 
@@ -342,7 +344,7 @@ class _Probe:
             return torch.from_numpy(numbers).to(plan.device, getattr(torch, fmt.name))
 
         self._rows = [values(max(self._batches) + _MOST_ROWS - 1, *shape) for shape in rows]
-        self._shared = [values(*shape) for shape in shared]
+        self._shared = [values(*shape) for shape in shapes(operation.shared)]
 
     def figures(self) -> OpRow:
         figures, row_bits = self._repeats()
@@ -388,8 +390,7 @@ class _Probe:
         """
         row_bits: dict[int, Bits] = {}
         calls = differing = 0
-        # elements, ULPs, batch size, call, elements in all
-        worst = (0, 0, 0, 0, 0)
+        worst = (0,) * len(_WORST)
         note = ""
         ends = time.monotonic() + self._plan.seconds_each
         for batch in self._batches:
@@ -416,11 +417,7 @@ class _Probe:
             "calls": calls,
             "differing_calls": differing,
             "note": note,
-            "worst_neq": worst[0],
-            "worst_max_ulps": worst[1],
-            "worst_batch": worst[2],
-            "worst_call": worst[3],
-            "worst_elements": worst[4],
+            **dict(zip(_WORST, worst, strict=True)),
         }
         return columns, row_bits
 

@@ -30,6 +30,8 @@ PRECISIONS = {"f32": "fp32", "int8": "int8", "int4": "int4"}  # as the builder c
 ACCURACY = {"f32": 1, "int8": 4}  # accuracy_level of MatMulNBits
 HELLO = {
     "engine": "ONNX Runtime GenAI",
+    "version": version_of("onnxruntime-genai"),
+    "is_here": is_installed("onnxruntime_genai"),
     "dtypes": ["float32"],
     "logits": "float32",
     "modules": True,
@@ -202,38 +204,28 @@ def show(path, modules, decoder):
     norms = {node.output[0]: node for node in model.graph.node if "LayerNorm" in node.op_type}
     count = decoder["num_hidden_layers"]
     last = f"/model/layers.{count}/final_norm_layernorm"
-    of_model = {
-        "model.embed_tokens": "/model/embed_tokens/Gather/output_0",
-        "model.norm": f"{last}/output_0",
+    slices = {
+        "model.embed_tokens": ("/model/embed_tokens/Gather/output_0", 0, None),
+        "model.norm": (f"{last}/output_0", 0, None),
     }
-    slices = {}
-    for module in modules:
-        start, _, rest = module.partition("model.layers.")
-        block, _, part = rest.partition(".")
-        output, begin, end = of_model.get(module), 0, None
-        if output is None:
-            if start or not block.isdigit() or (part and part not in OF_BLOCK):
-                continue
-            output = f"/model/layers.{block}/{OF_BLOCK.get(part)}"
+    for block in range(count):
+        stem, own = f"model.layers.{block}", f"/model/layers.{block}"
+        for part, output in OF_BLOCK.items():
+            slices[f"{stem}.{part}"] = f"{own}/{output}", 0, None
+        if f"{own}/{MERGED}" in outputs:
+            for part, ends_of_part in ends.items():
+                slices[f"{stem}.self_attn.{part}"] = f"{own}/{MERGED}", *ends_of_part
         # the stream after a block
-        if output == f"/model/layers.{block}/None":
-            norm = (
-                last
-                if int(block) + 1 == count
-                else f"/model/layers.{int(block) + 1}/input_layernorm"
-            )
-            output = f"{norm}/output_3"
-            node = norms.get(f"{norm}/output_0")
-            if node is not None and len(node.output) == 1 and node.op_type.startswith("Skip"):
-                # the node can give the sum too, which nothing uses after the last block
-                node.output.extend(["", "", output])
-                outputs.add(output)
-        name = module.rpartition(".")[2]
-        if output not in outputs and name in ends:
-            output = f"/model/layers.{block}/{MERGED}"
-            begin, end = ends[name]
-        if output in outputs:
-            slices[module] = output, begin, end
+        norm = last if block + 1 == count else f"/model/layers.{block + 1}/input_layernorm"
+        output = f"{norm}/output_3"
+        slices[stem] = output, 0, None
+        node = norms.get(f"{norm}/output_0")
+        can_sum = node is not None and len(node.output) == 1 and node.op_type.startswith("Skip")
+        if stem in modules and can_sum:
+            # the node can give the sum too, which nothing uses after the last block
+            node.output.extend(["", "", output])
+            outputs.add(output)
+    slices = {name: slices[name] for name in modules if slices.get(name, ("",))[0] in outputs}
     for output in dict.fromkeys(output for output, _, _ in slices.values()):
         shape = ["batch_size", "sequence_length", f"features of {output}"]
         model.graph.output.append(
@@ -321,5 +313,4 @@ def load(request):
 
 
 if __name__ == "__main__":
-    is_here = is_installed("onnxruntime_genai")
-    serve(dict(HELLO, version=version_of("onnxruntime-genai"), is_here=is_here), load)
+    serve(HELLO, load)

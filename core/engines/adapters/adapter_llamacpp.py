@@ -7,7 +7,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -50,8 +49,28 @@ OF_GEMMA = {**OF_MODEL, "model.embed_tokens": ("inp_scaled",)}
 EVALUATED = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 # more bytes than any version's parameters take
 ROOM = 4096
+
+
+def library():
+    """Return the path of libllama, without loading it; None if there is none."""
+    for package, pattern in (
+        ("xllamacpp", "*.so"),
+        ("llama_cpp", "lib/libllama.*"),
+        ("xllamacpp", "*.dylib"),
+    ):
+        spec = importlib.util.find_spec(package)
+        for folder in spec.submodule_search_locations if spec else ():
+            for path in Path(folder).glob(pattern):
+                return str(path)
+    return None
+
+
+OWN = os.environ.get("LLAMA_CPP_LIB")
+LIBRARY = OWN or library()
 HELLO = {
     "engine": "llama.cpp",
+    "version": Path(OWN).name if OWN else version_of("xllamacpp", "llama-cpp-python"),
+    "is_here": LIBRARY is not None,
     "model": "gguf",
     "dtypes": ["float32", "float16", "bfloat16"],
     "logits": "float32",
@@ -132,13 +151,15 @@ class Params(ctypes.Structure):
 
 class ContextParams:
     """Places in llama_context_params, whose fields change every few months: located by their
-    default values.
+    default values, in words of 32 bits.
     """
 
     def __init__(self, params):
         self.params = params
-        words = struct.unpack_from("<64i", bytes(params.data))
-        if words[:4] != (512, 2048, 512, 1):
+        # a view, so that writing a word changes the parameters
+        self.words = np.frombuffer(params, np.int32)
+        words = self.words[:64].tolist()
+        if words[:4] != [512, 2048, 512, 1]:
             raise Refused(
                 "this build's llama_context_params begin differently; expected n_ctx 512, n_batch"
                 " 2048.",
@@ -148,77 +169,49 @@ class ContextParams:
         at = [
             n
             for n in range(4, 14)
-            if words[n] == words[n + 1] > 0 and words[n + 3 : n + 7] == (-1, -1, -1, -1)
+            if words[n] == words[n + 1] > 0 and words[n + 3 : n + 7] == [-1] * 4
         ]
         # type_k and type_v, float16 both
-        cache = [n for n in range(20, 40) if words[n : n + 2] == (1, 1)]
+        cache = [n for n in range(20, 40) if words[n : n + 2] == [1, 1]]
         if len(at) != 1 or len(cache) != 1:
             raise Refused(
                 "this build lays llama_context_params out differently from the builds that ULPscope"
                 " knows.",
             )
-        threads, self.cache = at[0], 4 * cache[0]
+        (threads,), (self.cache,) = at, cache
         self.places = {
             "n_ctx": 0,
-            "n_batch": 4,
-            "n_ubatch": 8,
-            "n_seq_max": 12,
-            "threads": 4 * threads,
-            "threads_batch": 4 * threads + 4,
-            "flash": 4 * threads + 24,
+            "n_batch": 1,
+            "n_ubatch": 2,
+            "n_seq_max": 3,
+            "threads": threads,
+            "threads_batch": threads + 1,
+            "flash": threads + 6,
             "type_k": self.cache,
-            "type_v": self.cache + 4,
+            "type_v": self.cache + 1,
         }
 
     def follow(self, callback):
         """Call an EVALUATED with every tensor of the graph."""
         # cb_eval and its data come before the cache's types
-        place = self.cache - 16
-        if any(self.params.data[place : self.cache]):
+        pointers = self.words[self.cache - 4 : self.cache].view(np.uint64)
+        if pointers.any():
             raise Refused(
                 "this build's llama_context_params have no callback at the place that ULPscope"
                 " knows.",
             )
-        struct.pack_into(
-            "<Q",
-            self.params.data,
-            place,
-            ctypes.cast(callback, ctypes.c_void_p).value,
-        )
+        pointers[0] = ctypes.cast(callback, ctypes.c_void_p).value
 
     def set(self, **values):
         for name, value in values.items():
-            struct.pack_into("<i", self.params.data, self.places[name], value)
-
-
-def library():
-    """Return the path of libllama, without loading it."""
-    own = os.environ.get("LLAMA_CPP_LIB")
-    if own:
-        return own
-    for package, pattern in (
-        ("xllamacpp", "*.so"),
-        ("llama_cpp", "lib/libllama.*"),
-        ("xllamacpp", "*.dylib"),
-    ):
-        spec = importlib.util.find_spec(package)
-        for folder in spec.submodule_search_locations or [] if spec else []:
-            for path in Path(folder).glob(pattern):
-                return str(path)
-    return None
-
-
-def version():
-    """Name and version of the package that the library is of."""
-    own = os.environ.get("LLAMA_CPP_LIB")
-    return Path(own).name if own else version_of("xllamacpp", "llama-cpp-python")
+            self.words[self.places[name]] = value
 
 
 class LlamaCppEngine:
     """A model and its context."""
 
     def __init__(self, request):
-        self.lib = lib = ctypes.CDLL(library())
+        self.lib = lib = ctypes.CDLL(LIBRARY)
         pointer, number = ctypes.c_void_p, ctypes.c_int32
         text, size = ctypes.c_char_p, ctypes.c_size_t
         for name, gives, *takes in (
@@ -238,7 +231,7 @@ class LlamaCppEngine:
             ("llama_batch_init", Batch, number, number, number),
             ("llama_batch_free", None, Batch),
             ("llama_decode", number, pointer, Batch),
-            ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), pointer, number),
+            ("llama_get_logits", ctypes.POINTER(ctypes.c_float), pointer),
             ("llama_free", None, pointer),
             ("llama_model_n_head", number, pointer),
             ("llama_model_n_head_kv", number, pointer),
@@ -330,10 +323,9 @@ class LlamaCppEngine:
                 self.modules.end()
             if code:
                 raise RuntimeError(f"llama_decode returned {code}")
-            first = [
-                self.lib.llama_get_logits_ith(self.context, n) for n in range(len(sequences[0]))
-            ]
-            logits = np.stack([np.ctypeslib.as_array(row, (self.vocab,)) for row in first])
+            # of every row, in the order of the tokens
+            logits = self.lib.llama_get_logits(self.context)
+            logits = np.ctypeslib.as_array(logits, (len(sequences[0]), self.vocab))
             if most != 0:
                 rows(start, logits[:most])
         finally:
@@ -485,4 +477,4 @@ def load(request):
 
 
 if __name__ == "__main__":
-    serve(dict(HELLO, version=version(), is_here=library() is not None), load)
+    serve(HELLO, load)

@@ -9,6 +9,8 @@ from ulpscope_engine import chunks, is_installed, modifier, parts_in, serve, ver
 
 HELLO = {
     "engine": "MLX",
+    "version": f"{version_of('mlx')}, mlx-lm {version_of('mlx-lm')}",
+    "is_here": is_installed("mlx_lm"),
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
     "bases": {"prefill": {}, "decode": {}, "chunked": {"least": 1}},
@@ -22,11 +24,6 @@ HELLO = {
         ),
     },
 }
-
-
-def version():
-    """Versions of MLX and mlx-lm."""
-    return f"{version_of('mlx')}, mlx-lm {version_of('mlx-lm')}" if is_installed("mlx_lm") else ""
 
 
 def bits_of(array):
@@ -93,5 +90,4 @@ def load(request):
     return {"vocab": vocab, "parts": parts_in(request["dtype"], kv=kv)}, run
 
 
-if __name__ == "__main__":
-    serve(dict(HELLO, version=version(), is_here=is_installed("mlx_lm")), load)
+serve(HELLO, load)

@@ -23,6 +23,8 @@ LEVELS = {"off": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "OR
 LEVELS["all"] = "ORT_ENABLE_ALL"
 HELLO = {
     "engine": "ONNX Runtime",
+    "version": version_of("onnxruntime"),
+    "is_here": is_installed("onnxruntime"),
     "dtypes": ["float32"],
     "modules": True,
     "bases": {"prefill": {}},
@@ -150,4 +152,4 @@ def load(request):
 
 
 if __name__ == "__main__":
-    serve(dict(HELLO, version=version_of("onnxruntime"), is_here=is_installed("onnxruntime")), load)
+    serve(HELLO, load)

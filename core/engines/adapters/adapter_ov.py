@@ -20,6 +20,8 @@ from ulpscope_engine import (
 
 HELLO = {
     "engine": "OpenVINO",
+    "version": version_of("openvino"),
+    "is_here": is_installed("openvino"),
     "dtypes": ["float32"],
     "modules": True,
     "bases": {"prefill": {}},
@@ -67,5 +69,4 @@ def load(request):
     return {"vocab": vocab, "parts": parts}, run_of(compute, output_of)
 
 
-if __name__ == "__main__":
-    serve(dict(HELLO, version=version_of("openvino"), is_here=is_installed("openvino")), load)
+serve(HELLO, load)

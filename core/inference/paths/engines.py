@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from .paths import Path, open_path, parse_path
 
 Engine = Callable[..., Tensor]
 """(model, token_ids [positions]) -> logits [positions, vocab]; if it has a third parameter `watch`,
-it gets a Watch.
+it gets `_watch`.
 """
 Prompts = Sequence[Sequence[int]]
 """Token ids of each prompt."""
@@ -89,14 +90,10 @@ def side_of(source: str | Engine) -> RunnableSide:
     """Return the side of a path's name, or of a callable."""
     if isinstance(source, str):
         path = parse_path(source)
-        is_other = path.engine is not None
-        return RunnableSide(
-            str(path),
-            lambda loaded, trace: open_path(path, loaded, trace=trace),
-            path=None if is_other else path,
-            hands_in=is_other,
-            engine_path=path if is_other else None,
-        )
+        opening = partial(open_path, path)
+        if path.engine is None:
+            return RunnableSide(str(path), opening, path)
+        return RunnableSide(str(path), opening, hands_in=True, engine_path=path)
     name = getattr(source, "__name__", type(source).__name__)
     hands_in = False
     # some callables have no signature
@@ -109,7 +106,7 @@ def side_of(source: str | Engine) -> RunnableSide:
     ) -> AbstractContextManager[Run]:
         def run(ids: Sequence[int], emit: Emit) -> None:
             restore_state(loaded.start)
-            keywords = {"watch": Watch(name, loaded, len(ids), trace)} if hands_in else {}
+            keywords = {"watch": _watch(name, loaded, len(ids), trace)} if hands_in else {}
             tokens = torch.tensor(list(ids), dtype=torch.long, device=loaded.device)
             try:
                 logits = source(loaded.model, tokens, **keywords)
@@ -123,9 +120,9 @@ def side_of(source: str | Engine) -> RunnableSide:
             if len(shape) != 2 or shape[0] != len(ids) or shape[1] < 2:
                 came = shape or type(logits).__name__
                 raise CaptureError(f"'{name}' gave {came}; expected logits [{len(ids)}, vocab].")
-            wider = torch.promote_types(logits.dtype, loaded.torch_dtype)
-            is_exact = wider == loaded.torch_dtype
-            emit(0, logits.to(loaded.device, loaded.torch_dtype if is_exact else logits.dtype))
+            dtype = loaded.torch_dtype
+            is_exact = torch.promote_types(logits.dtype, dtype) == dtype
+            emit(0, logits.to(loaded.device, dtype if is_exact else logits.dtype))
 
         return nullcontext(run)
 
@@ -136,50 +133,46 @@ def side_of(source: str | Engine) -> RunnableSide:
 PLAIN = side_of("prefill")
 
 
-class Watch:
-    """The third argument of a callable: `watch(name, tensor)` reports a module's output,
+def _watch(
+    engine: str,
+    loaded: LoadedModel,
+    positions: int,
+    trace: ModuleTrace | None,
+) -> Callable[..., None]:
+    """Return the third argument of a callable: `watch(name, tensor)` reports a module's output,
     [positions, features].
 
     name: of the embedding, a block, its direct child or a module after the blocks, as in the model;
     start: first position of the tensor. CaptureError for any other name or tensor.
     """
+    names: list[str] = []
+    # the modules of a model without blocks are not compared
+    with suppress(CaptureError):
+        names += traced_modules(loaded.model)
 
-    def __init__(
-        self,
-        engine: str,
-        loaded: LoadedModel,
-        positions: int,
-        trace: ModuleTrace | None,
-    ) -> None:
-        self._engine, self._positions, self._trace = engine, positions, trace
-        self._model = loaded.kind
-        try:
-            self._names = list(traced_modules(loaded.model))
-        except CaptureError:
-            # a model without blocks: its modules are not compared
-            self._names = []
-
-    def __call__(self, name: str, tensor: Tensor, start: int = 0) -> None:
-        if self._names and name not in self._names:
-            near = difflib.get_close_matches(str(name), self._names, 1)
-            every = f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
+    def watch(name: str, tensor: Tensor, start: int = 0) -> None:
+        if names and name not in names:
+            near = difflib.get_close_matches(str(name), names, 1)
+            every = f"they are {', '.join(names[:3])}, ... {names[-1]}."
             hint = f"did it mean '{near[0]}'?" if near else every
             raise CaptureError(
-                f"'{self._engine}' reports '{name}', which is not a compared module of"
-                f" {self._model}; {hint}",
+                f"'{engine}' reports '{name}', which is not a compared module of {loaded.kind};"
+                f" {hint}",
             )
         came = type(tensor).__name__
         is_float = False
         if isinstance(tensor, Tensor):
             came = f"{list(tensor.shape)} from position {start} on"
             is_float = tensor.is_floating_point() and tensor.ndim == 2
-        if not is_float or not 0 <= start < start + len(tensor) <= self._positions:
+        if not is_float or not 0 <= start < start + len(tensor) <= positions:
             raise CaptureError(
-                f"'{self._engine}' reports '{name}' as {came}; expected numbers [positions,"
-                f" features] within {self._positions} positions.",
+                f"'{engine}' reports '{name}' as {came}; expected numbers [positions, features]"
+                f" within {positions} positions.",
             )
-        if self._trace is not None:
-            self._trace.hand_in(name, tensor, start)
+        if trace is not None:
+            trace.hand_in(name, tensor, start)
+
+    return watch
 
 
 def whole_side(run: Run, ids: Sequence[int]) -> Tensor:

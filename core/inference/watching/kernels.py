@@ -106,7 +106,7 @@ def kernels_of(
     _set_up_libraries()
     with (
         model_errors_stop(f"'{path}'", "choose a shorter prompt"),
-        open_path(path, loaded, trace=forwards) as run,
+        open_path(path, loaded, forwards) as run,
         # a compiler would compile hooks into the model
         nullcontext() if path.is_one_piece else _modules_say_their_names(loaded.model),
     ):

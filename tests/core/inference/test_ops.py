@@ -57,8 +57,8 @@ def planted(run, name="planted"):
     return Operation(
         name,
         "width {k}, {n}",
-        ("k",),
-        ("k n",),
+        "k",
+        "k n",
         run,
         ((WIDE, 8),),
     )
