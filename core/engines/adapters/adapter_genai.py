@@ -235,56 +235,36 @@ def show(path, modules, decoder):
     return slices
 
 
-class GenAIEngine:
-    """A graph and its generators."""
+def load(request):
+    """Build the folder's graph if it has none, and open it."""
+    is_own = check(request)
+    import onnxruntime_genai
 
-    def __init__(self, request, is_own):
-        import onnxruntime_genai
-
-        self.genai, self.options = onnxruntime_genai, request["modifiers"]
-        self.request = request
-        self.rows, self.slices = self.options["batch"], {}
-        kind, activations = kinds_of(self.options)
-        with tempfile.TemporaryDirectory() as target:
-            folder = request["model"]
-            if not is_own:
-                build(folder, target, kind, activations)
-                folder = target
-            elif request["modules"]:
-                # modules change the graph, so it is changed in a copy
-                folder = shutil.copytree(folder, target, ignore=NOT_OF_GRAPH, dirs_exist_ok=True)
-            about = model_of(folder)
-            if request["modules"]:
-                decoder = about["decoder"]
-                self.slices = show(Path(folder) / decoder["filename"], request["modules"], decoder)
-            config = onnxruntime_genai.Config(str(folder))
-            settings = {
-                "intra_op_num_threads": self.options["threads"] or len(os.sched_getaffinity(0)),
-                "graph_optimization_level": LEVELS[self.options["optimize"]],
-            }
-            config.overlay(json.dumps({"model": {"decoder": {"session_options": settings}}}))
-            self.model = onnxruntime_genai.Model(config)
-        wide = {"f32": "float32"}
-        self.said = {
-            "vocab": int(about["vocab_size"]),
-            "parts": parts_in(
-                "float32",
-                weights=wide.get(kind, kind),
-                kv="own" if is_own else "float32",
-                activations=wide.get(activations, activations),
-                accumulation="float32",
-            ),
+    options, slices = request["modifiers"], {}
+    kind, activations = kinds_of(options)
+    with tempfile.TemporaryDirectory() as target:
+        folder = request["model"]
+        if not is_own:
+            build(folder, target, kind, activations)
+            folder = target
+        elif request["modules"]:
+            # modules change the graph, so it is changed in a copy
+            folder = shutil.copytree(folder, target, ignore=NOT_OF_GRAPH, dirs_exist_ok=True)
+        about = model_of(folder)
+        decoder = about["decoder"]
+        if request["modules"]:
+            slices = show(Path(folder) / decoder["filename"], request["modules"], decoder)
+        config = onnxruntime_genai.Config(str(folder))
+        settings = {
+            "intra_op_num_threads": options["threads"] or len(os.sched_getaffinity(0)),
+            "graph_optimization_level": LEVELS[options["optimize"]],
         }
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": settings}}}))
+        model = onnxruntime_genai.Model(config)
 
-    def generator(self, positions):
-        """Make an empty generator with room for a prompt."""
-        params = self.genai.GeneratorParams(self.model)
-        params.set_search_options(batch_size=self.rows, max_length=positions + 1, do_sample=False)
-        return self.genai.Generator(self.model, params)
-
-    def step(self, generator, ids, start, rows, most=None):
+    def step(generator, ids, start, rows, most=None):
         """Append tokens of the prompt, and send the first `most` of their positions."""
-        generator.append_tokens(np.array(with_neighbors(ids, self.rows), np.int32))
+        generator.append_tokens(np.array(with_neighbors(ids, options["batch"]), np.int32))
         logits = generator.get_output("logits")
         if logits.shape[1] != len(ids) or logits.dtype != np.float32:
             raise Refused(
@@ -292,24 +272,32 @@ class GenAIEngine:
                 f" {logits.dtype}; expected all in float32. Build it with -p fp32 and without"
                 " prune_lm_head.",
             )
-        for module, (output, begin, end) in self.slices.items():
+        for module, (output, begin, end) in slices.items():
             rows.module(module, start, generator.get_output(output)[0][:most, begin:end])
         rows(start, logits[0][:most])
 
-    def run(self, ids, rows):
-        """Compute one prompt. Other rows of a batch hold its tokens in another order."""
-        generator = self.generator(len(ids))
-        for start, tokens in chunks(self.request, ids):
-            if self.request["base"][0] == "reuse" and start:
-                self.step(generator, ids, 0, rows, start)
+    def run(ids, rows):
+        params = onnxruntime_genai.GeneratorParams(model)
+        # with room for the prompt
+        params.set_search_options(
+            batch_size=options["batch"], max_length=len(ids) + 1, do_sample=False
+        )
+        generator = onnxruntime_genai.Generator(model, params)
+        for start, tokens in chunks(request, ids):
+            if request["base"][0] == "reuse" and start:
+                step(generator, ids, 0, rows, start)
                 generator.rewind_to(start)
-            self.step(generator, tokens, start, rows)
+            step(generator, tokens, start, rows)
 
-
-def load(request):
-    """Build the folder's graph if it has none, and open it."""
-    engine = GenAIEngine(request, check(request))
-    return engine.said, engine.run
+    wide = {"f32": "float32"}
+    parts = parts_in(
+        "float32",
+        weights=wide.get(kind, kind),
+        kv="own" if is_own else "float32",
+        activations=wide.get(activations, activations),
+        accumulation="float32",
+    )
+    return {"vocab": int(about["vocab_size"]), "parts": parts}, run
 
 
 if __name__ == "__main__":

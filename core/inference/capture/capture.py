@@ -111,7 +111,7 @@ def plan_capture(
         if path.engine is None and path.rows > 1 and "neighbours" not in path.settings:
             for ids in token_ids:
                 # CaptureError if there are none
-                neighbour_rows(loaded.tokenizer, ids, 1)
+                neighbour_rows(loaded, ids, 1)
     obstacle = without_cache(loaded, None)
     if obstacle and request.kv:
         raise CaptureError(f"{obstacle}, and leave --kv out.")

@@ -53,6 +53,52 @@ Neighbours = Callable[[LoadedModel, Sequence[int], int], Tensor]
 """(model, prompt, count) -> token ids of the other rows, [count, positions]."""
 
 
+# a continuation needs them at every step; few tokenizers are in use at once
+@lru_cache(maxsize=8)
+def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens of the text."""
+    text = _TEXT.read_text(encoding="utf-8")
+    with quiet():
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def neighbour_rows(loaded: LoadedModel, ids: Sequence[int], count: int) -> Tensor:
+    """Return token ids of other prompts, each as long as `ids`. [count, positions], int64, on the
+    CPU.
+
+    Windows of real text, the same at every call; row k does not depend on `count`, so a batch of 4
+    is the beginning of a batch of 8. None equals `ids`, and all differ until the text has no new
+    window.
+    """
+    prompt = list(ids)
+    tokenizer = loaded.tokenizer
+    text = _tokens_of_text(tokenizer)
+    # If a prompt begins with the BOS token, its neighbors do too, like any request to a server.
+    opening = prompt[:1] if len(prompt) > 1 and prompt[0] == tokenizer.bos_token_id else []
+    length = len(prompt) - len(opening)
+    # the text repeats, so that every offset has a whole window
+    around = text * (2 + length // max(1, len(text)))
+    step = max(1, round(len(text) * _GOLDEN))
+    # a step coprime to the text brings up each offset once
+    while gcd(step, len(text)) > 1:
+        step += 1
+    # in the order in which they are met
+    windows: dict[tuple[int, ...], None] = {}
+    for number in range(len(text)):
+        if len(windows) == count:
+            break
+        offset = (1 + number) * step % len(text)
+        window = opening + around[offset : offset + length]
+        if window != prompt:
+            windows[tuple(window)] = None
+    if not windows:
+        raise CaptureError(
+            f"the tokenizer turns every neighbor of a prompt of {len(prompt)} tokens into that"
+            " prompt; lengthen it.",
+        )
+    return torch.tensor(list(islice(cycle(windows), count)), dtype=torch.long)
+
+
 @dataclass
 class CacheWatch:
     """Holds the cache of the last forward of an open path, and its batch."""
@@ -76,7 +122,7 @@ class PromptBatch:
     prompt: tuple[int, ...] = ()
     rows: int = 1
     row: int = 0
-    neighbours: Neighbours = lambda of, prompt, count: neighbour_rows(of.tokenizer, prompt, count)
+    neighbours: Neighbours = neighbour_rows
     left_padding: int = 0
     right_padding: int = 0
     gives_positions: bool = False
@@ -246,55 +292,6 @@ def ignore(*_: object) -> None:
 def rows_of_a_chunk(loaded: LoadedModel) -> int:
     """Return the rows of logits that make about CHUNK_BYTES; at least one."""
     return max(1, CHUNK_BYTES // loaded.row_bytes)
-
-
-# a continuation needs them at every step; few tokenizers are in use at once
-@lru_cache(maxsize=8)
-def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens of the text."""
-    text = _TEXT.read_text(encoding="utf-8")
-    with quiet():
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def neighbour_rows(
-    tokenizer: PreTrainedTokenizerBase,
-    ids: Sequence[int],
-    count: int,
-) -> Tensor:
-    """Return token ids of other prompts, each as long as `ids`. [count, positions], int64, on the
-    CPU.
-
-    Windows of real text, the same at every call; row k does not depend on `count`, so a batch of 4
-    is the beginning of a batch of 8. None equals `ids`, and all differ until the text has no new
-    window.
-    """
-    prompt = list(ids)
-    text = _tokens_of_text(tokenizer)
-    # If a prompt begins with the BOS token, its neighbors do too, like any request to a server.
-    opening = prompt[:1] if len(prompt) > 1 and prompt[0] == tokenizer.bos_token_id else []
-    length = len(prompt) - len(opening)
-    # the text repeats, so that every offset has a whole window
-    around = text * (2 + length // max(1, len(text)))
-    step = max(1, round(len(text) * _GOLDEN))
-    # a step coprime to the text brings up each offset once
-    while gcd(step, len(text)) > 1:
-        step += 1
-    # in the order in which they are met
-    windows: dict[tuple[int, ...], None] = {}
-    for number in range(len(text)):
-        if len(windows) == count:
-            break
-        offset = (1 + number) * step % len(text)
-        window = opening + around[offset : offset + length]
-        if window != prompt:
-            windows[tuple(window)] = None
-    if not windows:
-        raise CaptureError(
-            f"the tokenizer turns every neighbor of a prompt of {len(prompt)} tokens into that"
-            " prompt; lengthen it.",
-        )
-    return torch.tensor(list(islice(cycle(windows), count)), dtype=torch.long)
 
 
 def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvPart]:
