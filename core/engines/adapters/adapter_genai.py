@@ -201,7 +201,9 @@ def show(path, modules, decoder):
     model = onnx.load(path, load_external_data=False)
     # an output that a node leaves out has the empty name
     outputs = {output for node in model.graph.node for output in node.output} - {""}
-    norms = {node.output[0]: node for node in model.graph.node if "LayerNorm" in node.op_type}
+    nodes = [node for node in model.graph.node if node.op_type.startswith("Skip")]
+    # norms that can give the sum too, which nothing uses after the last block
+    norms = {node.output[0]: node for node in nodes if len(node.output) == 1}
     count = decoder["num_hidden_layers"]
     last = f"/model/layers.{count}/final_norm_layernorm"
     slices = {
@@ -219,11 +221,8 @@ def show(path, modules, decoder):
         norm = last if block + 1 == count else f"/model/layers.{block + 1}/input_layernorm"
         output = f"{norm}/output_3"
         slices[stem] = output, 0, None
-        node = norms.get(f"{norm}/output_0")
-        can_sum = node is not None and len(node.output) == 1 and node.op_type.startswith("Skip")
-        if stem in modules and can_sum:
-            # the node can give the sum too, which nothing uses after the last block
-            node.output.extend(["", "", output])
+        if stem in modules and f"{norm}/output_0" in norms:
+            norms[f"{norm}/output_0"].output.extend(["", "", output])
             outputs.add(output)
     slices = {name: slices[name] for name in modules if slices.get(name, ("",))[0] in outputs}
     for output in dict.fromkeys(output for output, _, _ in slices.values()):

@@ -59,7 +59,7 @@ def library():
         ("xllamacpp", "*.dylib"),
     ):
         spec = importlib.util.find_spec(package)
-        for folder in spec.submodule_search_locations if spec else ():
+        for folder in (spec and spec.submodule_search_locations) or ():
             for path in Path(folder).glob(pattern):
                 return str(path)
     return None
@@ -200,7 +200,7 @@ class ContextParams:
                 "this build's llama_context_params have no callback at the place that ULPscope"
                 " knows.",
             )
-        pointers[0] = ctypes.cast(callback, ctypes.c_void_p).value
+        pointers[0] = ctypes.cast(callback, ctypes.c_void_p).value or 0
 
     def set(self, **values):
         for name, value in values.items():

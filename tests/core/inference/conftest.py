@@ -44,7 +44,7 @@ VOCAB = 384
 CONTEXT = 96
 # of the sliding-window models: far shorter than the prompts, so that caches do drop tokens
 WINDOW = 8
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 96,
@@ -57,47 +57,38 @@ _SHAPE = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+# of families that derive the width of the MLP and of a key themselves
+FEWER = {key: SHAPE[key] for key in SHAPE.keys() - {"intermediate_size", "num_key_value_heads"}}
 CONFIGS = {
-    "llama": lambda: LlamaConfig(**_SHAPE),
-    "gpt2": lambda: GPT2Config(
-        vocab_size=VOCAB,
-        n_embd=48,
-        n_layer=2,
-        n_head=4,
-        n_positions=CONTEXT,
-        initializer_range=0.2,
-        bos_token_id=0,
-        eos_token_id=0,
-    ),
-    "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
+    "llama": lambda: LlamaConfig(**SHAPE),
+    "gpt2": lambda: GPT2Config(**FEWER),
+    "qwen2": lambda: Qwen2Config(**SHAPE, tie_word_embeddings=True),
     "mixtral": lambda: MixtralConfig(
-        **_SHAPE,
+        **SHAPE,
         num_local_experts=4,
         num_experts_per_tok=2,
         sliding_window=None,
     ),
-    "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=12),
-    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=None),
-    "mistral-window": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
+    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=12),
+    "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None),
+    "mistral-window": lambda: MistralConfig(**SHAPE, sliding_window=WINDOW),
     # One windowed and one full layer each; soft caps low enough to bite at these weights.
     "gemma2": lambda: Gemma2Config(
-        **_SHAPE,
+        **SHAPE,
         head_dim=12,
         sliding_window=WINDOW,
         attn_logit_softcapping=5.0,
         final_logit_softcapping=10.0,
     ),
     "gemma3": lambda: Gemma3TextConfig(
-        **_SHAPE,
+        **SHAPE,
         head_dim=12,
         sliding_window=WINDOW,
         layer_types=["sliding_attention", "full_attention"],
     ),
-    "gpt-neox": lambda: GPTNeoXConfig(
-        **{k: v for k, v in _SHAPE.items() if k != "num_key_value_heads"},
-    ),
+    "gpt-neox": lambda: GPTNeoXConfig(**FEWER, intermediate_size=96),
     "qwen2-moe": lambda: Qwen2MoeConfig(
-        **_SHAPE,
+        **SHAPE,
         num_experts=4,
         num_experts_per_tok=2,
         moe_intermediate_size=48,
@@ -106,7 +97,7 @@ CONFIGS = {
     # These cannot take every path: a running state next to attention, positions that cannot be
     # given, no cache of keys at all.
     "longrope": lambda: LlamaConfig(
-        **_SHAPE,
+        **SHAPE,
         rope_parameters={
             "rope_type": "longrope",
             "rope_theta": 10_000.0,
@@ -115,60 +106,30 @@ CONFIGS = {
             "original_max_position_embeddings": 24,
         },
     ),
-    "lfm2": lambda: Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"]),
+    "lfm2": lambda: Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]),
     # without position ids its cached steps begin at 0 in transformers 5.23
     "bamba": lambda: BambaConfig(
-        **_SHAPE,
+        **SHAPE,
         attn_layer_indices=[1],
         mamba_n_heads=6,
         mamba_d_head=16,
         mamba_d_state=8,
         mamba_chunk_size=16,
     ),
-    "bloom": lambda: BloomConfig(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        n_layer=2,
-        n_head=4,
-        initializer_range=0.2,
-    ),
-    "mamba": lambda: MambaConfig(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        num_hidden_layers=2,
-        initializer_range=0.2,
-    ),
+    "bloom": lambda: BloomConfig(**FEWER),
+    "mamba": lambda: MambaConfig(**FEWER),
     "mamba2": lambda: Mamba2Config(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        num_hidden_layers=2,
-        num_heads=6,
-        head_dim=16,
-        n_groups=2,
-        state_size=8,
-        chunk_size=16,
-        initializer_range=0.2,
+        **FEWER, num_heads=6, head_dim=16, n_groups=2, state_size=8, chunk_size=16
     ),
-    "rwkv": lambda: RwkvConfig(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        num_hidden_layers=2,
-        context_length=CONTEXT,
-    ),
+    "rwkv": lambda: RwkvConfig(**FEWER),
     "minimax": lambda: MiniMaxConfig(
-        **_SHAPE,
+        **SHAPE,
         head_dim=12,
         num_local_experts=4,
         # a linear first layer has no length, and cached steps begin at 0
         layer_types=["full_attention", "linear_attention"],
     ),
-    "gpt1": lambda: OpenAIGPTConfig(
-        vocab_size=VOCAB,
-        n_embd=48,
-        n_layer=2,
-        n_head=4,
-        n_positions=CONTEXT,
-    ),
+    "gpt1": lambda: OpenAIGPTConfig(**FEWER),
 }
 
 # Those that can take every path.

@@ -23,27 +23,15 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.inference import sameness
-from tests.core.inference.conftest import CONFIGS
+from tests.core.inference.conftest import CONFIGS, FEWER
 from tests.core.inference.sameness import planned
 from tests.covering import few
 
 pytestmark = pytest.mark.model
-_SMALL = {"vocab_size": 384, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 MORE = {
-    "opt": lambda: OPTConfig(
-        **_SMALL,
-        ffn_dim=96,
-        max_position_embeddings=96,
-        word_embed_proj_dim=48,
-        init_std=0.2,
-    ),
-    "phi": lambda: PhiConfig(
-        **_SMALL,
-        intermediate_size=96,
-        max_position_embeddings=96,
-        initializer_range=0.2,
-    ),
-    "falcon": lambda: FalconConfig(**_SMALL, initializer_range=0.2),
+    "opt": lambda: OPTConfig(**FEWER, ffn_dim=96, word_embed_proj_dim=48, init_std=0.2),
+    "phi": lambda: PhiConfig(**FEWER, intermediate_size=96),
+    "falcon": lambda: FalconConfig(**FEWER),
 }
 ARCHITECTURES = [
     name for name in CONFIGS | MORE if name not in ("qwen2", "mistral", "gemma2", "longrope")
