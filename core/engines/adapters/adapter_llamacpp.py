@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 FLASH = {"auto": -1, "off": 0, "on": 1}
 # what llama.cpp calls the tensors of its graph, by what transformers calls the modules that put
 # them out
+IN_BLOCK = re.compile(r"model\.layers\.(\d+)\.?(.*)")
 OF_BLOCK = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "Qcur",
@@ -317,7 +319,7 @@ class LlamaCppEngine:
                 # logits of every row: the request must not change what is computed
                 batch.logits[n] = 1
             if self.modules is not None:
-                self.modules.begin(rows, start, most)
+                self.modules.begin(rows, start, len(tokens) if most is None else most)
             code = self.lib.llama_decode(self.context, batch)
             if self.modules is not None:
                 self.modules.end()
@@ -403,18 +405,15 @@ class GraphTensors:
         of_model = OF_GEMMA if self.architecture == "gemma" else OF_MODEL
         if name in of_model:
             return of_model[name]
-        start, _, rest = name.partition("model.layers.")
-        block, _, part = rest.partition(".")
-        return (
-            (f"{OF_BLOCK[part]}-{block}",)
-            if not start and block.isdigit() and part in OF_BLOCK
-            else ()
-        )
+        inside = IN_BLOCK.fullmatch(name)
+        if inside is None or inside[2] not in OF_BLOCK:
+            return ()
+        return (f"{OF_BLOCK[inside[2]]}-{inside[1]}",)
 
     def begin(self, rows, start, most):
         """Prepare for a call that computes positions from `start` on and sends the first `most`."""
         self.rows, self.failed, self.done = rows, None, dict.fromkeys(self.names, start)
-        self.end_of_sent = None if most is None else start + most
+        self.end_of_sent = start + most
 
     def end(self):
         self.rows = None
@@ -434,9 +433,7 @@ class GraphTensors:
             values = np.empty((positions, features), np.float32)
             self.lib.ggml_backend_tensor_get(tensor, values.ctypes.data, 0, values.nbytes)
             values, start = self.in_order(name, values), self.done[name]
-            rows = (
-                values if self.end_of_sent is None else values[: max(0, self.end_of_sent - start)]
-            )
+            rows = values[: max(0, self.end_of_sent - start)]
             for module in self.names[name] if len(rows) else ():
                 self.rows.module(module, start, rows)
             self.done[name] += len(values)

@@ -36,31 +36,6 @@ def bits_of(array):
     return np.array(array), None
 
 
-class MLXModules:
-    """Outputs of modules, by the names that MLX shares with transformers."""
-
-    def __init__(self, model, names):
-        self.rows, self.start = None, 0
-        for name, module in model.named_modules():
-            if name in names:
-                self.follow(name, module)
-
-    def follow(self, name, module):
-        """Wrap this one module's calls: Python looks `__call__` up in the class."""
-        plain, see = type(module), self.see
-
-        def call(itself, *arguments, **keywords):
-            output = plain.__call__(itself, *arguments, **keywords)
-            see(name, output)
-            return output
-
-        module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
-
-    def see(self, name, output):
-        if self.rows is not None and output.ndim == 3:
-            self.rows.module(name, self.start, *bits_of(output[0]))
-
-
 def load(request):
     """Load a folder as mlx-lm does, in the request's dtype."""
     import mlx.core as mx
@@ -73,17 +48,34 @@ def load(request):
     if model.model_type.startswith("gemma"):
         # scaled afterwards here, in the module in transformers
         names.discard("model.embed_tokens")
-    modules = MLXModules(model, names)
+    place, taker = 0, None
+
+    def follow(name, module):
+        """Wrap this one module's calls: Python looks `__call__` up in the class."""
+        plain = type(module)
+
+        def call(itself, *arguments, **keywords):
+            output = plain.__call__(itself, *arguments, **keywords)
+            if taker is not None and output.ndim == 3:
+                taker.module(name, place, *bits_of(output[0]))
+            return output
+
+        module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+
+    for name, module in model.named_modules():
+        # the names that MLX shares with transformers
+        if name in names:
+            follow(name, module)
     kind = request["modifiers"]["kv"]
 
     def run(ids, rows):
-        cache = make_prompt_cache(model)
+        nonlocal place, taker
+        taker, cache = rows, make_prompt_cache(model)
         if kind != "own":
             cache = [layer.to_quantized(group_size=64, bits=int(kind[1:])) for layer in cache]
-        for start, tokens in chunks(request, ids):
-            modules.rows, modules.start = rows, start
+        for place, tokens in chunks(request, ids):
             logits = model(mx.array([tokens]), cache=cache)[0]
-            rows(start, *bits_of(logits))
+            rows(place, *bits_of(logits))
 
     vocab = int(model(mx.array([[0]])).shape[-1])
     kv = request["dtype"] if kind == "own" else kind

@@ -4,10 +4,7 @@ plugin.
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-from adapter_ort import export, require, run_of, show
+from adapter_ort import exported, require, run_of
 from ulpscope_engine import (
     THREADS,
     Refused,
@@ -48,10 +45,7 @@ def load(request):
     settings = {"INFERENCE_PRECISION_HINT": options["precision"]}
     if options["threads"]:
         settings["INFERENCE_NUM_THREADS"] = options["threads"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "model.onnx")
-        vocab = export(request["model"], path)
-        output_of = show(path, request["modules"]) if request["modules"] else {}
+    with exported(request) as (path, vocab, output_of):
         compiled = core.compile_model(core.read_model(path), "CPU", settings)
     computes_in = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
     if computes_in != options["precision"]:

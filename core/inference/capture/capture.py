@@ -331,8 +331,7 @@ def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | Non
         if loaded.encoder is not None and (path.engine or path.base.name == "prefill"):
             raise CaptureError(f"path '{path}' needs a causal head; choose encode.")
         check_path(path, loaded, positions)
-        refusal = path.engine and engine_side.not_stored(path.engine, str(path), loaded)
-        if refusal:
+        if refusal := engine_side.not_stored(path, loaded):
             raise CaptureError(f"path '{path}': {refusal}.")
 
 

@@ -54,16 +54,17 @@ def refusal(path: Path, engine: EngineDescription, loaded: LoadedModel) -> str |
     return None
 
 
-def not_stored(engine: EngineDescription, name: str, loaded: LoadedModel) -> str | None:
+def not_stored(path: Path, loaded: LoadedModel) -> str | None:
     """Return why a run in the model's dtype cannot hold this engine's logits, and the fix, or
     None.
     """
-    if not engine.logits or engine.logits == loaded.dtype:
+    engine = path.engine
+    if engine is None or engine.logits in ("", loaded.dtype):
         return None
     short = next((key for key, dtype in _DTYPES.items() if dtype == loaded.dtype), "f32")
     way = f"--dtype {engine.logits} --reference prefill+dtype:{loaded.dtype}"
     if "weights" in engine.modifiers:
-        way += f" --variant {name}+weights:{short}"
+        way += f" --variant {path}+weights:{short}"
     return (
         f"{engine.engine} gives its logits in {engine.logits}, which {loaded.dtype} cannot hold;"
         f" capture with {way}"

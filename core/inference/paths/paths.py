@@ -207,8 +207,8 @@ def sides_of(request: CaptureRequest) -> tuple[NamedPath, ...]:
         default = {"decode": "prefill", "encode": "encode+batch:8"}.get(str(reference), "decode")
         variants = [parse_path(default)]
     paths = [reference, *variants]
-    for number, path in enumerate(paths):
-        if path in paths[:number]:
+    for path in paths:
+        if paths.count(path) > 1:
             raise UsageError(
                 f"path '{path}' is given twice; the sides of a run need different paths.",
             )
@@ -217,14 +217,12 @@ def sides_of(request: CaptureRequest) -> tuple[NamedPath, ...]:
     if repeat == 1:
         return tuple(NamedPath(str(path), path) for path in paths)
     sides = []
-    # the first call fills the cache that the later ones read
     for path in paths:
-        is_filling = path.base.name in ("blocks", "reuse")
-        filling = replace(path, base=Step("prefill")) if is_filling else path
-        sides += [
-            NamedPath(f"{path} call {call}", filling if call == 1 else path)
-            for call in range(1, repeat + 1)
-        ]
+        calls = [path] * repeat
+        if path.base.name in ("blocks", "reuse"):
+            # the first call fills the cache that the later ones read
+            calls[0] = replace(path, base=Step("prefill"))
+        sides += [NamedPath(f"{path} call {number}", call) for number, call in enumerate(calls, 1)]
     return tuple(sides)
 
 
