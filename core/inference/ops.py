@@ -264,11 +264,10 @@ def probes_of(
     names: Sequence[str],
     is_quick: bool,
     of_model: Sequence[Operation] = (),
-    table: Sequence[Operation] = OPERATIONS,
 ) -> tuple[tuple[Operation, tuple[int, ...]], ...]:
     """Return (operation, size) of all probes, each once. names: of operations, empty for all."""
     probes = {}
-    for operation in (*table, *of_model):
+    for operation in (*OPERATIONS, *of_model):
         is_named = not names or operation.name in names or operation in of_model
         if is_named and (operation.is_on_cpu or device.type != "cpu"):
             for size in operation.sizes[:2] if is_quick else operation.sizes:
