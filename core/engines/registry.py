@@ -138,7 +138,6 @@ def running(name: str, request: Mapping[str, Any]) -> EngineProcess:
                 _running.popitem(last=False)[1].end()
             process = location.start(name)
             try:
-                EngineDescription.of(name, process.hello)
                 process.load(request)
             except BaseException:
                 # also after Ctrl-C: nobody else would end the process

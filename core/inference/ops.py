@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -357,19 +356,26 @@ class _Probe:
         for batch, bits in row_bits.items():
             others = [own_bits(self._call(row, batch)[0]).ravel() for row in range(1, count)]
             row_bits[batch] = np.concatenate([bits, *others])
-        classes = self._classes(row_bits)
-        positions = [
-            self._positions(batch) for batch in _POSITION_BATCHES if batch <= max(row_bits)
-        ]
+        # batch sizes with equal bits, that of batch 1 first, with the distance to it
+        classes = []
+        for digest, batches in _equal(row_bits.items()).items():
+            neq, max_ulps = self._distance(row_bits[1], row_bits[batches[0]])
+            classes.append({"batches": batches, "digest": digest, "neq": neq, "max_ulps": max_ulps})
+        # indices of a batch of copies of one row, in groups of equal bits
+        positions = []
+        for batch in _POSITION_BATCHES:
+            if batch <= max(row_bits):
+                copies = [rows[:1].repeat_interleave(batch, 0) for rows in self._rows]
+                groups = _equal(enumerate(bits_of(self._run(*copies, *self._shared))))
+                positions.append({"batch": batch, "groups": list(groups.values())})
+        is_position_invariant = all(len(each["groups"]) == 1 for each in positions)
         return figures | {
             "rows_tried": count,
             "is_batch_invariant": len(classes) == 1,
             "batch_classes": classes,
             "batch_neq": max(each["neq"] for each in classes),
             "batch_max_ulps": max(each["max_ulps"] for each in classes),
-            "is_position_invariant": all(len(each["groups"]) == 1 for each in positions)
-            if positions
-            else None,
+            "is_position_invariant": is_position_invariant if positions else None,
             "row_positions": positions,
         }
 
@@ -419,22 +425,6 @@ class _Probe:
             **dict(zip(_WORST, worst, strict=True)),
         }
         return columns, row_bits
-
-    def _classes(self, row_bits: dict[int, Bits]) -> list[dict[str, Any]]:
-        """Return the classes of batch sizes with equal bits, that of batch 1 first, with the
-        distance to it.
-        """
-        classes = []
-        for digest, batches in _equal(row_bits.items()).items():
-            neq, max_ulps = self._distance(row_bits[1], row_bits[batches[0]])
-            classes.append({"batches": batches, "digest": digest, "neq": neq, "max_ulps": max_ulps})
-        return classes
-
-    def _positions(self, batch: int) -> dict[str, Any]:
-        """Return the indices of a batch of copies of one row, in groups of equal bits."""
-        copies = [rows[:1].repeat(batch, *[1] * (rows.ndim - 1)) for rows in self._rows]
-        rows = bits_of(self._run(*copies, *self._shared))
-        return {"batch": batch, "groups": list(_equal(enumerate(rows)).values())}
 
     def _distance(self, a: Bits, b: Bits) -> tuple[int, int]:
         """Return (differing elements, largest distance in ULPs over those finite on both sides)."""

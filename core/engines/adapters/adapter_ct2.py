@@ -1,7 +1,5 @@
 """CTranslate2 as an engine: a transformers folder, converted by its own converter."""
 
-from __future__ import annotations
-
 import tempfile
 
 import numpy as np

@@ -1,7 +1,5 @@
 """ONNX Runtime GenAI as an engine: a graph of its builder, or the folder's own, on a CPU."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

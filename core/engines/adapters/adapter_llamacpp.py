@@ -2,8 +2,6 @@
 LLAMA_CPP_LIB.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os
@@ -151,62 +149,54 @@ class Params(ctypes.Structure):
     _fields_ = [("data", ctypes.c_uint8 * ROOM)]
 
 
-class ContextParams:
-    """Places in llama_context_params, whose fields change every few months: located by their
-    default values, in words of 32 bits.
+def context_params(params, callback, **values):
+    """Set fields of llama_context_params, which change every few months: located by their default
+    values, in words of 32 bits. callback: an EVALUATED, called with every tensor of the graph.
     """
-
-    def __init__(self, params):
-        self.params = params
-        # a view, so that writing a word changes the parameters
-        self.words = np.frombuffer(params, np.int32)
-        words = self.words[:64].tolist()
-        if words[:4] != [512, 2048, 512, 1]:
-            raise Refused(
-                "this build's llama_context_params begin differently; expected n_ctx 512, n_batch"
-                " 2048.",
-            )
-        # n_threads, n_threads_batch, the context's type, then -1 for rope, pooling, attention and
-        # flash attention
-        at = [
-            n
-            for n in range(4, 14)
-            if words[n] == words[n + 1] > 0 and words[n + 3 : n + 7] == [-1] * 4
-        ]
-        # type_k and type_v, float16 both
-        cache = [n for n in range(20, 40) if words[n : n + 2] == [1, 1]]
-        if len(at) != 1 or len(cache) != 1:
-            raise Refused(
-                "this build lays llama_context_params out differently from the builds that ULPscope"
-                " knows.",
-            )
-        (threads,), (self.cache,) = at, cache
-        self.places = {
-            "n_ctx": 0,
-            "n_batch": 1,
-            "n_ubatch": 2,
-            "n_seq_max": 3,
-            "threads": threads,
-            "threads_batch": threads + 1,
-            "flash": threads + 6,
-            "type_k": self.cache,
-            "type_v": self.cache + 1,
-        }
-
-    def follow(self, callback):
-        """Call an EVALUATED with every tensor of the graph."""
+    # a view, so that writing a word changes the parameters
+    view = np.frombuffer(params, np.int32)
+    words = view[:64].tolist()
+    if words[:4] != [512, 2048, 512, 1]:
+        raise Refused(
+            "this build's llama_context_params begin differently; expected n_ctx 512, n_batch"
+            " 2048.",
+        )
+    # n_threads, n_threads_batch, the context's type, then -1 for rope, pooling, attention and
+    # flash attention
+    at = [
+        n for n in range(4, 14) if words[n] == words[n + 1] > 0 and words[n + 3 : n + 7] == [-1] * 4
+    ]
+    # type_k and type_v, float16 both
+    caches = [n for n in range(20, 40) if words[n : n + 2] == [1, 1]]
+    if len(at) != 1 or len(caches) != 1:
+        raise Refused(
+            "this build lays llama_context_params out differently from the builds that ULPscope"
+            " knows.",
+        )
+    (threads,), (cache,) = at, caches
+    places = {
+        "n_ctx": 0,
+        "n_batch": 1,
+        "n_ubatch": 2,
+        "n_seq_max": 3,
+        "threads": threads,
+        "threads_batch": threads + 1,
+        "flash": threads + 6,
+        "type_k": cache,
+        "type_v": cache + 1,
+    }
+    for name, value in values.items():
+        view[places[name]] = value
+    if callback is not None:
         # cb_eval and its data come before the cache's types
-        pointers = self.words[self.cache - 4 : self.cache].view(np.uint64)
+        pointers = view[cache - 4 : cache].view(np.uint64)
         if pointers.any():
             raise Refused(
                 "this build's llama_context_params have no callback at the place that ULPscope"
                 " knows.",
             )
         pointers[0] = ctypes.cast(callback, ctypes.c_void_p).value or 0
-
-    def set(self, **values):
-        for name, value in values.items():
-            self.words[self.places[name]] = value
+    return params
 
 
 class LlamaCppEngine:
@@ -278,13 +268,12 @@ class LlamaCppEngine:
         if self.context is None or needed > self.room:
             if self.context is not None:
                 self.lib.llama_free(self.context)
-            params = ContextParams(self.lib.llama_context_default_params())
             kind = TYPES[self.options["kv"]]
             room = max(256, -(-positions // 256) * 256) * self.rows
             threads = self.options["threads"] or len(os.sched_getaffinity(0))
-            if self.modules is not None:
-                params.follow(self.modules.callback)
-            params.set(
+            params = context_params(
+                self.lib.llama_context_default_params(),
+                None if self.modules is None else self.modules.callback,
                 n_ctx=room,
                 n_batch=room,
                 n_ubatch=min(room, self.options.get("ubatch", room)),
@@ -295,11 +284,12 @@ class LlamaCppEngine:
                 threads=threads,
                 threads_batch=threads,
             )
-            self.context = self.lib.llama_init_from_model(self.model, params.params)
+            self.context = self.lib.llama_init_from_model(self.model, params)
             if not self.context:
                 raise Refused("llama.cpp cannot make a context with these settings.")
+            self.memory = self.lib.llama_get_memory(self.context)
             self.room = room
-        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+        self.lib.llama_memory_clear(self.memory, True)
 
     def step(self, sequences, start, rows, most=None):
         """Evaluate tokens of every sequence from `start` on; send the first `most` rows of the
@@ -345,12 +335,7 @@ class LlamaCppEngine:
                 if self.options["swap"] == "on":
                     self.swap(others, rows)
                 for row in range(self.rows):
-                    self.lib.llama_memory_seq_rm(
-                        self.lib.llama_get_memory(self.context),
-                        row,
-                        start,
-                        -1,
-                    )
+                    self.lib.llama_memory_seq_rm(self.memory, row, start, -1)
             self.step([row[start : start + len(tokens)] for row in others], start, rows)
 
     def swap(self, sequences, rows):
@@ -358,10 +343,9 @@ class LlamaCppEngine:
         full; meanwhile another prompt overwrites it.
         """
         saved = [self.saved(row) for row in range(self.rows)]
-        memory = self.lib.llama_get_memory(self.context)
-        self.lib.llama_memory_clear(memory, True)
+        self.lib.llama_memory_clear(self.memory, True)
         self.step([row[::-1] for row in sequences], 0, rows, 0)
-        self.lib.llama_memory_clear(memory, False)
+        self.lib.llama_memory_clear(self.memory, False)
         for row, state in enumerate(saved):
             if not self.lib.llama_state_seq_set_data(self.context, state, len(state), row):
                 raise RuntimeError("llama_state_seq_set_data restored nothing")

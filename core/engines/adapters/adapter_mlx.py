@@ -1,7 +1,5 @@
 """MLX as an engine: mlx-lm's own model of the folder, on MLX's default device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -2,8 +2,6 @@
 runs.
 """
 
-from __future__ import annotations
-
 import ast
 import tempfile
 from contextlib import contextmanager

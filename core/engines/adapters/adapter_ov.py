@@ -2,8 +2,6 @@
 plugin.
 """
 
-from __future__ import annotations
-
 from adapter_ort import exported, require, run_of
 from ulpscope_engine import (
     THREADS,

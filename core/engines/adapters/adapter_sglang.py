@@ -2,8 +2,6 @@
 never run.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from ulpscope_engine import (
     BATCH,

@@ -2,8 +2,6 @@
 docs/contributing/engine.md.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -2,8 +2,6 @@
 prefix of it.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from typing import Any

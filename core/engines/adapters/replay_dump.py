@@ -4,8 +4,6 @@ such folders; names of transformers, SGLang (and vLLM) and torchtitan are known.
 untrusted: no code in them is executed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

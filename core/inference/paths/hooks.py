@@ -176,7 +176,7 @@ class ModuleTrace:
         rows, columns = self._shape
         row = self._computed[0]
         if output.ndim == 2 and len(output) == rows * columns:
-            return output[row * columns : (row + 1) * columns]
+            return output.reshape(rows, columns, -1)[row]
         if output.ndim not in (3, 4) or len(output) not in (1, rows):
             return None
         # position embeddings are one row for all
