@@ -2,8 +2,6 @@
 interpreter.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

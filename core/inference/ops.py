@@ -5,8 +5,6 @@ A row of an operation is one element of the batch axis; its result depends on it
 all rows share.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import time

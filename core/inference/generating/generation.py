@@ -7,8 +7,6 @@ tokens to every side repeats the computation and gives the complete logits of bo
 divergence. That second pass is an ordinary capture: this module finds the tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch

@@ -5,8 +5,6 @@ like any others. Prompts run on the reference and then on the variant in batches
 have to change the whole model first (dtype, number of threads).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

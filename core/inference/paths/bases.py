@@ -5,8 +5,6 @@
 # ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it
 # needs all of it
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import suppress

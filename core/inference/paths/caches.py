@@ -1,7 +1,5 @@
 """What a model keeps between forwards: a cache of transformers, or a state that it returns."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import signature

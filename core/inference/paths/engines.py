@@ -1,7 +1,5 @@
 """Sides that can be run and judged: a path of the grammar or any callable; and their comparison."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import inspect

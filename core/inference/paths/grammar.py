@@ -2,8 +2,6 @@
 torch, so that a typing error is refused at once.
 """
 
-from __future__ import annotations
-
 from ...engines.process import EngineDescription
 from ...engines.registry import describe
 from ...errors import UsageError

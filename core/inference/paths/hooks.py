@@ -6,8 +6,6 @@ subclass's matter: it is spooled (core.inference.watching.layers), or kept and c
 (core.inference.controls.modules_alone).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

@@ -7,8 +7,6 @@ everything at exit, and enter it in MODIFIERS and in `grammar.py`.
 # ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it
 # needs all of it
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ times smaller. So above SLICE_BYTES the model is called again for each slice, wi
 cached.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

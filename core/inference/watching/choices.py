@@ -1,7 +1,5 @@
 """Choices of a capture, recorded in the forwards whose logits are stored."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pyarrow as pa

@@ -5,8 +5,6 @@ On CUDA the profiler names each kernel. On a CPU it knows operations only; oneDN
 implementation on standard output. Forward hooks assign every kernel to the innermost module.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -3,8 +3,6 @@ after each block; not modules without an output per position and row (rotary tab
 single experts).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any
