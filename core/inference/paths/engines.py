@@ -15,7 +15,7 @@ from torch import Tensor
 from ...checks.arrays_alone import ROW_ULPS
 from ...checks.single_logit import LARGEST_PEAK
 from ...errors import CaptureError, UlpscopeError
-from ...numerics.arrays import Floats, Ints
+from ...numerics.arrays import Floats
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, spacings
 from ...numerics.side_divergence import ROW_ULP_SHIFT, Divergence, concatenate, peaks_of
 from ..models.devices import bits_of, row_sums
@@ -205,27 +205,23 @@ def divergence(
     which holds those of float32 values to 2^-53. row_ulps_of, peaks_in: dtype of a histogram in row
     ULPs, of peaks; check: called with each piece first.
     """
-    squares = []
-    mismatches = []
-    counts: list[Ints] = []
-    peaks: list[Floats] = []
-    first: tuple[int, float, float] | None = None
+    parts: list[Divergence] = []
 
     def add(position: int, logits: Tensor) -> None:
-        nonlocal first
         check(logits)
         reference = plain[position : position + len(logits)].double()
         variant = logits.double()
         difference = reference - variant
         is_finite = difference.isfinite()
         elements = is_finite.sum(1).cpu()
-        mismatches.append(torch.zeros_like(elements))
+        mismatches = torch.zeros_like(elements)
+        first = row_ulps = peaks = None
         if not is_finite.all():
             difference = torch.where(is_finite, difference, 0.0)
             is_same = (reference == variant) | (reference.isnan() & variant.isnan())
             is_mismatch = ~is_finite & ~is_same
-            mismatches[-1] = is_mismatch.sum(1).cpu()
-            if first is None and mismatches[-1].any():
+            mismatches = is_mismatch.sum(1).cpu()
+            if mismatches.any():
                 row, token = is_mismatch.nonzero()[0].tolist()
                 first = token, float(reference[row, token]), float(variant[row, token])
         if row_ulps_of is not None:
@@ -233,27 +229,22 @@ def divergence(
             steps = torch.from_numpy(_spacings(reference, row_ulps_of)).to(difference.device)
             bins = (difference.abs() / steps[:, None]).float().view(torch.int32) >> ROW_ULP_SHIFT
             bins = bins.flatten() if is_finite.all() else bins[is_finite]
-            of_bins = torch.bincount(bins).cpu().numpy()
-            nonzero = np.flatnonzero(of_bins)
-            counts.append(np.stack([nonzero, of_bins[nonzero]]))
+            counts = torch.bincount(bins).cpu().numpy()
+            nonzero = np.flatnonzero(counts)
+            row_ulps = np.stack([nonzero, counts[nonzero]])
         if peaks_in is not None:
             # of rows that may have one beyond LARGEST_PEAK, 0 of others
             least = ROW_ULPS[peaks_in.name][2] * _spacings(reference, peaks_in)
             largest = difference.abs().amax(1).cpu().numpy()
             rows = np.flatnonzero(largest > LARGEST_PEAK * least)
-            of_rows = np.zeros(len(least))
-            of_rows[rows] = peaks_of(difference[rows].cpu().numpy(), least[rows])
-            peaks.append(of_rows)
-        squares.append(row_sums(difference.square()) / elements.clamp_min(1).numpy())
+            peaks = np.zeros(len(least))
+            peaks[rows] = peaks_of(difference[rows].cpu().numpy(), least[rows])
+        squares = row_sums(difference.square()) / elements.clamp_min(1).numpy()
+        part = Divergence(squares, mismatches.numpy(), first, peaks=peaks, row_ulps=row_ulps)
+        parts.append(part)
 
     run(ids, add)
-    return Divergence(
-        np.concatenate(squares),
-        torch.cat(mismatches).numpy(),
-        first,
-        peaks=np.concatenate(peaks) if peaks else None,
-        row_ulps=np.concatenate(counts, axis=1) if counts else None,
-    )
+    return concatenate(parts)
 
 
 def _spacings(reference: Tensor, fmt: FloatFormat) -> Floats:

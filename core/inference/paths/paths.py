@@ -93,8 +93,6 @@ class Path:
         """Return the bytes of the logits on the device at once, for a prompt of `positions`
         tokens.
         """
-        if self.engine is not None:
-            return rows_of_a_chunk(loaded) * loaded.row_bytes
         columns = max(self.forwards(loaded, positions))
         if not self.is_one_piece:
             columns = min(columns, columns_at_once(self.rows, loaded.row_bytes))
@@ -106,7 +104,7 @@ class Path:
         """
         # an engine has a process of its own
         if self.engine is not None:
-            return self.logits_bytes(loaded, positions)
+            return rows_of_a_chunk(loaded) * loaded.row_bytes
         text = loaded.text_config
         hidden = dimension(text, "hidden_size")
         wide = dimension(text, "intermediate_size") or 4 * hidden
