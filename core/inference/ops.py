@@ -44,6 +44,10 @@ _WORST = ("worst_neq", "worst_max_ulps", "worst_batch", "worst_call", "worst_ele
 _REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError)
 
 
+Size = tuple[int, ...]
+"""Numbers of the axes of an operation."""
+
+
 @dataclass(frozen=True)
 class Operation:
     """A torch operation. words: a size in words; rows, shared: axes of its inputs, `m k, k n` of
@@ -55,15 +59,18 @@ class Operation:
     rows: str
     shared: str
     run: Callable[..., Tensor]
-    sizes: tuple[tuple[int, ...], ...]
+    sizes: tuple[Size, ...]
     backend: str = ""
     is_on_cpu: bool = True
     modules: str = ""
 
-    def axes(self, numbers: tuple[int, ...]) -> dict[str, int]:
+    def axes(self, numbers: Size) -> dict[str, int]:
         """Return the axes of a size by name."""
         names = re.findall(r"{(\w)}", self.words)
         return dict(zip(names, numbers, strict=True))
+
+
+Probes = tuple[tuple[Operation, Size], ...]
 
 
 def _add_into(x: Tensor, places: Tensor, name: str) -> Tensor:
@@ -250,7 +257,7 @@ class ProbePlan:
 
     device: torch.device
     dtypes: tuple[str, ...]
-    probes: tuple[tuple[Operation, tuple[int, ...]], ...]
+    probes: Probes
     repeats: int = 20
     is_quick: bool = False
     seconds_each: float = 1.0
@@ -261,7 +268,7 @@ def probes_of(
     names: Sequence[str],
     is_quick: bool,
     of_model: Sequence[Operation] = (),
-) -> tuple[tuple[Operation, tuple[int, ...]], ...]:
+) -> Probes:
     """Return (operation, size) of all probes, each once. names: of operations, empty for all."""
     probes = {}
     for operation in (*OPERATIONS, *of_model):
@@ -286,7 +293,7 @@ def probe_all(
     on_progress("probed", len(probes), len(probes), "probes")
 
 
-def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePlan) -> OpRow:
+def probe(operation: Operation, size: Size, dtype: str, plan: ProbePlan) -> OpRow:
     """Probe one operation in one dtype and size.
 
     The row has a refusal if torch does not support it.
@@ -314,7 +321,7 @@ class _Probe:
     def __init__(
         self,
         operation: Operation,
-        size: tuple[int, ...],
+        size: Size,
         fmt: FloatFormat,
         plan: ProbePlan,
     ) -> None:

@@ -21,6 +21,10 @@ from ..models.model import Inputs, LoadedModel
 from ..paths.batch import ignore
 from ..paths.paths import OpenPath, Path, open_path, sides_of
 
+Ids = tuple[int, ...]
+Scores = tuple[Ids, tuple[float, ...]]
+"""Tokens that a path chooses, and their margins in logits."""
+
 
 def plan_generation(
     loaded: LoadedModel,
@@ -51,7 +55,7 @@ def plan_generation(
     for length in sorted({len(prompt) + tokens - 1 for prompt in ids}):
         check_continuing(loaded, paths, length)
     # of each prompt, by side
-    continuations: list[list[tuple[int, ...]]] = [[] for _ in ids]
+    continuations: list[list[Ids]] = [[] for _ in ids]
     if is_dry:
         continuations = [[()] * len(paths)] * len(ids)
     else:
@@ -82,7 +86,7 @@ def continue_all(
     prompts: Sequence[Sequence[int]],
     tokens: int,
     seed: int = 0,
-) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
+) -> Iterator[Scores]:
     """Yield the greedy continuation of each prompt on one path: up to `tokens` token ids, and their
     margins in logits.
 
@@ -119,7 +123,7 @@ def _continuation(
     ids: Sequence[int],
     tokens: int,
     ends: frozenset[int],
-) -> tuple[tuple[int, ...], tuple[float, ...]]:
+) -> Scores:
     own: list[int] = []
     margins: list[Tensor] = []
 
@@ -136,7 +140,7 @@ def _continuation(
     return tuple(own), tuple(torch.cat(margins).tolist())
 
 
-def _common(generation: Generation) -> tuple[int, ...]:
+def _common(generation: Generation) -> Ids:
     """Return the reference's tokens to feed: up to the last divergence, or all but its last one."""
     own = generation.tokens[0]
     partings = [generation.parting(side) for side in range(1, len(generation.tokens))]
@@ -149,7 +153,7 @@ def tokens_with_room(
     prompt: str | Sequence[int],
     label: str,
     tokens: int,
-) -> tuple[int, ...]:
+) -> Ids:
     """Return a prompt's tokens; CaptureError if so many more exceed the context."""
     ids = loaded.tokens_of(prompt, label)
     if loaded.context is not None and len(ids) + tokens > loaded.context:

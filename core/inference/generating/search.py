@@ -18,13 +18,17 @@ from ...progress import Progress, no_progress
 from ..capture.capture import check_paths, torch_errors_stop
 from ..models.model import Inputs, LoadedModel
 from ..paths.paths import Path, open_path, parse_path
-from .generation import best_and_margin, check_continuing, continue_all, tokens_with_room
+from .generation import (
+    Ids,
+    Scores,
+    best_and_margin,
+    check_continuing,
+    continue_all,
+    tokens_with_room,
+)
 
 # prompts: a first flip is reported early, a costly change of the model is rare
 _FIRST_BATCH, _LARGEST_BATCH = 4, 64
-Ids = tuple[int, ...]
-# tokens that a path chose, and their margins in logits
-Scores = tuple[Sequence[int], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,9 @@ def _scores(
         for ids in prompts:
             scored.clear()
             run(ids, lambda _, logits: scored.append(best_and_margin(logits)))
-            chosen, margins = (torch.cat(each).tolist() for each in zip(*scored, strict=True))
+            chosen, margins = (
+                tuple(torch.cat(each).tolist()) for each in zip(*scored, strict=True)
+            )
             yield chosen, margins
 
 
