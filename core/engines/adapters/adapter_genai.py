@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from adapter_ort import LEVELS, require
 from ulpscope_engine import (
+    BASES,
     BATCH,
     THREADS,
     Refused,
@@ -46,13 +47,7 @@ HELLO = {
             "says": "activations:int8 needs quantized matrices; add weights:int8 or weights:int4",
         },
     ],
-    "bases": {
-        "prefill": {},
-        "decode": {},
-        "chunked": {"least": 1},
-        # the first N tokens' keys and values from an earlier call, rewound
-        "reuse": {"least": 1},
-    },
+    "bases": BASES,
     "modifiers": {
         "weights": modifier(
             "type of the matrices",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from ulpscope_engine import (
+    BASES,
     BATCH,
     THREADS,
     Refused,
@@ -87,12 +88,7 @@ HELLO = {
             "says": "swap:on restores a reused prefix; choose reuse:N",
         },
     ],
-    "bases": {
-        "prefill": {},
-        "decode": {},
-        "chunked": {"least": 1},
-        "reuse": {"least": 1},  # the first N tokens' keys and values from an earlier call
-    },
+    "bases": BASES,
     "modifiers": {
         "weights": modifier(
             "type of the matrices; own: as the model's GGUF has them",

@@ -119,12 +119,11 @@ class ModuleTrace:
     def following(self, model: Any, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
         """Take every output of the modules inside the `with`, by name."""
         # functions: a callable may copy the model, and methods would copy this trace too
-        with ExitStack() as hooks:
-            begin = model.register_forward_pre_hook(
-                lambda _, *call: self._begin(*call),
-                with_kwargs=True,
-            )
-            hooks.enter_context(begin)
+        begin = model.register_forward_pre_hook(
+            lambda _, *call: self._begin(*call),
+            with_kwargs=True,
+        )
+        with begin, ExitStack() as hooks:
             for name, module in modules.items():
                 see = module.register_forward_hook(
                     lambda _, __, output, name=name: self._see(name, output),

@@ -77,15 +77,13 @@ def as_sglang(model, steps, folder):
         entries = {"model.embed_tokens": found["model.embed_tokens"]}
         for block in range(model.config.num_hidden_layers):
             stem = f"model.layers.{block}."
-            entries[stem + "self_attn.qkv_proj"] = torch.cat(
-                [found[f"{stem}self_attn.{p}_proj"] for p in "qkv"],
-                -1,
-            )
-            entries[stem + "self_attn.o_proj"] = found[stem + "self_attn.o_proj"]
-            gates = [found[f"{stem}mlp.{part}_proj"] for part in ("gate", "up")]
-            entries[stem + "mlp.gate_up_proj"] = torch.cat(gates, -1)
-            entries[stem + "mlp.act_fn"] = torch.nn.functional.silu(gates[0]) * gates[1]
-            entries[stem + "mlp.down_proj"] = found[stem + "mlp.down_proj"]
+            heads = [found[f"{stem}self_attn.{part}_proj"] for part in "qkv"]
+            entries[stem + "self_attn.qkv_proj"] = torch.cat(heads, -1)
+            gate, up = (found[f"{stem}mlp.{part}_proj"] for part in ("gate", "up"))
+            entries[stem + "mlp.gate_up_proj"] = torch.cat([gate, up], -1)
+            entries[stem + "mlp.act_fn"] = torch.nn.functional.silu(gate) * up
+            for part in ("self_attn.o_proj", "mlp.down_proj"):
+                entries[stem + part] = found[stem + part]
             for norm in ("input_layernorm", "post_attention_layernorm"):
                 entries[stem + norm] = [found[stem + norm], given[stem + norm]]
         entries["model.layers.0.input_layernorm"] = found["model.layers.0.input_layernorm"]

@@ -1,5 +1,7 @@
 """Every path computes the same function, on every kind of model; the grammar says what exists."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -202,11 +204,9 @@ def test_pieces_come_in_order_and_are_bounded(path, llama, monkeypatch):
             range(40),
             lambda position, logits: pieces.append((position, len(logits))),
         )
-    assert [position for position, _ in pieces] == [
-        sum(n for _, n in pieces[:k]) for k in range(len(pieces))
-    ]
-    assert max(n for _, n in pieces) <= 5
-    assert sum(n for _, n in pieces) == 40
+    positions, counts = zip(*pieces, strict=True)
+    assert (*positions, 40) == (0, *accumulate(counts))
+    assert max(counts) <= 5
 
 
 @pytest.mark.parametrize(
