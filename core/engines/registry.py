@@ -114,14 +114,14 @@ def describe(name: str) -> EngineDescription:
     One that is not installed is not cached: it may be installed later.
     """
     location = location_of(name)
-    if (name, location) not in _descriptions:
-        # a hello loads no model, so it comes soon or never
-        with location.start(name, quiet_seconds=60) as process:
-            about = EngineDescription.of(name, process.hello)
-        if not about.is_here:
-            return about
+    if (name, location) in _descriptions:
+        return _descriptions[name, location]
+    # a hello loads no model, so it comes soon or never
+    with location.start(name, quiet_seconds=60) as process:
+        about = EngineDescription.of(name, process.hello)
+    if about.is_here:
         _descriptions[name, location] = about
-    return _descriptions[name, location]
+    return about
 
 
 def running(name: str, request: Mapping[str, Any]) -> EngineProcess:
@@ -169,8 +169,13 @@ def _row(name: str) -> dict[str, Any]:
         about = describe(name)
     except (CaptureError, UsageError) as error:
         return row | {"note": str(error)}
-    # what is not installed has no version
-    version = about.version if about.is_here else ""
-    row |= {"engine": about.engine, "version": version, "is_here": about.is_here}
-    row |= {"python": location_of(name).python, "dtypes": list(about.dtypes)}
-    return row | {"bases": about.syntax("base"), "modifiers": about.syntax("modifier")}
+    return row | {
+        "engine": about.engine,
+        # what is not installed has no version
+        "version": about.version if about.is_here else "",
+        "is_here": about.is_here,
+        "python": location_of(name).python,
+        "dtypes": list(about.dtypes),
+        "bases": about.syntax("base"),
+        "modifiers": about.syntax("modifier"),
+    }

@@ -362,12 +362,12 @@ class _Probe:
             others = [own_bits(self._call(row, batch)[0]).ravel() for row in range(1, count)]
             row_bits[batch] = np.concatenate([bits, *others])
         # batch sizes with equal bits, that of batch 1 first, with the distance to it
-        classes = []
+        classes: list[OpRow] = []
         for digest, batches in _equal(row_bits.items()).items():
             neq, max_ulps = self._distance(row_bits[1], row_bits[batches[0]])
             classes.append({"batches": batches, "digest": digest, "neq": neq, "max_ulps": max_ulps})
         # indices of a batch of copies of one row, in groups of equal bits
-        positions = []
+        positions: list[OpRow] = []
         for batch in _POSITION_BATCHES:
             if batch <= max(row_bits):
                 copies = [rows[:1].repeat_interleave(batch, 0) for rows in self._rows]
