@@ -78,8 +78,7 @@ def plan_layers(
         )
     # a dry run has shapes only
     has_weights = not any(parameter.is_meta for parameter in loaded.model.parameters())
-    refusal = reordering_refusal(loaded.model) if seeds and has_weights else None
-    if refusal:
+    if seeds and has_weights and (refusal := reordering_refusal(loaded.model)):
         raise CaptureError(
             f"the noise floor of the modules: {refusal}; capture with --layer-floor 0.",
         )

@@ -2,7 +2,6 @@
 first.
 """
 
-import hashlib
 import shutil
 from contextlib import contextmanager
 
@@ -56,13 +55,13 @@ ON_A_MACHINE = [
 
 def state(loaded):
     """Everything a modifier may touch, the bits of every weight among it."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(loaded.model.state_dict().items()):
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        digest.update(weight.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    weights = {
+        name: (weight.dtype, weight.shape, weight.contiguous().view(torch.uint8).numpy().tobytes())
+        for name, weight in loaded.model.state_dict().items()
+    }
     products = torch.backends.cuda.matmul
     return {
-        "weights": digest.hexdigest(),
+        "weights": weights,
         "storage": [weight.data_ptr() for weight in loaded.model.parameters()],
         "threads": torch.get_num_threads(),
         "attention": loaded.model.config._attn_implementation,
