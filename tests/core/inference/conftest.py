@@ -8,28 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import ByteLevelBPETokenizer
-from transformers import (
-    AutoModelForCausalLM,
-    BambaConfig,
-    BloomConfig,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    Lfm2Config,
-    LlamaConfig,
-    Mamba2Config,
-    MambaConfig,
-    MiniMaxConfig,
-    MistralConfig,
-    MixtralConfig,
-    OpenAIGPTConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen3Config,
-    RwkvConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from core.inference.models.torch_errors import quiet
 from tests.core.inference.sameness import on_cpu
@@ -59,78 +38,80 @@ SHAPE = {
 }
 # of families that derive the width of the MLP and of a key themselves
 FEWER = {key: SHAPE[key] for key in SHAPE.keys() - {"intermediate_size", "num_key_value_heads"}}
+# by name, with the type of the model if that is another word
 CONFIGS = {
-    "llama": lambda: LlamaConfig(**SHAPE),
-    "gpt2": lambda: GPT2Config(**FEWER),
-    "qwen2": lambda: Qwen2Config(**SHAPE, tie_word_embeddings=True),
-    "mixtral": lambda: MixtralConfig(
-        **SHAPE,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=None,
-    ),
-    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=12),
-    "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None),
-    "mistral-window": lambda: MistralConfig(**SHAPE, sliding_window=WINDOW),
+    "llama": SHAPE,
+    "gpt2": FEWER,
+    "qwen2": SHAPE | {"tie_word_embeddings": True},
+    "mixtral": SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "qwen3": SHAPE | {"head_dim": 12},
+    "mistral": SHAPE | {"sliding_window": None},
+    "mistral-window": SHAPE | {"model_type": "mistral", "sliding_window": WINDOW},
     # One windowed and one full layer each; soft caps low enough to bite at these weights.
-    "gemma2": lambda: Gemma2Config(
-        **SHAPE,
-        head_dim=12,
-        sliding_window=WINDOW,
-        attn_logit_softcapping=5.0,
-        final_logit_softcapping=10.0,
-    ),
-    "gemma3": lambda: Gemma3TextConfig(
-        **SHAPE,
-        head_dim=12,
-        sliding_window=WINDOW,
-        layer_types=["sliding_attention", "full_attention"],
-    ),
-    "gpt-neox": lambda: GPTNeoXConfig(**FEWER, intermediate_size=96),
-    "qwen2-moe": lambda: Qwen2MoeConfig(
-        **SHAPE,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=48,
-        shared_expert_intermediate_size=48,
-    ),
+    "gemma2": SHAPE
+    | {
+        "head_dim": 12,
+        "sliding_window": WINDOW,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 10.0,
+    },
+    "gemma3": SHAPE
+    | {
+        "model_type": "gemma3_text",
+        "head_dim": 12,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gpt-neox": FEWER | {"intermediate_size": 96},
+    "qwen2-moe": SHAPE
+    | {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 48,
+    },
     # These cannot take every path: a running state next to attention, positions that cannot be
     # given, no cache of keys at all.
-    "longrope": lambda: LlamaConfig(
-        **SHAPE,
-        rope_parameters={
+    "longrope": SHAPE
+    | {
+        "model_type": "llama",
+        "rope_parameters": {
             "rope_type": "longrope",
             "rope_theta": 10_000.0,
             "short_factor": [1.0] * 6,
             "long_factor": [4.0] * 6,
             "original_max_position_embeddings": 24,
         },
-    ),
-    "lfm2": lambda: Lfm2Config(**SHAPE, layer_types=["conv", "full_attention"]),
+    },
+    "lfm2": SHAPE | {"layer_types": ["conv", "full_attention"]},
     # without position ids its cached steps begin at 0 in transformers 5.23
-    "bamba": lambda: BambaConfig(
-        **SHAPE,
-        attn_layer_indices=[1],
-        mamba_n_heads=6,
-        mamba_d_head=16,
-        mamba_d_state=8,
-        mamba_chunk_size=16,
-    ),
-    "bloom": lambda: BloomConfig(**FEWER),
-    "mamba": lambda: MambaConfig(**FEWER),
-    "mamba2": lambda: Mamba2Config(
-        **FEWER, num_heads=6, head_dim=16, n_groups=2, state_size=8, chunk_size=16
-    ),
-    "rwkv": lambda: RwkvConfig(**FEWER),
-    "minimax": lambda: MiniMaxConfig(
-        **SHAPE,
-        head_dim=12,
-        num_local_experts=4,
+    "bamba": SHAPE
+    | {
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 6,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 16,
+    },
+    "bloom": FEWER,
+    "mamba": FEWER,
+    "mamba2": FEWER
+    | {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 8, "chunk_size": 16},
+    "rwkv": FEWER,
+    "minimax": SHAPE
+    | {
+        "head_dim": 12,
+        "num_local_experts": 4,
         # a linear first layer has no length, and cached steps begin at 0
-        layer_types=["full_attention", "linear_attention"],
-    ),
-    "gpt1": lambda: OpenAIGPTConfig(**FEWER),
+        "layer_types": ["full_attention", "linear_attention"],
+    },
+    "gpt1": FEWER | {"model_type": "openai-gpt"},
 }
+
+
+def config_of(name, configs=CONFIGS):
+    return AutoConfig.for_model(**{"model_type": name.replace("-", "_"), **configs[name]})
+
 
 # Those that can take every path.
 MODELS = [
@@ -174,7 +155,7 @@ class _Folders(dict[str, Path]):
         folder = self[name] = self._make(name)
         with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
-            AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).save_pretrained(
+            AutoModelForCausalLM.from_config(config_of(name), dtype=torch.float32).save_pretrained(
                 folder,
             )
         tokenizer = PreTrainedTokenizerFast(
