@@ -25,17 +25,16 @@ _RUNNING = 2  # processes that stay up, one per side
 
 @dataclass(frozen=True)
 class EngineLocation:
-    """Interpreter that has an engine, its adapter, and the folder of dumps that it replays, "" if
-    it computes.
+    """Interpreter that has an engine, its adapter, and the adapter's arguments: a folder of dumps
+    that it replays.
     """
 
     python: str
     adapter: Path
-    folder: str = ""
+    arguments: tuple[str, ...] = ()
 
     def start(self, name: str, **more: Any) -> EngineProcess:
-        arguments = [self.folder] if self.folder else []
-        return EngineProcess(name, self.python, self.adapter, arguments, **more)
+        return EngineProcess(name, self.python, self.adapter, self.arguments, **more)
 
 
 # A prefix, as an adapter's folder is on its path: `vllm.py` would be imported in place of vLLM.
@@ -95,7 +94,7 @@ def location_of(name: str) -> EngineLocation:
 def _location(name: str, place: str) -> EngineLocation:
     if Path(place).is_dir():
         replay = ADAPTERS / "replay_dump.py"
-        return EngineLocation(sys.executable, replay, str(Path(place).resolve()))
+        return EngineLocation(sys.executable, replay, (str(Path(place).resolve()),))
     python, comma, adapter = place.partition(",")
     if not comma and name not in ADAPTER_OF:
         raise UsageError(
