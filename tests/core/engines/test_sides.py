@@ -1,10 +1,11 @@
 """Engines as sides: real ones, against transformers, in the run file and on trial."""
 
+import re
 import sys
 
 import pytest
 import torch
-import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.families import tiny_family, tiny_prompts
 from benchmarks.verdicts.other_engines import (
@@ -109,25 +110,27 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+# what a family's shape has besides
 FAMILIES = {
-    "llama": transformers.LlamaConfig(**_SHAPE),
-    "llama, own head": transformers.LlamaConfig(**_SHAPE, tie_word_embeddings=False),
-    "llama 3 RoPE": transformers.LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
-    "mistral": transformers.MistralConfig(**_SHAPE, head_dim=16, sliding_window=None),
-    "qwen2": transformers.Qwen2Config(**_SHAPE),
-    "qwen3": transformers.Qwen3Config(**_SHAPE, head_dim=32),
-    "gemma": transformers.GemmaConfig(**_SHAPE, head_dim=16, pad_token_id=0),
+    "llama": {},
+    "llama, own head": {"tie_word_embeddings": False},
+    "llama 3 RoPE": {"rope_parameters": _LLAMA3},
+    "mistral": {"head_dim": 16, "sliding_window": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "gemma": {"head_dim": 16, "pad_token_id": 0},
 }
 
 
-def random_model(config):
+def random_model(kind, **settings):
     torch.manual_seed(3)
-    return transformers.AutoModelForCausalLM.from_config(config).float().eval()
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings)).float().eval()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_gguf_written_here_is_the_model(family):
-    model = random_model(FAMILIES[family])
+    kind, *_ = re.findall(r"\w+", family)
+    model = random_model(kind, **_SHAPE, **FAMILIES[family])
     with torch.no_grad():
         # norms that are not 1, biases that are not 0, attention that looks around
         for parameter in model.parameters():
@@ -141,13 +144,13 @@ def test_a_gguf_written_here_is_the_model(family):
 
 
 def test_a_family_that_is_not_written_is_refused():
-    model = random_model(transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64))
+    model = random_model("gpt2", n_embd=32, n_layer=1, n_head=2, vocab_size=64)
     with pytest.raises(CaptureError, match="no GGUF of a 'gpt2' model"):
         logits_of("llamacpp:prefill", loaded_from(model), [1, 2])
 
 
 def test_weights_that_a_dtype_does_not_hold_are_not_rounded_in_silence():
-    model = random_model(FAMILIES["llama"])
+    model = random_model("llama", **_SHAPE)
     with pytest.raises(CaptureError, match="does not hold the model's"):
         logits_of("llamacpp:prefill+weights:bf16", loaded_from(model), [1, 2])
 
