@@ -178,7 +178,7 @@ class EngineProcess:
                 return
             dtype, shape = head.get("dtype"), head.get("shape")
             try:
-                positions, features = shape
+                positions, features = head["shape"]
                 # little-endian, whatever the machine
                 bits = np.frombuffer(payload, CARRIERS[str(dtype)]).reshape(positions, features)
                 rows = EngineRows(int(head["start"]), str(dtype), bits, str(head.get("name", "")))
